@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
 from megacpp_validate.canary.dynamic import planting
 from megacpp_validate.catalog.bridge import matrix_folder
-from megacpp_validate.environments.installed import Found
+from megacpp_validate.environments.chosen import Found
 from megacpp_validate.environments.interpreter import put_over
 from tests.environments.places import LAPTOP, make_probes
 from tests.environments.site_folders import make_te
@@ -36,7 +36,7 @@ def make_host(folder: Path, probe: str, matrix: dict[str, str], patch: pytest.Mo
     clean = make_te(folder / "overlays" / "te-2.20.2", "2.20.2")
     (clean / "transformer_engine" / "__init__.py").write_text("WRONG = ''\n")
     found = Found("2.20.2", str(clean), put_over(bare, (clean,)))
-    patch.setattr(planting, "open_host", lambda *_: bare)
+    patch.setattr(planting, "host_interpreter", lambda *_: bare)
     patch.setattr(planting, "read_facts", lambda *_: LAPTOP)
     patch.setattr(planting, "find_environments", lambda *_: (found,))
     shutil.copytree(matrix_folder(), folder / "matrix")

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.prewarm import PrewarmTask
-from megacpp_validate.jitcache.manifest import CompilerOf, StackSeen, TaskDone, write_manifest
-from megacpp_validate.jitcache.prewarm import make_manifest
+from megacpp_validate.jitcache.manifest import (
+    CompilerOf,
+    Manifest,
+    StackSeen,
+    TaskDone,
+    describe_files,
+    write_manifest,
+)
 from megacpp_validate.jitcache.result import JitCompile
 from megacpp_validate.jitcache.seal import seal
 
@@ -29,7 +35,6 @@ STACK = StackSeen(
 KERNEL = JitCompile(library="fa4", kernel="fwd", shape="bf16 d128", seconds=2.5)
 TASK = PrewarmTask(id="fa4_d128", library="fa4", code="fa4", targets=["h200"], gpu=False, settings={"head_dim": "128"})
 DONE = TaskDone(id=TASK.id, code=TASK.code, settings=TASK.settings, seconds=5.0, compiled=(KERNEL,))
-WORDS = {"made": "2026-11-22T17:00:00+00:00", "tool": "test", "commit": ""}
 GROUP = "triton/KEY1/__grp__add_norm_kernel.json"
 CUBIN = "triton/KEY1/add_norm_kernel.cubin"
 OBJECT = "fa4/FINGERPRINT/fwd/b282f513.o"
@@ -60,13 +65,18 @@ def put(place: Path, content: bytes) -> None:
     place.write_bytes(content)
 
 
+def make_manifest(folder: Path, missing: tuple[str, ...] = ()) -> Manifest:
+    """The manifest of what lies in ROOT/ARCH."""
+    return Manifest(
+        architecture=folder.name, target="h200", folder=str(folder), mode="nvcc", stack=STACK, tasks=(DONE,),
+        missing=missing, files=describe_files(folder), made="2026-11-22T17:00:00+00:00", tool="test",
+    )  # fmt: skip
+
+
 def make_sealed(root: Path, arch: str = "sm_90a", *, shared: bool = False) -> tuple[Path, str]:
     """A sealed ROOT/ARCH and the hash of its manifest."""
     folder = fill(root / arch)
-    manifest = make_manifest(
-        folder, target="h200", mode="nvcc", stack=STACK, tasks=[DONE], missing=["deep_gemm_small"], words=WORDS
-    )
-    write_manifest(folder, manifest)
+    write_manifest(folder, make_manifest(folder, missing=("deep_gemm_small",)))
     return folder, seal(folder, shared=shared)
 
 

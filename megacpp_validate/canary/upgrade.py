@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..catalog.bridge import Catalog
 from ..catalog.needs import read_needs
-from ..environments.chosen import Means, Spec, is_same_release, make_environment, read_spec, resolve_environment
+from ..environments.chosen import (
+    Means,
+    Spec,
+    find_environments,
+    is_same_release,
+    make_environment,
+    read_spec,
+    resolve_environment,
+)
 from ..environments.facts import read_facts
-from ..environments.fleet import Event
-from ..environments.installed import find_environments
+from ..environments.fleet import Event, count_cores, plan_jobs, read_room, share_cores
 from ..environments.interpreter import own_interpreter, read_commit
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
-from ..environments.schedule import count_cores, plan_jobs, read_room, share_cores
 from ..environments.session_result import build_support
 from ..environments.stacks import (
     AGAIN,

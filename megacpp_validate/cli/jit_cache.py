@@ -17,7 +17,8 @@ Action = Literal["check", "seal", "unseal", "export", "import", "open"]
 def jit_cache(
     action: Annotated[Action, typer.Argument(help="What is done with the cache.")],
     place: Annotated[
-        Path | None, typer.Argument(help="Archive (.tar, .tar.gz, .tar.zst) or folder to export to, or to import.")
+        Path | None,
+        typer.Argument(help="Archive (.tar, .tar.gz, .tar.zst) to export or import; or ROOT/ARCH to import."),
     ] = None,
     root: RootOption = None,
     arch: Annotated[str, typer.Option("--arch", help="Of the cache: sm_90a; else the only one below the root.")] = "",
@@ -41,8 +42,8 @@ def jit_cache(
     2: a refused archive or folder, 4: no cache with a manifest, 5: no interpreter, 6: a full disk.
     """
     from ..catalog.bridge import read_catalog
-    from ..jitcache.cache import CacheOptions, run_cache
     from ..jitcache.stack import JitOptions
+    from ..jitcache.transfer import CacheOptions, run_cache
     from ..report.describe.jit import describe_cache
     from .output import finish
 

@@ -1,8 +1,8 @@
-"""One cell in a process of its own, which ends in a receipt, whatever happens to it.
+"""One cell in a process of its own, which ends in a receipt, whatever happens to it; and when a receipt is an answer.
 
-A probe writes its receipt into a folder of this run; a receipt that answers the order is put in its place when the
-process has ended well. So a receipt of an earlier run is never taken for one of this run, and a cell that died has one
-that says so.
+A probe writes its receipt into a folder of this run. A receipt that answers the order is moved into its place when the
+process has ended well, so a receipt of an earlier run never passes for one of this run. A run that was killed half way
+and is started again runs only the cells that have no answer.
 """
 
 from __future__ import annotations
@@ -12,24 +12,34 @@ import json
 import re
 import shutil
 import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ..diagnosis.host_faults import NO_SPACE, NOT_STARTED
-from ..evidence.receipt import Failure, Outcome, Receipt, write_receipt
+from filelock import FileLock, Timeout
+
+from ..catalog.file import PACKAGE_ROOT
+from ..diagnosis.host_faults import NO_SPACE, NOT_STARTED, find_retry_fault
+from ..errors import InfrastructureFailed
+from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
 from ..process import Ended, NotStarted, Processes
 from .environment import Environment
 from .plan import receipt_without_probe
 
-ATTEMPT: Final = re.compile(r"\.attempt-\d+\.log$")  # the output of an attempt that a fault of the cluster ended
+_ATTEMPT: Final = re.compile(r"\.attempt-\d+\.log$")  # the output of an attempt that a fault of the cluster ended
 _MODULE: Final = "megacpp_validate.probes"
 _LAST_WORDS: Final = 1200  # characters
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')  # as faulthandler writes it
 _OF_A_STACK: Final = ("Current thread 0x", "Thread 0x", "Extension modules:")
+
+
+class FolderTaken(InfrastructureFailed):
+    """Another run writes its receipts to the folder."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,6 @@ class Cell:
         """What its process wrote to its standard streams."""
         return self.folder / f"{self.order.cell}.log"
 
-    def forget(self) -> None:
-        """Remove a receipt that is no evidence, so that the cell is run again."""
-        self.place.unlink(missing_ok=True)
-
     def run(self, work: Path, processes: Processes) -> Receipt:
         """Run it and write its receipt; an older one stays until this one is whole.
 
@@ -74,23 +80,24 @@ class Cell:
             Stopped: everything was stopped; there is no receipt then.
             OSError: the receipt, the log or the folder `work` cannot be written.
         """
-        place, given, own = work / self.place.name, work / "order", work / "folder"
-        own.mkdir(parents=True)
-        given.write_text(json.dumps(asdict(self.order)), encoding="utf-8")
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        (work / "folder").mkdir(parents=True)
+        (work / "order").write_text(json.dumps(asdict(self.order)), encoding="utf-8")
         try:
-            receipt = self._run(place, given, own, started, processes)
+            receipt = self._run(work, processes)
             bring_home(receipt, work, self.folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return receipt
 
-    def _run(self, place: Path, given: Path, own: Path, started: str, processes: Processes) -> Receipt:
+    def _run(self, work: Path, processes: Processes) -> Receipt:
+        started, place = datetime.now(UTC).isoformat(timespec="seconds"), work / self.place.name
         lock = (Path(self.order.turnstile).parent,) if self.order.turnstile else ()
-        call = self.environment.call(_MODULE, str(place), shares=(place.parent, *lock))
+        call = self.environment.call(_MODULE, str(place), shares=(work, *lock))
         self.log.open("wb").close()  # a log that cannot be written is no fault of the probe
         try:
-            ended = processes.run(call, folder=own, limit_s=self.limit_s, log=self.log, given=given, ask_where=True)
+            ended = processes.run(
+                call, folder=work / "folder", limit_s=self.limit_s, log=self.log, given=work / "order", ask_where=True
+            )
         except OSError as fault:
             outcome = Outcome.NOT_RUN if isinstance(fault, NotStarted) else Outcome.ERROR
             return replace(receipt_without_probe(self.order, outcome, f"{NOT_STARTED}: {fault}"), started=started)
@@ -130,19 +137,19 @@ def bring_home(receipt: Receipt, work: Path, folder: Path) -> None:
             kept.add(left.name)
     write_receipt(receipt, folder / f"{receipt.cell}.json")
     for old in folder.glob(pattern):
-        if old.name not in kept and not ATTEMPT.search(old.name) and old.is_file():
+        if old.name not in kept and not _ATTEMPT.search(old.name) and old.is_file():
             old.unlink()
 
 
 def _explain_death(order: Order, ended: Ended, limit_s: float, reason: str) -> Receipt:
     """The receipt of a process that was killed, or that left none that can be used, for the reason given."""
     last, frame = _last_words(ended), _frame(ended.words)
-    where, status = f" in {frame}" if frame else "", f"exit status {ended.code}"
-    outcome = Outcome.ERROR
+    where, status, outcome = f" in {frame}" if frame else "", f"exit status {ended.code}", Outcome.ERROR
     if ended.code is None:
         outcome, kind, text = Outcome.TIMEOUT, "timeout", f"killed after {limit_s:g} s{where}"
     elif ended.code < 0:
-        kind = _name_signal(-ended.code)
+        number = -ended.code
+        kind = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         text = f"died of {kind}{where}"
     elif ended.code == 0:
         kind, text = "no-receipt", f"the process ended well and left no receipt that can be used ({reason})"
@@ -153,13 +160,6 @@ def _explain_death(order: Order, ended: Ended, limit_s: float, reason: str) -> R
         kind, text = status, f"ended with {status} before it wrote a receipt"
     failure = Failure(kind, last, frame, ended.words[-20_000:])
     return replace(receipt_without_probe(order, outcome, f"{text}; its last words: {last}"), failure=failure)
-
-
-def _name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _last_words(ended: Ended) -> str:
@@ -174,3 +174,64 @@ def _frame(words: str) -> str:
     _, _, current = words.rpartition("Current thread")
     found = _FRAME.search(current or words)
     return f"{found[1]}:{found[2]} in {found[3]}" if found else ""
+
+
+# --- which receipts are answers --------------------------------------------------------------------------------------
+
+
+def is_done(order: Order, receipt: Receipt) -> bool:
+    """Whether a receipt of an earlier run answers an order.
+
+    A receipt of another order or environment is no answer, and neither is one of a cell that did not run, that was
+    ended from outside or by a full disk, or that lacks the timings that the order requests.
+    """
+    if not order.environment or not answers(order, receipt):
+        return False
+    if (receipt.tool, receipt.commit) != (order.tool, order.commit):
+        return False
+    if receipt.outcome is Outcome.NOT_RUN or NO_SPACE in receipt.reason:
+        return False
+    if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
+        return False
+    is_timed = order.times and (PACKAGE_ROOT / "probes" / "speeds" / f"{order.probe}.py").is_file()
+    return not (is_timed and receipt.outcome is Outcome.PASS and not receipt.timings)
+
+
+def find_done(order: Order, place: Path) -> Receipt | None:
+    """The receipt of an earlier run that answers this order; None where there is none that is whole."""
+    try:
+        receipt = read_receipt(place)
+    except ReceiptInvalid:
+        return None
+    return receipt if is_done(order, receipt) else None
+
+
+def find_fault(receipt: Receipt) -> str:
+    """The infrastructure fault in a receipt, as "name: what happened"; empty where the receipt is an answer."""
+    fault = find_retry_fault(receipt)
+    return f"{fault.name}: {fault.says}" if fault else ""
+
+
+def receipt_of_given_up(order: Order, faults: Sequence[str]) -> Receipt:
+    """The receipt of a cell whose attempts all ended in infrastructure faults, which it lists."""
+    reason = f"given up after {len(faults)} infrastructure fault(s), the last: {faults[-1]}"
+    return replace(receipt_without_probe(order, Outcome.NOT_RUN, reason), retries=tuple(faults))
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder of receipts against a second run. The lock ends with the process, whatever kills the process.
+
+    Raises:
+        FolderTaken: another run holds it.
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as fault:
+        raise FolderTaken(
+            f"another run writes its receipts to {folder}. Likely cause: it was started twice, or a first one was put "
+            "in the background. Next step: wait for it, or give this one another folder with --receipts."
+        ) from fault

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..process import Call
-from .build_cache import run_tool
-from .environment import NoEnvironment
-from .identity import hash_parts, list_sources, list_variables, read_driver
+from .environment import NoEnvironment, hash_parts, list_sources, list_variables, read_driver
 from .interpreter import PACKAGE
 from .plan import IMAGE_DIGEST
+from .venv import run_tool
 
 PINNED: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 _DOOR: Final = "/opt/megacpp-validate"  # holds this package there, and nothing else
@@ -41,9 +40,7 @@ _PASSED: Final = (
 _OF_THE_HOST: Final = re.compile(r".*(_DIR|_PATH|_HOME|_CACHE|_FOLDER)|MEGACPP_(ENVIRONMENTS|OVERLAYS|PYTHON|RECEIPTS)")
 _PYTHONS: Final = ("python3", "python", *(f"python3.{minor}" for minor in range(20, 10, -1)))
 _FOUND: Final = "megacpp-python="
-_INIT: Final = {True: ("--init",), False: ()}
 _GPUS: Final = {True: ("--gpus", "all"), False: ()}
-_NO_GPUS: Final = "could not select device driver"  # Docker's words where nothing serves --gpus
 _NOT_STARTED: Final = 125  # Docker's own exit status where it starts no container
 
 
@@ -59,7 +56,6 @@ class ContainerEnvironment:
         path: the image's own `PYTHONPATH`.
         variables: of the user, whole; the client needs its own of them.
         gpus: whether it sees the GPUs of the host.
-        init: whether Docker puts an init process before it; as process 1 itself, it would not die of its own SIGABRT.
         because: where it comes from.
     """
 
@@ -70,7 +66,6 @@ class ContainerEnvironment:
     path: str
     variables: Mapping[str, str] = field(repr=False)
     gpus: bool
-    init: bool
     because: str
 
     @property
@@ -95,8 +90,9 @@ class ContainerEnvironment:
     def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
         """How a module is started: in a new container, which has a name of its own each time."""
         name = _new_name()
+        # --init: as process 1 itself, the module would not die of its own SIGABRT.
         words = (
-            self.docker, "run", "--rm", *_INIT[self.init], "--interactive", "--name", name, "--network", "none",
+            self.docker, "run", "--rm", "--init", "--interactive", "--name", name, "--network", "none",
             "--hostname", "localhost", "--ipc", "host", "--workdir", _HOME,
             # Root too: an image's own user may not write what the user gave it.
             "--user", f"{os.getuid()}:{os.getgid()}", "--env", f"HOME={_HOME}",
@@ -127,98 +123,63 @@ def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> C
     Raises:
         NoEnvironment: no digest, no Docker, no such image, no GPUs for it, or no Python of 3.11 or newer in it.
     """
-    require_digest(image)
+    if not PINNED.fullmatch(image):
+        raise NoEnvironment(
+            f"the image {image!r} has no digest, so its content may change. Next step: give it as "
+            f"REPOSITORY@sha256:...; `docker buildx imagetools inspect {image.partition('@')[0]}` prints the digest."
+        )
     docker = shutil.which("docker", path=variables.get("PATH"))
     if docker is None:
         raise NoEnvironment(
             f"there is no docker, which the image {image} needs. Likely cause: it is not installed, or not on PATH. "
             "Next step: install Docker Engine, or take an overlay or a lock instead."
         )
-    found = _inspect(docker, image, variables)
-    own = dict(entry.partition("=")[::2] for entry in (found.get("Config") or {}).get("Env") or ())
     try:
-        init, python = True, _find_python(docker, image, variables, gpus=gpus, init=True)
-    except NoEnvironment as fault:
-        if "docker-init" not in str(fault):  # Debian's Docker may come without
-            raise
-        init, python = False, _find_python(docker, image, variables, gpus=gpus, init=False)
-    because = f"the image {image}, with {python}"
-    return ContainerEnvironment(
-        docker, image, str(found.get("Id", "")), python, own.get("PYTHONPATH", ""), variables, gpus, init, because
-    )
-
-
-def require_digest(image: str) -> None:
-    """Refuse an image that is not pinned.
-
-    Raises:
-        NoEnvironment: it has no digest.
-    """
-    if not PINNED.fullmatch(image):
-        raise NoEnvironment(
-            f"the image {image!r} has no digest, so its content may change. Next step: give it as "
-            f"REPOSITORY@sha256:...; `docker buildx imagetools inspect {image.partition('@')[0]}` prints the digest."
-        )
+        found = _inspect(docker, image, variables)
+    except NoEnvironment:
+        run_tool(
+            (docker, "pull", "--quiet", image), variables, limit_s=_PULL_S, deed=f"docker cannot pull {image}",
+            cause="the engine does not run, the registry does not answer or wants a login, or it has no such digest",
+            step="`docker pull` it by hand; on a host with no network `docker load` it from an archive",
+        )  # fmt: skip
+        found = _inspect(docker, image, variables)
+    own = dict(entry.partition("=")[::2] for entry in (found.get("Config") or {}).get("Env") or ())
+    python = _find_python(docker, image, variables, gpus=gpus)
+    path, because = own.get("PYTHONPATH", ""), f"the image {image}, with {python}"
+    return ContainerEnvironment(docker, image, str(found.get("Id", "")), python, path, variables, gpus, because)
 
 
 def _inspect(docker: str, image: str, variables: Mapping[str, str]) -> dict[str, Any]:
-    """What Docker knows of an image, pulled first where it does not have it."""
-    words = (docker, "image", "inspect", "--format", "{{json .}}", image)
-    how = {
-        "deed": f"docker does not know the image {image}",
-        "cause": "the engine does not run, or belongs to another user",
-        "step": "`docker info` gives details; DOCKER_HOST names another engine",
-    }
-    try:
-        text = run_tool(words, variables, **how, limit_s=_QUICK_S)
-    except NoEnvironment:
-        run_tool(
-            (docker, "pull", "--quiet", image),
-            variables,
-            deed=f"docker cannot pull {image}",
-            cause="the engine does not run, the registry does not answer or wants a login, or it has no such digest",
-            step="`docker pull` it by hand; on a host with no network `docker load` it from an archive",
-            limit_s=_PULL_S,
-        )
-        text = run_tool(words, variables, **how, limit_s=_QUICK_S)
-    try:  # a warning of Docker's stands on a line of its own
-        found: dict[str, Any] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
-    except (StopIteration, ValueError) as fault:
-        raise NoEnvironment(
-            f"{docker} prints no JSON for the image {image}: {text[-600:].strip() or 'nothing'}. Likely cause: it is "
-            "no Docker client. Next step: `docker image inspect` it by hand."
-        ) from fault
+    """What Docker knows of an image."""
+    text = run_tool(
+        (docker, "image", "inspect", "--format", "{{json .}}", image), variables, limit_s=_QUICK_S,
+        deed=f"docker does not know the image {image}",
+        cause="the engine does not run, or belongs to another user",
+        step="`docker info` gives details; DOCKER_HOST names another engine",
+    )  # fmt: skip
+    # A warning of Docker's stands on a line of its own.
+    line = next((line for line in text.splitlines() if line.startswith("{")), "{}")
+    found: dict[str, Any] = json.loads(line)
     return found
 
 
-def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus: bool, init: bool) -> str:
+def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus: bool) -> str:
     """The first interpreter of 3.11 or newer in an image; its entry point runs first, as it does for every process."""
-    tries = " ".join(_PYTHONS)
+    tries, name = " ".join(_PYTHONS), _new_name()
     script = (
         f"for name in {tries}; do $name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null "
         f'&& echo "{_FOUND}$name" && exit 0; done; echo "none of {tries} is 3.11 or newer"; exit 1'
     )
-    name = _new_name()
-    how = ("--rm", *_INIT[init], *_GPUS[gpus], "--name", name, "--network", "none", "--hostname", "localhost")
-    try:
-        words = run_tool(
-            (docker, "run", *how, image, "sh", "-c", script),
-            variables,
-            deed=f"no Python can be started in {image}",
-            cause="it has none of 3.11 or newer, it is for another processor, or its entry point does not run what it "
-            "is given",
-            step='choose an image with Python 3.11 or newer whose entry point ends in `exec "$@"`',
-            limit_s=_QUICK_S,
-            cleanup=(docker, "rm", "--force", name),
-        )
-    except NoEnvironment as fault:
-        if _NO_GPUS not in str(fault):
-            raise
-        raise NoEnvironment(
-            f"docker gives the image {image} no GPU: {_NO_GPUS}. Likely cause: the NVIDIA Container Toolkit is not "
-            "installed, or Docker does not know it. Next step: install it, `nvidia-ctk runtime configure "
-            "--runtime=docker`, and restart Docker; or take an overlay or a lock instead."
-        ) from fault
+    how = ("--rm", "--init", *_GPUS[gpus], "--name", name, "--network", "none", "--hostname", "localhost")
+    words = run_tool(
+        (docker, "run", *how, image, "sh", "-c", script), variables, limit_s=_QUICK_S,
+        deed=f"no Python can be started in {image}",
+        cause="the image has none of 3.11 or newer, is for another processor, or has an entry point that does not run "
+        "what it is given; or Docker has no GPU for it, because it does not know the NVIDIA Container Toolkit",
+        step='choose an image with Python 3.11 or newer whose entry point ends in `exec "$@"`; for a GPU install the '
+        "toolkit, and `nvidia-ctk runtime configure --runtime=docker`",
+        cleanup=(docker, "rm", "--force", name),
+    )  # fmt: skip
     return words.rpartition(_FOUND)[2].split()[0]
 
 

@@ -68,11 +68,10 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
     if options.stack and options.stack not in stacks:
         raise UnknownTarget(f"there is no stack {options.stack!r}. Next step: choose one of {', '.join(stacks)}.")
     stack = stacks.get(options.stack)
-    with tempfile.TemporaryDirectory(prefix="megacpp-doctor-") as link:
-        environment = host_interpreter(variables, Path(link), options.python)
-        if options.overlays:
-            environment = put_over(environment, options.overlays)
-        path, packages = take_looks(environment, [row.id for row in needs.package], options, Processes())
+    environment = host_interpreter(variables, options.python)
+    if options.overlays:
+        environment = put_over(environment, options.overlays)
+    path, packages = take_looks(environment, [row.id for row in needs.package], options, Processes())
     if not path.torch and not any(look.installed or look.ended for look in packages if look.package in ("torch", TE)):
         raise NoEnvironment(
             f"there is no stack to check: {environment.shown} ({environment.because}) has neither torch nor "

@@ -1,20 +1,53 @@
-"""What every way to make a stack usable yields: how a process of this project is started in it.
+"""What every way to make a stack usable yields, and what such an environment is made of, as one hash.
 
-There are four: an interpreter, and site folders put before its own packages (`interpreter`), a virtual environment made
-from a lock with hashes (`venv`), and a container image by digest (`container`). Nothing above this file knows which one
-it has.
+There are four ways: an interpreter, and site folders put before its own packages (`interpreter`), a virtual environment
+made from a lock with hashes (`venv`), and a container image by digest (`container`). The rooms above do not know which
+one they have.
+
+Where the hash is the same, an earlier receipt may be used again. Files count by their stat and are not read: an overlay
+holds gigabytes. The sources of this project that run there are read, because a checkout gives files new times without
+changing them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+import platformdirs
 
 from ..errors import NoEnvironment
 from ..process import Call
 
 __all__ = ["Environment", "NoEnvironment"]
+
+VARIABLE: Final = "MEGACPP_ENVIRONMENTS"
+_CHANGE_WHAT_RUNS: Final = (
+    "CUBLAS", "CUDA_", "CUDNN_", "CUTE_DSL_", "DG_", "FLASH_ATTENTION_", "LD_LIBRARY_PATH", "LD_PRELOAD", "MEGACPP_",
+    "NCCL_", "NVIDIA_", "NVTE_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_",
+)  # fmt: skip
+# Where a tool keeps things does not change what runs; what lies there is hashed by itself.
+_ONLY_PLACES: Final = frozenset({
+    "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "DG_JIT_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "MEGACPP_CACHE_DIR", "MEGACPP_ENVIRONMENTS", "MEGACPP_JIT_DRIVER_CACHE", "MEGACPP_JIT_ROOT", "MEGACPP_OVERLAYS",
+    "MEGACPP_PYTHON", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
+    "TRITON_CACHE_DIR", "TRITON_HOME",
+})  # fmt: skip
+_OURS_THERE: Final = (
+    "bridge", "jit", "native", "probes", "training", "evidence/doctor_look.py", "evidence/loss_curve.py",
+    "evidence/receipt.py", "evidence/receipt_file.py", "evidence/rounding.py", "evidence/training.py",
+    "evidence/whole_file.py",
+)  # fmt: skip
+# Read file by file wherever they lie: these are what a person patches in place.
+_VENDORS: Final = frozenset({
+    "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface.py", "liger_kernel", "transformer_engine",
+    "transformer_engine_torch",
+})  # fmt: skip
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 class Environment(Protocol):
@@ -47,3 +80,90 @@ class Environment(Protocol):
             arguments: its arguments; a path in them must lie in one of `shares`.
             shares: folders that it reads and writes, reachable there under the same path.
         """
+
+
+def environments_folder(variables: Mapping[str, str]) -> Path:
+    """The user's environments: where `MEGACPP_ENVIRONMENTS` points, else in the user's cache folder."""
+    named = variables.get(VARIABLE, "")
+    return Path(named).absolute() if named else Path(platformdirs.user_cache_dir("megacpp-validate"), "envs")
+
+
+def hash_parts(parts: Sequence[str]) -> str:
+    """One hash over texts in their order; no two lists of texts share one."""
+    return sha256("".join(f"{len(part.encode())}:{part}" for part in parts).encode()).hexdigest()
+
+
+def list_variables(variables: Mapping[str, str]) -> Iterator[str]:
+    """The variables that change what runs, one a line, sorted; `PYTHONPATH` is left to what lies there."""
+    for name in sorted(variables):
+        if name.startswith(_CHANGE_WHAT_RUNS) and name not in _ONLY_PLACES and name != "PYTHONPATH":
+            yield f"{name}={variables[name]}"
+
+
+def read_driver() -> str:
+    """The NVIDIA driver of this host; empty where there is none."""
+    try:
+        return _DRIVER.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def list_sources(package: Path) -> Iterator[str]:
+    """The sources of this project that run in an environment, with the hash of each.
+
+    Args:
+        package: folder `megacpp_validate`.
+    """
+    for name in _OURS_THERE:
+        place = package / name
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if file.is_file():
+                yield f"{file.relative_to(package)} {sha256(file.read_bytes()).hexdigest()}"
+
+
+def list_files(folder: Path) -> Iterator[str]:
+    """Every file below a folder with its size and time of change, without what Python writes there by itself.
+
+    A folder that links lead to again is listed once: a link to a folder above it would be walked for ever.
+    """
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        with suppress(OSError):  # it is gone by now: so are its files
+            found = Path(place).stat()
+            if (found.st_dev, found.st_ino) in seen:
+                folders.clear()
+                yield f"{Path(place).relative_to(folder)} again"
+                continue
+            seen.add((found.st_dev, found.st_ino))
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            if not name.endswith(".pyc"):
+                yield _state_file(Path(place, name), folder)
+
+
+def list_site(folder: Path) -> Iterator[str]:
+    """What a site folder has installed, without a walk through all of it: torch alone has ten thousand files.
+
+    That is every distribution with the time of its record, every top-level module or package with the time of its
+    first file, and the files of the vendor packages that a bridge module stands on.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError:
+        return  # a place on the path that there is not is what Python skips too
+    for name in names:
+        place = folder / name
+        if name in _VENDORS and place.is_dir():
+            yield from (f"{name}/{line}" for line in list_files(place))
+        elif name != "__pycache__" and not name.endswith(".pyc"):
+            inside = "RECORD" if name.endswith((".dist-info", ".egg-info")) else "__init__.py"
+            yield _state_file(place / inside if place.is_dir() else place, folder)
+
+
+def _state_file(file: Path, folder: Path) -> str:
+    shown = file.relative_to(folder)
+    try:
+        found = file.stat()
+    except OSError:
+        return f"{shown} -"  # a link to nothing, or a record that a packer left out
+    return f"{shown} {found.st_size} {found.st_mtime_ns}"

@@ -56,40 +56,29 @@ def read_facts(environment: Environment, processes: Processes) -> Facts:
     """Ask an environment what it has.
 
     Raises:
-        NoEnvironment: its interpreter cannot be started, or is too old.
+        NoEnvironment: its interpreter cannot be started, is too old, or answers in another form.
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-facts-") as folder:
         answer, log = Path(folder, "facts.json"), Path(folder, "log")
-        shown = environment.shown
-        call = environment.call(_MODULE, str(answer), shares=(Path(folder),))
+        words = ""
         try:
+            call = environment.call(_MODULE, str(answer), shares=(Path(folder),))
             ended = processes.run(call, folder=Path(folder), limit_s=_LIMIT_S, log=log)
-        except OSError as fault:
+            words = f"{ended.how}; its output: {ended.last_words}"
+            return Facts.model_validate_json(answer.read_bytes())
+        except (OSError, ValidationError) as fault:
             raise NoEnvironment(
-                f"{shown} cannot be started: {fault}. Likely cause: it is not there, or what starts it does not run. "
-                "Next step: start it by hand, which says more."
+                f"{environment.shown} does not report what it has ({words or fault}). Likely cause: it does not exist, "
+                "it is a Python older than 3.11, or it finds another megacpp-validate first. Next step: start it by "
+                "hand, or give another with --python."
             ) from fault
-        try:
-            facts = Facts.model_validate_json(answer.read_bytes())
-        except OSError as fault:
-            said = " ".join(log.read_text(errors="replace").split())[-600:] if log.exists() else ""
-            raise NoEnvironment(
-                f"{shown} does not answer what it has ({ended.how}). It said: {said or 'nothing'}. "
-                "Likely cause: a Python older than 3.11, or a damaged one. Next step: give another with --python."
-            ) from fault
-        except ValidationError as fault:
-            raise NoEnvironment(
-                f"{shown} answers in another form. Likely cause: it finds another megacpp-validate first. Next step: "
-                "take that off its path, or upgrade it."
-            ) from fault
-    return facts
 
 
 def require_torch(facts: Facts) -> None:
-    """Say so before a probe is started where there is nothing to probe.
+    """Refuse an environment that has nothing to probe.
 
     Raises:
-        NoEnvironment: there is no torch.
+        NoEnvironment: it has no torch.
     """
     if not facts.torch:
         raise NoEnvironment(

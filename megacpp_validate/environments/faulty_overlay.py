@@ -11,36 +11,19 @@ ever changed in the clean folder. A compiled file of an edited source is left ou
 from __future__ import annotations
 
 import errno
-import json
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from hashlib import sha256
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from ..catalog.te_faults import Edit, EditDoesNotFit, PlantedFault
-from ..errors import NoEnvironment
+from .environment import NoEnvironment, hash_parts, list_files
 
 PACKAGE: Final = "transformer_engine"
-STAMP: Final = ".megacpp-fault.json"
+STAMP: Final = ".megacpp-fault"
 _LARGE: Final = 2**20  # bytes: libraries, and no source
 _NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-
-
-class NoClean(NoEnvironment):
-    """A folder that holds no Transformer Engine to copy."""
-
-
-@dataclass(frozen=True)
-class _Stamp:
-    """What a copy was made of: one that says something else is made anew."""
-
-    clean: str
-    release: str
-    edits: str
 
 
 def make_faulty(clean: Path, release: str, fault: PlantedFault | None, scratch: Path) -> Path:
@@ -55,36 +38,33 @@ def make_faulty(clean: Path, release: str, fault: PlantedFault | None, scratch: 
         scratch: where copies lie, each in a folder named after its fault.
 
     Raises:
-        NoClean: there is no Transformer Engine in `clean`.
+        NoEnvironment: there is no Transformer Engine in `clean`.
         EditDoesNotFit: an edit wants a text or a file that is not there, or is there twice.
         OSError: the copy cannot be written.
     """
     if not (clean / PACKAGE / "__init__.py").is_file():
-        raise NoClean(
+        raise NoEnvironment(
             f"{clean} holds no {PACKAGE}/__init__.py. Likely cause: the folder of another package, or one that was not "
             "unpacked whole. Next step: name the site folder that Transformer Engine was installed into."
         )
     edits = fault.edits_for(release) if fault is not None else ()
     edited = _edit(clean / PACKAGE, edits)
     place = scratch.absolute() / f"te-{release}" / (fault.id if fault is not None else "clean-copy")
-    stamp = _Stamp(_say_clean(clean), release, sha256(repr(edits).encode()).hexdigest())
+    # Another install, release or fault is another copy.
+    stamp = hash_parts((str(clean.absolute()), *list_files(clean), release, repr(edits)))
     if _read_stamp(place) == stamp:
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
-        _link_tree(clean, aside)
+        shutil.copytree(clean, aside, copy_function=_link, dirs_exist_ok=True)
         for file, text in edited.items():
             _put(aside / PACKAGE / file, text)
-        (aside / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
+        (aside / STAMP).write_text(stamp, encoding="utf-8")
         aside.chmod(0o755)  # mkdtemp lets nobody else in
         if place.exists():
             shutil.rmtree(place)
-        try:
-            aside.rename(place)
-        except OSError:
-            if _read_stamp(place) != stamp:  # else another run was faster, and made the same
-                raise
+        aside.rename(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return place
@@ -116,27 +96,18 @@ def _read(package: Path, file: str) -> str:
         ) from fault
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    """Every file of a folder in another one, by the cheapest way that works; compiled sources too, with their times."""
-    for entry in sorted(os.scandir(source), key=lambda found: found.name):
-        into = target / entry.name
-        if entry.is_dir():
-            into.mkdir()
-            _link_tree(Path(entry.path), into)
-        elif entry.is_file():
-            _link(Path(entry.path).resolve(), into)
-
-
-def _link(source: Path, into: Path) -> None:
+def _link(source: str, into: str) -> None:
+    """Put a file into a copy by the cheapest way that works; compiled sources too, with their times."""
+    real, place = Path(source).resolve(), Path(into)
     try:
-        os.link(source, into)
+        place.hardlink_to(real)
     except OSError as fault:
         if fault.errno not in _NO_LINK:
             raise
-        if source.stat().st_size > _LARGE:
-            into.symlink_to(source)
+        if real.stat().st_size > _LARGE:
+            place.symlink_to(real)
         else:
-            shutil.copy2(source, into)
+            shutil.copy2(real, place)
 
 
 def _put(file: Path, text: str | None) -> None:
@@ -149,21 +120,8 @@ def _put(file: Path, text: str | None) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def _say_clean(clean: Path) -> str:
-    """What the clean folder is, told by the size and time of each file, so that another install is another copy."""
-    return sha256("\n".join([str(clean.absolute()), *_say_files(clean)]).encode()).hexdigest()
-
-
-def _say_files(clean: Path) -> Iterator[str]:
-    for place, folders, files in os.walk(clean):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(files):
-            found = Path(place, name).stat()
-            yield f"{Path(place, name).relative_to(clean)} {found.st_size} {found.st_mtime_ns}"
-
-
-def _read_stamp(place: Path) -> _Stamp | None:
+def _read_stamp(place: Path) -> str:
     try:
-        return _Stamp(**json.loads((place / STAMP).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+        return (place / STAMP).read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from .. import TOOL
-from ..catalog.bridge import Catalog
+from ..catalog.bridge import Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
-from ..errors import NothingSelected, WrongArguments
+from ..errors import NothingSelected, writing_to
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order
 from ..process import Processes
-from .cpu_stack import find_cpu_python
-from .environment import Environment
-from .facts import Facts, read_facts, require_torch
-from .fleet import Expected, Session
+from .cell import Cell, own_folder
+from .facts import read_facts, require_torch
+from .fleet import Fleet, Need, Room, share_cores
 from .interpreter import host_interpreter, read_commit
 from .plan import (
-    choose_request,
     choose_smoke_cells,
     choose_target,
     find_target,
@@ -33,9 +30,8 @@ from .plan import (
     receipt_without_probe,
     why_not_here,
 )
-from .restart import own_folder
-from .schedule import share_cores
 from .session_result import ParityResult, SessionResult, SmokeSession
+from .venv import find_cpu_python
 
 _JOBS_ON_A_GPU: Final = 8
 _JOBS_WITHOUT: Final = 2
@@ -75,19 +71,18 @@ class SessionOptions:
 Progress = Callable[[str, Receipt | None], None]
 """Called with a cell when it starts (None) and when it has ended, from one thread."""
 
-Plan = Callable[[Facts, Mapping[str, str]], tuple[Order, ...]]
-"""The cells of a session, from what the environment has and the variables that it is given."""
+Plan = Callable[[Order], tuple[Order, ...]]
+"""The cells of a session, from what all of them have in common."""
 
 
 def run_parity(catalog: Catalog, options: SessionOptions, progress: Progress) -> ParityResult:
     """Every bridge module against native PyTorch. Raises as `run_session`."""
     options.require_cells()
-    target = find_target(catalog, options.target)
 
-    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        return plan_parity(catalog, plan_blank_order(target, facts, variables, options), options.probes or ())
+    def plan(blank: Order) -> tuple[Order, ...]:
+        return plan_parity(catalog, blank, options.probes or ())
 
-    return ParityResult(**dict(run_session(target, options, plan, progress)))
+    return ParityResult(**dict(run_session(find_target(catalog, options.target), options, plan, progress)))
 
 
 def run_smoke(
@@ -102,8 +97,7 @@ def run_smoke(
     """
     options.require_cells("--cells")
     if not options.target:
-        with tempfile.TemporaryDirectory(prefix="megacpp-package-") as folder:
-            facts = read_facts(host_interpreter(os.environ, Path(folder), options.python), Processes())
+        facts = read_facts(host_interpreter(os.environ, options.python), Processes())
         options = replace(options, target="cpu" if facts.gpu is None else choose_target(catalog, [facts]).id)
     target = find_target(catalog, options.target)
     every = choose_smoke_cells(catalog, target.id, options.probes or ())
@@ -114,81 +108,55 @@ def run_smoke(
             f"no selected cell takes {ranks} rank(s). Next step: choose --ranks from {known}, or other --cells."
         )
 
-    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        orders = plan_smoke(catalog, plan_blank_order(target, facts, variables, options), [row.id for row in rows])
+    def plan(blank: Order) -> tuple[Order, ...]:
+        orders = plan_smoke(catalog, blank, [row.id for row in rows])
         return tuple(replace(order, settings={**order.settings, "launcher": launcher}) for order in orders)
 
-    expected = {row.id: Expected(row.seconds, row.limit_s) for row in rows}
-    return SmokeSession(**dict(run_session(target, options, plan, progress, expected)))
+    return SmokeSession(**dict(run_session(target, options, plan, progress, rows)))
 
 
 def run_session(
-    target: TargetRow,
-    options: SessionOptions,
-    plan: Plan,
-    progress: Progress,
-    expected: Mapping[str, Expected] | None = None,
+    target: TargetRow, options: SessionOptions, plan: Plan, progress: Progress, rows: Sequence[ProbeCell] = ()
 ) -> SessionResult:
-    """Run what `plan` gives on the host's interpreter, or say why not here.
+    """Run what `plan` gives on the host's interpreter, the longest first, or report why not here.
+
+    Args:
+        plan: the cells.
+        progress: called with a cell when it starts (None) and when it has ended, from one thread.
+        rows: of the matrix, for what is known of how long cells take.
 
     Raises:
         ToolError: as `plan`; no interpreter has torch; another run writes to the folder of the receipts.
     """
-    started = time.monotonic()
-    processes = Processes()
+    started, processes = time.monotonic(), Processes()
     jobs = options.jobs or (_JOBS_ON_A_GPU if target.arch else _JOBS_WITHOUT)
-    python = options.python if target.arch else find_cpu_python(options.python)
     variables = share_cores(os.environ, jobs)
-    with tempfile.TemporaryDirectory(prefix="megacpp-package-") as folder:
-        environment = host_interpreter(variables, Path(folder), python)
-        facts = read_facts(environment, processes)
-        orders = plan(facts, variables)
-        if reason := why_not_here(target, facts):
-            # Nothing is written: what an earlier run on the right machine wrote stays what it is.
-            receipts = tuple(receipt_without_probe(order, Outcome.NOT_RUN, reason) for order in orders)
-        else:
-            require_torch(facts)
-            orders = tuple(replace(order, environment=environment.identity) for order in orders)
-            session = Session(environment, options.receipts.absolute(), options.limit_s, jobs)
-            receipts = _run_orders(orders, session, processes, progress, expected)
-    request = choose_request(target, facts, variables)
-    return SessionResult(
-        tool=TOOL,
-        target=target.id,
-        stack=request.stack,
-        requested=request.backend,
-        requested_because=request.because,
-        interpreter=_describe_interpreter(environment, facts),
-        folder="" if reason else str(options.receipts),
-        seed=options.seed,
-        seconds=round(time.monotonic() - started, 2),
-        receipts=receipts,
-    )
-
-
-def plan_blank_order(target: TargetRow, facts: Facts, variables: Mapping[str, str], options: SessionOptions) -> Order:
-    """What all orders of a session have in common."""
-    return plan_blank(target, facts, variables, seed=options.seed, tool=TOOL, commit=read_commit())
-
-
-def _run_orders(
-    orders: Sequence[Order],
-    session: Session,
-    processes: Processes,
-    progress: Progress,
-    expected: Mapping[str, Expected] | None,
-) -> tuple[Receipt, ...]:
-    """Run cells while nobody else writes to their folder: a receipt there would be of either run."""
-    try:
-        with own_folder(session.folder):
-            return session.run(orders, processes, progress, expected)
-    except (FileExistsError, NotADirectoryError, PermissionError) as fault:
-        raise WrongArguments(
-            f"receipts cannot be written to {session.folder}: {fault.strerror or fault}. Likely cause: it is a file, "
-            "or you may not write there. Next step: give --receipts a folder that you can write."
-        ) from fault
-
-
-def _describe_interpreter(environment: Environment, facts: Facts) -> str:
+    environment = host_interpreter(variables, options.python if target.arch else find_cpu_python(options.python))
+    facts = read_facts(environment, processes)
+    blank = plan_blank(target, facts, variables, seed=options.seed, tool=TOOL, commit=read_commit())
+    orders = plan(blank)
+    if reason := why_not_here(target, facts):
+        # Nothing is written: what an earlier run on the right machine wrote stays what it is.
+        receipts = tuple(receipt_without_probe(order, Outcome.NOT_RUN, reason) for order in orders)
+    else:
+        require_torch(facts)
+        known, cells, folder = {row.id: row for row in rows}, [], options.receipts.absolute()
+        for order in orders:
+            row = known.get(order.probe)
+            cell = Cell(
+                environment, replace(order, environment=environment.identity), folder,
+                max(options.limit_s, row.limit_s if row else 0.0),
+            )  # fmt: skip
+            cells.append((cell, Need(seconds=row.seconds if row else 0.0)))
+        fleet = Fleet(Room(jobs), progress=lambda event: progress(event.cell.order.cell, event.receipt))
+        with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
+            receipts = tuple(ran.receipt for ran in fleet.run(cells, processes))
     te = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine"
-    return f"{facts.executable} ({environment.because}): Python {facts.python}, torch {facts.torch or 'none'}, {te}"
+    versions = f"Python {facts.python}, torch {facts.torch or 'none'}, {te}"
+    return SessionResult(
+        tool=TOOL, target=target.id, stack=blank.stack, requested=blank.requested,
+        requested_because=blank.requested_because,
+        interpreter=f"{facts.executable} ({environment.because}): {versions}",
+        folder="" if reason else str(options.receipts), seed=options.seed,
+        seconds=round(time.monotonic() - started, 2), receipts=receipts,
+    )  # fmt: skip

@@ -20,18 +20,27 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..process import Call, run_command
-from .environment import NoEnvironment
-from .identity import hash_parts, list_files, list_site, list_sources, list_variables, read_driver
+from .environment import (
+    NoEnvironment,
+    environments_folder,
+    hash_parts,
+    list_files,
+    list_site,
+    list_sources,
+    list_variables,
+    read_driver,
+)
 
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 VARIABLE: Final = "MEGACPP_PYTHON"
 _LIMIT_S: Final = 120.0
 _ABOUT: Final = (
     "import json, sys, sysconfig; "
-    "print(json.dumps([sys.version, sys.prefix, sysconfig.get_config_var('EXT_SUFFIX') or '', sys.path]))"
+    "print(json.dumps([sys.version, sys.prefix, sysconfig.get_config_var('EXT_SUFFIX') or '', sys.path, "
+    "sys.executable]))"
 )
 _ADDED: Final = (
     "import json, site, sys; before = list(sys.path); [site.addsitedir(folder) for folder in sys.argv[1:]]; "
@@ -44,8 +53,7 @@ _OF_CUDA: Final = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class About:
+class About(NamedTuple):
     """What an interpreter reports of itself.
 
     Attributes:
@@ -53,12 +61,14 @@ class About:
         prefix: where it is installed; of a virtual environment, that.
         suffix: how the names of compiled extensions for it end, such as ".cpython-312-x86_64-linux-gnu.so".
         path: where it imports from, in order.
+        executable: its own path; a shim on PATH would choose by the working folder.
     """
 
     version: str
     prefix: str
     suffix: str
     path: tuple[Path, ...]
+    executable: str
 
 
 @dataclass(frozen=True)
@@ -113,8 +123,8 @@ class InterpreterEnvironment:
     @cached_property
     def about(self) -> About:
         """What it reports of itself; asked once. Raises as `ask`."""
-        (version, prefix, suffix, path), _ = self.ask(_ABOUT)
-        return About(version, prefix, suffix, tuple(map(Path, path)))
+        (version, prefix, suffix, path, executable), _ = self.ask(_ABOUT)
+        return About(version, prefix, suffix, tuple(map(Path, path)), executable)
 
     @cached_property
     def identity(self) -> str:
@@ -146,33 +156,35 @@ def own_interpreter(variables: Mapping[str, str]) -> InterpreterEnvironment:
     )
 
 
-def host_interpreter(variables: Mapping[str, str], door: Path, wanted: str = "") -> InterpreterEnvironment:
+def host_interpreter(variables: Mapping[str, str], wanted: str = "") -> InterpreterEnvironment:
     """The interpreter of the host, with the host's own stack: what a user gets who types `python3`.
 
     The first of these: `wanted`; `MEGACPP_PYTHON`; the tool's own interpreter if it has torch; the first python3 on
-    PATH outside of the tool's own virtual environments; the tool's own.
+    PATH outside of the tool's own virtual environments; the tool's own. Another interpreter than the tool's own sees
+    this package, and nothing else of the environment that the tool runs in.
 
     Args:
         variables: environment variables of the user.
-        door: folder for a link to this package, where the package lies among others.
         wanted: path or name of an interpreter.
 
     Raises:
         NoEnvironment: the interpreter that is named does not exist.
     """
     if named := wanted or variables.get(VARIABLE, ""):
-        found = shutil.which(named, path=variables.get("PATH"))
-        because = "--python" if wanted else VARIABLE
+        found, because = shutil.which(named, path=variables.get("PATH")), "--python" if wanted else VARIABLE
         if found is None:
             raise NoEnvironment(
                 f"there is no interpreter {named!r} ({because}). Likely cause: a typing error, or it is not on PATH. "
                 "Next step: give the path of a Python that has torch."
             )
-        return _foreign(found, variables, door, because)
-    found = None if find_spec("torch") is not None else _first_on_path(variables.get("PATH", ""))
-    if found is None:
+    else:
+        found = None if find_spec("torch") is not None else _first_on_path(variables.get("PATH", ""))
+        because = "the first python3 on PATH outside of this tool's own environment"
+    # Not resolved: the link in a virtual environment's bin folder is what makes it that environment.
+    python = str(Path(found or sys.executable).absolute())
+    if python == sys.executable:
         return own_interpreter(variables)
-    return _foreign(found, variables, door, "the first python3 on PATH outside of this tool's own environment")
+    return InterpreterEnvironment((python,), _with_package(variables, show_package(variables)), because)
 
 
 def _first_on_path(path: str) -> str | None:
@@ -184,31 +196,18 @@ def _first_on_path(path: str) -> str | None:
     return None
 
 
-def _foreign(python: str, variables: Mapping[str, str], door: Path, because: str) -> InterpreterEnvironment:
-    """An interpreter that sees this package, and nothing else of the environment that the tool runs in."""
-    # Not resolved: the link in a virtual environment's bin folder is what makes it that environment.
-    python = str(Path(python).absolute())
-    if python == sys.executable:
-        return own_interpreter(variables)
-    return InterpreterEnvironment((python,), _with_package(variables, show_package(door)), because)
-
-
-def package_door(cache: Path) -> Path:
-    """A folder for the link to an installed package, the same one each time; nothing is made."""
-    return cache / f"door-{hash_parts((str(PACKAGE),))[:12]}"
-
-
-def show_package(door: Path) -> Path:
-    """A folder from which this package can be imported, and nothing else: the checkout, or `door`, which is made.
+def show_package(variables: Mapping[str, str]) -> Path:
+    """A folder from which this package can be imported, and nothing else: the checkout, or a folder with a link to it.
 
     Raises:
         NoEnvironment: the link cannot be made.
     """
     if (PACKAGE.parent / "pyproject.toml").is_file():
         return PACKAGE.parent
+    door = environments_folder(variables) / f"door-{hash_parts((str(PACKAGE),))[:12]}"
     try:
         door.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # of an earlier session, or one beside this
+        with suppress(FileExistsError):  # of an earlier run, or one beside this
             (door / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
     except OSError as fault:
         raise NoEnvironment(
@@ -256,62 +255,43 @@ def put_over(host: InterpreterEnvironment, folders: Sequence[Path], because: str
     Raises:
         NoEnvironment: a folder does not exist, or the interpreter cannot be started.
     """
-    site = tuple(dict.fromkeys(map(_as_on_path, folders)))
-    if missing := [str(folder) for folder in site if not folder.is_dir()]:
+    # Absolute and without "..", as Python puts it on its path; Python would not follow a link before the "..".
+    absolute = (place.resolve() if ".." in place.parts else place.absolute() for place in folders)
+    site = tuple(dict.fromkeys(absolute))
+    if wrong := [str(folder) for folder in site if not folder.is_dir() or os.pathsep in str(folder)]:
         raise NoEnvironment(
-            f"there is no folder {', '.join(missing)}. Likely cause: a typing error, or it was not unpacked. Next "
-            "step: name folders that hold packages, as `pip install --target` makes them."
+            f"there is no folder {', '.join(wrong)}, or its name has a {os.pathsep!r}. Likely cause: a typing error, "
+            "or it was not unpacked. Next step: name folders that hold packages, as `pip install --target` makes them."
         )
-    if odd := [str(folder) for folder in site if os.pathsep in str(folder)]:
-        raise NoEnvironment(
-            f"the name of {odd[0]} has a {os.pathsep!r}, which no path can carry. Next step: rename it."
-        )
-    variables = dict(host.variables)
-    variables["PYTHONPATH"] = _join(site, variables.get("PYTHONPATH", ""))
-    words = [because or f"the folders {_list(site)} before the host's own"]
-    added: tuple[Path, ...] = ()
-    if any(place.suffix == ".pth" for folder in site for place in folder.iterdir()):
-        cause = f"a line in the .pth files of {_list(site)} ends the interpreter"
-        entries, warnings = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
-        # A path that does not exist adds nothing, and one of another host would be found first.
-        added = tuple(Path(entry) for entry in entries if Path(entry).is_dir())
-        variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))
-        words.append(f"its .pth files add {_list(added) or 'nothing'}")
-        if warnings:
-            words.append(f"Python's warning on its .pth files: {warnings}")
-    libraries, left_out = find_libraries((*site, *added))
-    if libraries:
+    names = ", ".join(map(str, site))
+    variables = {**host.variables, "PYTHONPATH": _join(site, host.variables.get("PYTHONPATH", ""))}
+    cause = f"a line in the .pth files of {names} ends the interpreter"
+    entries, warnings = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
+    # A path that does not exist adds nothing, and one of another host would be found first.
+    added = [Path(entry) for entry in entries if Path(entry).is_dir()]
+    variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))
+    words = [because or f"the folders {names} before the host's own"]
+    if warnings:
+        words.append(f"Python's warning on its .pth files: {warnings}")
+    if libraries := find_libraries((*site, *added)):
         variables["LD_LIBRARY_PATH"] = _join(libraries, variables.get("LD_LIBRARY_PATH", ""))
-        words.append(f"LD_LIBRARY_PATH has {_list(libraries)}")
-    if left_out:
-        words.append(f"not on LD_LIBRARY_PATH, because of the CUDA libraries there: {_list(left_out)}")
+        words.append(f"LD_LIBRARY_PATH has {', '.join(map(str, libraries))}")
     return replace(host, variables=variables, because="; ".join(words), folders=site)
 
 
-def _as_on_path(folder: Path) -> Path:
-    """Absolute and without "..", as Python puts it on its path; Python would not follow a link before the ".."."""
-    return folder.resolve() if ".." in folder.parts else folder.absolute()
-
-
-def find_libraries(folders: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The library folders that compiled packages of an overlay look for each other in, and those that are left out.
+def find_libraries(folders: Sequence[Path]) -> tuple[Path, ...]:
+    """The library folders that compiled packages of an overlay look for each other in.
 
     The rule: `PACKAGE/lib` of a site folder, where it holds shared libraries (DeepGEMM finds `tvm_ffi/lib` in no other
     way). One that holds a library of the CUDA toolkit is left out: it would make a second runtime visible.
     """
-    taken: list[Path] = []
-    left_out: list[Path] = []
-    for place in (place for folder in folders for place in sorted(folder.glob("*/lib"))):
-        if libraries := [file.name for file in place.glob("lib*.so*")]:
-            (left_out if any(map(_OF_CUDA.match, libraries)) else taken).append(place)
-    return tuple(taken), tuple(left_out)
+    found = {place: list(place.glob("lib*.so*")) for folder in folders for place in sorted(folder.glob("*/lib"))}
+    return tuple(
+        place for place, files in found.items() if files and not any(_OF_CUDA.match(file.name) for file in files)
+    )
 
 
 def _join(first: Sequence[Path], then: str) -> str:
     """A path variable with folders before what it has; an empty entry would mean the working folder."""
     entries = [str(folder) for folder in first]
     return os.pathsep.join([*entries, *(entry for entry in then.split(os.pathsep) if entry and entry not in entries)])
-
-
-def _list(folders: Sequence[Path]) -> str:
-    return ", ".join(map(str, folders))

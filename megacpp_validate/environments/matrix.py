@@ -6,7 +6,6 @@ On this machine the cells run side by side as in any session; on a cluster each 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,39 +19,31 @@ from pydantic import Field
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, WrongArguments, exit_for
-from ..evidence.receipt import Outcome, Receipt, cell_id, write_receipt
+from ..evidence.receipt import Outcome, cell_id, write_receipt
 from ..evidence.values import Frozen
 from ..probes.order import Order
-from ..process import Processes, Stopped
-from .cell import Cell
-from .chosen import Means, Spec, make_environment, resolve_environment
-from .cpu_stack import find_cpu_python
+from ..process import Processes
+from .cell import Cell, own_folder
+from .chosen import Means, Spec, find_environments, make_environment, resolve_environment
 from .environment import Environment
-from .fleet import Fleet, Progress
-from .installed import find_environments, open_host
+from .fleet import Fleet, Need, Progress, Ran, Room, count_cores, plan_jobs, read_gpus, run_cells, share_cores
+from .interpreter import host_interpreter
 from .plan import (
     LOCK_HASH,
     SWITCH,
     choose_names,
     find_target,
     plan_blank,
-    plan_compositions,
-    plan_fp8,
-    plan_parity,
-    plan_smoke,
+    plan_row,
     receipt_without_probe,
     why_not_here,
 )
-from .restart import find_done, own_folder
-from .schedule import Need, Room, count_cores, plan_jobs, read_gpus, share_cores
-from .slurm import Cluster, Job, list_options, plan_job, run_jobs
+from .slurm import Cluster, SlurmJobs, list_options, plan_job
 from .stacks import NO_FACTS, Stack, StackRequest, on_stack, prepare_stacks
+from .venv import find_cpu_python
 
 NATIVE: Final = "native"  # the stack without Transformer Engine, as cells name it
 Launcher = Literal["local", "slurm"]
-_KINDS: Final[Mapping[str, Callable[[Catalog, Order, Sequence[str]], tuple[Order, ...]]]] = {
-    "module": plan_parity, "composition": plan_compositions, "fp8": plan_fp8, "smoke": plan_smoke,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -189,12 +180,11 @@ class MatrixPlan(Frozen):
 
 @dataclass(frozen=True)
 class SelectedCell:
-    """One cell of the matrix: a stack on a target, and the row of its probe, which is of one kind."""
+    """One cell of the matrix: a stack on a target, and the row of its probe."""
 
     stack: str
     target: TargetRow
     row: BridgeModule | ProbeCell
-    kind: str
 
     @property
     def cell(self) -> str:
@@ -222,17 +212,16 @@ def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell
     names = [spec.name for spec in options.specs]
     if len(set(names)) < len(names):
         raise WrongArguments("two environments have one name. Next step: give each a name of its own.")
-    rows: list[tuple[BridgeModule | ProbeCell, str]] = [
-        *((row, "module") for row in catalog.modules), *((row, "composition") for row in catalog.compositions),
-        *((row, "fp8") for row in catalog.fp8), *((row, "smoke") for row in catalog.smoke),
+    rows: list[BridgeModule | ProbeCell] = [
+        *catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke,
     ]  # fmt: skip
     choose_names("stack", [NATIVE, *(row.id for row in catalog.stacks), *names], options.stacks)
-    choose_names("probe", [row.id for row, _ in rows], options.probes)
+    choose_names("probe", [row.id for row in rows], options.probes)
     found = [
-        SelectedCell(stack, target, row, kind)
+        SelectedCell(stack, target, row)
         for target in (find_target(catalog, name) for name in dict.fromkeys(options.targets))
         for stack in _stacks_on(catalog, target, options)
-        for row, kind in rows
+        for row in rows
         if _is_there(row, target, stack) and (not options.probes or row.id in options.probes)
     ]
     whole = [pattern for pattern in options.cells if not frozenset("*?[").intersection(pattern)]
@@ -275,16 +264,11 @@ def plan_matrix(catalog: Catalog, options: MatrixOptions) -> MatrixPlan:
         job = plan_job(options.cluster, cell.target.id, gpus=cell.gpus, limit_s=limit_s)
         rows.append(
             PlannedCell(
-                cell=cell.cell,
-                stack=cell.stack,
-                target=cell.target.id,
-                probe=cell.row.id,
-                gpus=cell.gpus,
-                seconds=cell.row.seconds,
-                limit_s=limit_s,
+                cell=cell.cell, stack=cell.stack, target=cell.target.id, probe=cell.row.id, gpus=cell.gpus,
+                seconds=cell.row.seconds, limit_s=limit_s,
                 asks=list_options(job) if options.launcher == "slurm" else (),
             )
-        )
+        )  # fmt: skip
     folder = str(options.receipts)
     return MatrixPlan(tool=options.tool, launcher=options.launcher, folder=folder, cells=tuple(rows))
 
@@ -298,88 +282,57 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
         InfrastructureFailed: the scheduler does not answer, or refuses a job.
         OSError: the folder cannot be written.
     """
-    started = time.monotonic()
+    started, processes, folder = time.monotonic(), Processes(), options.receipts.absolute()
     selected = choose_cells(catalog, options)
-    processes = Processes()
     if options.launcher == "local":
         jobs = plan_jobs(count_cores(), options.jobs)
         options = replace(options, jobs=jobs, variables=share_cores(options.variables, jobs))
     stacks = _prepare_stacks(catalog, selected, options, processes)
-    with own_folder(options.receipts):
-        cells: list[Job] = []
-        ended: dict[str, tuple[Receipt, bool, str]] = {}
-        orders = _plan_orders(catalog, selected, stacks, options)
-        for cell in selected:
-            stack, order = stacks[cell.stack, bool(cell.target.arch)], orders[cell.cell]
-            if reason := _why_not(cell, stack, options):
-                ended[cell.cell] = receipt_without_probe(order, Outcome.NOT_RUN, reason), False, ""
-            elif stack.environment is not None:
-                limit_s = cell.limit_s(options.limit_s)
-                cells.append(Job(Cell(stack.environment, order, options.receipts.absolute(), limit_s), cell.gpus))
-        if cells and options.launcher == "slurm":
-            ended |= run_jobs(
-                cells, options.cluster, options.receipts.absolute(), at_once=options.jobs, fresh=options.fresh,
-                wait_s=options.wait_s, progress=progress,
-            )  # fmt: skip
-        elif cells:
-            seconds = {cell.cell: cell.row.seconds for cell in selected}
-            ended |= _run_here(cells, seconds, options, processes, progress)
-        for job in cells:
-            reason = f"it was not done within the {options.wait_s / 60:g} min of --wait"
-            blank = receipt_without_probe(job.cell.order, Outcome.NOT_RUN, reason)
-            ended.setdefault(job.cell.order.cell, (blank, False, ""))
-        for receipt, _, _ in ended.values():  # what another machine wrote stays what it is
-            if receipt.outcome is Outcome.NOT_RUN and not (options.receipts / f"{receipt.cell}.json").exists():
-                write_receipt(receipt, options.receipts / f"{receipt.cell}.json")
+    ended: dict[str, Ran] = {}
+    cells: list[tuple[Cell, Need]] = []
+    with own_folder(folder):
+        for one in selected:
+            stack = stacks[one.stack, bool(one.target.arch)]
+            order = _plan_order(one, stack, options)
+            reason = stack.problem
+            if not reason and stack.facts is not None and options.launcher == "local":  # on a cluster the node checks
+                reason = why_not_here(one.target, stack.facts)
+            if reason or stack.environment is None:
+                ended[one.cell] = Ran(receipt_without_probe(order, Outcome.NOT_RUN, reason))
+            else:
+                need = Need(seconds=one.row.seconds, gpus=one.gpus)
+                cells.append((Cell(stack.environment, order, folder, one.limit_s(options.limit_s)), need))
+        if cells:
+            found = _run(cells, options, processes, progress)
+            ended |= {cell.order.cell: ran for (cell, _), ran in zip(cells, found, strict=True)}
+        for ran in ended.values():  # what another machine wrote stays what it is
+            place = folder / f"{ran.receipt.cell}.json"
+            if ran.receipt.outcome is Outcome.NOT_RUN and not place.exists():
+                write_receipt(ran.receipt, place)
     return MatrixRun(
-        tool=options.tool,
-        launcher=options.launcher,
-        folder=str(options.receipts),
-        seconds=round(time.monotonic() - started, 2),
-        cells=tuple(_to_row(*ended[cell.cell]) for cell in selected),
+        tool=options.tool, launcher=options.launcher, folder=str(options.receipts),
+        seconds=round(time.monotonic() - started, 2), cells=tuple(_to_row(ended[one.cell]) for one in selected),
         unmade=all(stack.environment is None for stack in stacks.values()),
-    )
+    )  # fmt: skip
 
 
-def _to_row(receipt: Receipt, kept: bool, node: str) -> MatrixCell:
-    return MatrixCell(
-        **{
-            name: getattr(receipt, name)
-            for name in ("cell", "stack", "target", "probe", "outcome", "reason", "retries")
-        },
-        seconds=receipt.seconds.get("total", 0.0),
-        kept=kept,
-        node=node,
-    )
+def _run(
+    cells: Sequence[tuple[Cell, Need]], options: MatrixOptions, processes: Processes, progress: Progress
+) -> tuple[Ran, ...]:
+    """Run them on this machine, each on GPUs of its own, or as jobs."""
+    retries = options.cluster.retries
+    if options.launcher == "local":
+        gpus = read_gpus(options.variables)
+        room = Room(max(options.jobs, len(gpus)), gpus=gpus)
+        return Fleet(room, options.fresh, progress, retries, options.wait_s).run(cells, processes)
+    jobs = SlurmJobs(options.cluster, cells[0][0].folder, options.jobs, options.fresh)
+    return run_cells(cells, jobs, fresh=options.fresh, retries=retries, progress=progress, wait_s=options.wait_s)
 
 
-def _run_here(
-    cells: Sequence[Job], seconds: Mapping[str, float], options: MatrixOptions, processes: Processes,
-    progress: Progress,
-) -> dict[str, tuple[Receipt, bool, str]]:  # fmt: skip
-    """Run them on this machine, each on GPUs of its own; those that are not done in time are left out."""
-    gpus = read_gpus(options.variables)
-    fleet = Fleet(Room(max(options.jobs, len(gpus)), gpus=gpus), options.fresh, progress, options.cluster.retries)
-    needs = [Need(0.0, seconds[job.cell.order.cell], gpus=job.gpus) for job in cells]
-    late = threading.Timer(options.wait_s, processes.stop)
-    late.daemon = True
-    if options.wait_s:
-        late.start()
-    try:
-        ended = fleet.run([(job.cell, need) for job, need in zip(cells, needs, strict=True)], processes)
-    except Stopped:
-        found = ((job.cell.order, find_done(job.cell.order, job.cell.place)) for job in cells)
-        return {order.cell: (receipt, False, "") for order, receipt in found if receipt is not None}
-    finally:
-        late.cancel()
-    return {job.cell.order.cell: (*receipt, "") for job, receipt in zip(cells, ended, strict=True)}
-
-
-def _why_not(cell: SelectedCell, stack: Stack, options: MatrixOptions) -> str:
-    """Why a cell cannot run; on a cluster the node says what it has."""
-    if stack.problem or stack.facts is None or options.launcher == "slurm":
-        return stack.problem
-    return why_not_here(cell.target, stack.facts)
+def _to_row(ran: Ran) -> MatrixCell:
+    names = ("cell", "stack", "target", "probe", "outcome", "reason", "retries")
+    same = {name: getattr(ran.receipt, name) for name in names}
+    return MatrixCell(**same, seconds=ran.receipt.seconds.get("total", 0.0), kept=ran.reused, node=ran.node)
 
 
 def _prepare_stacks(
@@ -391,7 +344,7 @@ def _prepare_stacks(
     looks = any(stack != NATIVE and stack not in specs for stack, _ in keys)
     found = find_environments(options.overlays, options.variables, options.python) if looks else ()
     releases = {row.id: row for row in catalog.stacks}
-    requests: dict[tuple[str, bool], StackRequest] = {}
+    requests = []
     for name, gpus in keys:
         python = options.python if gpus else find_cpu_python(options.python)
         means = Means(_variables_of(name, options.variables, gpus=gpus), python, gpus=gpus)
@@ -400,12 +353,11 @@ def _prepare_stacks(
         if spec is not None:
             make = partial(make_environment, spec, means)
         elif row is None:
-            make = partial(open_host, means.variables, python)
+            make = partial(host_interpreter, means.variables, python)
         else:
             make = partial(resolve_environment, row.te, found, catalog.stacks, means)
-        requests[name, gpus] = StackRequest(name, make, row.te if row and not spec else "")
-    made = prepare_stacks(tuple(requests.values()), processes)
-    return dict(zip(requests, made, strict=True))
+        requests.append(StackRequest(name, make, row.te if row and not spec else ""))
+    return dict(zip(keys, prepare_stacks(requests, processes), strict=True))
 
 
 def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Mapping[str, str]:
@@ -415,25 +367,11 @@ def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Ma
     return {**variables, LOCK_HASH: lock_hash} if lock_hash else variables
 
 
-def _plan_orders(
-    catalog: Catalog,
-    selected: Sequence[SelectedCell],
-    stacks: Mapping[tuple[str, bool], Stack],
-    options: MatrixOptions,
-) -> dict[str, Order]:
-    """The order of every cell, by cell."""
-    orders: dict[str, Order] = {}
-    for name, target_id, kind in dict.fromkeys((cell.stack, cell.target.id, cell.kind) for cell in selected):
-        cells = [cell for cell in selected if (cell.stack, cell.target.id, cell.kind) == (name, target_id, kind)]
-        target = cells[0].target
-        stack = stacks[name, bool(target.arch)]
-        variables = _variables_of(name, options.variables, gpus=bool(target.arch))
-        blank = plan_blank(
-            target, stack.facts or NO_FACTS, variables, seed=options.seed, tool=options.tool, commit=options.commit
-        )
-        for order in _KINDS[kind](catalog, blank, [cell.row.id for cell in cells]):
-            # A job has one machine, and starts the ranks of a smoke run there.
-            more = {"launcher": "local"} if kind == "smoke" else {}
-            placed = on_stack(replace(order, settings={**order.settings, **more}), stack)
-            orders[placed.cell] = placed
-    return orders
+def _plan_order(cell: SelectedCell, stack: Stack, options: MatrixOptions) -> Order:
+    variables = _variables_of(cell.stack, options.variables, gpus=bool(cell.target.arch))
+    facts = stack.facts or NO_FACTS
+    blank = plan_blank(cell.target, facts, variables, seed=options.seed, tool=options.tool, commit=options.commit)
+    order = plan_row(blank, cell.row)
+    # A job has one machine, and starts the ranks of a smoke run there.
+    more = {"launcher": "local"} if isinstance(cell.row, SmokeCell) else {}
+    return on_stack(replace(order, settings={**order.settings, **more}), stack)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
-from ..catalog.bridge import Catalog, Fp8Cell, ProbeCell, SmokeCell
+from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import WrongArguments
 from ..evidence.receipt import Outcome, Receipt
@@ -20,22 +20,7 @@ _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itse
 
 
 class UnknownTarget(WrongArguments):
-    """A target, a stack, a probe or a cell that does not exist; the text names those that do."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a stack is asked for.
-
-    Attributes:
-        backend: what every path must be seen to run on.
-        because: why it is that.
-        stack: id of the stack in the cells.
-    """
-
-    backend: Literal["te", "native"]
-    because: str
-    stack: str
+    """A target, a stack, a probe or a cell that does not exist."""
 
 
 def choose_target(catalog: Catalog, facts: Sequence[Facts]) -> TargetRow:
@@ -68,37 +53,20 @@ def find_target(catalog: Catalog, name: str) -> TargetRow:
     return rows[name]
 
 
-def choose_request(target: TargetRow, facts: Facts, variables: Mapping[str, str]) -> Request:
-    """What is asked of this stack: Transformer Engine, unless it cannot or shall not run here."""
-    if not target.arch:
-        return Request("native", f"Transformer Engine has no kernels for the target {target.id}", "native")
-    switch = variables.get(SWITCH, "").strip()
-    if switch.lower() not in _OFF:
-        return Request("native", f"{SWITCH}={switch} turns Transformer Engine off", "native")
-    because = f"the target {target.id} is there for Transformer Engine"
-    if facts.te:
-        return Request("te", because, f"te{facts.te.partition('+')[0]}")
-    return Request("te", because, "te-unknown" if facts.te_folder else "te-absent")
-
-
 def why_not_here(target: TargetRow, facts: Facts) -> str:
     """Why this machine is none of the target; empty where it is one."""
+    step = f"Next step: run it on a machine of the target {target.id}"
     if target.machine and target.machine != facts.machine:
+        return f"the target {target.id} is {target.machine}, and this machine is {facts.machine}. {step}."
+    if target.arch and facts.gpu is None:
         return (
-            f"the target {target.id} is {target.machine}, and this machine is {facts.machine}. "
-            f"Next step: run it on a machine of the target {target.id}."
+            f"the target {target.id} wants a GPU of {target.arch}, and there is none: {facts.why_no_gpu}. {step}; "
+            "`nox -s cpu_parity` is what runs here."
         )
-    if not target.arch:
-        return ""
-    if facts.gpu is None:
+    if target.arch and facts.gpu is not None and facts.gpu.arch != target.arch:
         return (
-            f"the target {target.id} wants a GPU of {target.arch}, and there is none: {facts.why_no_gpu}. "
-            f"Next step: run it on a machine of that target; `nox -s cpu_parity` is what runs here."
-        )
-    if facts.gpu.arch != target.arch:
-        return (
-            f"the target {target.id} wants {target.arch}, and {facts.gpu.name} is {facts.gpu.arch}. "
-            f"Next step: choose the target of this GPU, or run it on a machine of the target {target.id}."
+            f"the target {target.id} wants {target.arch}, and {facts.gpu.name} is {facts.gpu.arch}. {step}, or choose "
+            "the target of this GPU."
         )
     return ""
 
@@ -108,33 +76,40 @@ def plan_blank(
 ) -> Order:
     """What all orders of a session have in common: the order of no probe.
 
+    It requests Transformer Engine, unless that cannot or shall not run here.
+
     Args:
         target: row that the probes are judged by.
         facts: what the environment has.
         variables: environment variables of the user, which may turn Transformer Engine off.
         seed, tool, commit: what the receipts carry.
     """
-    request = choose_request(target, facts, variables)
-    judged_by = Target(
-        id=target.id,
-        arch=target.arch,
-        recipes=tuple(target.recipes),
-        production_recipe=target.production_recipe,
-        attention=tuple(target.attention),
-        deep_gemm=target.deep_gemm,
-    )
+    switch = variables.get(SWITCH, "").strip()
+    if not target.arch:
+        backend, because = "native", f"Transformer Engine has no kernels for the target {target.id}"
+    elif switch.lower() not in _OFF:
+        backend, because = "native", f"{SWITCH}={switch} turns Transformer Engine off"
+    else:
+        backend, because = "te", f"the target {target.id} is there for Transformer Engine"
+    stack = f"te{facts.te.partition('+')[0]}" if facts.te else "te-unknown" if facts.te_folder else "te-absent"
+    same = {name: getattr(target, name) for name in ("id", "arch", "production_recipe", "deep_gemm")}
     return Order(
-        probe="",
-        stack=request.stack,
-        target=judged_by,
-        requested=request.backend,
-        requested_because=request.because,
-        seed=seed,
-        tool=tool,
-        commit=commit,
-        lock_hash=variables.get(LOCK_HASH, ""),
-        image_digest=variables.get(IMAGE_DIGEST, ""),
-    )
+        probe="", stack=stack if backend == "te" else backend, requested=backend, requested_because=because, seed=seed,
+        target=Target(recipes=tuple(target.recipes), attention=tuple(target.attention), **same), tool=tool,
+        commit=commit, lock_hash=variables.get(LOCK_HASH, ""), image_digest=variables.get(IMAGE_DIGEST, ""),
+    )  # fmt: skip
+
+
+def plan_row(blank: Order, row: BridgeModule | ProbeCell) -> Order:
+    """The order of a bridge module, or of a row that is more than one."""
+    if isinstance(row, BridgeModule):
+        return replace(blank, probe=row.id)
+    return replace(
+        blank, probe=row.id, code=row.code, stands_on=tuple(row.stands_on),
+        settings={str(key): value for key, value in row.settings.items()},
+        once=row.once or isinstance(row, SmokeCell),  # a second use of a smoke cell would be a second training
+        needs_te=row.needs_te if isinstance(row, Fp8Cell) else blank.needs_te,
+    )  # fmt: skip
 
 
 def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[Order, ...]:
@@ -144,29 +119,17 @@ def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[
         UnknownTarget: there is no such probe.
     """
     chosen = choose_names("probe", [module.id for module in catalog.modules], probes)
-    return tuple(replace(blank, probe=probe) for probe in chosen)
+    return tuple(plan_row(blank, module) for module in catalog.modules if module.id in chosen)
 
 
 def plan_fp8(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
     """One order a cell of FP8, in the order of `matrix/fp8.toml`; of all where none is named. Raises as above."""
-    return tuple(
-        replace(_fill(blank, row), needs_te=row.needs_te, once=row.once) for row in choose_fp8_cells(catalog, cells)
-    )
+    return tuple(plan_row(blank, row) for row in choose_fp8_cells(catalog, cells))
 
 
 def plan_smoke(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
-    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`; of all where none is named.
-
-    A second use would be a second training: each is once. Raises as above.
-    """
-    rows = choose_smoke_cells(catalog, blank.target.id, cells)
-    return tuple(replace(_fill(blank, row), once=True) for row in rows)
-
-
-def plan_compositions(catalog: Catalog, blank: Order, wanted: Sequence[str]) -> tuple[Order, ...]:
-    """One order a composition of the canary; all of them where none is named, those that are known else."""
-    rows = (row for row in catalog.compositions if not wanted or row.id in wanted)
-    return tuple(replace(_fill(blank, row), once=row.once) for row in rows)
+    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`. Raises as above."""
+    return tuple(plan_row(blank, row) for row in choose_smoke_cells(catalog, blank.target.id, cells))
 
 
 def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
@@ -175,8 +138,9 @@ def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, 
     Raises:
         UnknownTarget: there is no such probe.
     """
-    known = [*(module.id for module in catalog.modules), *(row.id for row in catalog.compositions)]
-    return choose_names("probe", known, wanted)
+    return choose_names(
+        "probe", [*(row.id for row in catalog.modules), *(row.id for row in catalog.compositions)], wanted
+    )
 
 
 def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
@@ -185,9 +149,8 @@ def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, 
     Raises:
         UnknownTarget: there is no such cell.
     """
-    rows = {row.id: row for row in catalog.fp8}
-    names = choose_names("cell of FP8", tuple(rows), _with_prefix("fp8_", wanted))
-    return tuple(rows[name] for name in names)
+    names = choose_names("cell of FP8", [row.id for row in catalog.fp8], _with_prefix("fp8_", wanted))
+    return tuple(row for row in catalog.fp8 if row.id in names)
 
 
 def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
@@ -196,19 +159,20 @@ def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> 
     Raises:
         UnknownTarget: there is no such cell, or the target has none.
     """
-    rows = {row.id: row for row in catalog.smoke if target in row.targets}
+    rows = [row for row in catalog.smoke if target in row.targets]
     if not rows:
         others = sorted({name for row in catalog.smoke for name in row.targets})
         raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(others)}.")
-    names = choose_names(f"cell of the smoke run on {target}", tuple(rows), _with_prefix("smoke_", wanted))
-    return tuple(rows[name] for name in names)
+    known = [row.id for row in rows]
+    names = choose_names(f"cell of the smoke run on {target}", known, _with_prefix("smoke_", wanted))
+    return tuple(row for row in rows if row.id in names)
 
 
 def choose_names(what: str, known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
     """Those of the known names that are wanted, in their order; all where none is named.
 
     Raises:
-        UnknownTarget: one is not known; the text says of what, and names those that are.
+        UnknownTarget: one is not known; the text names those that are.
     """
     if unknown := [name for name in wanted if name not in known]:
         raise UnknownTarget(
@@ -222,32 +186,10 @@ def _with_prefix(prefix: str, names: Sequence[str]) -> list[str]:
     return [name if name.startswith(prefix) else prefix + name for name in names]
 
 
-def _fill(blank: Order, row: ProbeCell) -> Order:
-    """An order of a row that is more than one bridge module."""
-    return replace(
-        blank,
-        probe=row.id,
-        code=row.code,
-        stands_on=tuple(row.stands_on),
-        settings={str(key): value for key, value in row.settings.items()},
-    )
-
-
 def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:
     """The receipt of a cell whose probe could not write one."""
+    same = ("cell", "stack", "probe", "requested", "requested_because", "seed", "lock_hash", "image_digest", "commit",
+            "tool", "environment")  # fmt: skip
     return Receipt(
-        cell=order.cell,
-        stack=order.stack,
-        target=order.target.id,
-        probe=order.probe,
-        outcome=outcome,
-        reason=reason,
-        requested=order.requested,
-        requested_because=order.requested_because,
-        seed=order.seed,
-        lock_hash=order.lock_hash,
-        image_digest=order.image_digest,
-        commit=order.commit,
-        tool=order.tool,
-        environment=order.environment,
+        target=order.target.id, outcome=outcome, reason=reason, **{name: getattr(order, name) for name in same}
     )

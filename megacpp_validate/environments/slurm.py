@@ -1,13 +1,8 @@
-"""Cells as jobs of a Slurm, through submitit: submitted, watched, run again after a fault of the cluster, brought home.
-
-Nothing is known beside what is there. A receipt is a cell done. A job on its way is found by its name, which holds the
-cell, the folder of the receipts and the order; its folder holds what it wrote. So the tool may be killed at any time,
-and the same command goes on. Each job writes into a folder of its own, and its receipt is copied from there.
-"""
+"""Cells as jobs of a Slurm, through submitit: the back end of `fleet.run_cells` on a cluster, and its settings."""
 
 from __future__ import annotations
 
-import json
+import glob
 import math
 import os
 import shlex
@@ -27,17 +22,14 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from ..diagnosis.rows import JOB_ENDS
 from ..errors import InfrastructureFailed, WrongArguments
-from ..evidence.receipt import Receipt, write_receipt
+from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from ..process import Processes, run_command
-from .cell import Cell, answers, bring_home
-from .fleet import Event, Progress
-from .identity import hash_parts
+from .cell import Cell, answers, bring_home, find_fault
+from .environment import hash_parts
+from .fleet import Attempt, Attempted, count_cores
 from .interpreter import PACKAGE
-from .restart import find_done, find_fault, receipt_of_given_up
-from .schedule import count_cores
 
 WORK_FOLDER: Final = ".matrix.work"
 _OVER: Final = frozenset({"COMPLETED", "FAILED", "", *JOB_ENDS})  # "": Slurm does not know the job any more
@@ -89,7 +81,7 @@ class Cluster(Frozen):
 
     all: JobOptions = JobOptions()
     target: dict[str, JobOptions] = Field(default_factory=dict)
-    retries: int = Field(default=2, ge=0, le=20)
+    retries: int = Field(default=1, ge=0, le=20)
     poll_s: float = Field(default=5.0, gt=0, le=_WEEK_S)
     grace_s: float = Field(default=15.0, ge=0, le=_WEEK_S)
     patience_s: float = Field(default=600.0, ge=0, le=_WEEK_S)
@@ -157,19 +149,10 @@ def list_options(parameters: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A cell as a job; its cell's folder is that of the receipts."""
+class QueuedJob:
+    """What Slurm reports of a job: its state in Slurm's word, its node and Slurm's reason."""
 
-    cell: Cell
-    gpus: int
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What Slurm reports of a job: its number, its state in Slurm's word, its node and Slurm's reason."""
-
-    id: str
-    word: str
+    word: str = ""
     node: str = ""
     because: str = ""
 
@@ -185,252 +168,186 @@ def run_cell(cell: Cell, changed: Mapping[str, str], removed: Sequence[str]) -> 
         return here.run(Path(scratch, "cell"), Processes()).outcome.value
 
 
-def run_jobs(
-    jobs: Sequence[Job], cluster: Cluster, folder: Path, *, at_once: int = 0, fresh: bool = False, wait_s: float = 0.0,
-    progress: Progress = lambda _: None,
-) -> dict[str, tuple[Receipt, bool, str]]:  # fmt: skip
-    """Run every cell that has no receipt; by cell its receipt, whether it is of an earlier run, and its node.
+@dataclass
+class SlurmJobs:
+    """Cells as jobs, each with a folder of its own below `WORK_FOLDER`.
 
-    Args:
-        jobs: the cells.
+    Nothing is known beside what is there: the folder of a job is named after its cell and its order, and holds what
+    submitit wrote, the number of the job among it. So the tool may be killed at any time, and the next run finds the
+    jobs that are on their way.
+
+    Attributes:
         cluster: settings of the site.
         folder: of the receipts, on a file system that the nodes share.
         at_once: jobs in the queue; 0 for all.
-        fresh: run again what has a receipt.
-        wait_s: for all cells; those that are not done then are cancelled and left out. 0 for no limit.
-        progress: called with what becomes of each cell.
-
-    Raises:
-        InfrastructureFailed: Slurm does not answer, or refuses a job. Jobs that it has go on.
-        KeyboardInterrupt: the jobs are cancelled.
-        OSError: the folder cannot be written.
+        fresh: cancel the jobs of an earlier run.
     """
-    if "%" in str(folder) or "\\" in str(folder):
-        raise WrongArguments(
-            f"the path {folder} has a '%' or a '\\': Slurm reads them as a pattern. Next step: choose other --receipts."
-        )
-    if shutil.which("sbatch") is None or shutil.which("srun") is None:
-        raise InfrastructureFailed(
-            "there is no Slurm here: sbatch or srun is not on the PATH. Likely cause: this is no login node of a "
-            "cluster. Next step: start it on one, or use --launcher local."
-        )
-    run = _Run(cluster, folder, {job.cell.order.cell: job for job in jobs}, progress)
-    started, pause = time.monotonic(), _FIRST_PAUSE_S
-    try:
-        run.take_up(fresh=fresh)
-        while len(run.ended) < len(jobs):
-            run.step(at_once or len(jobs))
-            if wait_s and time.monotonic() - started > wait_s:
-                run.cancel()
-                break
-            if len(run.ended) < len(jobs):
-                time.sleep(min(pause, cluster.poll_s))
-                pause *= 2
-    except KeyboardInterrupt:
-        run.cancel()
-        raise
-    with suppress(OSError):  # jobs of other cells that an earlier start submitted stay
-        (folder / WORK_FOLDER).rmdir()
-    return run.ended
-
-
-@dataclass
-class _Run:
-    """One run: cells on their way by the name of their job, and those that have ended."""
 
     cluster: Cluster
     folder: Path
-    jobs: Mapping[str, Job]
-    progress: Progress
-    active: dict[str, str] = field(default_factory=dict)  # cell by name
-    ended: dict[str, tuple[Receipt, bool, str]] = field(default_factory=dict)
-    faults: dict[str, list[list[str]]] = field(default_factory=dict)  # by cell: what happened, and on which node
-    over: dict[str, float] = field(default_factory=dict)  # when a job was first seen to be over, by name
-    given: int = 0
-    silent_since: float | None = None
+    at_once: int = 0
+    fresh: bool = False
+    _jobs: dict[str, Attempt] = field(default_factory=dict)  # by number
+    _over: dict[str, float] = field(default_factory=dict)  # when a job was first seen to be over
+    _answered: float = field(default_factory=time.monotonic)  # when Slurm last answered
+    _pause_s: float = _FIRST_PAUSE_S
 
-    def take_up(self, *, fresh: bool) -> None:
-        """Take receipts that answer, and jobs that an earlier start submitted; cancel those that answer nothing."""
-        seen = self._look()
-        for name, found in seen.items():
-            cell = self._cell_of(name)
-            stale = cell in self.jobs and (fresh or not name.startswith(self._prefix(cell)))
-            if stale and found.word not in _OVER:
-                self._scancel([found.id])
-        for cell, job in self.jobs.items():
-            receipt = None if fresh else find_done(job.cell.order, job.cell.place)
-            if receipt is not None:
-                self._end(cell, receipt, reused=True)
-                continue
-            with suppress(OSError, ValueError):
-                self.faults[cell] = [] if fresh else json.loads(self._faults_file(cell).read_bytes())
-            if len(self.faults.setdefault(cell, [])) > self.cluster.retries:
-                self.faults[cell] = []  # what was given up has a new chance at a new start
-            name, work = self._name(cell), self._work(self._name(cell))
-            submitted = work.is_dir() and (name in seen or any(work.glob("*_submission.sh")))
-            if fresh or not submitted:
-                shutil.rmtree(work, ignore_errors=True)  # nobody has taken the job
-            else:
-                self.active[name] = cell
-                self.given += 1
-
-    def step(self, at_once: int) -> None:
-        """See what became of every job on its way, and submit what is missing.
+    def __post_init__(self) -> None:
+        """Look for a Slurm.
 
         Raises:
-            InfrastructureFailed: the scheduler is silent for longer than the settings allow, or was from the start.
+            WrongArguments: Slurm would read the folder's name as a pattern.
+            InfrastructureFailed: there is no Slurm here, or it does not answer.
         """
-        try:
-            if self.active:
-                seen = self._look()
-                for name, cell in tuple(self.active.items()):
-                    self._settle(name, cell, seen.get(name, Seen("", "")))
-            on_their_way = set(self.active.values())
-            for cell in self.jobs:
-                if cell not in self.ended and cell not in on_their_way and len(self.active) < at_once:
-                    self._submit(cell)
-        except InfrastructureFailed as fault:
-            now = time.monotonic()
-            self.silent_since = self.silent_since or now
-            if not self.given or now - self.silent_since >= self.cluster.patience_s:
-                raise
-            self._report("", note=str(fault))
-        else:
-            self.silent_since = None
+        if "%" in str(self.folder) or "\\" in str(self.folder):
+            raise WrongArguments(
+                f"the path {self.folder} has a '%' or a '\\': Slurm reads them as a pattern. Next step: choose other "
+                "--receipts."
+            )
+        if shutil.which("sbatch") is None or shutil.which("srun") is None:
+            raise InfrastructureFailed(
+                "there is no Slurm here: sbatch or srun is not on the PATH. Likely cause: this is no login node of a "
+                "cluster. Next step: start it on one, or use --launcher local."
+            )
+        self._look()
 
-    def cancel(self) -> None:
-        """Cancel every job of this folder; none of that counts as a fault."""
-        with suppress(InfrastructureFailed):  # what cannot be cancelled is found at the next start
-            seen = self._look()
-            mine = [name for name in seen if self._cell_of(name) in self.jobs]
-            self._scancel([seen[name].id for name in mine if seen[name].word not in _OVER])
-            for name in {*mine, *self.active}:
-                shutil.rmtree(self._work(name), ignore_errors=True)
-            self.active.clear()
+    def choose(self, waiting: Sequence[Attempt], running: Sequence[Attempt]) -> int | None:
+        """The first, as long as there is room in the queue."""
+        return 0 if waiting and len(running) < (self.at_once or len(running) + 1) else None
 
-    def _submit(self, cell: str) -> None:
-        """Submit a cell, away from nodes that ended earlier attempts where there are others."""
+    def start(self, attempt: Attempt) -> None:
+        """Submit a cell, or take up the job that an earlier run submitted for the same order.
+
+        Raises:
+            InfrastructureFailed: Slurm does not take the job.
+        """
+        cell, work = attempt.cell.order.cell, self._work(attempt)
+        for other in work.parent.glob(f"{glob.escape(cell)}.????????"):
+            if other != work or self.fresh:
+                self._cancel(_read_numbers(other), other)
+        numbers = _read_numbers(work)
+        if not numbers:  # nobody has taken it
+            shutil.rmtree(work, ignore_errors=True)
+            numbers = [self._submit(attempt, work)]
+        self._jobs[numbers[-1]] = attempt
+
+    def _submit(self, attempt: Attempt, work: Path) -> str:
+        """Submit a cell, away from a node that ended an earlier attempt where there are others; the job's number."""
         import submitit  # half a second, and used on a cluster alone
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-        job, name = self.jobs[cell], self._name(cell)
-        work = self._work(name)
-        work.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own = dict(job.cell.environment.variables)
+        cell = attempt.cell
+        work.mkdir(parents=True, mode=0o700)
+        own = dict(cell.environment.variables)
         changed = {key: value for key, value in own.items() if os.environ.get(key) != value or key == "PYTHONPATH"}
         # The scheduler hands all other variables on.
-        bare = replace(job.cell.environment, variables={})  # type: ignore[type-var]
-        there = replace(job.cell, environment=bare, folder=work)
-        avoid = {node for words, node in self.faults[cell] if node and words.startswith(_ACCUSES_NODE)}
-        planned = plan_job(self.cluster, job.cell.order.target.id, gpus=job.gpus, limit_s=job.cell.limit_s)
+        bare = replace(cell.environment, variables={})  # type: ignore[type-var]
+        planned = plan_job(self.cluster, cell.order.target.id, gpus=attempt.need.gpus, limit_s=cell.limit_s)
         parameters = {
-            **planned, "job_name": name, "use_srun": False, "stderr_to_stdout": True, "wckey": None,
+            **planned, "job_name": cell.order.cell, "use_srun": False, "stderr_to_stdout": True, "wckey": None,
             "setup": [f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(str(PACKAGE.parent))}'],
         }  # fmt: skip
-        executor = submitit.SlurmExecutor(folder=work)
-        words = ""
-        for exclude in [",".join(sorted(avoid)), None] if avoid else [None]:
+        executor, words = submitit.SlurmExecutor(folder=work), ""
+        there = replace(cell, environment=bare, folder=work)
+        for exclude in (attempt.node, None) if attempt.node else (None,):
             executor.update_parameters(**parameters, exclude=exclude)
             try:
-                executor.submit(run_cell, there, changed, sorted(set(os.environ) - set(own)))
+                return str(executor.submit(run_cell, there, changed, sorted(set(os.environ) - set(own))).job_id)
             except (FailedJobError, FailedSubmissionError, OSError) as fault:
                 words = " ".join(str(fault).split())[-_LAST_WORDS:]
-                continue
-            self.active[name] = cell
-            self.given += 1
-            return
         raise InfrastructureFailed(
             f"sbatch does not take a job: {words}. Its options: {shlex.join(list_options(planned))}. Likely cause: the "
             "controller is down, or the settings of --cluster do not fit this cluster. Next step: `scontrol ping`; "
-            f"then the same command again, which finds the {len(self.active)} job(s) that are on their way."
+            "then the same command again, which finds the jobs that are on their way."
         )
 
-    def _settle(self, name: str, cell: str, seen: Seen) -> None:
-        """Bring a receipt home; end an attempt that is over without one."""
-        job, work = self.jobs[cell], self._work(name)
-        receipt: Receipt | None = None
+    def wait(self, seconds: float | None) -> list[Attempted]:
+        """Jobs that are over, after a look at the queue.
+
+        Raises:
+            InfrastructureFailed: Slurm is silent for longer than the settings allow.
+        """
+        pause = min(self._pause_s, self.cluster.poll_s)
+        time.sleep(pause if seconds is None else max(0.0, min(pause, seconds)))
+        self._pause_s *= 2
+        try:
+            seen = self._look()
+        except InfrastructureFailed:
+            if time.monotonic() - self._answered >= self.cluster.patience_s:
+                raise
+            return []
+        found = [self._settle(number, seen.get(number, QueuedJob())) for number in tuple(self._jobs)]
+        return [ended for ended in found if ended is not None]
+
+    def _settle(self, number: str, seen: QueuedJob) -> Attempted | None:
+        """Bring a receipt home, or end an attempt that is over without one; None for a job that goes on."""
+        attempt, receipt = self._jobs[number], None
+        cell, work = attempt.cell, self._work(attempt)
         with suppress(ReceiptInvalid):
-            receipt = read_receipt(work / f"{cell}.json")
-        if receipt is not None and answers(job.cell.order, receipt) and not find_fault(receipt):
-            receipt = replace(receipt, retries=(*receipt.retries, *(words for words, _ in self.faults[cell])))
+            receipt = read_receipt(work / cell.place.name)
+        fault = ""
+        if receipt is not None and answers(cell.order, receipt) and not find_fault(receipt):
             bring_home(receipt, work, self.folder)
-            shutil.rmtree(work, ignore_errors=True)
-            self._end(cell, receipt, node=seen.node, name=name)
         elif seen.word not in _OVER:
-            self.over.pop(name, None)
-            self._report(cell, note=seen.node if seen.word == "RUNNING" else "")
-        elif time.monotonic() - self.over.setdefault(name, time.monotonic()) >= self.cluster.grace_s:
-            self._fail(name, cell, name_fault(seen, receipt, work), seen.node)
-
-    def _fail(self, name: str, cell: str, fault: str, node: str) -> None:
-        """Note an infrastructure fault; the cell is run again, or given up."""
-        del self.active[name]
-        words = [_read(log) for log in (*self._work(name).glob("*_log.out"), self._work(name) / f"{cell}.log")]
-        with suppress(OSError):  # a disk that is full costs those words alone
-            (self.folder / f"{cell}.attempt-{len(self.faults[cell]) + 1}.log").write_text("".join(words))
-        shutil.rmtree(self._work(name), ignore_errors=True)
-        self.faults[cell].append([fault, node])
-        write_whole(self._faults_file(cell), json.dumps(self.faults[cell]))
-        if len(self.faults[cell]) > self.cluster.retries:
-            receipt = receipt_of_given_up(self.jobs[cell].cell.order, [words for words, _ in self.faults[cell]])
-            write_receipt(receipt, self.jobs[cell].cell.place)
-            self._end(cell, receipt, node=node)
+            self._over.pop(number, None)
+            return None
+        elif time.monotonic() - self._over.setdefault(number, time.monotonic()) < self.cluster.grace_s:
+            return None
         else:
-            self._report(cell, note=fault)
+            fault, receipt = name_fault(seen, receipt, work), None
+            words = "".join(map(_read, (*work.glob("*_log.out"), work / cell.log.name)))
+            with suppress(OSError):  # a disk that is full costs those words alone
+                (self.folder / f"{cell.order.cell}.attempt-{len(attempt.faults) + 1}.log").write_text(words)
+        del self._jobs[number]
+        self._clear(work)
+        return Attempted(attempt, receipt, fault, seen.node, fault.startswith(_ACCUSES_NODE))
 
-    def _end(self, cell: str, receipt: Receipt, *, reused: bool = False, node: str = "", name: str = "") -> None:
-        self.active.pop(name, None)
-        self._faults_file(cell).unlink(missing_ok=True)
-        self.ended[cell] = receipt, reused, node
-        self._report(cell, receipt, reused=reused, note=node)
+    def stop(self) -> None:
+        """Cancel every job of this run; none of that counts as a fault.
 
-    def _report(self, cell: str, receipt: Receipt | None = None, *, reused: bool = False, note: str = "") -> None:
-        job = self.jobs.get(cell) or next(iter(self.jobs.values()))
-        self.progress(Event(job.cell, receipt, reused, len(self.ended), len(self.jobs), note))
+        A job that cannot be cancelled is found at the next start.
+        """
+        if isinstance(sys.exception(), InfrastructureFailed):
+            return  # Slurm does not answer: the jobs go on
+        for number, attempt in self._jobs.items():
+            with suppress(InfrastructureFailed):
+                self._cancel([number], self._work(attempt))
 
-    def _look(self) -> dict[str, Seen]:
-        """Jobs by name, of two of one name the later one; the queue remembers ended jobs for some minutes.
+    def _cancel(self, numbers: Sequence[str], work: Path) -> None:
+        seen = self._look()
+        if going_on := [number for number in numbers if seen.get(number, QueuedJob()).word not in _OVER]:
+            _ask("scancel", "--quiet", *going_on)
+        self._clear(work)
+
+    def _clear(self, work: Path) -> None:
+        """Remove the folder of a job, and that of all where it was the last."""
+        shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError):
+            work.parent.rmdir()
+
+    def _work(self, attempt: Attempt) -> Path:
+        order = attempt.cell.order
+        return self.folder / WORK_FOLDER / f"{order.cell}.{hash_parts((repr(order),))[:8]}"
+
+    def _look(self) -> dict[str, QueuedJob]:
+        """Jobs by number; the queue remembers ended jobs for some minutes.
 
         Raises:
             InfrastructureFailed: Slurm does not answer.
         """
-        found: dict[str, Seen] = {}
-        user = f"--user={os.getuid()}"
-        for line in _ask("squeue", "--noheader", "--states=all", user, "--format=%i|%j|%T|%N|%r").splitlines():
-            number, name, word, node, because = [*line.split("|", 4), *[""] * 5][:5]
-            before = found.get(name)
-            if number.isdigit() and (before is None or int(number) > int(before.id)):
-                found[name] = Seen(number, word, "" if node in ("(null)", "n/a") else node, because)
-        return found
-
-    def _scancel(self, ids: Sequence[str]) -> None:
-        if ids:
-            _ask("scancel", "--quiet", *ids)
-
-    def _prefix(self, cell: str) -> str:
-        """Of the names of a cell's jobs: those of another order, or of another folder, have another one."""
-        order = self.jobs[cell].cell.order
-        return f"{cell}.{self._of_folder()}{hash_parts((repr(order),))[:8]}."
-
-    def _of_folder(self) -> str:
-        return hash_parts((str(self.folder),))[:8]
-
-    def _cell_of(self, name: str) -> str:
-        """The cell of a job of this folder; empty for any other job."""
-        cell, key, _ = [*name.rsplit(".", 2), "", ""][:3]
-        return cell if key.startswith(self._of_folder()) else ""
-
-    def _name(self, cell: str) -> str:
-        return f"{self._prefix(cell)}{len(self.faults[cell]) + 1}"
-
-    def _work(self, name: str) -> Path:
-        return self.folder / WORK_FOLDER / name
-
-    def _faults_file(self, cell: str) -> Path:
-        return self.folder / WORK_FOLDER / f"{self._prefix(cell)}faults"
+        words = ("squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%N|%r")
+        rows = [line.split("|", 3) for line in _ask(*words).splitlines() if line.count("|") >= 3]
+        self._answered = time.monotonic()
+        return {row[0]: QueuedJob(row[1], "" if row[2] in ("(null)", "n/a") else row[2], row[3]) for row in rows}
 
 
-def name_fault(seen: Seen, receipt: Receipt | None, work: Path) -> str:
+def _read_numbers(work: Path) -> list[str]:
+    """The numbers of the jobs that submitit submitted from a folder."""
+    found = (file.name.partition("_")[0] for file in work.glob("*_submission.sh"))
+    return sorted((number for number in found if number.isdigit()), key=int)
+
+
+def name_fault(seen: QueuedJob, receipt: Receipt | None, work: Path) -> str:
     """The fault of an attempt that is over and has no answer."""
     name, words = JOB_ENDS.get(seen.word, ("", ""))
     if not name and receipt is not None and (fault := find_fault(receipt)):
@@ -441,7 +358,7 @@ def name_fault(seen: Seen, receipt: Receipt | None, work: Path) -> str:
         name, words = "no-receipt", f"the job ended ({seen.word}) and left no receipt"
     where = f" (node {seen.node})" if seen.node else ""
     because = f": {seen.because}" if seen.because not in ("", "None") else ""
-    last = " ".join("".join(_read(log) for log in work.glob("*_log.out")).split())[-_LAST_WORDS:]
+    last = " ".join("".join(map(_read, work.glob("*_log.out"))).split())[-_LAST_WORDS:]
     return f"{name}: {words}{where}{because}" + (f"; its last words: {last}" if last else "")
 
 

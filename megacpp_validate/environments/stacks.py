@@ -16,21 +16,17 @@ from typing import Final
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
-from ..evidence.store import ReceiptInvalid, read_receipts
 from ..evidence.values import Frozen
 from ..probes.order import Order
 from ..process import Processes
-from .cell import Cell
+from .cell import Cell, own_folder
 from .chosen import is_same_release
 from .container import ContainerEnvironment
-from .environment import Environment, NoEnvironment
+from .environment import Environment, NoEnvironment, hash_parts
 from .facts import Facts, read_facts, require_torch
-from .fleet import Fleet, Progress
-from .identity import hash_parts
+from .fleet import Fleet, Need, Progress, Ran, Room, expect_need
 from .interpreter import InterpreterEnvironment
-from .plan import choose_canary_probes, plan_blank, plan_compositions, plan_parity, receipt_without_probe, why_not_here
-from .restart import own_folder
-from .schedule import Room, expect_need
+from .plan import choose_canary_probes, plan_blank, plan_row, receipt_without_probe, why_not_here
 
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
@@ -212,47 +208,40 @@ def run_stacks(
         OSError: the folder cannot be written.
     """
     folder = options.folder
-    stacks = [
-        stack if stack.problem or stack.facts is None else replace(stack, problem=why_not_here(target, stack.facts))
-        for stack in stacks
-    ]
-    usable = [stack for stack in stacks if not stack.problem]
-    with own_folder(folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
-        device = str(Path(lock, "device")) if target.arch else ""
-        orders = {stack.name: _plan(catalog, target, stack, wanted, device) for stack in stacks}
-        # Modules a second time; a composition is not timed.
-        first = orders[usable[0].name] if usable and wanted.times else ()
-        again = [replace(order, only_times=True) for order in first if not order.code]
-        cells = [
-            Cell(stack.environment, order, folder / stack.name / (AGAIN if order.only_times else ""), options.limit_s)
-            for place, stack in enumerate(usable)
-            for order in (*orders[stack.name], *(() if place else again))
-            if stack.environment is not None
-        ]
-        rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
-        rows |= {row.id: row for row in catalog.compositions}
-        earlier = _read_earlier(folder, stacks)
-        needs = [expect_need(cell.order, rows[cell.order.probe], earlier) for cell in cells]
-        fleet = Fleet(options.room, options.fresh, options.progress)
-        ended = fleet.run(list(zip(cells, needs, strict=True)), processes)
-    found = [(cell, receipt, reused) for cell, (receipt, reused) in zip(cells, ended, strict=True)]
-    return tuple(_collect(stack, orders[stack.name], folder, found) for stack in stacks)
-
-
-def _plan(catalog: Catalog, target: TargetRow, stack: Stack, wanted: StackOptions, device: str) -> tuple[Order, ...]:
-    probes = choose_canary_probes(catalog, wanted.probes)
     modules = {module.id for module in catalog.modules}
+    rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
+    rows |= {row.id: row for row in catalog.compositions}
+    ran: dict[str, tuple[Stack, list[Order]]] = {}
+    cells: list[tuple[Cell, Need]] = []
+    with own_folder(folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
+        device, is_first = str(Path(lock, "device")) if target.arch else "", True
+        for given in stacks:
+            reason = given.problem or (why_not_here(target, given.facts) if given.facts else "")
+            stack = replace(given, problem=reason)
+            orders = _plan(catalog, target, stack, wanted, device)
+            ran[stack.name] = stack, orders
+            if stack.problem or stack.environment is None:
+                continue
+            # Modules of the first stack a second time; a composition is not timed.
+            again = [replace(one, only_times=True) for one in orders if one.probe in modules and wanted.times]
+            for order in (*orders, *(again if is_first else ())):
+                place = folder / stack.name / (AGAIN if order.only_times else "")
+                cell = Cell(stack.environment, order, place, options.limit_s)
+                cells.append((cell, expect_need(order, rows[order.probe])))
+            is_first = False
+        ended = Fleet(options.room, options.fresh, options.progress).run(cells, processes)
+    found = list(zip((cell.order for cell, _ in cells), ended, strict=True))
+    return tuple(_collect(stack, orders, folder, found) for stack, orders in ran.values())
+
+
+def _plan(catalog: Catalog, target: TargetRow, stack: Stack, wanted: StackOptions, device: str) -> list[Order]:
     blank = plan_blank(
         target, stack.facts or NO_FACTS, wanted.variables, seed=wanted.seed, tool=wanted.tool, commit=wanted.commit
     )
-    orders: tuple[Order, ...] = ()
-    if own := tuple(name for name in probes if name in modules):
-        orders += plan_parity(catalog, blank, own)
-    if more := tuple(name for name in probes if name not in modules):
-        orders += plan_compositions(catalog, blank, more)
-    return tuple(
-        replace(on_stack(order, stack), times=wanted.times and not order.code, turnstile=device) for order in orders
-    )
+    probes = choose_canary_probes(catalog, wanted.probes)
+    every: list[BridgeModule | ProbeCell] = [*catalog.modules, *catalog.compositions]
+    orders = (on_stack(plan_row(blank, row), stack) for row in every if row.id in probes)
+    return [replace(order, times=wanted.times and not order.code, turnstile=device) for order in orders]
 
 
 def on_stack(order: Order, stack: Stack) -> Order:
@@ -273,42 +262,19 @@ def on_stack(order: Order, stack: Stack) -> Order:
     )
 
 
-def _read_earlier(folder: Path, stacks: Sequence[Stack]) -> dict[str, list[Receipt]]:
-    """Receipts of earlier runs by probe, whatever stack they are of: they say what a cell takes."""
-    earlier: dict[str, list[Receipt]] = {}
-    for stack in stacks:
-        try:
-            found = read_receipts(folder / stack.name).found.values()
-        except ReceiptInvalid:
-            continue  # no such folder yet
-        for receipt in found:
-            earlier.setdefault(receipt.probe, []).append(receipt)
-    return earlier
-
-
-def _collect(
-    stack: Stack, orders: Sequence[Order], folder: Path, found: Sequence[tuple[Cell, Receipt, bool]]
-) -> RanStack:
-    mine = [row for row in found if row[0].order.stack == stack.name]
+def _collect(stack: Stack, orders: Sequence[Order], folder: Path, found: Sequence[tuple[Order, Ran]]) -> RanStack:
+    mine = [(order, ran) for order, ran in found if order.stack == stack.name]
     receipts = {order.probe: receipt_without_probe(order, Outcome.NOT_RUN, stack.problem) for order in orders}
-    receipts |= {cell.order.probe: receipt for cell, receipt, _ in mine if not cell.order.only_times}
-    again = {cell.order.probe: receipt for cell, receipt, _ in mine if cell.order.only_times}
-    names = [(f"{AGAIN}/{cell.order.cell}" if cell.order.only_times else cell.order.cell, old) for cell, _, old in mine]
+    receipts |= {order.probe: ran.receipt for order, ran in mine if not order.only_times}
+    again = {order.probe: ran.receipt for order, ran in mine if order.only_times}
+    names = [(f"{AGAIN}/{order.cell}" if order.only_times else order.cell, ran.reused) for order, ran in mine]
+    environment = ""
+    if stack.environment is not None and stack.facts is not None:
+        versions = f"Python {stack.facts.python}, torch {stack.facts.torch}"
+        environment = f"{stack.environment.shown} ({stack.environment.because}): {versions}"
     run = StackRun(
-        stack=stack.name,
-        environment=_describe_environment(stack),
-        folder="" if stack.problem else str(folder / stack.name),
-        ran=tuple(name for name, old in names if not old),
-        reused=tuple(name for name, old in names if old),
+        stack=stack.name, environment=environment, folder="" if stack.problem else str(folder / stack.name),
+        ran=tuple(name for name, old in names if not old), reused=tuple(name for name, old in names if old),
         problem=stack.problem,
-    )
+    )  # fmt: skip
     return RanStack(run, receipts, again)
-
-
-def _describe_environment(stack: Stack) -> str:
-    if stack.environment is None or stack.facts is None:
-        return ""
-    return (
-        f"{stack.environment.shown} ({stack.environment.because}): Python {stack.facts.python}, "
-        f"torch {stack.facts.torch}"
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any, Final, Literal
 
 from .. import TOOL
 from ..catalog.postures import Feature, Posture, merge_orders, settings_of
-from ..environments.cpu_stack import find_cpu_python
+from ..environments.cell import own_folder
 from ..environments.environment import Environment
 from ..environments.facts import read_facts
 from ..environments.interpreter import host_interpreter, read_commit
-from ..environments.restart import own_folder
+from ..environments.venv import find_cpu_python
 from ..errors import NothingSelected, WrongArguments
 from ..evidence.whole_file import write_whole
 from ..process import Ended, Processes
@@ -158,11 +157,11 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
         OSError: the receipts cannot be written.
     """
     rows: list[FeatureAblation] = []
-    with tempfile.TemporaryDirectory(prefix="megacpp-package-") as package, own_folder(options.receipts):
-        python = find_cpu_python(options.python) if options.device == "cpu" else options.python
-        environment, processes = host_interpreter(os.environ, Path(package), python), Processes()
-        facts = read_facts(environment, processes) if options.device == "cuda" else None
-        absent = find_absent(options, gpu=bool(facts and facts.gpu), te=bool(facts and facts.te))
+    python = find_cpu_python(options.python) if options.device == "cpu" else options.python
+    environment, processes = host_interpreter(os.environ, python), Processes()
+    facts = read_facts(environment, processes) if options.device == "cuda" else None
+    absent = find_absent(options, gpu=bool(facts and facts.gpu), te=bool(facts and facts.te))
+    with own_folder(options.receipts):
         for name in options.features:
             feature = posture.find(name)
             orders = plan_arms(posture, feature, options)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
 
 from ..catalog.bridge import Catalog, Fp8Cell
-from ..environments.facts import Facts
-from ..environments.fleet import Expected
-from ..environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
+from ..environments.host_session import Progress, SessionOptions, run_session
 from ..environments.plan import choose_fp8_cells, find_target, plan_fp8
 from ..environments.session_result import SessionResult
 from ..evidence.receipt import Outcome
@@ -57,13 +55,12 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
     options.require_cells()
     target = find_target(catalog, options.target)
 
-    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        return plan_fp8(catalog, plan_blank_order(target, facts, variables, options), options.probes or ())
+    def plan(blank: Order) -> tuple[Order, ...]:
+        return plan_fp8(catalog, blank, options.probes or ())
 
     rows = choose_fp8_cells(catalog, options.probes or ())
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
-    expected = {row.id: Expected(row.seconds, row.limit_s) for row in rows}
-    session = run_session(target, options, plan, progress, expected)
+    session = run_session(target, options, plan, progress, rows)
     verdicts, absent = _judge_losses(session, rows)
     return Fp8Result(**dict(session), loss=verdicts, loss_missing=absent, policy=policy)
 

@@ -15,11 +15,18 @@ sm_90a, sm_120a and sm_121a, and each has another content (4.0.0b36, seen 2026-1
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from ..errors import WrongArguments
+from filelock import FileLock, Timeout
+
+from ..errors import InfrastructureFailed, NoEnvironment, WrongArguments, writing_to
 
 Mode = Literal["nvcc", "nvrtc"]
 NVCC: Final = "nvcc"
@@ -33,7 +40,7 @@ CPU: Final = "cpu"
 MANIFEST: Final = "manifest.json"
 MANIFEST_HASH: Final = "manifest.sha256"
 STATE: Final = ".prewarm"  # of a prewarm that is under way; never exported
-OPENED: Final = f"{STATE}/opened.json"  # in a working copy: the manifest that it was made from
+DRAFT: Final = f"{STATE}/{MANIFEST}"  # what lies in a folder that is not sealed, as far as a prewarm knows
 LOCKS: Final = "locks"  # of processes that compile; never exported
 
 _FOLDERS: Final = {
@@ -47,6 +54,7 @@ _FOLDERS: Final = {
 }
 LIBRARIES: Final = tuple(_FOLDERS)
 _CUDA_CACHE_BYTES: Final = 4 * 2**30  # the driver's own limit; what is over it, the driver throws away unasked
+_LEAST_FREE: Final = 2**20  # bytes; a kernel has 30 kB to 1 MB
 _ARCH: Final = re.compile(r"cpu|sm_\d+[af]?")
 
 
@@ -97,3 +105,90 @@ def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, st
         ARCH_VARIABLE: arch,
         MODE_VARIABLE: NVRTC if nvrtc else NVCC,
     }
+
+
+# --- whether a folder can hold caches --------------------------------------------------------------------------------
+
+
+def require_usable(folder: Path, option: str) -> None:
+    """Make a folder, and refuse one that cannot be written, or from which no library can be loaded.
+
+    Writing says more than its mode: a mount may be read-only, and root may write anything. Triton and TorchInductor
+    load libraries from their caches; FlashAttention 4 and others go on silently when they cannot keep a kernel.
+
+    Args:
+        option: that names the folder.
+
+    Raises:
+        WrongArguments: it cannot be used.
+        OSError: there is not a MiB left.
+    """
+    require_writable(folder, option)
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # of Linux
+        raise WrongArguments(
+            f"no library can be loaded from {folder}: its file system is mounted noexec, and every task would fail. "
+            "Likely cause: `--tmpfs /tmp` of `docker run`, which is noexec by default. Next step: `--tmpfs /tmp:exec`, "
+            "or another folder (--root, --work, TMPDIR)."
+        )
+    require_space(folder)
+
+
+def require_writable(folder: Path, option: str) -> None:
+    """Make a folder, and refuse one that cannot be written. Raises as `require_usable`."""
+    with writing_to(folder, "files", option):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable.{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+
+
+def require_space(folder: Path) -> None:
+    """Raises `OSError` where there is not a MiB left."""
+    found = os.statvfs(folder)
+    if found.f_bavail * found.f_frsize < _LEAST_FREE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def require_temporary() -> Path:
+    """The folder for temporary files.
+
+    Raises:
+        NoEnvironment: there is none.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as fault:
+        raise NoEnvironment(
+            f"there is no folder for temporary files: {fault.strerror or fault}. Likely cause: a read-only root, or a "
+            "full disk. Next step: mount one on /tmp (`--tmpfs /tmp:exec` of `docker run`), or name one in TMPDIR."
+        ) from fault
+
+
+@contextmanager
+def folder_aside(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder PARENT/PREFIX... for what is not whole yet; on the same file system, so that a rename is enough.
+
+    It is removed afterwards.
+
+    Raises:
+        OSError: it cannot be made, or the disk is full.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent.absolute()) as name:
+        yield Path(name)
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """ROOT/ARCH in which no other prewarm works meanwhile. Raises `InfrastructureFailed`."""
+    if not (folder / STATE).is_dir():  # no prewarm was ever here
+        yield
+        return
+    try:
+        with FileLock(folder / STATE / "lock", timeout=0):
+            yield
+    except Timeout as fault:
+        raise InfrastructureFailed(
+            f"another prewarm works in {folder}. Likely cause: it was started twice, or is not at its end yet. Next "
+            "step: wait for it, or give another --root."
+        ) from fault

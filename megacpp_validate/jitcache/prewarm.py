@@ -1,13 +1,23 @@
-"""Compile ahead of time what the presets and the probes ask for, and seal it: which tasks, and what became of each."""
+"""Compile ahead of time what the presets and the probes need, and seal it: which tasks, and what became of each.
+
+While a prewarm runs, a draft of the manifest lies in ROOT/ARCH/.prewarm, written anew whenever a task has ended well.
+So a prewarm that was killed continues: the next one first removes what the draft does not have, because a kernel may be
+half written, and no library checks what it reads from a cache.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
@@ -15,15 +25,43 @@ from ..catalog.prewarm import PrewarmTask, UnkeptKernel, choose_tasks
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
 from ..errors import NothingSelected, WrongArguments
-from .answer import Answer, hold_to_purpose
-from .files import Listed, hash_files, list_files
-from .layout import STATE, cache_arch
-from .manifest import FileSeen, Manifest, StackSeen, TaskDone, hash_variables, measure_caches, write_manifest
-from .place import require_place, require_space, require_usable, require_writable
-from .progress import Progress, hash_task, open_prewarm
+from ..evidence.whole_file import write_whole
+from .layout import (
+    DRAFT,
+    LIBRARIES,
+    MANIFEST,
+    MANIFEST_HASH,
+    STATE,
+    cache_arch,
+    hold_folder,
+    require_space,
+    require_usable,
+    require_writable,
+)
+from .manifest import (
+    FileSeen,
+    Listed,
+    Manifest,
+    StackSeen,
+    TaskDone,
+    compare_stack,
+    describe_files,
+    hash_variables,
+    list_files,
+    manifest_text,
+    read_draft,
+    read_manifest,
+    remove_temporary,
+    require_place,
+    write_manifest,
+)
 from .result import JitTaskRow, JitTaskState, PrewarmResult
 from .seal import check_sealed, is_sealed, seal, unseal
-from .stack import JitOptions, JitStack, open_stack, run_tasks
+from .stack import Answer, JitOptions, JitStack, hold_to_purpose, open_stack, run_tasks
+
+_RUNNING: Final = f"{STATE}/running"  # there while a prewarm runs; one that is killed leaves it
+_ONLY_ON_A_GPU: Final = frozenset({"gpu", "driver"})
+_SECOND: Final = 10**9  # layers of images keep no finer times
 
 
 @dataclass(frozen=True)
@@ -111,21 +149,29 @@ def run_prewarm(
     root = options.place()
     folder = require_place(root, cache_arch(target.arch))  # the stack says of which kind of CPU
     if not is_sealed(folder):
-        require_writable(folder, "--root")  # before a process is started
-        require_usable(folder)
+        require_usable(folder, "--root")  # before a process is started
     with open_stack(catalog, target, options, root) as stack:
         if reason := stack.why_not(at_build=options.at_build):
             rows = [_row(task, Answer(missing=selected.beyond.get(task.id, reason))) for task in selected.requested]
             fields: dict[str, Any] = {"rows": tuple(rows)}
         else:
             require_place(root, stack.architecture, stack.facts.machine)
-            seen, sources = stack.read_seen(), stack.sources
-            keys = {one.id: hash_task(one, stack.architecture, stack.mode, seen, sources) for one in selected.of_target}
+            seen = stack.read_seen()
+            keys = {
+                task.id: hash_task(task, stack.architecture, stack.mode, seen, stack.sources)
+                for task in selected.of_target
+            }
             fields = find_sealed(folder, selected, keys, reopen=sealing.reopen) if is_sealed(folder) else {}
             if not fields:
-                earlier = unseal(folder) if is_sealed(folder) else None
-                with open_prewarm(folder, stack.facts.machine, keys, earlier) as progress:
-                    fields = fill(stack, seen, selected, progress, options, sealing, report)
+                if is_sealed(folder):
+                    unseal(folder)
+                blank = Manifest(
+                    architecture=folder.name, target=target.id, folder=str(folder), mode=stack.mode, stack=seen,
+                    tasks=(), files=(), variables=hash_variables(stack.environment.variables),
+                    made=datetime.now(UTC).isoformat(timespec="seconds"), tool=TOOL, commit=read_commit(),
+                )  # fmt: skip
+                with open_prewarm(folder, blank, selected.of_target, keys) as progress:
+                    fields = fill(stack, selected, progress, options, sealing, report)
         return PrewarmResult(
             tool=TOOL, target=target.id, architecture=stack.architecture, folder=str(folder), mode=stack.mode,
             interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
@@ -134,34 +180,34 @@ def run_prewarm(
 
 
 def find_sealed(folder: Path, selected: Selected, keys: Mapping[str, str], *, reopen: bool) -> dict[str, Any]:
-    """What a sealed cache says where nothing is left to do; empty where it is to be opened again.
+    """Fields of the result where nothing is left to do in a sealed cache; none where it is to be opened again.
 
     Raises:
         CacheChanged: a file is not the one that was sealed.
         WrongArguments: tasks are left to do, and `reopen` is not set.
     """
-    progress = Progress(folder, keys)
-    undone = [task.id for task in selected.tasks if progress.find_done(task) is None]
+    done = _find_done(read_manifest(folder)[0], keys)
+    undone = [task.id for task in selected.tasks if task.id not in done]
     if undone and reopen:
         return {}
-    checked = check_sealed(folder)  # first: a task is undone by a file that was changed, too
+    checked = check_sealed(folder)
     if undone:
         raise WrongArguments(
             f"{folder} is sealed, and {len(undone)} task(s) are not done there for this stack: {', '.join(undone)}. "
-            "Likely cause: another stack, --mode or version of this tool filled it, it was imported, or it was sealed "
-            "at image build. Next step: say --reopen to continue in it, or give another --root."
+            "Likely cause: another stack, --mode or version of this tool filled it, or it was sealed at image build. "
+            "Next step: say --reopen to continue in it, or give another --root."
         )
-    rows = _list_rows(selected, progress, {})
+    rows = _list_rows(selected, done, {})
     return {"rows": rows, "caches": checked.manifest.sizes, "manifest": checked.digest, "sealed": True}
 
 
 def fill(
-    stack: JitStack, seen: StackSeen, selected: Selected, progress: Progress, options: JitOptions, sealing: SealOptions,
+    stack: JitStack, selected: Selected, progress: Progress, options: JitOptions, sealing: SealOptions,
     report: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Run what is not finished, and write the manifest of what lies there then: fields of the result."""
     folder = progress.folder
-    waiting = [task for task in selected.tasks if progress.find_done(task) is None]
+    waiting = [task for task in selected.tasks if task.id not in progress.done]
 
     def run(task: PrewarmTask) -> Answer:
         answer = stack.run(task, folder / STATE / "logs", options.limit_s)
@@ -175,26 +221,18 @@ def fill(
         return answer
 
     answers = run_tasks(waiting, run, options.jobs, stack.processes)
-    rows = _list_rows(selected, progress, answers)
-    caches = measure_caches((file.path, file.bytes) for file in list_files(folder))
+    progress.write_draft()
+    manifest, rows = progress.manifest, _list_rows(selected, progress.done, answers)
+    fields: dict[str, Any] = {"rows": rows, "caches": manifest.sizes, "swept": progress.swept}
     if progress.failed:
-        return {"rows": rows, "caches": caches, "swept": progress.swept}
-    progress.settle()
-    done = progress.list_finished(selected.of_target, seen, stack.mode)
-    manifest = make_manifest(
-        folder, target=stack.target.id, mode=stack.mode, stack=seen,
-        tasks=[done[task.id] for task in selected.of_target if task.id in done],
-        missing=[task.id for task in selected.of_target if task.id not in done],
-        words={"made": datetime.now(UTC).isoformat(timespec="seconds"), "tool": TOOL, "commit": read_commit()},
-        variables=stack.environment.variables,
-    )  # fmt: skip
+        return fields
     digest = write_manifest(folder, manifest)
     # What is beyond this host is missing in the manifest too: it keeps nobody from the rest.
     good = (JitTaskState.DONE, JitTaskState.KEPT)
     sealed = sealing.seal and all(row.state in good for row in rows if row.task not in selected.beyond)
     if sealed:
         seal(folder, shared=sealing.shared)
-    return {"rows": rows, "caches": caches, "manifest": digest, "sealed": sealed, "swept": progress.swept}
+    return {**fields, "manifest": digest, "sealed": sealed}
 
 
 def describe_ended(task: PrewarmTask, answer: Answer) -> str:
@@ -203,18 +241,19 @@ def describe_ended(task: PrewarmTask, answer: Answer) -> str:
     return f"{word:12} {task.id} ({answer.seconds:.1f} s)"
 
 
-def _list_rows(selected: Selected, progress: Progress, answers: Mapping[str, Answer]) -> tuple[JitTaskRow, ...]:
+def _list_rows(
+    selected: Selected, done: Mapping[str, TaskDone], answers: Mapping[str, Answer]
+) -> tuple[JitTaskRow, ...]:
     """A row for everything that was requested; what is beyond this host may have been finished on another."""
     rows = []
     for task in selected.requested:
-        done = progress.find_done(task)
         if task.id in answers:
             rows.append(_row(task, answers[task.id]))
-        elif task.id in selected.beyond and done is None:
-            rows.append(_row(task, Answer(missing=selected.beyond[task.id])))
+        elif task.id in done:
+            compiled = done[task.id].compiled
+            rows.append(JitTaskRow(task=task.id, library=task.library, state=JitTaskState.KEPT, compiled=compiled))
         else:
-            kept = done.compiled if done is not None else ()
-            rows.append(JitTaskRow(task=task.id, library=task.library, state=JitTaskState.KEPT, compiled=kept))
+            rows.append(_row(task, Answer(missing=selected.beyond[task.id])))
     return tuple(rows)
 
 
@@ -226,37 +265,153 @@ def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:
     )  # fmt: skip
 
 
-def make_manifest(
-    folder: Path, *, target: str, mode: str, stack: StackSeen, tasks: Sequence[TaskDone], missing: Sequence[str],
-    words: Mapping[str, Any], variables: Mapping[str, str] | None = None,
-) -> Manifest:  # fmt: skip
-    """The manifest of what lies in ROOT/ARCH now: every file is read.
+# --- a prewarm that is under way -------------------------------------------------------------------------------------
+
+
+def hash_task(task: PrewarmTask, architecture: str, mode: str, stack: StackSeen, sources: str) -> str:
+    """What must be the same for a finished task to stay finished.
 
     Args:
+        task: its code and settings count, and not how long it takes.
+        architecture, mode: of the caches.
+        stack: without the GPU and its driver where the task needs none: compiled in an image, it holds on the host.
+        sources: identity of what of this project runs there.
+    """
+    versions = {name: version for name, version in stack.versions.items() if task.gpu or name not in _ONLY_ON_A_GPU}
+    parts = {
+        "task": [task.id, task.code, task.ranks, task.settings],
+        "caches": [architecture, mode],
+        "stack": stack.model_copy(update={"versions": versions}).model_dump(mode="json"),
+        "sources": sources,
+    }
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _find_done(manifest: Manifest, keys: Mapping[str, str]) -> dict[str, TaskDone]:
+    """The tasks of a manifest that are finished for this very stack, by id."""
+    return {done.id: done for done in manifest.tasks if done.key and done.key == keys.get(done.id)}
+
+
+@dataclass
+class Progress:
+    """What is finished in one ROOT/ARCH, on disk at every moment.
+
+    Attributes:
         folder: ROOT/ARCH.
-        target: row of `matrix/targets.toml`.
-        mode: "nvcc" or "nvrtc".
-        stack: that it was filled by.
-        tasks: that are finished.
-        missing: ids of those that are not.
-        words: `made` (when), `tool` and `commit` (by what).
-        variables: of the environment that compiled.
+        tasks: of the target.
+        keys: of those tasks, by id.
+        manifest: what lies there, and which tasks are finished: for this stack, or for a like one whose kernels are
+            still there. Whether they are found is for `jit_verify` to say.
+        before: tasks that were finished before, for whatever stack.
+        swept: files that were removed.
+        failed: a task did not end well, and may have left half a file.
+    """
+
+    folder: Path
+    tasks: Sequence[PrewarmTask]
+    keys: Mapping[str, str]
+    manifest: Manifest
+    before: Mapping[str, TaskDone] = field(default_factory=dict)
+    swept: int = 0
+    failed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def done(self) -> dict[str, TaskDone]:
+        """Tasks that are finished for this very stack, by id."""
+        return _find_done(self.manifest, self.keys)
+
+    def begin(self, earlier: Manifest | None) -> None:
+        """Take up what is finished, and remove what is not as it was left, or what a killed prewarm left half done.
+
+        Raises `OSError`.
+        """
+        for name in (MANIFEST_HASH, MANIFEST):  # of before: it does not hold from here on
+            (self.folder / name).unlink(missing_ok=True)
+        was_killed, there = (self.folder / _RUNNING).exists(), list_files(self.folder)
+        recorded = {file.path: file for file in earlier.files} if earlier else {}
+        kept = [file for file in there if file.path in recorded and _is_as_left(file, recorded[file.path])]
+        for file in there:
+            if file not in kept and (was_killed or file.path in recorded):
+                (self.folder / file.path).unlink()
+                self.swept += 1
+        if was_killed:
+            remove_temporary(self.folder)
+        if earlier is not None:
+            self.before = {done.id: done for done in earlier.tasks}
+            if len(kept) == len(recorded):
+                self.manifest = self.manifest.model_copy(
+                    update={"files": earlier.files, "tasks": tuple(self._take_up(earlier))}
+                )
+        (self.folder / _RUNNING).write_text(f"{os.getpid()}\n")
+        for name in LIBRARIES:
+            (self.folder / name).mkdir(exist_ok=True)
+        self.write_draft()
+
+    def _take_up(self, earlier: Manifest) -> Iterator[TaskDone]:
+        blank = self.manifest
+        is_like = not compare_stack(earlier, blank.stack, blank.architecture, blank.mode)
+        same = [(task.id, task.code, task.ranks, task.settings) for task in self.tasks]
+        for done in earlier.tasks:
+            is_same = is_like and (done.id, done.code, done.ranks, done.settings) in same
+            if is_same or (done.key and done.key == self.keys.get(done.id)):
+                yield done
+
+    def keep(self, task: PrewarmTask, answer: Answer) -> None:
+        """Write down that a task is finished, and what is on disk now. Raises `OSError`."""
+        with self._lock:
+            # What it finds now, it may have compiled when it was finished before: for another stack, or elsewhere.
+            before = self.before.get(task.id)
+            compiled = tuple(dict.fromkeys((*(before.compiled if before else ()), *answer.compiled)))
+            done = TaskDone(
+                id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=answer.seconds,
+                compiled=compiled, asked=answer.asked, key=self.keys[task.id],
+            )  # fmt: skip
+            found = {one.id: one for one in (*self.manifest.tasks, done)}
+            self.manifest = self.manifest.model_copy(update={"tasks": tuple(found.values())})
+            self.write_draft()
+
+    def write_draft(self) -> None:
+        """Write the manifest of what is on disk now. Raises `OSError`."""
+        done = {one.id: one for one in self.manifest.tasks}
+        self.manifest = self.manifest.model_copy(
+            update={
+                "files": describe_files(self.folder, self.manifest.files),
+                "tasks": tuple(done[task.id] for task in self.tasks if task.id in done),
+                "missing": tuple(task.id for task in self.tasks if task.id not in done),
+            }
+        )
+        write_whole(self.folder / DRAFT, manifest_text(self.manifest))
+
+
+def _is_as_left(file: Listed, recorded: FileSeen) -> bool:
+    """Whether a file has its size and time; a group of Triton's has another length in another folder."""
+    same = (file.bytes, file.mtime_ns // _SECOND) == (recorded.bytes, recorded.mtime_ns // _SECOND)
+    return same or recorded.names_root
+
+
+@contextmanager
+def open_prewarm(
+    folder: Path, blank: Manifest, tasks: Sequence[PrewarmTask], keys: Mapping[str, str]
+) -> Iterator[Progress]:
+    """Hold ROOT/ARCH against a second prewarm, and take up what is finished there.
+
+    Args:
+        folder: of `require_place`.
+        blank: manifest without tasks and files.
+        tasks: of the target.
+        keys: of those tasks, by id.
 
     Raises:
-        CacheChanged: a link lies there.
-        OSError: a file cannot be read.
+        WrongArguments: it cannot be written.
+        InfrastructureFailed: another prewarm works there.
+        OSError: its disk is full.
     """
-    listed = list_files(folder)
-    hashes = hash_files(folder, (file.path for file in listed))
-
-    def row(file: Listed) -> FileSeen:
-        names_root = file.path.endswith(".json") and str(folder).encode() in (folder / file.path).read_bytes()
-        return FileSeen(
-            path=file.path, bytes=file.bytes, sha256=hashes[file.path], mtime_ns=file.mtime_ns, names_root=names_root
-        )  # fmt: skip
-
-    return Manifest(
-        architecture=folder.name, target=target, folder=str(folder), mode=mode, stack=stack, tasks=tuple(tasks),
-        missing=tuple(missing), files=tuple(map(row, listed)),
-        variables=None if variables is None else hash_variables(variables), **words,
-    )  # fmt: skip
+    require_writable(folder, "--root")
+    (folder / STATE).mkdir(exist_ok=True)
+    with hold_folder(folder):
+        progress = Progress(folder, tasks, keys, blank)
+        progress.begin(read_draft(folder))
+        yield progress
+        if not progress.failed:  # and not where it was interrupted: then the next one sweeps
+            (folder / _RUNNING).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,18 @@ from typing import Any, Final
 
 from ..errors import WrongArguments
 from ..evidence.whole_file import write_whole
-from .files import CacheChanged, Listed, hash_files, list_files, remove_temporary
-from .layout import LIBRARIES, LOCKS, MANIFEST, MANIFEST_HASH, OPENED, arch_folder
-from .manifest import FileSeen, Manifest, manifest_text, read_manifest
+from .layout import DRAFT, LIBRARIES, LOCKS, MANIFEST, MANIFEST_HASH, STATE, arch_folder
+from .manifest import (
+    CacheChanged,
+    FileSeen,
+    Listed,
+    Manifest,
+    hash_files,
+    list_files,
+    manifest_text,
+    read_manifest,
+    remove_temporary,
+)
 
 _FILE_MODE: Final = 0o444
 _FOLDER_MODE: Final = 0o755
@@ -89,8 +98,8 @@ def seal(folder: Path, *, shared: bool = False) -> str:
     return checked.digest
 
 
-def unseal(folder: Path) -> Manifest:
-    """Let a prewarm go on there: the manifest goes, and is returned.
+def unseal(folder: Path) -> None:
+    """Let a prewarm go on there: the manifest becomes its draft.
 
     What is damaged is not opened: it would be sealed again as if it were whole.
 
@@ -101,6 +110,8 @@ def unseal(folder: Path) -> Manifest:
     """
     manifest = check_sealed(folder).manifest
     try:
+        (folder / STATE).mkdir(exist_ok=True)
+        write_whole(folder / DRAFT, manifest_text(manifest))
         (folder / MANIFEST_HASH).unlink()
         for place in _folders(folder):
             place.chmod(_FOLDER_MODE)
@@ -113,7 +124,6 @@ def unseal(folder: Path) -> Manifest:
             f"of an image. Next step: `nox -s jit_cache -- open --root {folder.parent} --work FOLDER`, and prewarm in "
             "FOLDER."
         ) from fault
-    return manifest
 
 
 def check_sealed(folder: Path) -> Checked:
@@ -140,29 +150,22 @@ def check_sealed(folder: Path) -> Checked:
 def check_files(folder: Path, manifest: Manifest) -> dict[str, Listed]:
     """The files of a folder, once all those of a manifest are there with their hashes. Raises as `check_sealed`."""
     there = {listed.path: listed for listed in list_files(folder)}
-    if wrong := tuple(_find_changes(folder, manifest, there)):
+    same = [file for file in manifest.files if file.path in there and there[file.path].bytes == file.bytes]
+    hashes = hash_files(folder, (file.path for file in same))
+    wrong = [
+        f"{file.path} is gone" if file.path not in there
+        else f"{file.path} has {there[file.path].bytes} bytes instead of {file.bytes}" if file.path not in hashes
+        else f"{file.path} has another content (sha256 {hashes[file.path][:12]} instead of {file.sha256[:12]})"
+        for file in manifest.files
+        if hashes.get(file.path) != file.sha256
+    ]  # fmt: skip
+    if wrong:
         raise CacheChanged(
             f"{folder} is not what its manifest says: {_list(wrong)}. Likely cause: a damaged disk or copy, or "
             "something wrote there after it was sealed. Next step: import it again from where it was exported, or "
             "prewarm again; it is no evidence of anything now."
         )
     return there
-
-
-def _find_changes(folder: Path, manifest: Manifest, there: dict[str, Listed]) -> Iterator[str]:
-    same = []
-    for file in manifest.files:
-        listed = there.get(file.path)
-        if listed is None:
-            yield f"{file.path} is gone"
-        elif listed.bytes != file.bytes:
-            yield f"{file.path} has {listed.bytes} bytes instead of {file.bytes}"
-        else:
-            same.append(file)
-    found = hash_files(folder, (file.path for file in same))
-    for file in same:
-        if found[file.path] != file.sha256:
-            yield f"{file.path} has another content (sha256 {found[file.path][:12]} instead of {file.sha256[:12]})"
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -172,7 +175,7 @@ def _folders(folder: Path) -> Iterator[Path]:
         yield from (Path(place) for place, _, _ in os.walk(folder / name))
 
 
-def _list(names: tuple[str, ...]) -> str:
+def _list(names: Sequence[str]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
@@ -207,7 +210,8 @@ def open_working(sealed: Path, manifest: Manifest, work: Path) -> Path:
         for file in manifest.files if str(folder) != manifest.folder else ():
             if _is_group(file):
                 _relocate(folder / file.path, manifest.folder, file.mtime_ns, str(folder))
-        write_whole(folder / OPENED, manifest_text(manifest))  # a prewarm that goes on here knows what is there
+        (folder / STATE).mkdir()
+        write_whole(folder / DRAFT, manifest_text(manifest))  # a prewarm that goes on here knows what is there
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -1,4 +1,4 @@
-"""One stack and its JIT caches: what it is made of, and how a task of prewarm or a cell is run in it."""
+"""One stack and its JIT caches: what it is made of, how a task of prewarm or a cell runs in it, and what it answers."""
 
 from __future__ import annotations
 
@@ -10,36 +10,46 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
 from .. import TOOL
-from ..catalog.bridge import Catalog
+from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.cell import Cell
-from ..environments.cpu_stack import find_cpu_python
+from ..environments.environment import hash_parts, list_sources
 from ..environments.facts import Facts, read_facts, require_torch
-from ..environments.identity import hash_parts, list_sources
+from ..environments.fleet import count_cores
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
-from ..environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke, why_not_here
-from ..environments.schedule import count_cores
+from ..environments.plan import plan_blank, plan_row, why_not_here
+from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment
+from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen
 from ..process import Processes
-from .answer import Answer, read_receipt_answer
-from .layout import NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
-from .manifest import CompilerOf, StackSeen
-from .place import folder_aside
+from .layout import NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables, folder_aside, require_temporary
+from .manifest import CompilerOf, StackSeen, hash_variables
 from .result import JitCompile
 
 _MODULE: Final = "megacpp_validate.jit"
 _STACK: Final = "stack"
 _STACK_LIMIT_S: Final = 300.0  # imports torch once, on a disk that may be cold
-_LAST_WORDS: Final = 800  # characters
+# Libraries whose processes report what a cache had. Kernels of a graph of TorchInductor are Triton's when it is
+# compiled, and the graph's when it is found.
+COUNTED: Final = {
+    "deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton",
+}  # fmt: skip
+_REPORT_THEIR_KEY: Final = ("fa4", "inductor")  # always, where a cache was asked at all (jit/watch_*.py)
+_REPORTS_NOTHING: Final = "cuda"  # what its cache has: its compiles are seen in new files alone
+_NAMED: Final = 4
+_GOOD: Final = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
+_DID_NOT_RUN: Final = (Outcome.NOT_RUN, Outcome.BLOCKED)
+
+
 _NO_SPACE: Final = os.strerror(errno.ENOSPC)
 _ROOT: Final = Path(".megacpp/jit")
 
@@ -73,6 +83,92 @@ class JitOptions:
     def place(self) -> Path:
         """The root, absolute: processes start in folders of their own."""
         return (self.root or Path(os.environ.get(ROOT_VARIABLE) or _ROOT)).absolute()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the process of a task answered.
+
+    Attributes:
+        compiled: kernels that no cache had.
+        hits: library -> kernels that a cache had; None where it is not counted.
+        failure: why it did not come to a good end.
+        missing: why it could not run here: no GPU, no such library. That is no failure.
+        unwatched: what it compiled in memory, where there is no cache: "LIBRARY: why".
+        notes: what else a person should know.
+    """
+
+    compiled: tuple[JitCompile, ...] = ()
+    hits: Mapping[str, int] | None = field(default_factory=dict)
+    failure: str = ""
+    missing: str = ""
+    unwatched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def asked(self) -> tuple[str, ...] | None:
+        """Libraries that it compiled for, or found in a cache; None where it does not count what it found."""
+        if self.hits is None:
+            return None
+        found = {library for library, number in self.hits.items() if number}
+        return tuple(sorted(found | {one.library for one in self.compiled}))
+
+
+def asked_nothing(task: PrewarmTask, answer: Answer) -> bool:
+    """Whether a task neither compiled nor found anything of the library that it is there for.
+
+    Of probes and cells nothing is known beforehand: their library is that of the cache that gains most from them, and
+    another precision may not ask it. The driver's cache does not report hits.
+    """
+    if task.is_cell or answer.asked is None or task.library == _REPORTS_NOTHING:
+        return False
+    return COUNTED.get(task.library, task.library) not in {COUNTED.get(one, one) for one in answer.asked}
+
+
+def hold_to_purpose(task: PrewarmTask, answer: Answer, variables: Mapping[str, str]) -> Answer:
+    """The answer, as a failure where nothing was compiled ahead of time, or nothing of it was kept.
+
+    Args:
+        task: that answered.
+        answer: of a task that ran.
+        variables: of its environment, in which the cause may be.
+    """
+    if task.is_cell or answer.failure or answer.missing:
+        return answer
+    lost = [one for one in answer.compiled if one.library in _REPORT_THEIR_KEY and not one.looked_for]
+    if asked_nothing(task, answer):
+        said = f"it compiled nothing for {task.library}, and looked for nothing in its cache"
+    elif lost:
+        names = ", ".join(f"{one.library} {one.kernel}" for one in lost[:_NAMED])
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        said = f"what it compiled is in no cache, since none was asked: {names}{more}"
+    else:
+        return answer
+    names = ", ".join(hash_variables(variables)) or "none"
+    cause = f"a variable switches compiling, or its cache, off (set: {names}), or the monitor does not know the release"
+    return replace(answer, failure=f"{said}. Likely cause: {cause}. Next step: unset it, or look at the log.")
+
+
+def read_receipt_answer(receipt: Receipt) -> Answer:
+    """What the receipt of a cell reports of compiles; those that it counts and does not list are compiles too."""
+    jit = receipt.jit
+    listed = [
+        JitCompile(library=one.library, kernel=one.kernel, shape=one.shape, seconds=max(0.0, one.seconds))
+        for one in jit.compiled
+    ]
+    counted = Counter(jit.warm_up) + Counter(jit.after) - Counter(one.library for one in listed)
+    unlisted = [JitCompile(library=name, kernel="(not listed in the receipt)") for name in counted.elements()]
+    reason = f"{receipt.outcome.value}: {receipt.reason}" if receipt.reason else receipt.outcome.value
+    return Answer(
+        compiled=(*listed, *unlisted),
+        hits=jit.hits,
+        failure="" if receipt.outcome in (*_GOOD, *_DID_NOT_RUN) else reason,
+        missing=reason if receipt.outcome in _DID_NOT_RUN else "",
+        unwatched=tuple(f"{library}: {why}" for library, why in jit.unwatched.items()),
+        notes=jit.notes,
+        seconds=receipt.seconds.get("total", 0.0),
+    )
 
 
 class _Kernel(JitCompile):
@@ -160,21 +256,18 @@ class JitStack:
     def _run_cell(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         variables = self.environment.variables
         blank = plan_blank(self.target, self.facts, variables, seed=self.seed, tool=TOOL, commit=read_commit())
-        composed = any(row.id == task.cell for row in self.catalog.compositions)
-        plan = plan_smoke if task.code != PROBE else plan_compositions if composed else plan_parity
-        order = replace(plan(self.catalog, blank, [task.cell])[0], environment=self.environment.identity)
+        rows: list[BridgeModule | ProbeCell] = [*self.catalog.modules, *self.catalog.compositions, *self.catalog.smoke]
+        row = next(row for row in rows if row.id == task.cell)
+        order = replace(plan_row(blank, row), environment=self.environment.identity)
         cell = Cell(self.environment, order, logs, limit_s)
         return read_receipt_answer(cell.run(self.scratch / f"cell-{task.id}", self.processes))
 
     def _run_task(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         order = {"task": task.id, "code": task.code, "library": task.library, "settings": dict(task.settings)}
         answered = self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit_s)
-        if isinstance(answered, Answer):
-            return answered
+        compiled = [JitCompile(**one.model_dump(exclude={"cached"})) for one in answered.compiled if not one.cached]
         return Answer(
-            compiled=tuple(
-                JitCompile(**one.model_dump(exclude={"cached"})) for one in answered.compiled if not one.cached
-            ),
+            compiled=tuple(compiled),
             hits=Counter(one.library for one in answered.compiled if one.cached),
             failure=answered.failure,
             missing=answered.missing,
@@ -183,8 +276,8 @@ class JitStack:
             seconds=answered.seconds,
         )
 
-    def _ask(self, order: Mapping[str, Any], log: Path, limit_s: float) -> _Answered | Answer:
-        """Start a task of `megacpp_validate.jit`, and read its last line; an `Answer` says why there is none."""
+    def _ask(self, order: Mapping[str, Any], log: Path, limit_s: float) -> _Answered:
+        """Start a task of `megacpp_validate.jit`, and read its last line, or why there is none."""
         # A working folder of its own: what a vendor library drops there is nobody's evidence.
         folder = Path(tempfile.mkdtemp(prefix=f"{order['task']}-", dir=self.scratch))
         given = folder / "order"
@@ -196,9 +289,10 @@ class JitStack:
                 answered = _Answered.model_validate_json(line)
                 if answered.task == order["task"]:
                     return answered
-        words = " | ".join(filter(None, map(str.strip, ended.words.splitlines())))[-_LAST_WORDS:]
         how = ended.how if ended.code != 0 else "it ended without an answer"
-        return Answer(failure=f"{how}; its last output: {words or 'nothing'}", seconds=ended.seconds)
+        return _Answered(
+            task=order["task"], failure=f"{how}; its last output: {ended.last_words}", seconds=ended.seconds
+        )
 
     def read_seen(self) -> StackSeen:
         """What the caches depend on, as a process in the stack reports it.
@@ -208,7 +302,7 @@ class JitStack:
         """
         order = {"task": _STACK, "code": _STACK, "library": "", "settings": {}}
         told = self._ask(order, self.scratch / f"{_STACK}.log", _STACK_LIMIT_S)
-        if not isinstance(told, _Answered) or told.failure or told.missing:
+        if told.failure or told.missing:
             raise NoEnvironment(
                 f"{self.environment.shown} does not report what it is made of: {told.failure or told.missing}. Likely "
                 "cause: a damaged package, or it finds another megacpp-validate first. Next step: `nox -s doctor`."
@@ -221,21 +315,6 @@ class JitStack:
             compiler=told.compiler.model_copy(update={"mode": ""}),  # the manifest holds the requested one itself
             include_paths=told.include_paths,
         )
-
-
-def require_temporary() -> Path:
-    """The folder for temporary files.
-
-    Raises:
-        NoEnvironment: there is none.
-    """
-    try:
-        return Path(tempfile.gettempdir())
-    except FileNotFoundError as fault:
-        raise NoEnvironment(
-            f"there is no folder for temporary files: {fault.strerror or fault}. Likely cause: a read-only root, or a "
-            "full disk. Next step: mount one on /tmp (`--tmpfs /tmp:exec` of `docker run`), or name one in TMPDIR."
-        ) from fault
 
 
 @contextmanager
@@ -256,9 +335,7 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
             **cache_variables(root, architecture, nvrtc=mode == NVRTC),
             "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
         }
-        link = scratch / "link"
-        link.mkdir()
-        environment = host_interpreter(variables, link, python)
+        environment = host_interpreter(variables, python)
         facts = read_facts(environment, processes)
         require_torch(facts)
         yield JitStack(

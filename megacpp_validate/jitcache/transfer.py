@@ -1,8 +1,9 @@
-"""A sealed cache carried elsewhere: as one archive, such as a layer of an image, or as a folder of a volume.
+"""What the verb jit_cache does with a sealed cache: check, seal, unseal, open, export and import.
 
-An archive holds ARCH/manifest.json, ARCH/manifest.sha256, then the files of the manifest in its order, and nothing
-else: the same cache gives the same bytes. On import everything is unpacked aside, each file compared with its hash, and
-renamed when all are right; so a cache is there whole, or not at all.
+A cache is carried as one archive, such as a layer of an image, and imported from one or from a ROOT/ARCH. An archive
+holds ARCH/manifest.json, ARCH/manifest.sha256, then the files of the manifest in its order, and nothing else: the same
+cache gives the same bytes. On import everything is unpacked aside, each file compared with its hash, and renamed when
+all are right; so a cache is there whole, or not at all.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
-from ..errors import ToolError, WrongArguments
+from .. import TOOL
+from ..catalog.bridge import Catalog
+from ..errors import EvidenceMissing, ToolError, WrongArguments
 from ..process import run_command
-from .files import CacheChanged, hash_file, is_temporary
-from .layout import MANIFEST, MANIFEST_HASH, arch_folder
-from .manifest import Manifest, parse_manifest, read_manifest
-from .place import folder_aside
-from .progress import hold_folder
-from .seal import check_files, check_sealed, copy_files, is_sealed, seal
+from .layout import MANIFEST, MANIFEST_HASH, NVRTC, arch_folder, cache_arch, cache_variables, folder_aside, hold_folder
+from .manifest import CacheChanged, Manifest, compare_stack, hash_file, is_temporary, parse_manifest, read_manifest
+from .result import JitCacheResult, StackDifference
+from .seal import check_files, check_sealed, copy_files, is_at_home, is_sealed, open_working, seal, unseal
+from .stack import JitOptions, open_stack
 
 _IMPORTED: Final = ".import-"
 _SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -37,37 +40,131 @@ _MOST_MANIFEST: Final = 256 * 2**20  # bytes; of 100,000 files it takes 30 MB
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What was exported or imported.
+class CacheOptions:
+    """What to do, and with what.
 
     Attributes:
-        place: the archive, or ROOT/ARCH.
-        digest: of the manifest.
-        archive: hash of the archive; empty for a folder.
-        archive_bytes: its size.
-        kept: an import found the same cache there already, and wrote nothing.
-        extra: files beside the sealed ones, which an export leaves where they are.
+        place: archive or folder to export to, or to import.
+        arch: of the cache; the only one below the root where it is empty.
+        work: root of the working copy of `open`.
+        prefix: of the paths in an exported archive.
+        replace: an import replaces another cache.
+        any_stack: an import does not compare the cache with the stack.
+        shared: any user may add files beside the sealed ones.
     """
 
-    place: Path
-    manifest: Manifest
-    digest: str
-    archive: str = ""
-    archive_bytes: int = 0
-    kept: bool = False
-    extra: tuple[str, ...] = ()
+    action: Literal["check", "seal", "unseal", "export", "import", "open"]
+    place: Path | None = None
+    arch: str = ""
+    work: Path | None = None
+    prefix: str = ""
+    replace: bool = False
+    any_stack: bool = False
+    shared: bool = False
 
 
-def export_cache(folder: Path, target: Path, *, prefix: str = "") -> Carried:
-    """Write a sealed cache to an archive (.tar, .tar.gz, .tar.zst), or below a folder.
+def run_cache(catalog: Catalog, jit: JitOptions, options: CacheOptions) -> JitCacheResult:
+    """One action.
+
+    Raises:
+        ToolError: by the class of what is wrong.
+        OSError: a disk is full, or a folder cannot be written.
+    """
+    started, root = time.monotonic(), jit.place()
+    if options.action == "import":
+        result = _import(catalog, jit, options, root)
+    else:
+        result = _act(_find_folder(root, options.arch), options)
+    return result.model_copy(update={"seconds": round(time.monotonic() - started, 2)})
+
+
+def _act(folder: Path, options: CacheOptions) -> JitCacheResult:
+    action = options.action
+    if action == "export":
+        if options.place is None or not options.place.name.endswith(_SUFFIXES):
+            raise WrongArguments("no archive is named. Next step: name one such as jit.tar.zst.")
+        return export_cache(folder, options.place.absolute(), prefix=options.prefix)
+    if action == "seal":
+        seal(folder, shared=options.shared)
+    checked = check_sealed(folder)
+    if action == "unseal":
+        unseal(folder)
+    if action != "open":
+        sealed = action == "unseal" or is_sealed(folder)
+        return _describe(action, folder, checked.manifest, checked.digest, extra=checked.extra, sealed=sealed)
+    if options.work is None:
+        raise WrongArguments("no folder is named. Next step: name a folder that you can write with --work.")
+    place = open_working(folder, checked.manifest, options.work.absolute())
+    variables = cache_variables(place.parent, folder.name, nvrtc=checked.manifest.mode == NVRTC)
+    return _describe(action, place, checked.manifest, checked.digest, variables=variables, in_place=True)
+
+
+def _find_folder(root: Path, arch: str) -> Path:
+    """ROOT/ARCH; the only one with a manifest where no architecture is named."""
+    if arch:
+        return arch_folder(root, arch)
+    found = sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
+    if not found:
+        raise EvidenceMissing(
+            f"{root} has no cache with a manifest. Likely cause: nothing was prewarmed there, a prewarm did not end, "
+            "or a folder may not be read. Next step: give the root of the caches with --root, or prewarm to the end."
+        )
+    if len(found) > 1:
+        there = ", ".join(path.name for path in found)
+        raise WrongArguments(f"{root} has {len(found)} caches ({there}). Next step: name one with --arch.")
+    return found[0]
+
+
+def _describe(action: str, folder: Path, manifest: Manifest, digest: str, **more: Any) -> JitCacheResult:
+    fields = {"in_place": is_at_home(folder, manifest), **more}
+    return JitCacheResult(
+        tool=TOOL, deed=action, folder=str(folder), architecture=manifest.architecture, manifest=digest,
+        mode=manifest.mode, made=manifest.made, stack=manifest.stack.versions, caches=manifest.sizes,
+        tasks=tuple(task.id for task in manifest.tasks), missing=manifest.missing, **fields,
+    )  # fmt: skip
+
+
+def _import(catalog: Catalog, jit: JitOptions, options: CacheOptions, root: Path) -> JitCacheResult:
+    if options.place is None:
+        raise WrongArguments("no cache to import is named. Next step: name an archive, or an exported folder.")
+    source = options.place.absolute()
+    manifest, digest = read_carried(source)
+    if not options.any_stack and (differences := _find_differences(catalog, manifest, jit, root)):
+        return _describe("import", source, manifest, digest, differences=differences)
+    return import_cache(source, root, replace=options.replace)
+
+
+def _find_differences(catalog: Catalog, manifest: Manifest, jit: JitOptions, root: Path) -> tuple[StackDifference, ...]:
+    """In what the cache and the stack that is here differ; what only a GPU reports is left out where none is seen."""
+    target = next((row for row in catalog.targets if cache_arch(row.arch) == manifest.architecture), None)
+    if target is None:
+        raise WrongArguments(
+            f"the cache is of {manifest.architecture}, and matrix/targets.toml has no target with that. Next step: add "
+            "one, or say --any-stack."
+        )
+    with open_stack(catalog, target, jit, root) as stack:
+        seen, architecture = stack.read_seen(), manifest.architecture
+        if stack.facts.gpu is not None and target.arch:
+            architecture = cache_arch(stack.facts.gpu.arch)
+        elif target.arch:
+            of_gpu = {name: text for name, text in manifest.stack.versions.items() if name in ("gpu", "driver")}
+            seen = seen.model_copy(update={"versions": {**seen.versions, **of_gpu}})
+        return compare_stack(manifest, seen, architecture, manifest.mode)
+
+
+# --- out -------------------------------------------------------------------------------------------------------------
+
+
+def export_cache(folder: Path, target: Path, *, prefix: str = "") -> JitCacheResult:
+    """Write a sealed cache to an archive (.tar, .tar.gz, .tar.zst).
 
     Args:
         folder: ROOT/ARCH, sealed.
-        target: the archive; a name without such an ending is a folder, which gets ARCH/.
+        target: the archive.
         prefix: of the paths in the archive, such as "opt/megacpp/jit", for a layer that is laid over an image.
 
     Raises:
-        WrongArguments: it is not sealed, or the target is there.
+        WrongArguments: it is not sealed.
         CacheChanged: the cache is not what its manifest says.
         OSError: the target cannot be written or its disk is full; what was written is removed.
     """
@@ -77,29 +174,14 @@ def export_cache(folder: Path, target: Path, *, prefix: str = "") -> Carried:
             "or `nox -s prewarm` to its end."
         )
     checked = check_sealed(folder)
-    manifest = checked.manifest
-    if not target.name.endswith(_SUFFIXES):
-        place = arch_folder(target, manifest.architecture)
-        if place.exists():
-            raise WrongArguments(f"{place} exists already. Next step: give another folder, or remove that one.")
-        with folder_aside(target, _IMPORTED) as aside:
-            _copy_sealed(folder, aside / manifest.architecture, manifest).rename(place)
-        return Carried(place, manifest, checked.digest, extra=checked.extra)
     with folder_aside(target.parent, ".export-") as aside:
-        part = _write_archive(aside, target.name, folder, manifest, prefix)
+        part = _write_archive(aside, target.name, folder, checked.manifest, prefix)
         digest, size = hash_file(part), part.stat().st_size
         part.replace(target)
-    return Carried(target, manifest, checked.digest, f"sha256:{digest}", size, extra=checked.extra)
-
-
-def _copy_sealed(source: Path, new: Path, manifest: Manifest) -> Path:
-    """A sealed copy of a whole cache: sealing reads every file again, from the disk that it is on now."""
-    new.mkdir()
-    copy_files(source, new, manifest.files)
-    for name in (MANIFEST, MANIFEST_HASH):
-        shutil.copyfile(source / name, new / name)
-    seal(new)
-    return new
+    return _describe(
+        "export", folder, checked.manifest, checked.digest, archive=str(target), archive_hash=f"sha256:{digest}",
+        archive_bytes=size, extra=checked.extra,
+    )  # fmt: skip
 
 
 def _write_archive(aside: Path, name: str, folder: Path, manifest: Manifest, prefix: str) -> Path:
@@ -158,7 +240,7 @@ def read_carried(source: Path) -> tuple[Manifest, str]:
         return _read_head(archive, source)[:2]
 
 
-def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
+def import_cache(source: Path, root: Path, *, replace: bool = False) -> JitCacheResult:
     """Put a cache below a root, every hash right, under its own architecture; sealed.
 
     Whether it fits the stack is for the caller to ask first (`read_carried`, `manifest.compare_stack`).
@@ -178,21 +260,23 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
     manifest, digest = read_carried(source)
     place = arch_folder(root, manifest.architecture)
     if _is_there(place, digest, replace=replace):
-        return Carried(place, manifest, digest, kept=True)
+        return _describe("import", place, manifest, digest, kept=True)
     with folder_aside(root, _IMPORTED) as aside:
         new = aside / manifest.architecture
+        new.mkdir()
         if source.is_dir():
             check_files(source, manifest)  # before a pipe or a link in the place of a file is opened
-            _copy_sealed(source, new, manifest)
+            copy_files(source, new, manifest.files)
+            for name in (MANIFEST, MANIFEST_HASH):
+                shutil.copyfile(source / name, new / name)
         else:
-            new.mkdir()
             _unpack(source, new, manifest)
-            seal(new)
+        seal(new)  # which reads every file again, from the disk that it is on now
         with hold_folder(place):
             if place.exists():
                 place.rename(aside / "replaced")
             new.rename(place)
-    return Carried(place, manifest, digest)
+    return _describe("import", place, manifest, digest)
 
 
 def _is_there(place: Path, digest: str, *, replace: bool) -> bool:

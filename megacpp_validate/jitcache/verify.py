@@ -17,15 +17,23 @@ from ..catalog.prewarm import PrewarmTask, UnkeptKernel
 from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..evidence.whole_file import write_whole
-from .answer import COUNTED, Answer, asked_nothing
-from .files import Listed, find_products, library_of, list_files
-from .layout import cache_arch
-from .manifest import Manifest, ManifestInvalid, compare_stack, compare_variables, hash_variables
-from .place import folder_aside, require_place, require_usable, require_writable
+from .layout import cache_arch, folder_aside, require_temporary, require_usable, require_writable
+from .manifest import (
+    Listed,
+    Manifest,
+    ManifestInvalid,
+    compare_stack,
+    compare_variables,
+    find_products,
+    hash_variables,
+    library_of,
+    list_files,
+    require_place,
+)
 from .prewarm import Selected, describe_ended, select_tasks
 from .result import JitCause, JitCompile, JitVerdict, JitVerifyResult, JitVerifyRow
 from .seal import Checked, check_sealed, is_sealed, open_working
-from .stack import JitOptions, JitStack, open_stack, require_temporary, run_tasks
+from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, open_stack, run_tasks
 
 # Of a whole target, and of a part: whoever reads the verdict on a target must not find the other in its place.
 _VERDICT: Final = "jit_verify-{target}.json"
@@ -58,8 +66,7 @@ def run_verify(
     selected = replace(select_tasks(tasks, target.id, options), unkept=tuple(unkept))
     require_writable(receipts, "--receipts")  # now, and not a quarter of an hour later
     parent = work or require_temporary()
-    require_writable(parent, "--work")
-    require_usable(parent)
+    require_usable(parent, "--work")
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     folder = require_place(options.place(), cache_arch(target.arch))
     if not is_sealed(folder):

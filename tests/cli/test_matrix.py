@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.environments.restart import own_folder
+from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.evidence.store import read_receipts
 from tests.command_line import Run, Said, make_run
 from tests.environments.places import make_h200_host

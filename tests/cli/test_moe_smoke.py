@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.restart import own_folder
+from megacpp_validate.environments.cell import own_folder
 from tests.cli.session_calls import Stack, make_session, make_stack
 from tests.command_line import Run
 

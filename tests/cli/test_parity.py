@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from megacpp_validate.cli.app import LARGEST_SEED
-from megacpp_validate.environments.restart import own_folder
+from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.evidence.store import read_receipts
 from tests.command_line import Run, make_run
 from tests.environments.places import make_h200_host

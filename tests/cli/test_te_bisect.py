@@ -13,8 +13,8 @@ import pytest
 
 from megacpp_validate.canary.dynamic.bisect import name_folder, order_releases, put_axes, read_axes
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
+from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.environments.interpreter import own_interpreter
-from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.errors import WrongArguments
 from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
 from tests.command_line import Run, make_run

@@ -8,12 +8,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from megacpp_validate.evidence.receipt_file import write_receipt
 
-from megacpp_validate.environments.fleet import Expected, Session
+from megacpp_validate.environments.cell import Cell, FolderTaken, find_done, is_done, own_folder
+from megacpp_validate.environments.environment import Environment
+from megacpp_validate.environments.fleet import Fleet, Need, Room
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
-from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing
 from megacpp_validate.evidence.store import read_receipt, read_receipts
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.process import Call, Processes
@@ -26,9 +30,13 @@ def orders(*probes: str) -> list[Order]:
     return [Order(probe, "native", CPU, "native", tool="tool 1") for probe in probes]
 
 
-def run(main: str, folder: Path, *probes: str, limit_s: float = 60.0, jobs: int = 2) -> tuple[Receipt, ...]:
-    session = Session(make_probes(folder, main), folder / "receipts", limit_s, jobs)
-    return session.run(orders(*(probes or ("one",))), Processes())
+def run(main: str, folder: Path, *probes: str, limit_s: float = 60.0) -> tuple[Receipt, ...]:
+    return run_in(make_probes(folder, main), folder, *(probes or ("one",)), limit_s=limit_s)
+
+
+def run_in(environment: Environment, folder: Path, *probes: str, limit_s: float, **more: Any) -> tuple[Receipt, ...]:
+    cells = [(Cell(environment, order, folder / "receipts", limit_s), Need()) for order in orders(*probes)]
+    return tuple(ran.receipt for ran in Fleet(Room(2)).run(cells, more.get("processes") or Processes()))
 
 
 def test_what_a_probe_writes_is_kept_and_what_an_earlier_run_left_is_not(tmp_path: Path) -> None:
@@ -48,14 +56,6 @@ def test_what_a_probe_writes_is_kept_and_what_an_earlier_run_left_is_not(tmp_pat
     left = {file.name for file in receipts.iterdir()}
     assert {"native-cpu-one.seed0.curve", "native-cpu-one_more.curve"} <= left
     assert not {"native-cpu-one.old.curve", "native-cpu-one.link", "here"} & left
-
-
-def test_a_cell_that_is_known_to_take_long_is_given_longer(tmp_path: Path) -> None:
-    environment = make_probes(tmp_path, "time.sleep(1.5); write()")
-    session = Session(environment, tmp_path / "receipts", 1.0, 2)
-    expected = {"long": Expected(seconds=100.0, limit_s=60.0)}
-    short, long = session.run(orders("short", "long"), Processes(), expected=expected)
-    assert (short.outcome, long.outcome) == (Outcome.TIMEOUT, Outcome.PASS)
 
 
 LIMIT_S = 4.0  # of what hangs: it has to be there first, on a machine that has much else to do
@@ -116,7 +116,6 @@ def test_a_stop_kills_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
     """As an interrupt does: the session raises, and nothing is left running behind it."""
     processes, pid = Processes(), tmp_path / "pid"
     main = f"open({str(pid)!r}, 'a').write(str(os.getpid()) + ' '); time.sleep(600)"
-    session = Session(make_probes(tmp_path, main), tmp_path / "receipts", 600.0, 1)
 
     def stop() -> None:
         while not (pid.exists() and pid.read_text()):
@@ -126,7 +125,7 @@ def test_a_stop_kills_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
     stopper = threading.Thread(target=stop)
     stopper.start()
     with pytest.raises(RuntimeError, match="everything was stopped"):
-        session.run(orders("one", "two"), processes)
+        run_in(make_probes(tmp_path, main), tmp_path, "one", limit_s=600.0, processes=processes)
     stopper.join()
     (started,) = pid.read_text().split()
     with pytest.raises(ProcessLookupError):
@@ -143,6 +142,80 @@ def test_an_engine_that_is_gone_is_no_evidence_on_a_module(tmp_path: Path) -> No
         (Lost((sys.executable,), {"PATH": "/usr/bin:/bin"}), Outcome.NOT_RUN, "Cannot connect to the daemon"),
         (InterpreterEnvironment((str(tmp_path / "nothing"),), {}), Outcome.ERROR, "could not be started"),
     ):
-        (receipt,) = Session(environment, tmp_path / "receipts", 30.0, 1).run(orders("one"), Processes())
+        (receipt,) = run_in(environment, tmp_path, "one", limit_s=30.0)
         assert receipt.outcome is outcome
         assert words in receipt.reason
+
+
+# --- what an earlier run left is taken again only if it answers the order ---
+
+ORDER = Order("permute", "te1", Target("cpu", ""), "native", seed=3, tool="tool 1", commit="c0", environment="e0")
+DONE = Receipt(
+    cell=ORDER.cell, stack="te1", target="cpu", probe="permute", outcome=Outcome.PASS, reason="", requested="native",
+    checks=(Check("one", True),), seed=3, tool="tool 1", commit="c0", environment="e0",
+)  # fmt: skip
+TIMED = Timing("permute.forward", "perf_counter", (1.0, 1.0), 1.0, 0.0, 5)
+
+STALE: dict[str, tuple[Order, Receipt]] = {
+    "another-seed": (replace(ORDER, seed=4), DONE),
+    "another-request": (replace(ORDER, requested="te"), DONE),
+    "another-tool": (replace(ORDER, tool="tool 2"), DONE),
+    "another-commit": (replace(ORDER, commit="c0-dirty"), DONE),
+    "another-environment": (replace(ORDER, environment="e1"), DONE),
+    "another-cell": (replace(ORDER, stack="te2"), DONE),
+    "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment="")),
+    "not-run": (ORDER, replace(DONE, outcome=Outcome.NOT_RUN)),
+    "killed-by-somebody-else": (
+        ORDER,
+        replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGKILL", "nothing")),
+    ),
+    "a-batch-system-ended-it": (
+        ORDER,
+        replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGTERM", "nothing")),
+    ),
+    "the-disk-was-full": (
+        ORDER,
+        replace(DONE, outcome=Outcome.ERROR, reason="OSError: [Errno 28] No space left on device: '/tmp/x'"),
+    ),
+    "not-timed": (replace(ORDER, times=True), DONE),
+}
+
+
+ANSWERS: dict[str, tuple[Order, Receipt]] = {
+    "good": (ORDER, DONE),
+    "bad": (ORDER, replace(DONE, outcome=Outcome.ERROR)),
+    "timed": (replace(ORDER, times=True), replace(DONE, timings=(TIMED,))),
+    "timed-and-nobody-asked": (ORDER, replace(DONE, timings=(TIMED,))),
+    "crashed": (ORDER, replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGSEGV", "nothing"))),
+    "red-and-so-not-timed": (replace(ORDER, times=True), replace(DONE, outcome=Outcome.TIMEOUT)),
+    "nothing-to-time": (
+        replace(ORDER, probe="composed", times=True),
+        replace(DONE, probe="composed", cell="te1-cpu-composed"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("order", "receipt", "done"),
+    [*((*row, False) for row in STALE.values()), *((*row, True) for row in ANSWERS.values())],
+    ids=[*STALE, *ANSWERS],
+)
+def test_which_receipts_are_answers(order: Order, receipt: Receipt, done: bool) -> None:
+    assert is_done(order, receipt) is done
+
+
+def test_only_a_whole_receipt_is_taken_from_a_file(tmp_path: Path) -> None:
+    place = tmp_path / f"{ORDER.cell}.json"
+    assert find_done(ORDER, place) is None
+    write_receipt(DONE, place)
+    assert find_done(ORDER, place) == DONE
+    text = place.read_text()
+    for damaged in (text[: len(text) // 2], "", text.replace('"pass"', '"fine"'), text.replace("te1", "te2")):
+        place.write_text(damaged)
+        assert find_done(ORDER, place) is None
+
+
+def test_a_second_run_is_refused_while_the_first_one_holds_the_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with own_folder(tmp_path), pytest.raises(FolderTaken, match=r"receipts.*Next step"), own_folder(tmp_path):
+            pass

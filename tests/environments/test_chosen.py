@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import sysconfig
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,15 +14,16 @@ import pytest
 from megacpp_validate.catalog.bridge import Stack
 from megacpp_validate.environments import chosen
 from megacpp_validate.environments.chosen import (
+    Found,
     Means,
     Spec,
+    find_environments,
     is_same_release,
     make_environment,
     read_spec,
     resolve_environment,
 )
 from megacpp_validate.environments.environment import NoEnvironment
-from megacpp_validate.environments.installed import find_environments
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.errors import WrongArguments
 from tests.environments.site_folders import make_package, make_te
@@ -51,7 +55,7 @@ def test_what_is_no_environment_is_refused_with_the_form(text: str) -> None:
 
 def means(tmp_path: Path, **variables: str) -> Means:
     own = {"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"), **variables}
-    return Means(own, sys.executable, gpus=False, door=tmp_path / "door")
+    return Means(own, sys.executable, gpus=False)
 
 
 def test_an_overlay_as_it_was_written(tmp_path: Path) -> None:
@@ -61,17 +65,10 @@ def test_an_overlay_as_it_was_written(tmp_path: Path) -> None:
     assert made.folders == (te, base)
 
 
-def test_an_interpreter_as_it_was_written(tmp_path: Path) -> None:
-    made = make_environment(read_spec(f"x=python:{sys.executable}"), means(tmp_path))
-    assert made.shown == sys.executable
-    with pytest.raises(NoEnvironment, match="python9"):
-        make_environment(read_spec("x=python:python9"), means(tmp_path))
-
-
 def test_a_release_that_the_host_has_is_taken_before_what_could_be_made(tmp_path: Path) -> None:
     asked = means(tmp_path)
     te = make_te(tmp_path / "te", "2.14.1")
-    found = find_environments([te], asked.variables, asked.python, asked.door)
+    found = find_environments([te], asked.variables, asked.python)
     row = Stack(id="te2.14.1", te="2.14.1", lock="locks/none.txt")
     made = resolve_environment("2.14.1", found, [row], asked)
     assert isinstance(made, InterpreterEnvironment)
@@ -83,7 +80,7 @@ def test_a_release_that_nothing_provides_says_what_there_is_and_how_to_provide_i
     damaged = make_te(tmp_path / "te-2.20.2", "2.20.2")
     (damaged / "transformer_engine" / "__init__.py").unlink()
     roots = [make_te(tmp_path / "te", "2.14.1"), damaged]
-    found = find_environments(roots, asked.variables, asked.python, asked.door)
+    found = find_environments(roots, asked.variables, asked.python)
     with pytest.raises(NoEnvironment) as told:
         resolve_environment("2.20.2", found, [Stack(id="te2.20.2", te="2.20.2")], asked)
     for word in ("2.14.1", str(damaged), "not unpacked to the end", "--overlays", "stacks.toml", "NAME=venv:LOCK"):
@@ -115,3 +112,116 @@ def test_a_row_that_names_a_lock_or_an_image(tmp_path: Path, monkeypatch: pytest
 )
 def test_a_release_is_the_same_however_it_is_spelled(one: str, other: str, same: bool) -> None:
     assert is_same_release(one, other) is same
+
+
+# --- which releases a host has, read from folders as packers and installers leave them ---
+
+
+def find(roots: Sequence[Path], tmp_path: Path, **variables: str) -> tuple[Found, ...]:
+    variables = {"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"), **variables}
+    return find_environments(roots, variables, sys.executable)
+
+
+def usable(found: Sequence[Found]) -> list[str]:
+    return [place.release for place in found if place.environment is not None]
+
+
+def reasons(found: Sequence[Found]) -> dict[str, str]:
+    return {Path(place.place).name: place.reason for place in found if place.environment is None}
+
+
+def make_host(root: Path) -> Path:
+    """As `install.py` of a packer leaves it: releases, common packages, and what it works with."""
+    for version in ("2.20.2", "2.9.0", "2.12.0"):
+        make_te(root / f"te-{version}", version)
+    make_package(root / "base", "einops", "0.8.2")
+    make_package(root / "fa4", "flash_attn", "4.0.0b36")
+    make_package(root / "zstandard", "zstandard", "0.25.0")
+    (root / "inbox").mkdir()
+    (root / "inbox" / "zstandard-0.25.0-cp312-cp312-manylinux2014_x86_64.whl").write_bytes(b"")
+    (root / "README").write_text("")
+    return root
+
+
+def test_the_releases_of_a_root_oldest_first_each_over_the_common_folders(tmp_path: Path) -> None:
+    root = make_host(tmp_path / "gpu-host")
+    found = find([root], tmp_path)
+    assert usable(found) == ["2.9.0", "2.12.0", "2.20.2"]
+    assert reasons(found) == {}
+    middle = found[1].environment
+    assert middle is not None
+    assert [folder.name for folder in middle.folders] == ["te-2.12.0", "base", "fa4", "zstandard"]
+    assert "2.12.0" in middle.because
+    assert len({place.environment.identity for place in found if place.environment}) == 3
+
+
+def test_the_variable_names_the_roots_where_nothing_else_does(tmp_path: Path) -> None:
+    one, two = make_te(tmp_path / "one", "2.14.1"), make_te(tmp_path / "two", "2.17.1")
+    variables = {"MEGACPP_OVERLAYS": f"{one}{os.pathsep}{two}{os.pathsep}"}
+    assert usable(find([], tmp_path, **variables)) == ["2.14.1", "2.17.1"]
+    assert usable(find([two], tmp_path, **variables)) == ["2.17.1"]
+    assert find([], tmp_path) == ()
+
+
+def test_what_the_interpreter_has_by_itself(tmp_path: Path) -> None:
+    site = make_te(tmp_path / "site", "2.13.0")
+    found = find([make_host(tmp_path / "host")], tmp_path, PYTHONPATH=str(site))
+    assert usable(found) == ["2.9.0", "2.12.0", "2.13.0", "2.20.2"]
+    own = next(place for place in found if place.release == "2.13.0")
+    assert own.place == sys.executable
+    assert own.environment is not None
+    assert own.environment.folders == ()
+
+
+def test_the_first_of_two_places_with_one_release(tmp_path: Path) -> None:
+    one, two = make_te(tmp_path / "one", "2.14.1"), make_te(tmp_path / "two", "2.14.1+local")
+    found = find([one, two], tmp_path, PYTHONPATH=str(make_te(tmp_path / "three", "2.14.1")))
+    assert [(place.release, Path(place.place).name) for place in found if place.environment] == [("2.14.1", "one")]
+    said = reasons(found)
+    assert set(said) == {"two", Path(sys.executable).name}
+    assert all(str(one) in reason for reason in said.values())
+
+
+def metadata(text: str) -> Callable[[Path], object]:
+    return lambda site: (next(site.glob("*.dist-info")) / "METADATA").write_text(text)
+
+
+EXTENSION = "transformer_engine_torch.cpython-39-aarch64-linux-gnu.so"
+UNREADABLE = "names no release, or more than one"
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no-metadata": (lambda site: shutil.rmtree(next(site.glob("*.dist-info"))), UNREADABLE),
+    "no-init": (lambda site: (site / "transformer_engine" / "__init__.py").unlink(), "not unpacked to the end"),
+    "no-version": (metadata("Metadata-Version: 2.1\nName: transformer-engine\n"), UNREADABLE),
+    "odd-version": (metadata("Name: transformer-engine\nVersion: main\n"), UNREADABLE),
+    "empty-metadata": (metadata(""), UNREADABLE),
+    "two-releases": (lambda site: make_te(site, "2.14.1"), UNREADABLE),
+    "another-python": (lambda site: (site / EXTENSION).touch(), "built for .cpython-39-aarch64-linux-gnu.so"),
+    "pth-that-ends-python": (lambda site: (site / "a.pth").write_text("import os; os._exit(1)\n"), r".pth files"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_folder_is_told_and_hides_no_other(
+    damage: Callable[[Path], object], reason: str, tmp_path: Path
+) -> None:
+    root = make_host(tmp_path / "host")
+    damage(root / "te-2.12.0")
+    found = find([root], tmp_path)
+    assert usable(found) == ["2.9.0", "2.20.2"]
+    assert list(reasons(found)) == ["te-2.12.0"]
+    assert reason in reasons(found)["te-2.12.0"]
+
+
+def test_a_root_that_holds_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    said = reasons(find([tmp_path / "empty", tmp_path / "nowhere"], tmp_path))
+    assert "no packages" in said["empty"]
+    assert "No such file" in said["nowhere"]
+
+
+@pytest.mark.parametrize("suffix", [sysconfig.get_config_var("EXT_SUFFIX"), ".abi3.so"])
+def test_an_extension_for_this_python_among_others(suffix: str, tmp_path: Path) -> None:
+    site = make_te(tmp_path / "te", "2.14.1")
+    for name in (suffix, ".cpython-39-aarch64-linux-gnu.so"):
+        (site / f"transformer_engine_torch{name}").touch()
+    assert usable(find([site], tmp_path)) == ["2.14.1"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.environments.container import ContainerEnvironment, open_container, require_digest
+from megacpp_validate.environments.container import ContainerEnvironment, open_container
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE
 from megacpp_validate.process import Processes
@@ -45,7 +45,7 @@ def container(image: str) -> ContainerEnvironment:
 
 def made_by_hand(**variables: str) -> ContainerEnvironment:
     return ContainerEnvironment(
-        "/usr/bin/docker", IMAGE, "sha256:1", "python3", "/of/the/image", variables, gpus=True, init=True, because=""
+        "/usr/bin/docker", IMAGE, "sha256:1", "python3", "/of/the/image", variables, gpus=True, because=""
     )
 
 
@@ -59,11 +59,6 @@ def follows(words: tuple[str, ...], option: str) -> list[str]:
 def test_an_image_that_is_not_pinned_is_refused(name: str) -> None:
     with pytest.raises(NoEnvironment, match=r"has no digest.*Next step.*@sha256"):
         open_container(name, os.environ, gpus=False)
-
-
-@pytest.mark.parametrize("name", [IMAGE, f"127.0.0.1:5000/a@{DIGEST}", f"nvcr.io/nvidia/pytorch:26.09-py3@{DIGEST}"])
-def test_an_image_that_is_pinned(name: str) -> None:
-    require_digest(name)
 
 
 def test_no_docker_says_so() -> None:
@@ -89,11 +84,6 @@ def test_how_a_module_is_started_in_an_image(tmp_path: Path) -> None:
     assert call.cleanup == ("/usr/bin/docker", "rm", "--force", *follows(call.words, "--name"))
     assert call.variables["LD_LIBRARY_PATH"] == "/host"  # the client runs on the host
     assert "--gpus" not in replace(made, gpus=False).call("probes").words
-
-
-def test_no_two_containers_share_a_name() -> None:
-    made = made_by_hand()
-    assert made.call("a").cleanup != made.call("a").cleanup
 
 
 @pytest.mark.parametrize("user", [1000, 0])
@@ -130,38 +120,11 @@ def test_a_module_runs_in_a_real_image(container: ContainerEnvironment, tmp_path
     assert container.image_digest in container.because
 
 
-def test_the_package_cannot_be_written_from_a_real_image(container: ContainerEnvironment, tmp_path: Path) -> None:
-    place = f"/opt/megacpp-validate/{PACKAGE.name}/written.json"
-    call = container.call("megacpp_validate.probes.identify", place)
-    ended = Processes().run(call, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
-    assert ended.code == 1
-    assert "Read-only file system" in ended.words
-
-
 def test_a_real_container_that_is_killed_is_gone(container: ContainerEnvironment, tmp_path: Path) -> None:
     """The client is what is killed; the container would go on."""
     call = container.call("http.server", "8000")
     ended = Processes().run(call, folder=tmp_path, limit_s=5.0, log=tmp_path / "log")
     assert ended.code is None, ended.words
-    assert wait_until(container, call.cleanup[-1], there=False)
-
-
-def test_a_real_container_dies_with_a_tool_that_is_killed_outright(
-    container: ContainerEnvironment, tmp_path: Path
-) -> None:
-    call = container.call("http.server", "8000")
-    code = (
-        "import json, sys; from pathlib import Path; from megacpp_validate.process import Call, Processes\n"
-        "words, variables, ends, folder = json.load(sys.stdin)\n"
-        "Processes().run(Call(words, variables, ends), folder=Path(folder), limit_s=60.0, log=Path(folder, 'log'))\n"
-    )
-    tool = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
-    assert tool.stdin is not None
-    json.dump([call.words, dict(call.variables), call.cleanup, str(tmp_path)], tool.stdin)
-    tool.stdin.close()
-    assert wait_until(container, call.cleanup[-1], there=True)
-    tool.kill()
-    tool.wait()
     assert wait_until(container, call.cleanup[-1], there=False)
 
 
@@ -173,12 +136,6 @@ def wait_until(container: ContainerEnvironment, name: str, *, there: bool) -> bo
             return True
         time.sleep(0.2)
     return False
-
-
-def test_the_exit_status_of_a_real_container(container: ContainerEnvironment, tmp_path: Path) -> None:
-    ended = Processes().run(container.call("no_such_module"), folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
-    assert (ended.how, ended.code) == ("exit", 1)
-    assert "No module named no_such_module" in ended.words
 
 
 def test_a_digest_that_the_registry_has_not_is_told_in_dockers_words(image: str) -> None:
@@ -215,6 +172,6 @@ def test_a_warning_of_docker_is_no_answer_of_docker(docker: dict[str, str]) -> N
 
 def test_an_engine_that_has_no_gpus_is_told_as_that(docker: dict[str, str], tmp_path: Path) -> None:
     """And what was started to find out is removed: a client that fails may leave its container."""
-    with pytest.raises(NoEnvironment, match=r"no GPU.*NVIDIA Container Toolkit.*Next step"):
+    with pytest.raises(NoEnvironment, match=r"could not select device driver.*NVIDIA Container Toolkit.*Next step"):
         open_container(IMAGE, docker, gpus=True)
     assert (tmp_path / "removed").read_text().startswith("megacpp-")

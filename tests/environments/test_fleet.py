@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.cell import Cell
-from megacpp_validate.environments.fleet import Event, Fleet
-from megacpp_validate.environments.schedule import Need, Room
+from megacpp_validate.environments.fleet import (
+    CONTEXT_MIB,
+    Fleet,
+    Need,
+    Room,
+    choose_next,
+    expect_need,
+    read_gpus,
+    read_room,
+)
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.process import Processes, Stopped
 from tests.environments.places import make_probes
 
-CPU = Target("cpu", "")
+CPU, H200 = Target("cpu", ""), Target("h200", "sm_90")
 SMALL = Need(0.0, 1.0)
 
 
@@ -34,9 +44,7 @@ def cells(folder: Path, main: str, *names: tuple[str, str], limit_s: float = 60.
 
 def run(every: list[Cell], needs: list[Need] | None = None, room: Room | None = None, **more: object) -> list[Receipt]:
     fleet = Fleet(room or Room(2), **more)  # type: ignore[arg-type]
-    return [
-        receipt for receipt, _ in fleet.run(list(zip(every, needs or [SMALL] * len(every), strict=True)), Processes())
-    ]
+    return [ran.receipt for ran in fleet.run(list(zip(every, needs or [SMALL] * len(every), strict=True)), Processes())]
 
 
 def test_cells_of_two_stacks_have_nothing_in_common(tmp_path: Path) -> None:
@@ -90,43 +98,6 @@ def test_one_compiles_and_the_others_wait_for_it(tmp_path: Path) -> None:
     words = log.read_text().split()
     assert words.index("-a") < min(words.index("+b"), words.index("+c"))
     assert words.index("+d") < words.index("-a")
-
-
-def stale(kind: str, place: Path) -> None:
-    """Make a receipt one that answers another order."""
-    data = json.loads(place.read_text())
-    text = json.dumps(data)
-    match kind:
-        case "seed":
-            text = json.dumps(data | {"seed": 99})
-        case "environment":
-            text = json.dumps(data | {"environment": "of te9"})
-        case "truncated":
-            text = text[: len(text) // 2]
-        case "empty":
-            text = ""
-        case "another-cell":
-            text = json.dumps(data | {"probe": "z", "cell": "te1-cpu-z"})
-        case "not-run":
-            text = json.dumps(data | {"outcome": "not-run"})
-    place.write_text(text)
-
-
-@pytest.mark.parametrize("kind", ["seed", "environment", "truncated", "empty", "another-cell", "not-run", "gone"])
-def test_what_is_stale_is_run_again_and_nothing_else(kind: str, tmp_path: Path) -> None:
-    count = f"open({str(tmp_path / 'ran')!r}, 'a').write(order['probe'])\nwrite()"
-    every = cells(tmp_path, count, ("te1", "a"), ("te1", "b"))
-    run(every, fresh=False)
-    first, second = every
-    kept = first.place.stat()
-    second.place.unlink() if kind == "gone" else stale(kind, second.place)
-    told: list[Event] = []
-    receipts = run(every, fresh=False, progress=told.append)
-    assert sorted((tmp_path / "ran").read_text()) == ["a", "b", "b"]
-    assert (first.place.stat().st_ino, first.place.stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
-    assert [receipt.outcome for receipt in receipts] == [Outcome.PASS, Outcome.PASS]
-    ends = [(event.cell.order.probe, event.reused, event.done) for event in told if event.receipt is not None]
-    assert ends == [("a", True, 1), ("b", False, 2)]
 
 
 def test_an_older_receipt_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -200,3 +171,95 @@ def test_a_process_reaches_its_receipt_and_the_turnstile_by_what_it_shares(tmp_p
     run([replace(cell, environment=Watching(), order=replace(cell.order, turnstile=str(gate)))])  # type: ignore[arg-type]
     assert shared[0][1:] == (gate.parent,)
     assert not os.path.lexists(shared[0][0])
+
+
+# --- which cell is started next, and what this machine has room for ---
+
+
+def needs(*memory: float) -> list[Need]:
+    return [Need(mib, 10.0) for mib in memory]
+
+
+CHOICES: dict[str, tuple[list[Need], list[Need], Room, int | None]] = {
+    "first": (needs(100, 100), [], Room(4, 1000), 0),
+    "no-job-left": (needs(100), needs(100, 100), Room(2, 1000), None),
+    "none-waits": ([], needs(100), Room(2, 1000), None),
+    "fits-to-the-last-mib": (needs(400), needs(600), Room(2, 1000), 0),
+    "does-not-fit": (needs(401), needs(600), Room(2, 1000), None),
+    "the-next-that-fits": (needs(900, 401, 400, 10), needs(600), Room(2, 1000), 2),
+    "bigger-than-all-waits-for-all": (needs(2000), needs(1), Room(2, 1000), None),
+    "bigger-than-all-runs-alone": (needs(2000), [], Room(2, 1000), 0),
+    "others-before-what-is-bigger-than-all": (needs(2000, 10), [], Room(2, 1000), 1),
+    "none-beside-what-is-bigger-than-all": (needs(0), needs(2000), Room(2, 1000), None),
+    "a-card-that-is-full": (needs(500, 100), [], Room(2, 0), 0),
+    "a-gpu-of-its-own": ([Need(0, 9, gpus=2), Need(0, 1, gpus=1)], [Need(0, 9, gpus=1)], Room(3, gpus=("0", "1")), 1),
+    "no-gpu-left": ([Need(0, 9, gpus=1)], [Need(0, 9, gpus=1)], Room(3, gpus=("0",)), None),
+    "more-gpus-than-there-are-runs-alone": ([Need(0, 9, gpus=4)], [], Room(3, gpus=("0",)), 0),
+    "memory-is-not-counted": (needs(10**9), needs(10**9), Room(2), 0),
+}
+
+
+@pytest.mark.parametrize(("waiting", "running", "room", "chosen"), CHOICES.values(), ids=CHOICES)
+def test_which_cell_is_started(waiting: list[Need], running: list[Need], room: Room, chosen: int | None) -> None:
+    assert choose_next(waiting, running, room) == chosen
+
+
+MEMORY = st.one_of(st.integers(0, 3000), st.just(0)).map(float)
+NEEDS = st.lists(st.builds(Need, MEMORY, st.integers(0, 60).map(float)), max_size=40)
+ROOMS = st.builds(Room, st.integers(1, 16), st.one_of(st.none(), st.integers(0, 4000).map(float)))
+
+
+def simulate(every: list[Need], room: Room) -> list[tuple[float, int, list[int]]]:
+    """Run them on a clock of its own: when each was started, and beside which others."""
+    waiting = sorted(range(len(every)), key=lambda index: -every[index].seconds)
+    running: dict[int, float] = {}
+    now, started = 0.0, []
+    while waiting or running:
+        while (found := choose_next([every[i] for i in waiting], [every[i] for i in running], room)) is not None:
+            index = waiting.pop(found)
+            running[index] = now + every[index].seconds
+            started.append((now, index, [other for other in running if other != index]))
+        assert running, "everything waits and nothing runs"
+        now = min(running.values())
+        running = {index: end for index, end in running.items() if end > now}
+    return started
+
+
+@given(NEEDS, ROOMS)
+def test_every_cell_runs_once_and_never_over_budget(every: list[Need], room: Room) -> None:
+    started = simulate(every, room)
+    assert sorted(index for _, index, _ in started) == list(range(len(every)))
+    for _, index, beside in started:
+        assert len(beside) < room.jobs
+        if room.memory_mib is not None and beside:
+            assert sum(every[i].memory_mib for i in (index, *beside)) <= room.memory_mib
+
+
+def test_what_a_cell_takes_is_what_its_row_says(catalog: Catalog) -> None:
+    rows = {module.id: module for module in catalog.modules}
+    wanted, row = Order("permute", "te2", H200, "te"), rows["permute"]
+    assert expect_need(wanted, row) == Need(row.gpu_memory_mib + CONTEXT_MIB, row.seconds, "te2/permute")
+    assert not expect_need(wanted, rows["imports"]).kernels
+    assert expect_need(replace(wanted, only_times=True), row).seconds < row.seconds
+
+
+@pytest.mark.parametrize(
+    ("script", "room", "gpus"),
+    [("echo '143771, 143000'", Room(3, 143000 - 0.05 * 143771), ("143771",)),
+     ("echo '143771, 100'", Room(3, 0.0), ("143771",)), ("echo '[N/A], [N/A]'", Room(1), ("[N/A]",)),
+     ("echo 'NVIDIA-SMI has failed'; exit 9", Room(1), ()), ("exit 0", Room(1), ())],
+    ids=["an-h200", "taken-by-another", "shared-with-the-host", "no-driver", "silent"],
+)  # fmt: skip
+def test_the_room_that_nvidia_smi_reports(script: str, room: Room, gpus: tuple[str, ...], tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "asked"}\n{script}\n')
+    smi.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert read_gpus(path) == gpus
+    chosen = {**path, "CUDA_VISIBLE_DEVICES": "3,1"}
+    assert read_room(chosen, gpu=True, jobs=3) == room
+    assert "--id=3" in (tmp_path / "asked").read_text()
+    assert read_room(chosen, gpu=True, jobs=3, memory_mib=9000) == Room(3, 9000)
+    assert read_room({"PATH": "/nowhere"}, gpu=True, jobs=3) == Room(1)
+    assert read_room({"PATH": "/nowhere"}, gpu=False, jobs=3) == Room(3)
+    assert read_gpus({"CUDA_VISIBLE_DEVICES": "3, -1,1"}) == ("3", "1")

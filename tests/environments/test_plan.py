@@ -14,9 +14,9 @@ from megacpp_validate.environments.plan import (
     choose_canary_probes,
     find_target,
     plan_blank,
-    plan_compositions,
     plan_fp8,
     plan_parity,
+    plan_row,
     plan_smoke,
     why_not_here,
 )
@@ -59,16 +59,6 @@ def test_what_is_requested_and_why(
     assert all(because in order.requested_because for order in orders)
 
 
-def test_every_module_is_a_cell_in_dependency_order(catalog: Catalog) -> None:
-    blank = plan_blank(target_of(catalog, "h200"), H200_HOST, {}, seed=5, tool="tool", commit="abc")
-    orders = plan_parity(catalog, blank, ())
-    assert [order.probe for order in orders] == [module.id for module in catalog.modules]
-    assert orders[1].cell == "te2.20.2-h200-attention"
-    assert {(order.seed, order.tool, order.commit) for order in orders} == {(5, "tool", "abc")}
-    assert orders[0].target.recipes == ("delayed", "current", "block")
-    assert orders[0].target.production_recipe == "delayed"
-
-
 def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
     orders = plan_fp8(catalog, h200(catalog, seed=5), ())
     assert [order.probe for order in orders] == [row.id for row in catalog.fp8]
@@ -77,13 +67,6 @@ def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
     assert (first.settings, first.bridge_modules[0]) == ({"recipe": "delayed"}, "imports")
     assert read_order(json.dumps(asdict(first))) == first
     assert [order.probe for order in orders if not order.needs_te] == ["fp8_torchao"]
-
-
-def test_cells_of_fp8_are_chosen_by_their_short_names_too(catalog: Catalog) -> None:
-    orders = plan_fp8(catalog, h200(catalog), ("loss", "fp8_block", "loss"))
-    assert [order.probe for order in orders] == ["fp8_block", "fp8_loss"]
-    with pytest.raises(UnknownTarget, match=r"'fp8_attention'.*Next step.*fp8_delayed"):
-        plan_fp8(catalog, h200(catalog), ("attention",))
 
 
 def test_the_cells_of_the_smoke_run_are_those_of_the_target(catalog: Catalog) -> None:
@@ -100,9 +83,8 @@ def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Cata
     names = choose_canary_probes(catalog, ())
     assert names == (*(module.id for module in catalog.modules), "moe_smoke")
     assert choose_canary_probes(catalog, ("moe_smoke", "imports")) == ("imports", "moe_smoke")
-    (order,) = plan_compositions(catalog, h200(catalog), ())
+    order = plan_row(h200(catalog), catalog.compositions[0])
     assert order.bridge_modules == tuple(module.id for module in catalog.modules)
-    assert plan_compositions(catalog, h200(catalog), ("imports",)) == ()
     with pytest.raises(UnknownTarget, match=r"'smoke'.*Next step.*moe_smoke"):
         choose_canary_probes(catalog, ("smoke",))
 

@@ -10,22 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megacpp_validate.environments.cell import Cell
+from megacpp_validate.environments.fleet import Need, Ran, run_cells
 from megacpp_validate.environments.slurm import (
     Cluster,
-    Job,
-    Seen,
+    QueuedJob,
+    SlurmJobs,
     list_options,
     name_fault,
     plan_job,
     read_cluster,
-    run_jobs,
 )
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt
@@ -50,6 +50,12 @@ memory_mib = 2048
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+SCANCEL = """#!/bin/sh
+echo "$@" >> "$JOBS/cancelled"
+kill -9 -$(cat "$JOBS/$2.pid") 2> /dev/null; touch "$JOBS/$2.done"
+"""
 
 
 def test_a_job_is_given_what_the_site_says(tmp_path: Path) -> None:
@@ -97,7 +103,7 @@ KILLED = Receipt(
 )  # fmt: skip
 def test_the_fault_of_an_attempt(word: str, receipt: Receipt | None, name: str, tmp_path: Path) -> None:
     (tmp_path / "7_0_log.out").write_text("srun: error: no such image\n")
-    fault = name_fault(Seen("7", word, "n1"), receipt, tmp_path)
+    fault = name_fault(QueuedJob(word, "n1"), receipt, tmp_path)
     assert fault.startswith(f"{name}: ")
     assert "(node n1)" in fault
     assert fault.endswith("no such image")
@@ -109,7 +115,9 @@ exclude=$(sed -n 's/^#SBATCH --exclude=//p' "$1")
 n=$(($(ls "$JOBS" | grep -c name) + 1))
 sed -n 's/^#SBATCH --job-name=//p' "$1" > "$JOBS/$n.name"
 if [ -e "$JOBS/lose" ]; then rm "$JOBS/lose"; touch "$JOBS/$n.done"
-else (SLURM_JOB_ID=$n bash "$1"; touch "$JOBS/$n.done") > /dev/null 2>&1 &
+else
+  run='echo $$ > "$JOBS/$2.pid"; SLURM_JOB_ID=$2 bash "$1"; touch "$JOBS/$2.done"'
+  setsid sh -c "$run" sh "$1" $n > /dev/null 2>&1 &
 fi
 echo "Submitted batch job $n"
 """
@@ -117,37 +125,91 @@ SQUEUE = """#!/bin/sh
 for name in "$JOBS"/*.name; do
   [ -e "$name" ] || continue
   n=$(basename "$name" .name); state=RUNNING; [ -e "$JOBS/$n.done" ] && state=COMPLETED
-  echo "$n|$(cat "$name")|$state|n1|None"
+  echo "$n|$state|n1|None"
 done
 """
 
 
-def test_a_job_without_a_receipt_is_run_again_elsewhere_and_a_second_start_runs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three scripts stand for Slurm: no other node is there, so the same one is taken again."""
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the jobs of three scripts that stand for Slurm, on one node."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "lose").touch()
-    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("srun", "#!/bin/sh\n")):
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("srun", "#!/bin/sh\n"), ("scancel", SCANCEL)):
         write(tmp_path / "bin" / name, text).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv("JOBS", str(tmp_path / "jobs"))
-    environment = make_probes(tmp_path, "write()")
-    order = Order("x", "native", Target("cpu", ""), "native", tool="tool 1", environment="e")
-    cluster = Cluster(poll_s=0.2, grace_s=0.0)
-    job = Job(Cell(environment, order, tmp_path / "receipts", 60.0), 0)
+    monkeypatch.setenv("JOBS", str(jobs))
+    return jobs
+
+
+ORDER = Order("x", "native", Target("cpu", ""), "native", tool="tool 1", environment="e")
+
+
+def run_one(folder: Path, main: str = "write()", order: Order = ORDER, **more: Any) -> Ran:
+    cell = Cell(make_probes(folder, main), order, folder / "receipts", 60.0)
+    options = {"fresh": False, "retries": 1, **more}
+    jobs = SlurmJobs(Cluster(poll_s=0.2, grace_s=0.0), folder / "receipts")
+    (ran,) = run_cells([(cell, Need())], jobs, **options)
+    return ran
+
+
+def test_a_job_without_a_receipt_is_run_again_elsewhere_and_a_second_start_runs_nothing(
+    scripts: Path, tmp_path: Path
+) -> None:
+    """No other node exists: the same one is taken again."""
+    (scripts / "lose").touch()
     notes: list[str] = []
     for kept in (False, True):
-        found = run_jobs([job], cluster, tmp_path / "receipts", progress=lambda event: notes.append(event.note))
-        receipt, reused, _ = found["native-cpu-x"]
+        receipt, reused, _ = run_one(tmp_path, progress=lambda event: notes.append(event.note))
         assert (receipt.outcome, reused, len(receipt.retries)) == (Outcome.PASS, kept, 1)
         assert receipt.retries[0].startswith("no-receipt: the job ended (COMPLETED)")
         assert read_receipts(tmp_path / "receipts").found["native-cpu-x"] == receipt
-    assert (tmp_path / "jobs" / "excluded").read_text() == "n1\n"
-    assert len(list((tmp_path / "jobs").glob("*.name"))) == 2
+    assert (scripts / "excluded").read_text() == "n1\n"
+    assert len(list(scripts.glob("*.name"))) == 2
     assert not (tmp_path / "receipts" / ".matrix.work").exists()
     assert any(note.startswith("no-receipt") for note in notes)
+
+
+def test_a_cell_that_is_lost_twice_is_given_up_and_a_third_start_tries_again(scripts: Path, tmp_path: Path) -> None:
+    ran = run_one(tmp_path, "os._exit(os.kill(os.getpid(), 9))")
+    assert (ran.receipt.outcome, [fault[:7] for fault in ran.receipt.retries]) == (Outcome.NOT_RUN, ["killed:"] * 2)
+    assert run_one(tmp_path).receipt.retries == ()
+    assert len(list(scripts.glob("*.name"))) == 3
+
+
+class Gone(Exception):
+    """The tool ends with its jobs on their way, as by kill -9."""
+
+
+def test_a_job_that_is_on_its_way_is_taken_up_and_one_of_another_order_is_cancelled(
+    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise Gone
+
+    wait_for = f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)\nwrite()"
+    with monkeypatch.context() as killed:
+        killed.setattr(SlurmJobs, "wait", leave)
+        killed.setattr(SlurmJobs, "stop", lambda _: None)
+        with pytest.raises(Gone):
+            run_one(tmp_path, wait_for)
+    (tmp_path / "go").touch()
+    assert run_one(tmp_path, wait_for).receipt.outcome is Outcome.PASS
+    assert len(list(scripts.glob("*.name"))) == 1
+    with monkeypatch.context() as killed:
+        killed.setattr(SlurmJobs, "wait", leave)
+        killed.setattr(SlurmJobs, "stop", lambda _: None)
+        with pytest.raises(Gone):
+            run_one(tmp_path, "time.sleep(600)", replace(ORDER, seed=1))
+    assert run_one(tmp_path, order=replace(ORDER, seed=2)).receipt.seed == 2
+    assert (scripts / "cancelled").read_text() == "--quiet 2\n"
+
+
+def test_what_is_not_done_in_time_is_cancelled(scripts: Path, tmp_path: Path) -> None:
+    receipt, *_ = run_one(tmp_path, "time.sleep(600)", wait_s=1.0)
+    assert (receipt.outcome, "--wait" in receipt.reason) == (Outcome.NOT_RUN, True)
+    assert (scripts / "cancelled").exists()
 
 
 # --- On a real Slurm. ---
@@ -169,8 +231,13 @@ class Run:
     folder: Path
     words: list[str]
     site: str = ""
-    names: set[str] = field(default_factory=set)
+    tries: dict[str, str] = field(default_factory=dict)  # cell by number
     hit: set[str] = field(default_factory=set)
+    earlier: set[str] = field(default_factory=set)  # numbers of jobs of other runs
+
+    def __post_init__(self) -> None:
+        with suppress(subprocess.CalledProcessError):  # of a Slurm that does not answer
+            self.earlier = set(self.ask("squeue", "-h", "--states=all", "--format=%i").split())
 
     @property
     def receipts(self) -> Path:
@@ -182,7 +249,7 @@ class Run:
 
     def start(self) -> subprocess.Popen[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        settings = write(self.folder / "site.toml", f"poll_s = 0.5\ngrace_s = 1\npatience_s = 60\n{self.site}")
+        settings = write(self.folder / "site.toml", f"retries = 2\npoll_s = 0.5\ngrace_s = 1\n{self.site}")
         command = [sys.executable, "-m", "megacpp_validate.cli", "matrix", *self.words, "--launcher", "slurm"]
         command += ["--cluster", str(settings), "--receipts", str(self.receipts), "--python", sys.executable]
         variables = {**self.slurm, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -193,28 +260,26 @@ class Run:
         return subprocess.run(words, env=self.slurm, capture_output=True, text=True, check=True).stdout
 
     def jobs(self) -> list[list[str]]:
-        """Number, name, state and node of every job that the controller remembers."""
+        """Number, cell, state and node of every job of this run that the controller remembers."""
         rows = [row.split("|") for row in self.ask("squeue", "-h", "--states=all", "--format=%i|%j|%T|%N").splitlines()]
-        rows = [row for row in rows if (self.receipts / ".matrix.work").exists() or row[1] in self.names]
-        self.names |= {row[1] for row in rows}
+        rows = [row for row in rows if row[0] not in self.earlier]
+        self.tries |= {row[0]: row[1] for row in rows}
         return rows
 
     def running(self, node: str = "") -> list[str] | None:
         """A job that has begun its cell and was not hit yet; on this node where one is named."""
         for row in self.jobs():
-            begun = self.receipts / ".matrix.work" / row[1] / f"{cell_of(row)}.log"
-            if row[2] == "RUNNING" and node in ("", row[3]) and row[1] not in self.hit and begun.exists():
+            begun = list((self.receipts / ".matrix.work").glob(f"{row[1]}.*/{row[0]}_*")) and list(
+                (self.receipts / ".matrix.work").glob(f"{row[1]}.*/{row[1]}.log")
+            )
+            if row[2] == "RUNNING" and node in ("", row[3]) and row[0] not in self.hit and begun:
                 return row
         return None
 
     def hit_one(self, node: str = "") -> list[str]:
         job: list[str] = until(lambda: self.running(node))
-        self.hit.add(job[1])
+        self.hit.add(job[0])
         return job
-
-
-def cell_of(job: list[str]) -> str:
-    return job[1].rsplit(".", 2)[0]
 
 
 def until(look: Callable[[], Any]) -> Any:
@@ -255,7 +320,7 @@ def test_a_job_cancelled_a_node_lost_the_tool_killed_a_process_killed(slurm: dic
     first.send_signal(signal.SIGKILL)
     first.wait()
     second = run.start()
-    until(lambda: (job := run.running()) and kill_probe(cell_of(job)))
+    until(lambda: (job := run.running()) and kill_probe(job[1]))
     while second.poll() is None:
         with suppress(subprocess.CalledProcessError):
             run.jobs()
@@ -267,7 +332,7 @@ def test_a_job_cancelled_a_node_lost_the_tool_killed_a_process_killed(slurm: dic
     faults = Counter(fault.partition(":")[0] for receipt in found.found.values() for fault in receipt.retries)
     assert (faults["cancelled"], faults["killed"]) == (1, 1), run.said
     assert faults["node-fail"] >= 1
-    tries = Counter(name.rsplit(".", 2)[0] for name in run.names)
+    tries = Counter(run.tries.values())
     assert {cell: 1 + len(receipt.retries) for cell, receipt in found.found.items()} == dict(tries)
     assert not (run.receipts / ".matrix.work").exists()
 

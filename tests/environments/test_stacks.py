@@ -16,8 +16,8 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments import stacks as room_of_stacks
 from megacpp_validate.environments.environment import Environment, NoEnvironment
 from megacpp_validate.environments.facts import Facts
+from megacpp_validate.environments.fleet import Room
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
-from megacpp_validate.environments.schedule import Room
 from megacpp_validate.environments.stacks import (
     RanStack,
     RunOptions,
@@ -84,14 +84,6 @@ def test_a_cpu_has_no_turnstile_and_what_is_not_to_be_timed_runs_once(
     assert found["te0.0.1"].again == {}
 
 
-def test_a_second_run_starts_nothing_and_says_so(run: Callable[..., dict[str, RanStack]], tmp_path: Path) -> None:
-    timing = {"name": "x", "clock": "perf_counter", "rounds_ms": [1.0], "median_ms": 1.0, "spread": 0.0, "uses": 1}
-    one = stack(tmp_path, "te2.12.0", main=f"write(timings=[{timing!r}])")
-    ran = run("h200", one)["te2.12.0"].run
-    kept = run("h200", one)["te2.12.0"].run
-    assert (kept.ran, kept.reused) == ((), ran.ran)
-
-
 def test_a_stack_that_cannot_be_made_is_not_run_and_the_others_are(
     run: Callable[..., dict[str, RanStack]], tmp_path: Path
 ) -> None:
@@ -102,14 +94,6 @@ def test_a_stack_that_cannot_be_made_is_not_run_and_the_others_are(
     assert all(receipt.outcome is Outcome.PASS for receipt in good.receipts.values())
     assert set(good.again) == {"imports", "permute"}  # the first that can be run gives the noise
     assert not (tmp_path / "receipts" / "te2.14.1").exists()
-
-
-def test_a_stack_on_another_machine_than_the_target_is_not_run(
-    run: Callable[..., dict[str, RanStack]], tmp_path: Path
-) -> None:
-    found = run("h200", stack(tmp_path, "te2.20.2", LAPTOP))["te2.20.2"]
-    assert "sm_90" in found.run.problem
-    assert {receipt.outcome for receipt in found.receipts.values()} == {Outcome.NOT_RUN}
 
 
 def fails(words: str) -> Callable[[], Environment]:

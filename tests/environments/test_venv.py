@@ -1,12 +1,14 @@
-"""Virtual environments made by a real uv from locks with hashes; a wheel made by hand stands for the index."""
+"""Virtual environments made by a real uv from locks with hashes, whole or not at all, whatever is killed and when."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from hashlib import sha256
 from pathlib import Path
@@ -14,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments import venv
-from megacpp_validate.environments.build_cache import BuildCache
-from megacpp_validate.environments.environment import NoEnvironment
+from megacpp_validate.environments.environment import NoEnvironment, environments_folder
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
-from megacpp_validate.environments.venv import find_uv, make_venv, read_lock
+from megacpp_validate.environments.venv import make_once, make_venv, run_tool
 
 HASH = f"--hash=sha256:{'0' * 64}"
 REAL = (
@@ -50,6 +51,7 @@ def host(tmp_path: Path, **variables: str) -> InterpreterEnvironment:
     own = {
         "PATH": os.pathsep.join([str(uv.parent), os.defpath]), "UV_CACHE_DIR": str(tmp_path / "uv-cache"),
         "UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_NO_CONFIG": "1", "UV_FIND_LINKS": str(tmp_path / "wheels"),
+        "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"),
         **variables,
     }  # fmt: skip
     return InterpreterEnvironment((sys.executable,), own)
@@ -82,10 +84,11 @@ def ask(environment: InterpreterEnvironment, code: str) -> str:
 
 
 def test_an_environment_has_what_its_lock_says_and_this_package(tmp_path: Path) -> None:
+    """A wheel made by hand stands for the index."""
     found = make_wheel(tmp_path / "wheels")
-    lock = read_lock(write_lock(tmp_path, f"# tiny\ntiny==1.0 \\\n    --hash=sha256:{found}\n"))
+    lock = write_lock(tmp_path, f"# tiny\ntiny==1.0 \\\n    --hash=sha256:{found}\n")
     here = host(tmp_path, PYTHONPATH=str(tmp_path / "user"))
-    made = make_venv(lock, here, BuildCache(tmp_path / "envs"))
+    made = make_venv(lock, here)
     code = (
         "import importlib.metadata as m, json, sys, tiny, megacpp_validate\n"
         "print(json.dumps([sorted(d.name for d in m.distributions()), tiny.VERSION, sys.prefix, sys.path]))"
@@ -94,47 +97,59 @@ def test_an_environment_has_what_its_lock_says_and_this_package(tmp_path: Path) 
     assert (names, version) == (["tiny"], "1.0")
     assert prefix == made.variables["VIRTUAL_ENV"] == str(Path(made.python[0]).parents[1])
     assert str(tmp_path / "user") not in path
-    assert made.lock_hash == lock.hash == made.variables["MEGACPP_LOCK_HASH"]
+    assert made.lock_hash == sha256(lock.read_bytes()).hexdigest() == made.variables["MEGACPP_LOCK_HASH"]
     assert made.variables["PATH"].startswith(f"{prefix}/bin{os.pathsep}")
-    script = Path(prefix, "bin", "tiny").read_text()
-    assert ".making" not in script  # it was moved into its place, and is not asked to know it
-    assert make_venv(lock, here, BuildCache(tmp_path / "envs")).identity == made.identity
+    assert make_venv(lock, here).identity == made.identity
 
 
 def test_another_lock_and_another_choice_of_files_is_another_environment(tmp_path: Path) -> None:
     found = make_wheel(tmp_path / "wheels")
     text = f"tiny==1.0 --hash=sha256:{found}\n"
-    cache = BuildCache(tmp_path / "envs")
-    first = make_venv(read_lock(write_lock(tmp_path, text)), host(tmp_path), cache)
-    other = make_venv(read_lock(write_lock(tmp_path, f"# again\n{text}")), host(tmp_path), cache)
-    built = make_venv(read_lock(write_lock(tmp_path, text)), host(tmp_path, UV_NO_BUILD="1"), cache)
-    mirror = make_venv(read_lock(write_lock(tmp_path, text)), host(tmp_path, UV_HTTP_TIMEOUT="9"), cache)
+    first = make_venv(write_lock(tmp_path, text), host(tmp_path))
+    other = make_venv(write_lock(tmp_path, f"# again\n{text}"), host(tmp_path))
+    built = make_venv(write_lock(tmp_path, text), host(tmp_path, UV_NO_BUILD="1"))
+    mirror = make_venv(write_lock(tmp_path, text), host(tmp_path, UV_HTTP_TIMEOUT="9"))
     assert len({first.python, other.python, built.python}) == 3
     assert mirror.python == first.python
 
 
-def test_a_wheel_that_is_another_than_the_locks_is_no_environment(tmp_path: Path) -> None:
+REFUSED: dict[str, tuple[str, str]] = {
+    "another-wheel-than-the-locks": (f"tiny==1.0 {HASH}\n", r"(?i)uv cannot install .*hash mismatch"),
+    "not-in-the-index": (f"absent==1.0 {HASH}\n", "absent was not found"),
+    "no-hash": ("tiny==1.0\n", "uv cannot install .*hash"),
+    "an-old-hash": (f"tiny==1.0 --hash=md5:{'0' * 32}\n", "uv cannot install .*(hash|md5)"),
+    "no-version": (f"tiny>=1.0 {HASH}\n", "uv cannot install .*hash"),
+    "another-file": (f"-r more.txt\ntiny==1.0 {HASH}\n", r"cannot be used: -r more\.txt"),
+    "editable": (f"tiny==1.0 {HASH}\n-e .\n", r"cannot be used: -e \."),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_lock_that_leaves_something_open_is_no_environment(text: str, words: str, tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "VERSION = 'not what was locked'\n")
-    lock = read_lock(write_lock(tmp_path, f"tiny==1.0 {HASH}\n"))
-    with pytest.raises(NoEnvironment, match=r"(?i)uv cannot install .*hash mismatch.*Likely cause.*Next step"):
-        make_venv(lock, host(tmp_path), BuildCache(tmp_path / "envs"))
-    assert not list((tmp_path / "envs").glob("venv-*"))
+    with pytest.raises(NoEnvironment, match=f"(?s){words}.*Likely cause.*Next step"):
+        make_venv(write_lock(tmp_path, text), host(tmp_path))
+    assert not [place for place in (tmp_path / "envs").glob("venv-*") if place.is_dir()]
 
 
-def test_a_package_that_the_index_lacks_is_told_in_uvs_words(tmp_path: Path) -> None:
-    make_wheel(tmp_path / "wheels")
-    lock = read_lock(write_lock(tmp_path, f"absent==1.0 {HASH}\n"))
-    with pytest.raises(NoEnvironment, match=r"absent was not found"):
-        make_venv(lock, host(tmp_path), BuildCache(tmp_path / "envs"))
+def test_a_lock_or_a_uv_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoEnvironment, match=r"cannot be used: .*Next step"):
+        make_venv(tmp_path / "none.txt", host(tmp_path))
+    bare = InterpreterEnvironment((sys.executable,), {"PATH": ""})
+    monkeypatch.setattr(venv, "find_spec", lambda name: None)
+    with pytest.raises(NoEnvironment, match=r"no uv.*pip install uv.*overlay"):
+        make_venv(write_lock(tmp_path, f"tiny==1.0 {HASH}\n"), bare)
 
 
 @pytest.mark.network
 def test_a_real_lock_from_the_real_index(tmp_path: Path) -> None:
     uv = find_uv_or_skip()
-    variables = {**os.environ, "PATH": os.pathsep.join([str(uv.parent), os.environ["PATH"]])}
-    here = InterpreterEnvironment((sys.executable,), variables)
+    variables = {
+        **os.environ, "PATH": os.pathsep.join([str(uv.parent), os.environ["PATH"]]),
+        "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"),
+    }  # fmt: skip
     try:
-        made = make_venv(read_lock(write_lock(tmp_path, REAL)), here, BuildCache(tmp_path / "envs"))
+        made = make_venv(write_lock(tmp_path, REAL), InterpreterEnvironment((sys.executable,), variables))
     except NoEnvironment as fault:
         if "hash" in str(fault).lower().partition("likely cause")[0]:
             raise
@@ -142,44 +157,113 @@ def test_a_real_lock_from_the_real_index(tmp_path: Path) -> None:
     assert ask(made, "import importlib.metadata as m; print(m.version('iniconfig'))") == "2.3.1"
 
 
-LOCKS: dict[str, tuple[str, str]] = {
-    "no-hash": ("one==1.0\ntwo==2.0 " + HASH + "\n", r"line 1: one==1\.0 has no hash"),
-    "no-hash-with-a-marker": ("# c\n\none==1.0 ; python_version < '4'\n", r"line 3: one==1\.0 has no hash"),
-    "no-hash-over-lines": (f"a==1 {HASH}\none==1.0 \\\n    ; python_version < '4'\n", r"line 2: one==1\.0 has no hash"),
-    "a-hash-in-a-comment": (f"one==1.0  # {HASH}\n", r"line 1: one==1\.0 has no hash"),
-    "half-a-hash": ("one==1.0 --hash=sha256:abc\n", r"line 1: one==1\.0 has no hash"),
-    "an-old-hash": (f"one==1.0 --hash=md5:{'0' * 32}\n", r"line 1: one==1\.0 has no hash"),
-    "no-version": (f"one>=1.0 {HASH}\n", r"line 1: one>=1\.0 has no one version"),
-    "another-file": (f"-r more.txt\none==1.0 {HASH}\n", r"line 1: -r more\.txt leads out"),
-    "editable": (f"one==1.0 {HASH}\n-e .\n", r"line 2: -e \. leads out"),
-    "nothing": ("# later\n", r"names no package"),
-    "every-one": ("a==1\nb==1\nc==1\nd==1\ne==1\nf==1\ng==1\n", r"line 1: .*line 5: .*and 2 more"),
+# --- whole, or not at all ---
+
+# Writes half of an environment, reports it, and waits to be let on.
+BUILDER = """
+import sys, time
+from pathlib import Path
+from megacpp_validate.environments.venv import make_once
+
+place, runs, go = map(Path, sys.argv[1:])
+
+def make():
+    place.mkdir()
+    (place / "first").write_text("1")
+    (runs / str(time.monotonic_ns())).touch()
+    while not go.exists():
+        time.sleep(0.01)
+    (place / "second").write_text("2")
+
+print(make_once(place, "state", make))
+"""
+
+
+def start(tmp_path: Path) -> subprocess.Popen[str]:
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    words = [sys.executable, "-c", BUILDER, *(str(tmp_path / name) for name in ("env", "runs", "go"))]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for_runs(tmp_path: Path, count: int) -> None:
+    end = time.monotonic() + 30
+    while len(list((tmp_path / "runs").iterdir())) < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def make_whole(place: Path) -> None:
+    place.mkdir()
+    (place / "first").write_text("1")
+    (place / "second").write_text("2")
+
+
+def test_who_waits_for_a_build_that_is_killed_builds_it_and_others_get_it(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    wait_for_runs(tmp_path, 1)
+    others = [start(tmp_path) for _ in range(3)]
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    wait_for_runs(tmp_path, 2)
+    (tmp_path / "go").touch()
+    place = tmp_path / "env"
+    assert {other.communicate(timeout=60)[0].strip() for other in others} == {str(place)}
+    assert {file.name for file in place.iterdir()} == {"first", "second", "installed"}
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_a_build_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    builder = start(tmp_path)
+    wait_for_runs(tmp_path, 1)
+    with pytest.raises(NoEnvironment, match=r"another process .*Next step"):
+        make_once(tmp_path / "env", "state", lambda: None, waits_s=0.5)
+    builder.kill()
+    builder.communicate()
+
+
+def test_nothing_is_kept_of_a_failure_and_another_state_is_made_anew(tmp_path: Path) -> None:
+    place = tmp_path / "envs" / "one"
+
+    def fail() -> None:
+        place.mkdir()
+        raise NoEnvironment("the index does not answer")
+
+    with pytest.raises(NoEnvironment, match="the index does not answer"):
+        make_once(place, "state", fail)
+    assert not place.exists()
+    made: list[str] = []
+    for state in ("state", "state", "another"):
+        make_once(place, state, lambda: (make_whole(place), made.append("again")))
+    assert len(made) == 2
+    with pytest.raises(NoEnvironment, match=r"cannot be made in .*MEGACPP_ENVIRONMENTS"):
+        make_once(place / "first" / "two", "state", fail)
+
+
+def test_the_place_is_the_users_to_choose(tmp_path: Path) -> None:
+    assert environments_folder({"MEGACPP_ENVIRONMENTS": str(tmp_path)}) == tmp_path
+    assert environments_folder({}).name == "envs"
+    assert "megacpp-validate" in str(environments_folder({}))
+
+
+def run(script: str, limit_s: float = 30.0) -> str:
+    how = {"deed": "the tool cannot", "cause": "it is a test", "step": "none"}
+    return run_tool(["sh", "-c", script], os.environ, **how, limit_s=limit_s)
+
+
+FAILURES: dict[str, tuple[str, str]] = {
+    "its-words": (
+        "echo no such wheel >&2; exit 2",
+        r"the tool cannot \(exit status 2\)\. Output: no such wheel\. Likely",
+    ),
+    "the-last-of-many": ("seq 100000; echo last; exit 1", r"last\. Likely cause"),
+    "no-words": ("exit 1", "Output: nothing"),
+    "killed": ("kill -9 $$", "signal 9"),
+    "too-slow": ("sleep 60", "killed after 1 s"),
 }
 
 
-@pytest.mark.parametrize(("text", "told"), LOCKS.values(), ids=LOCKS)
-def test_a_lock_that_leaves_something_open_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(NoEnvironment, match=rf"{told}.*Likely cause.*generate-hashes"):
-        read_lock(write_lock(tmp_path, text))
-
-
-def test_a_lock_as_uv_writes_it(tmp_path: Path) -> None:
-    text = (
-        f"# made by uv\n--index-url https://example.invalid/simple\n{REAL}"
-        f"six==1.17.0 ; python_version < '4' \\\n    {HASH}\n"
-        f"tool @ https://example.invalid/tool-1.0-py3-none-any.whl#sha256=1 \\\n    {HASH}\n    # via six\n"
-    )
-    assert read_lock(write_lock(tmp_path, text)).hash == sha256(text.encode()).hexdigest()
-
-
-def test_a_lock_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(NoEnvironment, match=r"cannot be read.*Next step"):
-        read_lock(tmp_path / "none.txt")
-
-
-def test_no_uv_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(venv, "find_spec", lambda name: None)
-    with pytest.raises(NoEnvironment, match=r"no uv.*pip install uv.*overlay"):
-        find_uv({"PATH": ""})
-    monkeypatch.setattr(venv, "find_spec", lambda name: name)
-    assert find_uv({"PATH": ""}) == (sys.executable, "-m", "uv")
+@pytest.mark.parametrize(("script", "told"), FAILURES.values(), ids=FAILURES)
+def test_a_tool_that_fails_is_told_with_its_own_last_words(script: str, told: str) -> None:
+    with pytest.raises(NoEnvironment, match=told) as fault:
+        run(script, limit_s=1.0 if script.startswith("sleep") else 30.0)
+    assert len(str(fault.value)) < 2000

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.jit import driver_cache, monitor, watch_files
-from megacpp_validate.jitcache.files import list_files
+from megacpp_validate.jitcache.manifest import list_files
 
 # A process that starts as a probe does. "compiles" stands for the driver: it writes where the variable says.
 _PROCESS = """

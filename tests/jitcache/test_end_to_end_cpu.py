@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -105,44 +104,6 @@ def test_a_killed_prewarm_resumes_and_is_found_warm(warm: Path, matrix: Path, tm
     assert all(row.hits for row in verdict.rows), "what is warm was looked for, and found"
 
 
-PAIR = """
-[[task]]
-id = "pair"
-library = "inductor"
-code = "smoke"
-targets = ["cpu"]
-gpu = false
-ranks = 2
-settings = { cell = "smoke_tiny_train" }
-"""
-
-
-def test_what_was_not_run_for_want_of_devices_is_not_verified_unless_it_was_not_asked_for(
-    warm: Path, tmp_path: Path
-) -> None:
-    matrix = _matrix(tmp_path / "matrix")
-    with (matrix / "prewarm.toml").open("a", encoding="utf-8") as stream:
-        stream.write(PAIR)
-    code, verdict = _verify(warm, matrix, tmp_path / "whole")
-    assert code == Exit.EVIDENCE_MISSING
-    assert {row.task: row.verdict.value for row in verdict.rows} == {"norm": "warm", "gated": "warm", "pair": "not-run"}
-    for unsealed in (False, True):  # found sealed, and sealed again: without the pair
-        if unsealed:
-            code, text = _ask("jit-cache", "unseal", "--root", warm)
-            assert code == Exit.OPEN, text
-        code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
-        made = PrewarmResult.model_validate_json(text)
-        assert (code, made.sealed) == (Exit.EVIDENCE_MISSING, True), text
-        assert {row.task: row.state.value for row in made.rows} == {"norm": "kept", "gated": "kept", "pair": "not-run"}
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--tasks", "norm,gated")
-    assert code == Exit.OPEN, text
-    words = ("--root", warm, "--matrix", matrix, "--receipts", tmp_path / "part", "--tasks", "norm,gated")
-    code, text = _ask("jit-verify", "--target", "cpu", *words)
-    assert code == Exit.OPEN, text
-    kept = JitVerifyResult.model_validate_json((tmp_path / "part" / "jit_verify-cpu.part.json").read_bytes())
-    assert kept.left_out == ("pair: not named",)
-
-
 def test_what_a_stack_leaves_when_it_is_only_asked_is_in_nobodys_way(
     warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,16 +133,6 @@ def test_a_shape_that_was_not_warmed_is_named(warm: Path, tmp_path: Path) -> Non
     assert {one.library for one in cold.compiled} == {"inductor"}
     assert any("24,16" in one.shape for one in cold.compiled), cold.compiled
     assert any("8,16" in line for line in cold.known), cold.known
-
-
-def test_a_variable_that_is_in_the_key_is_seen(
-    warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stack is the same to every version number, and the cache is cold for it all the same."""
-    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
-    code, verdict = _verify(warm, matrix, tmp_path / "receipts")
-    assert code == Exit.CLOSED
-    assert {row.cause for row in verdict.rows} == {JitCause.OTHER_KEY}
 
 
 def test_carried_to_another_folder_it_is_warm(warm: Path, matrix: Path, tmp_path: Path) -> None:
@@ -236,7 +187,7 @@ def test_a_cache_that_asks_for_nothing_is_not_warm(
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     code, verdict = _verify(warm, matrix, tmp_path / "receipts")
     assert (code, {row.verdict for row in verdict.rows}) == (Exit.CLOSED, {JitVerdict.SILENT})
-    assert any("TORCHDYNAMO_DISABLE is set here" in line for line in verdict.notes)
+    assert any("TORCHDYNAMO_DISABLE differs" in line for line in verdict.notes)
 
 
 def test_a_disk_that_gets_full_in_the_middle(matrix: Path) -> None:
@@ -256,15 +207,3 @@ def test_a_cache_of_another_stack_is_not_imported(tmp_path: Path) -> None:
     (found,) = [one for one in result.differences if one.what == "torch"]
     assert (found.recorded, found.observed) == ("2.11.0+cu130", torch.__version__)
     assert not (tmp_path / "two" / "sm_90a").exists()
-
-
-def test_a_task_that_cannot_run_is_not_verified(warm: Path, tmp_path: Path) -> None:
-    """A GPU's cache on a machine without one: nothing is said of it."""
-    if torch.cuda.is_available():
-        pytest.skip("not-run: there is a GPU here")
-    make_sealed(tmp_path / "one")
-    code, text = _ask("jit-verify", "--target", "h200", "--root", tmp_path / "one", "--receipts", tmp_path / "r")
-    assert code == Exit.EVIDENCE_MISSING, text
-    result = JitVerifyResult.model_validate_json(text)
-    assert {row.verdict for row in result.rows} == {JitVerdict.NOT_RUN}
-    assert json.loads((tmp_path / "r" / "jit_verify-h200.json").read_text())["rows"]

@@ -10,21 +10,14 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.jitcache.answer import Answer
-from megacpp_validate.jitcache.files import CacheChanged
 from megacpp_validate.jitcache.layout import LIBRARIES, LOCKS, MANIFEST, STATE
-from megacpp_validate.jitcache.manifest import read_manifest
-from megacpp_validate.jitcache.place import require_place, require_writable
-from megacpp_validate.jitcache.progress import open_prewarm
+from megacpp_validate.jitcache.manifest import CacheChanged, read_manifest, require_place
 from megacpp_validate.jitcache.seal import check_sealed, is_at_home, is_sealed, open_working, seal, unseal
 from tests.sealed_caches import (
     CUBIN,
     GROUP,
-    KERNEL,
     OBJECT,
-    TASK,
     as_nobody,
-    flip_a_bit,
     make_sealed,
     open_to_all,
     put,
@@ -43,20 +36,6 @@ def test_what_is_sealed_is_whole(tmp_path: Path) -> None:
     subprocess.run(["sha256sum", "--quiet", "-c", "manifest.sha256"], cwd=folder, check=True)
 
 
-def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path)
-    flip_a_bit(folder / CUBIN)
-    with pytest.raises(CacheChanged, match=f"{CUBIN} has another content"):
-        check_sealed(folder)
-
-
-def test_a_flipped_bit_of_the_manifest_is_seen(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path)
-    flip_a_bit(folder / MANIFEST)
-    with pytest.raises(CacheChanged, match="not the one that its hash is of"):
-        check_sealed(folder)
-
-
 def test_every_change_is_named_at_once(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     (folder / OBJECT).unlink()
@@ -64,15 +43,6 @@ def test_every_change_is_named_at_once(tmp_path: Path) -> None:
     (folder / CUBIN).write_bytes(b"cut")
     with pytest.raises(CacheChanged, match=f"{OBJECT} is gone, {CUBIN} has 3 bytes instead of 500"):
         check_sealed(folder)
-
-
-def test_what_the_driver_writes_whenever_it_is_asked_is_no_damage(tmp_path: Path) -> None:
-    """Its index, which a second prewarm on the same root may touch when it asks what is here."""
-    folder, digest = make_sealed(tmp_path)
-    put(folder / "cuda" / "index", b"another")
-    checked = check_sealed(folder)
-    assert (checked.digest, checked.extra) == (digest, ())
-    assert not [file.path for file in checked.manifest.files if file.path.startswith(("cuda/", "triton/tmp."))]
 
 
 def test_what_appeared_since_is_told_and_is_not_sealed(tmp_path: Path) -> None:
@@ -85,7 +55,7 @@ def test_what_appeared_since_is_told_and_is_not_sealed(tmp_path: Path) -> None:
 
 def test_unsealed_it_can_be_filled_on(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
-    assert unseal(folder).architecture == "sm_90a"
+    unseal(folder)
     assert not is_sealed(folder)
     assert (folder / CUBIN).stat().st_mode & 0o200
     assert not (folder / MANIFEST).exists(), "what is filled on is no longer what the manifest says"
@@ -117,35 +87,6 @@ def test_in_an_image_any_user_adds_and_nobody_replaces() -> None:
         assert check_sealed(folder).extra == NEW
 
 
-def test_a_read_only_cache_is_told() -> None:
-    with open_to_all() as root:
-        folder, _ = make_sealed(root)
-
-        def try_it() -> str:
-            try:
-                require_writable(folder, "--root")
-            except WrongArguments as fault:
-                return str(fault)
-            return "it could be written"
-
-        said = as_nobody(try_it)
-    assert "cannot be written: Permission denied" in said
-    assert "jit_cache -- open" in said
-
-
-def test_a_file_system_that_takes_no_folder(tmp_path: Path) -> None:
-    """As root, too: what says no here is no mode of a folder."""
-    with pytest.raises(WrongArguments, match="Next step"):
-        require_writable(Path("/proc/megacpp-jit/cpu"), "--root")
-
-
-def test_a_cache_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path)
-    folder.rename(tmp_path / "sm_100a")
-    with pytest.raises(WrongArguments, match="architecture sm_90a, and sm_100a is requested"):
-        require_place(tmp_path, "sm_100a", "x86_64")
-
-
 def test_a_cache_under_the_name_of_another_architecture_is_not_whole(tmp_path: Path) -> None:
     """Every hash is right, and whoever looks there takes kernels of another device."""
     folder, _ = make_sealed(tmp_path)
@@ -155,14 +96,8 @@ def test_a_cache_under_the_name_of_another_architecture_is_not_whole(tmp_path: P
 
 def test_a_cache_of_another_machine_is_refused(tmp_path: Path) -> None:
     make_sealed(tmp_path)
-    with pytest.raises(WrongArguments, match="machine x86_64, and aarch64 is requested"):
+    with pytest.raises(WrongArguments, match="x86_64, and sm_90a on aarch64"):
         require_place(tmp_path, "sm_90a", "aarch64")
-
-
-def test_the_folder_of_an_architecture_is_no_root(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path)
-    with pytest.raises(WrongArguments, match=f"give {tmp_path}"):
-        require_place(folder, "sm_90a", "x86_64")
 
 
 def test_a_root_that_nobody_can_look_into_is_told(tmp_path: Path) -> None:
@@ -182,16 +117,6 @@ def test_it_can_be_written_and_the_sealed_one_stays(tmp_path: Path) -> None:
     put(work / "triton" / "KEY7" / "new.cubin", b"new")
     assert check_sealed(folder).digest == digest
     assert check_sealed(folder).extra == ()
-
-
-def test_a_prewarm_goes_on_in_it_and_knows_what_is_there(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path / "sealed")
-    work = open_working(folder, read_manifest(folder)[0], tmp_path / "work")
-    with open_prewarm(work, "x86_64", {TASK.id: "key"}) as progress:
-        progress.keep(TASK, Answer(hits={"fa4": 1}))
-        done = progress.find_done(TASK)
-        assert done is not None
-        assert done.compiled == (KERNEL,)
 
 
 def test_times_are_those_of_the_manifest(tmp_path: Path) -> None:

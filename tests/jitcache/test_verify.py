@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +13,7 @@ from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
 from megacpp_validate.jit import watch_files
 from megacpp_validate.jitcache import verify
-from megacpp_validate.jitcache.answer import Answer, read_receipt_answer
-from megacpp_validate.jitcache.files import Listed, list_files
-from megacpp_validate.jitcache.manifest import Manifest, read_manifest
+from megacpp_validate.jitcache.manifest import Manifest, list_files, read_manifest
 from megacpp_validate.jitcache.result import (
     JitCause,
     JitCompile,
@@ -27,6 +22,7 @@ from megacpp_validate.jitcache.result import (
     JitVerifyRow,
     StackDifference,
 )
+from megacpp_validate.jitcache.stack import Answer, read_receipt_answer
 from megacpp_validate.jitcache.verify import find_unreported, judge_task, set_unwatched_apart
 from tests.sealed_caches import KERNEL, OBJECT, TASK, make_sealed, put
 
@@ -136,14 +132,6 @@ def test_what_asked_for_nothing_when_it_was_prewarmed_need_not_ask(
     assert judge_task(TASK, Answer(hits={}), sealed).verdict is JitVerdict.SILENT, "it is there for nothing else"
 
 
-def test_whoever_counts_nothing_says_nothing_of_what_it_asked(manifest: Manifest) -> None:
-    assert Answer(hits={}).asked == ()
-    assert Answer(hits=None).asked is None
-    text = manifest.model_dump_json().replace('"asked":null,', "").replace(',"asked":null', "")
-    assert '"asked"' not in text
-    assert [one.asked for one in Manifest.model_validate_json(text).tasks] == [None], "as earlier versions wrote it"
-
-
 def test_kernels_of_a_graph_are_found_with_the_graph(manifest: Manifest) -> None:
     kernels = [KERNEL.model_copy(update={"library": library}) for library in ("inductor", "triton")]
     tasks = tuple(one.model_copy(update={"compiled": tuple(kernels)}) for one in manifest.tasks)
@@ -152,12 +140,6 @@ def test_kernels_of_a_graph_are_found_with_the_graph(manifest: Manifest) -> None
     assert judge_task(task, Answer(hits={"inductor": 1}), graphs).verdict is JitVerdict.WARM
     assert judge_task(task, Answer(hits={"triton": 1}), graphs).verdict is JitVerdict.WARM
     assert judge_task(task, Answer(hits={"fa4": 1}), graphs).verdict is JitVerdict.SILENT
-
-
-def test_what_never_compiled_anything_need_not_look(manifest: Manifest) -> None:
-    """A cell: its library is an estimate, and BF16 may ask none."""
-    other = CELL.model_copy(update={"id": "probe_linear_walker"})
-    assert judge_task(other, Answer(), manifest).verdict is JitVerdict.WARM
 
 
 @pytest.mark.parametrize(
@@ -232,14 +214,6 @@ def test_a_kernel_that_nobody_told_of_is_found(tmp_path: Path) -> None:
 EXCUSED = JitCompile(library="cuda", kernel="rmsnorm_to_e4m3", shape="0/e/f557")
 
 
-@pytest.mark.parametrize("field", ["compiled", "unkept"])
-def test_one_told_file_of_the_driver_silences_no_other(field: str) -> None:
-    row = JitVerifyRow(task="probe_native_block", verdict=JitVerdict.WARM).model_copy(update={field: (EXCUSED,)})
-    after = [Listed(path, 5, 1) for path in ("cuda/0/e/f557", "cuda/0/e/f558", "cuda/9/0/e/f557")]
-    assert find_unreported({}, after, [row]) == ("cuda/0/e/f558", "cuda/9/0/e/f557")
-    assert find_unreported({}, after[:1], [row]) == ()
-
-
 UNWATCHED = "cuda: whose compiles its files are is not known: /r/cuda has 600 MiB, too much to be copied"
 
 
@@ -255,20 +229,6 @@ def test_what_appears_where_nobody_could_watch_is_told_and_closes_nothing() -> N
     for nothing in ([], ["triton: its hook failed: x"], ["cudnn: in memory"]):
         assert set_unwatched_apart(found, nothing) == (tuple(found), ())
     assert set_unwatched_apart([], [UNWATCHED]) == ((), ())
-
-
-def test_the_process_itself_says_that_it_cannot_watch(tmp_path: Path) -> None:
-    """In the very words by which its files are set apart."""
-    script = (
-        "import sys; from megacpp_validate.jit import driver_cache, monitor; driver_cache.MOST_BYTES = 0; "
-        "driver_cache.work_on_copy(); print(*(f'{name}: {why}' for name, why in monitor.unwatched().items()))"
-    )
-    put(tmp_path / "0" / "e" / "f557", b"a kernel")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
-        env={**os.environ, "CUDA_CACHE_PATH": str(tmp_path), "MEGACPP_JIT_DRIVER_CACHE": ""},
-    )  # fmt: skip
-    assert set_unwatched_apart(["cuda/0/e/f558"], done.stdout.splitlines())[0] == ()
 
 
 def _result(*rows: JitVerifyRow, **more: object) -> JitVerifyResult:

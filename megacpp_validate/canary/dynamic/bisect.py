@@ -27,14 +27,13 @@ from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
 from ...diagnosis.host_faults import find_host_fault
 from ...diagnosis.rows import component_named
-from ...environments.chosen import Means, resolve_environment
+from ...environments.cell import FolderTaken, own_folder
+from ...environments.chosen import Means, find_environments, resolve_environment
 from ...environments.environment import Environment
 from ...environments.facts import read_facts, require_torch
-from ...environments.installed import find_environments
+from ...environments.fleet import Room, count_cores, plan_jobs
 from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
 from ...environments.plan import choose_names, find_target, why_not_here
-from ...environments.restart import FolderTaken, own_folder
-from ...environments.schedule import Room, count_cores, plan_jobs
 from ...environments.stacks import RunOptions, Stack, StackOptions, run_stacks
 from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt

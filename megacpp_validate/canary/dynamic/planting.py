@@ -21,15 +21,23 @@ from ... import TOOL
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...catalog.te_faults import EditDoesNotFit, Fp8Fault, PlantedFault, TeFault, read_fp8_faults, read_te_faults
-from ...environments.cell import Cell
+from ...environments.cell import Cell, own_folder
+from ...environments.chosen import find_environments
 from ...environments.facts import read_facts
 from ...environments.faulty_overlay import make_faulty
-from ...environments.fleet import Event, Fleet
-from ...environments.installed import find_environments, open_host
-from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
+from ...environments.fleet import (
+    CONTEXT_MIB,
+    Event,
+    Fleet,
+    Need,
+    count_cores,
+    expect_need,
+    plan_jobs,
+    read_room,
+    share_cores,
+)
+from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
 from ...environments.plan import choose_names, find_target, plan_blank, plan_fp8, plan_parity, why_not_here
-from ...environments.restart import own_folder
-from ...environments.schedule import CONTEXT_MIB, Need, count_cores, expect_need, plan_jobs, read_room, share_cores
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
@@ -325,7 +333,7 @@ def _run_whole(
     if not options.judge_only:
         processes = Processes()
         variables = share_cores(os.environ, plan_jobs(count_cores(), options.jobs))
-        bare = open_host(variables, options.python)
+        bare = host_interpreter(variables, options.python)
         if reason := why_not_here(target, read_facts(bare, processes)):
             where = f"not-run: {reason}"
             return {}, {run.name: (Verdict.NOT_RUN, where) for run in runs}, where
@@ -416,5 +424,5 @@ def _plan_cells(
                 limit = limit if run.quick else max(limit, cell.limit_s)
                 need = Need(cell.gpu_memory_mib + CONTEXT_MIB, cell.seconds)
             else:
-                need = expect_need(own, rows[own.probe], {})
+                need = expect_need(own, rows[own.probe])
             yield Cell(environment, own, folder / run.name, limit), need

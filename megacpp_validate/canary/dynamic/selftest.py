@@ -13,8 +13,8 @@ from typing import Final
 
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import blame
-from ...environments.cpu_stack import find_torch_python
 from ...environments.interpreter import host_interpreter
+from ...environments.venv import find_torch_python
 from ...errors import InfrastructureFailed, NoEnvironment, WrongArguments
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.selftest import (
@@ -57,7 +57,7 @@ def run_selftest(
         given, runs, log = (folder / name for name in ("order.json", "runs.jsonl", "log"))
         given.write_text(order_text(order), encoding="utf-8")
         options = ["--jobs", str(jobs), "--limit", str(limit_s)]
-        environment = host_interpreter(os.environ, folder / "package", find_torch_python())
+        environment = host_interpreter(os.environ, find_torch_python())
         call = environment.call("megacpp_validate.selftest", str(runs), *options, shares=(folder,))
         ended = Processes().run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
         if ended.code != 0 or not runs.is_file():

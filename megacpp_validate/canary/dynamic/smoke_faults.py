@@ -12,9 +12,7 @@ from pydantic import Field, JsonValue, ValidationError
 from ... import TOOL
 from ...catalog.bridge import Catalog
 from ...catalog.smoke_faults import SmokeFault, SmokeFaults
-from ...environments.facts import Facts
-from ...environments.fleet import Expected
-from ...environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
+from ...environments.host_session import Progress, SessionOptions, run_session
 from ...environments.plan import choose_names, find_target, plan_smoke
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.values import Frozen
@@ -69,11 +67,10 @@ def run_smoke_faults(
     if cells:
         holding = catalog.model_copy(update={"smoke": cells})
 
-        def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-            return plan_smoke(holding, plan_blank_order(row, facts, variables, options), ())
+        def plan(blank: Order) -> tuple[Order, ...]:
+            return plan_smoke(holding, blank, ())
 
-        expected = {cell.id: Expected(cell.seconds, cell.limit_s) for cell in cells}
-        session = run_session(row, options, plan, progress, expected)
+        session = run_session(row, options, plan, progress, cells)
         receipts = {receipt.probe: receipt for receipt in session.receipts}
         for cell, receipt in receipts.items():
             with suppress(OSError, ValidationError):  # a cell that was ended early left nothing that is whole

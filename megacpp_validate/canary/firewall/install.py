@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal
 
-from ...environments.cpu_stack import find_torch_python
+from ...environments.venv import find_torch_python
 from ...process import run_command
 
 InstallMode = Literal["wheels", "current"]
