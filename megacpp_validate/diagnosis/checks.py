@@ -60,7 +60,7 @@ _CHECKS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
         (r"\.(?:grad\.mlp\.|mlp\.(?:renewed|kept)$)", ("layernorm_mlp",)),
     ),
     "layer_spec": (
-        (r"(?:^|\.)whole\.", (*USES[BLOCK], "transformer_layer")),
+        (r"(?:^|\.)whole\.|\.parameters$", (*USES[BLOCK], "transformer_layer")),
         (r"(?:^|\.)norm\.|\.norm$", ("rmsnorm",)),
         (r"(?:^|\.)(?:mlp|MLP)(?:\.|$)", ("layernorm_mlp",)),
         (r"(?:^|\.)experts?(?:\.|$)|\.E$", ("grouped_linear", *_PADDING)),
@@ -177,6 +177,11 @@ class Precision(StrEnum):
     LOW = "fp8"  # and fp4
     ANY = ""
 
+    @property
+    def level(self) -> int:
+        """0 for the highest."""
+        return list(Precision).index(self)
+
 
 _HALF: Final = frozenset({"bf16", "fp16", "bfloat16", "float16"})
 _LOW: Final = frozenset({
@@ -213,6 +218,11 @@ class FailedCheck:
     entries: frozenset[str] | None
     raised: str = ""
     shape: bool = False
+
+    @property
+    def of_scope(self) -> bool:
+        """Whether a fault of the low-precision scope that it shows reaches the layers inside of the scope."""
+        return not self.name.startswith(("refuses", "availability", "support", "scope.refuses", "scope.second-entry"))
 
     @property
     def shown(self) -> str:
@@ -277,14 +287,10 @@ _CONTRACT: Final = re.compile(r"(?:refuses|scope|support|availability|plan|swap|
 
 
 def _precision(words: list[str]) -> Precision:
-    for word in words:
-        if word == "fp32":
-            return Precision.FP32
-        if word in _HALF:
-            return Precision.HALF
-        if word in _LOW:
-            return Precision.LOW
-    return Precision.ANY
+    if "restored" in words:  # a scope that is left open is around everything after it
+        return Precision.ANY
+    known = {"fp32": Precision.FP32} | dict.fromkeys(_HALF, Precision.HALF) | dict.fromkeys(_LOW, Precision.LOW)
+    return next((known[word] for word in words if word in known), Precision.ANY)
 
 
 def _direction(words: list[str]) -> bool | None:

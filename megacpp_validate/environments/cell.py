@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ..diagnosis.host_faults import NO_SPACE, NOT_STARTED
+from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED
 from ..evidence.receipt import Failure, Outcome, Receipt
 from ..evidence.receipt_file import write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..catalog.file import PACKAGE_ROOT
-from ..diagnosis.host_faults import NO_SPACE, find_retry_fault
+from ..diagnosis.diagnose import NO_SPACE, find_retry_fault
 from ..errors import InfrastructureFailed
 from ..evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt

@@ -15,7 +15,7 @@ from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.gate import BREAKAGES, GateRule, GateRules, ReleaseWaiver
 from ..catalog.needs import Needs
-from ..diagnosis.host_faults import find_host_fault
+from ..diagnosis.diagnose import find_host_fault
 from ..errors import exit_for
 from ..evidence.receipt import Receipt, cell_id
 from ..evidence.receipts_manifest import hash_manifest

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from ..catalog.gate import BREAKAGES, IMPORTS, PLAIN, Fallback, GateRule, GateRules, SecondCopy
-from ..diagnosis.host_faults import find_host_fault
+from ..diagnosis.diagnose import find_host_fault
 from ..evidence.history import DIRTY
 from ..evidence.receipt import Backend, Library, Outcome, Receipt
 from ..evidence.receipt_time import read_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megacpp_validate.diagnosis.host_faults import find_host_fault
+from megacpp_validate.diagnosis.diagnose import find_host_fault
 from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt
 
 FULL = (

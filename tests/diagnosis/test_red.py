@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.diagnosis.diagnose import below_the_path, read_raised
-from megacpp_validate.diagnosis.red import normalise, sign
+from megacpp_validate.diagnosis.diagnose import below_the_path, normalise, read_raised, sign
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt
 from tests.diagnosis.planted import cannot_import, dies, fails, good, keyword, raises
 

@@ -16,7 +16,7 @@ from ... import TOOL
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.file import PACKAGE_ROOT, matrix_folder
 from ...diagnosis.blame import read_order
-from ...diagnosis.host_faults import find_host_fault
+from ...diagnosis.diagnose import find_host_fault
 from ...diagnosis.rows import component_named
 from ...environments.cell import Cell
 from ...environments.chosen import Means, resolve_environment

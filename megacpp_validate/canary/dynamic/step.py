@@ -7,12 +7,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from ...diagnosis.blame import Module, Order, find_blockers, has_evidence, is_red, read_order, worst_of
+from ...diagnosis.blame import (
+    Change,
+    Module,
+    Order,
+    Red,
+    find_blockers,
+    has_evidence,
+    is_red,
+    read_order,
+    worst_of,
+)
 from ...diagnosis.culprits import Culprit, Sides, file_cases, name_culprits
-from ...diagnosis.host_faults import find_host_fault
-from ...diagnosis.next_steps import Facts, Needs
-from ...diagnosis.red import Change, Red, is_same, sign
-from ...diagnosis.versions import changed_components, compare_versions, release_of
+from ...diagnosis.diagnose import find_host_fault, is_same, sign
+from ...diagnosis.next_steps import Facts, Needs, changed_components, compare_versions, release_of
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.values import ENVIRONMENT
 from .slowdown import split_slowness
@@ -117,9 +125,8 @@ def compare_stacks(
     seen = {name: receipt for name, receipt in new.items() if name not in out}
     changes = {name: compare(old.get(name), seen.get(name)) for name in names}
     reds = [Red(name, seen[name], changes[name], old.get(name)) for name in names if is_red(seen.get(name))]
-    good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
     sides = _sides(before.stack, after.stack, old, new, modules, needs)
-    culprits, under = name_culprits(file_cases(reds, seen, order, sides), reds, good, order, sides)
+    culprits, under = name_culprits(file_cases(reds, seen, order, sides), seen, order, sides)
     signatures = {red.module: str(red.signature) for red in reds}
     watched = find_watched(old, seen, order, signatures)
     green, slower = _name_green(watched, timings, order, signatures, sides)
