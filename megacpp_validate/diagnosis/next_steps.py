@@ -19,7 +19,7 @@ from ..evidence.receipt import Library, Outcome, Package, Receipt
 from ..evidence.values import Cause, Frozen
 from .blame import Red
 from .checks import CheckKind
-from .diagnose import Diagnosis
+from .diagnose import Diagnosis, diagnose
 from .rows import COMPONENTS, TORCH, component_named, loaded_as
 
 TE: Final = "transformer_engine"
@@ -202,19 +202,21 @@ def next_step(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     return _choose(diagnosis, tags, f"{red.raised.line} {red.receipt.reason}" if red.raised else "", words)
 
 
-def advise(error: str, diagnosis: Diagnosis, subject: str, torch: str, cuda: str) -> str:
-    """What to do about an import or loader error of a package; empty where the table of failures has no row.
+def advise(error: str, subject: str, torch: str, cuda: str, driver: str) -> str:
+    """What to do about an import or loader error of a package; empty where no row of the table of failures is about it.
 
     Args:
         error: as "class: text".
         subject: the package that does not load.
-        torch, cuda: version of torch, and the major CUDA release that torch is built for.
+        torch, cuda, driver: versions of torch and of the driver, and the major CUDA release that torch is built for.
     """
-    loads = diagnosis.cause in (Cause.ENVIRONMENT, Cause.BINARY)
-    if not loads or not (diagnosis.component or (diagnosis.missing and subject == TE_TITLE)):
+    found = diagnose(error)
+    of_te = found.missing and subject == TE_TITLE
+    if found.cause not in (Cause.ENVIRONMENT, Cause.BINARY) or not (found.component or of_te):
         return ""
-    words = _describe_component(diagnosis, "", cuda) | {"torch": torch, "gpu": "this GPU", "subject": subject}
-    return _choose(diagnosis, set(), error, words | dict.fromkeys(("or_back", "until", "copies"), ""))
+    words = _describe_component(found, "", cuda) | dict.fromkeys(("or_back", "until", "copies"), "")
+    words |= {"torch": torch, "gpu": "this GPU", "driver": driver or "unknown", "line": error[:120]}
+    return _choose(found, set(), error, words | {"subject": subject})
 
 
 def slow_step(module: str, component: str, facts: Facts, slowest: str) -> str:
@@ -271,7 +273,6 @@ def _find_words(red: Red, diagnosis: Diagnosis, facts: Facts) -> dict[str, str]:
         "said": said[:120],
         "line": raised.line[:120] if raised else "",
         "driver": machine.driver or "unknown",
-        "cuda": machine.cuda or "unknown",
         "where": f" (it was in {raised.frame})" if raised and raised.frame else "",
         "whom": f" by {called[1]}" if called else "",
         "file": inner or next(iter(facts.files), f"bridge/{red.module}.py"),

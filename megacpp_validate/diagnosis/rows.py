@@ -111,7 +111,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               r"libcuda\.so cannot found|no CUDA-capable device|No CUDA GPUs are available|"
               r"unsupported display driver|PTX JIT compiler library|forward compatibility was attempted|"
               r"CUDA-capable device\(s\) is/are busy", loaded=("driver",),
-              advice="upgrade the NVIDIA driver ({driver}, which runs CUDA {cuda}), or use the build for an older CUDA",
+              advice="upgrade the NVIDIA driver ({driver} now), or use the build for an older CUDA",
               seen="cuda_runtime_api.h, cudaError_t; torch/csrc/cuda/Module.cpp"),
     Component("GPU memory",
               says=r"CUDA out of memory|CUDA [Ee]rror: out of memory|\[CUDA\]: out of memory|OutOfMemoryError|"
@@ -166,7 +166,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component("cuDNN frontend", symbols=r"cudnn_frontend|cudnn\b", frames=r"cudnn/", loaded=("cudnn",),
               package="nvidia-cudnn-frontend", seen="probes/fingerprint.py"),
     Component("torch ABI",
-              symbols=r"_?(?:_ZN?K?\d*(?:c10|2at|5torch|3c10|6caffe2)|c10|aoti_|libtorch|libc10|_ZTI\w*torch)|\w*(?:3c10|"
+              symbols=r"_?(?:_ZN?K?\d*(?:c10|2at|5torch|3c10|6caffe2)|THP|c10|aoti_|libtorch|libc10|_ZTI\w*torch)|\w*(?:3c10|"
               r"2at\d|5torch)",
               says=r"compiled (?:against|with) (?:a different|another) version of (?:Py)?[Tt]orch|"
               r"lib(?:torch|c10)\w*\.so",

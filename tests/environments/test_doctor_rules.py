@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.doctor_host import TE
 from megacpp_validate.environments.doctor_result import Aspect, Weight
+from megacpp_validate.environments.doctor_rules import TE
 from megacpp_validate.evidence.doctor_look import Behaviour, Extension, Headers, PackageLook, Record, Wanted
 from tests.environments.doctor_hosts import (
     SITE,
@@ -165,10 +165,6 @@ FAULTS: dict[str, tuple[Callable[[], Seen], str, tuple[str, ...], str]] = {
     "wheel asks for another torch": (
         lambda: with_distributions(host(), ("xformers", "0.0.34", SITE, ("torch==2.10.0",))),
         "risk metadata", ("attention",), "xformers",
-    ),
-    "wheel asks for another neighbour": (
-        lambda: with_distributions(host(), ("deep-gemm", "1", SITE, ("triton==3.5.0",))),
-        "note metadata", (), "nothing",
     ),
     "FA4 without the CuTe DSL": (
         lambda: with_distributions(te("2.17.1", failure=failure("no cutlass")), ("flash-attn-4", "4.0.0b36", SITE)),
