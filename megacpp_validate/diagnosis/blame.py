@@ -29,7 +29,7 @@ from .checks import (
     entries_in,
     read_failed_checks,
 )
-from .diagnose import Diagnosis, Raised, Signature, diagnose, may_follow, read_raised, sign
+from .diagnose import Diagnosis, Raised, Signature, diagnose, read_raised, sign
 from .rows import OF_THE_HOST
 
 WITNESSED: Final = "linear_walker"  # the firewall's probe looks at the low-precision scope through a linear layer
@@ -43,9 +43,6 @@ _SHAPES: Final = re.compile(
 _CALL: Final = re.compile(r"^TypeError: .*(?:unexpected keyword argument|missing \d+ required|takes .* arguments?\b)")
 _OF_THE_LAYER: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
-)
-_SCOPE_FILES: Final = re.compile(
-    r"bridge/(?:fp8_scope|graph_capture|layer_watch|open_scopes|pending_amax|recipes|recompute\w*|te_fp8|zones)\.py"
 )
 
 
@@ -213,7 +210,7 @@ def _explains_exception(cause: Red, effect: Red) -> Link:
         return Link.SAME
     if any(check.entries & effect.entries for check in lost):  # type: ignore[operator]
         return Link.SAME
-    if cause.raised is not None and not (cause.checks and may_follow(cause.raised)):
+    if cause.raised is not None and not cause.checks:
         return Link.NONE
     if raised.kind == effect.receipt.outcome.value:  # nothing that would tell it apart
         return Link.CHECKS
@@ -483,10 +480,8 @@ def _looks_through(witness: Red, layer: Red | None, seen: Mapping[str, Receipt])
         return False
     if witness.raised is not None:
         trace, inside = witness.raised.traceback, "in is_judged" in witness.raised.traceback
-        if "probes/fp8_linear.py" not in trace or any(map(_SCOPE_FILES.match, witness.raised.bridge[-1:])):
-            return False
         same = is_one_failure(witness, layer) and (inside or others_hold)
-        return same or (inside and witness.entries == layer.uses)
+        return "probes/fp8_linear.py" in trace and (same or (inside and witness.entries == layer.uses))
     low = any(check.precision is Precision.LOW for check in layer.checks)
     of_layer = bool(witness.checks) and all(_OF_THE_LAYER.match(check.name) for check in witness.checks)
     return of_layer and others_hold and low and layer.has(CheckKind.NUMBERS, CheckKind.BACKEND)
@@ -528,10 +523,10 @@ def _share_parts(cases: Sequence[Case], order: Order) -> list[Case]:
     """Cases of wrong numbers in one part that their layers share, made one case of the first module that sees it."""
     left = list(cases)
     for part in SHARED_PARTS:
-        groups: dict[tuple[bool, bool, int], list[Case]] = {}
+        groups: dict[bool, list[Case]] = {}
         for case in left:
             if _is_by(part, case.first):
-                groups.setdefault(_way(case.first), []).append(case)
+                groups.setdefault(case.first.is_old, []).append(case)
         for mine in groups.values():
             members = order.sort(red for case in mine for red in case.members)
             # Outside of the block, a check that is about one layer shows that this layer by itself is wrong.
@@ -542,12 +537,6 @@ def _share_parts(cases: Sequence[Case], order: Order) -> list[Case]:
                 left = [case for case in left if case not in mine]
                 left.append(Case(first, tuple(red for red in members if red is not first), part=part))
     return left
-
-
-def _way(red: Red) -> tuple[bool, bool, int]:
-    """Whether it failed so before, whether the forward pass is wrong, and the highest precision in which it is."""
-    forward = any(check.backward is False for check in red.checks)
-    return red.is_old, forward, min((check.precision.level for check in red.checks), default=0)
 
 
 def _is_by(part: SharedPart, red: Red) -> bool:

@@ -45,11 +45,6 @@ _BELOW: Final = re.compile(rf"/((?:{'|'.join((*_VENDORS, 'megacpp_validate'))})/
 _CAUSE_OF: Final = "The above exception was the direct cause of the following exception:"
 _DURING: Final = "During handling of the above exception, another exception occurred:"
 _LAST_LINE: Final = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$", re.MULTILINE)
-# An accelerator's error is sticky: whatever is done after it, cleaning up included, raises it or another one.
-_ACCELERATOR: Final = re.compile(
-    r"cu(?:DNN|BLAS(?:Lt)?) Error|CUDNN_STATUS|CUBLAS_STATUS|CUDA (?:[Ee]rror|driver)|NCCL|nccl\w+Error|"
-    r"AcceleratorError|cuda\w*Error|undefined symbol|OutOfMemoryError"
-)
 _BY_SIGNAL: Final = re.compile(r"^(?:SIG[A-Z0-9]+|signal \d+|exit status -?\d+|no-receipt|timeout)$")
 _SAID: Final = re.compile(
     r"cannot be used: (?P<kind>\w[\w.]*): (?P<text>.*?)(?: \(at (?P<at>[^()]+)\))?\. Likely cause:"
@@ -127,23 +122,14 @@ def _read_failure(failure: Failure, outcome: Outcome) -> Raised:
 
 
 def _first_cause(trace: str) -> tuple[str, str, str] | None:
-    """Class, text and block of what a chain began with; None where it is no chain, or began with something else.
-
-    `raise X from Y` means that Y is the cause. An exception that came up while another was handled may be a second
-    fault: there the first one counts only if it is an accelerator's.
-    """
-    pieces = re.split(f"({re.escape(_CAUSE_OF)}|{re.escape(_DURING)})", trace)
-    chosen: tuple[str, str, str] | None = None
-    for index in range(len(pieces) - 3, -1, -2):
-        after = pieces[index].rpartition('  File "')[2]
-        said = _LAST_LINE.search(after)
-        if said is None:
-            break
-        kind, text = _bare(said[1]), after[said.start(2) :].strip() if said[2] is not None else ""
-        if pieces[index + 1] == _DURING and not _ACCELERATOR.search(f"{kind}: {text}"):
-            break
-        chosen = kind, text, pieces[index]
-    return chosen
+    """Class, text and block of the exception that a chain of `raise ... from` began with; None where it is no chain."""
+    first, *later = trace.split(_CAUSE_OF)
+    block = first.rpartition(_DURING)[2]
+    after = block.rpartition('  File "')[2]
+    said = _LAST_LINE.search(after) if later else None
+    if said is None:
+        return None
+    return _bare(said[1]), after[said.start(2) :].strip() if said[2] is not None else "", block
 
 
 def below_the_path(frame: str) -> str:
