@@ -122,14 +122,21 @@ def _read_failure(failure: Failure, outcome: Outcome) -> Raised:
 
 
 def _first_cause(trace: str) -> tuple[str, str, str] | None:
-    """Class, text and block of the exception that a chain of `raise ... from` began with; None where it is no chain."""
-    first, *later = trace.split(_CAUSE_OF)
-    block = first.rpartition(_DURING)[2]
-    after = block.rpartition('  File "')[2]
-    said = _LAST_LINE.search(after) if later else None
-    if said is None:
-        return None
-    return _bare(said[1]), after[said.start(2) :].strip() if said[2] is not None else "", block
+    """Class, text and block of what a chain began with; None where it is no chain, or began with something else.
+
+    `raise X from Y` means that Y is the cause. An exception that came up while another was handled may be a second
+    fault: there the first one counts only if it is a library's or an accelerator's, whose errors are sticky.
+    """
+    pieces = re.split(f"({re.escape(_CAUSE_OF)}|{re.escape(_DURING)})", trace)
+    chosen: tuple[str, str, str] | None = None
+    for block, between in zip(pieces[-3::-2], pieces[-2::-2], strict=True):
+        after = block.rpartition('  File "')[2]
+        said = _LAST_LINE.search(after)
+        text = after[said.start(2) :].strip() if said and said[2] is not None else ""
+        if said is None or (between == _DURING and not (CRASHES.search(text) or said_by(text))):
+            break
+        chosen = _bare(said[1]), text, block
+    return chosen
 
 
 def below_the_path(frame: str) -> str:
