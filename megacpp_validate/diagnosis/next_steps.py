@@ -282,7 +282,7 @@ def _find_words(red: Red, diagnosis: Diagnosis, facts: Facts) -> dict[str, str]:
         "why": _why_passed_over(red),
         "paths": ", ".join(dict.fromkeys((red.module, *facts.cascades))),
         "owner": component or TE_TITLE,
-        "subject": "this Transformer Engine",
+        "subject": TE_TITLE,
         "release": release_of({red.module: receipt}) or facts.after,
         "releases": " ".join(facts.releases or ("OLD", "NEW")),
         "search": "" if component and first[CheckKind.NUMBERS] else facts.search(red.module),
