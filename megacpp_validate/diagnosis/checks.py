@@ -35,10 +35,7 @@ USES: Final[dict[str, tuple[str, ...]]] = {
     "native_block": ("layernorm_linear", "dot_product_attention", "linear", "layernorm_mlp"),
     "layer_spec": ("transformer_layer", "layernorm_linear", "grouped_linear", "layernorm_mlp", "rmsnorm"),
 }
-# The layers of the whole block from its input to its output: a fault in the backward of one does not reach the
-# gradients of those after it.
 BLOCK: Final = "native_block"
-BLOCK_CHAIN: Final = USES[BLOCK]
 
 # Probe -> (pattern of a check's name, accessors), first match wins. What matches none is about all that it uses. Other
 # vendors stand beside them by the name of the bridge's file: their checks are about nothing of Transformer Engine.
@@ -50,17 +47,14 @@ _CHECKS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
         (r"aligned", ("moe_permute_with_probs", "moe_unpermute", *_PADDING)),
         (r"\.grad\.(?:tokens|probs)$|\.(?:rows|row_probs)$|permute\..*backend", USES["permute"]),
     ),
-    "expert_gemm": (
-        (r"(?:^|\.)deep_gemm\.", ("deep_gemm",)),
-        (r"^(?:fp32|bf16)\.", ("grouped_linear",)),
-    ),
+    "expert_gemm": ((r"(?:^|\.)deep_gemm\.", ("deep_gemm",)), (r"^(?:fp32|bf16)\.", ("grouped_linear",))),
     "native_block": (
         (r"\.(?:grad\.qkv\.|qkv\.(?:renewed|kept)$)", ("layernorm_linear",)),
         (r"\.(?:grad\.out\.|out\.(?:renewed|kept)$)", ("linear",)),
         (r"\.(?:grad\.mlp\.|mlp\.(?:renewed|kept)$)", ("layernorm_mlp",)),
     ),
     "layer_spec": (
-        (r"(?:^|\.)whole\.", (*USES[BLOCK], "transformer_layer")),
+        (r"(?:^|\.)whole\.|\.parameters$", (*USES[BLOCK], "transformer_layer")),
         (r"(?:^|\.)norm\.|\.norm$", ("rmsnorm",)),
         (r"(?:^|\.)(?:mlp|MLP)(?:\.|$)", ("layernorm_mlp",)),
         (r"(?:^|\.)experts?(?:\.|$)|\.E$", ("grouped_linear", *_PADDING)),
@@ -92,10 +86,7 @@ _FILES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (r"pytorch/(?:module/)?grouped_linear\.py", ("grouped_linear",)),
     (r"module/rmsnorm\.py|ops/basic/rmsnorm", ("rmsnorm",)),
     (r"module/fp8_(?:un)?padding\.py", _PADDING),
-    (
-        r"pytorch/permutation|triton/permutation|common/permutation",
-        ("moe_permute_with_probs", "moe_unpermute", *_CHUNKS),
-    ),
+    (r"(?:pytorch|triton|common)/permutation", ("moe_permute_with_probs", "moe_unpermute", *_CHUNKS)),
     (r"common/recipe|pytorch/quantization\.py|pytorch/fp8\.py", SCOPE),
 )
 
@@ -119,14 +110,10 @@ class SharedPart:
 
 # Read in the sources of 2.12.0, 2.17.1 and 2.20.2: who imports `general_gemm`, and who ends in `rmsnorm_fwd`.
 SHARED_PARTS: Final = (
-    SharedPart(
-        "the matrix product",
-        "pytorch/cpp_extensions/gemm.py",
-        frozenset({"linear", "layernorm_linear", "layernorm_mlp"}),
-        frozenset({"grouped_linear"}),
-    ),
+    SharedPart("the matrix product", "pytorch/cpp_extensions/gemm.py",
+               frozenset({"linear", "layernorm_linear", "layernorm_mlp"}), frozenset({"grouped_linear"})),
     SharedPart("the norm", "rmsnorm_fwd and rmsnorm_bwd", frozenset({"layernorm_linear", "layernorm_mlp", "rmsnorm"})),
-)
+)  # fmt: skip
 
 
 def entries_of_check(probe: str, check: Check) -> frozenset[str] | None:
@@ -177,6 +164,11 @@ class Precision(StrEnum):
     LOW = "fp8"  # and fp4
     ANY = ""
 
+    @property
+    def level(self) -> int:
+        """0 for the highest."""
+        return list(Precision).index(self)
+
 
 _HALF: Final = frozenset({"bf16", "fp16", "bfloat16", "float16"})
 _LOW: Final = frozenset({
@@ -215,6 +207,11 @@ class FailedCheck:
     shape: bool = False
 
     @property
+    def of_scope(self) -> bool:
+        """Whether a fault of the low-precision scope that it shows reaches the layers inside of the scope."""
+        return not self.name.startswith(("refuses", "availability", "support", "scope.refuses", "scope.second-entry"))
+
+    @property
     def shown(self) -> str:
         """Its kind as a signature keeps it: not which case, nor how many."""
         if self.kind is CheckKind.RAISED:
@@ -234,12 +231,12 @@ def read_failed_checks(receipt: Receipt) -> tuple[FailedCheck, ...]:
 
 def read_failed_check(probe: str, check: Check) -> FailedCheck:
     """What a failed check of a probe means."""
-    words = re.split(r"[.]", check.name)
+    words = check.name.split(".")
     kind, raised = _kind(check, words)
     shape = kind is CheckKind.NUMBERS and bool(re.search(r"\bshape\b|\] instead of ", check.detail))
-    return FailedCheck(
-        check.name, kind, _precision(words), _direction(words), entries_of_check(probe, check), raised, shape
-    )
+    backward = True if _BACKWARD.intersection(words) else False if _FORWARD.intersection(words) else None
+    entries = entries_of_check(probe, check)
+    return FailedCheck(check.name, kind, _precision(words), backward, entries, raised, shape)
 
 
 def _kind(check: Check, words: list[str]) -> tuple[CheckKind, str]:
@@ -277,20 +274,10 @@ _CONTRACT: Final = re.compile(r"(?:refuses|scope|support|availability|plan|swap|
 
 
 def _precision(words: list[str]) -> Precision:
-    for word in words:
-        if word == "fp32":
-            return Precision.FP32
-        if word in _HALF:
-            return Precision.HALF
-        if word in _LOW:
-            return Precision.LOW
-    return Precision.ANY
-
-
-def _direction(words: list[str]) -> bool | None:
-    if _BACKWARD.intersection(words):
-        return True
-    return False if _FORWARD.intersection(words) else None
+    if "restored" in words:  # a scope that is left open is around everything after it
+        return Precision.ANY
+    known = {"fp32": Precision.FP32} | dict.fromkeys(_HALF, Precision.HALF) | dict.fromkeys(_LOW, Precision.LOW)
+    return next((known[word] for word in words if word in known), Precision.ANY)
 
 
 def _stem(name: str) -> str:

@@ -11,24 +11,21 @@ from ..evidence.receipt import Check, Outcome, Receipt
 from ..evidence.values import ENVIRONMENT, Cause, Frozen
 from .blame import (
     Case,
+    Change,
     Module,
     Order,
+    Red,
     file_reds,
     find_blockers,
     is_red,
     merge_cases,
-    name_the_layer,
     read_order,
     share_cases,
-    share_layers,
     worst_of,
 )
 from .checks import FIREWALL, USES, CheckKind, entries_in
-from .diagnose import Diagnosis, diagnose_receipt
-from .host_faults import find_host_fault
-from .next_steps import Facts, Needs, next_step
-from .red import Change, Red
-from .versions import second_copies, shorter, version_of
+from .diagnose import Diagnosis, diagnose, find_host_fault
+from .next_steps import Facts, Needs, next_step, second_copies, shorter, version_of
 
 NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
 _LISTED: Final = 3
@@ -38,14 +35,10 @@ _QUOTED: Final = 200  # characters of an exception in the summary; the evidence 
 _PLACE: Final = re.compile(r"^\S+\.\w+:\d+ in function [\w:~<>]+(?:\([^)]*\))?: ")
 # Where nothing that failed names what is at fault, and several libraries changed: what a module stands on first.
 _STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
-    "attention": ("cuDNN", "flash-attn", "torch"),
-    "native_block": ("cuBLAS", "cuDNN", "torch"),
-    "linear_walker": ("cuBLAS", "torch"),
-    "expert_gemm": ("cuBLAS", "DeepGEMM", "torch"),
-    "permute": ("triton", "torch"),
-    "layer_spec": ("cuBLAS", "torch"),
-    "imports": ("torch", "cuBLAS"),
-}
+    "attention": ("cuDNN", "flash-attn", "torch"), "native_block": ("cuBLAS", "cuDNN", "torch"),
+    "linear_walker": ("cuBLAS", "torch"), "expert_gemm": ("cuBLAS", "DeepGEMM", "torch"),
+    "permute": ("triton", "torch"), "layer_spec": ("cuBLAS", "torch"), "imports": ("torch", "cuBLAS"),
+}  # fmt: skip
 # What a fault of Transformer Engine or of the bridge shows as; a machine, a library or a time limit is none between
 # modules.
 _OF_MODULES: Final = frozenset({Cause.API, Cause.NUMERICS, Cause.SILENT_FALLBACK})
@@ -124,9 +117,7 @@ def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs
     facts = Facts("an earlier stack", receipts[0].stack if receipts else "", held=False, needs=needs)
     sides = Sides(facts, {}, (), {module.id: tuple(module.files) for module in modules})
     reds = [Red(name, one) for name, one in seen.items() if is_red(one)]
-    good = {name for name, one in seen.items() if one.outcome.is_good}
-    cases = file_cases(reds, seen, order, sides)
-    culprits, _ = name_culprits(cases, reds, good, order, sides)
+    culprits, _ = name_culprits(file_cases(reds, seen, order, sides), seen, order, sides)
     culprits.sort(key=lambda row: (row.module != ENVIRONMENT, order.rank(row.module)))
     named = {name for row in culprits for name in (row.module, *row.cascades)}
     return (*culprits, *(_name_alone(one) for one in receipts if is_red(one) and one.probe not in named))
@@ -134,7 +125,7 @@ def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs
 
 def _name_alone(receipt: Receipt) -> Culprit:
     """A cell that nobody is blamed for: a composition, or what the host did."""
-    found = diagnose_receipt(receipt)
+    found = diagnose(receipt)
     return Culprit(
         module=receipt.probe, cause=found.cause, component=found.component, signature="", summary=receipt.reason,
         next_step="read its receipt; `nox -s te_bisect` finds the change that broke it",
@@ -143,24 +134,28 @@ def _name_alone(receipt: Receipt) -> Culprit:
 
 def file_cases(reds: Sequence[Red], seen: Mapping[str, Receipt], order: Order, sides: Sides) -> tuple[Case, ...]:
     """Red modules filed by cause; what their layers share, in Transformer Engine or below it, is one case."""
-    good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
-    cases = share_cases(share_layers(file_reds(reds, order, good), order), order)
-    if sides.changed:  # the release is the same and something below it is not: that broke them, whatever they say
-        groups: dict[str, list[Case]] = {}
-        kept: list[Case] = []
-        for case in cases:
-            if case.first.change in NEW and not case.first.fits_no_call:
-                groups.setdefault(_component_of(case.first, sides), []).append(case)
-            else:
-                kept.append(case)
-        cases = (*kept, *(merge_cases(group, component, order) for component, group in groups.items()))
-    return tuple(name_the_layer(case, seen) for case in cases)
+    cases = share_cases(file_reds(reds, seen, order), order)
+    if not sides.changed:
+        return cases
+    # The release is the same and something below it is not: that broke them, whatever they say.
+    groups: dict[str, list[Case]] = {}
+    kept: list[Case] = []
+    for case in cases:
+        if case.first.change in NEW and not case.first.fits_no_call:
+            groups.setdefault(_component_of(case.first, sides), []).append(case)
+        else:
+            kept.append(case)
+    return (*kept, *(merge_cases(group, component, order) for component, group in groups.items()))
 
 
 def name_culprits(
-    cases: Sequence[Case], reds: Sequence[Red], good: set[str], order: Order, sides: Sides
+    cases: Sequence[Case], seen: Mapping[str, Receipt], order: Order, sides: Sides
 ) -> tuple[list[Culprit], dict[str, str]]:
-    """Culprits, and module -> what it is filed under. What failed in the same way before is nobody's doing now."""
+    """Culprits, and module -> what it is filed under. What failed in the same way before is nobody's doing now.
+
+    Args:
+        seen: receipts of all modules.
+    """
     culprits: list[Culprit] = []
     under: dict[str, str] = {}
     for case in cases:
@@ -171,7 +166,7 @@ def name_culprits(
             first.before is None or first.before.outcome is Outcome.NOT_RUN
         )
         if first.change in NEW and not first_seen:
-            culprits.append(_name_boundary(_name_culprit(case, sides), reds, good, sides.facts.before))
+            culprits.append(_name_boundary(_name_culprit(case, sides), case, seen, sides.facts.before))
     return culprits, under
 
 
@@ -185,16 +180,16 @@ def _component_of(red: Red, sides: Sides) -> str:
     return own or sides.stands_on(red.module)
 
 
-def _name_boundary(culprit: Culprit, reds: Sequence[Red], good: set[str], before: str) -> Culprit:
+def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], before: str) -> Culprit:
     """A composition that is red where no module is, as a culprit of a class of its own; any other as it is."""
-    red = next((red for red in reds if red.module == culprit.module), None)
-    if red is None or culprit.cause not in _OF_MODULES or any(one.module in USES for one in reds):
+    red = [name for name in USES if is_red(seen.get(name))]
+    if red or case.name != case.first.module or culprit.cause not in _OF_MODULES:
         return culprit
-    if USES.keys() <= good:
+    if all(name in seen and seen[name].outcome.is_good for name in USES):
         says = "Every bridge module holds by itself: the fault lies between them."
         step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which it "
         step += f"holds does not fit; stay on {before} until then"
-    elif culprit.cause is Cause.API and red.raised is None:  # it holds to a contract of its own, which no module has
+    elif culprit.cause is Cause.API and case.first.raised is None:  # a contract of its own, which no module has
         says = "Not every bridge module was run beside it: whether the fault lies in one or between them is unknown."
         step = f"run the bridge modules in both releases first (`nox -s h200_parity`); stay on {before} until then"
     else:
@@ -231,102 +226,76 @@ def cut(text: str, longest: int) -> str:
 
 
 def _summary(case: Case, diagnosis: Diagnosis, sides: Sides) -> str:
-    first = case.first
+    """What was seen, in a sentence, and what is known of the module before."""
+    first, raised, before = case.first, case.first.raised, sides.facts.before
     many = case.shared is not None and len(case.members) > 1
     who = f"{len(case.members)} modules ({first.module} first)" if many else first.module
     below = f" in {diagnosis.component}" if diagnosis.component else ""
+    lost = [entry for check in first.checks if check.kind is CheckKind.ENTRY for entry in check.entries or ()]
     if first.module != first.receipt.probe:
-        what = f"{first.module} does not compute as it is asked to, as the probe of {first.receipt.probe} sees it"
-    elif first.raised is not None and first.raised.died:
-        where = f" in {first.raised.frame}" if first.raised.frame else ""
-        what = f"the process of {who} ended with {first.raised.kind}{where}"
-    elif first.raised is not None:
-        said = cut(_PLACE.sub("", " ".join(first.raised.text.split())), _QUOTED).rstrip(".")
-        what = f"{who} {'raise' if many else 'raises'} {first.raised.kind}{below}: {said}"
-    elif lost := [entry for check in first.checks if check.kind is CheckKind.ENTRY for entry in check.entries or ()]:
-        what = _say_lost_entries(lost, case)
+        what = f"{first.module} leaves the low-precision scope, as the probe of {first.receipt.probe} sees it"
+    elif raised is not None and raised.died:
+        what = f"the process of {who} ended with {raised.kind}{f' in {raised.frame}' if raised.frame else ''}"
+    elif raised is not None:
+        said = cut(_PLACE.sub("", " ".join(raised.text.split())), _QUOTED).rstrip(".")
+        what = f"{who} {'raise' if many else 'raises'} {raised.kind}{below}: {said}"
+    elif lost:
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
+        what = f"{first.module} does not find {names} in Transformer Engine"
     else:
         failed, of_all = len(first.checks) or "some", len(first.receipt.checks) or "its"
         of_first = f": of {first.module}" if many else ""
         what = f"{who} {'fail' if many else 'fails'}{of_first} {failed} of {of_all} checks{below}"
-    end = "" if what.endswith("…") else "."
-    return f"{what}{end} {_say_part(case)}{_history(first, sides)}".strip()
-
-
-def _say_part(case: Case) -> str:
-    """What layers share, where that is at fault; empty where it is one module's own."""
+    said = f"{what}{'' if what.endswith('…') else '.'}"
     if case.part is not None:
-        return (
-            f"Every layer that runs {case.part.name} ({case.part.where}) is wrong in the same way: it is at fault, or "
-            "what it calls, and no layer by itself. "
+        said += (
+            f" Every layer that runs {case.part.name} ({case.part.where}) is wrong in the same way: the fault lies "
+            "there, or in what it calls."
         )
-    names = [check.name for check in case.first.checks] if case.first.raised is None else []
-    if case.first.module == FIREWALL and names and case.others and all(name.startswith("fp8.") for name in names):
-        return "The scope itself is as it should be: the rounding or the product that all layers have in FP8 is not. "
-    return ""
-
-
-def _say_lost_entries(lost: Sequence[str], case: Case) -> str:
-    """Entry points that are not there, and the modules that take them."""
-    names = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
-    takers = [module for module, uses in USES.items() if module != FIREWALL and set(lost) & set(uses)]
-    taken = f"; {', '.join(takers)} {'takes' if len(takers) == 1 else 'take'} {'it' if len(set(lost)) == 1 else 'them'}"
-    return f"{case.first.module} does not find {names} in Transformer Engine{taken if takers else ''}"
-
-
-def _history(red: Red, sides: Sides) -> str:
-    """What is known of the module before: a failure that was hidden is not new to the release for sure."""
-    if red.before is None or red.before.outcome is Outcome.NOT_RUN:
-        return f"Nothing was seen of it on {sides.facts.before}: this may not be new."
-    if red.before.outcome is Outcome.BLOCKED:
-        return f"It was hidden on {sides.facts.before}, where {red.before.blocked_by or 'another cell'} blocked it."
-    return "" if red.was_good else f"On {sides.facts.before} it failed in another way."
+    if first.before is None or first.before.outcome is Outcome.NOT_RUN:
+        return f"{said} Nothing was seen of it on {before}: this may not be new."
+    if first.before.outcome is Outcome.BLOCKED:
+        return f"{said} It was hidden on {before}, where {first.before.blocked_by or 'another cell'} blocked it."
+    return said if first.was_good else f"{said} On {before} it failed in another way."
 
 
 def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
+    """The lines that show a failure: exception and frames, checks, paths, versions."""
     lines: list[str] = []
     if red.raised is not None:
         lines.append(cut(red.raised.line, _LONGEST))
-        if red.raised.frame:
-            lines.append(f"innermost frame: {red.raised.frame}")
-        if red.raised.bridge and red.raised.bridge[-1] != red.raised.frame:
-            lines.append(f"called from {red.raised.bridge[-1]}")
-    lines += _say_checks(red)
-    lines += [
-        f"{row.path}: requested {row.requested}, claimed {row.claimed or 'none'}, "
-        f"observed {', '.join(row.observed) or 'nothing'}{f' ({row.reasons[0]})' if row.reasons else ''}"
-        for row in red.fallbacks
-        if diagnosis.cause is Cause.SILENT_FALLBACK
-    ][:_LISTED]
-    if diagnosis.component:
-        if version := version_of(diagnosis.component, red.receipt):
-            lines.append(f"{diagnosis.component} as loaded: {version}")
+        lines += [f"innermost frame: {red.raised.frame}"] if red.raised.frame else []
+        lines += [f"called from {frame}" for frame in red.raised.bridge[-1:] if frame != red.raised.frame]
+    checks = [check for check in red.receipt.checks if not check.passed]
+    lines += [f"check {_say_check(check)}" for check in checks[:_LISTED]]
+    lines += [f"and {len(checks) - _LISTED} checks more"] if len(checks) > _LISTED else []
+    if diagnosis.cause is Cause.SILENT_FALLBACK:
         lines += [
-            f"{copy.name} is there twice: {shorter(copy.kept)} and {', '.join(map(shorter, copy.others))}"
-            for copy in second_copies(red.receipt, diagnosis.component)
+            f"{row.path}: requested {row.requested}, claimed {row.claimed or 'none'}, "
+            f"observed {', '.join(row.observed) or 'nothing'}{f' ({row.reasons[0]})' if row.reasons else ''}"
+            for row in red.fallbacks[:_LISTED]
         ]
+    if version := version_of(diagnosis.component, red.receipt):
+        lines.append(f"{diagnosis.component} as loaded: {version}")
+    lines += [
+        f"{copy.name} is there twice: {shorter(copy.kept)} and {', '.join(map(shorter, copy.others))}"
+        for copy in second_copies(red.receipt, diagnosis.component)
+    ]
     lines += [
         f"{row.name}: {row.before or 'not loaded'} -> {row.after or 'not loaded'}" for row in sides.facts.versions
     ]
     return tuple(dict.fromkeys(lines))
 
 
-def _say_checks(red: Red) -> list[str]:
-    checks = [check for check in red.receipt.checks if not check.passed]
-    lines = [f"check {_say_check(check)}" for check in checks[:_LISTED]]
-    return [*lines, f"and {len(checks) - _LISTED} checks more"] if len(checks) > _LISTED else lines
-
-
 def _say_check(check: Check) -> str:
-    parts = (part for part in check.parts if not part.passed)
     found = [
-        f"{part.name} {part.observed if part.observed is not None else 'nothing':.4g} against {part.bound:.4g}"
+        f"{part.name} {part.observed:.4g} against {part.bound:.4g}"
         if part.observed is not None and part.bound is not None
         else f"{part.name} could not be judged"
-        for part in parts
+        for part in check.parts
+        if not part.passed
     ]
-    said = "; ".join(found[:2]) or " ".join(check.detail.split())[:200] or "failed"
-    return f"{check.name}: {said}"
+    return f"{check.name}: {'; '.join(found[:2]) or ' '.join(check.detail.split())[:200] or 'failed'}"
 
 
 def _entry_points(case: Case) -> tuple[str, ...]:

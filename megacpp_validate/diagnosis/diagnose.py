@@ -1,31 +1,33 @@
-"""What a failure means: its class of cause, the component below Transformer Engine at fault, and what to do.
+"""What a failure says and means: what was raised and where, its signature, its cause, and whether the host did it.
 
-What the exception says of itself comes before where it was raised, and that before what its class is commonly raised
-for. All patterns stand in `rows.py`.
+What an exception says of itself comes before where it was raised, and that before what its class is commonly raised
+for. All patterns of failures are rows of `rows.py`.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt
 from ..evidence.values import Cause
 from .checks import CheckKind, FailedCheck, read_failed_checks
-from .host_faults import find_host_fault, find_retry_fault, read_host_fault
 from .rows import (
     CALL_ERRORS,
     CRASHES,
+    HOST_FAULTS,
+    OF_THE_PROGRAM,
     OWN,
     PYTHON_RULES,
     RULES,
     SYSTEM,
-    TORCH,
+    VARYING,
     WANTED,
     WANTS,
-    component_named,
     framed_by,
     owner_of,
     said_by,
@@ -33,22 +35,17 @@ from .rows import (
 
 # Packages whose frame says where a fault lies. Not torch: a fault of any layer passes through its `_call_impl` and its
 # autograd engine, or does not, by how the probe calls it.
-VENDORS: Final = (
+_VENDORS: Final = (
     "transformer_engine", "transformer_engine_torch", "flash_attn", "flash_attn_interface", "flash_attn_3", "deep_gemm",
     "cutlass", "quack", "triton", "liger_kernel", "cudnn",
 )  # fmt: skip
 _FILE: Final = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
 _INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/(.+)")
-_BELOW: Final = re.compile(rf"/((?:{'|'.join((*VENDORS, 'megacpp_validate'))})/.+)")  # an overlay, or a checkout
+_BELOW: Final = re.compile(rf"/((?:{'|'.join((*_VENDORS, 'megacpp_validate'))})/.+)")  # an overlay, or a checkout
 _CAUSE_OF: Final = "The above exception was the direct cause of the following exception:"
 _DURING: Final = "During handling of the above exception, another exception occurred:"
 _LAST_LINE: Final = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$", re.MULTILINE)
-# An accelerator's error is sticky: whatever is done after it, cleaning up included, raises it or another one.
-_ACCELERATOR: Final = re.compile(
-    r"cu(?:DNN|BLAS(?:Lt)?) Error|CUDNN_STATUS|CUBLAS_STATUS|CUDA (?:[Ee]rror|driver)|NCCL|nccl\w+Error|"
-    r"AcceleratorError|cuda\w*Error|undefined symbol|OutOfMemoryError"
-)
-BY_SIGNAL: Final = re.compile(r"^(?:SIG[A-Z0-9]+|signal \d+|exit status -?\d+|no-receipt)$")
+_BY_SIGNAL: Final = re.compile(r"^(?:SIG[A-Z0-9]+|signal \d+|exit status -?\d+|no-receipt|timeout)$")
 _SAID: Final = re.compile(
     r"cannot be used: (?P<kind>\w[\w.]*): (?P<text>.*?)(?: \(at (?P<at>[^()]+)\))?\. Likely cause:"
 )
@@ -56,6 +53,9 @@ _ENDED: Final = re.compile(
     r"(?:ends the interpreter \((?P<how>[^)]*)\)|(?P<hangs>did not end within \S+ s: it hangs))"
     r"(?: in (?P<at>\S+?):\d+ \((?P<name>[^)]*)\))?"
 )
+_BEGINS: Final = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Exit|Missing|Interrupt)): (.*)", re.DOTALL)
+_SHOWN: Final = 400  # characters of a signature's text
+_COMPILED: Final = tuple((re.compile(pattern), new) for pattern, new in VARYING)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class Raised:
         text: as it came.
         frame: innermost frame of vendor code, torch's too: "package/file.py in function"; empty where there is none.
         died: it is how a process ended, and its text its last words.
-        bridge: frames in the bridge, outermost first: "bridge/attention.py in forward".
         traceback: whole.
     """
 
@@ -75,23 +74,18 @@ class Raised:
     text: str
     frame: str = ""
     died: bool = False
-    bridge: tuple[str, ...] = ()
     traceback: str = ""
 
     @property
     def vendor_frame(self) -> str:
         """The frame, where it is one that tells whose fault it is."""
-        return self.frame if re.split(r"[/.]", self.frame)[0] in VENDORS else ""
+        return self.frame if _package(self.frame) in _VENDORS else ""
 
     @property
-    def frame_of_te(self) -> str:
-        """The innermost frame but those of torch, where it is Transformer Engine's; empty where it is not.
-
-        A call of the bridge that no longer fits ends in the bridge, or below it in torch's own `_call_impl`.
-        """
-        frames = [(below_the_path(found[1]), found[3]) for found in _FILE.finditer(self.traceback)]
-        own = [f"{file} in {function}" for file, function in frames if not file.startswith("torch/")]
-        return own[-1] if own and own[-1].startswith("transformer_engine/") else ""
+    def bridge(self) -> tuple[str, ...]:
+        """Frames in the bridge, outermost first: "bridge/attention.py in forward"."""
+        marks = (re.search(r"(?:^|/)(bridge/\w+\.py in .+)$", frame) for frame in _frames(self.traceback))
+        return tuple(mark[1] for mark in marks if mark)
 
     @property
     def line(self) -> str:
@@ -100,65 +94,49 @@ class Raised:
 
 
 def read_raised(receipt: Receipt) -> Raised:
-    """What a red receipt raised; where it keeps no failure, what its reason tells."""
+    """What a red receipt raised; where it keeps no failure, what its reason says."""
     failure = receipt.failure
     if failure is not None:
-        return _of_failure(failure, receipt.outcome)
+        return _read_failure(failure, receipt.outcome)
     if said := _SAID.search(receipt.reason):
         return Raised(_bare(said["kind"]), said["text"], below_the_path(said["at"] or ""))
     if ended := _ENDED.search(receipt.reason):
         frame = f"{below_the_path(ended['at'])} in {ended['name']}" if ended["at"] else ""
         return Raised("timeout" if ended["hangs"] else ended["how"], ended[0], frame, died=True)
-    kind, text = _split(receipt.reason)
     if receipt.outcome is Outcome.TIMEOUT:
         return Raised("timeout", receipt.reason, died=True)
-    return Raised(kind or receipt.outcome.value, text)
+    begins = _BEGINS.match(receipt.reason)
+    return Raised(_bare(begins[1]), begins[2]) if begins else Raised(receipt.outcome.value, receipt.reason)
 
 
-def _of_failure(failure: Failure, outcome: Outcome) -> Raised:
-    frame, trace = below_the_path(failure.frame), failure.traceback
-    if outcome is Outcome.TIMEOUT or BY_SIGNAL.match(failure.type) or failure.type == "timeout":
+def _read_failure(failure: Failure, outcome: Outcome) -> Raised:
+    trace, kind = failure.traceback, _bare(failure.type)
+    frame = below_the_path(failure.frame) or _innermost(trace)
+    if outcome is Outcome.TIMEOUT or _BY_SIGNAL.match(failure.type):
         kind = "timeout" if outcome is Outcome.TIMEOUT else failure.type
-        return Raised(
-            kind, failure.message, frame or _innermost(trace), died=True, bridge=_bridge(trace), traceback=trace
-        )
-    kind, text = _bare(failure.type), failure.message
+        return Raised(kind, failure.message, frame, died=True, traceback=trace)
     first = _first_cause(trace)
-    if first is not None and (first[0], first[1].strip()) != (kind, text.strip()):
-        kind, text, block = first
-        return Raised(kind, text, _innermost(block), bridge=_bridge(block) or _bridge(trace), traceback=trace)
-    return Raised(kind, text, frame or _innermost(trace), bridge=_bridge(trace), traceback=trace)
+    if first is None or (first[0], first[1].strip()) == (kind, failure.message.strip()):
+        return Raised(kind, failure.message, frame, traceback=trace)
+    return Raised(*first[:2], _innermost(first[2]), traceback=trace)
 
 
 def _first_cause(trace: str) -> tuple[str, str, str] | None:
     """Class, text and block of what a chain began with; None where it is no chain, or began with something else.
 
     `raise X from Y` means that Y is the cause. An exception that came up while another was handled may be a second
-    fault: there the first one counts only if it is an accelerator's.
+    fault: there the first one counts only if it is a library's or an accelerator's, whose errors are sticky.
     """
     pieces = re.split(f"({re.escape(_CAUSE_OF)}|{re.escape(_DURING)})", trace)
     chosen: tuple[str, str, str] | None = None
-    for index in range(len(pieces) - 3, -1, -2):
-        said = _end_of(pieces[index])
-        if said is None:
+    for block, between in zip(pieces[-3::-2], pieces[-2::-2], strict=True):
+        after = block.rpartition('  File "')[2]
+        said = _LAST_LINE.search(after)
+        text = after[said.start(2) :].strip() if said and said[2] is not None else ""
+        if said is None or (between == _DURING and not (CRASHES.search(text) or said_by(text))):
             break
-        if pieces[index + 1] == _DURING and not _ACCELERATOR.search(f"{said[0]}: {said[1]}"):
-            break
-        chosen = (*said, pieces[index])
+        chosen = _bare(said[1]), text, block
     return chosen
-
-
-def _end_of(block: str) -> tuple[str, str] | None:
-    """Class and text that a block of a traceback ends with."""
-    _, _, after = block.rpartition('  File "')
-    found = None
-    for line in _LAST_LINE.finditer(after):
-        found = line
-        break
-    if found is None:
-        return None
-    text = after[found.start(2) :] if found[2] is not None else ""
-    return _bare(found[1]), text.strip()
 
 
 def below_the_path(frame: str) -> str:
@@ -167,41 +145,98 @@ def below_the_path(frame: str) -> str:
     file = re.sub(r":\d+$", "", file.strip())
     below = _INSTALLED.match(file) or _BELOW.search(file)
     shown = below[1] if below else file.rpartition("/")[2] if file.startswith("/") else file
-    shown = re.sub(r"^megacpp_validate/", "", shown)
-    shown = re.sub(r"^selftest/te_double/", "", shown)  # the double stands for the vendor
+    # The double stands for the vendor.
+    shown = re.sub(r"^megacpp_validate/", "", shown).removeprefix("selftest/te_double/")
     return f"{shown} in {function}" if function and shown else shown
 
 
+def _frames(trace: str) -> list[str]:
+    """Frames of a traceback, outermost first; faulthandler writes the innermost first."""
+    frames = [below_the_path(f"{found[1]} in {found[3]}") for found in _FILE.finditer(trace)]
+    return frames[::-1] if "most recent call first" in trace else frames
+
+
 def _innermost(trace: str) -> str:
-    """The innermost frame of vendor code in a traceback; as faulthandler writes it, the innermost comes first."""
-    frames = [(below_the_path(found[1]), found[3]) for found in _FILE.finditer(trace)]
-    if "most recent call first" in trace:
-        frames.reverse()
-    for file, function in reversed(frames):
-        if re.split(r"[/.]", file)[0] in (*VENDORS, "torch"):
-            return f"{file} in {function}"
-    return f"{frames[-1][0]} in {frames[-1][1]}" if frames else ""
+    """The innermost frame of vendor code in a traceback, else the innermost one."""
+    frames = _frames(trace)[::-1]
+    of_vendors = (frame for frame in frames if _package(frame) in (*_VENDORS, "torch"))
+    return next(of_vendors, next(iter(frames), ""))
 
 
-def _bridge(trace: str) -> tuple[str, ...]:
-    frames = [(found[1], found[3]) for found in _FILE.finditer(trace)]
-    if "most recent call first" in trace:
-        frames.reverse()
-    marks = (re.search(r"(?:^|/)(bridge/\w+\.py)$", file) for file, _ in frames)
-    return tuple(f"{mark[1]} in {name}" for mark, (_, name) in zip(marks, frames, strict=True) if mark)
+def _package(frame: str) -> str:
+    return re.split(r"[/.]", frame)[0]
 
 
 def _bare(kind: str) -> str:
     return kind.rpartition(".")[2]
 
 
-def _split(reason: str) -> tuple[str, str]:
-    """Class and text where a reason begins with an exception."""
-    found = re.match(r"([A-Za-z_][\w.]*(?:Error|Exception|Exit|Missing|Interrupt)): (.*)", reason, re.DOTALL)
-    return (_bare(found[1]), found[2]) if found else ("", reason)
+# --- signatures -------------------------------------------------------------------------------------------------------
 
 
-_TE: Final = re.compile(r"transformer_engine(?:_cu\d+)?(?:\.|$)")
+@dataclass(frozen=True)
+class Signature:
+    """What makes two failures one, whichever module, install, run or release shows them.
+
+    Attributes:
+        what: exception class, signal, "timeout"; "fail" where checks failed and nothing was raised.
+        frame: innermost frame of vendor code, from its package on and without the line; empty where there is none.
+        text: without paths, addresses, numbers, shapes, versions, process ids and cells. Names are kept: an undefined
+            symbol or a lost keyword is the point.
+        checks: kinds of the checks that failed, sorted, each once.
+    """
+
+    what: str
+    frame: str = ""
+    text: str = ""
+    checks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.checks:
+            return f"{self.what}: {', '.join(self.checks)}"
+        where = f" in {self.frame}" if self.frame else ""
+        text = f": {self.text}" if self.text else ""
+        return f"{self.what}{where}{text}"[:_SHOWN]
+
+
+def sign(receipt: Receipt) -> Signature | None:
+    """The signature of a receipt's failure; None where it is good, or says nothing.
+
+    A blocked one has that of what blocks it, as far as its reason says.
+    """
+    if receipt.outcome.is_good or receipt.outcome is Outcome.NOT_RUN:
+        return None
+    if receipt.outcome is Outcome.FAIL:
+        kinds = {check.shown for check in read_failed_checks(receipt)}
+        return Signature("fail", checks=tuple(sorted(kinds)) or ("unknown",))
+    raised = read_raised(receipt)
+    if raised.died:  # its last words are a log: what else ran then, in which order
+        return Signature(raised.kind, raised.frame)
+    return Signature(raised.kind, raised.vendor_frame, normalise(raised.text))
+
+
+def is_same(one: Signature | None, other: Signature | None) -> bool:
+    """Whether two failures are one. Of checks: the later one has no kind that the earlier one had not."""
+    if one is None or other is None:
+        return False
+    return set(other.checks) <= set(one.checks) if one.checks and other.checks else one == other
+
+
+def normalise(text: str) -> str:
+    """A text without what varies between two sightings of one fault. Normalising again changes nothing."""
+    text, made = "", text[:20_000]
+    for _ in range(8):
+        if text == made:
+            break
+        text = made
+        for pattern, new in _COMPILED:
+            made = pattern.sub(new, made)
+        made = made.strip()
+    return made
+
+
+# --- causes -----------------------------------------------------------------------------------------------------------
+
 # Raised by who was handed something wrong, outside of vendor code: where checks failed before it, they saw what.
 _FOLLOWS: Final = frozenset(
     {"KeyError", "IndexError", "AttributeError", "AssertionError", "RuntimeError", "ValueError"}
@@ -212,15 +247,6 @@ _MISSING: Final = re.compile(
     r"cannot import name '(\w+)'|entry point `(\w+)`|No module named '([\w.]+)'|"
     r"KeyError: '(\w+)'"
 )
-_ADVICE: Final = {
-    Cause.ENVIRONMENT: "install the version of the component that this release needs",
-    Cause.BINARY: "reinstall or rebuild the compiled parts for this stack as one",
-    Cause.API: "adapt the call of the bridge, or stay on the release before",
-    Cause.NUMERICS: "stay on the release before, or take the native path until the check is in its bounds again",
-    Cause.SILENT_FALLBACK: "mend what the requested backend was passed over for",
-    Cause.PERFORMANCE: "run the cell alone with a longer limit, to tell slow from hung",
-    Cause.BOUNDARY: "turn features off one by one in both releases (`nox -s ablate`)",
-}
 
 
 @dataclass(frozen=True)
@@ -230,49 +256,25 @@ class Diagnosis:
     Attributes:
         component: at fault below Transformer Engine; empty where none is.
         missing: the symbol, library, package, keyword or name that is missing or unknown; empty where none is.
-        seen: where the row comes from; empty where no row but a general rule has the answer.
-        of_the_host: the host did it: the failure says nothing of the release.
-        retry: an infrastructure fault: the cell may be run again.
     """
 
     cause: Cause
     component: str = ""
     missing: str = ""
-    seen: str = ""
-    of_the_host: bool = False
-    retry: bool = False
-
-    @property
-    def step(self) -> str:
-        """Identifier of the next step: the class of cause, and the component where its advice is its own."""
-        own = component_named(self.component).advice if self.component else ""
-        return f"{self.cause.value}/{self.component.lower().replace(' ', '-')}" if own else self.cause.value
-
-    @property
-    def next_step(self) -> str:
-        """What to do, as far as the failure alone shows it; `next_steps.next_step` knows versions and releases, too."""
-        return (component_named(self.component).advice if self.component else "") or _ADVICE[self.cause]
 
 
 def diagnose(failure: Receipt | str) -> Diagnosis:
     """What a red receipt, or an exception as "class: text", means. Of a receipt that is not red, nothing of use."""
     if isinstance(failure, str):
         kind, _, text = failure.partition(": ")
-        raised = Raised(kind, text, died=bool(BY_SIGNAL.match(kind)) or kind == "timeout")
-        return replace(diagnose_raised(raised), of_the_host=bool(read_host_fault(failure)))
-    retry = find_retry_fault(failure) is not None
-    return replace(diagnose_receipt(failure), of_the_host=bool(find_host_fault(failure)), retry=retry)
-
-
-def diagnose_receipt(receipt: Receipt) -> Diagnosis:
-    """The cause of a red receipt, whoever brought it about."""
-    if receipt.outcome is Outcome.FAIL:
-        return diagnose_checks(read_failed_checks(receipt))
-    raised = read_raised(receipt)
-    found = diagnose_raised(raised)
-    if found.cause is Cause.API and not found.component and may_follow(raised):
-        checks = read_failed_checks(receipt)
-        seen = diagnose_checks(checks) if checks else found
+        return _diagnose_raised(Raised(_bare(kind), text, died=bool(_BY_SIGNAL.match(kind))))
+    checks = read_failed_checks(failure)
+    if failure.outcome is Outcome.FAIL:
+        return diagnose_checks(checks)
+    raised = read_raised(failure)
+    found = _diagnose_raised(raised)
+    if checks and found.cause is Cause.API and not found.component and may_follow(raised):
+        seen = diagnose_checks(checks)
         return seen if seen.cause in (Cause.SILENT_FALLBACK, Cause.NUMERICS) else found
     return found
 
@@ -282,9 +284,32 @@ def may_follow(raised: Raised) -> bool:
     return raised.kind in _FOLLOWS and not raised.vendor_frame
 
 
-def diagnose_raised(raised: Raised) -> Diagnosis:
+def diagnose_checks(checks: Sequence[FailedCheck]) -> Diagnosis:
+    """The cause of checks that failed, where nothing was raised beside them."""
+    # FlashAttention and DeepGEMM have checks of their own.
+    owners = {"fa3": "flash-attn", "fa4": "flash-attn", "deep_gemm": "DeepGEMM"}
+    found = {next((owners[word] for word in check.name.split(".") if word in owners), "") for check in checks}
+    component = found.pop() if len(found) == 1 else ""
+    kinds = {check.kind for check in checks}
+    if CheckKind.ENTRY in kinds:
+        named = sorted({entry for check in checks if check.kind is CheckKind.ENTRY for entry in check.entries or ()})
+        return Diagnosis(Cause.API, component, ", ".join(named))
+    if raised := next((check.raised for check in checks if check.raised and check.kind is CheckKind.RAISED), ""):
+        of_it = diagnose(raised)
+        return of_it if of_it.component else replace(of_it, component=component)
+    if CheckKind.BACKEND in kinds:
+        return Diagnosis(Cause.SILENT_FALLBACK, component)
+    if CheckKind.NUMBERS in kinds:
+        # Every value is in bounds, and is not that of the recipe that was requested: another recipe ran.
+        names = [check.name for check in checks if check.kind is CheckKind.NUMBERS]
+        another = all(name.endswith((".applied", ".blocks")) for name in names)
+        return Diagnosis(Cause.SILENT_FALLBACK if another else Cause.NUMERICS, component)
+    return Diagnosis(Cause.PERFORMANCE if CheckKind.MEMORY in kinds else Cause.API, component)
+
+
+def _diagnose_raised(raised: Raised) -> Diagnosis:
     """The cause of an exception, or of how a process ended."""
-    found = _by_rule(raised) or _by_python(raised) or _by_component(raised)
+    found = _find_row(raised)
     if found:
         return found
     frame, text = framed_by(raised.vendor_frame), raised.text
@@ -295,81 +320,37 @@ def diagnose_raised(raised: Raised) -> Diagnosis:
         return Diagnosis(Cause.ENVIRONMENT if refuses else Cause.API, frame, _missing(raised))
     if CRASHES.search(text):
         return Diagnosis(Cause.BINARY, framed_by(raised.frame))
-    if raised.died:
-        return Diagnosis(_cause_of_end(raised.kind), framed_by(raised.frame))
-    return Diagnosis(Cause.API, frame, _missing(raised))
+    if not raised.died:
+        return Diagnosis(Cause.API, frame, _missing(raised))
+    cause = Cause.BINARY
+    if raised.kind == "timeout":  # all that is known is that the cell takes too long
+        cause = Cause.PERFORMANCE
+    elif raised.kind in FROM_OUTSIDE or raised.kind in ("SIGXCPU", "no-receipt"):  # memory, a scheduler, a full disk
+        cause = Cause.ENVIRONMENT
+    return Diagnosis(cause, framed_by(raised.frame))
 
 
-def diagnose_checks(checks: Sequence[FailedCheck]) -> Diagnosis:
-    """The cause of checks that failed, where nothing was raised beside them."""
-    component = _owner_of_checks(checks)
-    kinds = {check.kind for check in checks}
-    if CheckKind.ENTRY in kinds:
-        named = sorted({entry for check in checks if check.kind is CheckKind.ENTRY for entry in check.entries or ()})
-        return Diagnosis(Cause.API, component, ", ".join(named))
-    if raised := next((check.raised for check in checks if check.raised and check.kind is CheckKind.RAISED), ""):
-        kind, _, text = raised.partition(": ")
-        found = diagnose_raised(Raised(kind, text))
-        return found if found.component else replace(found, component=component)
-    if CheckKind.BACKEND in kinds:
-        return Diagnosis(Cause.SILENT_FALLBACK, component)
-    if CheckKind.NUMBERS in kinds:
-        # Every value is in bounds, and is not that of the recipe that was asked for: another recipe ran.
-        names = [check.name for check in checks if check.kind is CheckKind.NUMBERS]
-        another = all(name.endswith((".applied", ".blocks")) for name in names)
-        return Diagnosis(Cause.SILENT_FALLBACK if another else Cause.NUMERICS, component)
-    return Diagnosis(Cause.PERFORMANCE if CheckKind.MEMORY in kinds else Cause.API, component)
-
-
-def _owner_of_checks(checks: Sequence[FailedCheck]) -> str:
-    """The component that every failed check is about: FlashAttention and DeepGEMM have checks of their own."""
-    owners = {"fa3": "flash-attn", "fa4": "flash-attn", "deep_gemm": "DeepGEMM"}
-    found = {next((owners[w] for w in check.name.split(".") if w in owners), "") for check in checks}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _by_rule(raised: Raised) -> Diagnosis | None:
+def _find_row(raised: Raised) -> Diagnosis | None:
+    """By the tables: a loader's error, a missing Python name, a library's own error, a version that is required."""
     said = f"{raised.kind}: {raised.text}"
     for rule in RULES:
-        if (found := re.search(rule.pattern, said)) is None:
-            continue
-        name = found[1] if found.re.groups else ""
-        if not rule.owned:
-            return Diagnosis(rule.cause, rule.component, name, rule.seen)
-        owner = owner_of(name)
-        # A part of Transformer Engine itself that is missing: nothing around it is at fault.
-        return Diagnosis(Cause.BINARY if owner == OWN else rule.cause, owner or OWN, name, rule.seen)
+        if found := re.search(rule.pattern, said):
+            name = found[1] if found.re.groups else ""
+            owner = owner_of(name) if rule.owned else rule.component
+            # A part of Transformer Engine itself that is missing: nothing around it is at fault.
+            own = rule.owned and owner == OWN
+            return Diagnosis(Cause.BINARY if own else rule.cause, owner or OWN, name)
+    if package := next((found[1] for rule in PYTHON_RULES if (found := re.search(rule, raised.text))), None):
+        if package.startswith("transformer_engine_torch"):  # the sources and the compiled extension are of two builds
+            return Diagnosis(Cause.BINARY, OWN, _missing(raised))
+        if re.match(r"transformer_engine(?:_cu\d+)?(?:\.|$)", package):
+            return Diagnosis(Cause.API, OWN, _missing(raised))
+        return Diagnosis(Cause.ENVIRONMENT, owner_of(package) or package.partition(".")[0], _missing(raised))
+    if component := said_by(said):
+        return Diagnosis(Cause.API if raised.kind in ("TypeError", "AttributeError") else Cause.ENVIRONMENT, component)
+    if needs := WANTS.search(raised.text):
+        return Diagnosis(Cause.ENVIRONMENT, WANTED.get(needs["name"].lower(), "flash-attn"))
     return None
-
-
-def _by_python(raised: Raised) -> Diagnosis | None:
-    """A module or name of a Python package that is missing."""
-    package = next((found[1] for rule in PYTHON_RULES if (found := re.search(rule, raised.text))), None)
-    if package is None:
-        return None
-    if package.startswith("transformer_engine_torch"):  # the sources and the compiled extension are of two builds
-        return Diagnosis(Cause.BINARY, OWN, _missing(raised))
-    if _TE.match(package):
-        return Diagnosis(Cause.API, OWN, _missing(raised))
-    return Diagnosis(Cause.ENVIRONMENT, owner_of(package) or package.partition(".")[0], _missing(raised))
-
-
-def _by_component(raised: Raised) -> Diagnosis | None:
-    """A library that answers with an error, or a release that says which version of a library it needs."""
-    if component := said_by(f"{raised.kind}: {raised.text}"):
-        cause = Cause.API if raised.kind in ("TypeError", "AttributeError") else Cause.ENVIRONMENT
-        return Diagnosis(cause, component, seen=component_named(component).seen)
-    if (found := WANTS.search(raised.text)) is None:
-        return None
-    return Diagnosis(Cause.ENVIRONMENT, WANTED.get(found["name"].lower(), "flash-attn"))
-
-
-def _cause_of_end(kind: str) -> Cause:
-    """Of a process that ended by itself, or had to be ended."""
-    if kind == "timeout":  # all that is known is that the cell takes too long
-        return Cause.PERFORMANCE
-    outside = kind in FROM_OUTSIDE or kind in ("SIGXCPU", "no-receipt")  # memory, a scheduler, a full disk
-    return Cause.ENVIRONMENT if outside else Cause.BINARY
 
 
 def _missing(raised: Raised) -> str:
@@ -377,4 +358,81 @@ def _missing(raised: Raised) -> str:
     return next((group for group in found.groups() if group), "") if found else ""
 
 
-__all__ = ["TORCH", "Diagnosis", "diagnose", "diagnose_checks", "diagnose_raised", "diagnose_receipt", "may_follow"]
+# --- faults of the host -----------------------------------------------------------------------------------------------
+
+# As the launcher of ranks writes of a run (training/parallel/launch.py): all of them, and which one is at fault.
+_AT_FAULT: Final = re.compile(r"At fault: rank (\d+(?:, \d+)*)\.")
+_KILLED: Final = re.compile(r"^rank \d+ ended by (SIG(?:HUP|INT|KILL|TERM)|exit status (?:129|130|137|143))\b")
+# What a shell or a container engine makes of a process that a signal ended: 128 and its number (SIGHUP, SIGINT,
+# SIGKILL, SIGTERM). 139 is a segmentation fault, which is none.
+_BY_NUMBER: Final = frozenset({"exit status 129", "exit status 130", "exit status 137", "exit status 143"})
+_MIB: Final = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10}
+NO_SPACE: Final = os.strerror(errno.ENOSPC)
+NOT_STARTED: Final = "the process could not be started"  # as `environments.cell` reports it
+
+
+class RetryFault(NamedTuple):
+    """An infrastructure fault that an attempt may be repeated for: its name, and what happened."""
+
+    name: str
+    says: str
+
+
+def find_host_fault(receipt: Receipt) -> str:
+    """The fault of the host that a red receipt is red for; empty where it is good, or red for anything else.
+
+    Such a receipt is no evidence, of a breakage or of anything else. Checks that failed before count for themselves:
+    where one of them is of no such fault, the receipt is not either.
+    """
+    outcome, failure = receipt.outcome, receipt.failure
+    if outcome.is_good or outcome in (Outcome.NOT_RUN, Outcome.BLOCKED, Outcome.TIMEOUT):
+        return ""
+    found = [_read_host_fault(check.detail) for check in receipt.checks if not check.passed]
+    if outcome is not Outcome.FAIL:
+        if failure is not None and failure.type in FROM_OUTSIDE | _BY_NUMBER:
+            found.append(f"its process was ended from outside, by {failure.type}")
+        else:
+            found.append(_read_host_fault(f"{failure.type}: {failure.message}" if failure else receipt.reason))
+    return found[-1] if found and all(found) else ""
+
+
+def find_retry_fault(receipt: Receipt) -> RetryFault | None:
+    """The infrastructure fault that a job's receipt shows; None where the receipt is an answer and is kept."""
+    if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
+        return RetryFault("killed", f"its process was ended from outside, by {receipt.failure.type}")
+    if receipt.outcome is Outcome.NOT_RUN and NO_SPACE in receipt.reason:
+        return RetryFault("disk-full", receipt.reason)
+    if receipt.outcome is Outcome.NOT_RUN and receipt.reason.startswith(NOT_STARTED):
+        return RetryFault("not-started", receipt.reason)
+    return None
+
+
+def _read_host_fault(text: str) -> str:
+    """The fault of the host that "class: text" names; empty where it names none, or a fault of the program too."""
+    if named := _AT_FAULT.search(text):  # of a run of many ranks those at fault count: the others only lost them
+        ranks = named[1].replace(", ", "|")
+        ended = re.findall(rf"^rank (?:{ranks}) (?:was ended|ended by) .*$", text, re.MULTILINE)
+        said = re.findall(rf"^rank (?:{ranks}) said last .*", text, re.MULTILINE | re.DOTALL)
+        text = "\n".join([*ended, *said])
+    if OF_THE_PROGRAM.search(text):
+        return ""
+    if killed := _KILLED.search(text):
+        return f"a rank was ended from outside, by {killed[1]}"
+    return next((row.says for row in HOST_FAULTS if re.search(row.pattern, text)), "") or _find_full_gpu(text)
+
+
+def _find_full_gpu(text: str) -> str:
+    """Other processes have the GPU's memory: more of it than this one, which would fit if it were alone.
+
+    As torch writes it (c10/cuda/CUDACachingAllocator.cpp). In a container its own process may be listed by a number,
+    like the others: what it has beside torch's allocator is not known then, and nobody else is accused.
+    """
+    words = ("Tried to allocate ", r"total capaci?ty of ", "of which ", "this process has ")
+    found = [re.search(rf"{word}(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", text) for word in words]
+    sizes = [float(one[1]) * _MIB[one[2]] for one in found if one]
+    if "out of memory" not in text or len(sizes) < len(words):
+        return ""
+    needed, total, free, own = sizes
+    others = total - free - own
+    full = others > own and own + needed <= total
+    return f"other processes have {others / 1024:.1f} of the GPU's {total / 1024:.1f} GiB" if full else ""

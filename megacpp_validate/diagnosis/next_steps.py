@@ -1,39 +1,137 @@
-"""What to do about a culprit, in a sentence to act on: the package to pin, the file to mend, the copy to remove.
+"""What to do about a culprit: the package to pin, the file to mend, the copy to remove. One table of sentences.
 
 Versions and paths come from the receipts, what a release needs from rows of `matrix/needs.toml` that the caller gives:
-a missing symbol names its row whichever the release is; else a row speaks of the release that broke, of the component
-at fault and of the module that lost it, and of nothing that what is loaded has already.
+a missing symbol names its row whichever the release is; else a row is about the release that broke, the component at
+fault and the module that lost it, and never about what is already loaded in a version that fits.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from packaging.version import InvalidVersion, Version
 
 from ..evidence.receipt import Library, Outcome, Package, Receipt
-from ..evidence.values import Cause
+from ..evidence.values import Cause, Frozen
+from .blame import Red
 from .checks import CheckKind
-from .diagnose import Diagnosis
-from .red import Red
+from .diagnose import Diagnosis, diagnose
 from .rows import COMPONENTS, TORCH, component_named, loaded_as
-from .versions import VersionChange, cuda_major, release_of, second_copies, version_of
 
-# Raised in Transformer Engine's own code, these are faults of its own, not of what it was handed.
-_OWN_FAULT: Final = re.compile(
-    r"TypeError: .*(?:unexpected keyword|missing \d+ required|takes .* argument|incompatible function arguments)|"
-    r"AttributeError: (?!'NoneType')|NameError|UnboundLocalError"
-)
+TE: Final = "transformer_engine"
+TE_TITLE: Final = "Transformer Engine"
+_OWN: Final = frozenset({TE, "transformer_engine_torch", "libtransformer_engine"})
+_WHOLE: Final = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.EXPECTED_UNSUPPORTED})  # ran to its end
+_PINNED: Final = ("library", "distribution")  # kinds of need that a version answers
 # A stack that is a release and nothing else: "te" and a version as PEP 440 writes one.
 _RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)*(?:(?:a|b|rc|\.post|\.dev)\d+)*(?:\+[a-z0-9]+(?:[._-][a-z0-9]+)*)?)")
+_MACHINE: Final = ("torch", "cuda", "driver", "python", "gpu")
+_RECEIPT: Final = "the log beside the receipt"
+
+Receipts = Mapping[str, Receipt]
+"""Receipts of one stack by module."""
 
 
-# Rows of the matrix, as `catalog.needs` reads them: that room lies above this one.
+class Step(NamedTuple):
+    """A next step: the first row whose class of cause, tags and pattern fit a failure.
+
+    Attributes:
+        tags: what must hold for the failure: the name of a component, or what `_list_tags` finds.
+        says: pattern of the exception in one line; empty for any.
+        step: the sentence, with names of `_find_words`.
+    """
+
+    cause: Cause
+    tags: tuple[str, ...]
+    says: str
+    step: str
+
+
+_STATIC: Final = "`te_canary -- {releases} --tiers static` names the new way{until}"
+STEPS: Final = (
+    Step(Cause.ENVIRONMENT, ("advice",), "", "{advice}{or_back}"),
+    Step(Cause.ENVIRONMENT, ("missing",), "open shared object",
+         "install {package}: it brings {missing}, which the loader does not find{or_back}"),
+    Step(Cause.ENVIRONMENT, (), "^ModuleNotFoundError", "pip install {package} (`{missing}` is missing){or_back}"),
+    Step(Cause.ENVIRONMENT, ("package",), "",
+         "{copies}pin {package} to {newer} ({subject} was built against another one){or_back}"),
+    Step(Cause.ENVIRONMENT, ("component",), "",
+         "{copies}use the {component} that this release was made for{has}{or_back}"),
+    Step(Cause.ENVIRONMENT, (), "",
+         f"read {_RECEIPT}: {{kind}} comes from outside the process (memory, a scheduler){{or_back}}"),
+    Step(Cause.BINARY, ("torch ABI",), "",
+         "rebuild the extension against torch {torch} (it was built for another one){or_back}"),
+    Step(Cause.BINARY, ("GPU architecture",), "", "rebuild {subject} with NVTE_CUDA_ARCHS for {gpu}{or_back}"),
+    Step(Cause.BINARY, ("component", "missing"), "",
+         "pin {package} to the release that {subject} was built for, one that has {missing}{has}; or rebuild {subject} "
+         "against yours{or_back}"),
+    Step(Cause.BINARY, ("DeepGEMM",), "", "use a DeepGEMM that was built for torch {torch}{or_back}"),
+    Step(Cause.BINARY, ("component",), "", "reinstall {package} for this stack{has}{or_back}"),
+    Step(Cause.BINARY, ("missing",), "",
+         "install sources, core library and torch extension of one release (uninstall all parts of transformer-engine "
+         "first): {missing} is missing between them{or_back}"),
+    Step(Cause.BINARY, ("import",), "",
+         "reinstall sources, core library and torch extension of {release} as one (uninstall all parts of "
+         "transformer-engine first): its import fails{or_back}"),
+    Step(Cause.BINARY, (), "^exit status",
+         f"read {_RECEIPT} of {{cell}}: the process ended itself ({{kind}}) and raised nothing{{until}}"),
+    Step(Cause.BINARY, (), "",
+         "rebuild the extension of {release} against torch {torch} and run the cell again with CUDA_LAUNCH_BLOCKING=1 "
+         "to see the kernel{until}"),
+    Step(Cause.API, ("other",), "", "pin {package} to the version that this release was made for{or_back}"),
+    Step(Cause.API, (), "unexpected keyword",
+         f"{{file}}: keyword `{{missing}}` was renamed or removed{{whom}}: pass its new name; {_STATIC}"),
+    Step(Cause.API, (), r"missing \d+ required",
+         f"{{file}}: argument `{{missing}}` is required now{{whom}}: pass it; {_STATIC}"),
+    Step(Cause.API, (), r"'(?:tuple|NoneType)' object (?:has no|is not)|values? to unpack|cannot unpack",
+         f"{{file}}: the call returns something else now (`{{said}}`): take it as it comes; {_STATIC}"),
+    Step(Cause.API, (), "^TypeError", f"{{file}}: the call no longer fits{{whom}}; {_STATIC}"),
+    Step(Cause.API, ("missing",), "",
+         f"{{file}}: `{{missing}}` was moved, renamed or removed: take it from its new place; {_STATIC}"),
+    Step(Cause.API, ("import",), "", "do what Transformer Engine asks for where it is imported (`{said}`){or_back}"),
+    Step(Cause.API, ("contract",), "", f"{{file}}: `{{contract}}` no longer holds; adapt the call; {_STATIC}"),
+    Step(Cause.API, (), "", f"{{file}}: what is passed is refused now; adapt the call; {_STATIC}"),
+    Step(Cause.NUMERICS, (), "",
+         "{back}, or take the native path of {paths}, until `{numbers}` is in its bounds again; report the check with "
+         "its receipt to {owner}{search}"),
+    Step(Cause.SILENT_FALLBACK, (), "",
+         "do not rely on the speed or precision of {module}: {why}. Mend that{or_back}"),
+    Step(Cause.PERFORMANCE, ("memory",), "",
+         "{back}, or take the native path of {module}, until `{memory}` is in its bound again: memory grows with every "
+         "step, and a long run ends without any{search}"),
+    Step(Cause.PERFORMANCE, (), "",
+         f"run {{cell}} alone with a longer --limit to tell slow from hung{{where}}, and read {_RECEIPT}{{until}}"),
+)  # fmt: skip
+
+
+# Rows of `catalog.needs`: that room lies above this one.
 Need: TypeAlias = Any
 Needs: TypeAlias = Any
+
+
+class VersionChange(Frozen):
+    """A package or library as loaded that is not the same on both sides; empty where it was not loaded."""
+
+    name: str
+    before: str
+    after: str
+
+
+class Second(NamedTuple):
+    """A library or package that is there twice.
+
+    Attributes:
+        kept: the copy that lies where torch or the package index put it, or the one that is loaded.
+        others: the rest.
+    """
+
+    name: str
+    kept: str
+    others: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,17 +183,40 @@ class Facts:
         return next(iter(mine), rows[0] if len(rows) == 1 else None)
 
 
+# --- the sentence -----------------------------------------------------------------------------------------------------
+
+
 def next_step(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     """What to do about a culprit that is red."""
     if facts.same_release and not red.fits_no_call and (moved := facts.moved(diagnosis.component)) is not None:
         back = f"put {moved.name} back to {moved.before} (it is {moved.after} now)"
         return f"{back}, or see what its new version changed: Transformer Engine itself is the same on both sides"
-    advised = bool(diagnosis.component) and component_named(diagnosis.component).advice
-    if not advised and facts.needs is not None and not facts.same_release:
+    if facts.needs is not None and not facts.same_release and not component_named(diagnosis.component).advice:
         need = find_need(red, diagnosis, facts.needs)
         if need is not None:
             return _pin(need, facts.needs, red, facts)
-    return _STEPS[diagnosis.cause](red, diagnosis, facts)
+    words = _find_words(red, diagnosis, facts)
+    tags = {tag for tag in ("contract", "memory") if words[tag]}
+    if red.receipt.outcome is Outcome.IMPORT_ERROR:
+        tags.add("import")
+    return _choose(diagnosis, tags, f"{red.raised.line} {red.receipt.reason}" if red.raised else "", words)
+
+
+def advise(error: str, subject: str, torch: str, cuda: str, driver: str) -> str:
+    """What to do about an import or loader error of a package; empty where no row of the table of failures is about it.
+
+    Args:
+        error: as "class: text".
+        subject: the package that does not load.
+        torch, cuda, driver: versions of torch and of the driver, and the major CUDA release that torch is built for.
+    """
+    found = diagnose(error)
+    of_te = found.missing and subject == TE_TITLE
+    if found.cause not in (Cause.ENVIRONMENT, Cause.BINARY) or not (found.component or of_te):
+        return ""
+    words = _describe_component(found, "", cuda) | dict.fromkeys(("or_back", "until", "copies"), "")
+    words |= {"torch": torch, "gpu": "this GPU", "driver": driver or "unknown", "line": error[:120]}
+    return _choose(found, set(), error, words | {"subject": subject})
 
 
 def slow_step(module: str, component: str, facts: Facts, slowest: str) -> str:
@@ -105,14 +226,106 @@ def slow_step(module: str, component: str, facts: Facts, slowest: str) -> str:
     return f"{facts.way_back}, or accept {slowest}{facts.search(module)}"
 
 
+def _choose(diagnosis: Diagnosis, tags: set[str], said: str, words: Mapping[str, str]) -> str:
+    """The sentence of the first row that fits."""
+    component = component_named(diagnosis.component)
+    known = {
+        "component": component.name, component.name: component.name, "advice": component.advice,
+        "package": component.package, "missing": diagnosis.missing,
+        "other": component.name if component.name != TORCH else "",
+    }  # fmt: skip
+    tags = tags | {tag for tag, has in known.items() if has}
+    rows = (row for row in STEPS if row.cause is diagnosis.cause and tags.issuperset(row.tags))
+    step = next(row for row in rows if re.search(row.says, said)).step
+    return step.format_map({**words, "advice": component.advice.format_map(words)})
+
+
+def _describe_component(diagnosis: Diagnosis, version: str, cuda: str) -> dict[str, str]:
+    """Words about the component at fault.
+
+    NVIDIA ships nvidia-cudnn-cu12 and -cu13, and since CUDA 13 nvidia-cublas without a suffix.
+    """
+    row = component_named(diagnosis.component)
+    suffix = f"-cu{cuda}" if cuda and int(cuda) < 13 else ""
+    package = row.package.replace("{-cuda}", suffix).replace("{cuda}", cuda or "12 (or -cu13)")
+    return {
+        "component": row.name, "missing": diagnosis.missing, "package": package or row.name,
+        "newer": f"a release newer than {version}" if version else "the release that this one was built for",
+        "has": f" ({version} is loaded)" if version else "",
+    }  # fmt: skip
+
+
+def _find_words(red: Red, diagnosis: Diagnosis, facts: Facts) -> dict[str, str]:
+    """Everything that a sentence can name."""
+    receipt, raised, machine = red.receipt, red.raised, red.receipt.machine
+    said = " ".join(raised.text.split()) if raised else ""
+    called = re.match(r"([\w.]+)\(\)", said)
+    inner = raised.bridge[-1].partition(" in ")[0] if raised and raised.bridge else ""
+    if raised is not None and raised.kind == "VendorEntryMissing":
+        inner = "bridge/imports.py"  # where every name of Transformer Engine is written
+    first = {kind: next((check.name for check in red.checks if check.kind is kind), "") for kind in CheckKind}
+    component = diagnosis.component
+    version = version_of(component, receipt)
+    return _describe_component(diagnosis, version, cuda_major(receipt)) | {
+        "module": red.module,
+        "cell": receipt.cell,
+        "kind": raised.kind if raised else "the failure",
+        "said": said[:120],
+        "line": raised.line[:120] if raised else "",
+        "driver": machine.driver or "unknown",
+        "where": f" (it was in {raised.frame})" if raised and raised.frame else "",
+        "whom": f" by {called[1]}" if called else "",
+        "file": inner or next(iter(facts.files), f"bridge/{red.module}.py"),
+        "contract": "" if raised else first[CheckKind.CONTRACT],
+        "numbers": first[CheckKind.NUMBERS] or "the failed check",
+        "memory": first[CheckKind.MEMORY],
+        "why": _why_passed_over(red),
+        "paths": ", ".join(dict.fromkeys((red.module, *facts.cascades))),
+        "owner": component or TE_TITLE,
+        "subject": TE_TITLE,
+        "release": release_of({red.module: receipt}) or facts.after,
+        "releases": " ".join(facts.releases or ("OLD", "NEW")),
+        "search": "" if component and first[CheckKind.NUMBERS] else facts.search(red.module),
+        "torch": machine.torch or "as it is here",
+        "gpu": f"sm_{machine.capability.replace('.', '')}" if machine.capability else "this GPU",
+        "copies": _say_copies(red, component),
+        "back": facts.way_back,
+        "or_back": f", or {facts.way_back}",
+        "until": f"; {facts.way_back} until then",
+    }  # fmt: skip
+
+
+def _why_passed_over(red: Red) -> str:
+    """Why another path ran than was requested."""
+    reasons = (reason for row in red.fallbacks for reason in row.reasons)
+    if why := next(reasons, ""):
+        return f"it was passed over because {why}"
+    fell = {check.name for check in red.checks if check.kind is CheckKind.BACKEND}
+    said = (" ".join(one.detail.split()) for one in red.receipt.checks if one.name in fell and one.detail)
+    return next(said, "nothing says why another path ran")
+
+
+def _say_copies(red: Red, component: str) -> str:
+    version = version_of(component, red.receipt)
+    now = f" (its version is {version} now)" if version else ""
+    return "".join(
+        f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH and the "
+        f"loader's cache, so that the copy at {copy.kept} is loaded{now}; if it still fails, "
+        for copy in second_copies(red.receipt, component)
+    )
+
+
+# --- what releases need -----------------------------------------------------------------------------------------------
+
+
 def find_need(red: Red, diagnosis: Diagnosis, needs: Needs) -> Need | None:
     """The row that a failure is about; None where no row is, or nothing is known to be missing."""
     rows = [need for need in needs.need if need.version and _is_unmet(need, red.receipt)]
-    named = (row for row in rows if diagnosis.missing in (row.symbol, *row.says.split()))
-    if diagnosis.missing and (found := next(named, None)):
-        return found
-    pinned = ("library", "distribution")  # kinds of need that a version answers
-    mine = [row for row in rows if row.kind in pinned and red.module in row.breaks and _holds(row, red)]
+    if diagnosis.missing:
+        named = next((row for row in rows if diagnosis.missing in (row.symbol, *row.says.split())), None)
+        if named is not None:
+            return named
+    mine = [row for row in rows if row.kind in _PINNED and red.module in row.breaks and _broke(row, red)]
     if diagnosis.component:
         component = component_named(diagnosis.component)
         return next((row for row in mine if row.of in (*component.loaded, component.package)), None)
@@ -130,227 +343,125 @@ def _versions(name: str, receipt: Receipt) -> Iterator[Version]:
     """Versions of a library, or of the packages that a distribution is imported as."""
     names = {name, *(loaded for row in COMPONENTS if row.package == name for loaded in row.loaded)}
     loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
-    said = [row.version for row in loaded if row.name in names]
-    for text in dict.fromkeys(one.strip() for version in said for one in version.split(",")):
-        try:
-            yield Version(text)
-        except InvalidVersion:
-            continue
+    texts = (one.strip() for row in loaded if row.name in names for one in row.version.split(","))
+    return (version for version in map(_read_version, dict.fromkeys(texts)) if version is not None)
 
 
-def _holds(need: Need, red: Red) -> bool:
-    """Whether the release that broke has this need; one that was not met before either, and did no harm, is not it."""
-    harmless = red.before is not None and red.was_good and _is_unmet(need, red.before) and _has(need, red.before)
-    return not harmless and _has(need, red.receipt)
-
-
-def _has(need: Need, receipt: Receipt) -> bool:
+def _read_version(text: str) -> Version | None:
     try:
-        return bool(need.holds_for(Version(release_of({receipt.probe: receipt}))))
+        return Version(text)
     except InvalidVersion:
-        return False
+        return None
+
+
+def _broke(need: Need, red: Red) -> bool:
+    """Whether the release that broke has this need; one that was not met before either, and did no harm, did not."""
+
+    def has(receipt: Receipt) -> bool:
+        release = _read_version(release_of({receipt.probe: receipt}))
+        return release is not None and need.holds_for(release)
+
+    harmless = red.before is not None and red.was_good and _is_unmet(need, red.before) and has(red.before)
+    return not harmless and has(red.receipt)
 
 
 def _pin(need: Need, needs: Needs, red: Red, facts: Facts) -> str:
     """What the matrix knows to be needed, and what is there instead."""
-    library = next((row for row in needs.library if row.id == need.of), None)
-    package = need.of
-    if library is not None:
-        of_cuda = (name for name in library.distributions if name.endswith(f"-cu{cuda_major(red.receipt)}"))
-        package = next(of_cuda, library.distributions[0])
+    brought = next((row.distributions for row in needs.library if row.id == need.of), [need.of])
+    of_cuda = (name for name in brought if len(brought) > 1 and name.endswith(f"-cu{cuda_major(red.receipt)}"))
     has = ", ".join(map(str, _versions(need.of, red.receipt)))
     copies = [copy for copy in second_copies(red.receipt, loaded_as(need.of)) if copy.name == need.of]
     second = "".join(f"; a second copy is mapped: remove {', '.join(copy.others)}" for copy in copies)
-    pinned = need.kind in ("library", "distribution")
-    why = f"Transformer Engine {need.te} needs it: {need.says}" if pinned else need.says
+    why = f"Transformer Engine {need.te} needs it: {need.says}" if need.kind in _PINNED else need.says
+    package = next(of_cuda, brought[0])
     return f"pin {package}{need.version} ({has} is loaded{second}; {why}), or {facts.way_back}"
 
 
-def _package_name(component: str, receipt: Receipt) -> str:
-    """The distribution that brings a component, for the CUDA of a receipt; its own name where none is known.
+# --- versions as loaded -----------------------------------------------------------------------------------------------
 
-    NVIDIA ships nvidia-cudnn-cu12 and -cu13, and since CUDA 13 nvidia-cublas without a suffix.
+
+def compare_versions(before: Receipts, after: Receipts) -> tuple[VersionChange, ...]:
+    """Packages and libraries as loaded, torch, CUDA, the driver, Python and the GPU, where they are not the same.
+
+    Only cells that ran to their end on both sides are compared: one that died half way had not loaded all it would. Of
+    the others, what has one version on either side is. Transformer Engine itself is the release, and not in it.
     """
-    package, cuda = component_named(component).package, cuda_major(receipt)
-    suffix = f"-cu{cuda}" if cuda and int(cuda) < 13 else ""
-    return package.replace("{-cuda}", suffix).replace("{cuda}", cuda or "12 (or -cu13)") or component
+    found: dict[str, tuple[str, str]] = {}
+    for probe in sorted(before.keys() & after.keys()):
+        one, other = before[probe], after[probe]
+        whole = one.outcome in _WHOLE and other.outcome in _WHOLE
+        mine, theirs = _loaded(one), _loaded(other)
+        for name in sorted(mine.keys() | theirs.keys()):
+            old, new = mine.get(name, ""), theirs.get(name, "")
+            single = bool(old) and bool(new) and ", " not in f"{old}{new}"
+            if old != new and (single or (whole and bool(mine) and bool(theirs))):
+                found.setdefault(name, (old, new))
+    return tuple(VersionChange(name=name, before=old, after=new) for name, (old, new) in sorted(found.items()))
 
 
-def _environment(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
-    component, receipt = diagnosis.component, red.receipt
-    row = component_named(component)
-    if component and row.advice:
-        return f"{row.advice}{_detail(component, red)}, or {facts.way_back}"
-    version, package = version_of(component, receipt), _package_name(component, receipt)
-    said = red.raised.text if red.raised else ""
-    if diagnosis.missing and "open shared object" in receipt.reason + said:
-        return f"install {package}: it brings {diagnosis.missing}, which the loader does not find; or {facts.way_back}"
-    if red.raised is not None and red.raised.kind == "ModuleNotFoundError":
-        return f"pip install {package} (`{diagnosis.missing}` is missing), or {facts.way_back}"
-    copies = second_copies(receipt, component)
-    now = f" (its version is {version} now)" if version else ""
-    steps = [
-        f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH and the "
-        f"loader's cache, so that the copy at {copy.kept} is loaded{now}"
-        for copy in copies
+def changed_components(versions: tuple[VersionChange, ...]) -> tuple[str, ...]:
+    """Components that are of another version, each once; what was only loaded on one side is none."""
+    names = (
+        loaded_as(row.name) or ("CUDA runtime" if row.name == "cuda" else row.name)
+        for row in versions
+        if row.before and row.after
+    )
+    return tuple(dict.fromkeys(name for name in names if name != "gpu"))
+
+
+def release_of(receipts: Receipts) -> str:
+    """The release of Transformer Engine, as loaded, else as the stack is named; empty where neither tells."""
+    for _, receipt in sorted(receipts.items()):
+        for package in receipt.packages:
+            if package.name == TE and package.version:
+                return package.version
+    stacks = (re.match(r"te(\d+(?:\.\w+)+)", receipt.stack) for _, receipt in sorted(receipts.items()))
+    return next((found[1] for found in stacks if found), "")
+
+
+def version_of(component: str, receipt: Receipt) -> str:
+    """The version of a component that a receipt says was loaded; empty where it says none."""
+    found = _loaded(receipt)
+    return next((found[name] for name in component_named(component).loaded if found.get(name)), "")
+
+
+def cuda_major(receipt: Receipt) -> str:
+    """Such as "13"; empty where the receipt does not tell."""
+    said = re.match(r"(\d+)", receipt.machine.cuda) or re.search(r"\+cu(\d\d)", receipt.machine.torch)
+    return said[1] if said else ""
+
+
+def second_copies(receipt: Receipt, component: str) -> tuple[Second, ...]:
+    """Libraries and packages of a component of which this process had more than one file."""
+    names = component_named(component).loaded
+    found = [second for library in receipt.libraries if library.name in names if (second := _second(library))]
+    found += [
+        Second(package.name, package.file, package.other_copies)
+        for package in receipt.packages
+        if package.name in names and package.other_copies
     ]
-    if row.package:
-        newer = f"a release newer than {version}" if version else "the release that this one was built for"
-        left = "if it still fails, " if copies else ""
-        steps.append(f"{left}pin {package} to {newer} (this Transformer Engine was built against another one)")
-    elif component:
-        steps.append(f"use the {component} that this release was made for{f', not {version}' if version else ''}")
-    steps += [
-        f"put {moved.name} back to {moved.before} (it is {moved.after} now) to tell it from the release"
-        for moved in facts.versions
-        if component and moved.before and moved.after and component in (loaded_as(moved.name), moved.name)
-    ][:1]
-    ended = red.raised.kind if red.raised else "the failure"
-    nothing = f"read the log beside the receipt: {ended} comes from outside the process (memory, a scheduler)"
-    return f"{'; '.join(steps or [nothing])}; or {facts.way_back}"
+    return tuple(found)
 
 
-def _detail(component: str, red: Red) -> str:
-    """What the receipt adds to the advice on a component, in parentheses."""
-    receipt, machine = red.receipt, red.receipt.machine
-    if component == "second CUDA runtime":
-        copies = [path for second in second_copies(receipt, "CUDA runtime") for path in second.others]
-        named = re.findall(r"/\S+?libcudart\S*?\.so[.\d]*", red.raised.text if red.raised else "")
-        at = ", ".join(dict.fromkeys(copies or named))
-        return f" (at {at or 'a path of LD_LIBRARY_PATH or site-packages'})"
-    if component == "driver":
-        return f" (driver {machine.driver or 'unknown'}, CUDA {machine.cuda or 'unknown'})"
-    if component == "file permissions":
-        return f" (`{red.raised.line[:120] if red.raised else ''}`)"
-    return ""
+def _second(library: Library) -> Second | None:
+    files = list(dict.fromkeys(library.files))
+    if len(files) < 2:
+        return None
+    # What pip put beside torch is what torch was built for.
+    kept = next((file for file in files if "/nvidia/" in file), next((f for f in files if "/torch/" in f), files[0]))
+    return Second(library.name, kept, tuple(file for file in files if file != kept))
 
 
-def _binary(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
-    component, receipt, missing = diagnosis.component, red.receipt, diagnosis.missing
-    package, version = _package_name(component, receipt), version_of(component, receipt)
-    torch = receipt.machine.torch or "as it is here"
-    has = f" ({version} is loaded)" if version else ""
-    if component == "torch ABI":
-        step = f"rebuild the extension against torch {torch} (it was built for another one)"
-    elif component == "GPU architecture":
-        gpu = f"sm_{receipt.machine.capability.replace('.', '')}" if receipt.machine.capability else "this GPU"
-        step = f"rebuild Transformer Engine with NVTE_CUDA_ARCHS for {gpu}"
-    elif component and missing:
-        step = (
-            f"pin {package} to the release that this Transformer Engine was built for, one that has {missing}{has}; or "
-            "rebuild Transformer Engine against yours"
-        )
-    elif component == "DeepGEMM":
-        step = f"use a DeepGEMM that was built for torch {torch}"
-    elif component:
-        step = f"reinstall {package} for this stack{has}"
-    elif missing:
-        step = (
-            "install sources, core library and torch extension of one release (uninstall all parts of "
-            f"transformer-engine first): {missing} is missing between them;"
-        )
-    else:
-        return _ended(red, release_of({red.module: receipt}) or facts.after, facts)
-    return f"{step}{'' if step.endswith(';') else ','} or {facts.way_back}"
+def _loaded(receipt: Receipt) -> dict[str, str]:
+    if not receipt.packages and not receipt.libraries and not receipt.machine.torch:
+        return {}
+    found = {package.name: package.version for package in receipt.packages if package.name not in _OWN}
+    found |= {library.name: library.version for library in receipt.libraries if library.name not in _OWN}
+    machine = {name: str(getattr(receipt.machine, name)) for name in _MACHINE}
+    return {name: version for name, version in (found | {k: v for k, v in machine.items() if v}).items() if version}
 
 
-def _ended(red: Red, release: str, facts: Facts) -> str:
-    """A process that ended, or an import, and nothing says by what."""
-    receipt = red.receipt
-    if receipt.outcome is Outcome.IMPORT_ERROR:
-        return (
-            f"reinstall sources, core library and torch extension of {release} as one (uninstall all parts of "
-            f"transformer-engine first): its import fails; or {facts.way_back}"
-        )
-    if red.raised is not None and red.raised.kind.startswith("exit status"):
-        return (
-            f"read the log beside the receipt of {receipt.cell}: the process ended itself ({red.raised.kind}) and "
-            f"raised nothing; {facts.way_back} until then"
-        )
-    return (
-        f"rebuild the extension of {release} against torch {receipt.machine.torch or 'as it is here'} and run the cell "
-        f"again with CUDA_LAUNCH_BLOCKING=1 to see the kernel; {facts.way_back} until then"
-    )
-
-
-def _api(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
-    said, raised = red.raised.text if red.raised else "", red.raised
-    until = f"{facts.way_back} until then"
-    if diagnosis.component and diagnosis.component != TORCH:
-        package = _package_name(diagnosis.component, red.receipt)
-        return f"pin {package} to the version that this release was made for, or {facts.way_back}"
-    if raised is not None and _OWN_FAULT.match(raised.line) and (frame := raised.frame_of_te):
-        return (
-            f"install all parts of {release_of({red.module: red.receipt}) or facts.after} anew as one (it is raised in "
-            f"{frame}, not by a call of the bridge), and report it to Transformer Engine if it stays; {until}"
-        )
-    static = f"`te_canary -- {' '.join(facts.releases or ('OLD', 'NEW'))} --tiers static` names the new way; {until}"
-    file = _bridge_file(red, facts)
-    if change := _what_changed(red, diagnosis.missing):
-        return f"{file}: {change}; {static}"
-    if red.receipt.outcome is Outcome.IMPORT_ERROR:
-        asked = " ".join(said.split())[:120]
-        return f"do what Transformer Engine asks for where it is imported (`{asked}`), or {facts.way_back}"
-    contract = next((check.name for check in red.checks if check.kind is CheckKind.CONTRACT), "")
-    about = f"`{contract}` no longer holds" if contract and raised is None else "what is passed is refused now"
-    return f"{file}: {about}; adapt the call; {static}"
-
-
-def _what_changed(red: Red, name: str) -> str:
-    """What a call of the bridge meets that changed, and what to do; empty where nothing shows it."""
-    said = red.raised.text if red.raised else ""
-    called = re.match(r"([\w.]+)\(\)", said)
-    whom = f" by {called[1]}" if called else ""
-    if "unexpected keyword" in said:
-        return f"keyword `{name}` was renamed or removed{whom}: pass its new name"
-    if re.search(r"missing \d+ required", said):
-        return f"argument `{name}` is required now{whom}: pass it"
-    if re.search(r"'(?:tuple|NoneType)' object (?:has no|is not)|values? to unpack|cannot unpack", said):
-        return f"the call returns something else now (`{' '.join(said.split())[:120]}`): take it as it comes"
-    if red.raised is not None and red.raised.kind == "TypeError":
-        return f"the call no longer fits{whom}"
-    return f"`{name}` was moved, renamed or removed: take it from its new place" if name else ""
-
-
-def _bridge_file(red: Red, facts: Facts) -> str:
-    if red.raised is not None and red.raised.kind == "VendorEntryMissing":
-        return "bridge/imports.py"  # where every name of Transformer Engine is written
-    inner = red.raised.bridge[-1].partition(" in ")[0] if red.raised and red.raised.bridge else ""
-    return inner or next(iter(facts.files), f"bridge/{red.module}.py")
-
-
-def _numerics(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
-    check = next((one.name for one in red.checks if one.kind is CheckKind.NUMBERS), "the failed check")
-    paths = ", ".join(dict.fromkeys((red.module, *facts.cascades)))
-    return (
-        f"{facts.way_back}, or take the native path of {paths}, until `{check}` is in its bounds again; report the "
-        f"check with its receipt to {diagnosis.component or 'Transformer Engine'}"
-        f"{'' if diagnosis.component else facts.search(red.module)}"
-    )
-
-
-def _silent_fallback(red: Red, _: Diagnosis, facts: Facts) -> str:
-    why = next((reason for row in red.fallbacks for reason in row.reasons), "")
-    fell = {check.name for check in red.checks if check.kind is CheckKind.BACKEND}
-    said = next((" ".join(one.detail.split()) for one in red.receipt.checks if one.name in fell and one.detail), "")
-    seen = f"it was passed over because {why}" if why else said or "nothing says why another path ran"
-    return f"do not rely on the speed or precision of {red.module}: {seen}. Mend that, or {facts.way_back}"
-
-
-def _performance(red: Red, _: Diagnosis, facts: Facts) -> str:
-    if kept := next((check.name for check in red.checks if check.kind is CheckKind.MEMORY), ""):
-        return (
-            f"{facts.way_back}, or take the native path of {red.module}, until `{kept}` is in its bound again: memory "
-            f"grows with every step, and a long run ends without any{facts.search(red.module)}"
-        )
-    where = f" (it was in {red.raised.frame})" if red.raised and red.raised.frame else ""
-    return (
-        f"run {red.receipt.cell} alone with a longer --limit to tell slow from hung{where}, and read the log beside "
-        f"the receipt; {facts.way_back} until then"
-    )
-
-
-_STEPS: Final[dict[Cause, Callable[[Red, Diagnosis, Facts], str]]] = {
-    Cause.ENVIRONMENT: _environment, Cause.BINARY: _binary, Cause.API: _api, Cause.NUMERICS: _numerics,
-    Cause.SILENT_FALLBACK: _silent_fallback, Cause.PERFORMANCE: _performance,
-}  # fmt: skip
+def shorter(path: str) -> str:
+    """The end of a path, enough to find it by."""
+    parts = PurePath(path).parts
+    return path if len(parts) <= 4 else str(PurePath("...", *parts[-4:]))

@@ -28,7 +28,7 @@ class Component:
         frames: pattern of its frames, "package/file.py in function"; matched from the start.
         loaded: names in a receipt's packages and libraries.
         package: distribution that brings it, "{cuda}" for the major version of CUDA, "{-cuda}" with a suffix before 13.
-        advice: what to do, whichever the release is; empty where versions decide.
+        advice: what to do, whichever the release is, with names of `next_steps`; empty where versions decide.
         seen: where the patterns come from.
     """
 
@@ -71,7 +71,7 @@ class HostFault:
 # First match wins: a text of cuBLAS names CUDA, too.
 COMPONENTS: Final[tuple[Component, ...]] = (
     Component("second CUDA runtime", says=r"Multiple lib(?:cuda|nv|cu)\w* libraries found", loaded=("libcudart",),
-              advice="remove the second copy of libcudart, so that one CUDA runtime is left",
+              advice="leave one CUDA runtime: remove the second libcudart (on LD_LIBRARY_PATH, or in site-packages)",
               seen="TE 2.12.0 with libcudart.so.12 beside 13, H200, 2026-11-21"),
     Component("shared memory", says=r"(?:insufficient|out of) shared memory|shared memory segment /dev/shm",
               advice="give the process more of /dev/shm (docker run --shm-size or --ipc=host)",
@@ -111,7 +111,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               r"libcuda\.so cannot found|no CUDA-capable device|No CUDA GPUs are available|"
               r"unsupported display driver|PTX JIT compiler library|forward compatibility was attempted|"
               r"CUDA-capable device\(s\) is/are busy", loaded=("driver",),
-              advice="upgrade the NVIDIA driver, or use the build for an older CUDA",
+              advice="upgrade the NVIDIA driver ({driver} now), or use the build for an older CUDA",
               seen="cuda_runtime_api.h, cudaError_t; torch/csrc/cuda/Module.cpp"),
     Component("GPU memory",
               says=r"CUDA out of memory|CUDA [Ee]rror: out of memory|\[CUDA\]: out of memory|OutOfMemoryError|"
@@ -137,7 +137,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               "TORCH_EXTENSIONS_DIR)", seen="errno: a JIT compiler's cache"),
     Component("file permissions", says=r"^PermissionError",
               advice="let the process read and write what it is refused: owner, mode, the groups of a device file, or "
-              "HOME and TRITON_CACHE_DIR for a cache", seen="CPython: a device file, a package, a cache"),
+              "HOME and TRITON_CACHE_DIR for a cache (`{line}`)", seen="CPython: a device file, a package, a cache"),
     Component("compiler",
               says=r"Failed to find (?:C compiler|Python\.h)|NVCC compilation failed|Ninja is required|(?:Command '\[|"
               r"directory: |No module named )'(?:[\w./-]*[/-])?(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)(?:-\d+)?'|"
@@ -166,7 +166,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component("cuDNN frontend", symbols=r"cudnn_frontend|cudnn\b", frames=r"cudnn/", loaded=("cudnn",),
               package="nvidia-cudnn-frontend", seen="probes/fingerprint.py"),
     Component("torch ABI",
-              symbols=r"_?(?:_ZN?K?\d*(?:c10|2at|5torch|3c10|6caffe2)|c10|aoti_|libtorch|libc10|_ZTI\w*torch)|\w*(?:3c10|"
+              symbols=r"_?(?:_ZN?K?\d*(?:c10|2at|5torch|3c10|6caffe2)|THP|c10|aoti_|libtorch|libc10|_ZTI\w*torch)|\w*(?:3c10|"
               r"2at\d|5torch)",
               says=r"compiled (?:against|with) (?:a different|another) version of (?:Py)?[Tt]orch|"
               r"lib(?:torch|c10)\w*\.so",
@@ -304,6 +304,32 @@ JOB_ENDS: Final = {
     "OUT_OF_MEMORY": ("out-of-memory", "the job took more memory than it was given"),
     "REVOKED": ("revoked", "another cluster has it"),
 }
+# What varies between two sightings of one failure, and what takes its place. In this order: each pattern is written for
+# what the ones before it leave. What replaces has no digit and no slash, so that normalising again changes nothing.
+VARYING: Final[tuple[tuple[str, str], ...]] = (
+    (r"\x1b\[[0-9;]*m", ""),  # colours of a log
+    # Boilerplate that torch adds to every asynchronous error, or to none, by build.
+    (r"Search for `\w+' in https?://\S+ for more information\.?", ""),
+    (r"CUDA kernel errors might be asynchronously reported.*?(?:incorrect\.|$)", ""),
+    (r"For debugging consider passing CUDA_LAUNCH_BLOCKING=\d\.?", ""),
+    (r"Compile with `?TORCH_USE_CUDA_DSA`? to enable device-side assertions\.?", ""),
+    (r"https?://\S+", "URL"),
+    (r"0x[0-9a-fA-F]+", "ADDRESS"),
+    (r"\b(?:te|native)[\w.+]*-(?:h200|b200|gb10|cpu)-(\w+)", "CELL"),  # a cell's id
+    (r"(?:~|\.{1,2})?(?:/[^\s/:'\"(),;\[\]]+)*/([^\s/:'\"(),;\[\]]+)", r"\1"),  # a path: its last name
+    (r"(\.(?:py|cu|cpp|cc|c|cuh|h|hpp|pyx)):\d+(?::\d+)?", r"\1"),  # a line
+    (r"(\.so)(?:\.\d+)+", r"\1"),
+    (r"\.(?:cpython|abi)[\w-]*\.so", ".so"),
+    (r"\bline \d+", "line"),
+    (r"torch\.Size\(\[[^\]]*\]\)", "SHAPE"),
+    (r"[\[(]\s*-?\d+(?:\s*[,x]\s*-?\d+)*,?\s*[\])]", "SHAPE"),
+    (r"\b\d+(?:x\d+)+\b", "SHAPE"),
+    (r"\b(?:pid|PID)[ =:]*\d+", "PID"),
+    (r"\bv?\d+(?:\.\d+){2,}(?:[a-z]+\d*)?(?:\+[\w.]+)?", "VERSION"),
+    (r"(?<![A-Za-z_\d.])[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![A-Za-z_\d])", "N"),
+    (r"\bN(?:[ ,x]+N\b)+", "N"),
+    (r"\s+", " "),
+)
 _OWN_LIBRARY: Final = re.compile(r"nvte_|libtransformer_engine|\w*transformer_engine")
 _BY_NAME: Final = {component.name: component for component in COMPONENTS}
 

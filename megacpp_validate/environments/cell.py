@@ -22,7 +22,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from ..catalog.file import PACKAGE_ROOT
-from ..diagnosis.host_faults import NO_SPACE, NOT_STARTED, find_retry_fault
+from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED, find_retry_fault
 from ..errors import InfrastructureFailed
 from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,8 @@ from ..catalog.bridge import Catalog, Target
 from ..catalog.needs import Needs
 from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
 from ..process import Ended, Processes
-from .doctor_host import NOT_STARTED, TE, Host
 from .doctor_result import DoctorResult
-from .doctor_rules import judge_host
+from .doctor_rules import NOT_STARTED, TE, Host, judge_host
 from .environment import Environment, NoEnvironment
 from .interpreter import host_interpreter, put_over
 from .plan import UnknownTarget, find_target
@@ -28,6 +27,7 @@ _MODULE: Final = "megacpp_validate.probes.doctor"
 _PATH: Final = TypeAdapter(PathLook)
 _PACKAGE: Final = TypeAdapter(PackageLook)
 _LAST_WORDS: Final = 400  # characters
+Run = Callable[[str], tuple[Path, Ended]]
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,20 @@ def take_looks(
     Raises:
         NoEnvironment: it cannot be started, or does not answer.
     """
-    with tempfile.TemporaryDirectory(prefix="megacpp-doctor-") as scratch:
-        looks = _Looks(environment, Path(scratch), options.limit_s, processes)
+    with tempfile.TemporaryDirectory(prefix="megacpp-doctor-") as name:
+        scratch = Path(name)
+
+        def run(what: str) -> tuple[Path, Ended]:
+            own, answer = scratch / what, scratch / f"{what}.json"
+            own.mkdir()  # a working folder of its own: what lies where the tool was started must not be imported
+            call = environment.call(_MODULE, what, str(answer), shares=(scratch,))
+            log = scratch / f"{what}.log"
+            return answer, processes.run(call, folder=own, limit_s=options.limit_s, log=log, ask_where=True)
+
         with ThreadPoolExecutor(max_workers=max(1, options.jobs)) as pool:
             try:
-                path = pool.submit(looks.look_at_path)
-                found = pool.map(looks.look_at_package, names)
+                path = pool.submit(_look_at_path, environment.shown, run)
+                found = pool.map(lambda name: _look_at_package(name, run), names)
                 return path.result(), tuple(found)
             except BaseException:  # an interrupt too: nothing may keep running behind it
                 processes.stop()
@@ -128,68 +136,44 @@ def take_looks(
                 raise
 
 
-@dataclass(frozen=True)
-class _Looks:
-    environment: Environment
-    scratch: Path
-    limit_s: float
-    processes: Processes
-
-    def look_at_path(self) -> PathLook:
-        shown, step = self.environment.shown, "Next step: give another with --python."
-        try:
-            answer, ended = self._run("path")
-        except OSError as fault:
-            raise NoEnvironment(
-                f"{shown} cannot be started: {fault.strerror or fault}. Likely cause: it is not an interpreter, or is "
-                f"one for another machine. {step}"
-            ) from fault
-        try:
+def _look_at_path(shown: str, run: Run) -> PathLook:
+    try:
+        answer, ended = run("path")
+        if answer.is_file():
             return _PATH.validate_json(answer.read_bytes())
-        except OSError as fault:
-            raise NoEnvironment(
-                f"{shown} does not answer ({ended.how}). Its last output: {_last_words(ended)}. Likely cause: a Python "
-                f"older than 3.11, or a damaged one. {step}"
-            ) from fault
-        except ValidationError as fault:
-            raise NoEnvironment(
-                f"{shown} answers in another form. Likely cause: it finds another megacpp-validate first. Next step: "
-                "take that off its path, or upgrade it."
-            ) from fault
+        what = f"does not answer ({ended.how}). Its last output: {_last_words(ended)}"
+        cause = "a Python older than 3.11, or a damaged one"
+    except OSError as fault:
+        what = f"cannot be started: {fault.strerror or fault}"
+        cause = "this is not an interpreter, or is one for another machine"
+    except ValidationError:
+        what, cause = "answers in another form", "another megacpp-validate comes first on its path"
+    raise NoEnvironment(f"{shown} {what}. Likely cause: {cause}. Next step: give another interpreter with --python.")
 
-    def look_at_package(self, name: str) -> PackageLook:
-        """One package; where its process left no answer, how it ended is what was seen."""
-        try:
-            answer, ended = self._run(name)
-        except OSError as fault:
-            return PackageLook(name, installed=True, ended=f"{NOT_STARTED}: {fault}")
-        how = ended.how if ended.code is None or ended.code < 0 else f"exit status {ended.code}"
-        try:
-            look = _PACKAGE.validate_json(answer.read_bytes())
-        except (OSError, ValidationError):
-            return PackageLook(
-                name, installed=True, ended=how, words=_last_words(ended), seconds=round(ended.seconds, 3)
-            )
-        if ended.code == 0:
-            return look
-        # It answered what it imported, and ended at a call: that is what was seen of the call.
-        right = None if ended.code is None else False
-        died = Behaviour(f"a call of {name}", "small tensor", f"{how}: {_last_words(ended)}", right)
-        return replace(look, behaviours=(*look.behaviours, died))
 
-    def _run(self, what: str) -> tuple[Path, Ended]:
-        own = self.scratch / what
-        own.mkdir()  # a working folder of its own: what lies where the tool was started must not be imported
-        answer = self.scratch / f"{what}.json"
-        call = self.environment.call(_MODULE, what, str(answer), shares=(self.scratch,))
-        log = self.scratch / f"{what}.log"
-        return answer, self.processes.run(call, folder=own, limit_s=self.limit_s, log=log, ask_where=True)
+def _look_at_package(name: str, run: Run) -> PackageLook:
+    """One package; where its process left no answer, how it ended is what was seen."""
+    try:
+        answer, ended = run(name)
+    except OSError as fault:
+        return PackageLook(name, installed=True, ended=f"{NOT_STARTED}: {fault}")
+    how = ended.how if ended.code is None or ended.code < 0 else f"exit status {ended.code}"
+    try:
+        look = _PACKAGE.validate_json(answer.read_bytes())
+    except (OSError, ValidationError):
+        return PackageLook(name, installed=True, ended=how, words=_last_words(ended), seconds=round(ended.seconds, 3))
+    if ended.code == 0:
+        return look
+    # It answered what it imported, and ended at a call: that is what was seen of the call.
+    right = None if ended.code is None else False
+    died = Behaviour(f"a call of {name}", "small tensor", f"{how}: {_last_words(ended)}", right)
+    return replace(look, behaviours=(*look.behaviours, died))
 
 
 def _last_words(ended: Ended) -> str:
     """The end of its output; where Python names the innermost frame, from there."""
     lines = [" ".join(line.split()) for line in ended.words.splitlines() if line.strip()]
-    for index, line in enumerate(lines):
-        if line.startswith(("Fatal Python error", "Current thread")):
-            return " | ".join(lines[index : index + 4])[-_LAST_WORDS:]
-    return " | ".join(lines[-3:])[-_LAST_WORDS:] or "nothing"
+    starts = (at for at, line in enumerate(lines) if line.startswith(("Fatal Python error", "Current thread")))
+    start = next(starts, None)
+    shown = lines[-3:] if start is None else lines[start : start + 4]
+    return " | ".join(shown)[-_LAST_WORDS:] or "nothing"

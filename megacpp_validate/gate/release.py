@@ -17,7 +17,7 @@ from ..catalog.bridge import Catalog
 from ..catalog.gate import BREAKAGES, GateRule, GateRules, ReleaseWaiver
 from ..catalog.needs import Needs
 from ..diagnosis.culprits import Culprit, blame_receipts
-from ..diagnosis.host_faults import find_host_fault
+from ..diagnosis.diagnose import find_host_fault
 from ..errors import exit_for
 from ..evidence.receipt import Receipt
 from ..evidence.receipts_manifest import hash_manifest

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from ..catalog.gate import BREAKAGES, IMPORTS, PLAIN, Fallback, GateRule, GateRules, Kernel, SecondCopy, Unwatched
-from ..diagnosis.host_faults import find_host_fault
+from ..diagnosis.diagnose import find_host_fault
 from ..evidence.history import DIRTY
 from ..evidence.receipt import Library, Outcome, Part, Receipt, read_time
 from ..evidence.store import ReceiptFile

@@ -5,46 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megacpp_validate.canary.static.surface import Surface
 from megacpp_validate.diagnosis.checks import USES, entries_in
-from megacpp_validate.diagnosis.diagnose import diagnose
+from megacpp_validate.diagnosis.diagnose import below_the_path, diagnose, find_host_fault, normalise, read_raised, sign
 from megacpp_validate.diagnosis.rows import COMPONENTS
-from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
+from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Part, Receipt
 from megacpp_validate.evidence.values import Cause
-from tests.diagnosis.planted import KNOWN, MODULES, dies, fails, falls_back, raises
+from tests.diagnosis.planted import KNOWN, MODULES, cannot_import, dies, fails, falls_back, good, keyword, raises
 
 RAISED: dict[str, tuple[Cause, str]] = {
     "TypeError: DotProductAttention.forward() got an unexpected keyword argument 'mask'": (Cause.API, ""),
-    "TypeError: LayerNormMLP.__init__() missing 1 required positional argument: 'ffn'": (Cause.API, ""),
     "AttributeError: module 'transformer_engine.pytorch' has no attribute 'Linear'": (Cause.API, ""),
-    "AttributeError: 'Linear' object has no attribute 'fp8_meta'": (Cause.API, ""),
     "ImportError: cannot import name 'moe_permute' from 'transformer_engine.pytorch' (/x/__init__.py)": (Cause.API, ""),
-    "VendorEntryMissing: Transformer Engine is there, but its entry point `rmsnorm` is not": (Cause.API, ""),
-    "KeyError: 'scaling_fwd'": (Cause.API, ""),
-    "AssertionError: only padding masks": (Cause.API, ""),
     "AttributeError: module 'transformer_engine_torch' has no attribute 'fused_attn_fwd'": (Cause.BINARY, ""),
     "OSError: /x/libtransformer_engine.so: undefined symbol: cublasLtGroupedX, version libcublasLt.so.13":
         (Cause.BINARY, "cuBLAS"),
     "OSError: /x/libtransformer_engine.so: undefined symbol: cudnnBackendX": (Cause.BINARY, "cuDNN"),
-    "ImportError: /x/transformer_engine_torch.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationE":
-        (Cause.BINARY, "torch ABI"),
-    "ImportError: /x/deep_gemm_cpp.so: undefined symbol: _ZNK3c106SymInt19guard_int": (Cause.BINARY, "torch ABI"),
-    "ImportError: /x/a.so: undefined symbol: _ZN2at4_ops5emptyE": (Cause.BINARY, "torch ABI"),
-    "ImportError: /x/transformer_engine_torch.so: undefined symbol: nvte_fused_attn_fwd": (Cause.BINARY, ""),
-    "ImportError: /x/a.so: undefined symbol: ncclCommWindowRegister": (Cause.BINARY, "NCCL"),
-    "ImportError: /x/a.so: undefined symbol: cudaGetDriverEntryPointByVersion": (Cause.BINARY, "CUDA runtime"),
-    "ImportError: /x/a.so: undefined symbol: cuTensorMapEncodeTiled": (Cause.BINARY, "driver"),
-    "ImportError: /x/a.so: undefined symbol: PyObject_X": (Cause.BINARY, "Python"),
     "ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found": (Cause.BINARY, "Linux libraries"),
-    "ImportError: /x/libcusparse.so.12: undefined symbol: __nvJitLinkGetErrorLogSize_12_9, version libnvJitLink.so.12":
-        (Cause.BINARY, "nvJitLink"),
     "OSError: /x/libtransformer_engine.so: wrong ELF class: ELFCLASS32": (Cause.BINARY, ""),
-    "ImportError: /lib/libgomp.so.1: cannot allocate memory in static TLS block": (Cause.BINARY, ""),
-    "ImportError: /x/a.so: ELF load command address/offset not properly aligned": (Cause.BINARY, ""),
     "ImportError: dynamic module does not define module export function (PyInit_transformer_engine_torch)":
         (Cause.BINARY, ""),
-    'ImportError: generic_type: type "DType" is already registered!': (Cause.BINARY, ""),
     "ImportError: Python version mismatch: module was compiled for Python 3.10, but the interpreter is 3.12.3":
         (Cause.BINARY, "Python"),
     "ValueError: numpy.dtype size changed, may indicate binary incompatibility.": (Cause.BINARY, "numpy"),
@@ -52,44 +35,27 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "RuntimeError: /TE/common/util/cuda_driver.cpp:57 in function f: CUDA Error: peer access": (Cause.BINARY, ""),
     "torch.cuda.DeferredCudaCallError: CUDA call failed lazily at initialization with error: device < num_gpus":
         (Cause.ENVIRONMENT, "driver"),
-    "exit status 125: nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown":
-        (Cause.ENVIRONMENT, "driver"),
-    "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp": (Cause.ENVIRONMENT, "driver"),
     "RuntimeError: GET was unable to find an engine to execute this computation": (Cause.ENVIRONMENT, "cuDNN"),
     "TritonMissing: Cannot find a working triton installation.": (Cause.ENVIRONMENT, "triton"),
     "AssertionError: Torch not compiled with CUDA enabled": (Cause.ENVIRONMENT, "torch"),
     "RuntimeError: can't start new thread": (Cause.ENVIRONMENT, "host limits"),
-    "BlockingIOError: [Errno 11] Resource temporarily unavailable": (Cause.ENVIRONMENT, "host limits"),
-    "RuntimeError: DataLoader worker (pid 325) is killed by signal: Bus error. It is possible that its workers "
-    "are out of shared memory.": (Cause.ENVIRONMENT, "shared memory"),
-    "DistBackendError: NCCL error in: x\nError while creating shared memory segment /dev/shm/nccl-x: No space left":
+    "RuntimeError: DataLoader worker (pid 325) is killed by signal: Bus error. It is possible that its "
+    "workers are out of shared memory.":
         (Cause.ENVIRONMENT, "shared memory"),
-    "OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448":
-        (Cause.ENVIRONMENT, "triton"),
     "InductorError: CppCompileError: C++ compile error\n/bin/sh: 1: g++: not found": (Cause.ENVIRONMENT, "compiler"),
-    "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.":
-        (Cause.ENVIRONMENT, "compiler"),
     "FileNotFoundError: [Errno 2] No such file or directory: '/sbin/ldconfig'": (Cause.ENVIRONMENT, ""),
     "FileNotFoundError: [Errno 2] No such file or directory: '/s/transformer_engine/VERSION.txt'": (Cause.API, ""),
     "AssertionError: FlashAttention maximum version 2.5.8 is supported.": (Cause.ENVIRONMENT, "flash-attn"),
     "AttributeError: '_OpNamespace' 'torchao' object has no attribute 'swizzle_scaled_mm'": (Cause.API, "torchao"),
     "OSError: libcudnn_graph.so.9: cannot open shared object file: No such file": (Cause.ENVIRONMENT, "cuDNN"),
-    "ImportError: libcuda.so.1: cannot open shared object file": (Cause.ENVIRONMENT, "driver"),
-    "ImportError: libcudart.so.12: cannot open shared object file": (Cause.ENVIRONMENT, "CUDA runtime"),
     "ImportError: libc10.so: cannot open shared object file": (Cause.ENVIRONMENT, "torch ABI"),
     "RuntimeError: Multiple libcudart libraries found: libcudart.so.12 and libcudart.so.13":
         (Cause.ENVIRONMENT, "second CUDA runtime"),
-    "RuntimeError: /TE/fused_attn/a.cu:9 in function f: cuDNN Error: No valid plans, CUDNN_STATUS_NOT_SUPPORTED":
-        (Cause.ENVIRONMENT, "cuDNN"),
     "RuntimeError: /TE/gemm/cublaslt_gemm.cu:9 in function f: cuBLAS Error: no": (Cause.ENVIRONMENT, "cuBLAS"),
-    "RuntimeError: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasX`": (Cause.ENVIRONMENT, "cuBLAS"),
     "torch.distributed.DistBackendError: NCCL error in: x, unhandled system error": (Cause.ENVIRONMENT, "NCCL"),
-    "RuntimeError: CUDA driver version is insufficient for CUDA runtime version": (Cause.ENVIRONMENT, "driver"),
-    "RuntimeError: the provided PTX was compiled with an unsupported toolchain.": (Cause.ENVIRONMENT, "driver"),
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": (Cause.ENVIRONMENT, "GPU memory"),
     "RuntimeError: CUDA error: no kernel image is available for execution on the device":
         (Cause.BINARY, "GPU architecture"),
-    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered": (Cause.BINARY, ""),
     "ModuleNotFoundError: No module named 'cutlass'": (Cause.ENVIRONMENT, "CuTe DSL"),
     "ModuleNotFoundError: No module named 'flash_attn_interface'": (Cause.ENVIRONMENT, "flash-attn"),
     "ModuleNotFoundError: No module named 'onnxscript'": (Cause.ENVIRONMENT, "onnxscript"),
@@ -97,72 +63,23 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "TypeError: flash_attn_func() got an unexpected keyword argument 'softcap'": (Cause.API, "flash-attn"),
     "AttributeError: module 'torch.library' has no attribute 'custom_op'": (Cause.ENVIRONMENT, "torch"),
     "AttributeError: module 'triton.language' has no attribute 'make_tensor_descriptor'": (Cause.ENVIRONMENT, "triton"),
-    "triton.compiler.errors.CompilationError: at 12:4": (Cause.ENVIRONMENT, "triton"),
-    "RuntimeError: Triton Error [CUDA]: device kernel image is invalid": (Cause.ENVIRONMENT, "triton"),
     "RuntimeError: Assertion error (csrc/utils/layout.hpp:12): dim == 2 or dim == 3": (Cause.BINARY, "DeepGEMM"),
-    "RuntimeError: /TE/common/a.cu:3 in function f: Assertion failed: rows % 16 == 0": (Cause.API, ""),
     "RuntimeError: NVRTC Error: NVRTC_ERROR_COMPILATION": (Cause.ENVIRONMENT, "NVRTC"),
-    # A release that looks at a version: seen with a planted minimum on an H200, 2026-11-21, and in TE's sources.
-    "RuntimeError: Transformer Engine requires cuDNN 9.99.0 or later, but the cuDNN runtime is 9.14.0.": (
-        Cause.ENVIRONMENT, "cuDNN"),
+    "RuntimeError: Transformer Engine requires cuDNN 9.99.0 or later, but the cuDNN runtime is 9.14.0.":
+        (Cause.ENVIRONMENT, "cuDNN"),
     "AssertionError: FP8 grouped GEMM needs CUDA 12.9 or later": (Cause.ENVIRONMENT, "CUDA runtime"),
-    "ImportError: Transformer Engine requires flash-attn >= 2.1.1": (Cause.ENVIRONMENT, "flash-attn"),
-    "RuntimeError: requires PyTorch 2.12 or newer": (Cause.ENVIRONMENT, "torch"),
-    # As torch, cuDNN, Triton and TE write them.
-    "torch.AcceleratorError: CUDA error: out of memory": (Cause.ENVIRONMENT, "GPU memory"),
-    "RuntimeError: Triton Error [CUDA]: out of memory": (Cause.ENVIRONMENT, "GPU memory"),
     "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered": (Cause.ENVIRONMENT, "GPU hardware"),
-    "RuntimeError: CUDA error: device-side assert triggered": (Cause.BINARY, ""),
-    "RuntimeError: /TE/common/transpose/cast.cu:50 in function f: CUDA Error: invalid argument": (Cause.BINARY, ""),
-    "RuntimeError: No CUDA GPUs are available": (Cause.ENVIRONMENT, "driver"),
-    "RuntimeError: Error 803: system has unsupported display driver / cuda driver combination":
-        (Cause.ENVIRONMENT, "driver"),
-    "cudnn._compiled_module.cudnnGraphNotSupportedError: No valid engine configs for Matmul":
-        (Cause.ENVIRONMENT, "cuDNN"),
-    "RuntimeError: cuDNN version mismatch: compiled against 9.20.0 but found runtime version 9.14.0":
-        (Cause.ENVIRONMENT, "cuDNN"),
     "RuntimeError: Invalid handle. Cannot load symbol cudnnCreate": (Cause.BINARY, "cuDNN"),
-    "RuntimeError: libcudnn_engines_precompiled.so.9: undefined symbol: _ZN5cudnn7backend4Node":
-        (Cause.BINARY, "cuDNN"),
-    "RuntimeError: /TE/gemm/cublaslt_gemm.cu:7 in function g: Unable to find any suitable algorithms":
-        (Cause.ENVIRONMENT, "cuBLAS"),
-    "RuntimeError: PassManager::run failed": (Cause.ENVIRONMENT, "triton"),
-    "RuntimeError: 0 active drivers ([]). There should only be one.": (Cause.ENVIRONMENT, "triton"),
-    "RuntimeError: Failed to find C compiler. Please specify via CC": (Cause.ENVIRONMENT, "compiler"),
-    "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/x/main.c']' returned non-zero exit status 1.":
-        (Cause.ENVIRONMENT, "compiler"),
     "OSError: [Errno 28] No space left on device": (Cause.ENVIRONMENT, "disk"),
-    "PermissionError: [Errno 13] Permission denied: '/root/.triton/cache'": (
-        Cause.ENVIRONMENT, "file permissions",
-    ),
+    "PermissionError: [Errno 13] Permission denied: '/root/.triton/cache'": (Cause.ENVIRONMENT, "file permissions"),
     "MemoryError: ": (Cause.ENVIRONMENT, "host memory"),
-    "RuntimeError: FlashAttention only supports Ampere GPUs or newer.": (Cause.ENVIRONMENT, "flash-attn"),
-    "OSError: /x/libtransformer_engine.so: cannot open shared object file: No such file": (Cause.BINARY, ""),
-    "AssertionError: TransformerEngine package version mismatch. Found transformer_engine v2.20.2":
-        (Cause.BINARY, ""),
-    # As written in issues of those who met them.
-    "ImportError: /x/transformer_engine_torch.so: failed to map segment from shared object": (
-        Cause.ENVIRONMENT, "file permissions"),
-    "OSError: /x/libtransformer_engine.so: undefined symbol: _ZNKSt10filesystem4path12has_filenameEv":  # TE 611
-        (Cause.BINARY, "Linux libraries"),
-    "ImportError: /x/a.so: undefined symbol: _ZNSt6vectorIN2at6TensorESaIS1_EE": (Cause.BINARY, "torch ABI"),
-    "RuntimeError: CUDA driver error (csrc/apis/../jit/handle.hpp:141): 200 (CUDA_ERROR_INVALID_IMAGE, device kernel "
-    "image is invalid)": (Cause.ENVIRONMENT, "DeepGEMM"),  # DeepGEMM 359
-    "RuntimeError: CUDA driver error (csrc/apis/../jit_kernels/impls/runtime_utils.hpp:143): 1 "
-    "(CUDA_ERROR_INVALID_VALUE, invalid argument)": (Cause.ENVIRONMENT, "DeepGEMM"),
-    "RuntimeError: CUDA driver error (csrc/apis/../jit/handle.hpp:9): 803 (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, no)":
-        (Cause.ENVIRONMENT, "driver"),
-    "RuntimeError: CUDA driver error: invalid argument": (Cause.BINARY, ""),  # triton 7967: the driver only says so
-    "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing":
-        (Cause.ENVIRONMENT, "driver"),  # pytorch 49327
+    "ImportError: /x/transformer_engine_torch.so: failed to map segment from shared object":
+        (Cause.ENVIRONMENT, "file permissions"),
+    "RuntimeError: CUDA driver error (csrc/apis/../jit/handle.hpp:141): 200 (CUDA_ERROR_INVALID_IMAGE, "
+    "device kernel image is invalid)":
+        (Cause.ENVIRONMENT, "DeepGEMM"),
     "RuntimeError: The detected CUDA version (12.8) mismatches the version that was used to compile PyTorch (13.0).":
         (Cause.ENVIRONMENT, "CUDA runtime"),
-    "ImportError: /x/transformer_engine_torch.cpython-312-x86_64-linux-gnu.so: cannot open shared object file: No such "
-    "file": (Cause.BINARY, ""),
-    "torch._inductor.exc.InductorError: CalledProcessError: Command '['/usr/bin/x86_64-linux-gnu-gcc-12', '/tmp/a.c']' "
-    "returned non-zero exit status 1.": (Cause.ENVIRONMENT, "compiler"),  # ComfyUI-WanVideoWrapper 1168
-    "ValueError: FP8 execution requires 2D input matrices with height divisible by 8": (Cause.API, ""),
-    "AssertionError: requires a torch.Tensor of 2 dimensions": (Cause.API, ""),
 }  # fmt: skip
 
 
@@ -260,3 +177,245 @@ def test_a_check_that_tells_why_a_package_cannot_be_used_has_the_class_of_that()
     said = "FlashAttention 3 cannot be used: ImportError: libcudart.so.12: cannot open shared object file: No such file"
     red = replace(fails("attention", "x"), checks=(Check("fa3.present", False, detail=said),))
     assert (diagnose(red).cause, diagnose(red).component) == (Cause.ENVIRONMENT, "CUDA runtime")
+
+
+# --- faults of the host
+
+FULL = (
+    "CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of 139.80 GiB of which {free} is free. "
+    "Process 20398 has {other} memory in use. Including non-PyTorch memory, this process has {own} memory in use. Of "
+    "the allocated memory {own} is allocated by PyTorch, and 36.73 MiB is reserved by PyTorch but unallocated."
+)
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2913"
+# As training/parallel/launch.py tells of two ranks of gloo, one of which was made to raise, or to end by a signal.
+RANKS = (
+    "a rank died, and the others were ended. At fault: rank 1.\n"
+    f"rank 0 ended by exit status 1; last collective: all_reduce; {LOST}\n"
+    "rank 1 ended by {how}; last collective: none; {said}\n"
+    "rank 1 said last (rank1.log): Traceback\n{said}"
+)
+OF_THE_HOST = {
+    "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered": "cannot be corrected",  # vllm 5222
+    "RuntimeError: CUDA error: unspecified launch failure NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off "
+    "the bus.": "GPU failed",
+    "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 48, Double Bit ECC Error": "GPU failed",
+    "torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution": "link",
+    "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable": "another process",
+    "RuntimeError: CUDA error: system not yet initialized": "fabric manager",
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized": "fabric manager",
+    "torch.AcceleratorError: CUDA error: MPS client failed to connect to the MPS control daemon": "MPS",
+    "torch.AcceleratorError: CUDA error: the remote procedural call between the MPS server and the MPS client failed\n"
+    "Search for `cudaErrorMpsRpcFailure'": "MPS",
+    "RuntimeError: Failed to initialize NVML: Unknown Error": "lost its GPUs",
+    "exit status 1: slurmstepd: error: unable to add pids to '/sys/fs/cgroup/slurm' | Slurmd could not execve job":
+        "batch system",
+    "exit status 1: srun: error: Node failure on gpu-12": "batch system",
+    "DistBackendError: NCCL error in: x, unhandled system error\nNET/IB : mlx5_3:1 Got async event : port error":
+        "network adapter",
+    "OSError: [Errno 116] Stale file handle: '/root/.triton/cache/c7f1a/_permute_kernel.json'": "file system failed",
+    "OSError: [Errno 5] Input/output error: '/lustre/env/transformer_engine/pytorch/rope.py'": "file system failed",
+    "BrokenPipeError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/a.cubin'": "file system",
+    "OSError: [Errno 107] Transport endpoint is not connected: '/gpfs/env/torch'": "file system failed",
+    "TimeoutError: [Errno 110] Connection timed out: '/nfs/env/torch/__init__.py'": "file system failed",
+    "ImportError: /nfs/a/transformer_engine_torch.so: cannot open shared object file: Stale file handle":
+        "file system failed",
+    "OSError: [Errno 16] Device or resource busy: '/c/tmp.pid_12/cuda_utils.so' -> '/c/cuda_utils.so'": "not replaced",
+    "SIGKILL: nothing": "ended from outside",
+    "exit status 137: nothing": "ended from outside",
+    "exit status 1: slurmstepd: error: *** STEP 494583.0 ON node07 CANCELLED AT 2026-11-20T09:09:37 DUE TO TIME LIMIT":
+        "batch system",
+    "exit status 1: slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0.": "batch system",
+    f"torch.OutOfMemoryError: {FULL.format(wanted='226.00 MiB', free='41.38 MiB', other='138.5 GiB', own='1.21 GiB')}":
+        "other processes have",
+    "smoke: " + RANKS.format(how="SIGKILL", said="nothing"): "a rank was ended from outside, by SIGKILL",
+    "smoke: " + RANKS.format(how="exit status 1", said="CUDA error: uncorrectable ECC error encountered"): "corrected",
+}  # fmt: skip
+OF_THE_MODULE = (
+    # Who lost a rank, or waited for it, does not know what made it go.
+    LOST,
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was "
+    "a network error, NCCL version 2.28.9",
+    "SIGABRT: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580)",
+    "smoke: " + RANKS.format(how="exit status 1", said="CUDA error: an illegal memory access was encountered"),
+    "smoke: " + RANKS.format(how="exit status 1", said="RuntimeError: the split does not fit"),
+    "smoke: " + RANKS.format(how="SIGSEGV", said="nothing"),
+    "smoke: " + RANKS.replace("rank 1.", "not to be told from the records.").format(how="SIGKILL", said="nothing"),
+    "RuntimeError: loss nan on rank 1; CUDA error: uncorrectable ECC error encountered",
+    # In a container its own process has a number: what it holds beside torch's allocator nobody can tell.
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.20 GiB "
+    "of which 0.50 GiB is free. Process 9 has 78.70 GiB memory in use. Of the allocated memory 20.00 GiB is allocated "
+    "by PyTorch, and 58.00 GiB is reserved by PyTorch but unallocated.",
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, Ch 00000008, MMU Fault",
+    "RuntimeError: CUDA driver version is insufficient for CUDA runtime version",
+    "OSError: [Errno 28] No space left on device",
+    "RuntimeError: NCCL error in: x, unhandled system error",
+    # A connection is another process; a text without the system's number and a file may be anybody's.
+    "OSError: [Errno 107] Transport endpoint is not connected", "TimeoutError: [Errno 110] Connection timed out",
+    "ConnectionError: Stale file handle: 'x'",
+    "RuntimeError: cache: Input/output error", "OSError: [Errno 2] No such file or directory: '/c/kernel.cubin'",
+    "OSError: /s/libtransformer_engine.so: cannot open shared object file: No such file or directory",
+    "OSError: [Errno 16] Device or resource busy: '/dev/nvidia0'",
+    "torch.AcceleratorError: CUDA error: the MPS client has been terminated. cudaErrorMpsClientTerminated",
+    "RuntimeError: Failed to initialize NVML: Driver/library version mismatch",
+    "exit status 1: slurmstepd: error: execve(): python: No such file or directory",
+    "DistBackendError: NCCL error in: x\nNET/IB: Got completion from peer 1<2> with status=IBV_WC_RETRY_EXC_ERR(12)",
+    "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+    "SIGSEGV: nothing", "SIGABRT: terminate called", "exit status 1: nothing", "exit status 139: nothing",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    # It has most of the card itself; and it would not fit if it were alone.
+    f"torch.OutOfMemoryError: {FULL.format(wanted='96.00 GiB', free='12.40 GiB', other='0.1 GiB', own='127.38 GiB')}",
+    f"torch.OutOfMemoryError: {FULL.format(wanted='130.0 GiB', free='70.00 GiB', other='50.0 GiB', own='19.80 GiB')}",
+)  # fmt: skip
+
+
+def of_host(said: str, outcome: Outcome = Outcome.ERROR, checks: tuple[Check, ...] = ()) -> Receipt:
+    kind, _, text = said.partition(": ")
+    made = Receipt("te1-h200-permute", "te1", "h200", "permute", outcome, said, "te", checks=checks)
+    return made if outcome is Outcome.FAIL else Receipt(**(vars(made) | {"failure": Failure(kind, text)}))
+
+
+@pytest.mark.parametrize(("said", "wanted"), OF_THE_HOST.items(), ids=[said[:50] for said in OF_THE_HOST])
+def test_a_fault_of_the_host_is_reported(said: str, wanted: str) -> None:
+    assert wanted in find_host_fault(of_host(said))
+
+
+@pytest.mark.parametrize("said", OF_THE_MODULE, ids=[said[:50] for said in OF_THE_MODULE])
+def test_what_a_module_or_a_library_may_be_to_blame_for_is_none(said: str) -> None:
+    assert find_host_fault(of_host(said)) == ""
+
+
+def test_of_checks_every_failed_one_must_be_of_the_host() -> None:
+    ecc = Check("speed.ran", False, detail="AcceleratorError: CUDA error: uncorrectable ECC error encountered")
+    wrong, right = Check("bf16.forward", False), Check("bf16.forward", True)
+    assert find_host_fault(of_host("1 check failed", Outcome.FAIL, (right, ecc)))
+    assert not find_host_fault(of_host("2 checks failed", Outcome.FAIL, (wrong, ecc)))
+    assert not find_host_fault(of_host("SIGKILL: nothing", checks=(wrong,)))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.NOT_RUN, Outcome.BLOCKED, Outcome.TIMEOUT])
+def test_what_is_not_red_by_itself_met_nothing(outcome: Outcome) -> None:
+    assert find_host_fault(of_host("SIGKILL: nothing", outcome)) == ""
+
+
+# --- signatures
+
+ONE = {
+    "numbers": ("index 2 of dimension 0 with size 2", "index 7 of dimension 1 with size 3"),
+    "shapes": ("shape torch.Size([80, 48]) and [2, 3]", "shape torch.Size([160, 48]) and [2, 3, 4]"),
+    "addresses": ("<A object at 0x7f01>", "<A object at 0x9bcd>"),
+    "paths": ("/tmp/a/te-2.1.0/lib.so: file too short", "/opt/b/lib.so: file too short"),
+    "lines": ("/TE/common/a.cu:934 in function f: b", "/TE/other/common/a.cu:12 in function f: b"),
+    "sonames": ("libcublasLt.so.13: x", "libcublasLt.so.12: x"),
+    "versions": ("needs 2.11.0+cu130", "needs 2.13.1"),
+    "floats": ("off by 1.5e-3", "off by 0.25"),
+    "cells": ("blocked by te2.14.1-h200-imports", "blocked by te2.17.1+x-b200-attention"),
+    "boilerplate": (
+        "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported at "
+        "some other API call, so the stacktrace below might be incorrect.\nFor debugging consider passing "
+        "CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+        "CUDA error: an illegal memory access was encountered",
+    ),
+}  # fmt: skip
+TWO = {
+    "symbols": ("undefined symbol: cublasLtA", "undefined symbol: cublasLtB"),
+    "keywords": ("f() got an unexpected keyword argument 'a'", "f() got an unexpected keyword argument 'b'"),
+    "kernels": ("a.cu:1 in function f: x", "b.cu:1 in function f: x"),
+    "types": ("expected e4m3", "expected e5m2"),
+    "architectures": ("built for sm_90", "built for sm_100"),
+    "libraries": ("/a/libcudnn.so.9: x", "/a/libnccl.so.2: x"),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), ONE.values(), ids=ONE)
+def test_what_varies_is_taken_out(one: str, other: str) -> None:
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(("one", "other"), TWO.values(), ids=TWO)
+def test_what_tells_apart_is_kept(one: str, other: str) -> None:
+    assert normalise(one) != normalise(other)
+
+
+@given(st.one_of(st.text(max_size=60), st.text(alphabet="a/.:0x[1, ](s)oN", max_size=60)))
+@settings(max_examples=200, deadline=None)
+def test_normalising_again_changes_nothing(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
+
+
+def test_one_failure_in_two_modules_has_one_signature() -> None:
+    one, other = (raises(module, *keyword("native_block")) for module in ("native_block", "layer_spec"))
+    assert one.failure != other.failure
+    assert sign(one) == sign(other)
+
+
+def test_the_frame_of_vendor_code_counts_and_torchs_does_not() -> None:
+    def signed(frame: str) -> str:
+        return str(sign(raises("attention", "RuntimeError", "x", frame)))
+
+    assert signed("transformer_engine/a.py:3 in f") == signed("/tmp/te-9/transformer_engine/a.py:77 in f")
+    assert signed("transformer_engine/a.py:3 in f") != signed("transformer_engine/b.py:3 in f")
+    assert signed("torch/nn/modules/module.py:1 in _call_impl") == signed("megacpp_validate/bridge/a.py:1 in forward")
+
+
+@pytest.mark.parametrize(("path", "wanted"), [
+    ("/tmp/gpu-host/te-2.17.1/transformer_engine/pytorch/triton/permutation.py:3 in f",
+     "transformer_engine/pytorch/triton/permutation.py in f"),
+    ("/opt/torch/.venv/lib/python3.12/site-packages/torch/autograd/graph.py:869 in g", "torch/autograd/graph.py in g"),
+    ("/work/megacpp_validate/bridge/attention.py:1 in h", "bridge/attention.py in h"),
+    ("transformer_engine/common/__init__.py:360", "transformer_engine/common/__init__.py"),
+    ("", ""),
+])  # fmt: skip
+def test_a_frame_begins_with_its_package(path: str, wanted: str) -> None:
+    assert below_the_path(path) == wanted
+
+
+def test_a_death_is_its_signal_and_frame() -> None:
+    assert str(sign(dies("attention", "SIGSEGV", "a.py"))) == "SIGSEGV in transformer_engine/a.py in run"
+    assert sign(dies("attention", "SIGSEGV", "a.py")) == sign(dies("native_block", "SIGSEGV", "a.py"))  # other words
+    assert sign(dies("attention", "SIGSEGV", "a.py")) != sign(dies("attention", "SIGABRT", "a.py"))
+    assert sign(dies("attention", "timeout", "a.py")) != sign(dies("attention", "SIGABRT", "a.py"))
+
+
+def test_checks_are_signed_by_kind_and_not_by_count() -> None:
+    assert sign(fails("attention", "bf16.a.forward")) == sign(fails("attention", "bf16.b.forward", "bf16.c.d.forward"))
+    assert sign(good("attention")) is None
+
+
+def chained(between: str, first: str, last: str) -> Receipt:
+    vendor = '  File "/x/transformer_engine/a.py", line 1, in f\n    g()\n'
+    trace = f"Traceback (most recent call last):\n{vendor}{first}\n\n{between}\n\nTraceback (most recent call last):\n"
+    kind, _, text = last.partition(": ")
+    made = raises("attention", kind, text)
+    return replace(
+        made, failure=Failure(kind, text, "torch/a.py:1 in b", f'{trace}  File "/y.py", line 2, in h\n{last}\n')
+    )
+
+
+CAUSE = "The above exception was the direct cause of the following exception:"
+DURING = "During handling of the above exception, another exception occurred:"
+
+
+@pytest.mark.parametrize(("receipt", "wanted"), [
+    (chained(CAUSE, "cudnn.Error: CUDNN_STATUS_A", "RuntimeError: wrapped"), ("Error", "CUDNN_STATUS_A")),
+    (chained(DURING, "RuntimeError: CUDA error: illegal", "KeyError: 'a'"), ("RuntimeError", "CUDA error: illegal")),
+    (chained(DURING, "KeyError: 'tried first'", "TypeError: then"), ("TypeError", "then")),
+])  # fmt: skip
+def test_the_first_cause_of_a_chain(receipt: Receipt, wanted: tuple[str, str]) -> None:
+    raised = read_raised(receipt)
+    assert (raised.kind, raised.text) == wanted
+
+
+def test_a_blocked_cell_has_the_signature_of_what_blocks_it() -> None:
+    source = cannot_import()
+    reason = f"blocked by te2-h200-imports: {source.reason}"
+    by_reason = replace(source, outcome=Outcome.BLOCKED, failure=None, reason=reason)
+    assert sign(by_reason) == sign(source)
+
+
+def test_an_import_that_ends_the_interpreter_is_a_death() -> None:
+    reason = (
+        "importing transformer_engine.pytorch ends the interpreter (signal 11) in /a/transformer_engine/b.py:3 (load)."
+    )
+    raised = read_raised(replace(cannot_import(), failure=None, reason=reason))
+    assert (raised.kind, raised.frame, raised.died) == ("signal 11", "transformer_engine/b.py in load", True)

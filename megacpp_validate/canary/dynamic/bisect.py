@@ -25,7 +25,7 @@ from pydantic import Field
 from ... import TOOL
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
-from ...diagnosis.host_faults import find_host_fault
+from ...diagnosis.diagnose import find_host_fault
 from ...diagnosis.rows import component_named
 from ...environments.cell import FolderTaken, own_folder
 from ...environments.chosen import Means, find_environments, resolve_environment

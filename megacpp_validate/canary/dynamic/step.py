@@ -6,13 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...diagnosis.blame import Module, find_blockers, has_evidence, is_red, read_order, worst_of
+from ...diagnosis.blame import Change, Module, Red, find_blockers, has_evidence, is_red, read_order, worst_of
 from ...diagnosis.checks import USES
 from ...diagnosis.culprits import Sides, file_cases, name_culprits
-from ...diagnosis.host_faults import find_host_fault
-from ...diagnosis.next_steps import Facts, Needs
-from ...diagnosis.red import Change, Red, is_same, sign
-from ...diagnosis.versions import changed_components, compare_versions, release_of
+from ...diagnosis.diagnose import find_host_fault, is_same, sign
+from ...diagnosis.next_steps import Facts, Needs, changed_components, compare_versions, release_of
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.values import ENVIRONMENT
 from .slowdown import find_watched, name_green, name_shared, split_slowness
@@ -93,7 +91,7 @@ def compare_stacks(
     reds = [Red(name, seen[name], changes[name], old.get(name)) for name in names if is_red(seen.get(name))]
     good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
     sides = _read_sides(before.stack, after.stack, old, new, modules, needs)
-    culprits, under = name_culprits(file_cases(reds, seen, order, sides), reds, good, order, sides)
+    culprits, under = name_culprits(file_cases(reds, seen, order, sides), seen, order, sides)
     signatures = {red.module: str(red.signature) for red in reds}
     slowness = split_slowness(timings)
     green = name_green(find_watched(old, seen, order, signatures), slowness.own, timings, order, signatures, sides)

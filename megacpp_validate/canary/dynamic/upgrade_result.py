@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...diagnosis.blame import Change
 from ...diagnosis.culprits import Culprit
-from ...diagnosis.red import Change
-from ...diagnosis.versions import VersionChange
+from ...diagnosis.next_steps import VersionChange
 from ...environments.session_result import SupportGrid
 from ...environments.stacks import StackRun
 from ...errors import Exit, exit_for

@@ -89,10 +89,6 @@ TABLE: dict[str, tuple[tuple[Receipt, ...], Named]] = {
         (fails("attention", "bf16.gqa4.d64.grad.query"), fails("native_block", "bf16.gqa4.d64.swiglu.forward")),
         {"attention": (), "native_block": ()},
     ),
-    "nor-gradients-behind-them": (
-        (fails("attention", "bf16.a.grad.query"), fails("native_block", "bf16.a.grad.mlp.fc1_weight")),
-        {"attention": (), "native_block": ()},
-    ),
     "but-those-before-them": (
         (fails("attention", "bf16.a.grad.query"), fails("native_block", "bf16.a.grad.rows", "bf16.a.grad.qkv.weight")),
         {"attention": ("native_block",)},
