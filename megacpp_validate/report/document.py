@@ -7,9 +7,10 @@ code. Text of other people (receipts, exceptions, source lines) is passed as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 
 class Tone(StrEnum):
@@ -20,6 +21,9 @@ class Tone(StrEnum):
     MISSING = "missing"  # nothing was seen: never good
     GOOD = "good"
     QUIET = "quiet"
+
+
+_WORST_FIRST: Final = (Tone.BAD, Tone.MISSING, Tone.RISK, Tone.QUIET, Tone.GOOD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,7 @@ class Document:
         title: what was asked.
         summary: the answer in one or two sentences.
         mark: the answer's look.
-        blocks: the rest, in reading order.
+        blocks: the rest, in reading order; blocks without content are dropped.
         cases: everything that was judged, good ones included, for JUnit and annotations; without them the
             diagnostics among the blocks.
     """
@@ -210,9 +214,42 @@ class Document:
     blocks: tuple[Block, ...] = ()
     cases: tuple[Diagnostic, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", drop_empty(self.blocks))
+
     def judged(self) -> tuple[Diagnostic, ...]:
         """Everything that was judged."""
         return self.cases or tuple(find_diagnostics(self.blocks))
+
+
+def drop_empty(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Blocks without content left out: tables without rows, lists without items, headings of nothing."""
+    kept: list[Block] = []
+    for block in blocks:
+        match block:
+            case Table(rows=()) | Bullets(items=()) | Paragraph(text="") | Preformatted(text=""):
+                continue
+            case Details():
+                if inner := drop_empty(block.blocks):
+                    kept.append(replace(block, blocks=inner))
+            case Heading():
+                _drop_headings(kept, block.level)
+                kept.append(block)
+            case _:
+                kept.append(block)
+    _drop_headings(kept, 0)
+    return tuple(kept)
+
+
+def _drop_headings(blocks: list[Block], level: int) -> None:
+    """Remove headings at the end, of this level or below it."""
+    while blocks and isinstance(last := blocks[-1], Heading) and last.level >= level:
+        blocks.pop()
+
+
+def find_worst_mark(marks: Iterable[Mark], otherwise: Mark) -> Mark:
+    """The first mark of the worst tone; `otherwise` where there is none."""
+    return min(marks, key=lambda mark: _WORST_FIRST.index(mark.tone), default=otherwise)
 
 
 def list_content(content: Content) -> tuple[Inline, ...]:

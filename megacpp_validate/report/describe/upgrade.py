@@ -114,7 +114,7 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
     blocks = [*_describe_grid(result)]
     cases = []
     for step in result.steps:
-        blocks += [Heading(f"{step.before} → {step.after}", mark=_mark_step(step)), Paragraph(summarize_step(step))]
+        blocks += [Heading(f"{step.before} → {step.after}", mark=mark_step(step)), Paragraph(summarize_step(step))]
         blocks += describe_step(step, {stack.problem for stack in result.stacks}, verbose=verbose)
         cases += [*map(_diagnose, step.culprits), *_list_modules(step)]
     for static in result.static:
@@ -211,8 +211,12 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
     yield Details("Every module", (Table(("module", "change", step.before, step.after), rows),))
 
 
-def _mark_step(step: StepResult) -> Mark:
-    return bad("breaks") if step.breaks else missing("no evidence") if step.lost else good("breaks nothing")
+def mark_step(step: StepResult) -> Mark:
+    """How the step between two stacks looks; a slowdown is a risk here."""
+    if step.breaks:
+        return risk("slower") if all(culprit.is_slowdown for culprit in step.culprits) else bad("breaks")
+    unseen = any(row.before is None and row.after is not None and row.after.is_good for row in step.modules)
+    return missing("no evidence") if step.lost or unseen else good("breaks nothing")
 
 
 def _diagnose(culprit: Culprit) -> Diagnostic:
