@@ -9,61 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final
 
-
-class Tone(StrEnum):
-    """What a mark means, whatever it is called."""
-
-    BAD = "bad"
-    RISK = "risk"
-    MISSING = "missing"  # nothing was seen: never good
-    GOOD = "good"
-    QUIET = "quiet"
-
-
-_WORST_FIRST: Final = (Tone.BAD, Tone.MISSING, Tone.RISK, Tone.QUIET, Tone.GOOD)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """How a verdict looks: a symbol, a letter where symbols cannot be shown, a word, and a tone for the colour."""
-
-    symbol: str
-    letter: str
-    word: str
-    tone: Tone
-
-
-def bad(word: str) -> Mark:
-    """A breakage, under the word that this result has for one."""
-    return Mark("✗", "X", word, Tone.BAD)
-
-
-def cascade(word: str) -> Mark:
-    """Red because of another one."""
-    return Mark("↳", ">", word, Tone.BAD)
-
-
-def risk(word: str) -> Mark:
-    """Something that a person should read."""
-    return Mark("▲", "!", word, Tone.RISK)
-
-
-def missing(word: str = "not run") -> Mark:
-    """No evidence."""
-    return Mark("○", "?", word, Tone.MISSING)
-
-
-def good(word: str) -> Mark:
-    """Proven."""
-    return Mark("✓", "-", word, Tone.GOOD)
-
-
-def quiet(word: str) -> Mark:
-    """Neither good nor bad."""
-    return Mark("·", ".", word, Tone.QUIET)
+from .marks import Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +192,6 @@ def _drop_headings(blocks: list[Block], level: int) -> None:
     """Remove headings at the end, of this level or below it."""
     while blocks and isinstance(last := blocks[-1], Heading) and last.level >= level:
         blocks.pop()
-
-
-def find_worst_mark(marks: Iterable[Mark], otherwise: Mark) -> Mark:
-    """The first mark of the worst tone; `otherwise` where there is none."""
-    return min(marks, key=lambda mark: _WORST_FIRST.index(mark.tone), default=otherwise)
 
 
 def list_content(content: Content) -> tuple[Inline, ...]:

@@ -10,8 +10,9 @@ from pydantic import JsonValue
 from megacpp_validate.text import count
 
 from ...gate.ablation import AblationResult, Change, FeatureAblation, LossChange, Verdict
-from ..document import Bullets, Details, Diagnostic, Document, Paragraph, Table, good, missing, quiet
-from ..document import risk as risk_mark
+from ..document import Bullets, Details, Diagnostic, Document, Paragraph, Table
+from ..marks import good, missing, quiet
+from ..marks import risk as risk_mark
 
 MARKS: Final = {
     Verdict.WIN: good("win"),

@@ -8,7 +8,8 @@ from typing import Final
 from megacpp_validate.text import count, first_sentence
 
 from ...canary.dynamic.search import Answer, BisectResult, SearchEnd, Turn, Verdict
-from ..document import Bullets, Content, Diagnostic, Document, Paragraph, Table, bad, good, missing, risk
+from ..document import Bullets, Content, Diagnostic, Document, Paragraph, Table
+from ..marks import bad, good, missing, risk
 
 _NAMES: Final = {
     "te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "cudart": "the CUDA runtime", "nccl": "NCCL",

@@ -10,21 +10,8 @@ from megacpp_validate.evidence.doctor_look import PackageLook, PathLook
 from megacpp_validate.text import count
 
 from ...environments.doctor_result import Difference, DoctorResult, Weight
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Mark,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-    quiet,
-    risk,
-)
+from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
+from ..marks import Mark, bad, good, missing, quiet, risk
 
 _MARKS: Final = {
     Weight.BREAKS: bad("breaks"), Weight.UNKNOWN: missing("not checked"), Weight.RISK: risk("at risk"),

@@ -7,7 +7,8 @@ from typing import Final
 
 from ...canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
 from ...text import count
-from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Table, bad, good, missing
+from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Table
+from ..marks import bad, good, missing
 
 OUTCOMES: Final = {
     FirewallOutcome.PASS: good("holds"),

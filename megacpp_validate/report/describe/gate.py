@@ -10,22 +10,9 @@ from megacpp_validate.diagnosis.culprits import Culprit
 from megacpp_validate.gate.decision import CellVerdict, GateDecision, GateWaiver, WaiverState
 from megacpp_validate.text import count
 
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Heading,
-    Mark,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-    quiet,
-)  # fmt: skip
-from ..document import risk as risk_mark
+from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Paragraph, Table
+from ..marks import Mark, bad, good, missing, quiet
+from ..marks import risk as risk_mark
 
 # What breaks one of these is of something else than is judged, or too old: what it shows is no breakage of this.
 _OF_ANOTHER: Final = frozenset({GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA})

@@ -11,8 +11,9 @@ from megacpp_validate.evidence.receipt_time import read_time
 from megacpp_validate.evidence.selftest import wilson_interval
 from megacpp_validate.text import count
 
-from ..document import Block, Bullets, Details, Document, Heading, Mark, Paragraph, Table, bad, missing
-from ..document import quiet as quiet_mark
+from ..document import Block, Bullets, Details, Document, Heading, Paragraph, Table
+from ..marks import Mark, bad, missing
+from ..marks import quiet as quiet_mark
 from .receipt import MARKS
 
 _HEADINGS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")

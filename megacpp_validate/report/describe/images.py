@@ -17,23 +17,8 @@ from ...images.prove import ImageProof
 from ...images.supply import KeysResult, SignResult
 from ...images.verify import CheckOutcome, ImageVerdict
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Heading,
-    Inline,
-    Mark,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-    quiet,
-    risk,
-)  # fmt: skip
+from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Inline, Paragraph, Table
+from ..marks import Mark, bad, good, missing, quiet, risk
 
 _PINS: Final = {
     PinNews.SAME: good("verified"), PinNews.NEW: good("new, verified"), PinNews.ACCEPTED: risk("changed, accepted"),

@@ -20,21 +20,8 @@ from ...jitcache.result import (
     PrewarmResult,
     StackDifference,
 )
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Mark,
-    Paragraph,
-    Preformatted,
-    Table,
-    bad,
-    good,
-    missing,
-    risk,
-)
+from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Preformatted, Table
+from ..marks import Mark, bad, good, missing, risk
 
 _STATES: Final = {
     JitTaskState.DONE: good("done"), JitTaskState.KEPT: good("kept"), JitTaskState.FAILED: bad("failed"),

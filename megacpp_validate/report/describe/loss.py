@@ -8,8 +8,9 @@ from megacpp_validate.evidence.receipt import Check
 from megacpp_validate.text import count
 
 from ...gate.loss_result import LossGateResult, LossOutcome, LossVerdict
-from ..document import Block, Details, Diagnostic, Document, Table, bad, good, missing
+from ..document import Block, Details, Diagnostic, Document, Table
 from ..drawings.curves import draw_loss_curves
+from ..marks import bad, good, missing
 
 MARKS: Final = {LossOutcome.PASS: good("pass"), LossOutcome.FAIL: bad("fail"), LossOutcome.REFUSED: missing("refused")}
 

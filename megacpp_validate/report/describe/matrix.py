@@ -7,20 +7,8 @@ from collections.abc import Iterator
 
 from ...environments.matrix import MatrixCell, MatrixPlan, MatrixRun
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Diagnostic,
-    Document,
-    Heading,
-    Paragraph,
-    Preformatted,
-    Table,
-    bad,
-    good,
-    missing,
-    quiet,
-)
+from ..document import Block, Bullets, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
+from ..marks import bad, good, missing, quiet
 from .receipt import MARKS
 
 

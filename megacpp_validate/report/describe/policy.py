@@ -8,8 +8,9 @@ from megacpp_validate.text import count
 
 from ...gate.decision import WaiverState
 from ...gate.fp8_policy import PolicyResult, PresetDecision, PresetOutcome, PresetRefusal
-from ..document import Block, Content, Diagnostic, Document, Table, bad, good, quiet
-from ..document import risk as risk_mark
+from ..document import Block, Content, Diagnostic, Document, Table
+from ..marks import bad, good, quiet
+from ..marks import risk as risk_mark
 
 MARKS: Final = {
     PresetOutcome.ALLOWED: good("allowed"),

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
 
-from ..document import Diagnostic, Table, bad, cascade, good, missing, quiet
+from ..document import Diagnostic, Table
+from ..marks import bad, cascade, good, missing, quiet
 
 MARKS: Final = {
     Outcome.PASS: good("pass"),

@@ -23,21 +23,8 @@ from ...canary.dynamic.scores import (
 )  # fmt: skip
 from ...diagnosis.culprits import Culprit
 from ...errors import Exit
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Inline,
-    Link,
-    Mark,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-)
+from ..document import Block, Bullets, Details, Diagnostic, Document, Inline, Link, Paragraph, Table
+from ..marks import Mark, bad, good, missing
 from .history import show_rate
 
 _SHOWN: Final = 3  # checks of a cell that are named

@@ -10,21 +10,9 @@ from megacpp_validate.text import clean_line, count, first_sentence
 
 from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
 from ...gate.fp8_session import Fp8Result
-from ..document import (
-    Block,
-    Bullets,
-    Content,
-    Details,
-    Diagnostic,
-    Document,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-    risk,
-)
+from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..drawings.curves import draw_loss_curves
+from ..marks import bad, good, missing, risk
 from .loss import describe_verdict
 from .receipt import (
     MARKS,

@@ -8,7 +8,8 @@ from typing import Final
 
 from megacpp_validate.text import count
 
-from ..document import Block, Diagnostic, Document, Paragraph, Preformatted, Table, Tone, bad, good, missing
+from ..document import Block, Diagnostic, Document, Paragraph, Preformatted, Table
+from ..marks import Tone, bad, good, missing
 from ..site.result import SiteCell, SiteResult, SiteStep
 from .receipt import MARKS
 

@@ -16,26 +16,8 @@ from ...canary.static.findings import (
 )
 from ...evidence.values import SourceLine
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Heading,
-    Inline,
-    Mark,
-    Paragraph,
-    Place,
-    Table,
-    Tone,
-    bad,
-    cascade,
-    good,
-    missing,
-    quiet,
-    risk,
-)
+from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Inline, Paragraph, Place, Table
+from ..marks import Mark, Tone, bad, cascade, good, missing, quiet, risk
 from .changes import consequence, headline, headline_of_fault, is_followed, next_step, next_step_of_fault, quote_subject
 
 VERDICTS: Final = {

@@ -9,8 +9,9 @@ from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.training import TrainingRecord
 from megacpp_validate.text import count
 
-from ..document import Block, Content, Details, Paragraph, Table, risk
+from ..document import Block, Content, Details, Paragraph, Table
 from ..drawings.curves import draw_training
+from ..marks import risk
 from .receipt import MARKS
 
 _COLUMNS: Final = ("cell", "", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss", "model")

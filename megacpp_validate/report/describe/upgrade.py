@@ -16,25 +16,8 @@ from ...canary.dynamic.upgrade_result import (
 from ...evidence.receipt import Outcome
 from ...evidence.values import ENVIRONMENT
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Content,
-    Details,
-    Diagnostic,
-    Document,
-    Heading,
-    Inline,
-    Mark,
-    Paragraph,
-    Table,
-    bad,
-    cascade,
-    good,
-    missing,
-    quiet,
-    risk,
-)
+from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Inline, Paragraph, Table
+from ..marks import Mark, bad, cascade, good, missing, quiet, risk
 from .firewall import describe_firewall, summarize_firewall
 from .static import describe_static, summarize_static
 

@@ -6,18 +6,8 @@ from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.watch import JudgedRelease, WatchResult
 from ...errors import Exit
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Diagnostic,
-    Document,
-    Heading,
-    Paragraph,
-    Preformatted,
-    bad,
-    good,
-    missing,
-)
+from ..document import Block, Bullets, Diagnostic, Document, Heading, Paragraph, Preformatted
+from ..marks import bad, good, missing
 from .firewall import summarize_firewall
 from .static import describe_static
 from .upgrade import mark_upgrade, summarize_upgrade

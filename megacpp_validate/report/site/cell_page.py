@@ -20,7 +20,8 @@ from ..describe.receipt import (
     tabulate_checks,
 )
 from ..describe.training import describe_training
-from ..document import Block, Details, Document, Heading, Paragraph, Table, bad, good, missing, quiet, risk
+from ..document import Block, Details, Document, Heading, Paragraph, Table
+from ..marks import bad, good, missing, quiet, risk
 from .cells import CellHistory
 
 _MOST_ROWS: Final = 200  # receipts of the history on its page, the newest; the verb `history` has all

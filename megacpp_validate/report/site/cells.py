@@ -17,7 +17,7 @@ from ...environments.stacks import AGAIN
 from ...evidence.history import HistoryRow
 from ...evidence.receipt_time import read_time
 from ..describe.receipt import MARKS
-from ..document import Mark, missing, risk
+from ..marks import Mark, missing, risk
 
 MOST_STACKS: Final = 20  # of one target whose cells have pages, and that stand on the first page: a cell takes 20 ms
 _LONGEST: Final = 60

@@ -14,23 +14,8 @@ from ...gate.decision import GateDecision
 from ..describe.gate import describe_gate
 from ..describe.training import describe_training
 from ..describe.upgrade import describe_step, mark_step, name_culprit, summarize_step
-from ..document import (
-    Block,
-    Content,
-    Details,
-    Document,
-    Heading,
-    Link,
-    Mark,
-    Paragraph,
-    Table,
-    Tone,
-    find_worst_mark,
-    good,
-    missing,
-    quiet,
-    risk,
-)
+from ..document import Block, Content, Details, Document, Heading, Link, Paragraph, Table
+from ..marks import Mark, Tone, find_worst_mark, good, missing, quiet, risk
 from ..render.html import make_anchor
 from .cells import MOST_STACKS, CellHistory, Grid, name_page
 

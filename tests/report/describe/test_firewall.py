@@ -7,7 +7,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.firewall.result import FirewallOutcome, FirewallResult
 from megacpp_validate.report.describe.firewall import describe_firewall, split_reason, summarize_firewall
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import CASES, FIREWALL
 

@@ -14,7 +14,7 @@ from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, 
 from megacpp_validate.gate.fp8_session import Fp8Result
 from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
 from megacpp_validate.report.describe.session import describe_session, describe_support
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal

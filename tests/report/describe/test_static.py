@@ -11,7 +11,8 @@ from megacpp_validate.canary.static.findings import ChangeKind, Impact, StaticRe
 from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.describe.changes import KINDS, consequence, headline, headline_of_fault, next_step
 from megacpp_validate.report.describe.static import describe_static, describe_sweep, summarize_static
-from megacpp_validate.report.document import Document, Tone
+from megacpp_validate.report.document import Document
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import (
     AUTOCAST,

@@ -23,7 +23,7 @@ from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.describe.upgrade import describe_upgrade, mark_change, summarize_step
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import FIREWALL, PERMUTE

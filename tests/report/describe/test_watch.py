@@ -8,7 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
 from megacpp_validate.canary.watch import JudgedRelease, WatchResult
 from megacpp_validate.report.describe.watch import describe_release, describe_watch
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.report.describe.canary_results import CASCADE, FIREWALL
 

@@ -8,7 +8,7 @@ import pytest
 
 from megacpp_validate.evidence.history import HistoryRow
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.site import cells as cells_module
 from megacpp_validate.report.site.cells import CellHistory, arrange_cells
 
