@@ -12,9 +12,8 @@ from megacpp_validate.evidence.selftest import wilson_interval
 from megacpp_validate.text import count
 
 from ..document import Block, Bullets, Details, Document, Heading, Paragraph, Table
-from ..marks import Mark, bad, missing
+from ..marks import Mark, bad, mark_of, missing
 from ..marks import quiet as quiet_mark
-from .receipt import MARKS
 
 _HEADINGS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")
 _FEW: Final = 4  # cells that are shown in rows
@@ -73,7 +72,7 @@ def describe_rows(shown: Sequence[HistoryRow]) -> Iterator[Block]:
 def _mark(row: HistoryRow) -> Mark:
     if row.outcome is None:
         return missing("unreadable")
-    return quiet_mark("only timed") if row.only_timed else MARKS[row.outcome]
+    return quiet_mark("only timed") if row.only_timed else mark_of(row.outcome)
 
 
 def _last(cell: CellHistory) -> HistoryRow | None:

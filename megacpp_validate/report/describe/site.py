@@ -9,9 +9,8 @@ from typing import Final
 from megacpp_validate.text import count
 
 from ..document import Block, Diagnostic, Document, Paragraph, Preformatted, Table
-from ..marks import Tone, bad, good, missing
+from ..marks import Tone, bad, good, mark_of, missing
 from ..site.result import SiteCell, SiteResult, SiteStep
-from .receipt import MARKS
 
 _MOST: Final = 20  # cells that a terminal and a log list; the site has all
 
@@ -40,7 +39,7 @@ def describe_site(result: SiteResult) -> Document:
 
 
 def _judge_cell(cell: SiteCell) -> Diagnostic:
-    mark = MARKS[cell.outcome]
+    mark = mark_of(cell.outcome)
     word = ", ".join(filter(None, (mark.word, cell.doubt)))  # a doubt is never a pass
     doubted = missing(word) if cell.outcome.is_good else replace(mark, word=word)
     return Diagnostic(

@@ -16,8 +16,7 @@ from megacpp_validate.evidence.receipt import Outcome
 from ...environments.stacks import AGAIN
 from ...evidence.history import HistoryRow
 from ...evidence.receipt_time import read_time
-from ..describe.receipt import MARKS
-from ..marks import Mark, missing, risk
+from ..marks import Mark, mark_of, missing, risk
 
 MOST_STACKS: Final = 20  # of one target whose cells have pages, and that stand on the first page: a cell takes 20 ms
 _LONGEST: Final = 60
@@ -66,7 +65,7 @@ class CellHistory:
     @property
     def mark(self) -> Mark:
         """The outcome and the doubt; a doubt is never good."""
-        mark = MARKS[self.outcome]
+        mark = mark_of(self.outcome)
         if not self.doubt:
             return mark
         if self.outcome is Outcome.NOT_RUN:
