@@ -38,6 +38,6 @@ def describe_verdict(verdict: LossVerdict) -> Diagnostic:
         message="; ".join(verdict.refusals),
         fields=(
             ("out", tuple(describe_check(check) for check in verdict.checks if not check.passed)),
-            ("largest smoothed gap of the second half", f"{max(gaps):.4f} nats{bar}" if gaps else ""),
+            ("gap, second half", f"{max(gaps):.4f} nats{bar}" if gaps else ""),
         ),
     )

@@ -63,7 +63,9 @@ def _key(receipt: Receipt, run: TrainingRecord) -> tuple[object, ...]:
 
 
 def _show(run: TrainingRecord) -> tuple[str, ...]:
-    plan = [f"{word} {run.topology[name]}" for name, word in _OF_PLAN.items() if name in run.topology]
+    plan = [
+        f"{word} {run.topology[name]}".removesuffix(" True") for name, word in _OF_PLAN.items() if name in run.topology
+    ]
     finite = [step for step in run.steps if step.loss is not None and step.perfect is not None]
     return (
         ", ".join([f"ranks {run.ranks}", *(part for part in plan if not part.endswith((" 1", " False")))]),

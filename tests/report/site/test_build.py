@@ -217,4 +217,4 @@ def test_a_decision_makes_no_page_look_better(catalog: Catalog, tmp_path: Path) 
     assert 'class="answer bad"' in (tmp_path / "site" / "index.html").read_text()
     text = text_of(tmp_path / "site", "gate.html")
     assert "May it be released?" in text
-    assert "receipts 222222222222" in text
+    assert "receipts222222222222" in text
