@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from megacpp_validate.gate.loss import decide_loss, judge_folder
 from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
 from megacpp_validate.gate.loss_statistics import CAP, spread_of_seeds, t_95, t_of_largest
-from megacpp_validate.report.drawings.curves import draw_loss_curves
+from megacpp_validate.report.curves import draw_loss_curves
 from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_curve, make_pairs, make_reference
 from tests.replay.loss import FAULTS, FOLDERS, _folder, _made_up
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from megacpp_validate.text import count
 
 from ...gate.loss_result import LossGateResult, LossOutcome, LossVerdict
+from ..curves import draw_loss_curves
 from ..document import Block, Details, Diagnostic, Document
-from ..drawings.curves import draw_loss_curves
 from ..marks import mark_exit, mark_of, missing
 from .receipt import describe_check, tabulate_checks
 

@@ -8,8 +8,8 @@ from typing import Final
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.training import TrainingRecord
 
+from ..curves import draw_training
 from ..document import Block, Content, Details, Paragraph, Table
-from ..drawings.curves import draw_training
 from ..marks import mark_of, risk
 
 _COLUMNS: Final = ("cell", "", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss", "model")

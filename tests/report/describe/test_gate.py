@@ -65,7 +65,7 @@ def test_policy(snapshot: SnapshotAssertion) -> None:
 def test_history(snapshot: SnapshotAssertion) -> None:
     every = read_history(EVIDENCE / "h200").model_copy(update={"store": "h200"})
     some = read_history(EVIDENCE / "h200", ("*-imports",)).model_copy(update={"store": "h200"})
-    pages = [render_terminal(describe_history(every)), render_terminal(describe_history(some), verbose=True)]
+    pages = [render_terminal(describe_history(every)), render_terminal(describe_history(some, verbose=True))]
     assert "\n\n".join(pages) == snapshot
 
 
