@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from megacpp_validate.text import count
 
-from ...gate.fp8_policy import PolicyResult, PresetDecision
+from ...gate.fp8_policy import PolicyResult, PresetDecision, PresetOutcome
 from ..document import Content, Diagnostic, Document, Table
 from ..marks import bad, good, mark_of
 from .words import join_same
+
+_WORDS: Final = {
+    PresetOutcome.WAIVED: "allowed by waiver",
+    PresetOutcome.ROLLED_BACK: "refused, as it must be",
+    PresetOutcome.NOT_REFUSED: "not refused, and it must be",
+}
 
 
 def describe_policy(result: PolicyResult) -> Document:
@@ -38,8 +47,10 @@ def _describe_preset(decision: PresetDecision) -> Diagnostic:
         until = f"waived until {first.waived_until}" if first.waived_until else "refused"
         fields += [(until, f"{first.refuses} [{rule}]: {found}"), ("why", first.reason), ("source", first.source)]
         if (waiver := first.waiver) is not None:
-            fields.append(("waiver", f"until {waiver.expires}, {waiver.owner}: {waiver.reason} ({waiver.link})"))
+            state = f"{'holds until' if waiver.holds else 'expired on'} {waiver.expires}, owner {waiver.owner}"
+            fields.append(("waiver", f"{state}: {waiver.reason} ({waiver.link})"))
         fields.append(("next", first.next))
     step = "put the rule back, or remove refused_by where the preset may run now" if decision.not_refused_by else ""
     mark = mark_of(decision.outcome)
+    mark = replace(mark, word=_WORDS.get(decision.outcome, mark.word))
     return Diagnostic(decision.preset, mark, "fp8_policy", decision.says, tuple(fields), step)
