@@ -34,12 +34,12 @@ def report(
     from ..catalog.bridge import read_catalog
     from ..report.describe.site import describe_site
     from ..report.site.build import SiteOptions, write_report
-    from ..report.site.folder import require_outside
+    from ..report.site.folder import require_site
     from .output import finish, require_apart, require_output
 
     require_output(told)
     require_apart(store, told, "--told")
-    require_outside(output, [told] if told else [])
+    require_site(output, [told] if told else [])
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     result = write_report(read_catalog(matrix), SiteOptions(store, output, tuple(gate or ()), made_at, matrix))
     finish(result, describe_site, fmt, told)

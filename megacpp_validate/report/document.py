@@ -7,59 +7,10 @@ code. Text of other people (receipts, exceptions, source lines) is passed as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-
-class Tone(StrEnum):
-    """What a mark means, whatever it is called."""
-
-    BAD = "bad"
-    RISK = "risk"
-    MISSING = "missing"  # nothing was seen: never good
-    GOOD = "good"
-    QUIET = "quiet"
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """How a verdict looks: a symbol, a letter where symbols cannot be shown, a word, and a tone for the colour."""
-
-    symbol: str
-    letter: str
-    word: str
-    tone: Tone
-
-
-def bad(word: str) -> Mark:
-    """A breakage, under the word that this result has for one."""
-    return Mark("✗", "X", word, Tone.BAD)
-
-
-def cascade(word: str) -> Mark:
-    """Red because of another one."""
-    return Mark("↳", ">", word, Tone.BAD)
-
-
-def risk(word: str) -> Mark:
-    """Something that a person should read."""
-    return Mark("▲", "!", word, Tone.RISK)
-
-
-def missing(word: str = "not run") -> Mark:
-    """No evidence."""
-    return Mark("○", "?", word, Tone.MISSING)
-
-
-def good(word: str) -> Mark:
-    """Proven."""
-    return Mark("✓", "-", word, Tone.GOOD)
-
-
-def quiet(word: str) -> Mark:
-    """Neither good nor bad."""
-    return Mark("·", ".", word, Tone.QUIET)
+from .marks import Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +150,7 @@ class Document:
         title: what was asked.
         summary: the answer in one or two sentences.
         mark: the answer's look.
-        blocks: the rest, in reading order.
+        blocks: the rest, in reading order; blocks without content are dropped.
         cases: everything that was judged, good ones included, for JUnit and annotations; without them the
             diagnostics among the blocks.
     """
@@ -210,9 +161,37 @@ class Document:
     blocks: tuple[Block, ...] = ()
     cases: tuple[Diagnostic, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", drop_empty(self.blocks))
+
     def judged(self) -> tuple[Diagnostic, ...]:
         """Everything that was judged."""
         return self.cases or tuple(find_diagnostics(self.blocks))
+
+
+def drop_empty(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Blocks without content left out: tables without rows, lists without items, headings of nothing."""
+    kept: list[Block] = []
+    for block in blocks:
+        match block:
+            case Table(rows=()) | Bullets(items=()) | Paragraph(text="") | Preformatted(text=""):
+                continue
+            case Details():
+                if inner := drop_empty(block.blocks):
+                    kept.append(replace(block, blocks=inner))
+            case Heading():
+                _drop_headings(kept, block.level)
+                kept.append(block)
+            case _:
+                kept.append(block)
+    _drop_headings(kept, 0)
+    return tuple(kept)
+
+
+def _drop_headings(blocks: list[Block], level: int) -> None:
+    """Remove headings at the end, of this level or below it."""
+    while blocks and isinstance(last := blocks[-1], Heading) and last.level >= level:
+        blocks.pop()
 
 
 def list_content(content: Content) -> tuple[Inline, ...]:

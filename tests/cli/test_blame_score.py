@@ -105,7 +105,7 @@ def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path:
     code, out, err = call(*HERE, "--faults", "attention-wrong", "--judge-only", "--verbose")
     assert (code, host.read_text()) == (OPEN, before), err
     assert "caught and named as they must be: 1 of 1" in " ".join(out.split())
-    assert "False alarms in clean runs: 0 of 1" in " ".join(out.split())
+    assert "false alarms in clean runs 0 of 1" in " ".join(out.split())
     next((tmp_path / ".megacpp/blame-score/te2.20.2/faults/attention-wrong").glob("*-permute.json")).unlink()
     code, out, _ = call(*HERE, "--faults", "attention-wrong", "--judge-only")
     assert code == MISSING

@@ -15,7 +15,8 @@ from megacpp_validate.cli.output import finish, require_apart, require_output, w
 from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
 from megacpp_validate.evidence import whole_file
 from megacpp_validate.evidence.values import Frozen
-from megacpp_validate.report.document import Document, bad
+from megacpp_validate.report.document import Document
+from megacpp_validate.report.marks import bad
 
 
 class Verdict(Frozen):

@@ -52,7 +52,7 @@ def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
     for arguments, code, words in (
         ((tmp_path / "none", "--output", site), WRONG, "there is no folder"),
         ((tmp_path / "empty", "--output", site), NOTHING, "there is no receipt"),
-        ((EVIDENCE, "--output", tmp_path / "precious"), WRONG, "holds what no report wrote"),
+        ((EVIDENCE, "--output", tmp_path / "precious"), WRONG, "which no report wrote"),
         ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is no decision of the release gate"),
         ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
         ((EVIDENCE, "--output", site, "--told", site / "told.txt"), WRONG, "Next step"),

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from megacpp_validate.text import count, first_sentence
 
 from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
-from ..document import Bullets, Content, Diagnostic, Document, Paragraph, Table, bad, good, missing, risk
+from ..document import Content, Diagnostic, Document, Table
+from ..marks import bad, mark_of, missing, risk
+from .words import tabulate_facts
 
 _NAMES: Final = {
     "te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "cudart": "the CUDA runtime", "nccl": "NCCL",
     "triton": "Triton", "deep-gemm": "DeepGEMM",
 }  # fmt: skip
-_MARKS: Final = {
-    Verdict.GOOD: good("good"), Verdict.BAD: bad("bad"), Verdict.CANNOT_BUILD: missing("cannot build"),
-    Verdict.CANNOT_TELL: missing("cannot tell"),
-}  # fmt: skip
-_ENDS: Final = {
-    SearchEnd.GOOD_IS_BAD: "The good end is bad already: {module} fails with {good}: {why}.",
-    SearchEnd.BAD_IS_GOOD: "The bad end is good: {module} holds with {bad}.",
-    SearchEnd.END_UNTOLD: "The {end} end cannot be judged: {why}.",
-    SearchEnd.END_UNBUILT: "The {end} end cannot be built: {why}.",
+_ANSWERS: Final = {
+    SearchEnd.GOOD_IS_BAD: "The good end is bad already: {why}.",
+    SearchEnd.BAD_IS_GOOD: "The bad end is good.",
+    SearchEnd.END_UNTOLD: "An end cannot be judged: {why}.",
+    SearchEnd.END_UNBUILT: "An end cannot be built: {why}.",
 }
 _NEXT: Final = {
     SearchEnd.NARROWED: "make one of the points usable that give no answer, and start again: receipts are kept",
@@ -36,62 +34,62 @@ _NEXT: Final = {
 def describe_run(choices: Mapping[str, str], answer: Answer) -> str:
     """One run of a search in a line."""
     reason = "" if answer.verdict is Verdict.GOOD else f": {first_sentence(answer.reason)}"
-    return f"{_MARKS[answer.verdict].word:12} {_join(choices)}{reason}"
+    return f"{mark_of(answer.verdict).word:12} {_join(choices)}{reason}"
 
 
 def describe_bisect(result: BisectResult) -> Document:
-    """The answer, every point that was tried, and what speaks against the answer."""
+    """The answer, every point that was tried, and what contradicts the answer."""
     moving = [number for number, axis in enumerate(result.axes) if len(axis.values) > 1]
     rows: tuple[tuple[Content, ...], ...] = tuple(
         (
             *(point.choices[number] for number in moving),
-            _MARKS[point.verdict],
+            mark_of(point.verdict),
             str(point.runs),
             first_sentence(point.reason),
         )
         for point in result.points
     )
-    columns = (*(_name(result.axes[number].name) for number in moving), "verdict", "runs", "why")
-    details = tuple(line for turn in result.culprits for line in _list_turn(turn))
+    columns = (*(_name(result.axes[number].name) for number in moving), "verdict", "runs", "reason")
+    facts: dict[str, Sequence[str]] = {}
+    for turn in result.culprits:
+        facts |= _list_facts(turn)
+    step = _find_next_step(result)
     runs = count(sum(point.runs for point in result.points), "run")
-    cost = f"{count(result.points, 'point')}, {runs}; {result.seconds:.0f} s. Assumed: a fault stays in later releases."
-    step, summary = _find_next_step(result), f"{_summarize(result)} Judged by the {result.tier} tier."
-    blocks = (Table(columns, rows), *((Bullets(details),) if details else ()), Paragraph(cost))
+    facts |= {
+        "cost": f"{count(result.points, 'point')}, {runs}, {result.seconds:.0f} s",
+        "assumed": "what is bad stays bad in later releases",
+        "next step": step,
+    }
+    summary = f"{_summarize(result)} Judged by the {result.tier} tier."
     mark = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
     case = Diagnostic(result.module, mark, "te_bisect", summary, help=step, seconds=result.seconds)
     if result.end in (SearchEnd.END_UNTOLD, SearchEnd.END_UNBUILT):
         mark = missing("no answer")
-    title = f"First bad release for {result.module}"
-    return Document(title, summary, mark, (*blocks, Paragraph(f"Next step: {step}.")), (case,))
+    blocks = (Table(columns, rows), tabulate_facts(facts))
+    return Document(f"First bad release for {result.module}", summary, mark, blocks, (case,))
 
 
 def _summarize(result: BisectResult) -> str:
-    if result.end in _ENDS:
-        good_end, bad_end = (_join({axis.name: axis.values[at] for axis in result.axes}) for at in (0, -1))
+    if result.end in _ANSWERS:
         why = first_sentence(result.points[-1].reason).rstrip("., ") if result.points else "unknown"
-        end = "good" if len(result.points) < 2 else "bad"
-        return _ENDS[result.end].format(module=result.module, good=good_end, bad=bad_end, why=why, end=end)
-    parts = []
-    several = sum(len(axis.values) > 1 for axis in result.axes) > 1
-    if several:
-        cause = " or ".join(_name(turn.axis) for turn in result.culprits)
-        parts.append(f"Not Transformer Engine: {cause}." if "te" in result.innocent else f"The cause is {cause}.")
+        return _ANSWERS[result.end].format(why=why)
+    causes = " or ".join(_name(turn.axis) for turn in result.culprits)
+    parts = [f"{'Not Transformer Engine:' if 'te' in result.innocent else 'The cause is'} {causes}."]
+    which = " (one of these)" if result.end is SearchEnd.NARROWED else ""
     for turn in result.culprits:
-        start = f"{turn.last_good} is the last good one" if turn.last_good else "no value was seen to be good"
-        which = " (one of these)" if result.end is SearchEnd.NARROWED else ""
-        held = f", together with {_join(turn.held)}" if several and not result.innocent else ""
-        first = f"{result.module} breaks first with {_name(turn.axis)} {_list(turn.first_bad)}{which}{held}"
-        parts.append(f"{first}; {start}.")
+        first = f"{_name(turn.axis)} {' or '.join(turn.first_bad)}{which}"
+        parts.append(f"{result.module} breaks first with {first}; {turn.last_good or 'none'} is the last good one.")
     return " ".join(parts)
 
 
-def _list_turn(turn: Turn) -> Iterator[str]:
+def _list_facts(turn: Turn) -> dict[str, Sequence[str]]:
     name = _name(turn.axis)
-    held = f" (with {_join(turn.held)})" if turn.held else ""
-    which = ", one of these" if len(turn.first_bad) > 1 else ""
-    yield f"{name}: last good {turn.last_good or 'unknown'}, first bad {_list(turn.first_bad)}{which}{held}"
-    for value, reason in turn.untold.items():
-        yield f"{name} {value} gives no answer: {first_sentence(reason)}"
+    return {
+        f"{name}: last good": turn.last_good or "unknown",
+        f"{name}: first bad": " or ".join(turn.first_bad),
+        f"{name}: searched with": _join(turn.held),
+        f"{name}: no answer": tuple(f"{value}: {first_sentence(reason)}" for value, reason in turn.untold.items()),
+    }
 
 
 def _find_next_step(result: BisectResult) -> str:
@@ -108,7 +106,3 @@ def _name(axis: str) -> str:
 
 def _join(choices: Mapping[str, str]) -> str:
     return " and ".join(f"{_name(name)} {value}" for name, value in choices.items())
-
-
-def _list(values: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))

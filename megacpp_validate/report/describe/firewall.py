@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from ...canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
 from ...text import count
-from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Table, bad, good, missing
-
-OUTCOMES: Final = {
-    FirewallOutcome.PASS: good("holds"),
-    FirewallOutcome.FAIL: bad("fails"),
-    FirewallOutcome.NOT_RUN: missing("not run"),
-}
+from ..document import Block, Diagnostic, Document, Heading, Paragraph, Table
+from ..marks import mark_exit, mark_of
+from .words import tally
 
 
 def summarize_firewall(result: FirewallResult) -> str:
@@ -22,31 +17,27 @@ def summarize_firewall(result: FirewallResult) -> str:
         return "No case ran: nothing is known about the firewall."
     if result.holds:
         return f"The firewall holds in {count(result.cases, 'case')}."
-    numbers = {outcome: sum(case.outcome is outcome for case in result.cases) for outcome in FirewallOutcome}
-    words = {
-        FirewallOutcome.FAIL: "fails in",
-        FirewallOutcome.NOT_RUN: "was not tried in",
-        FirewallOutcome.PASS: "holds in",
-    }
-    parts = [f"{word} {numbers[outcome]}" for outcome, word in words.items() if numbers[outcome]]
-    return f"The firewall {', '.join(parts)} of {count(result.cases, 'case')}."
+    return (
+        f"The firewall in {count(result.cases, 'case')}: {tally(mark_of(case.outcome).word for case in result.cases)}."
+    )
 
 
 def describe_firewall(result: FirewallResult, *, verbose: bool = False) -> Document:
     """One row a case that holds; every other case in full, and all of them where asked for."""
-    shown = [case for case in result.cases if verbose or case.outcome is not FirewallOutcome.PASS]
+    cases = tuple(map(_diagnose, result.cases))
+    brief = [not verbose and case.outcome is FirewallOutcome.PASS for case in result.cases]
     rows = tuple(
-        (case.case, OUTCOMES[case.outcome], split_reason(case.reason)[0] or "available")
-        for case in result.cases
-        if case not in shown
+        (case.case, mark_of(case.outcome), split_reason(case.reason)[0] or "available")
+        for case, is_brief in zip(result.cases, brief, strict=True)
+        if is_brief
     )
-    blocks: tuple[Block, ...] = tuple(_diagnose(case) for case in shown)
-    if rows:
-        table = Table(("damaged install", "verdict", "cause that the bridge reports"), rows)
-        blocks += (Heading("Cases that hold"), table) if shown else (table,)
-    blocks += (Paragraph(f"{result.tool}, Python {result.python}, torch {result.torch or 'none'}."),)
-    mark = bad("fails") if result.breaks else good("holds") if result.holds else missing("not run")
-    cases = tuple(_diagnose(case) for case in result.cases)
+    blocks: tuple[Block, ...] = (
+        *(case for case, is_brief in zip(cases, brief, strict=True) if not is_brief),
+        Heading("Cases that hold"),
+        Table(("damaged install", "verdict", "cause that the bridge reports"), rows),
+        Paragraph(f"{result.tool}, Python {result.python}, torch {result.torch or 'none'}."),
+    )
+    mark = mark_exit(1 if result.breaks else 0 if result.holds else 4, open_="holds", closed="fails")
     return Document("Import firewall", summarize_firewall(result), mark, blocks, cases)
 
 
@@ -61,23 +52,17 @@ def split_reason(reason: str) -> tuple[str, str]:
 
 
 def _diagnose(case: FirewallCase) -> Diagnostic:
-    available = {None: "no answer", True: "True", False: "False"}[case.available]
-    fields: tuple[tuple[str, Content], ...] = (
-        ("damage", f"{case.damage}; Transformer Engine {case.release}, compiled half: {case.compiled}"),
-        ("answer", f"is_te_available() is {available}: {case.reason or 'no reason given'}"),
-        ("native", tuple(f"{module}: {path}" for module, path in case.native_paths.items())),
-        ("ended", case.ended),
-    )
-    if case.outcome is FirewallOutcome.PASS:
-        message = f"The bridge answers as expected: {split_reason(case.reason)[0] or 'available'}"
-    else:
-        message = "; ".join(case.problems) or "not as expected"
     return Diagnostic(
         name=case.case,
-        mark=OUTCOMES[case.outcome],
+        mark=mark_of(case.outcome),
         group="firewall",
-        message=message,
-        fields=tuple((label, content) for label, content in fields if content),
+        message="; ".join(case.problems) or f"The bridge reports: {split_reason(case.reason)[0] or 'available'}",
+        fields=(
+            ("damage", f"{case.damage}; Transformer Engine {case.release}, compiled half: {case.compiled}"),
+            ("available", "no answer" if case.available is None else str(case.available)),
+            ("reason", case.reason),
+            ("native", tuple(f"{module}: {path}" for module, path in case.native_paths.items())),
+            ("ended", case.ended),
+        ),
         seconds=case.seconds,
-        code=case.outcome.value,
     )

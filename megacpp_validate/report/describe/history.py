@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from megacpp_validate.evidence.history import CellHistory, FlakeRate, HistoryResult, HistoryRow
+from megacpp_validate.evidence.history import CellHistory, HistoryResult, HistoryRow
 from megacpp_validate.evidence.receipt import read_time
 from megacpp_validate.evidence.selftest import wilson_interval
 from megacpp_validate.text import count
 
-from ..document import Block, Bullets, Details, Document, Heading, Mark, Paragraph, Table, bad, missing
-from ..document import quiet as quiet_mark
-from .receipt import MARKS
+from ..document import Block, Bullets, Details, Document, Heading, Paragraph, Table
+from ..marks import Mark, mark_of, missing, quiet
 
 _HEADINGS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")
 _FEW: Final = 4  # cells that are shown in rows
@@ -27,33 +25,24 @@ def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = F
         verbose: every cell row by row.
     """
     cells = result.cells
-    asked = f"; {count(cells, 'cell')} by the name of {', '.join(result.asked)}" if result.asked else ""
-    lost = f"; {count(result.unreadable, 'file')} unreadable" if result.unreadable else ""
-    held = f"{count(result.receipts, 'receipt')} in {count(result.runs, 'run')} of {result.store}{lost}{asked}."
     blocks: list[Block] = []
     if len(cells) > _FEW and not verbose:
-        rows = tuple(_row_of(cell) for cell in cells)
-        blocks.append(Table(("cell", "last", "good", "newest", "flakes"), rows))
+        columns = ("cell", "last", "good", "newest", "flakes")
+        blocks.append(Table(columns, tuple(map(_summarize_cell, cells))))
     else:
-        blocks += [block for cell in cells for block in _describe_cell(cell, last)]
-    if result.lost:
-        title = f"{count(result.lost, 'file')} that cannot be read, and that belong to no cell above"
-        lines = tuple(f"{path}: {why}" for path, why in result.lost.items())
-        blocks.append(Details(title, (Bullets(lines),), bad("unreadable")))
-    mark = missing("unreadable") if result.exit else quiet_mark("history")
-    return Document("History of cells", held, mark, tuple(blocks))
-
-
-def _describe_cell(cell: CellHistory, last: int) -> list[Block]:
-    shown = cell.rows[-last:] if last else cell.rows
-    outcomes = Counter(_mark(row).word for row in cell.rows)
-    days = sorted({row.started[:10] for row in cell.rows if read_time(row.started)})
-    when = f" from {days[0]} to {days[-1]}" if len(days) > 1 else f" on {days[0]}" if days else ""
-    words = f"{count(cell.rows, 'receipt')}{when}: {', '.join(f'{n} {word}' for word, n in outcomes.items())}."
-    if len(shown) < len(cell.rows):
-        words += f" The newest {len(shown)} are shown; --last 0 shows all."
-    heading = Heading(cell.cell, mark=_mark_last(cell))
-    return [heading, Paragraph(words), *describe_rows(shown), Paragraph(_say_flakes(cell.flakes))]
+        for cell in cells:
+            name, mark, ratio, newest, flakes = _summarize_cell(cell)
+            numbers = f"Good receipts: {ratio}; newest {newest or 'unknown'}; flakes: {flakes or 'unknown'}."
+            blocks += [Heading(name, mark=mark), Paragraph(numbers)]
+            blocks += describe_rows(cell.rows[-last:] if last else cell.rows)
+    lines = tuple(f"{path}: {why}" for path, why in result.lost.items())
+    blocks.append(Details("Files that cannot be read, and that belong to no cell above", (Bullets(lines),)))
+    mark = missing("unreadable") if result.exit else quiet("history")
+    summary = (
+        f"{result.store}: {count(result.receipts, 'receipt')} in {count(result.runs, 'run')}, "
+        f"{count(result.unreadable, 'unreadable file')}; {count(cells, 'cell')} named {', '.join(result.asked) or '*'}."
+    )
+    return Document("History of cells", summary, mark, tuple(blocks))
 
 
 def describe_rows(shown: Sequence[HistoryRow]) -> Iterator[Block]:
@@ -65,69 +54,46 @@ def describe_rows(shown: Sequence[HistoryRow]) -> Iterator[Block]:
         tuple(tuple(row[n] for n in kept) for row in rows),
         numeric=frozenset(place for place, n in enumerate(kept) if n >= 5),
     )
-    if notes := tuple(f"{row.run}: {note}" for row in shown for note in _list_notes(row)):
-        yield Bullets(notes)
+    yield Bullets(tuple(f"{row.run}: {note}" for row in shown for note in _list_notes(row)))
 
 
 def _mark(row: HistoryRow) -> Mark:
     if row.outcome is None:
         return missing("unreadable")
-    return quiet_mark("only timed") if row.only_timed else MARKS[row.outcome]
+    return quiet("only timed") if row.only_timed else mark_of(row.outcome)
 
 
-def _last(cell: CellHistory) -> HistoryRow | None:
-    """The newest row that judged its cell and has a time."""
-    judged = (row for row in reversed(cell.rows) if row.outcome is not None and not row.only_timed)
-    return next((row for row in judged if read_time(row.started)), None)
-
-
-def _mark_last(cell: CellHistory) -> Mark:
-    if (last := _last(cell)) is not None:
-        return _mark(last)
-    return missing("unreadable" if all(row.outcome is None for row in cell.rows) else "unknown")
-
-
-def _row_of(cell: CellHistory) -> tuple[str | Mark, ...]:
+def _summarize_cell(cell: CellHistory) -> tuple[str, Mark, str, str, str]:
+    """Name, mark and day of the newest row that judged the cell and has a time; good rows, and flakes."""
     judged = [row for row in cell.rows if not row.only_timed]
+    dated = [row for row in judged if row.outcome is not None and read_time(row.started)]
     passed = sum(row.outcome is not None and row.outcome.is_good for row in judged)
-    newest, rate = _last(cell), cell.flakes
+    rate = cell.flakes
     flakes = "" if rate.rate is None else show_rate(rate.flakes, rate.runs)
-    ratio = f"{passed} of {len(judged)}"
-    return cell.cell, _mark_last(cell), ratio, newest.started[:10] if newest else "", flakes
+    mark = _mark(dated[-1]) if dated else missing("unknown")
+    return cell.cell, mark, f"{passed} of {len(judged)}", dated[-1].started[:10] if dated else "", flakes
 
 
 def _list_numbers(row: HistoryRow) -> tuple[str, ...]:
     numbers = (row.seconds_total, row.seconds_probe, row.step_seconds, row.peak_memory_mib or None)
     shown = ("" if value is None else f"{value:.4g}" for value in numbers)
-    late = str(row.compiles_after) if row.compiles_after else ""
+    late = str(row.compiles_after or "")
     return row.started[:16].replace("T", " "), row.commit[:8], row.environment[:8], *shown, late
 
 
-def _list_notes(row: HistoryRow) -> list[str]:
-    notes = []
+def _list_notes(row: HistoryRow) -> Iterator[str]:
     if row.outcome is None:
-        notes.append(f"{row.path} is not a valid receipt: {row.fault}")
+        yield f"{row.path} is not a valid receipt: {row.fault}"
     elif not row.outcome.is_good and row.reason:
-        notes.append(row.reason)
+        yield row.reason
     if row.only_timed:
-        notes.append("the module was timed again and not judged; this receipt counts for no rate")
+        yield "the module was timed again and not judged; this receipt counts for no rate"
     elif row.outcome is not None and read_time(row.started) is None:
-        notes.append("the time of start has no zone, so this receipt is never the newest one")
+        yield "the time of start has no zone, so this receipt is never the newest one"
     if row.same_as:
-        notes.append(f"a copy of {row.same_as}, which is not evidence of its own")
+        yield f"a copy of {row.same_as}, which is not evidence of its own"
     if row.contradicts:
-        notes.append(f"this file and {row.contradicts} describe one process differently; neither counts")
-    return notes
-
-
-def _say_flakes(rate: FlakeRate) -> str:
-    apart = f" {count(rate.unbound, 'receipt')} without a stack or a clean commit left out." if rate.unbound else ""
-    if rate.rate is None:
-        return f"Flakes: unknown; no stack ran this cell twice at one commit.{apart}"
-    return (
-        f"Flakes: {show_rate(rate.flakes, rate.runs)} runs failed where the same stack and commit also passed, in "
-        f"{rate.flaky_states} of {count(rate.states, 'state')} that ran more than once.{apart}"
-    )
+        yield f"this file and {row.contradicts} describe one process differently; neither counts"
 
 
 def show_rate(hits: int, trials: int) -> str:

@@ -2,114 +2,76 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterator
 
-from ...images.build import ImageBuild, ImagePlans, LintOutcome
+from ...images.build import ImageBuild, ImagePlans
 from ...images.bundle import BundleResult
 from ...images.fits import FitResult, FitVerdict, StackFit
 from ...images.locking import LockResult
-from ...images.pins import PinLine, PinNews
+from ...images.pins import PinNews
 from ...images.plan import ImagePlan
 from ...images.prove import ImageProof
-from ...images.supply import CheckOutcome, ImageVerdict, KeysResult, SignResult
+from ...images.supply import ImageVerdict, KeysResult, SignResult
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Inline,
-    Mark,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-    quiet,
-    risk,
-)  # fmt: skip
-
-_PINS: Final = {
-    PinNews.VERIFIED: good("verified"), PinNews.CHANGED: bad("changed: refused"), PinNews.KEPT: quiet("kept"),
-    PinNews.CLAIMED: missing("new, as others say"), PinNews.MISSING: bad("no digest"),
-}  # fmt: skip
-_FITS: Final = {
-    FitVerdict.REFUSED: bad("does not fit"), FitVerdict.UNKNOWN: missing("unknown"),
-    FitVerdict.WARNED: risk("fits with less"), FitVerdict.FITS: good("fits"),
-}  # fmt: skip
-_CHECKS: Final = {CheckOutcome.FAIL: bad("fails"), CheckOutcome.NOT_RUN: missing(), CheckOutcome.PASS: good("passes")}
-_LINTS: Final = {LintOutcome.FAULTS: bad("faults"), LintOutcome.NOT_RUN: missing(), LintOutcome.CLEAN: good("clean")}
-
-
-def _join_same(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Names and a reason; a reason that holds for several names is there once."""
-    found: dict[str, list[str]] = {}
-    for name, why in rows:
-        found.setdefault(why, []).append(name)
-    for why, names in found.items():
-        yield ", ".join(dict.fromkeys(names)), why
+from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
+from ..marks import Mark, bad, good, mark_exit, mark_of, risk
+from .words import join_same, tabulate_facts, tally
 
 
 def describe_plans(plans: ImagePlans) -> Document:
-    """What would be built for each target, what is refused, and what linters say of the recipe."""
-    faults = sum(len(lint.faults) for lint in plans.lints if lint.outcome is LintOutcome.FAULTS)
-    words = [f"{count(plans.plans, 'image')} can be built"]
-    words += [f"{len({row.target for row in plans.refused})} cannot"] if plans.refused else []
-    words.append(f"the recipe has {count(faults, 'fault')}" if faults else "no linter that ran finds a fault")
-    blocks: list[Block] = [_table_of_plan(plan) for plan in plans.plans]
-    unverified = (
-        (plan.target, plan.unverified.removeprefix("not verified: ")) for plan in plans.plans if not plan.verified
-    )
-    rows = [
-        *((risk("not verified"), names, f"the base: {why}") for names, why in _join_same(unverified)),
-        *((bad("refused"), names, why) for names, why in _join_same((row.target, row.why) for row in plans.refused)),
-        *((risk("with less"), names, why) for names, why in _join_same((row.target, row.why) for row in plans.warned)),
-    ]  # fmt: skip
-    cases = [Diagnostic(name=names, mark=mark, group="images", message=why) for mark, names, why in rows]
-    for outcome in LintOutcome:
-        lints = [lint for lint in plans.lints if lint.outcome is outcome]
-        said = ((f"{lint.linter} of {lint.subject}", "; ".join(lint.faults) or "clean") for lint in lints)
-        cases += [
-            Diagnostic(name=names, mark=_LINTS[outcome], group="recipe", message=why) for names, why in _join_same(said)
+    """What would be built for each target, what is refused, and what linters find in the recipe."""
+    tables = [_tabulate_plan(plan) for plan in plans.plans]
+    groups: list[tuple[str, Mark, list[tuple[str, str]]]] = [
+        ("images", risk("not verified"), [(plan.target, plan.unverified) for plan in plans.plans if not plan.verified]),
+        ("images", bad("refused"), [(row.target, row.why) for row in plans.refused]),
+        ("images", risk("with less"), [(row.target, row.why) for row in plans.warned]),
+    ]
+    for outcome in dict.fromkeys(lint.outcome for lint in plans.lints):
+        rows = [
+            (f"{lint.linter} of {lint.subject}", "; ".join(lint.faults) or "clean")
+            for lint in plans.lints
+            if lint.outcome is outcome
         ]
-    return Document("Images", f"{'; '.join(words)}.", _mark_exit(plans.exit), (*blocks, *cases))
+        groups.append(("recipe", mark_of(outcome), rows))
+    cases = [Diagnostic(names, mark, group, why) for group, mark, rows in groups for names, why in join_same(rows)]
+    refused = len({row.target for row in plans.refused})
+    faults = sum(len(lint.faults) for lint in plans.lints if mark_of(lint.outcome).tone == "bad")
+    summary = f"Images that can be built: {len(plans.plans)}; refused: {refused}; faults of the recipe: {faults}."
+    return Document("Images", summary, mark_exit(plans.exit), (*tables, *cases))
 
 
-def _mark_exit(code: int) -> Mark:
-    return {0: good("open"), 1: bad("closed"), 4: missing("incomplete")}.get(code, bad("incomplete"))
-
-
-def _table_of_plan(plan: ImagePlan) -> Table:
-    rows: list[tuple[Inline, ...]] = [("base", f"`{plan.reference}`")]
-    rows += [("pulled", f"`{plan.pulled}`")] if plan.pulled != plan.reference else []
-    rows += [("digest", f"verified on {plan.verified}")] if plan.verified else []
-    rows += [("lock", f"`{plan.lock}` (SHA-256 {plan.lock_hash[:12]})"), ("steps", ", ".join(plan.steps))]
+def _tabulate_plan(plan: ImagePlan) -> Table:
+    sources = []
     for source in plan.sources:
         name = source.upper().replace("-", "_")
         commit, repository = (plan.arguments.get(f"{name}_{key}", "") for key in ("COMMIT", "REPOSITORY"))
-        rows.append(("source", f"{source} at `{commit[:12]}` of {repository}"))
-    return Table((plan.target, f"{plan.platform}, {plan.cache_arch}"), tuple(rows))
+        sources.append(f"{source} at `{commit[:12]}` of {repository}")
+    facts = {
+        "base": f"`{plan.reference}`",
+        "pulled": f"`{plan.pulled}`" if plan.pulled != plan.reference else "",
+        "digest verified on": plan.verified,
+        "lock": f"`{plan.lock}` (SHA-256 {plan.lock_hash[:12]})",
+        "steps": ", ".join(plan.steps),
+        "sources": tuple(sources),
+    }
+    return tabulate_facts(facts, (plan.target, f"{plan.platform}, {plan.cache_arch}"))
 
 
 def describe_build(build: ImageBuild) -> Document:
-    """What is known of an image that was built."""
-    where = "pushed; whoever reaches its registry pulls it by its digest" if build.pushed else "in this host's engine"
-    slow = sorted((step for step in build.steps if step.seconds >= 1), key=lambda step: -step.seconds)
-    verified = f"verified on {build.base_verified}" if build.base_verified else "no registry has confirmed its digest"
-    rows: list[tuple[Inline, ...]] = [
-        ("image", f"`{build.name}`"),
-        ("digest", f"`{build.reference}`"),
-        ("base", f"`{build.base}`, {verified}"),
-        ("lock", f"`{build.lock}` (SHA-256 {build.lock_hash[:12]})"),
-        ("commit", build.revision or "unknown"),
-        ("engine", f"Docker Engine {build.engine}, buildx {build.buildx}, {build.platform}"),
-        ("time", ", ".join([f"{build.seconds:.1f} s", *(f"{step.name} {step.seconds:.1f}" for step in slow)])),
-    ]
-    table = Table(("what", "value"), tuple(rows))
-    return Document(f"Image for {build.target}", f"The image for {build.target} is {where}.", good("built"), (table,))
+    """An image that was built."""
+    facts = {
+        "image": f"`{build.name}`",
+        "digest": f"`{build.reference}`",
+        "place": "its registry" if build.pushed else "the engine of this host",
+        "base": f"`{build.base}`",
+        "base verified on": build.base_verified or "never: no registry has confirmed its digest",
+        "lock": f"`{build.lock}` (SHA-256 {build.lock_hash[:12]})",
+        "commit": build.revision or "unknown",
+        "engine": f"Docker Engine {build.engine}, buildx {build.buildx}, {build.platform}",
+        "time": ", ".join([f"{build.seconds:.1f} s", *(f"{step.name} {step.seconds:.1f}" for step in build.steps)]),
+    }
+    title = f"Image for {build.target}"
+    return Document(title, "The image is built.", good("built"), (tabulate_facts(facts),))
 
 
 def describe_proof(proof: ImageProof) -> Document:
@@ -117,128 +79,106 @@ def describe_proof(proof: ImageProof) -> Document:
     failed = sum(not one.holds for one in proof.proofs)
     cases = tuple(
         Diagnostic(
-            name=one.deed, mark=good("holds") if one.holds else bad("does not hold"), group="proof", message=one.seen,
-            seconds=one.seconds,
+            one.deed, good("holds") if one.holds else bad("does not hold"), "proof", one.seen, seconds=one.seconds
         )
         for one in proof.proofs
-    )  # fmt: skip
-    answer = f"{failed} of {count(proof.proofs, 'proof')} do not hold." if failed else "Every proof holds."
-    return Document("Proof of an image", answer, _mark_exit(proof.exit), (*describe_build(proof.build).blocks, *cases))
+    )
+    answer = f"Proofs that do not hold: {failed} of {len(proof.proofs)}."
+    return Document("Proof of an image", answer, mark_exit(proof.exit), (*describe_build(proof.build).blocks, *cases))
 
 
 def describe_lock(result: LockResult) -> Document:
-    """What became of every pin and lock, and the packages that changed."""
-    rows: list[tuple[Inline, ...]] = [(_PINS[pin.news], pin.reference, _explain_pin(pin)) for pin in result.pins]
-    for lock in result.locks:
-        said = count(lock.count, "package") + (f"; {lock.stale}" if lock.stale else "")
-        rows.append((risk("to be written") if lock.stale else good("as it should be"), lock.file, said))
-    table = Table(("state", "what", "how"), tuple(rows))
-    fits = [block for stack in result.fits for block in _describe_stack(stack, shown=(FitVerdict.REFUSED,))]
-    refusals = [Diagnostic(name="refusal", mark=bad("refused"), group="lock", message=why) for why in result.refusals]
-    return Document("Pins and locks", _summarize_lock(result), _mark_exit(result.exit), (table, *fits, *refusals))
+    """The state of every pin and lock, and the packages that changed."""
+    rows = [
+        (mark_of(pin.news), pin.reference, pin.before, pin.after or "none", _join(pin.how, pin.verified))
+        for pin in result.pins
+    ]
+    rows += [
+        (risk("to be written") if lock.stale else good("as it should be"), lock.file, "", count(lock.count, "package"),
+         lock.stale)
+        for lock in result.locks
+    ]  # fmt: skip
+    blocks: list[Block] = [Table(("state", "what", "before", "after", "how"), tuple(rows))]
+    for stack in result.fits:
+        blocks += _describe_stack(stack, (FitVerdict.REFUSED,))
+    blocks += [Diagnostic("refusal", bad("refused"), "lock", why) for why in result.refusals]
+    return Document("Pins and locks", _summarize_lock(result), mark_exit(result.exit), tuple(blocks))
+
+
+def _join(*words: str) -> str:
+    return "; ".join(filter(None, words))
 
 
 def _summarize_lock(result: LockResult) -> str:
-    absent = [line.base for line in result.pins if line.news is PinNews.MISSING]
-    unverified = [line.base for line in result.pins if not line.verified]
-    tail = f" No registry has confirmed the digest of {', '.join(unverified)} yet." if unverified else ""
     if result.refusals:
         return f"Nothing was written: {count(result.refusals, 'refusal')}."
-    if result.check:
-        stale = [line.file for line in result.locks if line.stale] + [f"the pin of {name}" for name in absent]
-        if stale:
-            return f"Older than the matrix: {', '.join(stale)}.{tail} Next step: `nox -s lock`."
-        return f"Pins and locks are what the matrix says.{tail}"
+    absent = [pin.base for pin in result.pins if pin.news is PinNews.MISSING]
+    stale = [lock.file for lock in result.locks if lock.stale] if result.check else []
+    parts = [f"Older than the matrix: {', '.join(stale)}. Next step: `nox -s lock`"] if stale else []
     if absent:
-        tail = (
-            f" There is no digest of {', '.join(absent)}: no registry answered, and the matrix claims none. Next step: "
-            "run it where one answers, or name a mirror (MEGACPP_REGISTRY_MIRROR)."
-        )
-    return (f"Written: {', '.join(result.written)}." if result.written else "Nothing to write.") + tail
-
-
-def _explain_pin(line: PinLine) -> str:
-    how = f"{line.how} on {line.verified}" if line.verified else line.how
-    changed = line.news is PinNews.CHANGED or (line.before and line.before != line.after)
-    return f"{f'{line.before or None} became ' if changed else ''}{line.after or 'none'}; {how}"
+        names = f"There is no digest of {', '.join(absent)}, because no registry answered"
+        parts.append(f"{names}. Next step: run it where one answers, or name a mirror (MEGACPP_REGISTRY_MIRROR)")
+    if unverified := [pin.base for pin in result.pins if not pin.verified]:
+        parts.append(f"No registry has confirmed the digest of {', '.join(unverified)} yet")
+    if not result.check:
+        parts.insert(0, f"Written: {', '.join(result.written) or 'nothing'}")
+    return f"{'. '.join(parts) or 'Pins and locks are what the matrix says'}."
 
 
 def describe_fits(result: FitResult) -> Document:
     """Whether stacks fit: every need that is not met or unknown; the others are folded."""
-    blocks = tuple(
-        block
-        for stack in result.stacks
-        for block in _describe_stack(stack, shown=(FitVerdict.REFUSED, FitVerdict.UNKNOWN))
-    )
+    shown = (FitVerdict.REFUSED, FitVerdict.UNKNOWN)
+    blocks = tuple(block for stack in result.stacks for block in _describe_stack(stack, shown))
     refused = [stack.name for stack in result.stacks if stack.refused]
-    answer = f"{', '.join(refused)}: does not fit." if refused else "Nothing is refused."
-    return Document("Whether stacks fit", answer, _mark_exit(result.exit), blocks)
+    answer = f"Stacks that do not fit: {', '.join(refused) or 'none'}."
+    return Document("Whether stacks fit", answer, mark_exit(result.exit), blocks)
 
 
 def _describe_stack(stack: StackFit, shown: tuple[FitVerdict, ...]) -> Iterator[Block]:
-    counts = Counter(fit.verdict for fit in stack.fits)
-    numbers = ", ".join(f"{counts[one]} {_FITS[one].word}" for one in FitVerdict if counts[one])
-    answer = "does not fit" if stack.refused else "is not refused" if counts[FitVerdict.UNKNOWN] else "fits"
-    if not stack.te:
-        yield Paragraph(f"{stack.name}: no Transformer Engine in it, and nothing to fit.", good("fits"))
-        return
-    worst = stack.fits[0].verdict if stack.fits else FitVerdict.FITS
-    yield Paragraph(
-        f"{stack.name}: Transformer Engine {stack.te} {answer}: {numbers or 'no row knows it'}.", _FITS[worst]
-    )
+    numbers = tally(mark_of(fit.verdict).word for fit in stack.fits) or "no row of the matrix applies"
+    worst = mark_of(stack.fits[0].verdict if stack.fits else FitVerdict.FITS)
+    answer = "does not fit" if stack.refused else "is not refused"
+    yield Paragraph(f"{stack.name}: Transformer Engine {stack.te or '(absent)'} {answer}: {numbers}.", worst)
     cases = [
         Diagnostic(
-            name=fit.component, mark=_FITS[fit.verdict], group=stack.name, code=fit.need, help=fit.next_step,
+            name=fit.component, mark=mark_of(fit.verdict), group=stack.name, code=fit.need, help=fit.next_step,
             message=f"{fit.seen}, wanted {fit.wanted}: {fit.says}",
-            fields=(*((("breaks", ", ".join(fit.breaks)),) if fit.breaks else ()), ("source", fit.source)),
+            fields=(("breaks", ", ".join(fit.breaks)), ("source", fit.source)),
         )
         for fit in stack.fits
     ]  # fmt: skip
-    told = [case for case, fit in zip(cases, stack.fits, strict=True) if fit.verdict in shown]
-    yield from told
-    if rest := [case for case in cases if case not in told]:
-        yield Details(f"{stack.name}: {count(rest, 'other need')}", tuple(rest))
+    yield from (case for case, fit in zip(cases, stack.fits, strict=True) if fit.verdict in shown)
+    rest = tuple(case for case, fit in zip(cases, stack.fits, strict=True) if fit.verdict not in shown)
+    yield Details(f"{stack.name}: {count(rest, 'other need')}", rest)
 
 
 def describe_verdict(verdict: ImageVerdict) -> Document:
     """Every check of an image, and what to do where one does not pass."""
-    named = {one: [check.name for check in verdict.checks if check.outcome is one] for one in CheckOutcome}
-    words = [f"{count(named[CheckOutcome.PASS], 'check')} of {len(verdict.checks)} pass"]
-    words += [f"failed: {', '.join(named[CheckOutcome.FAIL])}"] if named[CheckOutcome.FAIL] else []
-    words += [f"not run: {', '.join(named[CheckOutcome.NOT_RUN])}"] if named[CheckOutcome.NOT_RUN] else []
-    blocks: list[Block] = [
-        Diagnostic(name=one.name, mark=_CHECKS[one.outcome], group="image", message=one.says, help=one.next_step)
-        for one in verdict.checks
-    ]
-    if verdict.packages:
-        kinds = ", ".join(f"{number} {kind}" for kind, number in verdict.packages.items())
-        blocks.append(Paragraph(f"Inside: {kinds}."))
-    if verdict.unknown_licences:
-        names = Paragraph(", ".join(verdict.unknown_licences))
-        blocks.append(Details(f"{count(verdict.unknown_licences, 'unknown licence')}", (names,)))
-    return Document(verdict.image, f"{'; '.join(words)}.", _mark_exit(verdict.exit), tuple(blocks))
+    checks = tuple(
+        Diagnostic(one.name, mark_of(one.outcome), "image", one.says, help=one.next_step) for one in verdict.checks
+    )
+    packages = ", ".join(f"{number} {kind}" for kind, number in verdict.packages.items())
+    blocks: tuple[Block, ...] = (
+        *checks,
+        Paragraph(f"Packages inside: {packages or 'unknown'}."),
+        Details("Packages without a known licence", (Paragraph(", ".join(verdict.unknown_licences)),)),
+    )
+    summary = f"Checks: {tally(one.mark.word for one in checks)}."
+    return Document(verdict.image, summary, mark_exit(verdict.exit), blocks)
 
 
 def describe_bundle(result: BundleResult) -> Document:
     """What is in a bundle, what is not, and its id."""
-    rows = tuple((name, _render_size(size)) for name, size in result.sizes.items())
-    absent = [f"no {what}: {why}" for what, why in result.absent.items()]
-    if result.wheels_absent:
-        absent.append(f"no wheel of {', '.join(result.wheels_absent)}: the image compiles them, and has them")
-    whose = f"signed by {result.signed_by}" if result.signed_by else "not signed (--sign-key)"
+    rows = tuple((name, f"{size / 1e6:,.1f}") for name, size in result.sizes.items())
+    absent = {**result.absent, **dict.fromkeys(result.wheels_absent, "the image compiles and holds this wheel")}
+    size, signer = sum(result.sizes.values()) / 1e6, result.signed_by or "nobody (--sign-key)"
     answer = (
-        f"{result.folder}: {_render_size(sum(result.sizes.values()))}, {whose}; read back whole. Its id is "
-        f"{result.id}: give it to whoever restores the bundle (`python3 restore.py --id`)."
+        f"{result.folder}: {size:,.1f} MB, signed by {signer}. Its id is {result.id}: give it to whoever restores the "
+        "bundle (`python3 restore.py --id`)."
     )
-    table = Table(("what", "size"), rows, numeric=frozenset({1}))
-    return Document(
-        f"Bundle of {result.target}", answer, good("written"), (table, *([Bullets(tuple(absent))] if absent else []))
-    )
-
-
-def _render_size(size: int) -> str:
-    unit, factor = next((one for one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)) if size >= one[1]), ("B", 1))
-    return f"{size / factor:.{0 if factor == 1 else 1}f} {unit}"
+    lacking = Bullets(tuple(f"not inside: {names}: {why}" for names, why in join_same(absent.items())))
+    table = Table(("what", "MB"), rows, numeric=frozenset({1}))
+    return Document(f"Bundle of {result.target}", answer, good("written"), (table, lacking))
 
 
 def describe_keys(result: KeysResult) -> Document:

@@ -5,36 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
 
-from ..document import Diagnostic, Table, bad, cascade, good, missing, quiet
-
-MARKS: Final = {
-    Outcome.PASS: good("pass"),
-    Outcome.FAIL: bad("fail"),
-    Outcome.ERROR: bad("error"),
-    Outcome.IMPORT_ERROR: bad("import error"),
-    Outcome.BLOCKED: cascade("blocked"),
-    Outcome.EXPECTED_UNSUPPORTED: quiet("unsupported"),
-    Outcome.TIMEOUT: bad("timeout"),
-    Outcome.NOT_RUN: missing(),
-}
-"""How the outcome of a cell looks."""
+from ..document import Diagnostic, Table
+from ..marks import bad, good, mark_of
 
 _OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bound is, not how far the tensor is off
 _MOST_FAILED: Final = 12  # checks of one cell that are listed by name
 # How a cell is run again, by how its probe begins.
 _VERBS: Final = {"fp8_": ("fp8", "--probes"), "smoke_": ("moe-smoke", "--cells")}
-
-
-class Worst(NamedTuple):
-    """The part that came closest to its bound, or went furthest over it."""
-
-    ratio: float
-    check: str
-    part: str
 
 
 def describe_receipt(receipt: Receipt, *, name: str = "", group: str = "") -> Diagnostic:
@@ -45,64 +26,53 @@ def describe_receipt(receipt: Receipt, *, name: str = "", group: str = "") -> Di
         group: what the cell belongs to.
     """
     failed = find_failed(receipt)
-    fields = [("raised at", f"`{receipt.failure.frame}`" if receipt.failure and receipt.failure.frame else "")]
-    fields += [("out", describe_check(check)) for check in failed[:_MOST_FAILED]]
-    if failed[_MOST_FAILED:]:
-        fields.append(("out", f"{len(failed) - _MOST_FAILED} more failed checks"))
-    fields += [("fell back", describe_fallback(backend)) for backend in find_fallbacks(receipt)]
+    frame = f"`{receipt.failure.frame}`" if receipt.failure and receipt.failure.frame else ""
+    more = f"{len(failed) - _MOST_FAILED} more failed checks" if failed[_MOST_FAILED:] else ""
+    fields = (
+        ("raised at", frame),
+        ("out", (*map(describe_check, failed[:_MOST_FAILED]), more)),
+        ("fell back", tuple(map(describe_fallback, find_fallbacks(receipt)))),
+    )
     return Diagnostic(
         name=name or receipt.probe,
-        mark=MARKS[receipt.outcome],
+        mark=mark_of(receipt.outcome),
         group=group,
         message=find_cause(receipt),
-        fields=tuple(fields),
+        fields=fields,
         help=describe_next_step(receipt),
         output=receipt.failure.traceback if receipt.failure else "",
         seconds=receipt.seconds.get("total", 0.0),
     )
 
 
-def describe_check(check: Check, *, every_part: bool = False) -> str:
-    """A check with what was observed and allowed; of a failed one only the parts that failed."""
-    parts = [describe_part(part) for part in check.parts if every_part or not part.passed]
-    return "; ".join([f"`{check.name}`", *parts, *([check.detail] if check.detail else [])])
-
-
-def describe_part(part: Part) -> str:
-    """What was observed, what was allowed, and where the bound comes from."""
-    side = "at least" if part.at_least else "bound"
-    return f"{part.name} {_number(part.observed)}, {side} {_number(part.bound)} = {part.derivation}"
+def describe_check(check: Check) -> str:
+    """A check that failed: the parts that are out of bounds, with what was observed and allowed."""
+    parts = (
+        f"{part.name} {show_number(part.observed)}, {'at least' if part.at_least else 'bound'} "
+        f"{show_number(part.bound)} = {part.derivation}"
+        for part in check.parts
+        if not part.passed
+    )
+    return "; ".join(filter(None, (f"`{check.name}`", *parts, check.detail)))
 
 
 def tabulate_checks(checks: Iterable[Check], caption: str) -> Table:
     """A row a part: check, part, observed, bound, and where the bound comes from."""
     rows = []
     for check in checks:
-        mark = good("held") if check.passed else bad("out")
         for part in check.parts:
-            side = "at least" if part.at_least else "at most"
-            seen = (_number(part.observed), f"{side} {_number(part.bound)}", part.derivation)
-            rows.append((mark if part.passed else bad("out"), f"`{check.name}`", part.name, *seen))
+            bound = f"{'at least' if part.at_least else 'at most'} {show_number(part.bound)}"
+            seen = (part.name, show_number(part.observed), bound, part.derivation)
+            rows.append((good("held") if part.passed else bad("out"), f"`{check.name}`", *seen))
         if check.detail or not check.parts:
-            rows.append((mark, f"`{check.name}`", "", check.detail, "", ""))
+            rows.append((good("held") if check.passed else bad("out"), f"`{check.name}`", "", check.detail, "", ""))
     return Table(("", "check", "part", "observed", "bound", "where the bound comes from"), tuple(rows), caption)
 
 
-def find_worst(receipt: Receipt) -> Worst | None:
-    """The largest observed / bound of all parts; None where nothing was measured against a bound."""
-    found = [
-        Worst(_ratio(part), check.name, part.name)
-        for check in receipt.checks
-        for part in check.parts
-        if part.name != _OF_THE_BOUND
-    ]
-    return max(found, key=lambda worst: worst.ratio, default=None)
-
-
 def show_worst(receipt: Receipt) -> str:
-    """The largest observed / bound as a number; empty where there is none."""
-    worst = find_worst(receipt)
-    return "" if worst is None else f"{worst.ratio:.2f}" if math.isfinite(worst.ratio) else "inf"
+    """The largest observed / bound of all parts; empty where nothing was measured against a bound."""
+    ratios = [_ratio(part) for check in receipt.checks for part in check.parts if part.name != _OF_THE_BOUND]
+    return f"{max(ratios):.2f}" if ratios else ""
 
 
 def count_checks(receipt: Receipt) -> str:
@@ -184,21 +154,23 @@ def describe_machine(machine: Machine) -> str:
 def describe_next_step(receipt: Receipt) -> str:
     """What to do about a cell that is not good; empty where it is good."""
     named = re.search(r"Next step: (.+?)\.?(?= Found:|$)", " ".join(receipt.reason.split()))
+    if named and receipt.outcome in (Outcome.IMPORT_ERROR, Outcome.NOT_RUN):
+        return named[1]
     where = receipt.failure.frame if receipt.failure and receipt.failure.frame else "the traceback"
     steps = {
         Outcome.FAIL: _next_step_of_failure(receipt),
         Outcome.ERROR: f"look at {where}; `{receipt.cell}.log` has what was printed",
-        Outcome.IMPORT_ERROR: named[1] if named else f"import it by hand; `{receipt.cell}.log` has what was printed",
-        Outcome.BLOCKED: f"mend `{receipt.blocked_by}` first",
+        Outcome.IMPORT_ERROR: f"import it by hand; `{receipt.cell}.log` has what was printed",
+        Outcome.BLOCKED: f"fix `{receipt.blocked_by}` first",
         Outcome.TIMEOUT: "look at where it hung; raise --limit if it is only slow",
-        Outcome.NOT_RUN: named[1] if named else "run it on the target",
+        Outcome.NOT_RUN: "run it on the target",
     }
     return steps.get(receipt.outcome, "")
 
 
 def _next_step_of_failure(receipt: Receipt) -> str:
     if find_fallbacks(receipt):
-        return "mend what the reasons name, or turn the feature's flag off where the native path is wanted"
+        return "fix what the reasons name, or turn the feature's flag off where the native path is wanted"
     verb, option = next((found for start, found in _VERBS.items() if receipt.probe.startswith(start)), ("", ""))
     again = f"{verb or 'parity'} --target {receipt.target} {option or '--probes'} {receipt.probe} --seed {receipt.seed}"
     if receipt.requested == "te" and not verb:
@@ -216,5 +188,6 @@ def _ratio(part: Part) -> float:
     return over / under if under else (0.0 if over == 0.0 and not part.at_least else math.inf)
 
 
-def _number(value: float | None) -> str:
+def show_number(value: float | None) -> str:
+    """A number with four digits."""
     return "not a number" if value is None else f"{value:.4g}"

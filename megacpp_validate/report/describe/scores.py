@@ -10,63 +10,34 @@ from megacpp_validate.evidence.selftest import Fate, SelftestResult
 
 from ...canary.dynamic.scores import CellSeen, FaultResult, FaultScore, SmokeFinding, SuiteScore, Verdict
 from ...diagnosis.culprits import Culprit
-from ...errors import Exit
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Inline,
-    Link,
-    Mark,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-)
+from ..document import Block, Bullets, Details, Diagnostic, Document, Inline, Link, Paragraph, Table
+from ..marks import Mark, bad, good, mark_exit, missing
 from .history import show_rate
+from .words import list_some, tabulate_facts
 
 _SHOWN: Final = 3  # checks of a cell that are named
 _FIRST: Final = ("step", "ranks", "module", "tensor")  # of what a check names
-_WORDS: Final = {
-    Verdict.RIGHT: "right", Verdict.WRONG_MODULE: "another module is named", Verdict.WRONG_CAUSE: "wrong class",
-    Verdict.OTHERS_TOO: "others are named too", Verdict.CAUGHT: "caught", Verdict.BY_ANOTHER: "seen by another check",
-    Verdict.MISSED: "missed", Verdict.NOT_PLANTED: "not planted", Verdict.NOT_RUN: "not run",
-}  # fmt: skip
-_MARKS: Final = {Exit.OPEN: good("open"), Exit.CLOSED: bad("closed")}
 
 
 def describe_planted(score: FaultScore) -> Document:
     """The rate with its bound, false alarms, whatever is not as it should be, and every fault."""
     name, judged = score.schema_id.split("/")[1], len(score.judged)
     cases = tuple(_diagnose(row, name) for row in score.faults)
-    lines = [f"False alarms in clean runs: {show_rate(*score.alarms)}."]
+    facts: dict[str, Sequence[str]] = {
+        "false alarms in clean runs": show_rate(*score.alarms),
+        "not judged": ", ".join(row.fault for row in score.faults if not row.was_judged),
+        "environment": f"{score.environment}; {score.seconds:.0f} s",
+    }
     if name == "fp8-faults":
-        lines.append(f"Seen by any check: {show_rate(score.seen, judged)}.")
-    if left := [row.fault for row in score.faults if not row.was_judged]:
-        lines.append(f"Not judged: {len(left)} of {len(score.faults)} faults ({', '.join(left)}).")
-    lines += [
-        f"{row.name}: {_say_culprits(row.culprits) or f'not run: {row.reason}'}"
-        for row in score.controls
-        if row.culprits or row.reason
-    ]
+        facts["seen by any check"] = show_rate(score.seen, judged)
+    facts |= {row.name: _list_culprits(row.culprits) or row.reason for row in score.controls}
     alarms = (run for run in score.clean if run.is_alarm)
-    lines += [f"{one.title}, {one.way}: {_say_findings(one.findings) or one.ending}" for one in alarms]
-    return Document(
-        f"Planted faults: {name}",
-        f"Planted faults that are caught and named as they must be: {show_rate(score.right, judged)}.",
-        _MARKS.get(score.exit) or missing("evidence missing"),
-        (
-            Bullets(tuple(lines)),
-            *([_by_module(score)] if score.modules else []),
-            *(case for row, case in zip(score.faults, cases, strict=True) if not row.is_good or row.is_alarm),
-            Details("Every fault", cases),
-            Paragraph(f"{score.environment}; {score.seconds:.0f} s."),
-        ),
-        cases,
-    )
+    facts |= {f"{one.title}, {one.way}": _list_findings(one.findings) or one.ending for one in alarms}
+    shown = (case for row, case in zip(score.faults, cases, strict=True) if not row.is_good or row.is_alarm)
+    modules = [_by_module(score)] if score.modules else []
+    blocks: tuple[Block, ...] = (tabulate_facts(facts), *modules, *shown, Details("Every fault", cases))
+    summary = f"Planted faults that are caught and named as they must be: {show_rate(score.right, judged)}."
+    return Document(f"Planted faults: {name}", summary, mark_exit(score.exit), blocks, cases)
 
 
 def describe_selftest(result: SelftestResult) -> Document:
@@ -97,12 +68,11 @@ def describe_selftest(result: SelftestResult) -> Document:
     blocks: tuple[Block, ...] = (
         Table(("bridge module", "mutants", "killed", "blamed rightly"), tuple(rows), numeric=frozenset({1, 2, 3})),
         *(cases[row.mutant.id] for row in result.unsettled),
-        *((Bullets(tuple(wrong)),) if wrong else ()),
+        Bullets(tuple(wrong)),
         Details("Every mutant", tuple(cases.values())),
         Paragraph(f"{result.seconds:.0f} s."),
     )
-    mark = _MARKS.get(result.exit) or missing("evidence missing")
-    return Document("Selftest", summary, mark, blocks, tuple(cases.values()))
+    return Document("Selftest", summary, mark_exit(result.exit), blocks, tuple(cases.values()))
 
 
 def describe_score(score: SuiteScore, folder: str = ".") -> Document:
@@ -122,7 +92,7 @@ def describe_score(score: SuiteScore, folder: str = ".") -> Document:
     )
     lost = tuple(f"Left out of the rates, because no results exist: {reason}" for reason in score.lost)
     summary = "How often planted faults are found and named, and how often a clean run is blamed."
-    return Document("Scores of the suite", summary, good("scored"), (table, *((Bullets(lost),) if lost else ())))
+    return Document("Scores of the suite", summary, good("scored"), (table, Bullets(lost)))
 
 
 def _by_module(score: FaultScore) -> Table:
@@ -136,7 +106,7 @@ def _by_module(score: FaultScore) -> Table:
 
 
 def _mark(row: FaultResult) -> Mark:
-    word = _WORDS[row.verdict]
+    word = row.verdict.value.replace("-", " ")
     if row.named is not None:
         word = f"{word}, named {'rightly' if row.named else 'wrongly'}"
     return good(word) if row.is_good else bad(word) if row.was_judged else missing(word)
@@ -144,39 +114,36 @@ def _mark(row: FaultResult) -> Mark:
 
 def _diagnose(row: FaultResult, group: str) -> Diagnostic:
     """Where a fault is planted, who or what must see it, and who or what did."""
+    cells = [*row.cells, *([row.green] if row.is_alarm and row.green else [])]
     if row.module:
-        fields = row.release, f"{row.module} ({row.cause.value if row.cause else ''})", _say_culprits(row.culprits)
+        expected = f"{row.module} ({row.cause.value if row.cause else ''})"
     elif isinstance(row.wants, dict):
-        expected = f"{row.caught_by}: {_say_named(row.wants)}"
-        fields = f"{row.title}; {row.way}", expected, _say_findings(row.findings)
+        expected = f"{row.caught_by}: {_show_named(row.wants)}"
     else:
-        cells = [*row.cells, *([row.green] if row.is_alarm and row.green else [])]
-        fields = row.release, ", ".join(row.wants), "; ".join(map(_say_cell, cells))
+        expected = ", ".join(row.wants)
+    seen = *_list_culprits(row.culprits), *_list_findings(row.findings), *map(_show_cell, cells)
+    fields = ("where", row.release or f"{row.title}; {row.way}"), ("expected", expected), ("seen by", seen)
     message = " ".join(filter(None, (row.says, row.reason)))
-    labelled = tuple(zip(("where", "must be seen by", "seen by"), fields, strict=True))
-    return Diagnostic(row.fault, _mark(row), group, message, labelled, seconds=row.seconds)
+    return Diagnostic(row.fault, _mark(row), group, message, fields, seconds=row.seconds)
 
 
-def _say_culprits(culprits: Sequence[Culprit]) -> str:
-    said = []
-    for one in culprits:
-        cascades = f", and with it {', '.join(one.cascades)}" if one.cascades else ""
-        said.append(f"{one.module} ({one.cause.value}){cascades}")
-    return "; ".join(said)
+def _list_culprits(culprits: Iterable[Culprit]) -> tuple[str, ...]:
+    return tuple(
+        "; with it: ".join(filter(None, (f"{one.module} ({one.cause.value})", ", ".join(one.cascades))))
+        for one in culprits
+    )
 
 
-def _say_cell(cell: CellSeen) -> str:
-    failed = [*cell.right, *cell.others]
-    more = f" and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
+def _show_cell(cell: CellSeen) -> str:
     outcome = cell.outcome.value if cell.outcome else "no receipt"
-    return f"{cell.cell}: {', '.join(failed[:_SHOWN]) or outcome}{more}"
+    return f"{cell.cell}: {list_some([*cell.right, *cell.others], _SHOWN) or outcome}"
 
 
-def _say_findings(findings: Iterable[SmokeFinding]) -> str:
-    return "; ".join(f"{one.check}: {_say_named(one.named) or one.words}" for one in findings)
+def _list_findings(findings: Iterable[SmokeFinding]) -> tuple[str, ...]:
+    return tuple(f"{one.check}: {_show_named(one.named) or one.words}" for one in findings)
 
 
-def _say_named(named: Mapping[str, Any]) -> str:
+def _show_named(named: Mapping[str, Any]) -> str:
     """Step 2, ranks 1, module layers.3: in one order, whatever wrote them."""
     order = sorted(named, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
     values = {key: named[key] for key in order if named[key] not in ("", [])}

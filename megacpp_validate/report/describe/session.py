@@ -10,24 +10,11 @@ from megacpp_validate.text import clean_line, count, first_sentence
 
 from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
 from ...gate.fp8_session import Fp8Result
-from ..document import (
-    Block,
-    Bullets,
-    Content,
-    Details,
-    Diagnostic,
-    Document,
-    Paragraph,
-    Table,
-    bad,
-    good,
-    missing,
-    risk,
-)
-from ..drawings.curves import draw_loss_curves
+from ..curves import draw_loss_curves
+from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
+from ..marks import Tone, bad, find_worst_mark, mark_exit, mark_of, missing, risk
 from .loss import describe_verdict
 from .receipt import (
-    MARKS,
     count_checks,
     describe_backends,
     describe_machine,
@@ -43,8 +30,9 @@ from .training import describe_training, find_main_runs
 
 def describe_session(result: SessionResult) -> Document:
     """A row a probe, then everything that is not good, then what training did."""
+    name = "MoE smoke" if isinstance(result, SmokeSession) else "FP8" if isinstance(result, Fp8Result) else "Parity"
+    group = f"{name.lower()}.{result.stack.replace('.', '_')}.{result.target}"
     machine = next((one.machine for one in result.receipts if one.machine.python), Machine())
-    group = f"{_name(result).lower()}.{result.stack.replace('.', '_')}.{result.target}"
     cases = [describe_receipt(receipt, group=group) for receipt in result.receipts]
     extra = list(_describe_extra(result, group))
     shown = [
@@ -52,84 +40,40 @@ def describe_session(result: SessionResult) -> Document:
         for receipt, case in zip(result.receipts, cases, strict=True)
         if not receipt.outcome.is_good or find_fallbacks(receipt)
     ]
-    if all(receipt.outcome is Outcome.NOT_RUN for receipt in result.receipts):
-        shown = shown[:1]  # one machine, one reason
-    blocks: list[Block] = [
+    nothing_ran = all(receipt.outcome is Outcome.NOT_RUN for receipt in result.receipts)
+    curves = [verdict for verdict in result.loss if verdict.series] if isinstance(result, Fp8Result) else []
+    runs = find_main_runs(result.receipts) if isinstance(result, SmokeSession) else ()
+    blocks: tuple[Block, ...] = (
         Paragraph(f"Requested: {result.requested}. {result.requested_because}."),
         Paragraph(f"{describe_machine(machine)}; seed {result.seed}."),
         *(Paragraph(double, risk("second copy")) for double in find_doubles(result.receipts)),
         _tabulate(result),
-    ]
-    if isinstance(result, SmokeSession):
-        runs = [(receipt.probe, receipt, run) for receipt, run in find_main_runs(result.receipts)]
-        blocks += describe_training(runs)
-    blocks += [*shown, *(case for case in extra if case.mark.tone != "good")]
-    if isinstance(result, Fp8Result):
-        figures = tuple(draw_loss_curves(verdict) for verdict in result.loss if verdict.series)
-        blocks += [Details("Loss curves of FP8 beside BF16", figures)] if figures else []
-    blocks += [
-        Details(f"{receipt.probe}: {count(receipt.checks, 'check')}", (tabulate_checks(receipt.checks, ""),))
-        for receipt in result.receipts
-        if receipt.checks
-    ]
-    where = f" Receipts and logs: `{result.folder}`." if result.folder else ""
-    blocks.append(Paragraph(f"{result.interpreter}; {result.seconds:.1f} s.{where}"))
-    mark = bad("fails") if result.breaks else good("holds") if result.holds else missing()
-    title = f"{_name(result)} of {result.stack} on {result.target}"
-    return Document(title, _summarize(result, extra), mark, tuple(blocks), (*cases, *extra))
-
-
-def describe_support(grid: SupportGrid) -> Document:
-    """Stacks by modules, and why a cell is not good."""
-    rows: tuple[tuple[Content, ...], ...] = tuple(
-        (row.stack, row.target, *(MARKS[cell.outcome] for cell in row.cells)) for row in grid.rows
+        *describe_training((receipt.probe, receipt, run) for receipt, run in runs),
+        *(shown[:1] if nothing_ran else shown),  # one machine, one reason
+        *(case for case in extra if case.mark.tone is not Tone.GOOD),
+        Details("Loss curves of FP8 beside BF16", tuple(map(draw_loss_curves, curves))),
+        *(
+            Details(f"{receipt.probe}: {count(receipt.checks, 'check')}", (tabulate_checks(receipt.checks, ""),))
+            for receipt in result.receipts
+        ),
+        Paragraph(f"{result.interpreter}; {result.seconds:.1f} s. Receipts and logs: `{result.folder or 'not kept'}`."),
     )
-    cases = tuple(
-        Diagnostic(
-            f"{row.stack}-{row.target}-{cell.module}",
-            MARKS[cell.outcome],
-            group=f"support.{row.stack.replace('.', '_')}.{row.target}",
-            message=_explain_cell(cell),
-            fields=(("checks", f"{cell.passed}/{cell.total}" if cell.total else ""),),
-        )
-        for row in grid.rows
-        for cell in row.cells
+    mark = mark_exit(
+        1 if result.breaks else 0 if result.holds else 4, open_="holds", closed="fails", otherwise="not run"
     )
-    blocks: list[Block] = [Table(("stack", "target", *grid.modules), rows)] if rows else []
-    for row in grid.rows:
-        seen = row.started[:10] or "date unknown"
-        blocks.append(Paragraph(f"{row.stack} on {row.target}: {describe_machine(row.machine)}, {seen}."))
-        red = [cell for cell in row.cells if not cell.outcome.is_good and cell.reason != NO_RECEIPT]
-        if red:
-            blocks.append(Bullets(tuple(f"{cell.module}: {_explain_cell(cell)}" for cell in red)))
-    unread = tuple(Diagnostic(file, missing("not read"), "files", why) for file, why in grid.unreadable.items())
-    tones = {case.mark.tone for case in cases}
-    mark = bad("fails") if "bad" in tones else missing() if "missing" in tones or unread or not rows else good("holds")
-    return Document("Support, as receipts show it", _summarize_support(grid), mark, (*blocks, *unread), cases + unread)
-
-
-def _explain_cell(cell: SupportCell) -> str:
-    """Why a cell is not good; what blocks it has the reason."""
-    if cell.outcome is Outcome.BLOCKED:
-        return cell.reason.partition(":")[0]
-    return first_sentence(cell.reason)
-
-
-def _name(result: SessionResult) -> str:
-    if isinstance(result, SmokeSession):
-        return "MoE smoke"
-    return "FP8" if isinstance(result, Fp8Result) else "Parity"
+    title = f"{name} of {result.stack} on {result.target}"
+    return Document(title, f"{name} {_summarize(result, extra)}.", mark, blocks, (*cases, *extra))
 
 
 def _tabulate(result: SessionResult) -> Table:
     rows = tuple(
         (
             receipt.probe,
-            MARKS[receipt.outcome],
+            mark_of(receipt.outcome),
             describe_backends(receipt),
             count_checks(receipt),
             show_worst(receipt),
-            f"{receipt.seconds['total']:.1f}" if "total" in receipt.seconds else "",
+            f"{receipt.seconds.get('total', 0.0):.1f}",
         )
         for receipt in result.receipts
     )
@@ -141,8 +85,7 @@ def _describe_extra(result: SessionResult, group: str) -> Iterator[Diagnostic]:
     """What a session judges beside its cells."""
     if not isinstance(result, Fp8Result):
         return
-    for verdict in result.loss:
-        yield replace(describe_verdict(verdict), group=group)
+    yield from (replace(describe_verdict(verdict), group=group) for verdict in result.loss)
     if result.loss_missing:
         yield Diagnostic("loss gate", missing("no verdict"), group, f"No verdict on the loss: {result.loss_missing}.")
     if result.policy is not None and not result.policy.holds:
@@ -152,30 +95,52 @@ def _describe_extra(result: SessionResult, group: str) -> Iterator[Diagnostic]:
 
 def _summarize(result: SessionResult, extra: list[Diagnostic]) -> str:
     if not result.receipts:
-        return "No probe was selected: nothing is known."
+        return "has no probe to run: nothing is known"
     probes = {outcome: [one.probe for one in result.receipts if one.outcome is outcome] for outcome in Outcome}
-    where = f"{result.stack} on {result.target}"
-    if result.holds:
-        lacking = probes[Outcome.EXPECTED_UNSUPPORTED]
-        held = count(len(result.receipts) - len(lacking), "probe")
-        also = f"; unsupported there, as expected: {', '.join(lacking)}" if lacking else ""
-        return f"{_name(result)} holds in {held} of {where}{also}."
-    red = [clean_line(f"{case.name}: {case.mark.word}") for case in extra if case.mark.tone != "good"]
+    held = count(len(probes.pop(Outcome.PASS)), "probe")
+    named = [f"{mark_of(outcome).word}: {', '.join(names)}" for outcome, names in probes.items() if names]
     if len(probes[Outcome.NOT_RUN]) == len(result.receipts):
-        why = first_sentence(find_cause(result.receipts[0])).rstrip(".")
-        return f"Nothing ran: {'; '.join([why, *red])}."
-    named = [
-        f"{MARKS[outcome].word} in {', '.join(names)}"
-        for outcome, names in probes.items()
-        if names and not outcome.is_good
-    ]
-    return f"{where}: {'; '.join([*named, *red])}."
+        named = [f"nothing ran: {first_sentence(find_cause(result.receipts[0])).rstrip('.')}"]
+    red = [clean_line(f"{case.name}: {case.mark.word}") for case in extra if case.mark.tone is not Tone.GOOD]
+    answer = f"holds in {held}" if result.holds else f"passes {held} of {len(result.receipts)}"
+    return "; ".join([answer, *named, *red])
 
 
-def _summarize_support(grid: SupportGrid) -> str:
-    if not grid.rows:
-        return "There is no receipt: nothing is known."
+def describe_support(grid: SupportGrid) -> Document:
+    """Stacks by modules, and why a cell is not good."""
+    rows: tuple[tuple[Content, ...], ...] = tuple(
+        (row.stack, row.target, *(mark_of(cell.outcome) for cell in row.cells)) for row in grid.rows
+    )
+    cases = tuple(
+        Diagnostic(
+            f"{row.stack}-{row.target}-{cell.module}",
+            mark_of(cell.outcome),
+            group=f"support.{row.stack.replace('.', '_')}.{row.target}",
+            message=_explain_cell(cell),
+            fields=(("checks", f"{cell.passed}/{cell.total}" if cell.total else ""),),
+        )
+        for row in grid.rows
+        for cell in row.cells
+    )
+    unread = tuple(Diagnostic(file, missing("not read"), "files", why) for file, why in grid.unreadable.items())
+    blocks: list[Block] = [Table(("stack", "target", *grid.modules), rows)]
+    for row in grid.rows:
+        day = row.started[:10] or "date unknown"
+        blocks.append(Paragraph(f"{row.stack} on {row.target}: {describe_machine(row.machine)}, {day}."))
+        red = (cell for cell in row.cells if not cell.outcome.is_good and cell.reason != NO_RECEIPT)
+        blocks.append(Bullets(tuple(f"{cell.module}: {_explain_cell(cell)}" for cell in red)))
     releases = [row for row in grid.rows if row.stack != "native"]  # the reference is no release that could hold
-    whole = [row for row in releases if all(cell.outcome.is_good for cell in row.cells)]
-    unread = f"; {count(len(grid.unreadable), 'file')} could not be read" if grid.unreadable else ""
-    return f"{len(whole)} of {count(len(releases), 'release')} of Transformer Engine hold in every module{unread}."
+    whole = sum(all(cell.outcome.is_good for cell in row.cells) for row in releases)
+    summary = (
+        f"Releases of Transformer Engine that hold in every module: {whole} of {len(releases)}; "
+        f"files that could not be read: {len(unread)}."
+    )
+    mark = find_worst_mark((case.mark for case in (*cases, *unread)), missing())
+    return Document("Support, as receipts show it", summary, mark, (*blocks, *unread), cases + unread)
+
+
+def _explain_cell(cell: SupportCell) -> str:
+    """Why a cell is not good; what blocks it has the reason."""
+    if cell.outcome is Outcome.BLOCKED:
+        return cell.reason.partition(":")[0]
+    return first_sentence(cell.reason)

@@ -3,68 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from ...canary.static.findings import (
-    Finding,
-    Impact,
-    ModuleResult,
-    ModuleVerdict,
-    StaticResult,
-    Sweep,
-)
+from ...canary.static.findings import Finding, Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
 from ...evidence.values import SourceLine
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Details,
-    Diagnostic,
-    Document,
-    Heading,
-    Inline,
-    Mark,
-    Paragraph,
-    Place,
-    Table,
-    Tone,
-    bad,
-    cascade,
-    good,
-    missing,
-    quiet,
-    risk,
-)
+from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Inline, Paragraph, Place, Table
+from ..marks import Mark, Tone, bad, find_worst_mark, good, mark_of, missing, quiet, risk
 from .changes import consequence, headline, headline_of_fault, is_followed, next_step, next_step_of_fault, quote_subject
+from .words import list_some, tabulate_facts
 
-VERDICTS: Final = {
-    ModuleVerdict.BREAKS: bad("breaks"),
-    ModuleVerdict.CASCADE: cascade("breaks with its cause"),
-    ModuleVerdict.RISK: risk("at risk"),
-    ModuleVerdict.CLEAN: good("clean"),
-}
-IMPACTS: Final = {Impact.BREAKING: bad("breaking"), Impact.RISK: risk("risk"), Impact.HARMLESS: quiet("harmless")}
 _MOST_NAMED: Final = 6
 _LINE: Final = 98  # characters of a finding beside its mark
-_GRID: Final = "Each release beside the one before it; a number counts findings."
+_LIMITS: Final = "Not covered: numerics, speed (`--tiers gpu`)."
 
 
 def summarize_static(result: StaticResult) -> str:
     """The answer in one or two sentences."""
     names = {verdict: [row.module for row in _rows(result) if row.verdict is verdict] for verdict in ModuleVerdict}
-    broken, cascades, at_risk = (names[ModuleVerdict(word)] for word in ("breaks", "cascade", "risk"))
-    clean = len(names[ModuleVerdict.CLEAN])
-    rest = f" {count(clean, 'module is', 'modules are')} clean." if clean else ""
-    if broken or cascades or result.breaks:
-        also = f", and with {'it' if len(broken) == 1 else 'them'} {', '.join(cascades)}" if cascades else ""
-        risks = f" {', '.join(at_risk)} at risk." if at_risk else ""
-        return f"Breaks {', '.join(broken) or 'something that the bridge uses'}{also}.{risks}{rest}"
-    if at_risk:
-        return f"Nothing breaks; {', '.join(at_risk)} at risk.{rest}"
-    if result.findings:
-        return "Nothing breaks: no change to what the bridge uses touches its calls."
-    return "Nothing that the bridge uses changed."
+    broken = names[ModuleVerdict.BREAKS] or (["something that the bridge uses"] if result.breaks else [])
+    if not broken and not names[ModuleVerdict.RISK]:
+        what = "no change to what the bridge uses touches its calls" if result.findings else "nothing changed"
+        return f"Nothing breaks: {what}."
+    parts = {
+        "": f"Breaks {', '.join(broken)}" if broken else "Nothing breaks",
+        "and with it ": ", ".join(names[ModuleVerdict.CASCADE]),
+        "at risk: ": ", ".join(names[ModuleVerdict.RISK]),
+        "clean: ": ", ".join(names[ModuleVerdict.CLEAN]),
+    }
+    return "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
 
 
 def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in: str = "") -> Document:
@@ -75,22 +44,22 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
         verbose: list harmless changes, consequences and API changes that the bridge does not use, too.
         first_bad_in: the module that this pair was searched for.
     """
-    step = f"{result.old.version} → {result.new.version}"
-    summary = summarize_static(result)
-    if first_bad_in:
-        summary = (
-            f"`{first_bad_in}` breaks first in {result.new.version}; {result.old.version} is the last good release. "
-            + summary
-        )
-    if result.downgrade:
-        summary += f" This is a downgrade: {result.old.version} is the newer release."
-    blocks = [
-        *_describe_clean(result),
-        *_describe_findings(result, verbose=verbose),
-        *_describe_faults(result),
-        *_describe_rest(result, verbose=verbose),
-    ]
-    return Document(f"Transformer Engine {step}", summary, mark_static(result), tuple(blocks), _cases(result))
+    old, new = result.old.version, result.new.version
+    first_bad = f"`{first_bad_in}` breaks first in {new}; {old} is the last good release. " if first_bad_in else ""
+    downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
+    blocks: list[Block] = list(_describe_findings(result, verbose=verbose))
+    faults = tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults)
+    blocks.append(Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults))
+    blocks.append(
+        Paragraph(f"{count(result.not_consumed, 'API change')} not used by the bridge (--verbose). {_LIMITS}")
+    )
+    if verbose:
+        sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
+        changes = Bullets(result.changes_not_consumed)
+        blocks += [Details("API changes that the bridge does not use", (changes,)), tabulate_facts(sources)]
+    summary = f"{first_bad}{summarize_static(result)}{downgrade}"
+    title = f"Transformer Engine {old} → {new}"
+    return Document(title, summary, mark_static(result), tuple(blocks), tuple(_list_cases(result)))
 
 
 def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "") -> Document:
@@ -101,47 +70,40 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
         verbose: list harmless changes, too.
         first_bad_in: the module for which no pair was found.
     """
-    summary = summarize_sweep(sweep)
-    if first_bad_in:
-        summary = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. {summary}"
+    first_bad = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. " if first_bad_in else ""
     modules = list(dict.fromkeys(row.module for step in sweep.steps for row in _rows(step)))
     grid = tuple((step.new.version, *(_grid_cell(step, module) for module in modules)) for step in sweep.steps)
-    blocks: list[Block] = [Table(("release", *modules), grid, _GRID)] if grid else []
+    caption = "Each release beside the one before it; a number counts findings."
+    blocks: list[Block] = [Table(("release", *modules), grid, caption)]
     for step in sweep.steps:
-        if found := tuple(_describe_findings(step, verbose=verbose)):
-            title = f"{step.old.version} → {step.new.version}{' (a downgrade)' if step.downgrade else ''}"
-            blocks += [Heading(title, mark=mark_static(step)), *found]
+        downgrade = " (a downgrade)" if step.downgrade else ""
+        blocks.append(Heading(f"{step.old.version} → {step.new.version}{downgrade}", mark=mark_static(step)))
+        blocks += _describe_findings(step, verbose=verbose)
     unread = tuple(
         Diagnostic(release, missing("not read"), "releases", reason, code="unreadable")
         for release, reason in sweep.unreadable.items()
     )
-    changes = sum(step.not_consumed for step in sweep.steps)
-    blocks += [*unread, Paragraph(f"{count(changes, 'other API change')} in all. {_limits()}")]
-    mark = missing("nothing compared") if not sweep.steps else _worst([mark_static(step) for step in sweep.steps])
-    cases = tuple(case for step in sweep.steps for case in _cases(step))
-    return Document("Transformer Engine, release by release", summary, mark, tuple(blocks), (*cases, *unread))
+    changes = count(sum(step.not_consumed for step in sweep.steps), "other API change")
+    blocks += [Heading("Not judged"), *unread, Paragraph(f"{changes} in all. {_LIMITS}")]
+    mark = find_worst_mark(map(mark_static, sweep.steps), missing("nothing compared"))
+    cases = tuple(case for step in sweep.steps for case in _list_cases(step))
+    title = "Transformer Engine, release by release"
+    return Document(title, f"{first_bad}{summarize_sweep(sweep)}", mark, tuple(blocks), (*cases, *unread))
 
 
 def summarize_sweep(sweep: Sweep) -> str:
     """The answer in one sentence."""
-    steps, breaking = count(sweep.steps, "step"), sum(step.breaks for step in sweep.steps)
-    unread = f"; {count(sweep.unreadable, 'release')} could not be read" if sweep.unreadable else ""
-    if not sweep.steps:
-        return f"No step between releases was compared{unread}."
-    risks = sum(mark_static(step).tone is Tone.RISK for step in sweep.steps)
-    also = f", {risks} {'puts' if risks == 1 else 'put'} it at risk" if risks else ""
-    verb = "breaks" if breaking in (0, 1) else "break"
-    return f"{breaking or 'None'} of {steps} {verb} the bridge{also}{unread}."
+    tones = [mark_static(step).tone for step in sweep.steps]
+    return (
+        f"Of {count(sweep.steps, 'step')} between releases {tones.count(Tone.BAD)} break the bridge; "
+        f"at risk: {tones.count(Tone.RISK)}; releases that could not be read: {len(sweep.unreadable)}."
+    )
 
 
 def mark_static(result: StaticResult) -> Mark:
     """How the answer looks."""
-    return _worst([VERDICTS[row.verdict] for row in _rows(result)] + ([bad("breaks")] if result.breaks else []))
-
-
-def _worst(marks: Sequence[Mark]) -> Mark:
-    tones = (Tone.BAD, Tone.RISK)
-    return next((mark for tone in tones for mark in marks if mark.tone is tone), good("clean"))
+    marks = [mark_of(row.verdict) for row in _rows(result)]
+    return find_worst_mark([*marks, *([bad("breaks")] if result.breaks else [])], good("clean"))
 
 
 def _rows(result: StaticResult) -> Iterator[ModuleResult]:
@@ -154,30 +116,22 @@ def _rows(result: StaticResult) -> Iterator[ModuleResult]:
         yield ModuleResult(module=name, verdict=ModuleVerdict.BREAKS if Impact.BREAKING in impacts else verdict)
 
 
-def _describe_clean(result: StaticResult) -> Iterator[Block]:
-    clean = [row.module for row in _rows(result) if row.verdict is ModuleVerdict.CLEAN]
-    if clean and result.findings:
-        yield Paragraph(f"Clean: {', '.join(clean)}.")
-
-
-def _alike(finding: Finding) -> tuple[object, ...]:
-    """Findings of one kind at the same lines of the bridge are shown together."""
-    return finding.module, finding.kind, finding.impact, finding.call_sites, finding.follows
-
-
 def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
     """What needs a look first; what the bridge already follows is folded."""
     shown = [one for one in result.findings if verbose or one.impact is not Impact.HARMLESS or one.follows]
-    for _, group in groupby((one for one in shown if not is_followed(one)), _alike):
+
+    def alike(finding: Finding) -> tuple[object, ...]:
+        """Findings of one kind at the same lines of the bridge are shown together."""
+        return finding.module, finding.kind, finding.impact, finding.call_sites, finding.follows
+
+    for _, group in groupby((one for one in shown if not is_followed(one)), alike):
         if verbose:
             yield from (_diagnose(finding, result) for finding in group)
         else:
             yield from _describe_briefly(list(group), result)
     if followed := [one for one in shown if is_followed(one)]:
-        names = list(dict.fromkeys(map(quote_subject, followed)))
-        more = f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else ""
-        listed = ", ".join(names[:_MOST_NAMED]) + more
-        yield Paragraph(f"The bridge already follows {count(followed, 'change')}: {listed}.")
+        names = list_some(list(dict.fromkeys(map(quote_subject, followed))), _MOST_NAMED)
+        yield Paragraph(f"The bridge already follows {count(followed, 'change')}: {names}.")
         yield Details("Changes that the bridge already follows", tuple(_diagnose(one, result) for one in followed))
 
 
@@ -187,11 +141,10 @@ def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> Iter
     also = list(dict.fromkeys(f"`{one.parameter or one.new or one.symbol}`" for one in findings[1:]))
     more = f"; also {', '.join(also)}" if also else ""
     what = _shorten(f"{first.module}: {headline(first)}", _LINE - len(more))
-    yield Paragraph(f"{what}{more}", IMPACTS[first.impact])
+    yield Paragraph(f"{what}{more}", mark_of(first.impact))
     at, version = (first.after, result.new.version) if first.after else (first.before, old)
     where = f"{at.file.removeprefix('transformer_engine/')}:{at.line} in {version}" if at else ""
-    used = str(_place(first.call_sites[0])) if first.call_sites else ""
-    used += f" and {len(first.call_sites) - 1} more" if first.call_sites[1:] else ""
+    used = list_some([str(_place(site)) for site in first.call_sites], 1)
     yield Bullets(("; ".join(filter(None, (" <- ".join(filter(None, (where, used))), next_step(first, old)))),))
 
 
@@ -210,11 +163,10 @@ def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
     fields += [("effect", consequence(finding))]
     fields += [("used", _place(site)) for site in finding.call_sites[1:]]
     fields += [("symbol", finding.symbol), ("cause", finding.cause.value)]
-    if others := [module for module in finding.modules if module != finding.module]:
-        fields.append(("also in", ", ".join(others)))
+    fields += [("also in", ", ".join(module for module in finding.modules if module != finding.module))]
     return Diagnostic(
         name=quote_subject(finding),
-        mark=IMPACTS[finding.impact],
+        mark=mark_of(finding.impact),
         group=finding.module,
         message=headline(finding),
         fields=tuple(fields),
@@ -224,55 +176,27 @@ def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
     )
 
 
-def _describe_faults(result: StaticResult) -> Iterator[Block]:
-    if not result.unchanged_faults:
-        return
-    yield Details(
-        f"{count(result.unchanged_faults, 'call fails', 'calls fail')} in {result.old.version} already: not caused by "
-        "this step",
-        tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults),
-    )
-
-
 def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
-    return Diagnostic(
-        name=quote_subject(finding),
+    return replace(
+        _diagnose(finding, result),
         mark=risk("fails in both"),
-        group=finding.module,
         message=f"{headline_of_fault(finding)}; this fails in {result.old.version} already",
+        fields=(),
         help=next_step_of_fault(result.old.version),
-        place=_place(finding.call_sites[0]) if finding.call_sites else None,
-        code=finding.kind.value,
     )
 
 
-def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
-    hidden = sum(one.impact is Impact.HARMLESS and not one.follows for one in result.findings)
-    hint = " (--verbose)" if not verbose and (hidden or result.not_consumed) else ""
-    changes = f"{count(result.not_consumed, 'API change')} not used by the bridge{hint}."
-    yield Paragraph(f"{changes} {_limits()}")
-    if verbose:
-        if result.changes_not_consumed:
-            yield Details("API changes that the bridge does not use", (Bullets(result.changes_not_consumed),))
-        sources = (f"{one.version}: {one.wheel} sha256:{one.sha256}" for one in (result.old, result.new))
-        yield Details("Sources", (Bullets(tuple(sources)),))
-
-
-def _limits() -> str:
-    return "Not covered: numerics, speed (`--tiers gpu`)."
-
-
-def _cases(result: StaticResult) -> tuple[Diagnostic, ...]:
+def _list_cases(result: StaticResult) -> Iterator[Diagnostic]:
     """Everything that was judged: each finding, then each module without one of its own."""
-    cases = [_diagnose(finding, result) for finding in result.findings]
+    yield from (_diagnose(finding, result) for finding in result.findings)
     owners = {finding.module for finding in result.findings if finding.impact is not Impact.HARMLESS}
     for row in _rows(result):
         if row.module not in owners:
-            shared = sorted({one.module for one in result.findings if row.module in one.modules} - {row.module})
-            said = f"breaks with {row.under} and is filed under it" if row.under else "no finding of its own"
-            said += f"; shares findings of {', '.join(shared)}" if shared and not row.under else ""
-            cases.append(Diagnostic(row.module, VERDICTS[row.verdict], row.module, said, code=row.verdict.value))
-    return (*cases, *(_diagnose_fault(finding, result) for finding in result.unchanged_faults))
+            shared = {one.module for one in result.findings if row.module in one.modules} - {row.module}
+            fields = (("breaks with", row.under or ""), ("shares findings of", ", ".join(sorted(shared))))
+            message = "The module has no finding of its own."
+            yield Diagnostic(row.module, mark_of(row.verdict), row.module, message, fields, code=row.verdict.value)
+    yield from (_diagnose_fault(finding, result) for finding in result.unchanged_faults)
 
 
 def _grid_cell(step: StaticResult, module: str) -> Inline:
@@ -280,10 +204,9 @@ def _grid_cell(step: StaticResult, module: str) -> Inline:
     if row is None:
         return ""
     if row.verdict is ModuleVerdict.CLEAN:
-        return Mark("·", ".", "", Tone.QUIET)  # quieter than a tick: the others stand out
+        return quiet("")  # quieter than a tick: the others stand out
     number = sum(one.module == module and (one.impact is not Impact.HARMLESS or one.follows) for one in step.findings)
-    mark = VERDICTS[row.verdict]
-    return Mark(mark.symbol, mark.letter, str(number or ""), mark.tone)
+    return replace(mark_of(row.verdict), word=str(number or ""))
 
 
 def _place(line: SourceLine) -> Place:

@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from typing import Final
 
 from megacpp_validate.evidence.receipt import Receipt, TrainingRecord
-from megacpp_validate.text import count
 
-from ..document import Block, Content, Details, Paragraph, Table, risk
-from ..drawings.curves import draw_training
-from .receipt import MARKS
+from ..curves import draw_training
+from ..document import Block, Content, Details, Paragraph, Table
+from ..marks import mark_of, risk
 
 _COLUMNS: Final = ("cell", "", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss", "model")
 _OF_PLAN: Final = {
     "data": "data",
     "expert_parallel": "experts",
     "tensor_parallel": "tensor",
-    "sequence_parallel": "positions split",
+    "sequence_parallel": "sequence",
     "accumulate": "passes",
 }
 _REFERENCE: Final = "bf16"
@@ -30,8 +29,7 @@ Run = tuple[Content, Receipt, TrainingRecord]
 
 def find_main_runs(receipts: Iterable[Receipt]) -> tuple[tuple[Receipt, TrainingRecord], ...]:
     """The run that each cell is about, which it trains first."""
-    found = ((receipt, next((run for run in receipt.training if run.name == "plan"), None)) for receipt in receipts)
-    return tuple((receipt, run) for receipt, run in found if run is not None)
+    return tuple((receipt, run) for receipt in receipts for run in receipt.training if run.name == "plan")
 
 
 def describe_training(runs: Iterable[Run]) -> tuple[Block, ...]:
@@ -40,25 +38,23 @@ def describe_training(runs: Iterable[Run]) -> tuple[Block, ...]:
     Wall time is that of rank 0; memory that of the rank that took most. MFU is relative to the peak in bf16.
     """
     listed = tuple(runs)
-    if not listed:
-        return ()
     base = {_key(receipt, run): run.step_median for _, receipt, run in listed if run.precision == _REFERENCE}
     rows: list[tuple[Content, ...]] = []
     slower: list[Block] = []
-    figures: list[Block] = []
     for name, receipt, run in listed:
-        mark, median = MARKS[receipt.outcome], base.get(_key(receipt, run), 0.0)
-        if run.precision not in (_REFERENCE, "fp32", "fp64") and median and run.step_median > _SLOWER * median:
-            mark = _SLOW if receipt.outcome.is_good else mark
-            text = (
-                f"{receipt.cell} takes {run.step_median / median - 1:.0%} more time a step than the same plan in bf16"
-            )
-            slower.append(Paragraph(f"{text}: low precision does not pay for itself here.", _SLOW))
+        ratio = run.step_median / base.get(_key(receipt, run), run.step_median) if run.step_median else 1.0
+        is_slow = run.precision not in (_REFERENCE, "fp32", "fp64") and ratio > _SLOWER
+        if is_slow:
+            text = f"{receipt.cell} takes {ratio - 1:.0%} more time a step than the same plan in bf16."
+            slower.append(Paragraph(text, _SLOW))
+        mark = _SLOW if is_slow and receipt.outcome.is_good else mark_of(receipt.outcome)
         rows.append((name, mark, *_show(run)))
-        summary = f"{receipt.cell}, run {run.name}: {_describe_state(run)}"
-        figures.append(Details(summary, (draw_training(run),)))
+    figures = (
+        Details(f"{receipt.cell}, run {run.name}: {_describe_state(run)}", (draw_training(run),))
+        for _, receipt, run in listed
+    )
     numeric, optional = frozenset(range(4, 9)), frozenset({7, 8, 9, 10})
-    return (Table(_COLUMNS, tuple(rows), "Training runs", numeric, optional), *slower, *figures)
+    return (*((Table(_COLUMNS, tuple(rows), "Training runs", numeric, optional),) if rows else ()), *slower, *figures)
 
 
 def _key(receipt: Receipt, run: TrainingRecord) -> tuple[object, ...]:
@@ -66,20 +62,19 @@ def _key(receipt: Receipt, run: TrainingRecord) -> tuple[object, ...]:
 
 
 def _show(run: TrainingRecord) -> tuple[str, ...]:
-    shared = ((word, run.topology.get(name, "1")) for name, word in _OF_PLAN.items())
-    plan = ", ".join(f"{word} {value}".removesuffix(" True") for word, value in shared if value not in ("1", "False"))
-    peak = max(run.peak_bytes.values(), default=0)
+    plan = [
+        f"{word} {run.topology[name]}".removesuffix(" True") for name, word in _OF_PLAN.items() if name in run.topology
+    ]
     finite = [step for step in run.steps if step.loss is not None and step.perfect is not None]
-    loss = f"{finite[0].loss:.3f} to {finite[-1].loss:.3f} of {finite[-1].perfect:.3f}" if finite else ""
     return (
-        f"{count(run.ranks, 'rank')}: {plan}".removesuffix(": "),
+        ", ".join([f"ranks {run.ranks}", *(part for part in plan if not part.endswith((" 1", " False")))]),
         run.precision,
         f"{1000 * run.step_median:.1f} ms",
         f"{run.tokens_per_second:,.0f}",
         "" if run.flop_utilisation is None else f"{run.flop_utilisation:.1%}",
         f"{run.goodput:.1%}",
-        f"{peak / 2**30:.1f} GiB" if peak else "",
-        loss,
+        f"{max(run.peak_bytes.values(), default=0) / 2**30:.1f} GiB",
+        f"{finite[0].loss:.3f} to {finite[-1].loss:.3f} of {finite[-1].perfect:.3f}" if finite else "",
         f"{run.model}, {run.parameters:.3g} parameters",
     )
 

@@ -6,18 +6,8 @@ from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.watch import JudgedRelease, WatchResult
 from ...errors import Exit
 from ...text import count
-from ..document import (
-    Block,
-    Bullets,
-    Diagnostic,
-    Document,
-    Heading,
-    Paragraph,
-    Preformatted,
-    bad,
-    good,
-    missing,
-)
+from ..document import Block, Bullets, Diagnostic, Document, Heading, Paragraph, Preformatted
+from ..marks import bad, find_worst_mark, good, missing
 from .firewall import summarize_firewall
 from .static import describe_static
 from .upgrade import mark_upgrade, summarize_upgrade
@@ -25,23 +15,18 @@ from .upgrade import mark_upgrade, summarize_upgrade
 
 def describe_watch(result: WatchResult) -> Document:
     """What is new, the verdict on it, and where its issue text lies."""
-    bad_ones = [row.version for row in result.judged if row.code == Exit.CLOSED]
-    verdict = (
-        f"{', '.join(bad_ones)} {'breaks' if len(bad_ones) == 1 else 'break'} the bridge" if bad_ones else "none breaks"
-    )
-    new = f"{count(result.judged, 'new release')}: {verdict}" if result.judged else "No new release was judged"
-    failed = f"; {count(result.failed, 'release has', 'releases have')} no verdict yet" if result.failed else ""
+    judged = tuple(map(_diagnose, result.judged))
     unjudged = tuple(
         Diagnostic(name, missing("no verdict"), "releases", reason, help="the next run tries again", code="no-verdict")
         for name, reason in result.failed.items()
     )
-    mark = bad("breaks") if bad_ones else missing("no verdict") if result.failed else good("nothing new breaks")
-    return Document(
-        "Releases of Transformer Engine",
-        f"{new}{failed}. {count(result.listed, 'release is', 'releases are')} on the index; {result.pinned} is pinned.",
-        mark,
-        (*map(_diagnose, result.judged), *unjudged),
+    broken = ", ".join(row.version for row in result.judged if row.code == Exit.CLOSED)
+    summary = (
+        f"{count(judged, 'new release')}; breaks the bridge: {broken or 'none'}; without a verdict: {len(unjudged)}; "
+        f"on the index: {result.listed}; pinned: {result.pinned}."
     )
+    mark = find_worst_mark((case.mark for case in (*judged, *unjudged)), good("nothing new"))
+    return Document("Releases of Transformer Engine", summary, mark, (*judged, *unjudged))
 
 
 def describe_release(result: UpgradeResult, release: str) -> Document:
@@ -67,12 +52,6 @@ def describe_release(result: UpgradeResult, release: str) -> Document:
 
 
 def _diagnose(row: JudgedRelease) -> Diagnostic:
-    breaks = row.code == Exit.CLOSED
-    return Diagnostic(
-        name=row.version,
-        mark=bad("breaks") if breaks else good("open"),
-        group="releases",
-        message=f"{row.version} {'breaks' if breaks else 'does not break'} the bridge, judged against {row.against}",
-        fields=(("issue", row.issue),),
-        code=row.judged_at[:10],
-    )
+    mark = bad("breaks") if row.code == Exit.CLOSED else good("open")
+    fields = (("judged against", row.against), ("issue", row.issue))
+    return Diagnostic(row.version, mark, "releases", fields=fields, code=row.judged_at[:10])

@@ -7,7 +7,8 @@ from typing import Final
 
 from megacpp_validate.text import clean, clean_line
 
-from ..document import Diagnostic, Document, Inline, Link, Mark, Tone
+from ..document import Diagnostic, Document, Inline, Link
+from ..marks import Mark, Tone
 
 _LEVELS: Final = {Tone.BAD: "error", Tone.RISK: "warning", Tone.MISSING: "warning"}
 

@@ -8,7 +8,8 @@ from xml.etree import ElementTree as ET
 
 from megacpp_validate.text import clean
 
-from ..document import Diagnostic, Document, Tone
+from ..document import Diagnostic, Document
+from ..marks import Tone
 from .github import list_plain_fields
 
 # What GitHub's log takes for a command, where the XML goes to standard output: written as a reference, it is the same.

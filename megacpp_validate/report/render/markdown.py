@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Final, assert_never
+from typing import Final
 from urllib.parse import quote
 
 from megacpp_validate.text import clean, clean_line
 
-from ..document import (
-    Block,
-    Bullets,
-    Content,
-    Details,
-    Diagnostic,
-    Document,
-    Figure,
-    Heading,
-    Inline,
-    Link,
-    Mark,
-    Paragraph,
-    Place,
-    Preformatted,
-    Table,
-    list_content,
-)
+from .. import document as doc
+from ..marks import Mark
+from .blocks import Format
 
 # As references, which no Markdown parser reads as syntax; `_` and `.` inside a word are safe as they are.
 _SYNTAX: Final = re.compile(
@@ -34,92 +19,75 @@ _SYNTAX: Final = re.compile(
 _NUMBERED: Final = re.compile(r"^(\d+)([.)])(?=\s)")
 
 
-def render_markdown(document: Document) -> str:
+def render_markdown(document: doc.Document) -> str:
     """The document with a title of level 2, as it stands in the summary of a run."""
-    parts = [f"## {escape(document.title)}", f"**{_mark(document.mark)}{escape(document.summary)}**"]
-    parts += [_render(block) for block in document.blocks]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    form = _Markdown()
+    parts = [f"## {form.text(document.title)}", f"**{form.symbol(document.mark)}{form.text(document.summary)}**"]
+    return "\n\n".join(filter(None, [*parts, *map(form.block, document.blocks)])) + "\n"
 
 
-def escape(text: str) -> str:
-    """Text that Markdown and HTML take as text, on one line; backticks around code become `<code>`."""
-    pieces = re.split(r"`([^`]*)`", clean_line(text))
-    return "".join(f"<code>{_escape(piece)}</code>" if odd % 2 else _escape(piece) for odd, piece in enumerate(pieces))
+class _Markdown(Format):
+    line_end = "<br>"
+
+    def text(self, text: str) -> str:
+        """Text that Markdown and HTML take as text, on one line; backticks around code become `<code>`."""
+        pieces = map(_escape, re.split(r"`([^`]*)`", clean_line(text)))
+        return "".join(f"<code>{piece}</code>" if odd % 2 else piece for odd, piece in enumerate(pieces))
+
+    def symbol(self, mark: Mark | None) -> str:
+        return f"{mark.symbol} " if mark is not None else ""
+
+    def badge(self, mark: Mark) -> str:
+        return f"{self.symbol(mark)}{self.text(mark.word)}"
+
+    def place(self, place: doc.Place) -> str:
+        return f"<code>{_escape(clean_line(str(place)))}</code>"
+
+    def link(self, link: doc.Link) -> str:
+        target = quote(clean_line(link.target), safe="/:#?=&%~")
+        return f"[{self.symbol(link.mark)}{self.text(link.text)}]({target})"
+
+    def heading(self, block: doc.Heading) -> str:
+        return f"{'#' * (block.level + 1)} {self.symbol(block.mark)}{self.text(block.text)}"
+
+    def paragraph(self, block: doc.Paragraph) -> str:
+        return f"{self.symbol(block.mark)}{self.text(block.text)}"
+
+    def bullets(self, block: doc.Bullets) -> str:
+        return "\n".join(f"- {self.text(item)}" for item in block.items)
+
+    def preformatted(self, block: doc.Preformatted) -> str:
+        # As HTML: a fence of backticks ends where the text has a longer one.
+        return f"<pre>{_escape(clean(block.text)).replace(chr(10), '&#10;')}</pre>"
+
+    def table(self, block: doc.Table) -> str:
+        rules = ("--:" if at in block.numeric else "---" for at in range(len(block.columns)))
+        rows = [map(self.text, block.columns), rules, *(map(self.content, row) for row in block.rows)]
+        lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return f"**{self.text(block.caption)}**\n\n{lines}" if block.caption else lines
+
+    def diagnostic(self, block: doc.Diagnostic) -> str:
+        code = f" ({self.text(block.code)})" if block.code else ""
+        items = [f"- {self.text(label)}: {self.content(content)}" for label, content in block.list_fields()]
+        items += [f"- **next**: {self.text(block.help)}"] if block.help else []
+        output = doc.Details("output", (doc.Preformatted(block.output),))
+        parts = [
+            f"#### {self.symbol(block.mark)}{self.text(block.name)}: {self.text(block.mark.word)}{code}",
+            self.text(block.message),
+            "\n".join(items),
+            self.details(output) if block.output else "",
+        ]
+        return "\n\n".join(filter(None, parts))
+
+    def figure(self, block: doc.Figure) -> str:
+        return self.text(block.alternative)
+
+    def details(self, block: doc.Details) -> str:
+        inner = "\n\n".join(map(self.block, block.blocks))
+        summary = f"{self.symbol(block.mark)}{self.text(block.summary)}"
+        return f"<details><summary>{summary}</summary>\n\n{inner}\n\n</details>"
 
 
 def _escape(text: str) -> str:
     text = _SYNTAX.sub(lambda found: f"&#{ord(found[0])};", text)
     return _NUMBERED.sub(r"\1&#46;" if text.lstrip("0123456789").startswith(".") else r"\1&#41;", text)
-
-
-def _render(block: Block) -> str:
-    match block:
-        case Heading():
-            return f"{'#' * (block.level + 1)} {_mark(block.mark)}{escape(block.text)}"
-        case Paragraph():
-            return f"{_mark(block.mark)}{escape(block.text)}"
-        case Bullets():
-            return "\n".join(f"- {escape(item)}" for item in block.items)
-        case Preformatted():
-            return _preformat(block.text)
-        case Table():
-            return _tabulate(block)
-        case Diagnostic():
-            return _diagnose(block)
-        case Figure():
-            return escape(block.alternative)
-        case Details():
-            inner = "\n\n".join(map(_render, block.blocks))
-            return _fold(f"{_mark(block.mark)}{escape(block.summary)}", inner)
-        case _:
-            assert_never(block)
-
-
-def _diagnose(found: Diagnostic) -> str:
-    code = f" ({escape(found.code)})" if found.code else ""
-    parts = [f"#### {_mark(found.mark)}{escape(found.name)}: {escape(found.mark.word)}{code}", escape(found.message)]
-    items = [f"- {escape(label)}: {_content(content)}" for label, content in found.list_fields()]
-    if found.help:
-        items.append(f"- **next**: {escape(found.help)}")
-    parts.append("\n".join(items))
-    if found.output:
-        parts.append(_fold("output", _preformat(found.output)))
-    return "\n\n".join(filter(None, parts))
-
-
-def _tabulate(table: Table) -> str:
-    rules = " | ".join("--:" if at in table.numeric else "---" for at in range(len(table.columns)))
-    lines = [f"| {' | '.join(map(escape, table.columns))} |", f"| {rules} |"]
-    lines += [f"| {' | '.join(map(_content, row))} |" for row in table.rows]
-    return (f"**{escape(table.caption)}**\n\n" if table.caption else "") + "\n".join(lines)
-
-
-def _preformat(text: str) -> str:
-    """As HTML: a fence of backticks ends where the text has a longer one."""
-    return f"<pre>{_escape(clean(text)).replace(chr(10), '&#10;')}</pre>"
-
-
-def _fold(summary: str, inner: str) -> str:
-    return f"<details><summary>{summary}</summary>\n\n{inner}\n\n</details>"
-
-
-def _content(content: Content) -> str:
-    return "<br>".join(map(_inline, list_content(content)))
-
-
-def _inline(one: Inline) -> str:
-    match one:
-        case str():
-            return escape(one)
-        case Mark():
-            return f"{_mark(one)}{escape(one.word)}"
-        case Place():
-            return f"<code>{_escape(clean_line(str(one)))}</code>"
-        case Link():
-            return f"[{_mark(one.mark)}{escape(one.text)}]({quote(clean_line(one.target), safe='/:#?=&%~')})"
-        case _:
-            assert_never(one)
-
-
-def _mark(mark: Mark | None) -> str:
-    return f"{mark.symbol} " if mark is not None else ""

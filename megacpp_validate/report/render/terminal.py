@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Final, TextIO, assert_never
+from typing import Final, TextIO
 
 from rich import box
 from rich.console import Console
@@ -13,25 +13,9 @@ from rich.text import Text
 
 from megacpp_validate.text import clean, clean_line
 
-from ..document import (
-    Block,
-    Bullets,
-    Content,
-    Details,
-    Diagnostic,
-    Document,
-    Figure,
-    Heading,
-    Inline,
-    Link,
-    Mark,
-    Paragraph,
-    Place,
-    Preformatted,
-    Table,
-    Tone,
-    list_content,
-)
+from .. import document as doc
+from ..document import Block, Document, list_content
+from ..marks import Mark, Tone
 
 _TONES: Final = {
     Tone.BAD: "bold red",
@@ -78,61 +62,57 @@ class _Terminal:
     def _print_blocks(self, blocks: tuple[Block, ...]) -> None:
         apart = False
         for block in blocks:
-            if apart and isinstance(block, Paragraph | Bullets | Figure):
-                self._blank()
-            self._print_block(block)
-            apart = isinstance(block, Table | Diagnostic | Preformatted) or (apart and isinstance(block, Details))
+            if apart and isinstance(block, doc.Paragraph | doc.Bullets | doc.Figure):
+                self.console.print()
+            getattr(self, f"_print_{type(block).__name__.lower()}")(block)
+            below = isinstance(block, doc.Table | doc.Diagnostic | doc.Preformatted)
+            apart = below or (apart and isinstance(block, doc.Details))
 
-    def _print_block(self, block: Block) -> None:
-        match block:
-            case Heading():
-                self._blank()
-                self._print(_draw(block.text, "bold"), first=self._symbol(block.mark))
-            case Paragraph():
-                self._print(_draw(block.text), first=self._symbol(block.mark))
-            case Bullets():
-                for item in block.items:
-                    self._print(_draw(item), first=Text("  - "))
-            case Preformatted():
-                self._blank()
-                self._print_lines(block.text, 4)
-            case Table():
-                self._print_table(block)
-            case Diagnostic():
-                self._print_diagnostic(block)
-            case Figure():
-                self._print(_draw(block.alternative))
-            case Details():
-                if self.verbose:
-                    self._print_block(Heading(block.summary, 3, block.mark))
-                    self._print_blocks(block.blocks)
-            case _:
-                assert_never(block)
+    def _print_heading(self, block: doc.Heading) -> None:
+        self.console.print()
+        self._print(_draw(block.text, "bold"), first=self._symbol(block.mark))
 
-    def _print_diagnostic(self, found: Diagnostic) -> None:
-        self._blank()
+    def _print_paragraph(self, block: doc.Paragraph) -> None:
+        self._print(_draw(block.text), first=self._symbol(block.mark))
+
+    def _print_bullets(self, block: doc.Bullets) -> None:
+        for item in block.items:
+            self._print(_draw(item), first=Text("  - "))
+
+    def _print_preformatted(self, block: doc.Preformatted) -> None:
+        self.console.print()
+        self._print_lines(block.text)
+
+    def _print_figure(self, block: doc.Figure) -> None:
+        self._print(_draw(block.alternative))
+
+    def _print_details(self, block: doc.Details) -> None:
+        if self.verbose:
+            self._print_blocks((doc.Heading(block.summary, 3, block.mark), *block.blocks))
+
+    def _print_diagnostic(self, found: doc.Diagnostic) -> None:
+        self.console.print()
         head = _draw(found.name, "bold").append(f" {clean_line(found.mark.word)}", _TONES[found.mark.tone])
-        self._print(
-            head.append(f" [{clean_line(found.code)}]" if found.code else "", "dim"), first=self._symbol(found.mark)
-        )
+        head.append(f" [{clean_line(found.code)}]" if found.code else "", "dim")
+        self._print(head, first=self._symbol(found.mark))
         if found.message:
-            self._print(_draw(found.message), indent=4)
-        rows = found.list_fields()
-        width = max([len("next"), *(len(clean_line(label)) for label, _ in rows)]) + 2
-        for label, content in rows:
-            for number, one in enumerate(content):
-                first = Text("    ").append(f"{'' if number else clean_line(label):<{width}}", "dim")
-                if isinstance(one, Place):
-                    self.console.print(first + self._inline(one), soft_wrap=True)
-                else:
-                    self._print(self._inline(one), first=first)
-        if found.help:
-            self._print(_draw(found.help, "green"), first=Text("    ").append(f"{'next':<{width}}", "dim"))
+            self._print(_draw(found.message), first=Text("    "))
+        rows = [(label, one, self._inline(one)) for label, content in found.list_fields() for one in content]
+        rows += [("next", found.help, _draw(found.help, "green"))] if found.help else []
+        width = max((len(clean_line(label)) for label, *_ in rows), default=0) + 2
+        above = ""
+        for label, one, text in rows:
+            first = Text("    ").append(f"{'' if label == above else clean_line(label):<{max(width, 6)}}", "dim")
+            above = label
+            if isinstance(one, doc.Place):  # a path in two pieces can be neither clicked nor searched for
+                self.console.print(first + text, soft_wrap=True)
+            else:
+                self._print(text, first=first)
         if found.output and self.verbose:
-            self._print_lines(found.output, 4)
+            self._print_lines(found.output)
 
-    def _print_table(self, table: Table) -> None:
-        self._blank()
+    def _print_table(self, table: doc.Table) -> None:
+        self.console.print()
         if table.caption:
             self._print(_draw(table.caption, "bold"))
         width = self.console.width
@@ -152,7 +132,7 @@ class _Terminal:
         self.console.print(grid)
         self.console.width = width
 
-    def _fit(self, table: Table, width: int) -> tuple[dict[int, int], list[str]]:
+    def _fit(self, table: doc.Table, width: int) -> tuple[dict[int, int], list[str]]:
         """Columns that are shown with the least width of each, and the headings.
 
         Words stay whole, or else optional columns are left out; where that is not enough, words are folded.
@@ -167,7 +147,7 @@ class _Terminal:
             heads = [name.replace("_", "_\n") for name in map(clean_line, table.columns)]
         return shown, heads
 
-    def _least(self, table: Table, at: int, head: str, longest: int) -> int:
+    def _least(self, table: doc.Table, at: int, head: str, longest: int) -> int:
         """Characters that a column needs at least."""
         cells = [self._content(row[at]) for row in table.rows]
         if _holds_place(table, at) or at in table.numeric:
@@ -175,42 +155,36 @@ class _Terminal:
         words = (len(word) for cell in (head, *(cell.plain for cell in cells)) for word in cell.split())
         return min(max(words, default=1), longest)
 
-    def _content(self, content: Content) -> Text:
+    def _content(self, content: doc.Content) -> Text:
         return Text("\n").join(map(self._inline, list_content(content)))
 
-    def _inline(self, one: Inline) -> Text:
+    def _inline(self, one: doc.Inline) -> Text:
         match one:
-            case str():
-                return _draw(one)
             case Mark():
                 return self._symbol(one).append(clean_line(one.word), _TONES[one.tone])
-            case Place():
+            case doc.Place():
                 return Text(clean_line(str(one)), "cyan")
-            case Link():
+            case doc.Link():
                 return self._symbol(one.mark).append(_draw(one.text))
-            case _:
-                assert_never(one)
+        return _draw(one)
 
     def _symbol(self, mark: Mark | None) -> Text:
         if mark is None:
             return Text()
         return Text().append(f"{mark.symbol if self.has_symbols else mark.letter} ", _TONES[mark.tone])
 
-    def _blank(self) -> None:
-        self.console.print()
-
-    def _print(self, text: Text, *, indent: int = 0, first: Text | None = None) -> None:
+    def _print(self, text: Text, *, first: Text | None = None) -> None:
         """Print a paragraph behind a margin; `first` is the margin of its first line."""
-        margin = first if first is not None else Text(" " * indent)
+        margin = first if first is not None else Text()
         indent = margin.cell_len
         for line in text.wrap(self.console, max(self.console.width - indent, _NARROWEST)):
             line.rstrip()
             self.console.print(margin + line, soft_wrap=True)
             margin = Text(" " * indent)
 
-    def _print_lines(self, text: str, indent: int) -> None:
+    def _print_lines(self, text: str) -> None:
         for line in clean(text).rstrip("\n").split("\n"):
-            self.console.print(Text(" " * indent + line.expandtabs(4)), soft_wrap=True)
+            self.console.print(Text(f"    {line.expandtabs(4)}"), soft_wrap=True)
 
 
 def _measure(columns: dict[int, int]) -> int:
@@ -218,8 +192,8 @@ def _measure(columns: dict[int, int]) -> int:
     return sum(columns.values()) + 2 * max(len(columns) - 1, 0)
 
 
-def _holds_place(table: Table, at: int) -> bool:
-    return any(isinstance(one, Place) for row in table.rows for one in list_content(row[at]))
+def _holds_place(table: doc.Table, at: int) -> bool:
+    return any(isinstance(one, doc.Place) for row in table.rows for one in list_content(row[at]))
 
 
 def _draw(sentence: str, style: str = "") -> Text:

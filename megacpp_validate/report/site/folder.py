@@ -1,98 +1,63 @@
-"""A site on disk: written aside, then put in its place, so that a reader finds a whole one."""
+"""A report on disk: written beside its place, then moved there, so that a reader finds a whole one."""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
-from collections.abc import Iterable
-from hashlib import sha256
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from ...errors import WrongArguments
 
-MARK: Final = ".megacpp-site"  # says that a folder is a site, and lists its pages
-_PAGE: Final = re.compile(r"(?:[a-z][a-z0-9_-]*/)?[a-z0-9][a-z0-9._-]*\.html")
-_LONGEST: Final = 60
+MARK: Final = ".megacpp-site"  # the file that lists the pages of a report
 
 
-def name_page(folder: str, *words: str) -> str:
-    """A page's path that a person recognises; a hash keeps it apart from every other, whatever the file system."""
-    digest = sha256("\0".join(words).encode("utf-8", "backslashreplace")).hexdigest()[:10]
-    shown = re.sub(r"[^a-z0-9._]+|\.{2,}", "-", "-".join(words).lower())[:_LONGEST].strip("-._")
-    return f"{folder}/{shown}-{digest}.html" if shown else f"{folder}/{digest}.html"
-
-
-def write_site(folder: Path, pages: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Write every page as it comes; bytes by path.
+def write_site(folder: Path, pages: Mapping[str, str]) -> int:
+    """Write pages in place of an earlier report; bytes of all of them.
 
     Args:
-        folder: replaced whole if an earlier report wrote it.
-        pages: path below the folder, and text.
+        pages: path below the folder, as `name_page` makes it -> text.
 
     Raises:
-        WrongArguments: there is something else in the folder.
-        ValueError: a path leads out of it.
-        OSError: the place cannot be written.
+        WrongArguments: the folder holds other files.
+        OSError: the folder cannot be written.
     """
-    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link on the way stays one
     require_site(folder)
+    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link on the way stays one
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
-    written: dict[str, int] = {}
-    try:
-        aside.mkdir()
-        for path, text in pages:
-            if not _PAGE.fullmatch(path) or ".." in path:
-                raise ValueError(f"{path!r} is no name of a page")
-            (aside / path).parent.mkdir(exist_ok=True)
-            written[path] = (aside / path).write_bytes(text.encode("utf-8", "backslashreplace"))
-        (aside / MARK).write_text("".join(f"{path}\n" for path in sorted(written)), encoding="utf-8")
-        require_site(folder)  # what came since the first look
+    size = 0
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+        new, old = Path(place, "new"), Path(place, "old")
+        for path, text in {**pages, MARK: "".join(f"{path}\n" for path in pages)}.items():
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            size += (new / path).write_bytes(text.encode("utf-8", "backslashreplace"))
         if folder.exists():
             folder.rename(old)
-        aside.rename(folder)
-    finally:
-        if old.exists() and not folder.exists():
+        try:
+            new.rename(folder)
+        except OSError:
             old.rename(folder)
-        for left in (aside, old):
-            shutil.rmtree(left, ignore_errors=True)
-    return written
+            raise
+    return size
 
 
-def require_site(folder: Path) -> None:
-    """Refuse a place that holds what no report wrote.
-
-    Raises:
-        WrongArguments: with what there is.
-    """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise _refuse(folder, "is no folder")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if not (folder / MARK).is_file():
-        raise _refuse(folder, "holds what no report wrote")
-    known = {*(folder / MARK).read_text(encoding="utf-8", errors="replace").splitlines(), MARK}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if (path.is_symlink() or not path.is_dir()) and name not in known:
-            raise _refuse(folder, f"holds {name}, which no report wrote")
-
-
-def require_outside(folder: Path, files: Iterable[Path]) -> None:
-    """Refuse a place that holds what a report is made from, or what it writes beside its pages.
+def require_site(folder: Path, needed: Iterable[Path] = ()) -> None:
+    """Refuse a folder that holds a file of somebody else, or a file that the report reads.
 
     Raises:
         WrongArguments: with the first such file.
     """
-    for file in files:
-        if file.resolve().is_relative_to(folder.resolve()):
-            raise _refuse(folder, f"holds {file}")
-
-
-def _refuse(folder: Path, what: str) -> WrongArguments:
-    return WrongArguments(
-        f"{folder} {what}, and a report would replace the whole folder. Likely cause: --output names the wrong folder. "
-        "Next step: give a folder that does not exist, or one that an earlier report wrote."
-    )
+    inside = [file for file in needed if file.resolve().is_relative_to(folder.resolve())]
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        inside.append(folder)
+    elif folder.is_dir():
+        mark = folder / MARK
+        known = mark.read_text(encoding="utf-8", errors="replace").splitlines() if mark.is_file() else []
+        files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+        inside += [path for path in files if path != mark and path.relative_to(folder).as_posix() not in known]
+    if inside:
+        raise WrongArguments(
+            f"a report would replace {inside[0]}, which no report wrote. Likely cause: --output names the wrong "
+            "folder. Next step: give a folder that does not exist, or one that an earlier report wrote."
+        )

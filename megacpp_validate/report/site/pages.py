@@ -1,224 +1,182 @@
-"""The pages about many cells: overview, target, blame, training, environments, gate and files."""
+"""The pages about many cells: overview, target, steps, gate, training, environments and files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
 
 from megacpp_validate.evidence.receipt import Receipt, TrainingRecord
 from megacpp_validate.text import count
 
 from ...canary.dynamic.upgrade_result import StepResult
 from ...gate.decision import GateDecision
+from ..describe.gate import describe_gate
 from ..describe.training import describe_training
-from ..describe.upgrade import describe_step, name_culprit, summarize_step
-from ..document import (
-    Block,
-    Content,
-    Details,
-    Document,
-    Heading,
-    Link,
-    Mark,
-    Paragraph,
-    Table,
-    Tone,
-    bad,
-    good,
-    missing,
-    quiet,
-    risk,
-)
+from ..describe.upgrade import describe_step, mark_step, name_culprit, summarize_step
+from ..document import Block, Content, Details, Document, Heading, Link, Paragraph, Table
+from ..marks import Mark, Tone, find_worst_mark, good, missing, quiet, risk
 from ..render.html import make_anchor
-from .folder import name_page
-from .history import CellHistory, StackHistory
+from .cells import MOST_STACKS, CellHistory, Grid, name_page
 
-MODULES: Final = "bridge modules"
-_GROUPS: Final = (("fp8_", "FP8"), ("smoke_", "training smoke"))
-_OTHERS: Final = "other cells"
-_MOST_STACKS: Final = 20  # of one target on the first page
-_MOST_STEPS: Final = 20
-_MOST_RUNS: Final = 40  # of training that are drawn
-_MOST_FILES: Final = 500
+_NOT_THERE = missing("no receipt")
 
 
 @dataclass
 class Site:
-    """What the pages show; filled while receipts are read one at a time.
+    """What the pages show.
 
     Attributes:
         modules: ids of the bridge modules, in dependency order.
-        stacks: by target, the newest release first.
-        full: (target, stack) whose cells have pages of their own.
-        environments: (target, stack) -> fact -> its values.
+        facts: (target, stack) -> fact of the environment -> its values.
         runs: the training run that each cell is about.
-        gates: decisions of the release gate, in words.
-        foreign: titles of decisions that were made of other receipts.
-        results: page of a result that lies beside the receipts -> its file.
+        gates: decisions of the release gate.
+        unreadable: file of an invalid receipt -> reason.
     """
 
     store: str
     made_at: str
     modules: tuple[str, ...]
-    stacks: list[StackHistory] = field(default_factory=list)
-    full: frozenset[tuple[str, str]] = frozenset()
-    steps: list[StepResult] = field(default_factory=list)
-    environments: dict[tuple[str, str], dict[str, set[str]]] = field(default_factory=dict)
-    runs: list[tuple[Receipt, TrainingRecord]] = field(default_factory=list)
-    gates: list[tuple[GateDecision, Document, bool]] = field(default_factory=list)
+    grid: Grid
+    gates: tuple[GateDecision, ...] = ()
     unreadable: dict[str, str] = field(default_factory=dict)
-    results: dict[str, str] = field(default_factory=dict)
-
-    def page_of(self, cell: CellHistory) -> str:
-        """Where a cell is shown: on its own page, or on that of its target."""
-        if (cell.target, cell.stack) in self.full:
-            return name_page("cell", cell.cell)
-        return name_page("target", cell.target)
+    steps: list[StepResult] = field(default_factory=list)
+    facts: dict[tuple[str, str], dict[str, set[str]]] = field(default_factory=dict)
+    runs: list[tuple[Receipt, TrainingRecord]] = field(default_factory=list)
 
     @property
     def targets(self) -> list[str]:
-        """Every target that a receipt is of."""
-        return list(dict.fromkeys(stack.target for stack in self.stacks))
+        """Every target with a cell."""
+        return list(dict.fromkeys(target for target, _ in self.grid))
+
+    @property
+    def cells(self) -> list[CellHistory]:
+        """Every cell."""
+        return [cell for cells in self.grid.values() for cell in cells.values()]
+
+    def select(self, target: str, probes: Iterable[str]) -> dict[str, dict[str, CellHistory]]:
+        """Stack -> cells, of stacks of one target that have a cell of one of these probes."""
+        kept = set(probes)
+        return {stack: cells for (of, stack), cells in self.grid.items() if of == target and kept & cells.keys()}
 
 
-def list_pages(site: Site) -> tuple[Link, ...]:
-    """The pages that every page links to; a page without content is left out."""
-    named = {
-        "index.html": ("Overview", True),
-        "steps.html": ("Blame", bool(site.steps)),
-        "gate.html": ("Release gate", bool(site.gates)),
-        "training.html": ("Training", bool(site.runs)),
-        "environments.html": ("Environments", bool(site.environments)),
-        "files.html": ("Files", True),
-    }
-    return tuple(Link(text, page) for page, (text, shown) in named.items() if shown)
+def describe_pages(site: Site) -> dict[str, Document]:
+    """Path -> page; a page without content is left out."""
+    pages = {name_page("target", target): describe_target(site, target) for target in site.targets}
+    pages |= {"index.html": describe_overview(site), "steps.html": describe_steps(site)}
+    pages |= {"gate.html": describe_gates(site), "training.html": describe_runs(site)}
+    pages |= {"environments.html": describe_environments(site), "files.html": describe_files(site)}
+    return {path: page for path, page in pages.items() if page.blocks or path == "files.html"}
 
 
 def describe_overview(site: Site) -> Document:
-    """The answer, the grids of the newest releases, and what is to blame."""
-    summary, mark = _answer(site)
-    blocks: list[Block] = []
-    for decision, document, foreign in site.gates:
-        name = f"{decision.stack} on {decision.target}"
-        blocks.append(
-            Paragraph(f"Release gate, {name}: {document.summary}", _mark_gate(document.mark, foreign=foreign))
-        )
+    """The answer, the modules of the newest releases, and what is to blame."""
+    answers = [_answer(site, target) for target in site.targets]
+    releases = [cells for (_, stack), cells in site.grid.items() if stack != "native"]  # the reference is no release
+    whole = sum(all(_mark(cells, module).tone is Tone.GOOD for module in site.modules) for cells in releases)
+    gates = [describe_gate(decision) for decision in site.gates]
+    marks = [*(mark for _, mark in answers), *(gate.mark for gate in gates), *([missing()] if site.unreadable else [])]
+    blocks: list[Block] = [Paragraph(f"{gate.title}: {gate.summary}", gate.mark) for gate in gates]
     for target in site.targets:
-        stacks = [stack for stack in site.stacks if stack.target == target]
-        with_modules = [stack for stack in stacks if not stack.cells.keys().isdisjoint(site.modules)]
-        blocks.append(Heading(f"On {target}"))
-        if with_modules:
-            blocks.append(_tabulate_grid(site, with_modules[:_MOST_STACKS], site.modules, ""))
-        link = Link(f"Every cell on {target}", name_page("target", target))
-        rows = [(name, _count_good(stacks, probes)) for name, probes in _group_probes(stacks, site.modules).items()]
-        blocks.append(Table(("cells", "hold"), (*rows, (link, "")), optional=frozenset()))
-    if site.steps:
-        blocks += [Heading("What releases broke"), _tabulate_steps(site.steps[:_MOST_STEPS])]
-    if site.unreadable:
-        files = count(len(site.unreadable), "file")
-        blocks.append(Paragraph(f"{files} could not be read as a receipt: their cells are lost.", missing()))
-    blocks.append(Paragraph(f"Receipts: `{site.store}`; made {site.made_at}."))
-    return Document("Does the bridge to Transformer Engine hold?", summary, mark, tuple(blocks))
+        stacks = dict(list(site.select(target, site.modules).items())[:MOST_STACKS])
+        held = sum(cell.holds for cell in site.cells if cell.target == target)
+        number = sum(cell.target == target for cell in site.cells)
+        blocks += [
+            Heading(f"On {target}"),
+            _tabulate_grid(stacks, site.modules),
+            Table(
+                ("cells", "hold"),
+                ((Link(f"Every cell on {target}", name_page("target", target)), f"{held} of {number}"),),
+            ),
+        ]
+    blocks += [Heading("What releases broke"), _tabulate_steps(site.steps[:MOST_STACKS])]
+    lost = f"{count(site.unreadable, 'file')} could not be read." if site.unreadable else ""
+    blocks += [Paragraph(lost, missing()), Paragraph(f"Receipts: `{site.store}`; made {site.made_at}.")]
+    summary = f"{' '.join(text for text, _ in answers)} {whole} of {count(releases, 'release')} hold in every module."
+    title = "Does the bridge to Transformer Engine hold?"
+    return Document(title, summary, find_worst_mark(marks, missing()), tuple(blocks))
 
 
 def describe_target(site: Site, target: str) -> Document:
-    """Every cell on one target, in grids of modules, FP8, training and the rest."""
-    stacks = [stack for stack in site.stacks if stack.target == target]
-    summary, mark = _answer_target(stacks, site.modules)
+    """Every cell on one target: the modules, then FP8, training and the rest."""
+    others = sorted({cell.probe for cell in site.cells if cell.target == target} - set(site.modules))
+    groups: dict[str, list[str]] = {"Bridge modules": list(site.modules), "FP8": [], "Training smoke": [], "Others": []}
+    for probe in others:
+        group = "FP8" if probe.startswith("fp8_") else "Training smoke" if probe.startswith("smoke_") else "Others"
+        groups[group].append(probe)
     blocks: list[Block] = []
-    for name, probes in _group_probes(stacks, site.modules).items():
-        shown = [stack for stack in stacks if not stack.cells.keys().isdisjoint(probes)]
-        if shown:
-            blocks += [Heading(name.capitalize()), _tabulate_grid(site, shown, probes, "../")]
-    return Document(f"Every cell on {target}", summary, mark, tuple(blocks))
+    for name, probes in groups.items():
+        blocks += [Heading(name), _tabulate_grid(site.select(target, probes), probes, "../")]
+    return Document(f"Every cell on {target}", *_answer(site, target), tuple(blocks))
 
 
 def describe_steps(site: Site) -> Document:
     """Every step between adjacent releases."""
-    breaking = sum(step.breaks for step in site.steps)
-    verb = "breaks" if len(site.steps) == 1 else "break"
     blocks: list[Block] = [_tabulate_steps(site.steps)]
     for step in site.steps:
-        blocks += [Heading(name_step(step), mark=mark_step(step)), Paragraph(summarize_step(step))]
-        blocks += describe_step(step)
-        compared = _compare_environments(site, [(step.target, step.before), (step.target, step.after)])
-        if differing := tuple(row for row in compared if row[1] and row[2] and row[1] != row[2]):
-            title = f"{count(len(differing), 'other fact')} of the environments differ"
-            blocks.append(Details(title, (Table(("fact", step.before, step.after), differing),)))
-    lost = any(mark_step(step).tone is Tone.MISSING for step in site.steps)
-    mark = bad("breaks") if breaking else missing() if lost else good("breaks nothing")
+        blocks += [
+            Heading(name_step(step), mark=mark_step(step)),
+            Paragraph(summarize_step(step)),
+            *describe_step(step),
+        ]
+        compared = _compare_facts(site, [(step.target, step.before), (step.target, step.after)])
+        differing = tuple(row for row in compared if row[1] and row[2] and row[1] != row[2])
+        table = Table(("fact", step.before, step.after), differing)
+        blocks.append(Details(f"{count(differing, 'other fact')} of the environments differ", (table,)))
+    breaking = sum(step.breaks for step in site.steps)
     return Document(
-        "What releases broke", f"{breaking} of {count(site.steps, 'step')} {verb} something.", mark, tuple(blocks)
+        "What releases broke",
+        f"Steps that break something: {breaking} of {len(site.steps)}.",
+        find_worst_mark(map(mark_step, site.steps), quiet("no step")),
+        tuple(blocks),
     )
 
 
 def describe_runs(site: Site) -> Document:
     """Loss curves and speed of the runs that cells are about, the newest first."""
-    runs = sorted(site.runs, key=lambda run: run[0].started, reverse=True)[:_MOST_RUNS]
-    cells = {cell.cell: cell for stack in site.stacks for cell in stack.cells.values()}
-    named = [(Link(receipt.cell, site.page_of(cells[receipt.cell])), receipt, record) for receipt, record in runs]
-    blocks = describe_training(named)
-    doubted = [receipt.cell for receipt, _ in runs if not cells[receipt.cell].holds]
-    slow = [block for block in blocks if isinstance(block, Paragraph)]
-    summary = f"{count(runs, 'training run')}: {len(doubted)} in a cell that does not hold"
-    summary += f", {len(slow)} in low precision slower than bf16." if slow else "."
-    mark = bad("does not hold") if doubted else risk("slower") if slow else good("holds")
-    return Document("Loss and speed of training runs", summary, mark, blocks)
+    cells = {cell.cell: cell for cell in site.cells}
+    runs = sorted(site.runs, key=lambda run: run[0].started, reverse=True)
+    blocks = describe_training(
+        (Link(receipt.cell, cells[receipt.cell].page), receipt, record) for receipt, record in runs
+    )
+    marks = [cells[receipt.cell].mark for receipt, _ in runs]
+    marks += [block.mark for block in blocks if isinstance(block, Paragraph) and block.mark]
+    doubted = sum(not cells[receipt.cell].holds for receipt, _ in runs)
+    summary = f"{count(runs, 'training run')}: {doubted} in a cell that does not hold."
+    return Document("Loss and speed of training runs", summary, find_worst_mark(marks, quiet("no run")), blocks)
 
 
 def describe_environments(site: Site) -> Document:
     """What each stack loaded, side by side; rows that differ first."""
     blocks: list[Block] = []
     for target in site.targets:
-        if stacks := [key for key in site.environments if key[0] == target][:_MOST_STACKS]:
-            rows = _compare_environments(site, stacks)
-            same = tuple(row[:2] for row in rows if len(set(row[1:])) == 1)
-            differing = tuple(row for row in rows if len(set(row[1:])) > 1)
-            blocks += [Heading(f"On {target}"), Table(("fact", *(stack for _, stack in stacks)), differing)]
-            blocks.append(Details(f"{count(same, 'fact')} the same in every stack", (Table(("fact", "value"), same),)))
+        stacks = [key for key in site.facts if key[0] == target][:MOST_STACKS]
+        rows = _compare_facts(site, stacks)
+        same = tuple(row[:2] for row in rows if len(set(row[1:])) == 1)
+        differing = tuple(row for row in rows if len(set(row[1:])) > 1)
+        blocks += [Heading(f"On {target}"), Table(("fact", *(stack for _, stack in stacks)), differing)]
+        blocks.append(Details(f"{count(same, 'fact')} the same in every stack", (Table(("fact", "value"), same),)))
     summary = "Packages, libraries and machines as the probes loaded them, a column a stack."
     return Document("Environments side by side", summary, quiet("facts"), tuple(blocks))
 
 
 def describe_gates(site: Site) -> Document:
-    """Every decision of the release gate that was given to the report."""
+    """Every decision of the release gate that was given to the report; each names the hash of its receipts."""
+    documents = [describe_gate(decision) for decision in site.gates]
     blocks: list[Block] = []
-    marks = [_mark_gate(document.mark, foreign=foreign) for _, document, foreign in site.gates]
-    for (decision, document, foreign), mark in zip(site.gates, marks, strict=True):
-        name = f"{decision.release} of {decision.stack} on {decision.target}"
-        blocks += [Heading(name, mark=mark), Paragraph(document.summary)]
-        if foreign:
-            text = (
-                "The decision was made of other receipts than these pages show. Run `release-gate` on these receipts."
-            )
-            blocks.append(Paragraph(text, risk("other receipts")))
-        blocks += [replace(block, level=3) if isinstance(block, Heading) else block for block in document.blocks]
-    words = [
-        f"{gate.stack} on {gate.target}: {mark.word}" for (gate, _, _), mark in zip(site.gates, marks, strict=True)
-    ]
-    return Document("May it be released?", f"Release gate: {'; '.join(words)}.", _worst(marks), tuple(blocks))
+    for one in documents:
+        blocks += [Heading(one.title, mark=one.mark), Paragraph(one.summary)]
+        blocks += [Heading(block.text, 3, block.mark) if isinstance(block, Heading) else block for block in one.blocks]
+    summary = "; ".join(f"{one.title}: {one.mark.word}" for one in documents)
+    marks = (one.mark for one in documents)
+    return Document("May it be released?", f"{summary}.", find_worst_mark(marks, quiet("none")), tuple(blocks))
 
 
 def describe_files(site: Site) -> Document:
-    """Files that are no receipts, and results of other verbs."""
-    unreadable = tuple((f"`{file}`", why) for file, why in list(site.unreadable.items())[:_MOST_FILES])
-    blocks: list[Block] = [Table(("file", "what is wrong"), unreadable, "Invalid receipts")] if unreadable else []
-    if site.results:
-        links = tuple((Link(file, page),) for page, file in site.results.items())
-        blocks.append(Table(("result",), links, "Results of other verbs"))
-    files = count(len(site.unreadable), "file")
-    summary = f"{files} could not be read: their cells are lost." if unreadable else "Every receipt could be read."
-    return Document("Files", summary, missing() if unreadable else good("read"), tuple(blocks))
-
-
-def mark_step(step: StepResult) -> Mark:
-    """How the step between two stacks looks."""
-    if step.breaks:
-        slow = all(culprit.is_slowdown for culprit in step.culprits)
-        return risk("slower") if slow else bad("breaks")
-    unseen = any(row.before is None and row.after is not None and row.after.is_good for row in step.modules)
-    return missing("no evidence") if step.lost or unseen else good("breaks nothing")
+    """Files that are invalid receipts."""
+    rows = tuple((f"`{file}`", why) for file, why in site.unreadable.items())
+    summary = f"{count(rows, 'file')} could not be read: their cells are lost." if rows else "Every receipt is valid."
+    mark = missing() if rows else good("read")
+    return Document("Files", summary, mark, (Table(("file", "reason"), rows, "Invalid receipts"),))
 
 
 def name_step(step: StepResult) -> str:
@@ -231,13 +189,19 @@ def link_step(step: StepResult) -> str:
     return f"steps.html#{make_anchor(name_step(step))}"
 
 
-def _tabulate_grid(site: Site, stacks: Sequence[StackHistory], probes: Iterable[str], root: str) -> Table:
+def _mark(cells: dict[str, CellHistory], probe: str) -> Mark:
+    return cells[probe].mark if probe in cells else _NOT_THERE
+
+
+def _tabulate_grid(stacks: dict[str, dict[str, CellHistory]], probes: Iterable[str], root: str = "") -> Table:
     columns = tuple(probes)
     rows: list[tuple[Content, ...]] = []
-    for stack in stacks:
-        cells = (stack.cells.get(probe) for probe in columns)
-        links = (Link(cell.mark.word, f"{root}{site.page_of(cell)}", cell.mark) if cell else "" for cell in cells)
-        rows.append((stack.stack, *links))
+    for stack, cells in stacks.items():
+        links = (
+            Link(cells[probe].mark.word, f"{root}{cells[probe].page}", cells[probe].mark) if probe in cells else ""
+            for probe in columns
+        )
+        rows.append((stack, *links))
     return Table(("stack", *columns), tuple(rows))
 
 
@@ -254,68 +218,21 @@ def _tabulate_steps(steps: Sequence[StepResult]) -> Table:
     return Table(("step", "", "blamed", "no evidence on"), rows)
 
 
-def _group_probes(stacks: Iterable[StackHistory], modules: Sequence[str]) -> dict[str, list[str]]:
-    """Probes of some stacks by group: every module in dependency order, then what else was seen, by name."""
-    groups: dict[str, list[str]] = {MODULES: list(modules)} | {name: [] for _, name in _GROUPS} | {_OTHERS: []}
-    for probe in sorted({probe for stack in stacks for probe in stack.cells} - set(modules)):
-        groups[next((name for start, name in _GROUPS if probe.startswith(start)), _OTHERS)].append(probe)
-    return {name: probes for name, probes in groups.items() if probes}
+def _answer(site: Site, target: str) -> tuple[str, Mark]:
+    """What the newest stack with bridge modules shows. A decision of the gate makes no page look better."""
+    stacks = site.select(target, site.modules)
+    if not stacks:
+        return f"No stack on {target} has a receipt of a bridge module.", _NOT_THERE
+    stack, cells = next(iter(stacks.items()))
+    marks = {module: _mark(cells, module) for module in site.modules}
+    wrong = [f"{module} ({mark.word})" for module, mark in marks.items() if mark.tone not in (Tone.GOOD, Tone.QUIET)]
+    if not wrong:
+        return f"{stack} on {target} holds in every bridge module.", good("holds")
+    return f"{stack} on {target} does not hold: {', '.join(wrong)}.", find_worst_mark(marks.values(), risk(""))
 
 
-def _count_good(stacks: Iterable[StackHistory], probes: Sequence[str]) -> str:
-    numbers = []
-    for stack in stacks:
-        seen = [stack.cells[probe].holds for probe in probes if probe in stack.cells]
-        if seen:
-            numbers.append(f"{stack.stack} {sum(seen)} of {len(seen)}")
-    return ", ".join(numbers[:_MOST_STACKS]) or "no receipt"
-
-
-def _answer(site: Site) -> tuple[str, Mark]:
-    """The first page's sentence. A decision of the gate can be of other receipts: it makes no page look better."""
-    if not site.stacks:
-        return "There is no receipt: nothing is known.", missing()
-    answers = [_answer_target([s for s in site.stacks if s.target == target], site.modules) for target in site.targets]
-    releases = [stack for stack in site.stacks if stack.stack != "native"]  # the reference is no release
-    whole = sum(stack.holds(site.modules) for stack in releases)
-    summary = f"{' '.join(text for text, _ in answers)} {whole} of {count(releases, 'release')} hold in every module."
-    marks = [mark for _, mark in answers]
-    if site.gates:
-        gates = describe_gates(site)
-        summary, marks = f"{gates.summary} {summary}", [*marks, gates.mark]
-    if site.unreadable:
-        summary += f" {count(len(site.unreadable), 'file')} could not be read."
-        marks.append(missing())
-    return summary, _worst(marks)
-
-
-def _answer_target(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tuple[str, Mark]:
-    """What the newest stack with bridge modules shows."""
-    newest = next((stack for stack in stacks if not stack.cells.keys().isdisjoint(modules)), stacks[0])
-    name = f"{newest.stack} on {newest.target}"
-    read = {module: newest.cells[module] for module in modules if module in newest.cells}
-    read = {module: cell for module, cell in read.items() if not cell.lost}
-    if red := [module for module, cell in read.items() if not cell.outcome.is_good]:
-        return f"{name} does not hold in {', '.join(red)}.", bad("fails")
-    if lacking := [module for module in modules if module not in read]:
-        return f"{name} has no receipt of {', '.join(lacking)}.", missing()
-    if doubts := [f"{module} ({cell.doubt})" for module, cell in read.items() if cell.doubt]:
-        return f"{name} is in doubt in {', '.join(doubts)}.", risk("in doubt")
-    return f"{name} holds in every bridge module.", good("holds")
-
-
-def _compare_environments(site: Site, stacks: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
+def _compare_facts(site: Site, stacks: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
     """A row a fact: its name, and its values in each (target, stack)."""
-    facts = [site.environments.get(key, {}) for key in stacks]
+    facts = [site.facts.get(key, {}) for key in stacks]
     names = dict.fromkeys(name for each in facts for name in each)
     return [(name, *(" | ".join(sorted(each.get(name, ()))) for each in facts)) for name in names]
-
-
-def _mark_gate(mark: Mark, *, foreign: bool) -> Mark:
-    word = f"{mark.word}, of other receipts" if foreign else mark.word
-    return risk(word) if foreign and mark.tone is Tone.GOOD else replace(mark, word=word)
-
-
-def _worst(marks: Sequence[Mark]) -> Mark:
-    order = (Tone.BAD, Tone.MISSING, Tone.RISK, Tone.QUIET, Tone.GOOD)
-    return min(marks, key=lambda mark: order.index(mark.tone))

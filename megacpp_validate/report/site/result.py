@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ...errors import Exit
 from ...evidence.receipt import Outcome
@@ -12,12 +12,14 @@ from ...evidence.values import Frozen
 
 
 class SiteCell(Frozen):
-    """The newest receipt of a cell.
+    """The receipt of a cell that counts.
 
     Attributes:
-        page: below the folder of the site.
-        doubt: why a good outcome is no evidence that the cell holds; empty where nothing says so.
+        page: below the folder of the report.
+        doubt: why a good outcome is no evidence that the cell holds; empty where there is none.
     """
+
+    model_config = ConfigDict(from_attributes=True)
 
     cell: str
     stack: str
@@ -33,7 +35,7 @@ class SiteStep(Frozen):
 
     Attributes:
         culprits: empty where nothing is to blame.
-        lost: cells of the newer release without evidence, which may be what it breaks.
+        lost: cells of the newer release without evidence, which the release may break.
     """
 
     target: str
@@ -45,18 +47,16 @@ class SiteStep(Frozen):
 
 
 class SiteResult(Frozen):
-    """One site.
+    """One report.
 
     Attributes:
-        store: where its receipts lie.
-        folder: where it was written.
+        store: folder of the receipts.
+        folder: of the pages.
         made_at: ISO 8601, UTC.
         receipts, runs: how many there are in the store.
-        cells: the newest receipt of each.
         steps: between adjacent releases, the newest first.
         unreadable: file below the store -> what is wrong with it.
-        pages, size: how many files were written, and their bytes together.
-        first_page: bytes of the page that is opened first.
+        pages, size: how many pages there are, and bytes of all files.
         seconds: wall-clock time of all.
     """
 
@@ -72,15 +72,14 @@ class SiteResult(Frozen):
     unreadable: dict[str, str] = Field(default_factory=dict)
     pages: int
     size: int
-    first_page: int
     seconds: float
 
     @property
     def exit(self) -> Exit:
-        """A site judges nothing: `release-gate` does."""
+        """A report judges nothing: `release-gate` does."""
         return Exit.OPEN
 
     @property
     def not_good(self) -> tuple[SiteCell, ...]:
-        """Cells whose newest receipt is no evidence that they hold."""
+        """Cells without evidence that they hold."""
         return tuple(cell for cell in self.cells if cell.doubt or not cell.outcome.is_good)

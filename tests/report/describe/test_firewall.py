@@ -7,7 +7,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.firewall.result import FirewallOutcome, FirewallResult
 from megacpp_validate.report.describe.firewall import describe_firewall, split_reason, summarize_firewall
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import CASES, FIREWALL
 
@@ -19,9 +19,9 @@ NOT_RUN = HOLDS.model_copy(update={"cases": (CASES[0], CASES[3])})
 @pytest.mark.parametrize(
     ("result", "tone", "summary"),
     [
-        (FIREWALL, Tone.BAD, "The firewall fails in 1, was not tried in 1, holds in 3 of 5 cases."),
+        (FIREWALL, Tone.BAD, "The firewall in 5 cases: 3 pass, 1 fail, 1 not run."),
         (HOLDS, Tone.GOOD, "The firewall holds in 1 case."),
-        (NOT_RUN, Tone.MISSING, "The firewall was not tried in 1, holds in 1 of 2 cases."),
+        (NOT_RUN, Tone.MISSING, "The firewall in 2 cases: 1 pass, 1 not run."),
         (NONE, Tone.MISSING, "No case ran: nothing is known about the firewall."),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.catalog.bridge import Catalog
@@ -60,8 +59,3 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
         describe.describe_signing(SignResult(image="r", packages=2, unknown=1)),
     )  # fmt: skip
     assert "\n\n".join(map(render_markdown, documents)) == snapshot
-
-
-@pytest.mark.parametrize("size", [(5, "5 B"), (2_500_000, "2.5 MB"), (3 * 10**9, "3.0 GB")])
-def test_sizes(size: tuple[int, str]) -> None:
-    assert describe._render_size(size[0]) == size[1]

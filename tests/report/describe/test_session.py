@@ -14,7 +14,7 @@ from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, 
 from megacpp_validate.gate.fp8_session import Fp8Result
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict
 from megacpp_validate.report.describe.session import describe_session, describe_support
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
@@ -155,10 +155,10 @@ GRID: SupportGrid = build_support(
 def test_the_support_grid(snapshot: SnapshotAssertion) -> None:
     document = describe_support(GRID)
     assert render_terminal(document) == snapshot
-    assert "0 of 2 releases" in document.summary  # native is the reference, and no release
+    assert "in every module: 0 of 2;" in document.summary  # native is the reference, and no release
     assert GRID.exit is Exit.EVIDENCE_MISSING
     assert len(document.judged()) == 10
     whole = build_support([GOOD, replace(GOOD, stack="native")], ["imports"], {})
-    assert "1 of 1 release " in describe_support(whole).summary
+    assert "in every module: 1 of 1;" in describe_support(whole).summary
     assert (describe_support(whole).mark.tone, whole.exit) == (Tone.GOOD, Exit.OPEN)
     assert describe_support(build_support([], ["imports"], {})).mark.tone is Tone.MISSING

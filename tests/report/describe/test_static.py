@@ -11,7 +11,8 @@ from megacpp_validate.canary.static.findings import ChangeKind, Impact, StaticRe
 from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.describe.changes import KINDS, consequence, headline, headline_of_fault, next_step
 from megacpp_validate.report.describe.static import describe_static, describe_sweep, summarize_static
-from megacpp_validate.report.document import Document, Tone
+from megacpp_validate.report.document import Document
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import (
     AUTOCAST,
@@ -63,7 +64,7 @@ DOCUMENTS: dict[str, tuple[StaticResult, Tone, tuple[str, ...], tuple[str, ...]]
     "a cascade": (CASCADE, Tone.BAD, ("and with it", "ScaledDotProductAttention"), ()),
     "what is followed": (AUTOCAST, Tone.RISK, ("already follows 2 changes",), ("nothing to do",)),
     "a downgrade": (DOWNGRADE, Tone.GOOD, ("This is a downgrade: 2.15.0 is the newer release",), ()),
-    "nothing": (EMPTY, Tone.GOOD, ("Nothing that the bridge uses changed",), ("verdict",)),
+    "nothing": (EMPTY, Tone.GOOD, ("Nothing breaks: nothing changed",), ("verdict",)),
 }
 
 
@@ -104,8 +105,8 @@ def test_a_sweep_is_a_grid_and_what_happened() -> None:
     text = shown(document)
     assert document.mark.tone is Tone.BAD
     assert document.summary == (
-        "2 of 28 steps break the bridge, 1 puts it at risk; 1 release could not be read."
-    )  # fmt: skip
+        "Of 28 steps between releases 2 break the bridge; at risk: 1; releases that could not be read: 1."
+    )
     assert [word for word in ("2.5.0", "ScaledDotProductAttention", "num_out_tokens") if word not in text] == []
     assert "No release" in describe_sweep(SWEEP, first_bad_in="permute").summary
 

@@ -23,7 +23,7 @@ from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.describe.upgrade import describe_upgrade, mark_change, summarize_step
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import FIREWALL, PERMUTE
@@ -63,9 +63,9 @@ NEW = step(change("permute", Change.NEW, None, GOOD))
 
 SENTENCES = [
     (BROKEN, "Breaks attention (environment: cuDNN); with it: native_block."),
-    (LOST, "The evidence blames nothing; no evidence for te2.17.1-h200-permute."),
-    (FIXED, "Breaks nothing; fixes permute; still fails as before: attention."),
-    (NEW, "The evidence blames nothing; te2.12.0 has no receipt of permute."),
+    (LOST, "The evidence blames nothing; no evidence for: te2.17.1-h200-permute."),
+    (FIXED, "Breaks nothing; fixes: permute; still fails as before: attention."),
+    (NEW, "The evidence blames nothing; no receipt of te2.12.0 for: permute."),
 ]
 
 
@@ -136,9 +136,7 @@ def test_times_are_told_where_they_are_slower_or_where_asked_for() -> None:
 
     assert "slow: 1 → 2 ms (2.00 x" in shown(*rows)
     assert "fast: 1" not in shown(*rows)
-    assert "1 timed use: none is slower beyond the noise of the card; 1 could not be compared" in shown(
-        rows[0], rows[2]
-    )
+    assert "Timed uses: 1 not slower than the noise, 1 not compared" in shown(rows[0], rows[2])
     assert "bare: 1 → 1 ms, no second run" in shown(*rows, verbose=True)
 
 

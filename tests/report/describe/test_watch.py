@@ -8,7 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
 from megacpp_validate.canary.watch import JudgedRelease, WatchResult
 from megacpp_validate.report.describe.watch import describe_release, describe_watch
-from megacpp_validate.report.document import Tone
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.report.describe.canary_results import CASCADE, FIREWALL
 
@@ -26,16 +26,16 @@ def run(*codes: int, **failed: str) -> WatchResult:
 @pytest.mark.parametrize(
     ("result", "tone", "words"),
     [
-        (run(), Tone.GOOD, "No new release was judged."),
-        (run(0), Tone.GOOD, "1 new release: none breaks."),
-        (run(0, 1), Tone.BAD, "2 new releases: 2.22.0 breaks the bridge."),
-        (run(0, te="no wheel"), Tone.MISSING, "1 release has no verdict yet."),
+        (run(), Tone.GOOD, "0 new releases; breaks the bridge: none;"),
+        (run(0), Tone.GOOD, "1 new release; breaks the bridge: none;"),
+        (run(0, 1), Tone.BAD, "2 new releases; breaks the bridge: 2.22.0;"),
+        (run(0, te="no wheel"), Tone.MISSING, "without a verdict: 1;"),
     ],
 )
 def test_the_answer_of_a_run(result: WatchResult, tone: Tone, words: str) -> None:
     document = describe_watch(result)
     assert document.mark.tone is tone
-    assert words.removesuffix(".") in document.summary
+    assert words in document.summary
 
 
 def test_the_issue_of_a_release(snapshot: SnapshotAssertion) -> None:

@@ -20,18 +20,12 @@ from megacpp_validate.report.document import (
     Figure,
     Heading,
     Link,
-    Mark,
     Paragraph,
     Place,
     Preformatted,
     Table,
-    bad,
-    cascade,
-    good,
-    missing,
-    quiet,
-    risk,
 )
+from megacpp_validate.report.marks import Mark, bad, cascade, good, missing, quiet, risk
 from megacpp_validate.report.render.github import render_github
 from megacpp_validate.report.render.html import render_html
 from megacpp_validate.report.render.json import render_json

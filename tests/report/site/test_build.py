@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import posixpath
 import shutil
@@ -14,13 +13,13 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt, write_receipt
-from megacpp_validate.evidence.receipts_manifest import hash_manifest
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.gate.decision import GateDecision
 from megacpp_validate.report.describe.site import describe_site
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.site.build import SiteOptions, write_report
-from megacpp_validate.report.site.folder import MARK, name_page
+from megacpp_validate.report.site.cells import name_page
+from megacpp_validate.report.site.folder import MARK
 from megacpp_validate.report.site.result import SiteResult
 from tests.report.page import Page
 from tests.report.render.test_render import EVIL
@@ -67,8 +66,6 @@ def site(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     for day, seconds in (("19", 5.0), ("20", 6.0)):
         changed = replace(imports_of(STACK), started=f"2026-11-{day}T00:00:00+00:00", seconds={"probe": seconds})
         add(folder / "store" / "earlier" / day, changed)
-    shutil.copy(EVIDENCE / "h200" / "import_firewall-te2.20.2.json", folder / "store")
-    (folder / "store" / "cached-kernel.json").write_text('{"num_warps": 4}')
     return folder / "site", make_site(catalog, folder / "store", folder / "site")
 
 
@@ -76,7 +73,6 @@ def test_every_link_leads_to_a_page_and_every_page_is_reached(site: tuple[Path, 
     folder, result = site
     pages = {path.relative_to(folder).as_posix(): Page(path.read_text()) for path in folder.rglob("*.html")}
     assert len(pages) == result.pages
-    assert result.first_page == (folder / "index.html").stat().st_size
     seen, ahead = {"index.html"}, ["index.html"]
     while ahead:
         here = ahead.pop()
@@ -105,7 +101,7 @@ def test_pages_can_be_read_by_everybody(site: tuple[Path, SiteResult]) -> None:
 
 def test_the_overview_answers(site: tuple[Path, SiteResult]) -> None:
     text = text_of(site[0], "index.html")
-    assert "te2.20.2 on h200 has no receipt of linear_walker" in text
+    assert "te2.20.2 on h200 does not hold: linear_walker (no receipt)" in text
     assert "0 of 3 releases hold in every module" in text
     assert "attention (environment: cuDNN)" in text
     assert "This table scrolls sideways." in text
@@ -121,16 +117,9 @@ def test_a_cell_page_has_its_receipt_and_its_history(site: tuple[Path, SiteResul
     assert "earlier/20" in history
 
 
-def test_results_of_other_verbs_have_their_page(site: tuple[Path, SiteResult]) -> None:
-    page = Page((site[0] / "files.html").read_text())
-    (link,) = [link for link in page.links if link.startswith("result/")]
-    assert "Import firewall" in text_of(site[0], link)
-    assert "cached-kernel" not in page.text
-
-
 def test_blame_stands_with_its_evidence_and_what_else_differs(site: tuple[Path, SiteResult]) -> None:
     assert [step.culprits for step in site[1].steps] == [
-        ("nothing",)[:0],
+        (),
         ("attention (environment: cuDNN)",),
     ]
     text = text_of(site[0], "steps.html")
@@ -149,7 +138,6 @@ def test_fp8_that_is_slower_than_bf16_is_a_risk(catalog: Catalog, tmp_path: Path
     make_site(catalog, EVIDENCE / "smoke", tmp_path / "site")
     text = text_of(tmp_path / "site", "training.html")
     assert "▲ slower than bf16" in text
-    assert "in low precision slower than bf16" in text
 
 
 def test_what_is_lost_doubted_or_cannot_be_drawn_is_never_good(catalog: Catalog, tmp_path: Path) -> None:
@@ -168,7 +156,7 @@ def test_what_is_lost_doubted_or_cannot_be_drawn_is_never_good(catalog: Catalog,
     assert (cells[smoke.cell].outcome, cells[smoke.cell].doubt) == (Outcome.NOT_RUN, "file lost")
     assert {CELL, "te2.21.0-h200-imports", smoke.cell} <= {cell.cell for cell in result.not_good}
     text = text_of(tmp_path / "site", "index.html")
-    assert "te2.21.0 on h200 has no receipt of imports" in text
+    assert "te2.21.0 on h200 does not hold: imports (file lost)" in text
     assert "▲ pass, clock ahead" in text
     assert "holds in every" not in text
     assert "OverflowError" in text_of(tmp_path / "site", "files.html")
@@ -216,18 +204,16 @@ def test_text_of_others_is_text_on_every_page(catalog: Catalog, tmp_path: Path) 
         assert "\x1b" not in path.read_text()
 
 
-@pytest.mark.parametrize("is_bound", [True, False])
-def test_a_decision_makes_no_page_look_better(is_bound: bool, catalog: Catalog, tmp_path: Path) -> None:
-    file = add(tmp_path / "store" / "run", imports_of("te2.14.1"))
-    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+def test_a_decision_makes_no_page_look_better(catalog: Catalog, tmp_path: Path) -> None:
+    add(tmp_path / "store" / "run", imports_of("te2.14.1"))
     decision = GateDecision(
         tool="t", release="te-upgrade", stack="te2.14.1", target="h200", open=True, exit_code=0, cells=(),
-        rules_sha256="1" * 64, receipts_sha256=hash_manifest(hashes) if is_bound else "2" * 64, judged_at=NOW,
+        rules_sha256="1" * 64, receipts_sha256="2" * 64, judged_at=NOW,
     )  # fmt: skip
     (tmp_path / "gate.json").write_text(decision.model_dump_json())
     make_site(catalog, tmp_path / "store", tmp_path / "site", tmp_path / "gate.json")
-    text = text_of(tmp_path / "site", "index.html")
-    assert "te2.14.1 on h200 does not hold in imports" in text
-    assert ("open, of other receipts" in text) != is_bound
+    assert "te2.14.1 on h200 does not hold: imports" in text_of(tmp_path / "site", "index.html")
     assert 'class="answer bad"' in (tmp_path / "site" / "index.html").read_text()
-    assert "May it be released?" in text_of(tmp_path / "site", "gate.html")
+    text = text_of(tmp_path / "site", "gate.html")
+    assert "May it be released?" in text
+    assert "receipts222222222222" in text

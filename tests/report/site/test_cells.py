@@ -8,9 +8,9 @@ import pytest
 
 from megacpp_validate.evidence.history import HistoryRow
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.report.document import Tone
-from megacpp_validate.report.site import history as history_module
-from megacpp_validate.report.site.history import CellHistory, arrange_stacks, choose_full
+from megacpp_validate.report.marks import Tone
+from megacpp_validate.report.site import cells as cells_module
+from megacpp_validate.report.site.cells import CellHistory, arrange_cells
 
 NOW = "2026-11-23T00:00:00+00:00"
 STACK = "te2.20.2"
@@ -31,8 +31,8 @@ RED = row("red", Outcome.ERROR)
 
 
 def arrange(*rows: HistoryRow) -> CellHistory:
-    (stack,) = arrange_stacks(rows, NOW)
-    return stack.cells["imports"]
+    (cells,) = arrange_cells(rows, NOW).values()
+    return cells["imports"]
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def arrange(*rows: HistoryRow) -> CellHistory:
         # As text this is after the report's clock, and as an instant four hours before it.
         (replace(RED, started="2026-11-23T01:00:00+05:00"), Tone.BAD, ""),
         (replace(RED, started=GREEN.started, run="aa"), Tone.BAD, ""),
-        (replace(RED, started="2026-11-22T11:00:00+00:00", run="x/again"), Tone.RISK, "timed again"),
-        (replace(RED, started="2026-11-22T09:00:00+00:00", run="good/again"), Tone.RISK, "timed again"),
+        (replace(RED, started="2026-11-22T11:00:00+00:00", run="x/again"), Tone.RISK, "another receipt is red"),
+        (replace(RED, started="2026-11-22T09:00:00+00:00", run="good/again"), Tone.RISK, "another receipt is red"),
         (replace(RED, started="2026-11-22T09:00:00+00:00", run="old/again"), Tone.GOOD, ""),
-        (replace(RED, started=""), Tone.RISK, "without a date"),
+        (replace(RED, started=""), Tone.RISK, "another receipt is red"),
         (replace(RED, started="2026-11-22T09:00:00+00:00"), Tone.GOOD, ""),
         (replace(GREEN, started="2026-11-22T11:00:00+00:00", run="good/again", only_timed=True), Tone.GOOD, ""),
         (replace(GREEN, started="2026-11-23T01:00:00+00:00", run="later"), Tone.GOOD, ""),
@@ -92,28 +92,30 @@ def test_a_run_for_its_times_alone_replaces_no_red_one() -> None:
 def test_the_newest_release_stands_first(older: str, newer: str) -> None:
     rows = [replace(GREEN, stack=name, cell=f"{name}-h200-imports") for name in (older, newer)]
     for listed in (rows, rows[::-1]):
-        assert [stack.stack for stack in arrange_stacks(listed, NOW)] == [newer, older]
+        assert [stack for _, stack in arrange_cells(listed, NOW)] == [newer, older]
 
 
 def test_a_cell_of_which_only_a_damaged_file_is_left_is_lost() -> None:
     lost = replace(RED, outcome=None, stack="", target="", probe="")
     names = ("te2.21.0-h200-imports", "canary", "te2.1-mars-x", "te2.21.0-gb10-fp8_a")
     rows = [GREEN, *(replace(lost, cell=name, path=f"{name}.json") for name in names)]
-    stacks = arrange_stacks(rows, NOW, ["gb10"])
-    assert [(stack.target, stack.stack, *stack.cells) for stack in stacks] == [
+    grid = arrange_cells(rows, NOW, ["gb10"])
+    assert [(*key, *cells) for key, cells in grid.items()] == [
         ("gb10", "te2.21.0", "fp8_a"),
         ("h200", "te2.21.0", "imports"),
         ("h200", STACK, "imports"),
     ]
-    assert (stacks[0].cells["fp8_a"].outcome, stacks[0].cells["fp8_a"].doubt) == (Outcome.NOT_RUN, "file lost")
+    lost_cell = grid["gb10", "te2.21.0"]["fp8_a"]
+    assert (lost_cell.outcome, lost_cell.doubt, lost_cell.mark.tone) == (Outcome.NOT_RUN, "file lost", Tone.MISSING)
 
 
-def test_the_newest_stacks_of_each_target_are_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "MOST_PAGES", 4)
+def test_cells_of_the_newest_stacks_of_each_target_have_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells_module, "MOST_STACKS", 1)
     rows = [
-        replace(GREEN, stack=f"te2.{n}.0", target=target, probe=probe, cell=f"te2.{n}.0-{target}-{probe}")
+        replace(GREEN, stack=f"te2.{n}.0", target=target, cell=f"te2.{n}.0-{target}-imports")
         for n in range(3)
         for target in ("b200", "h200")
-        for probe in ("imports", "attention")
     ]
-    assert choose_full(arrange_stacks(rows, NOW)) == {("b200", "te2.2.0"), ("h200", "te2.2.0")}
+    grid = arrange_cells(rows, NOW)
+    shown = {key for key, cells in grid.items() if cells["imports"].has_page}
+    assert shown == {("b200", "te2.2.0"), ("h200", "te2.2.0")}

@@ -11,8 +11,7 @@ import pytest
 
 from megacpp_validate.evidence.receipt import TrainingStep
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict, SeedSeries
-from megacpp_validate.report.drawings.chart import Line, Panel, draw_chart
-from megacpp_validate.report.drawings.curves import draw_loss_curves, draw_training
+from megacpp_validate.report.curves import Line, draw_loss_curves, draw_panels, draw_training
 from tests.report.sessions import record
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -99,7 +98,7 @@ def test_text_of_others_stays_text() -> None:
     for svg in (
         draw_loss_curves(VERDICT.model_copy(update={"recipe": hostile})).svg,
         draw_training(replace(record(), model=hostile)).svg,
-        draw_chart(hostile, [Panel(hostile, (Line(hostile, [(0, 1.0), (1, 2.0)], label=hostile),))]),
+        draw_panels(hostile, {hostile: [Line(hostile, [(0, 1.0), (1, 2.0)], label=hostile)]}).svg,
     ):
         assert not list(ET.fromstring(svg).iter(f"{SVG}script"))
         svg.encode("utf-8")

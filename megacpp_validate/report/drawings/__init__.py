@@ -1,1 +1,0 @@
-"""What is drawn: SVG with the ink of the page only."""
