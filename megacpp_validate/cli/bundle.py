@@ -9,26 +9,23 @@ from typing import Annotated
 import typer
 
 from .. import TOOL
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Result, verb, write_error_line
+from .options import Matrix
 
 
-@app.command()
+@verb("images:describe_bundle")
 def bundle(
     target: Annotated[str, typer.Argument(help="A row of matrix/targets.toml that has an image.")],
-    image: Annotated[str | None, typer.Option("--image", help="REPOSITORY@sha256:DIGEST in a registry.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; else bundle-TARGET.")] = None,
-    part_size: Annotated[str, typer.Option("--part-size", help="Bytes of the largest file: 700MB, 4GiB.")] = "4GiB",
+    image: Annotated[str | None, typer.Option(help="REPOSITORY@sha256:DIGEST in a registry.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; else bundle-TARGET.")] = None,
+    part_size: Annotated[str, typer.Option(help="Bytes of the largest file: 700MB, 4GiB.")] = "4GiB",
     jit: Annotated[
-        Path | None, typer.Option("--jit", help="JIT caches: a folder with one an architecture, or an archive.")
+        Path | None, typer.Option(help="JIT caches: a folder with one an architecture, or an archive.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Public key to put in.")] = None,
-    sign_key: Annotated[
-        Path | None, typer.Option("--sign-key", help="Private key that signs the bundle, with cosign.")
-    ] = None,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    key: Annotated[Path | None, typer.Option(help="Public key to put in.")] = None,
+    sign_key: Annotated[Path | None, typer.Option(help="Private key that signs the bundle, with cosign.")] = None,
+    matrix: Matrix = None,
+) -> Result:
     """Write one folder that gives a host without a network the environment of a target.
 
     Exit code 0: it is there, and was read back, 1: what the registry gives is not what the digest says, 2: the matrix
@@ -37,10 +34,7 @@ def bundle(
     """
     from ..images.bundle import BundleOptions, write_bundle
     from ..images.supply import rows_of
-    from ..report.describe.images import describe_bundle
-    from .output import finish
 
     place = (out or Path(f"bundle-{target}")).absolute()
     options = BundleOptions(target, image, place, part_size, jit, key, sign_key)
-    result = write_bundle(rows_of(matrix, TOOL, os.environ), options, lambda line: typer.echo(line, err=True))
-    finish(result, describe_bundle, fmt, output)
+    return write_bundle(rows_of(matrix, TOOL, os.environ), options, write_error_line)

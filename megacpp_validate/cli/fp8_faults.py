@@ -1,4 +1,4 @@
-"""The verb that plants faults in the low-precision stack."""
+"""`fp8-faults`: whether planted faults of the low-precision stack are seen by the right checks."""
 
 from __future__ import annotations
 
@@ -7,46 +7,32 @@ from typing import Annotated
 
 import typer
 
-from ..errors import NothingSelected, WrongArguments
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names, write_error_line
-from .blame_score import (
-    CopiesOption,
-    FaultsOption,
-    JobsOption,
-    JudgeOption,
-    LimitOption,
-    OverlaysOption,
-    PythonOption,
-)  # fmt: skip
-from .output import finish
+from ..errors import WrongArguments
+from .app import Result, split_names, verb, write_error_line
+from .options import Copies, Faults, Jobs, JudgeOnly, Limit, Matrix, Overlays, Python, Receipts, Seed, Target
 
 
-@app.command()
+@verb("scores:describe_planted", verbose="List every fault with the checks that saw it.")
 def fp8_faults(
-    faults: FaultsOption = None,
+    faults: Faults = None,
     releases: Annotated[
         list[str] | None,
-        typer.Option("--releases", help="Of Transformer Engine, with commas or repeated; the pinned one without it."),
+        typer.Option(help="Of Transformer Engine, with commas or repeated; the pinned one without it."),
     ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Those that were chosen before any check was written.")
     ] = False,
-    target: Annotated[str, typer.Option("--target", help="A row of matrix/targets.toml.")] = "h200",
-    overlays: OverlaysOption = None,
-    receipts: Annotated[Path, typer.Option("--receipts", help="Folder for the receipts and logs.")] = Path(
-        ".megacpp/fp8-faults"
-    ),
-    copies: CopiesOption = None,
-    judge_only: JudgeOption = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of weights and inputs.")] = 0,
-    jobs: JobsOption = 0,
-    limit: LimitOption = 300.0,
-    python: PythonOption = "",
-    verbose: Annotated[bool, typer.Option("--verbose", help="List every fault with the checks that saw it.")] = False,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    target: Target = "h200",
+    overlays: Overlays = None,
+    receipts: Receipts = Path(".megacpp/fp8-faults"),
+    copies: Copies = None,
+    judge_only: JudgeOnly = False,
+    seed: Seed = 0,
+    jobs: Jobs = 0,
+    limit: Limit = 300.0,
+    python: Python = "",
+    matrix: Matrix = None,
+) -> Result:
     """Does the right check see it? Faults are planted in copies of Transformer Engine; the cells of FP8 run on each.
 
     Of each fault the cells that must turn red run, and one that must stay green. Started again, it runs what has no
@@ -54,18 +40,14 @@ def fp8_faults(
     """
     from ..canary.dynamic.plant_runs import PlantOptions, run_fp8_faults
     from ..catalog.bridge import read_catalog
-    from ..report.describe.scores import describe_planted
 
-    if faults is not None and not split_names(faults):
-        raise NothingSelected("no fault is selected. Next step: name one, or leave --faults out for all.")
     if judge_only and not receipts.is_dir():
         raise WrongArguments(
             f"there is no folder {receipts} to judge. Likely cause: a typing error, or no run wrote there. Next step: "
             "give the folder that an earlier run wrote its receipts to."
         )
     options = PlantOptions(
-        split_names(faults or ()), split_names(releases or ()), target, tuple(overlays or ()), receipts, copies,
-        judge_only, seed, jobs, limit, python, matrix, held_out=held_out,
+        split_names(faults), split_names(releases), target, tuple(overlays or ()), receipts, copies, judge_only, seed,
+        jobs, limit, python, matrix, held_out=held_out,
     )  # fmt: skip
-    result = run_fp8_faults(read_catalog(matrix), options, write_error_line)
-    finish(result, describe_planted, fmt, output, verbose=verbose)
+    return run_fp8_faults(read_catalog(matrix), options, write_error_line)
