@@ -154,8 +154,9 @@ def main() -> None:
     An error that no code expects is a fault of this tool: Python would end with 1, the code of a breakage.
     """
     spell_out_characters()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # docker stop, scancel and a closed terminal are interrupts too
-        if signal.getsignal(number) is signal.SIG_DFL:  # with nohup, SIGHUP stays ignored
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():  # docker stop, scancel and a closed terminal are interrupts too
+        if handler is not signal.SIG_IGN:  # with nohup, SIGHUP stays ignored
             signal.signal(number, _interrupt)
     try:
         app(prog_name="megacpp-validate")
@@ -165,6 +166,9 @@ def main() -> None:
         refuse("interrupted", Exit.INTERRUPTED)
     except Exception as fault:
         refuse(_explain(fault), Exit.INFRASTRUCTURE)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -230,5 +234,5 @@ def split_names(texts: Iterable[str] | None) -> tuple[str, ...]:
     """
     names = tuple(name for text in texts or () for name in text.replace(",", " ").split())
     if texts is not None and not names:
-        raise NothingSelected("nothing is selected: an option that takes names has none. Next step: give one, or leave it out.")
+        raise NothingSelected("nothing is selected: a list of names is empty. Next step: give a name, or leave it out.")
     return names

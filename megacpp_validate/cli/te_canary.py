@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import TOOL
 from .app import Answer, split_names, verb
 from .options import Fresh, Jobs, Limit, Matrix, Overlays, Probes, Python, Receipts, Seed
+
+if TYPE_CHECKING:
+    from ..canary.upgrade import CanaryOptions
 
 
 @verb("static:describe_static")
@@ -59,29 +62,36 @@ def te_canary(
     The static tier reads sources alone: it needs no GPU and no install. With the gpu tier every module runs in every
     release.
     """
-    from ..canary import upgrade
-    from ..catalog.bridge import read_catalog
-    from .progress import Progress
+    from ..canary.upgrade import CanaryOptions
 
-    options = upgrade.CanaryOptions(
+    options = CanaryOptions(
         releases=tuple(releases or ()), every_pair=every, first_bad_in=first_bad_in, listing=listing, tiers=tiers,
         every_installed=all_installed, environments=tuple(environments or ()), overlays=tuple(overlays or ()),
         python=python, target=target, probes=split_names(probes), receipts=receipts, jobs=jobs,
         gpu_memory_mib=gpu_memory, limit_s=limit, fresh=fresh, times=not no_times, seed=seed, matrix=matrix,
         verbose=verbose,
     )  # fmt: skip
-    catalog = read_catalog(matrix)
+    return _judge(options)
+
+
+def _judge(options: CanaryOptions) -> Answer | str:
+    """The result of the mode that the options select, with its description."""
+    from ..canary import upgrade
+    from ..catalog.bridge import read_catalog
+    from .progress import Progress
+
+    catalog = read_catalog(options.matrix)
     plan = upgrade.plan_canary(options, catalog)
     if plan.mode is upgrade.Mode.LIST:
         return "\n".join(upgrade.list_releases())
     if plan.mode is upgrade.Mode.PAIR:
-        (pair,) = upgrade.compare_pairs(catalog, plan.releases, tool=TOOL, verbose=verbose)
+        (pair,) = upgrade.compare_pairs(catalog, plan.releases, tool=TOOL, verbose=options.verbose)
         return Answer(pair, "static:describe_static")
     with Progress() as progress:
         if plan.mode is upgrade.Mode.UPGRADE:
             result = upgrade.run_upgrade(catalog, plan, options, progress.callbacks, tool=TOOL)
             return Answer(result, "upgrade:describe_upgrade")
         sweep = upgrade.compare_every_pair(catalog, plan.releases, progress.callbacks, tool=TOOL)
-    if first_bad_in and (found := sweep.first_bad(first_bad_in)):
+    if options.first_bad_in and (found := sweep.first_bad(options.first_bad_in)):
         return Answer(found, "static:describe_static")
     return Answer(sweep, "static:describe_sweep")
