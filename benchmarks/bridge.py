@@ -9,9 +9,6 @@ host's own interpreter.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import platform
 import statistics
 import sys
@@ -26,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from benchmarks.figures import describe_run, make_parser, render_earlier, save  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge.attention import Attention, TeAttention  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
@@ -304,30 +302,22 @@ def write_table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, and write the page and its figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks")
-    options = parser.parse_args()
+    options = make_parser(__doc__).parse_args()
+    if render_earlier(options.render, write_table):
+        return
     if not torch.cuda.is_available() or not te.is_te_available():
         sys.exit(f"not-run: {te.why_te_is_unavailable() or 'there is no CUDA device'}")
     torch.manual_seed(0)
-    from importlib import metadata
-
-    result = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "te": metadata.version("transformer_engine"),
-        "python": platform.python_version(),
-        "matrix_rate": matrix_rate(),
-        "overhead": wrapper_overhead(),
-        "attention": attention_backends(),
-        "blocks": blocks(),
-        "experts": expert_gemms(),
-    }
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "bridge.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.output / "bridge.md").write_text(write_table(result))
-    print(write_table(result))
+    result = describe_run(
+        gpu=torch.cuda.get_device_name(),
+        python=platform.python_version(),
+        matrix_rate=matrix_rate(),
+        overhead=wrapper_overhead(),
+        attention=attention_backends(),
+        blocks=blocks(),
+        experts=expert_gemms(),
+    )
+    print(save(options.output / "bridge.json", result, write_table))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,12 @@ device is held up until the host has launched what is timed. What a path raises 
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.expert_gemm_page import write_page  # noqa: E402
+from benchmarks.figures import describe_run, make_parser, render_earlier, save, version  # noqa: E402
 
 ROUNDS: Final = 9
 ROUND_MS: Final = 12.0
@@ -246,23 +243,17 @@ def side_by_side(
     return times, hosts, raised
 
 
-def measure_all(shapes: Sequence[Shape], rounds: int, save: Callable[[dict[str, Any]], None]) -> None:
+def measure_all(shapes: Sequence[Shape], rounds: int, keep: Callable[[dict[str, Any]], object]) -> None:
     """Every shape, saved as it goes."""
     import torch
 
     torch.manual_seed(0)
     square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     times, _, _ = side_by_side({"rate": lambda: square @ square}, rounds)
-    result: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "te": _version("transformer_engine"),
-        "deep_gemm": _version("sgl-deep-gemm"),
-        "rounds": rounds,
-        "rate_tflops": 2 * 8192.0**3 / statistics.median(times["rate"]) / 1e9,
-        "tables": [],
-    }
+    rate = 2 * 8192.0**3 / statistics.median(times["rate"]) / 1e9
+    result = describe_run(
+        gpu=torch.cuda.get_device_name(), deep_gemm=version("sgl-deep-gemm"), rounds=rounds, rate_tflops=rate, tables=[]
+    )
     for shape in shapes:
         table = measure(shape, rounds)
         result["tables"].append(table)
@@ -270,45 +261,23 @@ def measure_all(shapes: Sequence[Shape], rounds: int, save: Callable[[dict[str, 
             f"{row['path']} {row['step']['ms']:.3f} ({row['step']['gain']:.2f})" for row in table["paths"]
         )
         print(f"{shape.name}: {steps}; {table['notes'] or ''}", flush=True)
-        save(result)
+        keep(result)
         torch.cuda.empty_cache()
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "absent"
 
 
 def main() -> None:
     """Measure, and write figures and page; or the page alone from figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of both files")
-    parser.add_argument("--render", type=Path, help="figures of an earlier run: writes the page beside them")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser = make_parser(__doc__, rounds=ROUNDS)
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="the first so many of them")
     options = parser.parse_args()
-    if options.render:
-        save_page(options.render, json.loads(options.render.read_text(encoding="utf-8")))
+    if render_earlier(options.render, write_page):
         return
     import torch
 
     if not torch.cuda.is_available():
         sys.exit("not-run: there is no CUDA device")
-    options.output.mkdir(parents=True, exist_ok=True)
-    measure_all(SHAPES[: options.shapes], options.rounds, partial(save_figures, options.output / "expert_gemm.json"))
-
-
-def save_figures(figures: Path, result: dict[str, Any]) -> None:
-    """Figures, and the page beside them."""
-    figures.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    save_page(figures, result)
-
-
-def save_page(figures: Path, result: dict[str, Any]) -> None:
-    """The page beside its figures."""
-    figures.with_suffix(".md").write_text(write_page(result), encoding="utf-8")
+    figures = options.output / "expert_gemm.json"
+    measure_all(SHAPES[: options.shapes], options.rounds, lambda result: save(figures, result, write_page))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,11 @@ rounds of the ratio within a round.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.expert_scaling_page import write_page  # noqa: E402
+from benchmarks.figures import describe_run, make_parser, render_earlier, save  # noqa: E402
 
 ROUNDS: Final = 7
 REPEATS: Final = 10
@@ -76,17 +73,10 @@ def gather(receipts: Sequence[Any], backends: Sequence[str], seconds: float) -> 
                 )
             row["share"] = row["rows_ms"] / row["step_ms"]
             rows.append(row)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpu": receipts[0]["gpu"],
-        "torch": receipts[0]["torch"],
-        "te": _version("transformer_engine"),
-        "ranks": len(receipts),
-        "rounds": len(next(iter(receipts[0]["rounds"].values()))),
-        "notes": receipts[0]["notes"],
-        "seconds": seconds,
-        "rows": rows,
-    }
+    first = receipts[0]
+    rounds = len(next(iter(first["rounds"].values())))
+    more = {"ranks": len(receipts), "rounds": rounds, "notes": first["notes"], "seconds": seconds, "rows": rows}
+    return describe_run(gpu=first["gpu"], **more) | {"torch": first["torch"]}
 
 
 def slowest(receipts: Sequence[Any], name: str) -> list[float]:
@@ -94,38 +84,18 @@ def slowest(receipts: Sequence[Any], name: str) -> list[float]:
     return [max(each) for each in zip(*([one["step"] for one in r["rounds"][name]] for r in receipts), strict=True)]
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "absent"
-
-
 def main() -> None:
     """Measure, and write figures and page; or the page alone from figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of both files")
-    parser.add_argument("--render", type=Path, help="figures of an earlier run: writes the page beside them")
+    parser = make_parser(__doc__, rounds=ROUNDS)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, to see that it runs")
     parser.add_argument("--backends", nargs="+", default=None, help="ways to the experts: jagged, native, te")
     options = parser.parse_args()
-    if options.render:
-        save_page(options.render, json.loads(options.render.read_text(encoding="utf-8")))
+    if render_earlier(options.render, write_page):
         return
     backends = options.backends or ["jagged", "native", *(["te"] if options.device == "cuda" else [])]
     result = measure(options.ranks, options.device, backends, options.rounds)
-    options.output.mkdir(parents=True, exist_ok=True)
-    figures = options.output / "expert_scaling.json"
-    figures.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    save_page(figures, result)
-    print(figures.with_suffix(".md").read_text(encoding="utf-8"))
-
-
-def save_page(figures: Path, result: dict[str, Any]) -> None:
-    """The page beside its figures."""
-    figures.with_suffix(".md").write_text(write_page(result), encoding="utf-8")
+    print(save(options.output / "expert_scaling.json", result, write_page))
 
 
 if __name__ == "__main__":

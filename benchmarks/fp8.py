@@ -11,8 +11,6 @@ host's own interpreter. What a path raises is told in its row, and stops no othe
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import random
 import statistics
@@ -20,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path as File
 from typing import Any, Final
 
@@ -29,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from benchmarks.figures import describe_run, make_parser, render_earlier, save  # noqa: E402
 from benchmarks.fp8_page import write_page  # noqa: E402
 from benchmarks.fp8_paths import BF16, E4M3, Path, block_paths, linear_paths, mlp_paths, scaled_linear  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
@@ -206,27 +204,20 @@ def keep_sections(before: dict[str, Any], result: dict[str, Any]) -> dict[str, A
 
 def main() -> None:
     """Measure, and write the page and its figures after each section."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=File, default=ROOT / "docs" / "benchmarks")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = make_parser(__doc__, rounds=15)
     parser.add_argument(
         "--sections",
         default=",".join(SECTIONS),
         help="some of them, with commas between; others of the same stack and day stay in the file that is there",
     )
     options = parser.parse_args()
+    if render_earlier(options.render, write_page):
+        return
     if not torch.cuda.is_available() or not te.is_te_available():
         sys.exit(f"not-run: {te.why_te_is_unavailable() or 'there is no CUDA device'}")
     torch.manual_seed(0)
-    result: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "te": metadata.version("transformer_engine"),
-        "rounds": options.rounds,
-    }
+    result = describe_run(gpu=torch.cuda.get_device_name(), rounds=options.rounds)
     broken: list[str] = []
-    options.output.mkdir(parents=True, exist_ok=True)
     figures = options.output / "fp8.json"
     if figures.is_file():
         result = keep_sections(json.loads(figures.read_text()), result)
@@ -240,8 +231,7 @@ def main() -> None:
         reset_te_state()
         torch.cuda.empty_cache()
         print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
-        figures.write_text(json.dumps(result, indent=1) + "\n")
-        (options.output / "fp8.md").write_text(write_page(result))
+        save(figures, result, write_page)
     print(write_page(result))
     if broken:
         sys.exit(f"not measured: {', '.join(broken)}")

@@ -14,21 +14,18 @@ is told in its row, and stops no other.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import describe_run, make_parser, render_earlier, save, version  # noqa: E402
 from benchmarks.moe_layer_page import write_page  # noqa: E402
 
 ROUNDS: Final = 9
@@ -68,19 +65,16 @@ def measure(rounds: int, device: str) -> dict[str, Any]:
     del exact
     rates = measure_rates(device)
     add_times(rows, steps, rounds, device)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else "none: a CPU, to see that it runs",
-        "torch": torch.__version__,
-        "te": _version("transformer_engine"),
-        "megatron": _version("megatron-core"),
-        "rounds": rounds,
-        "case": {name: getattr(case, name) for name in ("tokens", "hidden", "width", "experts", "top_k", "flop")},
-        "rates": rates,
-        "bounds": BOUNDS,
-        "paths": list(rows.values()),
-        "stages": measure_stages(given, rates) if device == "cuda" else [],
-    }
+    return describe_run(
+        gpu=torch.cuda.get_device_name() if device == "cuda" else "none: a CPU, to see that it runs",
+        megatron=version("megatron-core"),
+        rounds=rounds,
+        case={name: getattr(case, name) for name in ("tokens", "hidden", "width", "experts", "top_k", "flop")},
+        rates=rates,
+        bounds=BOUNDS,
+        paths=list(rows.values()),
+        stages=measure_stages(given, rates) if device == "cuda" else [],
+    )
 
 
 def look(step: Callable[[], Any], exact: Any, given: Any, device: str, kind: str) -> dict[str, Any]:
@@ -272,39 +266,18 @@ def measure_stages(given: Any, rates: dict[str, float]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "absent"
-
-
 def main() -> None:
     """Measure, and write figures and page; or the page alone from figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of both files")
-    parser.add_argument("--render", type=Path, help="figures of an earlier run: writes the page beside them")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser = make_parser(__doc__, rounds=ROUNDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, to see that it runs")
     options = parser.parse_args()
-    if options.render:
-        save_page(options.render, json.loads(options.render.read_text(encoding="utf-8")))
+    if render_earlier(options.render, write_page):
         return
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("not-run: there is no CUDA device")
-    options.output.mkdir(parents=True, exist_ok=True)
-    figures = options.output / "moe_layer.json"
-    result = measure(options.rounds, options.device)
-    figures.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    save_page(figures, result)
-    print(figures.with_suffix(".md").read_text(encoding="utf-8"))
-
-
-def save_page(figures: Path, result: dict[str, Any]) -> None:
-    """The page beside its figures."""
-    figures.with_suffix(".md").write_text(write_page(result), encoding="utf-8")
+    print(save(options.output / "moe_layer.json", measure(options.rounds, options.device), write_page))
 
 
 if __name__ == "__main__":

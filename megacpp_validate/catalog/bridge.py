@@ -8,30 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from ..evidence.selftest import PARAMETERS, Fault, Requested, Takes, Value, Where
 from ..evidence.selftest import Mutant as PlannedMutant
-from .file import PACKAGE_ROOT, MatrixInvalid, References, Row, Text, ids_of, matrix_folder, read_rows
+from .file import PACKAGE_ROOT, MatrixInvalid, Names, Row, Text, ids_of, matrix_folder, read_rows
 
 __all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
 
 
-def _require_file(path: str) -> str:
-    if not (PACKAGE_ROOT / path).is_file():
-        raise ValueError(f"there is no file {path}")
-    return path
+def _exists(*parts: str, suffix: str = "") -> AfterValidator:
+    """A validator: the text, with dots for slashes where there is a suffix, names a file of the package."""
+
+    def check(text: str) -> str:
+        place = PACKAGE_ROOT.joinpath(*parts, f"{text.replace('.', '/')}{suffix}" if suffix else text)
+        if not place.is_file():
+            raise ValueError(f"there is no file {place.relative_to(PACKAGE_ROOT)}")
+        return text
+
+    return AfterValidator(check)
 
 
-def _require_probe(code: str) -> str:
-    if not (PACKAGE_ROOT / "probes" / f"{code.replace('.', '/')}.py").is_file():
-        raise ValueError(f"there is no probe {code!r}")
-    return code
+Module = Annotated[str, Names("module")]
+Scopes = Annotated[list[str], Names("scope"), Field(min_length=1)]  # bridge modules, and files of the bridge
+Targets = Annotated[list[str], Names("target"), Field(min_length=1)]
+Probe = Annotated[str, _exists("probes", suffix=".py")]
+Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
 
 
-class BridgeModule(Row):
+class _Cell(Row):
+    """What every cell has; the attributes are those of `BridgeModule`."""
+
+    id: Text
+    title: Text
+    seconds: int = Field(default=30, ge=0)
+    gpu_memory_mib: int = Field(default=1024, ge=0)
+    compiles: bool = False
+
+
+class BridgeModule(_Cell):
     """One bridge module.
 
     Attributes:
@@ -45,20 +62,13 @@ class BridgeModule(Row):
         compiles: it compiles and tunes kernels when it first runs, which takes most of its time.
     """
 
-    id: Text
-    files: list[Annotated[str, AfterValidator(_require_file)]] = Field(min_length=1)
-    depends_on: list[str]
-    title: str
+    files: list[Annotated[str, _exists()]] = Field(min_length=1)
+    depends_on: Annotated[list[str], Names("module")]
     native: str
     seconds: int = Field(default=60, ge=0)
-    gpu_memory_mib: int = Field(default=1024, ge=0)
-    compiles: bool = False
 
 
-Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
-
-
-class ProbeCell(Row):
+class ProbeCell(_Cell):
     """A cell that is more than one bridge module: a row of FP8 or of the smoke run, or a composition of the canary.
 
     Attributes:
@@ -73,29 +83,17 @@ class ProbeCell(Row):
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
-    code: Annotated[str, AfterValidator(_require_probe)] = Field(pattern=r"^[a-z][a-z0-9_]*\.[a-z0-9_]+$")
-    title: Text
-    stands_on: list[str] = Field(min_length=1)
+    code: Probe
+    stands_on: Scopes
     settings: dict[str, str] = Field(default_factory=dict)
     once: bool = False
-    seconds: int = Field(default=30, ge=0)
-    gpu_memory_mib: int = Field(default=1024, ge=0)
-    compiles: bool = False
     limit_s: int = Field(default=0, ge=0)
-
-    @model_validator(mode="after")
-    def _require_recipes(self) -> ProbeCell:
-        for recipe in " ".join(self.settings.get(key, "") for key in ("recipe", "recipes")).split():
-            if recipe not in get_args(Recipe):
-                raise ValueError(f"settings name the recipe {recipe!r}, which does not exist")
-        return self
 
 
 class Fp8Cell(ProbeCell):
     """A cell of FP8; `needs_te` is whether there is nothing to see without Transformer Engine."""
 
     id: str = Field(pattern=r"^fp8_[a-z0-9_]+$")
-    code: Annotated[str, AfterValidator(_require_probe)] = Field(pattern=r"^fp8\.[a-z0-9_]+$")
     settings: dict[Annotated[str, Field(pattern=r"^(recipes?|seeds|steps|size)$")], str] = Field(default_factory=dict)
     needs_te: bool = True
 
@@ -104,8 +102,7 @@ class SmokeCell(ProbeCell):
     """A cell of the smoke run; `targets` that it is for, and devices of theirs that it takes (`ranks`)."""
 
     id: str = Field(pattern=r"^smoke_[a-z0-9_]+$")
-    code: Annotated[str, AfterValidator(_require_probe)] = Field(pattern=r"^smoke\.[a-z0-9_]+$")
-    targets: list[str] = Field(min_length=1)
+    targets: Targets
     ranks: int = Field(ge=1)
 
 
@@ -131,22 +128,16 @@ class Target(Row):
     arch: str = Field(pattern=r"^(sm_\d+)?$")
     machine: Literal["x86_64", "aarch64", ""]
     recipes: list[Recipe]
-    production_recipe: str = ""
+    production_recipe: Recipe | Literal[""] = ""
     attention: list[Literal["te", "fa3", "fa4", "sdpa"]]
     deep_gemm: bool
-
-    @model_validator(mode="after")
-    def _require_recipe(self) -> Target:
-        if self.production_recipe and self.production_recipe not in self.recipes:
-            raise ValueError(f"production_recipe {self.production_recipe!r} is not among its recipes")
-        return self
 
 
 class Mutant(Row):
     """A fault that the suite plants in itself; see `evidence.selftest.Mutant`, which `planned` gives."""
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
-    module: str
+    module: Module
     where: Where
     requested: Requested
     at: str = Field(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+)*$")
@@ -156,14 +147,12 @@ class Mutant(Row):
 
     @model_validator(mode="after")
     def _require_parameters(self) -> Mutant:
-        """What the fault needs must be there, and the native path must reach it."""
+        """A fault has the parameters that it needs, and no others; the native path reaches it."""
         takes, given = PARAMETERS.get(self.fault, Takes()), set(self.parameters)
-        wrong = [f"{self.fault} needs the parameter {key!r}" for key in sorted(takes.needs - given)]
-        wrong += [f"{self.fault} takes no parameter {key!r}" for key in sorted(given - takes.needs - takes.may)]
+        if not takes.needs <= given <= takes.needs | takes.may:
+            raise ValueError(f"{self.fault} needs {sorted(takes.needs)}, and may have {sorted(takes.may)}")
         if self.where == "vendor" and self.requested == "native":
-            wrong.append("the native path does not reach a fault in what Transformer Engine returns")
-        if wrong:
-            raise ValueError("; ".join(wrong))
+            raise ValueError("the native path does not reach a fault in what Transformer Engine returns")
         return self
 
     @property
@@ -186,14 +175,8 @@ class _SmokeFile(Row):
 
 
 class _StackFile(Row):
-    pinned: str
+    pinned: Annotated[str, Names("stack")]
     stack: list[Stack] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _require_pinned(self) -> _StackFile:
-        if self.pinned not in ids_of(self.stack):
-            raise ValueError(f"pinned names {self.pinned!r}, which does not exist")
-        return self
 
 
 class _TargetFile(Row):
@@ -237,10 +220,8 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     Raises:
         MatrixInvalid: with every fault of every file.
     """
-    home = (folder or matrix_folder()).parent
-    bridge, fp8, smoke, stacks, targets, mutants = read_rows(
-        folder, _FILES, _list_references, lambda bridge, _fp8, _smoke, stacks, *_: _find_faults(bridge, stacks, home)
-    )
+    scopes = {*(path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py"))}
+    bridge, fp8, smoke, stacks, targets, mutants = read_rows(folder, _FILES, {"scope": scopes}, _find_faults)
     return Catalog(
         modules=tuple(bridge.module),
         compositions=tuple(bridge.composition),
@@ -253,29 +234,9 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     )
 
 
-def _list_references(
-    bridge: _BridgeFile, _fp8: _Fp8File, _smoke: _SmokeFile, _stacks: _StackFile, targets: _TargetFile, _: _MutantFile
-) -> References:
-    modules = ids_of(bridge.module)
-    scopes = [*modules, *(path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py"))]
-    return {
-        ("bridge.toml", "module", "depends_on"): modules,
-        ("bridge.toml", "composition", "stands_on"): scopes,
-        ("fp8.toml", "cell", "stands_on"): scopes,
-        ("moe_smoke.toml", "cell", "stands_on"): scopes,
-        ("moe_smoke.toml", "cell", "targets"): ids_of(targets.target),
-        ("mutants.toml", "mutant", "module"): modules,
-    }
-
-
-def _find_faults(bridge: _BridgeFile, stacks: _StackFile, home: Path) -> Iterator[str]:
+def _find_faults(bridge: _BridgeFile, *_: Row) -> Iterator[str]:
+    """Modules that stand before one on which they depend: blame goes through them in their order."""
     modules = ids_of(bridge.module)
     for at, module in enumerate(bridge.module):
         for other in set(module.depends_on) & set(modules[at:]):
             yield f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends"
-    for cell in bridge.composition:
-        if cell.id in modules:
-            yield f"bridge.toml: composition {cell.id}: a bridge module has this id"
-    for stack in stacks.stack if (home / "containers").is_dir() else ():  # an installed matrix comes without the locks
-        if stack.lock and not (home / stack.lock).is_file():
-            yield f"stacks.toml: stack {stack.id}: there is no lock {stack.lock}"

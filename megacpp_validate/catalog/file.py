@@ -1,10 +1,15 @@
-"""Files of the matrix as typed values, or every fault of them in words."""
+"""Files of the matrix as typed values, or every fault of them in one error.
+
+A row is a pydantic model. A field that names other rows is marked with `Names`; `read_rows` compares what such fields
+hold with the ids that exist.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -16,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ..errors import WrongArguments
 
 PACKAGE_ROOT: Final = Path(__file__).parents[1]
+_MOST_ALLOWED: Final = 12  # ids that a fault lists
 
 
 class MatrixInvalid(WrongArguments):
@@ -31,7 +37,7 @@ class Row(BaseModel):
     """A row of the matrix: frozen, and strict about its keys and types.
 
     Attributes:
-        named_by: fields by which a row is told from the others of its kind.
+        named_by: fields that tell the rows of a kind apart.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
@@ -41,6 +47,13 @@ class Row(BaseModel):
     def label(self) -> str:
         """What a person calls the row; empty where its kind has no name."""
         return " ".join(str(getattr(self, key, "")) for key in self.named_by).strip()
+
+
+@dataclass(frozen=True)
+class Names:
+    """Mark of a field: its text, texts or keys are ids of rows of this kind."""
+
+    kind: str
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -57,9 +70,6 @@ VersionText = Annotated[str, _parsed_by(Version)]
 VersionRange = Annotated[str, _parsed_by(SpecifierSet)]
 RequirementText = Annotated[str, _parsed_by(Requirement)]
 
-# (file, kind, key) -> what rows of that kind may name under that key.
-References = Mapping[tuple[str, str, str], Collection[str]]
-
 
 def matrix_folder() -> Path:
     """Where the matrix lies: beside the package in a checkout, inside it where it is installed."""
@@ -70,7 +80,7 @@ def matrix_folder() -> Path:
 def read_rows(
     folder: Path | None,
     models: Mapping[str, type[BaseModel]],
-    references: Callable[..., References] = lambda *_: {},
+    known: Mapping[str, Collection[str]] | None = None,
     find: Callable[..., Iterable[str]] = lambda *_: (),
 ) -> tuple[Any, ...]:
     """Some files as typed values, in their order.
@@ -79,8 +89,8 @@ def read_rows(
 
     Args:
         folder: of the matrix; the project's own where it is None.
-        models: name of a file -> model of the whole file.
-        references: gets the files; what their rows may name.
+        models: name of a file -> model of the whole file. The rows of a table are of the kind of the table's name.
+        known: kind -> ids of rows that lie in other files.
         find: gets the files; what else is wrong between their rows.
 
     Raises:
@@ -90,8 +100,9 @@ def read_rows(
     root = folder or matrix_folder()
     files = {name: _read(root / name, model, faults) for name, model in models.items()}
     if not faults:
-        faults += [fault for name, file in files.items() for fault in _find_doubles(name, file)]
-        faults += _find_dangling(files, references(*files.values()))
+        ids = {kind: ids_of(rows) for file in files.values() for kind, rows in _list_kinds(file)} | dict(known or {})
+        for name, file in files.items():
+            faults += [f"{name}: {fault}" for fault in _find_between(file, ids)]
         faults += find(*files.values())
     if faults:
         raise MatrixInvalid(dict.fromkeys(faults))
@@ -119,34 +130,40 @@ def _name_row(data: Any, location: tuple[int | str, ...]) -> str:
     return f" ({name})" if isinstance(name, str) else ""
 
 
-def refuse_doubles(names: Iterable[str]) -> None:
-    """Raises `ValueError` where a name appears twice."""
-    if wrong := [f"{name!r} appears {number} times" for name, number in Counter(names).items() if number > 1]:
-        raise ValueError("; ".join(wrong))
-
-
-def _list_kinds(file: BaseModel) -> Iterator[tuple[str, list[Any]]]:
+def _list_kinds(file: BaseModel) -> Iterator[tuple[str, list[Row]]]:
     for name, field in type(file).model_fields.items():
         rows = getattr(file, name)
-        yield str(field.validation_alias or name), rows if isinstance(rows, list) else [rows]
+        rows = rows if isinstance(rows, list) else [rows]
+        yield str(field.validation_alias or name), [row for row in rows if isinstance(row, Row)]
 
 
-def _find_doubles(name: str, file: BaseModel) -> Iterator[str]:
+def _find_between(file: Row, ids: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Rows of one name, and ids that point to nothing."""
+    yield from _find_dangling(file, ids, deep=False)
     for kind, rows in _list_kinds(file):
-        for label, number in Counter(row.label for row in rows if isinstance(row, Row)).items():
+        for label, number in Counter(row.label for row in rows).items():
             if label and number > 1:
-                yield f"{name}: {kind} {label!r} appears {number} times"
+                yield f"{kind} {label!r} appears {number} times"
+        for row in rows:
+            yield from (f"{kind} {row.label}: {fault}" for fault in _find_dangling(row, ids))
 
 
-def _find_dangling(files: Mapping[str, BaseModel], references: References) -> Iterator[str]:
-    for (name, kind, key), known in references.items():
-        for row in dict(_list_kinds(files[name]))[kind]:
-            value = getattr(row, key, [])
-            for one in value if isinstance(value, list) else [value]:
+def _find_dangling(row: Row, ids: Mapping[str, Collection[str]], *, deep: bool = True) -> Iterator[str]:
+    for key, field in type(row).model_fields.items():
+        value = getattr(row, key)
+        for mark in field.metadata:
+            if not isinstance(mark, Names) or mark.kind not in ids:
+                continue
+            known = ids[mark.kind]
+            for one in [value] if isinstance(value, str) else value:
                 if one not in known:
-                    yield f"{name}: {kind} {row.label}: {key} names {one!r}, which does not exist"
+                    allowed = ", ".join(sorted(known)[:_MOST_ALLOWED])
+                    yield f"{key} names {one!r}, which does not exist; known are {allowed or 'none'}"
+        for nested in value if deep and isinstance(value, list) else ():
+            if isinstance(nested, Row):
+                yield from (f"{key}: {fault}" for fault in _find_dangling(nested, ids))
 
 
 def ids_of(rows: Iterable[Any]) -> list[str]:
     """The ids of some rows."""
-    return [row.id for row in rows]
+    return [row.id for row in rows if hasattr(row, "id")]

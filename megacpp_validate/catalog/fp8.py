@@ -10,19 +10,20 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from .bridge import Target
-from .file import References, Row, Text, ids_of, read_rows, refuse_doubles
+from .bridge import Recipe as RecipeName
+from .bridge import Target, Targets
+from .file import Names, Row, Text, read_rows
 
 POLICY: Final = "fp8_policy.toml"
 PRESETS: Final = "fp8_presets.toml"
 WAIVERS: Final = "waivers.toml"
 
-RecipeName = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
 Owned = Literal["amax", "graphs", "recompute"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$")]
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
+Parts = Annotated[list[str], Names("part"), Field(min_length=1)]
 
 
 class ModelPart(Row):
@@ -68,7 +69,7 @@ class PartsRule(_Rule):
     """Any recipe in one of these parts is refused."""
 
     kind: Literal["parts"]
-    parts: list[str] = Field(min_length=1)
+    parts: Parts
 
 
 class TogetherRule(_Rule):
@@ -113,7 +114,7 @@ class Multiple(Row):
 class LowParts(Row):
     """Parts of a preset that run in a recipe, and the widths of their weights, both of each."""
 
-    parts: list[str] = Field(min_length=1)
+    parts: Parts
     recipe: RecipeName
     widths: list[Size] = Field(min_length=1)
 
@@ -137,7 +138,7 @@ class Preset(Row):
 
     id: Name
     says: Text
-    targets: list[str] = Field(min_length=1)
+    targets: Targets
     pattern: str = Field(pattern=r"^[AMER]+$")
     bf16_first: Count
     bf16_last: Count
@@ -147,13 +148,12 @@ class Preset(Row):
     recompute: Literal["none", "selective", "full"]
     owners: dict[Owned, Text] = Field(default_factory=dict)
     low: list[LowParts] = Field(default_factory=list)
-    refused_by: list[str] = Field(default_factory=list)
+    refused_by: Annotated[list[str], Names("rule")] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _require_zones_and_parts(self) -> Preset:
+    def _require_zones(self) -> Preset:
         if self.bf16_first + self.bf16_last > len(self.pattern):
             raise ValueError(f"the first {self.bf16_first} and the last {self.bf16_last} layers overlap")
-        refuse_doubles(part for low in self.low for part in low.parts)
         return self
 
 
@@ -166,8 +166,8 @@ class Waiver(Row):
         expires: the last day on which it holds.
     """
 
-    rule: str
-    preset: str
+    rule: Annotated[str, Names("rule")]
+    preset: Annotated[str, Names("preset")]
     owner: Text
     reason: Text
     link: str = Field(pattern=r"^https://\S+$")
@@ -226,22 +226,11 @@ def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp
     policy, presets, waivers = read_rows(
         folder,
         {POLICY: _PolicyFile, PRESETS: _PresetFile, WAIVERS: _WaiverFile},
-        lambda policy, presets, _: _list_references(policy, presets, recipes),
+        {"target": recipes},
         lambda policy, presets, waivers: _find_faults(policy, presets, waivers, recipes),
     )
     rules = PolicyRules(tuple(policy.part), tuple(policy.rule), tuple(policy.multiple), recipes)
     return Fp8Policy(rules, tuple(presets.preset), tuple(waivers.waiver))
-
-
-def _list_references(policy: _PolicyFile, presets: _PresetFile, targets: Mapping[str, tuple[str, ...]]) -> References:
-    rules = ids_of(policy.rule)
-    return {
-        (POLICY, "rule", "parts"): ids_of(policy.part),
-        (PRESETS, "preset", "targets"): targets,
-        (PRESETS, "preset", "refused_by"): rules,
-        (WAIVERS, "waiver", "rule"): rules,
-        (WAIVERS, "waiver", "preset"): ids_of(presets.preset),
-    }
 
 
 def _find_faults(
@@ -251,12 +240,10 @@ def _find_faults(
     yield from (f"{POLICY}: there is no multiple of {recipe}, which a target has" for recipe in sorted(missing))
     blocks = {part.id: part.block for part in policy.part}
     for preset in presets.preset:
-        where = f"{PRESETS}: preset {preset.id}: low names"
         for part in (part for low in preset.low for part in low.parts):
-            if part not in blocks:
-                yield f"{where} the part {part!r}, which does not exist"
-            elif blocks[part] not in ("model", *preset.pattern):
-                yield f"{where} {part}, and no block of {preset.pattern} is {blocks[part]}"
+            if blocks.get(part, "model") not in ("model", *preset.pattern):
+                where = f"{PRESETS}: preset {preset.id}: low names {part}"
+                yield f"{where}, and no block of {preset.pattern} is {blocks[part]}"
     fixed = {rule.id for rule in policy.rule if not rule.waivable}
     for waiver in waivers.waiver:
         if waiver.rule in fixed:

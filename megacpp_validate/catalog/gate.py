@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 
 from ..errors import WrongArguments
 from ..evidence.receipt import READABLE
-from .bridge import Catalog, Target
-from .file import References, Row, ids_of, read_rows, refuse_doubles
+from .bridge import Catalog, Target, Targets
+from .file import Names, Row, ids_of, read_rows
 
 RULES: Final = "gate.toml"
 WAIVERS: Final = "gate_waivers.toml"
@@ -31,6 +31,7 @@ Good = Literal["pass", "expected-unsupported"]
 Red = Literal["fail", "error", "import-error", "timeout"]
 Group = Literal["modules", "compositions", "fp8"]
 Versions = Literal["one", "unknown", "differ"]
+Release = Annotated[str, Names("release")]
 
 
 class GateRule(StrEnum):
@@ -129,11 +130,11 @@ class Requirement(Row):
         unsupported: those that may say so.
     """
 
-    release: str
-    target: str
+    release: Release
+    target: Annotated[str, Names("target")]
     requested: Literal["te", "native"]
     groups: list[Group] = Field(default_factory=list)
-    probes: list[str] = Field(default_factory=list)
+    probes: Annotated[list[str], Names("probe")] = Field(default_factory=list)
     unsupported: list[str] = Field(default_factory=list)
     named_by: ClassVar = ("release", "target")
 
@@ -145,9 +146,9 @@ class _Leave(Row):
         probes: all where none is named.
     """
 
-    releases: list[str] = Field(min_length=1)
-    targets: list[str] = Field(min_length=1)
-    probes: list[str] = Field(default_factory=list)
+    releases: Annotated[list[str], Names("release")] = Field(min_length=1)
+    targets: Targets
+    probes: Annotated[list[str], Names("probe")] = Field(default_factory=list)
     reason: Words
     source: str = ""
 
@@ -167,9 +168,8 @@ class SecondCopy(_Leave):
 
     @model_validator(mode="after")
     def _require_library(self) -> SecondCopy:
-        for pattern in self.files:
-            if self.library not in PurePosixPath(pattern).name:
-                raise ValueError(f"{pattern!r} fits files other than {self.library}")
+        if odd := [pattern for pattern in self.files if self.library not in PurePosixPath(pattern).name]:
+            raise ValueError(f"{odd[0]!r} fits files other than {self.library}")
         return self
 
 
@@ -206,7 +206,7 @@ class Shows(Row):
 class ReleaseWaiver(Row):
     """Leave to release with a breakage of one cell, until a day."""
 
-    release: str
+    release: Release
     cell: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}$")
     rule: GateRule = Field(strict=False)
     owner: Words
@@ -263,13 +263,9 @@ class GateRules(Row):
 
     @property
     def sha256(self) -> str:
-        """Of all of it, so that a decision says by which rules."""
+        """Of all of it: a decision names the rules by which it was made."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-class UnknownRelease(WrongArguments):
-    """A kind of release, or a target of it, that `gate.toml` has no row for."""
 
 
 @dataclass(frozen=True)
@@ -281,27 +277,24 @@ class GatePolicy:
     waivers: tuple[ReleaseWaiver, ...]
 
     def choose(self, release: str, target: str) -> GateRules:
-        """What a kind of release wants of a target.
+        """What a kind of release requires of a target.
 
         Raises:
-            UnknownRelease: there is no such row.
+            WrongArguments: there is no such row.
         """
-        kind = next((row for row in self.file.release if row.id == release), None)
-        if kind is None:
-            known = ", ".join(row.id for row in self.file.release)
-            raise UnknownRelease(f"there is no kind of release {release!r}. Next step: choose one of {known}.")
-        row = next((row for row in self.file.require if (row.release, row.target) == (release, target)), None)
-        if row is None:
-            known = ", ".join(row.target for row in self.file.require if row.release == release)
-            raise UnknownRelease(
-                f"{release} requires nothing of the target {target!r}, and would be open for anything. Next step: "
-                f"choose one of {known or 'none'}, or add a [[require]] to {RULES}."
+        rows = {(row.release, row.target): row for row in self.file.require}
+        if (release, target) not in rows:
+            known = ", ".join(" of ".join(pair) for pair in rows)
+            raise WrongArguments(
+                f"{RULES} has no [[require]] of the release {release!r} and the target {target!r}, and a release that "
+                f"requires nothing would be open for anything. Next step: choose one of {known}, or add the row."
             )
+        row = rows[release, target]
         return GateRules(
-            kind=kind,
+            kind=next(kind for kind in self.file.release if kind.id == release),
             target=next(one for one in self.catalog.targets if one.id == target),
             requested=row.requested,
-            probes=tuple(list_probes(row, self.catalog)),
+            probes=tuple(_list_probes(row, self.catalog)),
             unsupported=tuple(row.unsupported),
             unwatched=_of(self.file.unwatched, release, target),
             second_copies=_of(self.file.second_copy, release, target),
@@ -321,16 +314,12 @@ def _of(rows: Sequence[Leave], release: str, target: str) -> tuple[Leave, ...]:
     return tuple(row for row in rows if release in row.releases and target in row.targets)
 
 
-def list_probes(row: Requirement, catalog: Catalog) -> Iterator[str]:
+def _list_probes(row: Requirement, catalog: Catalog) -> Iterator[str]:
     """The probes that a row requires: modules in dependency order, then what else there is in the catalog's order."""
-    groups: dict[Group, Iterable[str]] = {
-        "modules": (module.id for module in catalog.modules),
-        "compositions": (cell.id for cell in catalog.compositions),
-        "fp8": (cell.id for cell in catalog.fp8),
-    }
-    for name, probes in groups.items():
+    groups = {"modules": catalog.modules, "compositions": catalog.compositions, "fp8": catalog.fp8}
+    for name, rows in groups.items():
         if name in row.groups:
-            yield from probes
+            yield from ids_of(rows)
     yield from row.probes
 
 
@@ -344,67 +333,27 @@ def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy
     Raises:
         MatrixInvalid: with every fault of both files.
     """
+    every = ids_of((*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke))
     rules, waivers = read_rows(
         folder,
         {RULES: _RuleFile, WAIVERS: _WaiverFile},
-        lambda rules, _: _list_references(rules, catalog),
-        lambda rules, waivers: _find_faults(rules, waivers.waiver, catalog),
+        {"target": ids_of(catalog.targets), "probe": every},
+        lambda rules, _: _find_faults(rules, catalog),
     )
     return GatePolicy(catalog, rules, tuple(waivers.waiver))
 
 
-def _list_references(rules: _RuleFile, catalog: Catalog) -> References:
-    releases, targets = ids_of(rules.release), ids_of(catalog.targets)
-    every = ids_of((*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke))
-    leaves = ("unwatched", "second_copy", "fallback", "kernel")
-    return {
-        (RULES, "require", "release"): releases,
-        (RULES, "require", "target"): targets,
-        (RULES, "require", "probes"): every,
-        **{(RULES, kind, "releases"): releases for kind in leaves},
-        **{(RULES, kind, "targets"): targets for kind in leaves},
-        **{(RULES, kind, "probes"): every for kind in leaves},
-        (WAIVERS, "waiver", "release"): [row.release for row in rules.require],
-    }
-
-
-def _find_faults(rules: _RuleFile, waivers: list[ReleaseWaiver], catalog: Catalog) -> Iterator[str]:
+def _find_faults(rules: _RuleFile, catalog: Catalog) -> Iterator[str]:
+    """Rules that would open the gate for what nobody has seen."""
     golden = {row.id for row in rules.release if row.image == "one"}
     for copy in rules.second_copy:
         if sealed := sorted(golden & set(copy.releases)):
             yield f"{RULES}: second_copy: {sealed[0]} is a golden image, and none has a library twice"
-    targets = {target.id: target for target in catalog.targets}
+    recipes = {target.id: target.recipes for target in catalog.targets}
+    cells = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
     for row in rules.require:
-        if row.target in targets:
-            yield from _find_in_requirement(row, targets[row.target], catalog)
-    for waiver in waivers:
-        rows = [row for row in rules.require if row.release == waiver.release]
-        ends = [f"-{row.target}-{probe}" for row in rows for probe in list_probes(row, catalog)]
-        if rows and not any(waiver.cell.endswith(end) for end in ends):
-            yield f"{WAIVERS}: waiver {waiver.label}: {waiver.release} requires no such cell"
-
-
-def _find_in_requirement(row: Requirement, target: Target, catalog: Catalog) -> Iterator[str]:
-    """Cells that cannot exist, are named twice, or contradict the target's row."""
-    where = f"{RULES}: require {row.label}"
-    listed = list(list_probes(row, catalog))
-    apart = {cell.id: cell.targets for cell in catalog.smoke}
-    recipes = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
-    if (row.requested == "te") is not bool(target.arch):
-        yield f"{where}: requested is {row.requested!r}, and {target.id} has {target.arch or 'no GPU'}"
-    if "fp8" in row.groups and not target.recipes:
-        yield f"{where}: {target.id} has no recipe of FP8: such cells cannot exist"
-    if not listed:
-        yield f"{where}: it requires nothing, and would be open for anything"
-    try:
-        refuse_doubles(listed)
-    except ValueError as fault:
-        yield f"{where}: {fault}"
-    for probe in listed:
-        if target.id not in apart.get(probe, [target.id]):
-            yield f"{where}: {probe} is for {', '.join(apart[probe])} alone: such a cell cannot exist"
-    for probe in row.unsupported:
-        if probe not in listed:
-            yield f"{where}: unsupported names {probe!r}, which it does not require"
-        elif recipes.get(probe) in target.recipes:
-            yield f"{where}: unsupported names {probe}, and {target.id} has {recipes[probe]}"
+        if not any(_list_probes(row, catalog)):
+            yield f"{RULES}: require {row.label}: it requires nothing, and would be open for anything"
+        for probe in row.unsupported:
+            if cells.get(probe) in recipes.get(row.target, ()):
+                yield f"{RULES}: require {row.label}: unsupported names {probe}, and {row.target} has {cells[probe]}"

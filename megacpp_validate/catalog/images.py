@@ -10,16 +10,17 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .bridge import Target
-from .file import References, RequirementText, Row, Text, VersionRange, VersionText, ids_of, read_rows, refuse_doubles
+from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, read_rows
 
 FILE: Final = "images.toml"
 PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no distribution
 
 Platform = Literal["linux/amd64", "linux/arm64"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
+BaseName = Annotated[str, Names("base")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Lock = Annotated[str, Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")]
 Pair = Annotated[tuple[str, VersionText], Field(strict=False)]
@@ -52,11 +53,6 @@ class Base(Row):
     driver_least: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
     source: Text
 
-    @model_validator(mode="after")
-    def _require_no_doubles(self) -> Base:
-        refuse_doubles([*(name for name, _ in self.provides), *self.stands_for])
-        return self
-
     @property
     def provided(self) -> dict[str, str]:
         """Name of a part or distribution -> version, which is empty where it is not known."""
@@ -71,7 +67,7 @@ class Base(Row):
 class Claim(Row):
     """A digest as others say it; an empty platform is the index over all platforms."""
 
-    base: Name
+    base: BaseName
     platform: Literal["linux/amd64", "linux/arm64", ""]
     digest: Digest
     source: Text
@@ -105,8 +101,8 @@ class Image(Row):
         user: number of the user that it runs as.
     """
 
-    target: Name
-    base: Name
+    target: Annotated[str, Names("target")]
+    base: BaseName
     platform: Platform
     cache_arch: str = Field(pattern=r"^(sm_\d+a|cpu)$")
     lock: Lock
@@ -116,17 +112,11 @@ class Image(Row):
     removes: list[Over] = Field(default_factory=list)
     links: list[Annotated[str, Field(pattern=r"^https://\S+$")]] = Field(default_factory=list)
     te_archs: str = Field(default="", pattern=r"^(\d+[af]?(;\d+[af]?)*)?$")
-    sources: list[Name]
+    sources: Annotated[list[str], Names("source")]
     steps: list[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]] = Field(min_length=1)
     jit: list[Literal["fa4", "triton"]]
     user: int = Field(ge=1)
     named_by: ClassVar = ("target",)
-
-    @model_validator(mode="after")
-    def _require_no_doubles(self) -> Image:
-        refuse_doubles(self.steps)
-        refuse_doubles(row.name for row in (*self.over, *self.removes))
-        return self
 
     @property
     def te(self) -> str:
@@ -218,7 +208,7 @@ class Range(Row):
     component: Name
     needs: Annotated[VersionRange, Field(min_length=1)]
     with_: RequirementText = Field(default="", alias="with")
-    targets: list[Name] = Field(default_factory=list)
+    targets: Annotated[list[str], Names("target")] = Field(default_factory=list)
     outside: Literal["refused", "warned"] = "refused"
     says: Text
     next: Text
@@ -246,11 +236,6 @@ class Images(Row):
     source: list[Source] = Field(default_factory=list)
     range: list[Range] = Field(default_factory=list)
 
-    @model_validator(mode="after")
-    def _require_own_locks(self) -> Images:
-        refuse_doubles([*(row.lock for row in self.image), self.sessions.lock, self.releases.lock])
-        return self
-
     def find_base(self, name: str) -> Base:
         """The row of a base; there is one for every image of a file that was read."""
         return next(base for base in self.base if base.id == name)
@@ -271,51 +256,18 @@ def read_images(targets: dict[str, str], folder: Path | None = None, rows: Itera
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    known = {row.id: row for row in rows}
-
-    def list_references(images: Images) -> References:
-        return {
-            (FILE, "image", "base"): ids_of(images.base),
-            (FILE, "image", "target"): targets,
-            (FILE, "image", "sources"): ids_of(images.source),
-            (FILE, "claim", "base"): ids_of(images.base),
-            (FILE, "range", "targets"): targets,
-        }
+    arch = {row.id: f"{row.arch}a" if row.arch else "cpu" for row in rows}
 
     def find(images: Images) -> Iterator[str]:
         for image in images.image:
-            found = [*_find_in_image(image, images, targets)]
-            if image.target in known:
-                found += _find_of_another_target(image, known[image.target])
-            yield from (f"{FILE}: image {image.target}: {fault}" for fault in found)
+            where = f"{FILE}: image {image.target}"
+            if targets.get(image.target, "") not in ("", MACHINES[image.platform]):
+                yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
+            if image.cache_arch != (wanted := arch.get(image.target, image.cache_arch)):
+                yield f"{where}: cache_arch {image.cache_arch!r} is not the {wanted!r} of its target"
+            for source in images.source:
+                if (source.id in image.sources) is not (source.id.replace("-", "_") in image.steps):
+                    yield f"{where}: {source.id!r} is in one of `sources` and `steps` alone"
 
-    (images,) = read_rows(folder, {FILE: Images}, list_references, find)
+    (images,) = read_rows(folder, {FILE: Images}, {"target": targets}, find)
     return cast("Images", images)
-
-
-def _find_in_image(image: Image, images: Images, targets: dict[str, str]) -> Iterator[str]:
-    """Another machine; a source without its step, or the other way; what the base does not provide."""
-    if targets.get(image.target, "") not in ("", MACHINES[image.platform]):
-        yield f"platform {image.platform} is not the {targets[image.target]} of targets.toml"
-    for source in images.source:
-        if (source.id in image.sources) is not (source.id.replace("-", "_") in image.steps):
-            yield f"{source.id!r} is in one of `sources` and `steps` alone"
-    for base in (base for base in images.base if base.id == image.base):
-        for row in (*image.over, *image.removes):
-            if row.name not in base.distributions:
-                yield f"over or removes names {row.name!r}, which {base.id} does not provide"
-
-
-def _find_of_another_target(image: Image, target: Target) -> Iterator[str]:
-    wanted = f"{target.arch}a" if target.arch else "cpu"
-    if image.cache_arch != wanted:
-        yield f"cache_arch {image.cache_arch!r} is not the {wanted!r} of its target"
-    family = target.arch.removeprefix("sm_")[:-1]  # "sm_121" and what is compiled for 120 are of one family
-    archs = [arch.rstrip("af")[:-1] for arch in image.te_archs.split(";") if arch]
-    if archs and family not in archs:
-        yield f"te_archs {image.te_archs!r} has nothing for the {target.arch or 'CPU'} of its target"
-    has = {"deep-gemm": target.deep_gemm}
-    has |= {"flash-attention-3": "fa3" in target.attention, "fa4": "fa4" in target.attention}
-    for name in (*image.sources, *image.jit):
-        if not has.get(name, True):
-            yield f"names {name!r}, which targets.toml says that {target.id} does not have"

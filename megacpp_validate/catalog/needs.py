@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from .file import References, RequirementText, Row, Text, VersionRange, ids_of, read_rows
+from .file import Names, RequirementText, Row, Text, VersionRange, ids_of, read_rows
 
 _FILE = "needs.toml"
 
@@ -32,7 +32,7 @@ class VendorPackage(Row):
     id: Text
     title: Text
     distributions: list[str] = Field(min_length=1)
-    breaks: list[str]
+    breaks: Annotated[list[str], Names("module")]
     required: bool = False
     attention: Literal["fa3", "fa4", ""] = ""
     deep_gemm: bool = False
@@ -44,7 +44,7 @@ class CudaLibrary(Row):
     id: str = Field(pattern=r"^lib\w+$")
     title: Text
     distributions: list[str] = Field(min_length=1)
-    breaks: list[str]
+    breaks: Annotated[list[str], Names("module")]
 
 
 class Need(Row):
@@ -73,18 +73,10 @@ class Need(Row):
     symbol: str = ""
     with_: RequirementText = Field(default="", alias="with")
     cuda: VersionRange = ""
-    breaks: list[str]
+    breaks: Annotated[list[str], Names("module")]
     says: Text
     next: Text
     source: Text
-
-    @model_validator(mode="after")
-    def _require_symbol_or_version(self) -> Need:
-        if (self.kind == "tolerated-symbol") != bool(self.symbol):
-            raise ValueError("the kind tolerated-symbol has a symbol, and no other kind has one")
-        if self.kind == "library" and not self.version:
-            raise ValueError("the need of a library has a version")
-        return self
 
     def holds_for(self, te: Version) -> bool:
         """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
@@ -151,6 +143,5 @@ def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
         wrong = [need for need in needs.need if need.kind != "distribution" and need.of not in known]
         return [f"{_FILE}: need {need.id}: of names {need.of!r}, which does not exist" for need in wrong]
 
-    references: References = {(_FILE, kind, "breaks"): modules for kind in ("package", "library", "need")}
-    (needs,) = read_rows(folder, {_FILE: Needs}, lambda _: references, find)
+    (needs,) = read_rows(folder, {_FILE: Needs}, {"module": modules}, find)
     return cast("Needs", needs)

@@ -2,76 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..errors import WrongArguments
-from .file import Row, Text, read_rows
+from .bridge import Recipe
+from .file import Names, Row, Text, read_rows
 
 FILE: Final = "postures.toml"
-TABLES: Final = ("speed_defaults", "experimental_taxes", "observability")
 
 Table = Literal["speed_defaults", "experimental_taxes", "observability", "further"]
 Need = Literal["gpu", "te", "one-rank", "own-experts"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$")]
-Coefficient = Annotated[float, Field(ge=0, lt=1)]
-
-
-class UnknownFeature(WrongArguments):
-    """A feature that has no row, or no switch; the text names those that have."""
-
-
-class SizeChanges(Row):
-    """Numbers of a size, by the names of `training.sizes.Size`."""
-
-    attention: Literal["gqa", "mla"] | None = None
-    mtp: bool | None = None
-    trajectory_coefficient: Coefficient | None = None
-    aux_coefficient: Coefficient | None = None
-    z_coefficient: Coefficient | None = None
-
-
-class FeatureFlags(Row):
-    """A preset and flags, by the names of `bridge.features.Features`."""
-
-    preset: Literal["production", "experts", "dense", "off"] | None = None
-    attention: bool | None = None
-    native_block: bool | None = None
-    linear: bool | None = None
-    expert_gemm: bool | None = None
-    permute: bool | None = None
-    mamba_in_projection: bool | None = None
-    mlp: bool | None = None
-    norm: bool | None = None
-
-
-class FormChanges(Row):
-    """Forms, by the names of `training.forms.Forms`."""
-
-    moe: Literal["bridge", "padded", "jagged"] | None = None
-    compiled_scan: bool | None = None
-    fused_residual_norm: bool | None = None
-    fused_mla_ingress: bool | None = None
-    recompute: bool | None = None
-    graphs: bool | None = None
-    expert_backends: list[Literal["te", "deep_gemm", "native"]] | None = Field(default=None, min_length=1)
-    low_precision_experts: bool | None = None
+Value = bool | float | str
 
 
 class Settings(Row):
-    """Part of an order of the smoke run; what is None is left as it is.
+    """Part of an order of the smoke run: what is not set is left as it is. The run refuses names that it lacks.
 
     Attributes:
-        changes, features, forms, precision, audit, watch, profile: as `training.smoke.order.SmokeOrder` has them.
+        changes: numbers of a size, by the names of `training.sizes.Size`.
+        features: a preset and flags, by the names of `bridge.features.Features`.
+        forms: by the names of `training.forms.Forms`.
+        precision, audit, watch, profile: as `training.smoke.order.SmokeOrder` has them.
     """
 
-    changes: SizeChanges = SizeChanges()
-    features: FeatureFlags = FeatureFlags()
-    forms: FormChanges = FormChanges()
-    precision: Literal["fp32", "bf16", "delayed", "current", "block", "mxfp8", "nvfp4"] | None = None
+    changes: dict[Name, Value] = Field(default_factory=dict)
+    features: dict[Name, Value] = Field(default_factory=dict)
+    forms: dict[Name, Value | list[str]] = Field(default_factory=dict)
+    precision: Recipe | Literal["fp32", "bf16"] | None = None
     audit: bool | None = None
     watch: bool | None = None
     profile: bool | None = None
@@ -79,8 +41,7 @@ class Settings(Row):
     @property
     def as_order(self) -> dict[str, Any]:
         """Fields of an order, as JSON has them; only what is set."""
-        said = self.model_dump(mode="json", exclude_none=True, exclude={"parts"})
-        return {key: value for key, value in said.items() if value != {}}
+        return self.model_dump(mode="json", exclude_defaults=True, exclude={"parts"})
 
 
 class Arm(Settings):
@@ -115,20 +76,8 @@ class Feature(Row):
     on: Arm
     source: Text
 
-    @model_validator(mode="after")
-    def _require_two_arms(self) -> Feature:
-        """Both arms set the same keys, to different values."""
-        off, on = (set(_keys(arm.as_order)) for arm in (self.off, self.on))
-        wrong = [f"{key} is set in one arm alone: the other has whatever it had before" for key in sorted(off ^ on)]
-        both = sorted(off & set(_keys(self.both.as_order)))
-        wrong += [f"{key} is set for both arms, and again in each" for key in both]
-        if self.off.as_order == self.on.as_order:
-            wrong.append("off and on are the same: there is nothing to compare")
-        if self.id == "all":
-            wrong.append("the name 'all' stands for all of them")
-        if wrong:
-            raise ValueError("; ".join(wrong))
-        return self
+
+Switches = Annotated[dict[Name, bool], Names("feature")]
 
 
 class Posture(Row):
@@ -139,9 +88,9 @@ class Posture(Row):
         features: all that have a row, in the order in which their settings are put together.
     """
 
-    speed_defaults: dict[Name, bool]
-    experimental_taxes: dict[Name, bool]
-    observability: dict[Name, bool]
+    speed_defaults: Switches
+    experimental_taxes: Switches
+    observability: Switches
     features: list[Feature] = Field(validation_alias="feature", min_length=1)
 
     @property
@@ -153,13 +102,12 @@ class Posture(Row):
         """The row of a feature.
 
         Raises:
-            UnknownFeature: there is none.
+            WrongArguments: there is none.
         """
-        for feature in self.features:
-            if feature.id == name:
-                return feature
-        known = ", ".join(feature.id for feature in self.features)
-        raise UnknownFeature(f"there is no feature {name!r}. Next step: choose of {known}, or say all.")
+        rows = {feature.id: feature for feature in self.features}
+        if name not in rows:
+            raise WrongArguments(f"there is no feature {name!r}. Next step: choose of {', '.join(rows)}, or say all.")
+        return rows[name]
 
 
 def read_postures(folder: Path | None = None) -> Posture:
@@ -171,7 +119,7 @@ def read_postures(folder: Path | None = None) -> Posture:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (posture,) = read_rows(folder, {FILE: Posture}, find=_find_faults)
+    (posture,) = read_rows(folder, {FILE: Posture})
     return cast("Posture", posture)
 
 
@@ -185,7 +133,7 @@ def settings_of(posture: Posture, changed: Mapping[str, bool] | None = None) -> 
         changed: feature -> on or off, where it is to be other than the switch; the "further" ones too.
 
     Raises:
-        UnknownFeature: `changed` names one that has no row.
+        WrongArguments: `changed` names one that has no row.
     """
     for name in changed or {}:
         posture.find(name)
@@ -206,17 +154,3 @@ def merge_orders(order: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str,
         held = merged.get(key)
         merged[key] = {**held, **value} if isinstance(held, dict) and isinstance(value, dict) else value
     return merged
-
-
-def _find_faults(posture: Posture) -> Iterator[str]:
-    """Switches without a row, rows without a switch."""
-    for table in TABLES:
-        switches = set(getattr(posture, table))
-        rows = {feature.id for feature in posture.features if feature.table == table}
-        yield from (f"{FILE}: {table} switches {name!r}, which has no row there" for name in sorted(switches - rows))
-        yield from (f"{FILE}: feature {name!r} has no switch in {table}" for name in sorted(rows - switches))
-
-
-def _keys(order: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in order.items():
-        yield from (f"{key}.{name}" for name in value) if isinstance(value, dict) else (key,)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from ..errors import WrongArguments
-from .bridge import Catalog
+from .bridge import Catalog, Targets
 from .file import Row, Text, ids_of, read_rows
 
 FILE: Final = "prewarm.toml"
@@ -39,7 +39,7 @@ class PrewarmTask(Row):
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
     library: Library
     code: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    targets: list[str] = Field(min_length=1)
+    targets: Targets
     gpu: bool
     ranks: int = Field(default=1, ge=1)
     settings: dict[str, str] = Field(default_factory=dict)
@@ -57,6 +57,15 @@ class PrewarmTask(Row):
         return self.settings.get(_CELL_OF.get(self.code, ""), "")
 
 
+def _require_pattern(kernel: str) -> str:
+    try:
+        if re.search(kernel, ""):
+            raise ValueError("the pattern fits every kernel")
+    except re.error as fault:
+        raise ValueError(f"this is not a pattern: {fault}") from fault
+    return kernel
+
+
 class UnkeptKernel(Row):
     """A kernel that no cache keeps: a release compiles it in every process, whatever was prewarmed.
 
@@ -69,20 +78,10 @@ class UnkeptKernel(Row):
     """
 
     library: Library
-    kernel: str = Field(min_length=12)
+    kernel: Annotated[str, Field(min_length=12), AfterValidator(_require_pattern)]
     releases: list[str] = Field(min_length=1)
     reason: Text
     source: Text
-
-    @field_validator("kernel")
-    @classmethod
-    def _require_pattern(cls, kernel: str) -> str:
-        try:
-            if re.search(kernel, ""):
-                raise ValueError("the pattern fits every kernel")
-        except re.error as fault:
-            raise ValueError(f"this is not a pattern: {fault}") from fault
-        return kernel
 
     def fits(self, library: str, kernel: str, release: str) -> bool:
         """Whether a compile of a release is one of it."""
@@ -92,10 +91,6 @@ class UnkeptKernel(Row):
 class _File(Row):
     task: list[PrewarmTask] = Field(min_length=1)
     unkept: list[UnkeptKernel] = Field(default_factory=list)
-
-
-class UnknownTask(WrongArguments):
-    """A task that there is not; the text names those that there are."""
 
 
 def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmTask, ...]:
@@ -108,8 +103,8 @@ def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmT
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    references = {(FILE, "task", "targets"): ids_of(catalog.targets)}
-    (file,) = read_rows(folder, {FILE: _File}, lambda _: references, lambda file: _find_faults(file.task, catalog))
+    known = {"target": ids_of(catalog.targets)}
+    (file,) = read_rows(folder, {FILE: _File}, known, lambda file: _find_faults(file.task, catalog))
     return tuple(file.task)
 
 
@@ -131,17 +126,17 @@ def choose_tasks(
         without_gpu: only what needs no device, as at image build.
 
     Raises:
-        UnknownTask: one that the target does not have, or that needs a GPU where there shall be none.
+        WrongArguments: one that the target does not have, or that needs a GPU where there shall be none.
     """
     rows = {task.id: task for task in tasks if target in task.targets}
     asked = tuple(wanted)
     if unknown := [name for name in asked if name not in rows]:
         known = ", ".join(rows) or "none at all"
-        raise UnknownTask(
+        raise WrongArguments(
             f"the target {target} has no task {', '.join(map(repr, unknown))}. Next step: choose from {known}."
         )
     if without_gpu and (devices := [name for name in asked if rows[name].gpu]):
-        raise UnknownTask(
+        raise WrongArguments(
             f"{', '.join(devices)} cannot be compiled without a GPU. Next step: leave --at-build out, on a machine of "
             f"the target {target}."
         )
@@ -149,17 +144,7 @@ def choose_tasks(
 
 
 def _find_faults(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[str]:
-    without_gpu = {target.id for target in catalog.targets if not target.arch}
-    probes, smoke = ids_of((*catalog.modules, *catalog.compositions)), {row.id: row for row in catalog.smoke}
+    cells = ids_of((*catalog.modules, *catalog.compositions, *catalog.smoke))
     for task in tasks:
-        where, row = f"{FILE}: task {task.id}", smoke.get(task.cell) if task.code == SMOKE else None
-        if task.is_cell and task.cell not in (probes if task.code == PROBE else smoke):
-            yield f"{where}: cell names {task.cell!r}, which does not exist"
-        if task.is_cell and (extra := set(task.settings) - {_CELL_OF[task.code]}):
-            yield f"{where}: a {task.code} takes no setting {', '.join(sorted(extra))}"
-        if task.gpu and without_gpu & set(task.targets):
-            yield f"{where}: it needs a GPU, and one of its targets has none"
-        if row is not None and row.ranks != task.ranks:
-            yield f"{where}: {row.id} takes {row.ranks} rank(s), and the task {task.ranks}"
-        if row is not None and (others := set(task.targets) - set(row.targets)):
-            yield f"{where}: {row.id} is not of {', '.join(sorted(others))}"
+        if task.is_cell and task.cell not in cells:
+            yield f"{FILE}: task {task.id}: cell names {task.cell!r}, which does not exist"

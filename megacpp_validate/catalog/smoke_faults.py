@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 from pydantic import Field
 
 from .bridge import SmokeCell
-from .file import Row, Text, ids_of, read_rows
+from .file import Names, Row, Text, read_rows
 
 FILE: Final = "smoke_faults.toml"
 CODE: Final = "smoke.faults"
@@ -35,7 +35,7 @@ class SmokeFault(Row):
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     fault: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*(:\d+)?$")
-    plan: str
+    plan: Annotated[str, Names("plan")]
     way: Way = "train"
     says: Text
     caught_by: CheckName
@@ -57,8 +57,8 @@ class SmokeFaults(Row):
         faults: in their order.
     """
 
-    plans: list[FaultPlan] = Field(validation_alias="plan")
-    faults: list[SmokeFault] = Field(validation_alias="fault")
+    plans: list[FaultPlan] = Field(validation_alias="plan", min_length=1)
+    faults: list[SmokeFault] = Field(validation_alias="fault", min_length=1)
 
     def of(self, plan: str) -> tuple[SmokeFault, ...]:
         """The faults of one cell."""
@@ -74,11 +74,10 @@ class SmokeFaults(Row):
 
     def select(self, ids: Iterable[str]) -> SmokeFaults:
         """These faults alone, and the cells that have any of them."""
-        wanted = set(ids)
-        faults = [fault for fault in self.faults if fault.id in wanted]
-        return SmokeFaults(
-            plans=[plan for plan in self.plans if any(one.plan == plan.id for one in faults)], faults=faults
-        )
+        chosen = set(ids)
+        faults = [fault for fault in self.faults if fault.id in chosen]
+        plans = [plan for plan in self.plans if any(one.plan == plan.id for one in faults)]
+        return self.model_copy(update={"plans": plans, "faults": faults})
 
 
 def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> SmokeFaults:
@@ -91,19 +90,5 @@ def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> Smo
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    known = list(targets)
-
-    def find(file: SmokeFaults) -> Iterator[str]:
-        for plan in file.plans:
-            if "faults" in plan.settings:
-                yield f"{FILE}: plan {plan.id}: its faults are rows of their own"
-            if not file.of(plan.id):
-                yield f"{FILE}: plan {plan.id}: no fault is planted in it"
-
-    (faults,) = read_rows(
-        folder,
-        {FILE: SmokeFaults},
-        lambda file: {(FILE, "plan", "targets"): known, (FILE, "fault", "plan"): ids_of(file.plans)},
-        find,
-    )
+    (faults,) = read_rows(folder, {FILE: SmokeFaults}, {"target": list(targets)})
     return cast("SmokeFaults", faults)

@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..errors import InfrastructureFailed
 from ..evidence.values import ENVIRONMENT, Cause
-from .file import Row, Text, read_rows, refuse_doubles
+from .file import Names, Row, Text, read_rows
 
 FILE: Final = "te_faults.toml"
 FP8_FILE: Final = "fp8_faults.toml"
@@ -49,16 +49,6 @@ class Edit(Row):
     delete: bool = False
     rename: str = Field(default="", pattern=rf"^$|{_BELOW}")
 
-    @model_validator(mode="after")
-    def _require_one_action(self) -> Edit:
-        if sum((bool(self.old), bool(self.append), self.delete, bool(self.rename))) != 1:
-            raise ValueError("an edit does one thing: old and new, append, delete or rename")
-        if self.old and self.old == self.new:
-            raise ValueError("old and new are the same")
-        if self.new and not self.old:
-            raise ValueError("new without old")
-        return self
-
     def change(self, text: str) -> str:
         """The text of the file after this edit.
 
@@ -91,16 +81,6 @@ class PlantedFault(Row):
     says: Text
     edit: list[Edit] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _require_edits(self) -> PlantedFault:
-        """Each release has an edit, and each edit is for a release of the fault."""
-        others = sorted({release for edit in self.edit for release in edit.releases} - set(self.releases))
-        wrong = [f"an edit is for {release}, and the fault is not" for release in others]
-        wrong += [f"has no edit for {release}" for release in self.releases if not self.edits_for(release)]
-        if wrong:
-            raise ValueError("; ".join(wrong))
-        return self
-
     def edits_for(self, release: str) -> tuple[Edit, ...]:
         """Those for one release, in order."""
         return tuple(edit for edit in self.edit if not edit.releases or release in edit.releases)
@@ -117,10 +97,10 @@ class TeFault(PlantedFault):
         times: seen in timings only, so the modules are timed.
     """
 
-    module: str
+    module: Annotated[str, Names("module")]
     cause: StrictCause
     accepts: list[StrictCause] = Field(default_factory=list)
-    also: list[str] = Field(default_factory=list)
+    also: Annotated[list[str], Names("blamed")] = Field(default_factory=list)
     times: bool = False
 
     @property
@@ -145,15 +125,10 @@ class Fp8Fault(PlantedFault):
         quick: whether the smallest shapes and the fewest steps show it.
     """
 
-    cells: list[str] = Field(min_length=1)
+    cells: Annotated[list[str], Names("cell")] = Field(min_length=1)
     checks: list[Text] = Field(min_length=1)
-    green: str
+    green: Annotated[str, Names("cell")]
     quick: bool = True
-
-    @model_validator(mode="after")
-    def _require_other_cells(self) -> Fp8Fault:
-        refuse_doubles([*self.cells, self.green])
-        return self
 
     def wants(self, check: str) -> bool:
         """Whether a check of this name is one that must see it."""
@@ -179,8 +154,7 @@ def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[
         MatrixInvalid: with every fault of the file.
     """
     known = list(modules)
-    references = {(FILE, "fault", "module"): known, (FILE, "fault", "also"): [*known, ENVIRONMENT]}
-    (file,) = read_rows(folder, {FILE: _TeFile}, lambda _: references)
+    (file,) = read_rows(folder, {FILE: _TeFile}, {"module": known, "blamed": [*known, ENVIRONMENT]})
     return tuple(file.fault)
 
 
@@ -197,8 +171,5 @@ def read_fp8_faults(
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    known = list(cells)
-    name = FP8_HELD_OUT if held_out else FP8_FILE
-    references = {(name, "fault", "cells"): known, (name, "fault", "green"): known}
-    (file,) = read_rows(folder, {name: _Fp8File}, lambda _: references)
+    (file,) = read_rows(folder, {FP8_HELD_OUT if held_out else FP8_FILE: _Fp8File}, {"cell": list(cells)})
     return tuple(file.fault)

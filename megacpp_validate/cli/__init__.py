@@ -1,7 +1,7 @@
 """The command line: one file a verb, found by its place in this folder.
 
-A verb parses its options, calls one function of a room, writes the result and exits with the result's code. It imports
-that room when it is called: the verb that runs on a GPU host does not need what reads sources.
+A verb parses its options, calls one function of a room and returns the result. It imports that room when it is called:
+the verb that runs on a GPU host does not need what reads sources.
 """
 
 from __future__ import annotations
@@ -9,25 +9,18 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Final
 
 from . import app as _app
 
 __all__ = ["load_verbs", "main"]
 
-_HERE: Final = Path(__file__).parent
-
 
 def load_verbs(verb: str = "") -> None:
     """Register one verb, or all of them where no file has that name."""
-    name = verb.replace("-", "_")
-    if name.isidentifier() and not name.startswith("_") and (_HERE / f"{name}.py").is_file():
-        import_module(f".{name}", __name__)
-        if any(_app.name_verb(command) == verb for command in _app.app.registered_commands):
-            return
-    for file in sorted(_HERE.glob("[a-z]*.py")):
-        if file.stem != "result_again":
-            import_module(f".{file.stem}", __name__)
+    files = {file.stem.replace("_", "-"): file.stem for file in sorted(Path(__file__).parent.glob("[a-z]*.py"))}
+    for name in [files[verb]] if verb in files else files.values():
+        if name != "result_again":
+            import_module(f".{name}", __name__)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What every verb shares: the application, its options, and how an error ends it."""
+"""What every verb shares: the application, the options of a result, and the exit code of each error."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import errno
 import io
 import json
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from .. import TOOL
-from ..errors import Exit, ToolError
+from ..errors import Exit, NothingSelected, ToolError
 from ..text import clean
-from .interrupts import ended_by_signals
 
-LARGEST_SEED: Final = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed that it is given
 _AS_JSON: Final = "megacpp-as-json"  # name of the handler of characters that a terminal's encoding lacks
+_Run = TypeVar("_Run", bound=Callable[..., Any])
 
 EXIT_CODES: Final = (
     "Exit codes: 0 open, nothing breaks; 1 closed by a breakage; 2 wrong matrix or arguments; 3 nothing selected; 4 "
@@ -42,24 +43,23 @@ class Format(StrEnum):
     GITHUB = "github"
 
 
-def _check_output(output: Path | None) -> Path | None:
-    from .output import require_output
+class Result(Protocol):
+    """What a verb returns: a value of the room that the verb calls."""
 
-    require_output(output)
-    return output
+    @property
+    def exit(self) -> Exit:
+        """The exit code of the verb."""
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
-OutputOption = Annotated[
-    Path | None, typer.Option("--output", help="Write the result to this file.", callback=_check_output)
-]
-MatrixOption = Annotated[Path | None, typer.Option("--matrix", help="Folder of the matrix files.")]
-ReceiptsOption = Annotated[Path, typer.Option("--receipts", help="Folder for the receipts and logs.")]
-SeedOption = Annotated[
-    int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; the same seed gives the same numbers.")
-]
-PythonOption = Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", help="List every check with its bounds.")]
+class Answer(NamedTuple):
+    """A result that a verb returns where not every result of the verb has the same description.
+
+    Attributes:
+        described: module and function of `report.describe`, as in `verb`.
+    """
+
+    result: Result
+    described: str
 
 
 class _Verbs(TyperGroup):
@@ -82,8 +82,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(TOOL)
         raise typer.Exit
 
@@ -97,53 +97,117 @@ def _take_options(
     pass
 
 
-def name_verb(command: typer.models.CommandInfo) -> str:
-    """The name under which a registered command is called."""
-    return command.name or str(getattr(command.callback, "__name__", "")).replace("_", "-")
+def _check_output(output: Path | None) -> Path | None:
+    from .output import require_output
+
+    require_output(output)
+    return output
+
+
+Output = Annotated[Path | None, typer.Option(help="Write the result to this file.", callback=_check_output)]
+FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
+
+
+def verb(described: str = "", *, verbose: str = "") -> Callable[[_Run], _Run]:
+    """Register a function as the verb of its name, with --format, --output and --verbose beside its own options.
+
+    What the function returns is written, and the verb exits with its exit code. A text is written as it is, and None
+    writes nothing; both exit with 0. A function that has parameters `fmt`, `output` or `verbose` gets these, too.
+
+    Args:
+        described: MODULE:FUNCTION of `report.describe` that describes the result; without it the verb has no --format.
+            That function gets those options of the verb that it has parameters for.
+        verbose: help of --verbose; without it the verb has no such option.
+    """
+    common: dict[str, tuple[Any, Any]] = {"output": (Output, None)}
+    if described:
+        common["fmt"] = (FormatOption, Format.TABLE)
+    if verbose:
+        common["verbose"] = (Annotated[bool, typer.Option("--verbose", help=verbose)], False)
+
+    def register(run: _Run) -> _Run:
+        own = signature(run, eval_str=True).parameters
+        parameters = [*own.values()]
+        for name, (annotation, default) in common.items():
+            if name not in own:
+                parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+
+        def call(**options: Any) -> None:
+            answer = run(**{name: value for name, value in options.items() if name in own})
+            if answer is not None:
+                from .output import write_answer
+
+                raise SystemExit(write_answer(answer, described, **options))
+
+        call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        call.__doc__ = run.__doc__
+        app.command(run.__name__.replace("_", "-"))(call)
+        return run
+
+    return register
 
 
 def main() -> None:
     """Run the command line; an error becomes one message and the exit code of its class.
 
-    An error that no code expects is a fault of this tool: Python would end with 1, which says that a release broke.
+    An error that no code expects is a fault of this tool: Python would end with 1, the code of a breakage.
     """
     spell_out_characters()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():  # docker stop, scancel and a closed terminal are interrupts too
+        if handler is not signal.SIG_IGN:  # with nohup, SIGHUP stays ignored
+            signal.signal(number, _interrupt)
     try:
-        with ended_by_signals():  # docker stop, scancel and a closed terminal are interrupts too
-            app(prog_name="megacpp-validate")
+        app(prog_name="megacpp-validate")
     except ToolError as fault:
         refuse(str(fault), fault.exit)
     except KeyboardInterrupt:
         refuse("interrupted", Exit.INTERRUPTED)
     except Exception as fault:
-        if isinstance(fault, OSError):
-            refuse_full_disk(Path(os.fsdecode(fault.filename or ".")), fault)
-        if type(fault).__name__ == "BrokenProcessPool":  # a worker was killed: seen in a container of 2 GiB
-            refuse(
-                f"the run stopped: {fault}. Likely cause: this machine or container ran out of memory, and the kernel "
-                "ended a worker process. Next step: give it more memory, or use fewer --jobs.",
-                Exit.INFRASTRUCTURE,
-            )
-        write_error_line(traceback.format_exc().rstrip())
-        refuse(
-            f"unexpected {type(fault).__name__}: {fault}. Likely cause: a fault of this tool; no release is judged. "
-            "Next step: report it with the lines above. Receipts that were written stay; the same command continues.",
-            Exit.INFRASTRUCTURE,
+        refuse(_explain(fault), Exit.INFRASTRUCTURE)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """End as an interrupt does, once: a terminal that closes sends both signals."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _explain(fault: Exception) -> str:
+    if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the run stopped: {fault}. Likely cause: the disk of {os.fsdecode(fault.filename or '.')} or of the "
+            "folder for temporary files is full. Next step: make room and run the same command: the run continues with "
+            "what is missing."
         )
+    if type(fault).__name__ == "BrokenProcessPool":  # a worker was killed: seen in a container of 2 GiB
+        return (
+            f"the run stopped: {fault}. Likely cause: this machine or container ran out of memory, and the kernel "
+            "ended a worker process. Next step: give it more memory, or use fewer --jobs."
+        )
+    write_error_line(traceback.format_exc().rstrip())
+    return (
+        f"unexpected {type(fault).__name__}: {fault}. Likely cause: a fault of this tool; no release is judged. Next "
+        "step: report it with the lines above. Receipts that were written stay; the same command continues."
+    )
 
 
 def spell_out_characters() -> None:
-    """Let a terminal of another encoding lose characters, and not the verdict; what is JSON stays JSON."""
+    """Write characters that the encoding of the terminal lacks as JSON escapes: a result in JSON stays JSON."""
+
+    def escape(fault: UnicodeError) -> tuple[str, int]:
+        if not isinstance(fault, UnicodeEncodeError):
+            raise fault
+        return json.dumps(fault.object[fault.start : fault.end])[1:-1], fault.end
+
     if isinstance(sys.stdout, io.TextIOWrapper):
-        codecs.register_error(_AS_JSON, _spell_out)
+        codecs.register_error(_AS_JSON, escape)
         sys.stdout.reconfigure(errors=_AS_JSON)
-
-
-def _spell_out(fault: UnicodeError) -> tuple[str, int]:
-    """Characters as JSON escapes them."""
-    if not isinstance(fault, UnicodeEncodeError):
-        raise fault
-    return json.dumps(fault.object[fault.start : fault.end])[1:-1], fault.end
 
 
 def write_error_line(line: str) -> None:
@@ -152,7 +216,7 @@ def write_error_line(line: str) -> None:
         return
     try:
         print(clean(line), file=sys.stderr, flush=True)  # noqa: T201 - standard error is where messages go
-    except OSError:  # whoever read it is gone; Python would end with 120 where its last flush fails
+    except OSError:  # its reader is gone; Python would end with 120 where its last flush fails
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
@@ -162,16 +226,13 @@ def refuse(message: str, code: Exit) -> NoReturn:
     raise SystemExit(int(code))
 
 
-def refuse_full_disk(folder: Path, fault: OSError) -> None:
-    """End because a disk is full, where that is why; any other fault is the caller's."""
-    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-        refuse(
-            f"the run stopped: {fault}. Likely cause: the disk of {folder} or of the folder for temporary files is "
-            "full. Next step: make room and run the same command: it continues with what is missing.",
-            Exit.INFRASTRUCTURE,
-        )
+def split_names(texts: Iterable[str] | None) -> tuple[str, ...]:
+    """Names given with commas, with spaces, or in options of their own; none where the option is absent.
 
-
-def split_names(texts: Iterable[str]) -> tuple[str, ...]:
-    """Names given with commas, with spaces, or in options of their own."""
-    return tuple(name for text in texts for name in text.replace(",", " ").split())
+    Raises:
+        NothingSelected: the option is there, and holds no name.
+    """
+    names = tuple(name for text in texts or () for name in text.replace(",", " ").split())
+    if texts is not None and not names:
+        raise NothingSelected("nothing is selected: a list of names is empty. Next step: give a name, or leave it out.")
+    return names

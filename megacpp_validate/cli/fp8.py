@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from .app import (
-    Format,
-    FormatOption,
-    MatrixOption,
-    OutputOption,
-    PythonOption,
-    ReceiptsOption,
-    SeedOption,
-    VerboseOption,
-    app,
-    split_names,
-)
+from .app import Result, split_names, verb
+from .options import Jobs, Limit, Matrix, Probes, Python, Receipts, Seed, Target
 
 
-@app.command()
+@verb("session:describe_session", verbose="List every check with its bounds.")
 def fp8(
-    target: Annotated[str, typer.Option("--target", help="A row of matrix/targets.toml: h200, b200.")] = "h200",
-    probes: Annotated[
-        list[str] | None, typer.Option("--probes", help="Cells to run, with commas or repeated; all without it.")
-    ] = None,
-    seed: SeedOption = 0,
-    jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: 8 on a GPU, 2 without.")] = 0,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take, training apart.")] = 300.0,
-    receipts: ReceiptsOption = Path(".megacpp/fp8"),
-    python: PythonOption = "",
-    verbose: VerboseOption = False,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    target: Target = "h200",
+    probes: Probes = None,
+    seed: Seed = 0,
+    jobs: Jobs = 0,
+    limit: Limit = 300.0,
+    receipts: Receipts = Path(".megacpp/fp8"),
+    python: Python = "",
+    matrix: Matrix = None,
+) -> Result:
     """Check FP8 recipes, their state and owners, and whether training in FP8 follows BF16.
 
-    The cells are the rows of matrix/fp8.toml. A recipe that the target lacks must be refused there, which is good.
+    The cells are the rows of matrix/fp8.toml; those that train have a limit of their own there. A recipe that the
+    target lacks must be refused there, which is good.
     """
     from ..catalog.bridge import read_catalog
     from ..environments.host_session import SessionOptions
     from ..gate.fp8_session import run_fp8
-    from ..report.describe.session import describe_session
-    from .output import finish
-    from .progress import CellProgress
+    from .progress import Progress
 
-    names = None if probes is None else split_names(probes)
-    options = SessionOptions(target, names, seed, jobs, limit, receipts, python)
-    with CellProgress() as progress:
-        result = run_fp8(read_catalog(matrix), matrix, options, progress)
-    finish(result, describe_session, fmt, output, verbose=verbose)
+    options = SessionOptions(target, split_names(probes) or None, seed, jobs, limit, receipts, python)
+    with Progress() as progress:
+        return run_fp8(read_catalog(matrix), matrix, options, progress.show_cell)

@@ -9,23 +9,19 @@ from typing import Annotated
 import typer
 
 from .. import TOOL
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Result, verb
+from .options import Base, Matrix
 
 
-@app.command()
+@verb("images:describe_verdict", verbose="List the packages whose licence is unknown.")
 def image_verify(
     image: Annotated[str, typer.Argument(help="REPOSITORY@sha256:DIGEST in a registry.")],
-    key: Annotated[Path | None, typer.Option("--key", help="Public key that must have signed it.")] = None,
-    target: Annotated[str, typer.Option("--target", help="What it must be for; else what its label says.")] = "",
-    base: Annotated[
-        str, typer.Option("--base", envvar="MEGACPP_BASE", help="REPOSITORY@sha256:... that it was built on.")
-    ] = "",
+    key: Annotated[Path | None, typer.Option(help="Public key that must have signed it.")] = None,
+    target: Annotated[str, typer.Option(help="What it must be for; else what its label says.")] = "",
+    base: Base = "",
     deep: Annotated[bool, typer.Option("--deep", help="Read and hash every layer.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="List the packages whose licence is unknown.")] = False,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    matrix: Matrix = None,
+) -> Result:
     """Is an image what its digest, the plan and a key say? Also its SBOM and provenance.
 
     Exit code 0: every check passes, 1: one fails, 2: no digest, or the matrix is wrong, 4: none fails and not all were
@@ -33,8 +29,5 @@ def image_verify(
     """
     from ..images.plan import ImageRows
     from ..images.supply import verify_image
-    from ..report.describe.images import describe_verdict
-    from .output import finish
 
-    verdict = verify_image(ImageRows(matrix, TOOL, os.environ), image, key, target, base, deep=deep)
-    finish(verdict, describe_verdict, fmt, output, verbose=verbose)
+    return verify_image(ImageRows(matrix, TOOL, os.environ), image, key, target, base, deep=deep)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .. import TOOL
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Answer, Format, FormatOption, Output, verb, write_error_line
+from .options import Base, Matrix, Receipts
 
 
-@app.command()
+@verb("images:describe_build")
 def images(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Targets to build for: h200, b200, gb10, cpu; all for a plan.")
@@ -22,11 +22,9 @@ def images(
     write_bake: Annotated[
         bool, typer.Option("--write-bake", help="Write containers/docker-bake.json anew, and build nothing.")
     ] = False,
-    own_base: Annotated[
-        str, typer.Option("--base", envvar="MEGACPP_BASE", help="REPOSITORY@sha256:DIGEST in place of the pinned base.")
-    ] = "",
-    push: Annotated[str | None, typer.Option("--push", help="Registry to push to, as 127.0.0.1:5000.")] = None,
-    tag: Annotated[str, typer.Option("--tag", help="In place of the version.")] = "",
+    own_base: Base = "",
+    push: Annotated[str | None, typer.Option(help="Registry to push to, as 127.0.0.1:5000.")] = None,
+    tag: Annotated[str, typer.Option(help="In place of the version.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Take nothing from the engine's cache.")] = False,
     prove: Annotated[
         bool, typer.Option("--prove", help="Push, pull by digest, and run it without a network; cpu alone.")
@@ -37,13 +35,11 @@ def images(
     clones: Annotated[
         list[str] | None, typer.Option("--source", help="ID=FOLDER: a clone in place of a repository; repeated.")
     ] = None,
-    receipts: Annotated[Path, typer.Option("--receipts", help="Folder for the receipts of builds, and logs.")] = Path(
-        ".megacpp/images"
-    ),
+    receipts: Receipts = Path(".megacpp/images"),
     fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    output: Output = None,
+    matrix: Matrix = None,
+) -> Answer | None:
     """Golden images: what would be built from which digests, built, pushed, and proved.
 
     Exit code 0: built, or nothing stands in its way; 1: refused, a fault in the recipe, or a proof that does not hold;
@@ -52,24 +48,23 @@ def images(
     """
     from ..images import build
     from ..images.plan import ImageRows
-    from ..report.describe import images as describe
-    from .output import finish, write_result
+    from .output import write_result
 
-    say = partial(typer.echo, err=True)
     options = build.ImageOptions(tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts)
     rows = ImageRows(matrix, TOOL, dict(os.environ))
     build.check_options(options, rows)
     if own_engine:  # after a wrong argument was reported
         rows, options = build.use_own_engine(rows, options)
     if write_bake:
-        say(f"written: {build.write_bake(rows)}")
-        return
+        write_error_line(f"written: {build.write_bake(rows)}")
+        return None
     if plan:
-        finish(build.plan_all(rows, options), describe.describe_plans, fmt, output)
-    for built in build.build_all(rows, options, say):
+        return Answer(build.plan_all(rows, options), "images:describe_plans")
+    for built in build.build_all(rows, options, write_error_line):
         if prove:
             from ..images.prove import prove_image
 
             proof = prove_image(rows.variables, built, receipts / "proof", TOOL)
-            finish(proof, describe.describe_proof, fmt, output)
-        write_result(built, describe.describe_build, fmt, output)
+            return Answer(proof, "images:describe_proof")
+        write_result(built, "images:describe_build", output, fmt=fmt)
+    return None

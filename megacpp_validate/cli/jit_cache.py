@@ -1,4 +1,4 @@
-"""The verb `jit-cache`: check, seal, unseal, export, import, open."""
+"""`jit-cache`: check, seal, unseal, export, import, open."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, PythonOption, app
-from .prewarm import RootOption
+from .app import Result, verb
+from .options import Matrix, Python, Root
 
 Action = Literal["check", "seal", "unseal", "export", "import", "open"]
 
 
-@app.command()
+@verb("jit:describe_cache")
 def jit_cache(
     action: Annotated[Action, typer.Argument(help="What is done with the cache.")],
     place: Annotated[
         Path | None,
         typer.Argument(help="Archive (.tar, .tar.gz, .tar.zst) to export or import; or ROOT/ARCH to import."),
     ] = None,
-    root: RootOption = None,
-    arch: Annotated[str, typer.Option("--arch", help="Of the cache: sm_90a; else the only one below the root.")] = "",
-    work: Annotated[Path | None, typer.Option("--work", help="open: root of the working copy.")] = None,
-    prefix: Annotated[str, typer.Option("--prefix", help="export: path before ARCH in the archive, for a layer.")] = "",
+    root: Root = None,
+    arch: Annotated[str, typer.Option(help="Of the cache: sm_90a; else the only one below the root.")] = "",
+    work: Annotated[Path | None, typer.Option(help="open: root of the working copy.")] = None,
+    prefix: Annotated[str, typer.Option(help="export: path before ARCH in the archive, for a layer.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="import: replace another cache there.")] = False,
     any_stack: Annotated[
         bool, typer.Option("--any-stack", help="import: do not compare the cache with the stack that is here.")
@@ -31,11 +31,9 @@ def jit_cache(
     shared: Annotated[
         bool, typer.Option("--shared", help="seal: any user may add files beside the sealed ones.")
     ] = False,
-    python: PythonOption = "",
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    python: Python = "",
+    matrix: Matrix = None,
+) -> Result:
     """Carry a JIT cache from machine to machine, whole and unchanged, and use it where its folder cannot be written.
 
     Every action compares each file with its hash. Exit code 0: done, 1: the cache was changed or is of another stack,
@@ -44,8 +42,6 @@ def jit_cache(
     from ..catalog.bridge import read_catalog
     from ..jitcache.stack import JitOptions
     from ..jitcache.transfer import CacheOptions, run_cache
-    from ..report.describe.jit import describe_cache
-    from .output import finish
 
     options = CacheOptions(action, place, arch, work, prefix, replace, any_stack, shared)
-    finish(run_cache(read_catalog(matrix), JitOptions(root=root, python=python), options), describe_cache, fmt, output)
+    return run_cache(read_catalog(matrix), JitOptions(root=root, python=python), options)

@@ -1,4 +1,4 @@
-"""The verb `jit-verify`."""
+"""`jit-verify`: whether a sealed cache leaves nothing to compile."""
 
 from __future__ import annotations
 
@@ -7,51 +7,27 @@ from typing import Annotated
 
 import typer
 
-from .app import (
-    Format,
-    FormatOption,
-    MatrixOption,
-    OutputOption,
-    PythonOption,
-    SeedOption,
-    app,
-    split_names,
-    write_error_line,
-)
-from .prewarm import (
-    AtBuildOption,
-    JobsOption,
-    KernelsOption,
-    LimitOption,
-    RanksOption,
-    RootOption,
-    TargetOption,
-    TasksOption,
-)
+from .app import Result, split_names, verb, write_error_line
+from .options import AtBuild, Jobs, Limit, Matrix, Python, Ranks, Receipts, Root, Seed, Target, Tasks
 
 
-@app.command()
+@verb("jit:describe_verify", verbose="List every kernel and shape that was compiled.")
 def jit_verify(
-    target: TargetOption,
-    root: RootOption = None,
-    python: PythonOption = "",
-    at_build: AtBuildOption = False,
-    tasks: TasksOption = None,
-    jobs: JobsOption = 0,
-    ranks: RanksOption = 1,
+    target: Target,
+    root: Root = None,
+    python: Python = "",
+    at_build: AtBuild = False,
+    tasks: Tasks = None,
+    jobs: Jobs = 0,
+    ranks: Ranks = 1,
     work: Annotated[
-        Path | None, typer.Option("--work", help="Folder for the working copy; else that for temporary files.")
+        Path | None, typer.Option(help="Folder for the working copy; else that for temporary files.")
     ] = None,
-    receipts: Annotated[Path, typer.Option("--receipts", help="Folder for the verdict, receipts and logs.")] = Path(
-        ".megacpp/jit_verify"
-    ),
-    seed: SeedOption = 0,
-    limit: LimitOption = 900.0,
-    verbose: KernelsOption = False,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    receipts: Receipts = Path(".megacpp/jit_verify"),
+    seed: Seed = 0,
+    limit: Limit = 900.0,
+    matrix: Matrix = None,
+) -> Result:
     """Verify that a sealed JIT cache is warm: probes and the small smoke run on a copy of it trigger no compilation.
 
     Every file is compared with its hash first, and the cache with the stack. With --at-build, what was compiled without
@@ -62,12 +38,8 @@ def jit_verify(
     from ..catalog.prewarm import read_prewarm, read_unkept
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_verify
-    from ..report.describe.jit import describe_verify
-    from .output import finish
 
-    catalog = read_catalog(matrix)
+    catalog, names = read_catalog(matrix), split_names(tasks) or None
     rows, unkept = read_prewarm(catalog, matrix), read_unkept(matrix)
-    names = None if tasks is None else split_names(tasks)
     options = JitOptions(target, names, root, python, "", ranks, jobs, at_build, seed, limit)
-    result = run_verify(catalog, rows, unkept, options, work, receipts, write_error_line)
-    finish(result, describe_verify, fmt, output, verbose=verbose)
+    return run_verify(catalog, rows, unkept, options, work, receipts, write_error_line)

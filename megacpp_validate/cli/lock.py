@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from .. import TOOL
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Result, verb, write_error_line
+from .options import Matrix
 
 
-class Half(StrEnum):
-    """What is made or checked."""
-
-    PINS = "pins"
-    LOCKS = "locks"
-
-
-@app.command()
+@verb("images:describe_lock", verbose="List every need of every stack.")
 def lock(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Images whose locks are made; all, and pins, without.")
@@ -27,18 +20,17 @@ def lock(
     check: Annotated[
         bool, typer.Option("--check", help="Compare them with the matrix; write nothing, ask no index.")
     ] = False,
-    only: Annotated[Half | None, typer.Option("--only", help="Digests of bases, or packages, alone.")] = None,
+    only: Annotated[
+        Literal["pins", "locks", ""], typer.Option(help="Digests of bases, or packages, alone.", show_default=False)
+    ] = "",
     accept: Annotated[
-        list[str] | None, typer.Option("--accept", metavar="TAG", help="A tag that may be another image now; repeated.")
+        list[str] | None, typer.Option(metavar="TAG", help="A tag that may be another image now; repeated.")
     ] = None,
     upgrade: Annotated[
-        list[str] | None, typer.Option("--upgrade", metavar="NAME", help="A package to take anew; all for all.")
+        list[str] | None, typer.Option(metavar="NAME", help="A package to take anew; all for all.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="List every need of every stack.")] = False,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    matrix: Matrix = None,
+) -> Result:
     """Write containers/pins.json and containers/locks: digests from registries, packages with hashes from the index.
 
     Exit code 0: they are what the matrix says, 1: a tag is another image now, a locked version has other files, or does
@@ -48,15 +40,7 @@ def lock(
     """
     from ..images.locking import LockOptions, run_lock
     from ..images.plan import ImageRows
-    from ..report.describe.images import describe_lock
-    from .output import finish
 
-    options = LockOptions(
-        targets=tuple(targets or ()),
-        check=check,
-        only=only.value if only else "",
-        accept=frozenset(accept or ()),
-        upgrade=tuple("*" if name == "all" else name for name in upgrade or ()),
-    )
-    result = run_lock(ImageRows(matrix, TOOL, os.environ), options, lambda line: typer.echo(line, err=True))
-    finish(result, describe_lock, fmt, output, verbose=verbose)
+    every = tuple("*" if name == "all" else name for name in upgrade or ())
+    options = LockOptions(tuple(targets or ()), check, only, frozenset(accept or ()), every)
+    return run_lock(ImageRows(matrix, TOOL, os.environ), options, write_error_line)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from .app import OutputOption, app
+from .app import verb
 
 
-@app.command()
-def loss_curve_schema(output: OutputOption = None) -> None:
+@verb()
+def loss_curve_schema() -> str:
     """Print the JSON schema of a loss curve; docs/schema/loss_curve.json holds this text."""
     import json
 
     from ..evidence.loss_curves import loss_curve_schema as build_schema
-    from .output import write_text
 
-    write_text(json.dumps(build_schema(), indent=2, ensure_ascii=False), output)
+    return json.dumps(build_schema(), indent=2, ensure_ascii=False)

@@ -6,66 +6,53 @@ import errno
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import Any
 
 from ..errors import Exit, InfrastructureFailed, ToolError, WrongArguments
 from ..evidence.whole_file import write_whole
-from .app import Format
-
-if TYPE_CHECKING:
-    from ..report.document import Document
+from .app import Answer, Format
 
 
-class Result(Protocol):
-    """What a verb writes and exits with."""
-
-    @property
-    def exit(self) -> Exit:
-        """The exit code that the result asks for."""
-
-
-_R = TypeVar("_R", bound=Result)
-
-
-def finish(
-    result: _R, describe: Callable[[_R], Document], fmt: Format, output: Path | None, *, verbose: bool = False
-) -> NoReturn:
-    """Write a result and exit with its code.
+def write_answer(answer: Any, described: str, *, output: Path | None, **options: Any) -> int:
+    """Write what a verb returned, and return the exit code of the verb.
 
     Args:
-        describe: the result in words; not called for JSON.
+        answer: a text, an `Answer`, or a result that `described` describes.
+        described: see `app.verb`.
         output: the file; standard output without one.
-        verbose: show what is folded, in a table.
+        options: of the verb: `fmt`, `verbose`, and what the description takes.
 
     Raises:
-        SystemExit: always.
+        ToolError: it cannot be written.
     """
-    write_result(result, describe, fmt, output, verbose=verbose)
-    raise SystemExit(int(result.exit))
+    if isinstance(answer, str):
+        write_text(answer, output)
+        return Exit.OPEN
+    result, described = answer if isinstance(answer, Answer) else (answer, described)
+    write_result(result, described, output, **options)
+    return int(result.exit)
 
 
-def write_result(
-    result: _R, describe: Callable[[_R], Document], fmt: Format, output: Path | None, *, verbose: bool = False
-) -> None:
+def write_result(result: Any, described: str, output: Path | None, *, fmt: Format, **options: Any) -> None:
     """Write a result in a format to standard output or a file; a reader that stops half way changes no exit code.
 
     Raises:
         ToolError: it cannot be written.
     """
-    write_text(_render(result, describe, fmt, output, verbose=verbose), output)
-
-
-def _render(result: _R, describe: Callable[[_R], Document], fmt: Format, output: Path | None, *, verbose: bool) -> str:
     name = "terminal" if fmt is Format.TABLE else fmt.value
     render = getattr(import_module(f"megacpp_validate.report.render.{name}"), f"render_{name}")
+    shown = {}
+    if fmt is not Format.JSON:
+        module, _, function = described.partition(":")
+        describe = getattr(import_module(f"megacpp_validate.report.describe.{module}"), function)
+        takes = list(signature(describe).parameters)[1:]
+        result = describe(result, **{key: value for key, value in options.items() if key in takes})
     if fmt is Format.TABLE:
-        render = partial(render, verbose=verbose, stream=sys.stdout if output is None else None)
-    text: str = render(result if fmt is Format.JSON else describe(result))
-    return text
+        shown = {"verbose": options.get("verbose", False), "stream": None if output else sys.stdout}
+    write_text(render(result, **shown), output)
 
 
 def write_text(text: str, output: Path | None) -> None:
@@ -75,29 +62,27 @@ def write_text(text: str, output: Path | None) -> None:
         InfrastructureFailed: standard output is closed, or a disk is full.
         WrongArguments: the file cannot be written.
     """
-    if output is None:
-        if sys.stdout is None:
-            raise InfrastructureFailed(
-                "the result cannot be written: standard output is closed. Next step: give --output a file; for the "
-                "exit code alone send the output to /dev/null."
-            )
-        try:
+    try:
+        if output is not None:
+            _write_file(text, output.resolve())  # through a link the file that it names
+        elif sys.stdout is None:
+            raise OSError(errno.EBADF, "standard output is closed")
+        else:
             sys.stdout.write(text if text.endswith("\n") else text + "\n")
             sys.stdout.flush()
-        except OSError as fault:
+    except OSError as fault:
+        if output is None and sys.stdout is not None:
             # Python flushes what is left at the end, and would end with 120 if that failed.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if not isinstance(fault, BrokenPipeError):
-                raise _explain("standard output", fault) from fault
-        return
-    place = output.resolve()  # through a link the file that it names
-    try:
-        if place.exists() and not place.is_file():  # a pipe or a device is written as it is
-            place.write_text(text, encoding="utf-8")
-        else:
-            write_whole(place, text)
-    except OSError as fault:
-        raise _explain(str(output), fault) from fault
+        if output is not None or not isinstance(fault, BrokenPipeError):
+            raise _explain(output, fault) from fault
+
+
+def _write_file(text: str, place: Path) -> None:
+    if place.exists() and not place.is_file():  # a pipe or a device is written as it is
+        place.write_text(text, encoding="utf-8")
+    else:
+        write_whole(place, text)
 
 
 def require_output(output: Path | None) -> None:
@@ -109,13 +94,13 @@ def require_output(output: Path | None) -> None:
     if output is None or (output.exists() and not output.is_file() and not output.is_dir()):
         return  # a pipe or a device is left to whoever writes
     place = output.resolve()
-    if place.is_dir():
-        raise _explain(str(output), IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     try:
+        if place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with tempfile.TemporaryFile(dir=next(path for path in place.parents if path.exists())):
-            pass  # permissions alone do not say: root can write nothing to /proc
+            pass  # permissions alone do not decide: root can write nothing to /proc
     except OSError as fault:
-        raise _explain(str(output), fault) from fault
+        raise _explain(output, fault) from fault
 
 
 def require_apart(folder: Path, file: Path | None, option: str) -> None:
@@ -131,14 +116,15 @@ def require_apart(folder: Path, file: Path | None, option: str) -> None:
         )
 
 
-def _explain(place: str, fault: OSError) -> ToolError:
+def _explain(output: Path | None, fault: OSError) -> ToolError:
     reason = fault.strerror or str(fault)
-    if fault.errno in (errno.ENOSPC, errno.EDQUOT) or place == "standard output":
+    if output is None or fault.errno in (errno.ENOSPC, errno.EDQUOT):
         return InfrastructureFailed(
-            f"the result cannot be written to {place}: {reason}. A file that was there before is unchanged. Likely "
-            "cause: the disk is full. Next step: make room and run the command again, or give another --output."
+            f"the result cannot be written to {output or 'standard output'}: {reason}. A file that was there before is "
+            "unchanged. Likely cause: the disk is full. Next step: make room and run the command again, or give "
+            "another --output."
         )
     return WrongArguments(
-        f"the result cannot be written to {place}: {reason}. Likely cause: it is a folder, or you may not write there. "
-        "Next step: give --output a file in a folder that you can write."
+        f"the result cannot be written to {output}: {reason}. Likely cause: it is a folder, or you may not write "
+        "there. Next step: give --output a file in a folder that you can write."
     )

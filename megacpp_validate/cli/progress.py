@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -23,10 +22,10 @@ _MOST_NAMED = 6
 
 
 class Progress:
-    """Lines, and a bar where standard error is a terminal."""
+    """Lines, and a bar where standard error is a terminal. Its methods are what sessions and engines call."""
 
     def __init__(self) -> None:
-        self.running: dict[str, None] = {}
+        self._running: dict[str, None] = {}
         columns = (
             BarColumn(),
             MofNCompleteColumn(),
@@ -43,8 +42,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    @property
+    def callbacks(self) -> upgrade.Progress:
+        """What the canary calls."""
+        from ..canary import upgrade
+
+        return upgrade.Progress(self._end_pair, self._end_case, self.show_event, self.say)
+
     def say(self, line: str) -> None:
-        """A line that stays. Where nobody reads on, the run goes on: `Console.print` would end it."""
+        """A line that stays. A run goes on where nobody reads its lines: `Console.print` would end the run."""
         with suppress(OSError):
             if errors.is_terminal:
                 errors.print(clean(line), markup=False)
@@ -52,34 +58,26 @@ class Progress:
                 errors.file.write(clean(line) + "\n")
                 errors.file.flush()
 
-    def show(self, count: str, running: Collection[str]) -> None:
-        """Show what runs now, the first few by name."""
-        more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
-        self._bar.update(self._task, description=f"{count}running: {', '.join(list(running)[:_MOST_NAMED])}{more}")
-
-
-class CellProgress(Progress):
-    """Cells of a session: called with a cell when it starts (None) and when it has ended."""
-
-    def __call__(self, cell: str, receipt: Receipt | None) -> None:
-        """Take note of what became of a cell."""
+    def show_cell(self, cell: str, receipt: Receipt | None, opening: str = "", took: str = "") -> None:
+        """A cell that starts (None) or has ended."""
         if receipt is None:
-            self.running[cell] = None
+            self._running[cell] = None
         else:
-            self.running.pop(cell, None)
-            self.say(f"{receipt.outcome.value:12} {cell} ({receipt.seconds.get('total', 0.0):.1f} s)")
-        self.show("", self.running)
+            self._running.pop(cell, None)
+            took = took or f"{receipt.seconds.get('total', 0.0):.1f} s"
+            self.say(f"{opening}{receipt.outcome.value:12} {cell} ({took})")
+        names = list(self._running)
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        self._bar.update(self._task, description=f"running: {', '.join(names[:_MOST_NAMED])}{more}")
 
-
-class ShownProgress(Progress):
-    """How far the canary is; `callbacks` are what an engine calls."""
-
-    @property
-    def callbacks(self) -> upgrade.Progress:
-        """What the canary calls."""
-        from ..canary import upgrade
-
-        return upgrade.Progress(self._end_pair, self._end_case, self._show_cell, self.say)
+    def show_event(self, event: Event) -> None:
+        """What became of a cell of a fleet."""
+        order, count = event.cell.order, f"{event.done}/{event.total}"
+        name = f"{order.cell}{', again' if order.only_times else ''}"
+        if event.receipt is None and ": " in event.note:  # an infrastructure fault, after which the cell runs again
+            self.say(f"{count:>7} {'again':12} {name}: {event.note}")
+        self._bar.update(self._task, completed=event.done, total=event.total)
+        self.show_cell(name, event.receipt, f"{count:>7} ", "kept" if event.reused else "")
 
     def _end_pair(self, line: str, done: int, total: int) -> None:
         if not errors.is_terminal:
@@ -88,15 +86,3 @@ class ShownProgress(Progress):
 
     def _end_case(self, case: FirewallCase) -> None:
         self.say(f"{case.outcome.value:8} {case.case} ({case.seconds:.1f} s)")
-
-    def _show_cell(self, event: Event) -> None:
-        order, receipt = event.cell.order, event.receipt
-        name = f"{order.cell}{', again' if order.only_times else ''}"
-        if receipt is None:
-            self.running[name] = None
-        else:
-            self.running.pop(name, None)
-            took = "kept" if event.reused else f"{receipt.seconds.get('total', 0.0):.1f} s"
-            self.say(f"{f'{event.done}/{event.total}':>7} {receipt.outcome.value:12} {name} ({took})")
-        self._bar.update(self._task, completed=event.done, total=event.total)
-        self.show("", self.running)

@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from .app import app
+from .app import verb
+from .options import Store
 
 
-@app.command()
+@verb()
 def receipts_sign(
-    store: Annotated[Path, typer.Argument(help="Folder of receipts; every folder below it is one run.")],
-    key: Annotated[Path, typer.Option("--key", help="Private Ed25519 key, or the .pub of one that ssh-agent holds.")],
-) -> None:
+    store: Store,
+    key: Annotated[Path, typer.Option(help="Private Ed25519 key, or the .pub of one that ssh-agent holds.")],
+) -> str:
     """Sign the receipts of a folder, so that the gate refuses what is edited, added or lost afterwards.
 
     Exit code 0: signed. 2: the folder or the key is wrong. 4: a file in it is not a receipt. 6: there is no ssh-keygen.
     """
     from ..gate.release_folder import sign_receipts
-    from .output import write_text
 
-    write_text(sign_receipts(store, key), None)
+    return sign_receipts(store, key)

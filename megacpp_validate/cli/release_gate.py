@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Output, Result, verb
+from .options import Matrix, Store
 
 
 def parse_clock(text: str) -> datetime:
@@ -26,42 +27,35 @@ def parse_clock(text: str) -> datetime:
         raise typer.BadParameter(f"{text!r} is not a time such as 2026-11-22 or 2026-11-22T12:00+00:00") from fault
 
 
-@app.command()
+@verb("gate:describe_gate", verbose="Every receipt that does not count.")
 def release_gate(
-    store: Annotated[Path, typer.Argument(help="Folder of receipts; every folder below it is one run.")],
-    release: Annotated[str, typer.Option("--release", help="Kind of release: a row of gate.toml.")] = "te-upgrade",
-    target: Annotated[str, typer.Option("--target", help="Default: that of the receipts, if they share one.")] = "",
-    stack: Annotated[str, typer.Option("--stack", help="Default: that of the receipts, if they share one.")] = "",
-    commit: Annotated[str, typer.Option("--commit", help="Whole commit that receipts must be of.")] = "",
-    image: Annotated[str, typer.Option("--image", help="Digest that receipts must carry; default: the stack's.")] = "",
-    lock: Annotated[str, typer.Option("--lock", help="SHA-256 of the lock; default: of the stack's lock.")] = "",
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="Receipts to compare speed and memory with.")
-    ] = None,
+    store: Store,
+    release: Annotated[str, typer.Option(help="Kind of release: a row of gate.toml.")] = "te-upgrade",
+    target: Annotated[str, typer.Option(help="Default: that of the receipts, if they share one.")] = "",
+    stack: Annotated[str, typer.Option(help="Default: that of the receipts, if they share one.")] = "",
+    commit: Annotated[str, typer.Option(help="Whole commit that receipts must be of.")] = "",
+    image: Annotated[str, typer.Option(help="Digest that receipts must carry; default: the stack's.")] = "",
+    lock: Annotated[str, typer.Option(help="SHA-256 of the lock; default: of the stack's lock.")] = "",
+    baseline: Annotated[Path | None, typer.Option(help="Receipts to compare speed and memory with.")] = None,
     signers: Annotated[
-        Path | None, typer.Option("--signers", help="Who may sign: an allowed_signers file of ssh-keygen(1).")
+        Path | None, typer.Option(help="Who may sign: an allowed_signers file of ssh-keygen(1).")
     ] = None,
     at: Annotated[
         datetime | None,
-        typer.Option(
-            "--at", parser=parse_clock, metavar="TIME", help="Time of the decision, UTC; a day means its end."
-        ),
+        typer.Option(parser=parse_clock, metavar="TIME", help="Time of the decision, UTC; a day means its end."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Every receipt that does not count.")] = False,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    output: Output = None,
+    matrix: Matrix = None,
+) -> Result:
     """Decide whether receipts prove every cell that a release requires.
 
     Exit code 0: open. 1: closed by a breakage. 2: the matrix or an argument is wrong. 4: closed, because evidence is
     missing, stale, of something else, or not what was signed. 6: a run writes to the folder.
     """
     from ..gate.release_folder import GateOptions, decide_folder
-    from ..report.describe.gate import describe_gate
-    from .output import finish, require_apart
+    from .output import require_apart
 
     for folder in filter(None, (store, baseline)):
         require_apart(folder, output, "--output")
     options = GateOptions(store, release, target, stack, commit, image, lock, baseline, signers, at)
-    finish(decide_folder(options, matrix), describe_gate, fmt, output, verbose=verbose)
+    return decide_folder(options, matrix)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ..errors import Exit
 from ..report.reading import describe_result, read_result
-from .app import Format, refuse, spell_out_characters
-from .output import write_result
+from ..report.render.terminal import render_terminal
+from .app import refuse, spell_out_characters
+from .output import write_text
 
 
 def show(file: Path) -> None:
@@ -20,7 +21,7 @@ def show(file: Path) -> None:
         result = read_result(file.read_bytes())
     except (OSError, ValueError) as fault:
         refuse(f"{file} cannot be shown: {fault}. Next step: run its session again.", Exit.WRONG_ARGUMENTS)
-    write_result(result, describe_result, Format.TABLE, None)
+    write_text(render_terminal(describe_result(result), stream=sys.stdout), None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The verb that shows the suite's own score."""
+"""`score`: the suite's own score."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated, Final
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
-from .output import finish, write_result
+from .app import Format, Result, verb
+from .options import Matrix
 
-_SHOWN: Final = "docs/examples/score.md"
+_PAGE: Final = "docs/examples/score.md"
 
 
-@app.command()
+@verb("scores:describe_score")
 def score(
     selftest: Annotated[
         Path, typer.Option(help="What `nox -s selftest -- --format json` wrote of all mutants.")
@@ -27,25 +27,21 @@ def score(
     write: Annotated[
         bool, typer.Option("--write", help="Write docs/evidence/score.json and docs/examples/score.md.")
     ] = False,
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    matrix: Matrix = None,
+) -> Result:
     """What is the suite worth? Kill rate, blame accuracy and false alarms, with their intervals and their day.
 
     Exit code 2: a file holds no score, 4: the selftest was not of every mutant, or of another matrix.
     """
-    from functools import partial
-
     from ..canary.dynamic.scores import SCORE, read_score
     from ..catalog.bridge import read_catalog
     from ..catalog.file import matrix_folder
-    from ..report.describe.scores import describe_score
+    from .output import write_result
 
     root = (matrix or matrix_folder()).absolute().parent
     result = read_score(read_catalog(matrix), root, selftest, blame, held_out)
     if write:
-        write_result(result, describe_score, Format.JSON, root / SCORE)
-        page = partial(describe_score, folder=str(Path(_SHOWN).parent))
-        write_result(result, page, Format.MARKDOWN, root / _SHOWN)
-    finish(result, describe_score, fmt, output)
+        write_result(result, "", root / SCORE, fmt=Format.JSON)
+        links = str(Path(_PAGE).parent)
+        write_result(result, "scores:describe_score", root / _PAGE, fmt=Format.MARKDOWN, folder=links)
+    return result

@@ -7,21 +7,16 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Result, verb
+from .options import Matrix
 
 
-@app.command()
+@verb("session:describe_support")
 def support_grid(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of receipts.")],
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    folders: Annotated[list[Path], typer.Argument(help="Folders of receipts.")], matrix: Matrix = None
+) -> Result:
     """Show which modules hold in which stack, as receipts show it: a row a stack, a column a module."""
     from ..catalog.bridge import read_catalog
     from ..environments.session_result import read_support
-    from ..report.describe.session import describe_support
-    from .output import finish
 
-    modules = [module.id for module in read_catalog(matrix).modules]
-    finish(read_support(folders, modules), describe_support, fmt, output)
+    return read_support(folders, [module.id for module in read_catalog(matrix).modules])

@@ -1,4 +1,4 @@
-"""The verb of the watch for releases of Transformer Engine."""
+"""`te-watch`: new releases of Transformer Engine, each judged once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Annotated
 import typer
 
 from .. import TOOL
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
-from .output import finish
+from .app import Result, verb
+from .options import Matrix
 
 
-@app.command()
+@verb("watch:describe_watch")
 def te_watch(
     state: Annotated[Path, typer.Option(help="Folder of the issue texts; a release with a text is judged.")] = Path(
         ".megacpp/te_watch"
     ),
-    fmt: FormatOption = Format.TABLE,
-    output: OutputOption = None,
-    matrix: MatrixOption = None,
-) -> None:
+    matrix: Matrix = None,
+) -> Result:
     """Is there a new release on the index? Judge each one once, without a GPU, and write an issue text for it.
 
     Exit code 0: nothing new breaks the bridge, 1: a new release breaks it, 4: a new release has no verdict yet, 5: the
@@ -29,18 +27,17 @@ def te_watch(
     from ..canary.upgrade import list_releases
     from ..canary.watch import run_watch
     from ..catalog.bridge import read_catalog
-    from ..report.describe.watch import describe_release, describe_watch
+    from ..report.describe.watch import describe_release
     from ..report.render.markdown import render_markdown
-    from .progress import ShownProgress
+    from .progress import Progress
 
-    with ShownProgress() as progress:
-        result = run_watch(
+    with Progress() as progress:
+        return run_watch(
             read_catalog(matrix),
             state,
             list_releases,
             lambda found, release: f"# {(page := describe_release(found, release)).title}\n\n{render_markdown(page)}",
             tool=TOOL,
             matrix=matrix,
-            note=progress.callbacks.note,
+            note=progress.say,
         )
-    finish(result, describe_watch, fmt, output)

@@ -103,7 +103,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
     Only names and --at-build narrow what is requested. --ranks says what there is to run it on.
 
     Raises:
-        UnknownTask: as `choose_tasks`.
+        WrongArguments: as `choose_tasks`.
         NothingSelected: there is none.
     """
     if options.tasks == ():

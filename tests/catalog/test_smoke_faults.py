@@ -40,10 +40,9 @@ WRONG = {
     "nothing named": (PLAN + ROW.replace('{ step = 2, ranks = [1], module = "layers.3" }', "{}"), "names"),
     "twice": (PLAN + ROW + ROW, "appears 2 times"),
     "a plan twice": (PLAN + PLAN + ROW, "appears 2 times"),
-    "a plan without a fault": (PLAN + PLAN.replace("faults_one", "faults_two") + ROW, "no fault is planted"),
-    "faults in a plan": (PLAN.replace('"data=2"', '"data=2", faults = "x"') + ROW, "rows of their own"),
     "no step": (PLAN + ROW.replace("nan:2", "nan:"), "fault"),
-    "no text": ("[[fault]", "cannot be read"),
+    "no plan": ("plan = []\n" + ROW, "plan: List should have at least 1"),
+    "no fault": ("fault = []\n" + PLAN, "fault: List should have at least 1"),
 }
 
 

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
-from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from typer.testing import CliRunner
 from megacpp_validate import TOOL
 from megacpp_validate.catalog.file import MatrixInvalid
 from megacpp_validate.cli import app as app_module
-from megacpp_validate.cli import load_verbs, main
-from megacpp_validate.cli.app import EXIT_CODES, app, name_verb
+from megacpp_validate.cli import load_verbs
+from megacpp_validate.cli.app import EXIT_CODES, app
 from megacpp_validate.errors import (
     EvidenceMissing,
     Exit,
@@ -94,7 +93,7 @@ def test_one_verb_loads_nothing_of_the_others() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "Usage: megacpp-validate receipt-schema" in done.stdout
     loaded = set(done.stdout.splitlines()[-1].split())
-    names = ("cli", "cli.app", "cli.interrupts", "cli.receipt_schema", "errors", "text")
+    names = ("cli", "cli.app", "cli.receipt_schema", "errors", "text")
     assert loaded == {f"megacpp_validate.{name}" for name in names}
 
 
@@ -102,12 +101,10 @@ def test_every_verb_takes_every_format_and_says_what_its_exit_codes_mean() -> No
     load_verbs()
     assert len(app.registered_commands) > 30
     for command in app.registered_commands:
-        parameters = signature(command.callback or main).parameters
-        if "output" in parameters and name_verb(command) != "report":  # whose output is a folder
-            assert parameters["output"].annotation == "OutputOption"
-        help_text = CliRunner().invoke(app, [name_verb(command), "--help"])
+        help_text = CliRunner().invoke(app, [command.name or "", "--help"])
         assert help_text.exit_code == 0
-        assert EXIT_CODES in " ".join(help_text.output.split()), name_verb(command)
+        assert EXIT_CODES in " ".join(help_text.output.split()), command.name
+        assert "--output <path>" in help_text.output, command.name
 
 
 def test_a_terminal_of_another_encoding_shows_the_verdict_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def leave(curves: Path, *recipes: str) -> str:
     [
         (["--target", "h100"], WRONG, "there is no target 'h100'"),
         (["--probes", "delaid"], WRONG, "there is no cell of FP8 'fp8_delaid'"),
-        (["--probes", ","], NOTHING, "no cell is selected"),
+        (["--probes", ","], NOTHING, "nothing is selected"),
         (["--python", "python9"], NO_ENVIRONMENT, "python9"),
         (["--limit", "0"], WRONG, "--limit"),
         (["--seed", "-1"], WRONG, "--seed"),

@@ -129,7 +129,7 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: P
 
 def test_no_fault_at_all_is_told(host: Path, call: Run) -> None:
     code, _, err = call("--matrix", "matrix", "--faults", ",")
-    assert (code, "no fault is selected" in err) == (NOTHING_SELECTED, True)
+    assert (code, "nothing is selected" in err) == (NOTHING_SELECTED, True)
 
 
 def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:

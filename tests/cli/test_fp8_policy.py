@@ -60,7 +60,7 @@ def test_one_preset_alone(run: Run) -> None:
     ("arguments", "code", "said"),
     [
         (("--preset", "nightly"), WRONG, "there is no preset 'nightly'. Next step: choose from production, "),
-        (("--preset", " , "), NOTHING, "no preset is selected"),
+        (("--preset", " , "), NOTHING, "nothing is selected"),
         (("--today", "tomorrow"), WRONG, "tomorrow"),
     ],
 )

@@ -32,7 +32,7 @@ def matrix(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     ("words", "code", "said"),
     [
         (("--targets", "cpu", "--stacks", "te2.17.1"), 3, "no cell is selected"),
-        (("--targets", "cpu", "--probes", ""), 3, "no cell is selected"),
+        (("--targets", "cpu", "--probes", ""), 3, "nothing is selected"),
         (("--targets", "tpu"), 2, "there is no target 'tpu'"),
         (("--targets", "cpu", "--environment", "one"), 2, "is no environment"),
         (("--targets", "cpu", "--cluster", "nowhere.toml"), 2, "cannot be read"),

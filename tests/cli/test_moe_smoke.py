@@ -40,7 +40,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
             "smoke_tyni",
         ),
         (["--target", "cpu", "--cells", "scaled_bf16_4"], WRONG, "of the smoke run on cpu"),
-        (["--cells", ","], NOTHING, "no cell is selected"),
+        (["--cells", ","], NOTHING, "nothing is selected"),
         (["--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, "python9"),
         (["--launcher", "mpi"], WRONG, "--launcher"),
         (["--seed", "-1"], WRONG, "--seed"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from megacpp_validate.cli.app import Format
-from megacpp_validate.cli.output import finish, require_apart, require_output, write_result, write_text
+from megacpp_validate.cli.output import require_apart, require_output, write_answer, write_result, write_text
 from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
 from megacpp_validate.evidence import whole_file
 from megacpp_validate.evidence.values import Frozen
@@ -43,15 +45,14 @@ OPENINGS = {
 
 @pytest.mark.parametrize("fmt", Format)
 def test_every_format_goes_to_stdout_and_to_a_file(
-    fmt: Format, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fmt: Format, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        finish(Verdict(), describe, fmt, None)
-    assert ended.value.code == Exit.CLOSED
+    monkeypatch.setitem(sys.modules, "megacpp_validate.report.describe.verdict", SimpleNamespace(describe=describe))
+    assert write_answer(Verdict(), "verdict:describe", output=None, fmt=fmt) == Exit.CLOSED
     out, err = capsys.readouterr()
     assert err == ""
     file = tmp_path / "new" / "result"
-    write_result(Verdict(), describe, fmt, file)
+    write_result(Verdict(), "verdict:describe", file, fmt=fmt)
     assert file.read_text(encoding="utf-8") == out
     assert out.startswith(OPENINGS[fmt])
     assert "permute" in out

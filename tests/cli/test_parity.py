@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from megacpp_validate.cli.app import LARGEST_SEED
+from megacpp_validate.cli.options import LARGEST_SEED
 from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.evidence.store import read_receipts
 from tests.command_line import Run, make_run
@@ -54,7 +54,7 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
     "no-target": (["parity"], WRONG, ["--target"]),
     "no-such-target": (["parity", "--target", "h100"], WRONG, ["'h100'", "h200, b200, gb10, cpu"]),
     "no-such-probe": (["parity", "--target", "h200", "--probes", "atention"], WRONG, ["'atention'", "attention"]),
-    "no-probe": (["parity", "--target", "h200", "--probes", ","], NOTHING, ["no cell is selected"]),
+    "no-probe": (["parity", "--target", "h200", "--probes", ","], NOTHING, ["nothing is selected"]),
     "no-such-python": (["parity", "--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, ["python9", "Next step"]),
     "no-time": (["parity", "--target", "cpu", "--limit", "0"], WRONG, ["--limit"]),
     "no-folder": (["support-grid", "nowhere"], WRONG, ["nowhere", "no such folder"]),

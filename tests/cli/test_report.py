@@ -38,7 +38,7 @@ def test_other_forms(run: Run, tmp_path: Path) -> None:
     assert (junit.get("tests"), junit.get("failures")) == ("7", "7")
     assert "::error title=te2.14.1-h200-imports" in run(EVIDENCE, *site, "--format", "github").out
     summary = tmp_path / "summary.md"
-    assert run(EVIDENCE, *site, "--format", "markdown", "--told", summary).out == ""
+    assert run(EVIDENCE, *site, "--format", "markdown", "--summary", summary).out == ""
     assert "## Report" in summary.read_text()
 
 
@@ -55,8 +55,8 @@ def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
         ((EVIDENCE, "--output", tmp_path / "precious"), WRONG, "which no report wrote"),
         ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is no decision of the release gate"),
         ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
-        ((EVIDENCE, "--output", site, "--told", site / "told.txt"), WRONG, "Next step"),
-        ((EVIDENCE, "--output", site, "--told", EVIDENCE / "told.txt"), WRONG, "--told"),
+        ((EVIDENCE, "--output", site, "--summary", site / "told.txt"), WRONG, "Next step"),
+        ((EVIDENCE, "--output", site, "--summary", EVIDENCE / "told.txt"), WRONG, "--summary"),
     ):
         done = run(*arguments)
         assert (done.code, words in done.err) == (code, True), done.err
@@ -76,6 +76,6 @@ def test_a_store_may_hold_its_own_site(run: Run, tmp_path: Path) -> None:
 def test_a_full_disk_is_no_breakage(run: Run, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("not-run: there is no full device here")
-    done = run(EVIDENCE, "--output", tmp_path / "site", "--format", "json", "--told", "/dev/full")
+    done = run(EVIDENCE, "--output", tmp_path / "site", "--format", "json", "--summary", "/dev/full")
     assert (done.code, "the disk is full" in done.err) == (INFRASTRUCTURE, True)
     assert (tmp_path / "site" / "index.html").is_file()

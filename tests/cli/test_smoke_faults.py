@@ -21,7 +21,7 @@ def ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     ("arguments", "code", "said"),
     [
         (["--faults", "nun"], Exit.WRONG_ARGUMENTS, "there is no fault 'nun'"),
-        (["--faults", ","], Exit.NOTHING_SELECTED, "no fault is selected"),
+        (["--faults", ","], Exit.NOTHING_SELECTED, "nothing is selected"),
         (["--target", "abacus"], Exit.WRONG_ARGUMENTS, "abacus"),
     ],
 )
