@@ -132,7 +132,7 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
         (receipt.cell != cell_id(receipt.stack, receipt.target, receipt.probe),
          f"cell {receipt.cell!r} is not stack, target and probe joined"),
         (path.stem != receipt.cell, f"it holds the cell {receipt.cell!r}, which its name does not say"),
-        (good and failed, f"outcome {outcome} with the failed check {failed[:1]}"),
+        (good and failed, f"outcome {outcome} with the failed check {', '.join(failed[:1])}"),
         (good and not receipt.checks, f"outcome {outcome} with no check at all"),
         (good and receipt.failure is not None, f"outcome {outcome} over the failure {raised}"),
         (good and blocked, f"outcome {outcome}, and blocked by {blocked}"),

@@ -143,7 +143,7 @@ def timed(*rows: Timing) -> Callable[[dict[str, Any]], None]:
 
 SLOW = new_timing("forward", "cuda-events", (3.0, 3.75, 4.5), 10)
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "pass-over-a-failed-check": (good_outcome, "outcome pass with the failed check ['bf16']"),
+    "pass-over-a-failed-check": (good_outcome, "outcome pass with the failed check bf16"),
     "pass-over-a-failure": (passed(failure={"type": "RuntimeError", "message": ""}), "pass over the failure Runt"),
     "pass-and-blocked": (passed(blocked_by="te2.20.2-h200-imports"), "pass, and blocked by te2.20.2-h200-imports"),
     "check-over-a-failed-part": (green_check, "check bf16: its part relative-error failed, and the check passed"),
