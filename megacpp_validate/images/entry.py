@@ -260,19 +260,22 @@ def run_child(words: Sequence[str], variables: Mapping[str, str], *, verb: bool 
     # What a terminal sends for its keys reaches the child without us: twice would cut short what it does at the first.
     keys = {signal.SIGINT, signal.SIGQUIT} if os.isatty(0) else set()
     received: list[int] = []
-    with subprocess.Popen(list(words), env=dict(variables)) as child:
+    child: subprocess.Popen[bytes] | None = None
 
-        def forward(number: int, _frame: object) -> None:
-            received.append(number)
-            if number not in keys:
-                child.send_signal(number)
+    def forward(number: int, _frame: object) -> None:
+        received.append(number)
+        if child is not None and number not in keys:
+            child.send_signal(number)
 
-        before = {number: signal.signal(number, forward) for number in _FORWARDED}
-        try:
-            code = child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        child = subprocess.Popen(list(words), env=dict(variables))
+        for number in tuple(received):  # that came before there was a child
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if code >= 0:
         return code
     if {*received} - {signal.SIGUSR1, signal.SIGUSR2}:
