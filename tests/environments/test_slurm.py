@@ -116,8 +116,9 @@ n=$(($(ls "$JOBS" | grep -c name) + 1))
 sed -n 's/^#SBATCH --job-name=//p' "$1" > "$JOBS/$n.name"
 if [ -e "$JOBS/lose" ]; then rm "$JOBS/lose"; touch "$JOBS/$n.done"
 else
-  run='echo $$ > "$JOBS/$2.pid"; SLURM_JOB_ID=$2 bash "$1"; touch "$JOBS/$2.done"'
-  setsid sh -c "$run" sh "$1" $n > /dev/null 2>&1 &
+  cp "$1" "$JOBS/$n.sh"  # submitit moves it
+  run='echo $$ > "$JOBS/$1.pid"; SLURM_JOB_ID=$1 bash "$JOBS/$1.sh"; touch "$JOBS/$1.done"'
+  setsid sh -c "$run" sh $n > /dev/null 2>&1 &
 fi
 echo "Submitted batch job $n"
 """
