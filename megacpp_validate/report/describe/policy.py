@@ -39,7 +39,12 @@ def _describe_preset(decision: PresetDecision) -> Diagnostic:
         ("runs", tuple(f"{recipe}: {parts}" for parts, recipe in runs) or "everything in BF16"),
         ("in BF16", f"first {decision.bf16_first} and last {decision.bf16_last} of {decision.layers} layers"),
         ("targets", ", ".join(decision.targets)),
-        ("not refused by", decision.not_refused_by),
+        (
+            "not refused",
+            tuple(
+                f"the rule {rule} must refuse this preset and refuses nothing of it" for rule in decision.not_refused_by
+            ),
+        ),
     ]
     for rule in dict.fromkeys(refusal.rule for refusal in decision.refusals):
         group = [refusal for refusal in decision.refusals if refusal.rule == rule]

@@ -52,6 +52,21 @@ def test_a_write_that_fails_leaves_the_old_site(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "site"]
 
 
+def test_a_move_that_fails_puts_the_old_site_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_site(tmp_path / "site", {"index.html": "old"})
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise OSError("no move")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no move"):
+        write_site(tmp_path / "site", {"index.html": "new"})
+    assert (tmp_path / "site" / "index.html").read_text() == "old"
+
+
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "..", "/etc/passwd", "C:\\x", "a/b", "\udce9", "", ".", "-rf", "CON", "x" * 400, "<b>"]
 )
