@@ -27,6 +27,7 @@ from megacpp_validate.errors import (
     NothingSelected,
     WrongArguments,
 )
+from tests.cli.session_calls import make_session
 
 HERE = [sys.executable, "-m", "megacpp_validate.cli"]
 
@@ -72,6 +73,65 @@ def test_a_fault_of_the_tool_is_no_breakage(
     assert ended.value.code == Exit.INFRASTRUCTURE
     assert "Traceback" in said
     assert "Next step" in said
+
+
+# Command line, exit code, and part of what is written, on a host without a GPU.
+CALLS = (
+    ("parity", 2, "--target"),
+    ("parity --target h100", 2, "'h100'"),
+    ("parity --target h200 --probes atention", 2, "'atention'"),
+    ("parity --target h200 --probes ,", 3, "nothing is selected"),
+    ("parity --target cpu --python python9", 5, "python9"),
+    ("parity --target cpu --limit 0", 2, "--limit"),
+    ("parity --target h200 --seed -1", 2, "--seed"),
+    (f"parity --target h200 --seed {2**63}", 2, "--seed"),
+    ("support-grid nowhere", 2, "no such folder"),
+    ("support-grid .", 3, "no receipt"),
+    ("fp8 --target h100", 2, "there is no target 'h100'"),
+    ("fp8 --probes delaid", 2, "there is no cell of FP8 'fp8_delaid'"),
+    ("fp8 --target h200", 4, "not run"),
+    ("fp8 --target b200", 4, "not run"),
+    ("fp8 --target gb10", 4, "not run"),
+    ("moe-smoke --target gb10", 2, "no cell for gb10"),
+    ("moe-smoke --target cpu --cells tyni", 2, "smoke_tyni"),
+    ("moe-smoke --target cpu --cells scaled_bf16_4", 2, "of the smoke run on cpu"),
+    ("moe-smoke --target cpu --launcher mpi", 2, "--launcher"),
+    ("moe-smoke --target h200", 4, "not run"),
+    ("smoke-faults --faults nun", 2, "there is no fault 'nun'"),
+    ("smoke-faults --faults ,", 3, "nothing is selected"),
+    ("smoke-faults --target abacus", 2, "abacus"),
+    ("selftest attention-zeroes", 2, "there is no mutant 'attention-zeroes'"),
+    ("fp8-policy --today 2026-11-21", 0, "production"),
+    ("fp8-policy --preset mamba-scan --today 2026-11-21", 0, "mamba-scan refused, as it must be"),
+    ("fp8-policy --preset nightly", 2, "there is no preset 'nightly'"),
+    ("fp8-policy --preset ,", 3, "nothing is selected"),
+    ("fp8-policy --today tomorrow", 2, "tomorrow"),
+    ("fp8-faults --faults ,", 3, "nothing is selected"),
+    ("matrix --targets cpu --stacks te2.17.1", 3, "no cell is selected"),
+    ("matrix --targets cpu --probes ,", 3, "nothing is selected"),
+    ("matrix --targets tpu", 2, "there is no target 'tpu'"),
+    ("matrix --targets cpu --environment one", 2, "is no environment"),
+    ("matrix --targets cpu --cluster nowhere.toml", 2, "cannot be read"),
+    ("matrix --targets cpu --plan --limit inf", 2, "--limit"),
+    ("matrix --targets cpu --plan --limit 604801", 2, "--limit"),
+    ("matrix --targets cpu --plan --wait nan", 2, "--wait"),
+    ("matrix --targets cpu --plan --launcher slurm", 0, "native-cpu-imports"),
+    ("matrix --targets cpu --environment x=python:/nowhere/python", 5, "14 not run"),
+    ("loss-gate nowhere", 2, "nowhere"),
+    ("import-firewall --install wheel", 2, "--install"),
+    ("receipt-schema --output .", 2, "Next step"),
+)
+
+
+@pytest.mark.parametrize(("words", "code", "part"), CALLS, ids=[words for words, *_ in CALLS])
+def test_a_command_line_ends_with_the_code_of_its_class(
+    words: str, code: int, part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb, *arguments = words.split()
+    done = make_session(verb, capfd, monkeypatch, tmp_path)(*arguments)
+    shown = " ".join((done.out + done.err).split())
+    assert (done.code, part in shown, "Traceback" in shown) == (code, True, False), shown
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and "matrix" not in words]
 
 
 def test_the_version_and_the_name_in_usage_lines() -> None:

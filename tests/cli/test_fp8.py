@@ -10,7 +10,6 @@ import pytest
 
 from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.catalog.fp8 import PRESETS
-from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.evidence.loss_curve import write_curve
 from tests.cli.session_calls import Stack, make_session, make_stack
 from tests.command_line import Run, Said
@@ -48,50 +47,6 @@ def leave(curves: Path, *recipes: str) -> str:
     left = [str(curve) for recipe in recipes or ("*",) for curve in curves.glob(f"*.{recipe}-*")]
     copy = f"[shutil.copy(curve, os.path.dirname(place)) for curve in {left}]"
     return f"import shutil\nif order['probe'] == 'fp8_loss': {copy}\nwrite()"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--target", "h100"], WRONG, "there is no target 'h100'"),
-        (["--probes", "delaid"], WRONG, "there is no cell of FP8 'fp8_delaid'"),
-        (["--probes", ","], NOTHING, "nothing is selected"),
-        (["--python", "python9"], NO_ENVIRONMENT, "python9"),
-        (["--limit", "0"], WRONG, "--limit"),
-        (["--seed", "-1"], WRONG, "--seed"),
-    ],
-)
-def test_wrong_arguments_are_told(run: Run, arguments: list[str], code: int, words: str) -> None:
-    said = run(*arguments)
-    assert said.code == code
-    assert words in said.err
-
-
-@pytest.mark.parametrize("target", ["h200", "b200", "gb10"])
-def test_without_the_target_s_gpu_evidence_is_missing_and_nothing_is_written(
-    run: Run, target: str, tmp_path: Path
-) -> None:
-    said = run("--target", target, "--format", "json")
-    assert said.code == MISSING, said.err
-    told = json.loads(said.out)
-    assert told["schema_id"] == "megacpp-validate/fp8/1"
-    assert {receipt["outcome"] for receipt in told["receipts"]} == {"not-run"}
-    assert len(told["receipts"]) == len({receipt["cell"] for receipt in told["receipts"]}) == 13
-    assert not (tmp_path / ".megacpp").exists()
-
-
-def test_a_receipts_folder_that_is_a_file(run: Run, stack: Stack, tmp_path: Path) -> None:
-    stack("write()")
-    (tmp_path / "a-file").write_text("")
-    said = run("--receipts", "a-file")
-    assert said.code == WRONG
-    assert "a-file: File exists" in said.err
-
-
-def test_two_sessions_do_not_share_a_folder(run: Run, stack: Stack, tmp_path: Path) -> None:
-    stack("write()")
-    with own_folder(tmp_path / ".megacpp" / "fp8"):
-        assert run("--probes", "delayed").code == INFRASTRUCTURE
 
 
 def test_a_session_that_is_good_is_open(run: Run, stack: Stack, curves: Path) -> None:

@@ -127,11 +127,6 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: P
     assert "Next step" in err
 
 
-def test_no_fault_at_all_is_told(host: Path, call: Run) -> None:
-    code, _, err = call("--matrix", "matrix", "--faults", ",")
-    assert (code, "nothing is selected" in err) == (NOTHING_SELECTED, True)
-
-
 def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planting, "find_environments", lambda *_: ())
     code, _, err = call(*HERE)

@@ -44,32 +44,6 @@ def mend(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
-def test_the_shipped_policy_and_its_presets_agree_and_the_example_shows_it(run: Run) -> None:
-    said = run()
-    assert said.code == OPEN, said
-
-
-def test_one_preset_alone(run: Run) -> None:
-    said = run("--preset", "mamba-scan")
-    assert said.code == OPEN
-    assert "mamba-scan refused, as it must be" in said.out
-    assert "production" not in said.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("--preset", "nightly"), WRONG, "there is no preset 'nightly'. Next step: choose from production, "),
-        (("--preset", " , "), NOTHING, "nothing is selected"),
-        (("--today", "tomorrow"), WRONG, "tomorrow"),
-    ],
-)
-def test_wrong_arguments_are_told(run: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
-    found = run(*arguments)
-    assert found.code == code
-    assert said in " ".join(found.err.split())
-
-
 def test_a_preset_that_is_meant_to_run_and_is_refused_closes_it(run: Run, matrix: Path) -> None:
     mend(matrix / PRESETS, "bf16_first = 1", "bf16_first = 0")
     said = run("--matrix", matrix)
@@ -158,12 +132,3 @@ def test_json_tells_the_outcome_of_every_preset(run: Run) -> None:
     outcomes = {row["preset"]: row["outcome"] for row in told["presets"]}
     assert outcomes["production"] == "allowed"
     assert outcomes["every-layer"] == "rolled-back"
-
-
-@pytest.mark.parametrize("form", ["markdown", "github", "html", "junit"])
-def test_every_form_names_every_preset(run: Run, form: str, tmp_path: Path, matrix: Path) -> None:
-    said = run("--format", form, "--output", tmp_path / "told", "--matrix", matrix)
-    assert said.code == OPEN
-    text = (tmp_path / "told").read_text()
-    for name in ("production", "mamba-scan", "graphs"):
-        assert name in text

@@ -28,28 +28,6 @@ def matrix(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return run
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("--targets", "cpu", "--stacks", "te2.17.1"), 3, "no cell is selected"),
-        (("--targets", "cpu", "--probes", ""), 3, "nothing is selected"),
-        (("--targets", "tpu"), 2, "there is no target 'tpu'"),
-        (("--targets", "cpu", "--environment", "one"), 2, "is no environment"),
-        (("--targets", "cpu", "--cluster", "nowhere.toml"), 2, "cannot be read"),
-        (("--targets", "cpu", "--plan", "--limit", "inf"), 2, "--limit"),
-        (("--targets", "cpu", "--plan", "--limit", "604801"), 2, "--limit"),
-        (("--targets", "cpu", "--plan", "--limit", "nan"), 2, "--limit"),
-        (("--targets", "cpu", "--plan", "--wait", "nan"), 2, "--wait"),
-        (("--targets", "cpu", "--plan", "--launcher", "slurm"), 0, "native-cpu-imports"),
-        (("--targets", "cpu", "--environment", "x=python:/nowhere/python"), 5, "14 not run"),
-    ],
-)
-def test_arguments_have_exit_codes(words: tuple[str, ...], code: int, said: str, matrix: Run, tmp_path: Path) -> None:
-    done = matrix(*words, "--receipts", str(tmp_path / "receipts"))
-    assert done.code == code, done.err
-    assert said in done.err + done.out
-
-
 def test_cells_run_here_and_a_second_run_at_once_is_refused(matrix: Run, tmp_path: Path) -> None:
     host = make_h200_host(tmp_path / "host", "write()")
     receipts = tmp_path / "receipts"

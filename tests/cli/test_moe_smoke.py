@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.cell import own_folder
 from tests.cli.session_calls import Stack, make_session, make_stack
 from tests.command_line import Run
 
@@ -27,44 +26,6 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """The host's interpreter sees an H200 and Transformer Engine 2.17.1; its probes do what a test says."""
     return make_stack(tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--target", "h100"], WRONG, "'h100'"),
-        (["--target", "gb10"], WRONG, "no cell for gb10"),
-        (
-            ["--target", "cpu", "--cells", "tyni"],
-            WRONG,
-            "smoke_tyni",
-        ),
-        (["--target", "cpu", "--cells", "scaled_bf16_4"], WRONG, "of the smoke run on cpu"),
-        (["--cells", ","], NOTHING, "nothing is selected"),
-        (["--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, "python9"),
-        (["--launcher", "mpi"], WRONG, "--launcher"),
-        (["--seed", "-1"], WRONG, "--seed"),
-    ],
-)
-def test_wrong_arguments_are_told(run: Run, arguments: list[str], code: int, words: str) -> None:
-    said = run(*arguments)
-    assert said.code == code
-    assert words in " ".join(said.err.split())
-
-
-def test_without_the_target_s_gpu_evidence_is_missing_and_nothing_is_written(run: Run, tmp_path: Path) -> None:
-    said = run("--target", "h200", "--format", "json")
-    assert said.code == MISSING, said.err
-    told = json.loads(said.out)
-    assert told["schema_id"] == "megacpp-validate/moe-smoke/1"
-    assert {receipt["outcome"] for receipt in told["receipts"]} == {"not-run"}
-    assert not (tmp_path / ".megacpp").exists()
-
-
-def test_two_sessions_do_not_share_a_folder(run: Run, stack: Stack, tmp_path: Path) -> None:
-    stack("write()")
-    with own_folder(tmp_path / ".megacpp" / "moe_smoke"):
-        assert run("--target", "h200", "--cells", "small_bf16").code == INFRASTRUCTURE
 
 
 RECORD = """

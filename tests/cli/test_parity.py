@@ -50,37 +50,10 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     return make
 
 
-WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
-    "no-target": (["parity"], WRONG, ["--target"]),
-    "no-such-target": (["parity", "--target", "h100"], WRONG, ["'h100'", "h200, b200, gb10, cpu"]),
-    "no-such-probe": (["parity", "--target", "h200", "--probes", "atention"], WRONG, ["'atention'", "attention"]),
-    "no-probe": (["parity", "--target", "h200", "--probes", ","], NOTHING, ["nothing is selected"]),
-    "no-such-python": (["parity", "--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, ["python9", "Next step"]),
-    "no-time": (["parity", "--target", "cpu", "--limit", "0"], WRONG, ["--limit"]),
-    "no-folder": (["support-grid", "nowhere"], WRONG, ["nowhere", "no such folder"]),
-    "no-receipt": (["support-grid", "."], NOTHING, ["no receipt"]),
-}
-
-
-@pytest.mark.parametrize("seed", [-1, 2**63, 99999999999999999999999999])
-def test_a_seed_that_torch_does_not_hold_is_a_wrong_argument(seed: int, run: Run) -> None:
-    said = run("parity", "--target", "h200", "--seed", seed)
-    assert (said.code, "--seed" in said.err) == (WRONG, True)
-
-
 def test_the_largest_seed_runs(run: Run, tmp_path: Path) -> None:
     said = run("parity", "--target", "cpu", "--probes", "permute", "--seed", LARGEST_SEED)
     assert said.code == OPEN, said.out
     assert read_receipts(tmp_path / ".megacpp" / "receipts").found["native-cpu-permute"].seed == LARGEST_SEED
-
-
-@pytest.mark.parametrize(("arguments", "code", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
-def test_wrong_arguments_are_told_in_words(arguments: list[str], code: int, words: list[str], run: Run) -> None:
-    said = run(*arguments)
-    assert said.code == code
-    for word in words:
-        assert word in said.err
-    assert "Traceback" not in said.err
 
 
 PARSERS: dict[str, Callable[[str], object]] = {
@@ -94,11 +67,10 @@ PARSERS: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize("fmt", PARSERS)
-@pytest.mark.parametrize("target", ["h200", "b200", "gb10"])
 def test_without_the_gpu_nothing_runs_nothing_is_written_and_nothing_is_green(
-    target: str, fmt: str, run: Run, tmp_path: Path
+    fmt: str, run: Run, tmp_path: Path
 ) -> None:
-    said = run("parity", "--target", target, "--format", fmt)
+    said = run("parity", "--target", "b200", "--format", fmt)
     assert said.code == MISSING
     assert said.err == ""
     PARSERS[fmt](said.out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -166,19 +165,3 @@ def test_a_line_that_was_cut_short_is_told(run: Run, killed: str, clean: str) ->
     said = run(Planter(killed + clean[:-20]))
     assert said.code == INFRASTRUCTURE
     assert "line 4 is no run of the selftest" in said.err
-
-
-def test_an_unknown_mutant_is_refused_before_anything_starts(run: Run) -> None:
-    said = run(Planter(None), mutants=("attention-zeroes",))
-    assert said.code == WRONG
-    assert "there is no mutant 'attention-zeroes'" in said.err
-
-
-def test_the_result_is_told_as_json_and_as_markdown(run: Run, killed: str, clean: str, tmp_path: Path) -> None:
-    target = tmp_path / "score.json"
-    assert run(Planter(killed + clean), "--format", "json", "--output", target).code == OPEN
-    written = json.loads(target.read_text())
-    assert [row["fate"] for row in written["mutants"]] == ["killed", "killed"]
-    assert written["clean_runs"] == 14
-    said = run(Planter(killed + clean), "--format", "markdown")
-    assert "| bridge module | mutants | killed | blamed rightly |" in said.out

@@ -17,21 +17,6 @@ def ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     return make_run(capfd, monkeypatch, "smoke-faults")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["--faults", "nun"], Exit.WRONG_ARGUMENTS, "there is no fault 'nun'"),
-        (["--faults", ","], Exit.NOTHING_SELECTED, "nothing is selected"),
-        (["--target", "abacus"], Exit.WRONG_ARGUMENTS, "abacus"),
-    ],
-)
-def test_what_cannot_be_is_refused(ask: Run, arguments: list[str], code: Exit, said: str) -> None:
-    found = ask(*arguments)
-    assert found.code == code, found
-    assert said in found.err
-    assert "Next step" in " ".join(found.err.split())
-
-
 def test_a_fault_of_a_gpu_is_not_run_on_the_cpu(ask: Run) -> None:
     code, text, _ = ask("--faults", "wrong-amax-group", "--format", "json")
     assert code == Exit.EVIDENCE_MISSING, text
