@@ -177,7 +177,7 @@ def compare_pairs(
     """
     with _needs_sources("static"):
         from .static.sources import Sources
-        from .static.sweep import read_pair, read_surface, run_pair
+        from .static.sweep import read_bridge, read_pair, run_pair
     sources = Sources()
     if len(releases) < 2:
         releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
@@ -191,9 +191,9 @@ def compare_pairs(
             raise WrongArguments(
                 f"OLD and NEW are both {old}: there is nothing to compare. Next step: give two releases."
             )
-    surface = read_surface(catalog)
+    source = read_bridge(catalog)
     return tuple(
-        run_pair(*read_pair(sources, old, new), surface, tool=tool, verbose=verbose) for old, new in pairwise(releases)
+        run_pair(*read_pair(sources, old, new), source, tool=tool, verbose=verbose) for old, new in pairwise(releases)
     )
 
 

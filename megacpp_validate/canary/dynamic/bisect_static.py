@@ -8,18 +8,18 @@ from hashlib import sha256
 from ...catalog.bridge import Catalog
 from ..static.compare import compare_releases
 from ..static.findings import Impact
+from ..static.project import Source
 from ..static.release import Release, ReleaseUnreadable, without_garbage_collection
 from ..static.sources import Sources, SourceUnavailable, UnknownRelease, nearest
-from ..static.surface import Surface
-from ..static.sweep import read_surface
+from ..static.sweep import read_bridge
 from .search import TE, Answer, NotBuilt, Verdict
 
 
 class StaticJudge:
     """Compares each release with the good end by their Python sources; needs no GPU and no install."""
 
-    def __init__(self, good: str, module: str, surface: Surface, sources: Sources) -> None:
-        self.good, self.module, self.surface, self.sources = good, module, surface, sources
+    def __init__(self, good: str, module: str, source: Source, sources: Sources) -> None:
+        self.good, self.module, self.source, self.sources = good, module, source, sources
         self._good: Release | None = None
 
     def identify(self, choices: Mapping[str, str]) -> str:
@@ -33,7 +33,7 @@ class StaticJudge:
             self._good = self._release(self.good)
         try:
             with without_garbage_collection():
-                found, standing = compare_releases(self._good, self._release(choices[TE]), self.surface)
+                found, standing, _ = compare_releases(self._good, self._release(choices[TE]), self.source)
         except ReleaseUnreadable as fault:
             raise NotBuilt(str(fault)) from fault
         red = [one for one in (*found, *standing) if one.impact is Impact.BREAKING and self.module in one.modules]
@@ -65,7 +65,7 @@ def open_sources(catalog: Catalog, module: str, good: str, bad: str) -> tuple[li
                 f"the package index has no Transformer Engine {name}. Nearest: {', '.join(nearest(name, versions))}. "
                 "Next step: choose one of them; `nox -s te_canary -- --list` shows all."
             )
-    return versions, StaticJudge(good, module, read_surface(catalog), sources)
+    return versions, StaticJudge(good, module, read_bridge(catalog), sources)
 
 
 def list_releases() -> list[str]:
