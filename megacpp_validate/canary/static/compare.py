@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import griffe
@@ -89,7 +89,10 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
                 side[key] = _resolve(release, Symbol(*name.rpartition(".")[::2])) if name else None
         named.append((replace(pair.use, accessor=key), pair))
     surface = Surface(accessors, tuple(use for use, _ in named), rows)
-    comparison = _Comparison(old, new, surface, *resolved)
+    # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
+    new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
+    renewed = frozenset((use.module, use.function) for use in new_ways)
+    comparison = _Comparison(old, new, surface, resolved, renewed)
     changes = [met for use, pair in named for met in comparison.changes(use, pair)]
     faults = [met for use, pair in named for met in comparison.standing_faults(use, pair)]
     return gather([*changes, *comparison.import_time()], surface), gather(faults, surface), surface
@@ -121,10 +124,11 @@ def read_pairs(old: Release, new: Release, source: Source) -> tuple[list[Pair], 
 
 class _Comparison:
     def __init__(
-        self, old: Release, new: Release, surface: Surface, before: Mapping[str, Resolved | None],
-        after: Mapping[str, Resolved | None],
+        self, old: Release, new: Release, surface: Surface, resolved: Sequence[Mapping[str, Resolved | None]],
+        renewed: Collection[tuple[str, str]],
     ) -> None:  # fmt: skip
-        self.old, self.new, self.surface, self._before, self._after = old, new, surface, before, after
+        self.old, self.new, self.surface, self.renewed = old, new, surface, renewed
+        self._before, self._after = resolved
 
     def changes(self, use: Use, pair: Pair) -> Iterator[Met]:
         """Every change that one use meets in the step from old to new."""
@@ -149,7 +153,7 @@ class _Comparison:
             yield from self._faults(self.new, use, self._after)
             return
         before = replace(pair.before, accessor=use.accessor)
-        yield from self._changes_of(use if before == use else replace(before, path=use.path))
+        yield from self._changes_of(use if before == use else replace(before, path=use.path, optional=use.optional))
         if before != use:
             known = self._faults_before(use, pair)
             yield from (c for c in self._faults(self.new, use, self._after) if (c.kind, c.parameter) not in known)
@@ -208,6 +212,8 @@ class _Comparison:
         if before is None:
             return
         if after is None:
+            if use.optional and (use.module, use.function) in self.renewed:
+                return
             lost = self._lost_symbol(before)
             yield replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK) if use.optional else lost
             return

@@ -39,8 +39,8 @@ METHODS: Final = frozenset(
 VERSION_PARTS: Final = frozenset({"major", "minor", "micro", "release", "base_version", "public"})
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "TorchVersion", "parse", "parse_version"})
 _BUILTINS: Final[dict[str, Callable[..., Any]]] = {
-    "str": str, "int": int, "float": float, "bool": bool, "len": len, "tuple": tuple, "list": list, "max": max, "min": min,
-    "any": any, "all": all,
+    "str": str, "int": int, "float": float, "bool": bool, "len": len, "tuple": tuple, "list": list, "max": max,
+    "min": min, "any": any, "all": all,
 }  # fmt: skip
 _DISTRIBUTIONS: Final = (
     "transformer-engine",
@@ -105,11 +105,6 @@ def plain(value: Value) -> tuple[Any] | None:
     return None
 
 
-def known(values: Values) -> Values:
-    """Tuples of a Python value as `Items`."""
-    return values
-
-
 def wrap(value: Any) -> Values:
     """A Python value as values that the interpreter follows."""
     if isinstance(value, tuple | list):
@@ -130,6 +125,20 @@ def subscript(owner: Values, key: Values) -> Values:
                     is_known = isinstance(items, dict) and isinstance(at, Const) and at.value in items
                     found.append(items[at.value] if is_known else ANYTHING)  # type: ignore[index,union-attr]
     return either(*found)
+
+
+def cut(owner: Values, lower: Values, upper: Values) -> Values:
+    """What `owner[lower:upper]` gives."""
+    ends = [one.value for side in (lower, upper) for one in side if isinstance(one, Const)]
+    start, end = ends if len(ends) == len(lower) + len(upper) == 2 else (..., ...)
+    if len(owner) != 1 or not isinstance(start, int | None) or not isinstance(end, int | None):
+        return ANYTHING
+    match next(iter(owner)):
+        case Items(values=parts):
+            return frozenset({Items(parts[start:end])})
+        case Const(value=str() as text):
+            return constant(text[start:end])
+    return ANYTHING
 
 
 def is_version_of_vendor(name: object) -> bool:

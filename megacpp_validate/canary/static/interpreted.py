@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from .project import SourceFile
-from .surface import Argument, Symbol
+from .surface import Argument, Symbol, UseKind
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class Unknown:
 
 
 Value: TypeAlias = (
-    "Const | Vendor | VendorModule | External | Function | Class | Import | Instance | Method | Super | Keywords | Items "
-    "| ProjectModule | Unknown"
+    "Const | Vendor | VendorModule | External | Function | Class | Import | Instance | Method | Super | Keywords "
+    "| Items | ProjectModule | Unknown"
 )
 Values: TypeAlias = "frozenset[Value]"
 ANYTHING: Final[Values] = frozenset({Unknown()})
@@ -174,6 +174,8 @@ class Names:
         facts: what annotations say of the parameters.
         returned: what the function around it returns.
         catching: whether a `try` around it catches a failing import.
+        hands_on: as what the function around it returns values, by its annotation.
+        is_way: one of several ways through the code, not a scope of its own.
     """
 
     file: SourceFile
@@ -186,6 +188,7 @@ class Names:
     is_global: set[str] = field(default_factory=set)
     cls: Class | None = None
     catching: bool = False
+    hands_on: UseKind | None = None
     is_way: bool = False
 
     def find(self, name: str) -> Values | None:
@@ -214,10 +217,7 @@ class Names:
 
     def fork(self) -> Names:
         """The same place on one of several ways: what is bound there, and dictionaries that grow there, is its own."""
-        way = Names(
-            self.file, self, self.function, {}, self.stars, self.facts, self.returned, self.is_global, self.cls,
-            self.catching, is_way=True,
-        )  # fmt: skip
+        way = replace(self, outer=self, names={}, is_way=True)
         at: Names | None = self
         while at is not None:
             way.names |= {n: _forked(v) for n, v in at.grown().items() if n not in way.names}

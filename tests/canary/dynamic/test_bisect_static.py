@@ -8,8 +8,8 @@ import pytest
 
 from megacpp_validate.canary.dynamic.bisect_static import StaticJudge
 from megacpp_validate.canary.dynamic.search import Axis, BisectResult, Search, SearchEnd, Verdict
-from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.canary.static.project import Source
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 
 # Down from 2.5.0, where the bridge's keywords are new: 2.2.0 does not know `name` of Linear (module/linear.py) nor
 # `align_size` of Fp8Padding (module/fp8_padding.py); see tests/canary/test_real_releases.py.
@@ -26,7 +26,9 @@ def search(folder: Path, sources: Sources, bridge_source: Source, module: str, v
 
 
 @pytest.mark.thorough
-def test_the_first_release_that_breaks_a_module_is_found(tmp_path: Path, sources: Sources, bridge_source: Source) -> None:
+def test_the_first_release_that_breaks_a_module_is_found(
+    tmp_path: Path, sources: Sources, bridge_source: Source
+) -> None:
     result = search(tmp_path, sources, bridge_source, "linear_walker", RELEASES)
     assert result.end is SearchEnd.FOUND
     (turn,) = result.culprits[0].turns

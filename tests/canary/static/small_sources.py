@@ -28,7 +28,7 @@ class Case(NamedTuple):
     said: set[str]
 
 
-def write_release(folder: Path, code: Sources) -> Release:
+def write_release(folder: Path, code: Sources, version: str = "") -> Release:
     """A release: `code` is its `pytorch/__init__.py`, or its files by path below `transformer_engine/`."""
     files = {"pytorch/__init__.py": code} if isinstance(code, str) else dict(code)
     for path in ("__init__.py", "pytorch/__init__.py", "common/__init__.py", "common/recipe/__init__.py"):
@@ -41,7 +41,7 @@ def write_release(folder: Path, code: Sources) -> Release:
                 break
             (package / "__init__.py").touch()
         file.write_text(dedent(text))
-    return Release(ReleaseSource(version=str(folder), wheel="a folder", sha256=""), folder)
+    return Release(ReleaseSource(version=version or str(folder), wheel="a folder", sha256=""), folder)
 
 
 def write_bridge(folder: Path, code: str, accessors: str | None = None) -> Source:
@@ -57,11 +57,12 @@ def write_bridge(folder: Path, code: str, accessors: str | None = None) -> Sourc
     imports, user = "", dedent(code)
     head = "from transformer_engine import pytorch as te"
     if accessors is None:
+        user = re.sub(r"\bte\.(\w+)\(\)", r"getattr(te, '\1', None)", user)
         user = re.sub(r"\bte\.(\w+)\.require\(\)", r"te.\1", user)
-        user = re.sub(r"\bte\.([A-Za-z]\w*)\(\)(?![.(])", r"getattr(te, '\1', None)", user) if ".require()" not in code or re.search(r"\bte\.\w+\(\)", code) else user
     else:
         head = "from . import imports as te"
-        imports = re.sub(r"^(?:@.*\n)?(?=def )", "@entry\n", f"entry = object()\n{dedent(accessors)}", flags=re.MULTILINE)
+        imports = re.sub(r"^(?:@.*\n)?(?=def )", "@entry\n", dedent(accessors), flags=re.MULTILINE)
+        imports = f"entry = object()\n{imports}"
     (folder / "__init__.py").touch()
     (folder / "imports.py").write_text(imports)
     (folder / "user.py").write_text(f"{head}\n{user}")
@@ -79,3 +80,19 @@ def compare(folder: Path, old: Sources, new: Sources, bridge: str, accessors: st
 def said_by(result: StaticResult) -> set[str]:
     """Each finding as "module kind [parameter] impact"."""
     return {" ".join(filter(None, (f.module, f.kind, f.parameter, f.impact))) for f in result.findings}
+
+
+def compare_source(folder: Path, old: Sources, new: Sources, files: Mapping[str, str]) -> StaticResult:
+    """The static tier on two releases and a source tree of any project, a row a file.
+
+    Args:
+        folder: where to.
+        old, new: releases; their versions are 1.0 and 2.0.
+        files: of the tree, by path.
+    """
+    for path, text in files.items():
+        file = folder / "tree" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+    releases = [write_release(folder / version, code, version) for version, code in (("1.0", old), ("2.0", new))]
+    return run_pair(*releases, Source(Project([folder / "tree"])), tool="test")

@@ -1,29 +1,41 @@
-"""What the canary reads in the bridge's code: each way of consuming a value, and what it cannot follow."""
+"""What is read in a project's code: each way of using Transformer Engine, guards by release, and what is not followed."""
 # ruff: noqa: E501 - one case a line: tables
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.static.derive import BridgeFile, BridgeUnreadable, derive_surface
+from megacpp_validate.canary.static.interpret import Interpreter
+from megacpp_validate.canary.static.project import Project, Source, SourceUnreadable
+from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.surface import Argument, Use, UseKind
-from megacpp_validate.canary.static.sweep import read_surface
-from megacpp_validate.canary.static.unlisted import unlisted_files
+from megacpp_validate.canary.static.sweep import read_bridge
 from megacpp_validate.catalog.bridge import Catalog
-from tests.canary.static.small_sources import write_bridge
+from tests.canary.static.small_sources import compare_source, write_bridge, write_release
 
 NAME, CALL, ATTRIBUTE = UseKind.NAME, UseKind.CALL, UseKind.ATTRIBUTE
 CONTEXT, DECORATOR, CLASS = UseKind.CONTEXT, UseKind.DECORATOR, UseKind.CLASS
 
 Row = tuple[str, UseKind]
-PLAIN = "def f():\n    from transformer_engine.pytorch import f\n    return f"
 
 
 def shown(use: Use) -> Row:
     path = "".join(step if step == "()" else f".{step}" for step in use.path)
-    return f"{use.accessor}{path}", use.kind
+    return f"{use.accessor.rpartition('.')[2]}{path}", use.kind
+
+
+def read(source: Source, release: Release) -> list[Use]:
+    return [use for uses in Interpreter(source, release).read().values() for use in uses]
+
+
+def uses_of(code: str, folder: Path) -> list[Use]:
+    """Uses of a release that has whatever the code names."""
+    names = dict.fromkeys(re.findall(r"\bte\.(\w+)", code))
+    release = write_release(folder / "release", "".join(f"{name} = make()\n" for name in names))
+    return read(write_bridge(folder / "bridge", code), release)
 
 
 # code -> each use but the names themselves, as "accessor.path" and kind
@@ -63,7 +75,7 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "getattr-of-anything": ("def f(n): getattr(te.Layer.require(), n)", [("Layer.{}", ATTRIBUTE)]),
     "getattr-of-something-else": ("getattr(other, 'x', te.f.require()(1))", [("f", CALL)]),
     "partial-of-something-else": ("from functools import partial\npartial(other, a=te.f.require()(1))", [("f", CALL)]),
-    "hasattr": ("hasattr(te.Layer.require(), 'kind')", [("Layer.kind", ATTRIBUTE)]),
+    "hasattr": ("hasattr(te.Layer.require(), 'kind')", []),
     "isinstance": ("def f(x): return isinstance(x, te.Layer.require())", [("Layer", CLASS)]),
     "isinstance-of-two": ("def f(x): return isinstance(x, (te.A.require(), te.B.require()))", [("A", CLASS), ("B", CLASS)]),
     "issubclass": ("def f(x): return issubclass(x, te.Layer.require())", [("Layer", CLASS)]),
@@ -99,19 +111,20 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "rebound": ("a = te.A.require()\na = 3\na(1)", []),
     "shadowed-by-a-parameter": ("a = te.A.require()\ndef f(a):\n    a(1)", []),
     "unpacked": ("a, b = te.f.require()(1)\na.go()", [("f", CALL)]),
-    "deleted-is-not-followed": ("x = [te.A.require()]\nx[0](1)", []),
+    "in-a-list": ("x = [te.A.require()]\nx[0](1)", [("A", CALL)]),
+    "in-a-list-that-changes": ("x = []\nx.append(te.A.require())\nx[0](1)", []),
     "type-annotation": ("def f(x: int) -> str: ...\nte.f.require()", []),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "wanted"), CONSUMED.values(), ids=CONSUMED)
 def test_each_way_of_consuming_is_read(code: str, wanted: list[Row], tmp_path: Path) -> None:
-    uses = write_bridge(tmp_path, code).uses
+    uses = uses_of(code, tmp_path)
     assert sorted(shown(use) for use in uses if use.kind is not NAME) == sorted(wanted)
 
 
 def the_call(code: str, tmp_path: Path) -> Use:
-    (use,) = [use for use in write_bridge(tmp_path, code).uses if use.kind is CALL]
+    (use,) = [use for use in uses_of(code, tmp_path) if use.kind is CALL]
     return use
 
 
@@ -165,148 +178,110 @@ def test_what_is_known_of_an_argument(expression: str, wanted: Argument, tmp_pat
     assert the_call(code, tmp_path).positionals == (wanted,)
 
 
-PRESENCE = {
-    "if-there": ("a = te.A()\nif a is not None:\n    te.f.require()(1)", {"A"}, set()),
-    "if-not-there": ("a = te.A()\nif a is None:\n    te.f.require()(1)", set(), {"A"}),
-    "else": ("a = te.A()\nif a is None:\n    pass\nelse:\n    te.f.require()(1)", {"A"}, set()),
-    "after-a-return": ("def g():\n    a = te.A()\n    if a is None:\n        return\n    te.f.require()(1)", {"A"}, set()),
-    "after-a-raise": ("def g():\n    if te.A() is not None:\n        raise ValueError\n    te.f.require()(1)", set(), {"A"}),
-    "not": ("a = te.A()\nif not a:\n    te.f.require()(1)", set(), {"A"}),
-    "nested": ("a, b = te.A(), te.B()\nif a is not None:\n    if b is None:\n        te.f.require()(1)", {"A"}, {"B"}),
-    "and": ("a = te.A()\ndef g(x):\n    if a is not None and x:\n        te.f.require()(1)", {"A"}, set()),
-    "and-says-nothing-of-the-rest": ("a = te.A()\ndef g(x):\n    if a is not None and x:\n        return\n    te.f.require()(1)", set(), set()),
-    "or-of-the-rest": ("a, b = te.A(), te.B()\ndef g():\n    if a is None or b is None:\n        return\n    te.f.require()(1)", {"A", "B"}, set()),
-    "within-an-and": ("a = te.A()\na is not None and te.f.require()(1)", {"A"}, set()),
-    "within-an-or": ("a = te.A()\na is not None or te.f.require()(1)", set(), {"A"}),
-    "asserted": ("a = te.A()\nassert a is not None\nte.f.require()(1)", {"A"}, set()),
-    "or-says-nothing": ("a = te.A()\ndef g(x):\n    if a is None or x:\n        te.f.require()(1)", set(), set()),
-    "another-test": ("def g(x):\n    if x:\n        te.f.require()(1)", set(), set()),
-    "one-branch-of-an-elif": ("a, b = te.A(), te.B()\nif a is not None:\n    pass\nelif b is not None:\n    te.f.require()(1)", {"B"}, {"A"}),
-    "outside": ("a = te.A()\nif a is None:\n    pass\nte.f.require()(1)", set(), set()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("code", "present", "absent"), PRESENCE.values(), ids=PRESENCE)
-def test_under_which_accessors_a_use_is_reached(code: str, present: set[str], absent: set[str], tmp_path: Path) -> None:
-    use = the_call(code, tmp_path)
-    assert (set(use.present), set(use.absent)) == (present, absent)
-
-
-def test_optional_is_what_is_asked_for_without_insisting(tmp_path: Path) -> None:
-    code = "te.A()\nte.B.require()\ngetattr(te.B.require(), 'x', None)\ngetattr(te.B.require(), 'y')\nhasattr(te.B.require(), 'z')"
-    told = {shown(use): use.optional for use in write_bridge(tmp_path, code).uses}
-    assert told == {
-        ("A", NAME): True,
-        ("B", NAME): False,
-        ("B.x", ATTRIBUTE): True,
-        ("B.y", ATTRIBUTE): False,
-        ("B.z", ATTRIBUTE): True,
-    }
-
-
-IMPORTS = {
-    "from . import imports": "from . import imports\nimports.f.require()(1)",
-    "as": "from . import imports as te\nte.f.require()(1)",
-    "from .imports": "from .imports import f\nf.require()(1)",
-    "from .imports as": "from .imports import f as g\ng.require()(1)",
-    "by the full path": "from bridge.imports import f\nf.require()(1)",
-    "from the package": "from bridge import imports as te\nte.f.require()(1)",
-    "import as": "import bridge.imports as te\nte.f.require()(1)",
-}
-
-
-@pytest.mark.parametrize("code", IMPORTS.values(), ids=IMPORTS)
-def test_an_accessor_is_known_however_it_is_imported(code: str, tmp_path: Path) -> None:
-    folder = tmp_path / "bridge"
-    folder.mkdir()
-    (folder / "imports.py").write_text(PLAIN)
-    (folder / "user.py").write_text(code)
-    files = [BridgeFile(name, folder / f"{name}.py", f"{name}.py") for name in ("imports", "user")]
-    assert [shown(use) for use in derive_surface(files, ["imports", "user"]).uses if use.kind is CALL] == [("f", CALL)]
-
-
-def test_an_accessor_is_read_with_its_places_in_order(tmp_path: Path) -> None:
-    accessors = """
-    @TE.entry(required=True)
-    def f():
-        try:
-            from transformer_engine.new import f
-        except ImportError:
-            from transformer_engine.old import g as f
-        return f
-    """
-    accessor = write_bridge(tmp_path, "te.f()", accessors).accessors["f"]
-    assert [symbol.path for symbol in accessor.symbols] == ["transformer_engine.new.f", "transformer_engine.old.g"]
-    assert [site.line for site in accessor.sites] == [5, 7]
-
-
-def read(folder: Path, imports: str | bytes | None, user: str | bytes = "") -> None:
-    for name, code in (("imports", imports), ("user", user)):
-        if code is not None:
-            (folder / f"{name}.py").write_bytes(code.encode() if isinstance(code, str) else code)
-    files = [BridgeFile(name, folder / f"{name}.py", f"bridge/{name}.py") for name in ("imports", "user")]
-    derive_surface(files, ["imports", "user"])
-
-
-@pytest.mark.parametrize(
-    ("imports", "user", "named"),
-    [
-        ("def f(:", "", "bridge/imports.py"),
-        (PLAIN, "te.f(", "bridge/user.py"),
-        (PLAIN, b"\xff\xfe", "bridge/user.py"),
-        (PLAIN, "\x00", "bridge/user.py"),
-        (None, "", "bridge/imports.py"),
-        ("", "", "imports.py"),
-        ("def f():\n    import torch\n    return torch", "", "imports.py"),
-        (PLAIN, "x = 3", "nothing"),
-    ],
-    ids=[
-        "syntax-error",
-        "syntax-error-in-a-user",
-        "not-text",
-        "null-byte",
-        "missing",
-        "empty",
-        "no-accessor",
-        "no-use",
-    ],
-)
-def test_a_bridge_that_cannot_be_read_is_refused_by_name(
-    imports: str | None, user: str | bytes, named: str, tmp_path: Path
-) -> None:
-    with pytest.raises(BridgeUnreadable, match="Next step") as refused:
-        read(tmp_path, imports, user)
-    assert named in str(refused.value)
-
-
-def test_the_real_bridge_is_read_whole(catalog: Catalog) -> None:
-    surface = read_surface(catalog)
-    used = {use.accessor for use in surface.uses}
-    assert used == set(surface.accessors), "an accessor that nothing calls"
-    assert {use.module for use in surface.uses if use.kind is CALL} == {m.id for m in catalog.modules}
-
-
-# file -> its code, beside `imports.py` (of module imports) and `user.py` (of module user); which further ones are read
-UNLISTED: dict[str, tuple[dict[str, str], set[tuple[str, str]]]] = {
-    "none": ({"user": "from . import imports as te"}, set()),
-    "of-who-imports-it": ({"user": "from .more import g", "more": "from . import imports"}, {("user", "bridge/more.py")}),
-    "of-who-comes-first": ({"imports": "from .more import g", "user": "from .more import g", "more": "from .imports import f"}, {("imports", "bridge/more.py")}),
-    "through-another": ({"user": "from . import a", "a": "from .more import g", "more": "from . import imports"}, {("user", "bridge/more.py")}),
-    "of-nobody": ({"user": "", "more": "from . import imports"}, {("imports", "bridge/more.py")}),
-    "without-accessors": ({"user": "from .more import g", "more": "import torch"}, set()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("codes", "wanted"), UNLISTED.values(), ids=UNLISTED)
-def test_a_file_that_no_module_lists_counts_as_the_first_that_imports_it(
-    codes: dict[str, str], wanted: set[tuple[str, str]], tmp_path: Path
-) -> None:
-    for name, code in {"imports": "", **codes}.items():
-        (tmp_path / f"{name}.py").write_text(code)
-    listed = [BridgeFile(name, tmp_path / f"{name}.py", f"bridge/{name}.py") for name in ("imports", "user")]
-    assert {(file.module, file.shown) for file in unlisted_files(listed, ["imports", "user"])} == wanted
-
-
 def test_every_file_of_the_real_bridge_that_asks_an_accessor_is_read(catalog: Catalog) -> None:
-    read_files = {use.site.file.rpartition("/")[2] for use in read_surface(catalog).uses}
-    assert {"pending_amax.py", "amax_region.py", "recompute.py"} <= read_files
+    source = read_bridge(catalog)
+    assert {source.rows[name] for name in ("pending_amax.py", "amax_region.py", "recompute.py")} == {"imports"}
+
+
+HEAD = "import transformer_engine.pytorch as te\n"
+LAYER = "class Layer:\n    def __init__(self, size, bias=True): ...\n    def forward(self, x, scale=1): ...\n"
+NO_BIAS = LAYER.replace(", bias=True", "")
+NO_SCALE = LAYER.replace(", scale=1", "")
+BIAS, SCALE = "parameter-removed bias", "parameter-removed scale"
+MINIMUM = "from packaging.version import Version\ndef is_te_min_version(text):\n    import transformer_engine as te\n    return Version(str(te.__version__)) >= Version(text)\n"
+
+# how plain code uses `Layer(bias=)` or `forward(scale=)`; both are gone in release 2.0 -> file:line and what is said
+PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
+    "import-as": ({"a.py": HEAD + "te.Layer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "import-whole": ({"a.py": "import transformer_engine.pytorch\ntransformer_engine.pytorch.Layer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "from-import": ({"a.py": "from transformer_engine.pytorch import Layer as L\nL(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "from-package": ({"a.py": "from transformer_engine import pytorch as te\nte.Layer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "wildcard": ({"a.py": "from transformer_engine.pytorch import *\nLayer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "within-a-function": ({"a.py": "def f():\n    import transformer_engine.pytorch as te\n    te.Layer(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "import-module": ({"a.py": "import importlib\nte = importlib.import_module('transformer_engine.pytorch')\nte.Layer(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "getattr": ({"a.py": HEAD + "getattr(te, 'Layer')(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "keywords-of-a-dictionary": ({"a.py": HEAD + "def f(on):\n    kw = {'size': 8}\n    if on:\n        kw['bias'] = True\n    te.Layer(**kw)"}, f"a.py:6 {BIAS}"),
+    "keywords-of-a-function": ({"a.py": HEAD + "def extra():\n    return dict(bias=True)\nte.Layer(8, **extra())"}, f"a.py:4 {BIAS}"),
+    "subclass": ({"a.py": HEAD + "class Mine(te.Layer):\n    def __init__(self):\n        super().__init__(8, bias=True)"}, f"a.py:4 {BIAS}"),
+    "subclass-of-a-subclass": ({"a.py": HEAD + "class Mine(te.Layer): ...", "b.py": "from a import Mine\nclass Its(Mine):\n    def __init__(self):\n        super().__init__(8, bias=True)"}, f"b.py:4 {BIAS}"),
+    "subclass-that-is-made": ({"a.py": HEAD + "class Mine(te.Layer): ...\nMine(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "method-of-a-base": ({"a.py": HEAD + "class Mine(te.Layer):\n    def forward(self, x):\n        return super().forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
+    "field": ({"a.py": HEAD + "class Mine:\n    def __init__(self):\n        self.layer = te.Layer(8)\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:6 {SCALE}"),
+    "field-of-a-base": ({"a.py": HEAD + "class Base:\n    def __init__(self):\n        self.layer = te.Layer(8)\nclass Mine(Base):\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:7 {SCALE}"),
+    "returned": ({"a.py": HEAD + "def make():\n    return te.Layer(8)\ndef f(x):\n    return make().forward(x, scale=2)"}, f"a.py:5 {SCALE}"),
+    "passed-on": ({"a.py": HEAD + "def build(cls):\n    return cls(8, bias=True)\nbuild(te.Layer)"}, f"a.py:3 {BIAS}"),
+    "re-exported": ({"pkg/__init__.py": "from .a import Layer", "pkg/a.py": "from transformer_engine.pytorch import Layer", "use.py": "from pkg import Layer\nLayer(8, bias=True)"}, f"use.py:2 {BIAS}"),
+    "relative": ({"pkg/__init__.py": "", "pkg/a.py": HEAD, "pkg/b.py": "from . import a\na.te.Layer(8, bias=True)"}, f"pkg/b.py:2 {BIAS}"),
+    "narrowed-by-isinstance": ({"a.py": HEAD + "def f(m, x):\n    if isinstance(m, te.Layer):\n        m.forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
+    "partial": ({"a.py": "from functools import partial\n" + HEAD + "partial(te.Layer, bias=True)"}, f"a.py:3 {BIAS}"),
+    "syntax-error-beside-it": ({"a.py": HEAD + "te.Layer(8, bias=True)", "b.py": "print 'transformer_engine'"}, f"a.py:2 {BIAS}"),
+    # alive under the new release
+    "guard-that-holds": ({"a.py": MINIMUM + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:7 {BIAS}"),
+    "guard-of-another-file": ({"u.py": MINIMUM, "a.py": "from u import is_te_min_version\n" + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:4 {BIAS}"),
+    "keyword-under-a-guard": ({"a.py": MINIMUM + HEAD + "kw = {}\nif is_te_min_version('1.5'):\n    kw['bias'] = True\nte.Layer(8, **kw)"}, f"a.py:9 {BIAS}"),
+    # not alive under the new release
+    "guard": ({"a.py": MINIMUM + HEAD + "if not is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, ""),
+    "guard-by-version": ({"a.py": "import transformer_engine\nfrom packaging import version\n" + HEAD + "if version.parse(transformer_engine.__version__) < version.parse('2.0'):\n    te.Layer(8, bias=True)"}, ""),
+    "guard-by-metadata": ({"a.py": "from importlib.metadata import version\n" + HEAD + "OLD = int(version('transformer-engine').split('.')[0]) < 2\nif OLD:\n    te.Layer(8, bias=True)"}, ""),
+    "guard-by-tuple": ({"a.py": "import transformer_engine as t\n" + HEAD + "V = tuple(int(x) for x in t.__version__.split('.')[:2])\nif V < (2, 0):\n    te.Layer(8, bias=True)"}, ""),
+    "guard-that-returns": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        return None\n    return te.Layer(8, bias=True)"}, ""),
+    "guard-that-raises": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        raise ValueError\n    return te.Layer(8, bias=True)"}, ""),
+    "in-an-expression": ({"a.py": MINIMUM + HEAD + "te.Layer(8) if is_te_min_version('2.0') else te.Layer(8, bias=True)"}, ""),
+    "another-argument": ({"a.py": HEAD + "te.Layer(8)"}, ""),
+    "not-transformer-engine": ({"a.py": HEAD + "te.Layer(8)\nimport torch\ntorch.Layer(8, bias=True)"}, ""),
+}  # fmt: skip
+
+
+def said(folder: Path, old: str, new: str, files: dict[str, str]) -> str:
+    findings = compare_source(folder, old, new, files).findings
+    return "; ".join(
+        f"{f.call_sites[0].file}:{f.call_sites[0].line} {f.kind} {f.parameter}"
+        for f in findings
+        if f.impact != "harmless"
+    )
+
+
+@pytest.mark.parametrize(("files", "wanted"), PLAIN_CODE.values(), ids=PLAIN_CODE)
+def test_plain_code_is_judged_at_the_line(files: dict[str, str], wanted: str, tmp_path: Path) -> None:
+    new = NO_SCALE if any("scale" in text for text in files.values()) else NO_BIAS
+    assert said(tmp_path, LAYER, new, files) == wanted
+
+
+# code that imports `f`, which release 2.0 has no more -> what is said, and how bad it is
+LOST = {
+    "import": ("from transformer_engine.pytorch import f\nf()", {"removed breaking"}),
+    "attribute": (HEAD + "te.f()", {"removed breaking"}),
+    "caught": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    f = None\nif f is not None:\n    f()", {"removed risk"}),
+    "caught-with-others": ("try:\n    from transformer_engine.pytorch import f, g\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    f()\n    g()", {"removed risk"}),
+    "caught-and-raised-again": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError as fault:\n    raise RuntimeError from fault", {"removed breaking"}),
+    "from-another-place": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    from transformer_engine.pytorch import g as f\nf()", set()),
+    "asked-for": (HEAD + "if hasattr(te, 'f'):\n    te.f()\nelse:\n    te.g()", set()),
+    "type-checking": ("from typing import TYPE_CHECKING\nimport transformer_engine.pytorch\nif TYPE_CHECKING:\n    from transformer_engine.pytorch import f", set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "wanted"), LOST.values(), ids=LOST)
+def test_a_lost_import_is_one_finding(code: str, wanted: set[str], tmp_path: Path) -> None:
+    both = "def f(): ...\ndef g(): ..."
+    findings = compare_source(tmp_path, both, "def g(): ...", {"a.py": code}).findings
+    assert {f"{finding.kind} {finding.impact}" for finding in findings} == wanted
+
+
+def test_rows_come_after_those_that_they_import(tmp_path: Path) -> None:
+    files = {
+        "a.py": "from z import make\n" + HEAD + "te.Layer(8)",
+        "z.py": HEAD + "def make():\n    return te.Layer(8, bias=True)",
+    }
+    result = compare_source(tmp_path, LAYER, NO_BIAS, files)
+    assert [(row.module, row.verdict) for row in result.modules] == [("z.py", "breaks"), ("a.py", "clean")]
+
+
+@pytest.mark.parametrize("code", ["", "import torch", "def f(:"])
+def test_a_tree_without_a_use_is_refused(code: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceUnreadable, match="Next step"):
+        compare_source(tmp_path, LAYER, NO_BIAS, {"a.py": code})
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceUnreadable, match="no-such"):
+        Project([tmp_path / "no-such"])

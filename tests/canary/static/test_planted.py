@@ -12,8 +12,8 @@ import pytest
 
 from megacpp_validate.canary.static.findings import ChangeKind as K
 from megacpp_validate.canary.static.findings import Impact, ModuleVerdict, ReleaseSource, StaticResult
-from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.project import Source
+from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.sweep import run_pair
 
 RELEASE = "2.20.2"

@@ -9,8 +9,8 @@ import pytest
 
 from megacpp_validate.canary.static.findings import ChangeKind as K
 from megacpp_validate.canary.static.findings import Impact, StaticResult
-from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.project import Source
+from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.sweep import run_pair
 
 Row = tuple[str, K, str, str]

@@ -81,8 +81,10 @@ def test_a_name_that_neither_release_has_is_not_said(tmp_path: Path) -> None:
     assert not compare(tmp_path, "", "", "te.f.require()(1)").findings
 
 
-def test_a_name_that_only_the_new_release_has_is_not_said(tmp_path: Path) -> None:
-    assert not compare(tmp_path, "", "def f(a, b): ...", "te.f.require()(1)").findings
+def test_what_only_the_new_release_has_must_fit_it(tmp_path: Path) -> None:
+    assert not compare(tmp_path / "fits", "", "def f(a): ...", "te.f.require()(1)").findings
+    said = said_by(compare(tmp_path, "", "def f(a, b): ...", "te.f.require()(1)"))
+    assert said == {"user parameter-required b breaking"}
 
 
 CODES = [
