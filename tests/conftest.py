@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from megacpp_validate.canary.static.project import Source
 from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
-from megacpp_validate.canary.static.surface import Surface
-from megacpp_validate.canary.static.sweep import read_surface
+from megacpp_validate.canary.static.sweep import read_bridge
 from megacpp_validate.catalog.bridge import Catalog, read_catalog
 from tests.kept_commands import keep_commands
 from tests.kept_double import keep_double, put_double
@@ -52,8 +52,8 @@ def catalog() -> Catalog:
 
 
 @pytest.fixture(scope="session")
-def surface(catalog: Catalog) -> Surface:
-    return read_surface(catalog)
+def bridge_source(catalog: Catalog) -> Source:
+    return read_bridge(catalog)
 
 
 @pytest.fixture(scope="session")

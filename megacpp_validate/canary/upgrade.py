@@ -73,6 +73,7 @@ class CanaryOptions:
 
     Attributes:
         releases: of Transformer Engine, in the order of the steps.
+        source: folders of the source tree that the static tier judges; this project's bridge without any.
         every_pair, listing: the static tier alone, over all releases.
         first_bad_in: id of the module whose first bad release is searched for.
         tiers: names with commas; None for what suits the rest.
@@ -87,6 +88,7 @@ class CanaryOptions:
     """
 
     releases: tuple[str, ...] = ()
+    source: tuple[Path, ...] = ()
     every_pair: bool = False
     first_bad_in: str = ""
     listing: bool = False
@@ -172,17 +174,21 @@ def list_releases() -> tuple[str, ...]:
 
 
 def compare_pairs(
-    catalog: Catalog, releases: Sequence[str], *, tool: str, verbose: bool = False
+    catalog: Catalog, releases: Sequence[str], roots: Sequence[Path] = (), *, tool: str, verbose: bool = False
 ) -> tuple[StaticResult, ...]:
     """The static tier for each release and the next; fewer than two are completed by the pin and the index.
 
+    Args:
+        roots: folders of the source tree that is judged; the bridge of this project without any.
+
     Raises:
-        WrongArguments: a release that there is not, or one that is compared with itself.
+        WrongArguments: a release that there is not, one that is compared with itself, or a tree that uses nothing of
+            Transformer Engine.
         NothingSelected: there is no newer release than the pin.
         NoEnvironment: the sources of a release cannot be had.
     """
     sources = open_sources("static")
-    from .static.sweep import read_pair, read_surface, run_pair
+    from .static.sweep import read_bridge, read_pair, read_source, run_pair
 
     if len(releases) < 2:
         releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
@@ -196,9 +202,9 @@ def compare_pairs(
             raise WrongArguments(
                 f"OLD and NEW are both {old}: there is nothing to compare. Next step: give two releases."
             )
-    surface = read_surface(catalog)
+    source = read_source(roots) if roots else read_bridge(catalog)
     return tuple(
-        run_pair(*read_pair(sources, old, new), surface, tool=tool, verbose=verbose) for old, new in pairwise(releases)
+        run_pair(*read_pair(sources, old, new), source, tool=tool, verbose=verbose) for old, new in pairwise(releases)
     )
 
 
@@ -251,7 +257,7 @@ def run_upgrade(
         started = time.monotonic()
         if tier == "static":
             named = [release.removeprefix("te") for release in releases]
-            parts["static"] = compare_pairs(catalog, named, tool=tool, verbose=options.verbose)
+            parts["static"] = compare_pairs(catalog, named, options.source, tool=tool, verbose=options.verbose)
             if len(releases) < 2:  # as the pin and the index completed them
                 releases = (parts["static"][0].old.version, parts["static"][0].new.version)
         elif tier == "firewall":

@@ -25,6 +25,10 @@ def te_canary(
             "transformer_engine/. Default: the pinned release and the newest on the index.",
         ),
     ] = None,
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of the code that the static tier judges; repeated. Default: the bridge."),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every adjacent pair of releases, as one grid.")] = False,
     first_bad_in: Annotated[
         str, typer.Option("--first-bad", metavar="MODULE", help="The first release that breaks this module.")
@@ -57,7 +61,7 @@ def te_canary(
     verbose: Annotated[bool, typer.Option("--verbose", help="List harmless changes and consequences, too.")] = False,
     matrix: Matrix = None,
 ) -> Answer | str:
-    """Which bridge module does the step from OLD to NEW break, and why?
+    """Which module does the step from OLD to NEW break, and why? Of your own code with --source, else of the bridge.
 
     The static tier reads sources alone: it needs no GPU and no install. With the gpu tier every module runs in every
     release.
@@ -65,7 +69,7 @@ def te_canary(
     from ..canary.upgrade import CanaryOptions
 
     options = CanaryOptions(
-        releases=tuple(releases or ()), every_pair=every, first_bad_in=first_bad_in, listing=listing, tiers=tiers,
+        releases=tuple(releases or ()), source=tuple(source or ()), every_pair=every, first_bad_in=first_bad_in, listing=listing, tiers=tiers,
         every_installed=all_installed, environments=tuple(environments or ()), overlays=tuple(overlays or ()),
         python=python, target=target, probes=split_names(probes), receipts=receipts, jobs=jobs,
         gpu_memory_mib=gpu_memory, limit_s=limit, fresh=fresh, times=not no_times, seed=seed, matrix=matrix,
@@ -85,7 +89,7 @@ def _judge(options: CanaryOptions) -> Answer | str:
     if plan.mode is upgrade.Mode.LIST:
         return "\n".join(upgrade.list_releases())
     if plan.mode is upgrade.Mode.PAIR:
-        (pair,) = upgrade.compare_pairs(catalog, plan.releases, tool=TOOL, verbose=options.verbose)
+        (pair,) = upgrade.compare_pairs(catalog, plan.releases, options.source, tool=TOOL, verbose=options.verbose)
         return Answer(pair, "static:describe_static")
     with Progress() as progress:
         if plan.mode is upgrade.Mode.UPGRADE:

@@ -346,17 +346,17 @@ def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis,
     from ..static.compare import compare_releases
     from ..static.findings import Impact
     from ..static.release import without_garbage_collection
-    from ..static.sweep import read_surface
+    from ..static.sweep import read_bridge
 
     versions = sources.versions()
     require_listed((options.good, options.bad), versions)
-    surface = read_surface(catalog)
+    source = read_bridge(catalog)
 
     def probe(choices: Mapping[str, str], _: int) -> Answer:
         """Bad where a breaking finding touches the module, also one that the good end has already."""
         good, release = sources.release(options.good), sources.release(choices[TE])
         with without_garbage_collection():
-            found, unchanged = compare_releases(good, release, surface)
+            found, unchanged, _ = compare_releases(good, release, source)
         red = [one for one in (*found, *unchanged) if one.impact is Impact.BREAKING and options.module in one.modules]
         if not red:
             return Answer(verdict=Verdict.GOOD, reason="no call of the module fails with its sources")

@@ -1,13 +1,14 @@
-"""Compares two releases as the bridge consumes them: every use, then findings gathered, then blame.
+"""Compares two releases as a source tree uses them: every use, then findings gathered, then blame.
 
-A use is alive in a release when the accessors that its place in the code asks for are there. What is alive and
-fits in the old release and does not in the new one is this upgrade's doing; what fails in both alike is not.
+Each use is judged where the code reaches it under OLD, under NEW, or both. What fits the old release and does not fit
+the new one is this upgrade's doing; what fails in both alike is not.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import griffe
@@ -23,9 +24,11 @@ from .findings import ChangeKind, Finding, Impact
 from .gathering import Met, gather
 from .import_faults import compare_conditions, compare_import_faults
 from .import_time import compare_import_time, deprecated_modules
+from .interpret import Interpreter
 from .literal_fields import compare_literals
+from .project import Source, SourceUnreadable
 from .reach import constant_in
-from .release import Found, Opaque, Release
+from .release import Absent, Found, Release
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
     Shape,
@@ -40,49 +43,126 @@ from .shapes import (
     signature_of,
     ways_to_name,
 )
-from .surface import RESULT, Surface, Symbol, Use, UseKind
+from .surface import RESULT, Accessor, Surface, Symbol, Use, UseKind
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What an accessor gives in one release: the symbol that its import statements reach first."""
+    """What an import statement gives in one release."""
 
     symbol: Symbol
     found: Found | None  # None: it may be there, but only running the code would tell
 
 
-def compare_releases(old: Release, new: Release, surface: Surface) -> tuple[list[Finding], list[Finding]]:
-    """Findings of the step from `old` to `new`, and faults that `old` has in the same way."""
-    comparison = _Comparison(old, new, surface)
-    met = list(comparison.changes())
-    faults = list(comparison.standing_faults())
-    return gather(met, surface), gather(faults, surface)
+@dataclass(frozen=True)
+class Pair:
+    """One place that uses Transformer Engine, as the code reaches it under each release; None where it does not."""
+
+    before: Use | None
+    after: Use | None
+
+    @property
+    def use(self) -> Use:
+        """Under the new release, or else under the old one."""
+        use = self.after or self.before
+        assert use is not None
+        return use
+
+
+def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[Finding], list[Finding], Surface]:
+    """Findings of the step from `old` to `new`, faults that `old` has in the same way, and what the source uses.
+
+    Raises:
+        SourceUnreadable: nothing of the source uses Transformer Engine.
+    """
+    pairs, rows = read_pairs(old, new, source)
+    accessors: dict[str, Accessor] = {}
+    resolved: tuple[dict[str, Resolved | None], dict[str, Resolved | None]] = ({}, {})
+    named: list[tuple[Use, Pair]] = []
+    for pair in pairs:
+        names = [one.accessor if one is not None else "" for one in (pair.before, pair.after)]
+        key = names[0] if names[0] == names[1] else "|".join(names)
+        symbols = dict.fromkeys(Symbol(*name.rpartition(".")[::2]) for name in names if name)
+        accessors.setdefault(key, Accessor(key, tuple(symbols), (pair.use.site,)))
+        for side, release, name in zip(resolved, (old, new), names, strict=True):
+            if key not in side:
+                side[key] = _resolve(release, Symbol(*name.rpartition(".")[::2])) if name else None
+        named.append((replace(pair.use, accessor=key), pair))
+    surface = Surface(accessors, tuple(use for use, _ in named), rows)
+    # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
+    new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
+    renewed = frozenset((use.module, use.function) for use in new_ways)
+    comparison = _Comparison(old, new, surface, resolved, renewed)
+    changes = [met for use, pair in named for met in comparison.changes(use, pair)]
+    faults = [met for use, pair in named for met in comparison.standing_faults(use, pair)]
+    return gather([*changes, *comparison.import_time()], surface), gather(faults, surface), surface
+
+
+def read_pairs(old: Release, new: Release, source: Source) -> tuple[list[Pair], tuple[str, ...]]:
+    """Every use under either release, and the rows of the verdict in dependency order."""
+    readers = [Interpreter(source, release) for release in (old, new)]
+    one, other = (reader.read() for reader in readers)
+    pairs: list[Pair] = []
+    for key in sorted(one.keys() | other.keys()):
+        before, after = list(one.get(key, ())), list(other.get(key, ()))
+        for use in tuple(before):
+            same = next((o for o in after if (o.accessor, o.path) == (use.accessor, use.path)), None)
+            if same is not None:
+                before.remove(use)
+                after.remove(same)
+                pairs.append(Pair(use, same))
+        pairs += itertools.starmap(Pair, itertools.zip_longest(before, after))
+    if not pairs:
+        raise SourceUnreadable(
+            f"none of {len(source.project.files)} Python files uses Transformer Engine. Likely cause: --source is "
+            "another folder than that of the code. Next step: give the folder that holds `import transformer_engine`."
+        )
+    used = {pair.use.module for pair in pairs}
+    order = source.order or tuple(row for row in (readers[1].order | readers[0].order) if row in used)
+    return pairs, order
 
 
 class _Comparison:
-    def __init__(self, old: Release, new: Release, surface: Surface) -> None:
-        self.old, self.new, self.surface = old, new, surface
-        self._before = {name: _resolve(old, a.symbols) for name, a in surface.accessors.items()}
-        self._after = {name: _resolve(new, a.symbols) for name, a in surface.accessors.items()}
+    def __init__(
+        self, old: Release, new: Release, surface: Surface, resolved: Sequence[Mapping[str, Resolved | None]],
+        renewed: Collection[tuple[str, str]],
+    ) -> None:  # fmt: skip
+        self.old, self.new, self.surface, self.renewed = old, new, surface, renewed
+        self._before, self._after = resolved
 
-    def changes(self) -> Iterator[Met]:
-        """Every change that a use meets in the step from old to new."""
-        for use in self.surface.uses:
-            if not self._alive(use, self._before):
-                continue
-            for change in self._changes_of(use):
+    def changes(self, use: Use, pair: Pair) -> Iterator[Met]:
+        """Every change that one use meets in the step from old to new."""
+        for change in self._changes_of_pair(use, pair):
+            yield self._met(change, use)
+
+    def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
+        """Why a call fails in both releases alike."""
+        known = self._faults_before(use, pair)
+        for change in self._faults(self.new, use, self._after) if known and pair.after is not None else ():
+            if (change.kind, change.parameter) in known:
                 yield self._met(change, use)
-        yield from self._faults_of_new_paths()
-        yield from self._import_time()
 
-    def standing_faults(self) -> Iterator[Met]:
-        """Calls that fail in both releases alike, for a symbol that both have."""
-        for use in self._calls():
-            if self._alive(use, self._before) and self._alive(use, self._after):
-                before = {(c.kind, c.parameter) for c in self._faults(self.old, use, self._before)}
-                for change in self._faults(self.new, use, self._after):
-                    if (change.kind, change.parameter) in before:
-                        yield self._met(change, use)
+    def _changes_of_pair(self, use: Use, pair: Pair) -> Iterator[Change]:
+        """What is reached under the new release alone has to fit it; what is not reached there is not reported."""
+        if pair.after is None:
+            return
+        if pair.before is None:
+            if use.kind is UseKind.NAME and self._after[use.accessor] is None:
+                impact = Impact.RISK if use.optional else Impact.BREAKING
+                yield Change(ChangeKind.REMOVED, impact, old=self.surface.accessors[use.accessor].symbols[0].path)
+            yield from self._faults(self.new, use, self._after)
+            return
+        before = replace(pair.before, accessor=use.accessor)
+        yield from self._changes_of(use if before == use else replace(before, path=use.path, optional=use.optional))
+        if before != use:
+            known = self._faults_before(use, pair)
+            yield from (c for c in self._faults(self.new, use, self._after) if (c.kind, c.parameter) not in known)
+
+    def _faults_before(self, use: Use, pair: Pair) -> set[tuple[ChangeKind, str]]:
+        if pair.before is None:
+            return set()
+        before = replace(pair.before, accessor=use.accessor)
+        return {(c.kind, c.parameter) for c in self._faults(self.old, before, self._before)}
 
     # --- one use ------------------------------------------------------------------------------------------
 
@@ -90,8 +170,7 @@ class _Comparison:
         if use.kind is UseKind.NAME:
             yield from self._name(use)
             return
-        if not self._alive(use, self._after):
-            yield from self._path_taken_instead(use)
+        if self._before[use.accessor] is None or self._after[use.accessor] is None:
             return
         before, after = self._shape(self.old, use, self._before), self._shape(self.new, use, self._after)
         if before.what in {"unknown", "missing"}:
@@ -133,10 +212,10 @@ class _Comparison:
         if before is None:
             return
         if after is None:
-            if not self._replaced_by(use):
-                lost = self._lost_symbol(before)
-                missed = not self._does_without(use) or self._has_no_other_way(use)
-                yield lost if missed else replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK)
+            if use.optional and (use.module, use.function) in self.renewed:
+                return
+            lost = self._lost_symbol(before)
+            yield replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK) if use.optional else lost
             return
         if before.symbol != after.symbol and before.found and after.found:
             yield Change(  # the same thing in another place, and the bridge looks there first
@@ -159,19 +238,6 @@ class _Comparison:
                 for change in compare_deprecations(self.old, self.new, before.found.obj, after.found.obj, {}):
                     if isinstance(after.found.obj, griffe.Class):
                         yield self._at_objects(change, before.found.obj, after.found.obj)
-
-    def _does_without(self, use: Use) -> bool:
-        """Whether the code around an accessor's call minds its None: nothing else there uses the value unasked."""
-        here = (use.accessor, use.function)
-        same = [o for o in self.surface.uses if (o.accessor, o.function) == here and o is not use]
-        careful = all(o.optional or o.kind is UseKind.CLASS or use.accessor in o.present for o in same)
-        return use.optional and careful
-
-    def _has_no_other_way(self, use: Use) -> bool:
-        """Whether the code that is run where an accessor gives None calls another one, that gives None, too."""
-        here = (use.module, use.function)
-        instead = [o for o in self._calls() if (o.module, o.function) == here and use.accessor in o.absent]
-        return bool(instead) and not any(o.optional or self._alive(o, self._after) for o in instead)
 
     def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
         one, other = before.obj, after.obj
@@ -201,41 +267,6 @@ class _Comparison:
             new=place,
             suggestion=place,
         )
-
-    def _path_taken_instead(self, use: Use) -> Iterator[Change]:
-        """The use is no longer reached: the code around it takes another of the bridge's paths."""
-        other = self._replaced_by(use)
-        before = self._before[use.accessor]
-        if (
-            use.kind is not UseKind.CALL
-            or other is None
-            or use.path
-            or before is None
-            or other.accessor == use.accessor
-        ):
-            return
-        after = self._after[other.accessor]
-        if after is None:
-            return
-        yield Change(
-            ChangeKind.RENAMED,
-            Impact.RISK,
-            Cause.API,
-            before=self.old.where(before.found.obj) if before.found else None,
-            after=self.new.where(after.found.obj) if after.found else None,
-            old=before.symbol.path,
-            new=after.symbol.path,
-            suggestion=after.symbol.path,
-            follows=True,
-        )
-
-    def _replaced_by(self, use: Use) -> Use | None:
-        """A call in the same function that is reached in the new release only."""
-        for other in self._calls():
-            same = other.module == use.module and other.function == use.function and not other.path
-            if same and not self._alive(other, self._before) and self._alive(other, self._after):
-                return other
-        return None
 
     def _call(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
         one, other = signature_of(self.old, before), signature_of(self.new, after)
@@ -313,18 +344,9 @@ class _Comparison:
 
     # --- uses together ------------------------------------------------------------------------------------
 
-    def _faults_of_new_paths(self) -> Iterator[Met]:
-        """A path that the bridge takes in the new release only, and that does not fit there."""
-        for use in self._calls():
-            if self._alive(use, self._before) or not self._alive(use, self._after):
-                continue
-            had = [o for o in self._calls() if (o.module, o.function) == (use.module, use.function)]
-            if not any(self._alive(o, self._before) for o in had):
-                continue  # a feature that the old release did not have is not lost
-            for change in self._faults(self.new, use, self._after):
-                yield self._met(change, use)
-
-    def _faults(self, release: Release, use: Use, resolved: dict[str, Resolved | None]) -> Iterator[Change]:
+    def _faults(self, release: Release, use: Use, resolved: Mapping[str, Resolved | None]) -> Iterator[Change]:
+        if use.kind is not UseKind.CALL:
+            return
         shape = self._shape(release, use, resolved)
         signature = signature_of(release, shape) if shape.what not in {"missing", "unknown"} else None
         if signature is not None:
@@ -332,7 +354,8 @@ class _Comparison:
             for change in call_faults(signature, use):
                 yield replace(change, after=where)
 
-    def _import_time(self) -> Iterator[Met]:
+    def import_time(self) -> Iterator[Met]:
+        """What importing Transformer Engine itself meets."""
         use = next(iter(self.surface.uses))
         anchor = Symbol("transformer_engine.pytorch", "")
         use = replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface))
@@ -341,15 +364,7 @@ class _Comparison:
             for module in self.surface.module_order if ends else (use.module,):
                 yield Met(change, replace(use, module=module), anchor)
 
-    def _calls(self) -> Iterator[Use]:
-        return (use for use in self.surface.uses if use.kind is UseKind.CALL)
-
-    def _alive(self, use: Use, resolved: dict[str, Resolved | None]) -> bool:
-        there = {name for name, found in resolved.items() if found is not None}
-        needed = use.present | (set() if use.kind is UseKind.NAME else {use.accessor})
-        return needed <= there and not (use.absent & there)
-
-    def _shape(self, release: Release, use: Use, resolved: dict[str, Resolved | None]) -> Shape:
+    def _shape(self, release: Release, use: Use, resolved: Mapping[str, Resolved | None]) -> Shape:
         entry = resolved[use.accessor]
         if entry is None or entry.found is None:
             return Shape("unknown")
@@ -374,15 +389,12 @@ class _Comparison:
         return Met(replace(change, member=change.member or member), use, symbol)
 
 
-def _resolve(release: Release, symbols: Iterable[Symbol]) -> Resolved | None:
-    """The first of an accessor's import statements that works in a release."""
-    for symbol in symbols:
-        found = release.lookup(symbol.module, symbol.name)
-        if isinstance(found, Found):
-            return Resolved(symbol, found)
-        if isinstance(found, Opaque):
-            return Resolved(symbol, None)
-    return None
+def _resolve(release: Release, symbol: Symbol) -> Resolved | None:
+    """What an import of a symbol gives in a release; None where it fails."""
+    found = release.lookup(symbol.module, symbol.name)
+    if isinstance(found, Absent):
+        return None
+    return Resolved(symbol, found if isinstance(found, Found) else None)
 
 
 def _vendor_site(surface: Surface) -> SourceLine:

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -19,35 +19,50 @@ from packaging.version import InvalidVersion, Version
 from ...catalog.bridge import Catalog
 from ...catalog.file import PACKAGE_ROOT
 from .compare import compare_releases
-from .derive import BridgeFile, derive_surface
 from .findings import Impact, StaticResult, Sweep
 from .gathering import judge_modules
 from .import_faults import read_import_faults
 from .import_time import read_requirements
+from .project import Project, Source
 from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
 from .sources import Sources, SourceUnavailable
 from .surface import Surface
-from .unlisted import unlisted_files
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 OLDEST = "1.9.0.post1"  # the first release with a pure-Python wheel
 
 
-def read_surface(catalog: Catalog) -> Surface:
-    """What the bridge of this project consumes."""
-    files = [
-        BridgeFile(module.id, PACKAGE_ROOT / name, f"{PACKAGE_ROOT.name}/{name}")
-        for module in catalog.modules
-        for name in module.files
-    ]
-    order = [module.id for module in catalog.modules]
-    return derive_surface([*files, *unlisted_files(files, order)], order)
+def read_bridge(catalog: Catalog) -> Source:
+    """The bridge of this project, a row a module."""
+    project = Project([PACKAGE_ROOT / "bridge"])
+    rows = {Path(name).name: module.id for module in catalog.modules for name in module.files}
+    order = tuple(module.id for module in catalog.modules)
+    return Source(project, _reached_rows(project, rows, order), order, f"{PACKAGE_ROOT.name}/bridge/")
 
 
-def run_pair(old: Release, new: Release, surface: Surface, *, tool: str, verbose: bool = False) -> StaticResult:
+def read_source(roots: Sequence[Path]) -> Source:
+    """A source tree of any project, a row a file."""
+    return Source(Project(roots))
+
+
+def _reached_rows(project: Project, rows: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:
+    """Files that no module lists: a fault there breaks whoever imports them, so each counts as the first that does."""
+    imports = {file.shown: project.imported_by(file) for file in project.files.values()}
+    found = dict(rows)
+    for row in order:
+        waiting = [shown for shown, known in rows.items() if known == row]
+        while waiting:
+            for shown in imports.get(waiting.pop(), ()):
+                if shown not in found:
+                    found[shown] = row
+                    waiting.append(shown)
+    return {file.shown: order[0] for file in project.files.values()} | found
+
+
+def run_pair(old: Release, new: Release, source: Source, *, tool: str, verbose: bool = False) -> StaticResult:
     """The static tier for one pair of releases."""
     with without_garbage_collection():
-        findings, standing = compare_releases(old, new, surface)
+        findings, standing, surface = compare_releases(old, new, source)
         others = list(_not_consumed(old, new, surface))
     return StaticResult(
         tool=tool,
@@ -144,7 +159,7 @@ def _read_ahead(asked: tuple[str, Path]) -> None:
 def _run_step(asked: tuple[str, str, Path, Catalog, str]) -> StaticResult:
     old, new, cache, catalog, tool = asked
     sources = Sources(cache)
-    result = run_pair(sources.release(old), sources.release(new), read_surface(catalog), tool=tool)
+    result = run_pair(sources.release(old), sources.release(new), read_bridge(catalog), tool=tool)
     gc.collect()
     return result
 

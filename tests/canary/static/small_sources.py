@@ -8,10 +8,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
 
-from megacpp_validate.canary.static.derive import BridgeFile, derive_surface
 from megacpp_validate.canary.static.findings import ReleaseSource, StaticResult
+from megacpp_validate.canary.static.project import Project, Source
 from megacpp_validate.canary.static.release import Release
-from megacpp_validate.canary.static.surface import Surface
 from megacpp_validate.canary.static.sweep import run_pair
 
 PYTORCH = "transformer_engine/pytorch"
@@ -29,7 +28,7 @@ class Case(NamedTuple):
     said: set[str]
 
 
-def write_release(folder: Path, code: Sources) -> Release:
+def write_release(folder: Path, code: Sources, version: str = "") -> Release:
     """A release: `code` is its `pytorch/__init__.py`, or its files by path below `transformer_engine/`."""
     files = {"pytorch/__init__.py": code} if isinstance(code, str) else dict(code)
     for path in ("__init__.py", "pytorch/__init__.py", "common/__init__.py", "common/recipe/__init__.py"):
@@ -42,38 +41,58 @@ def write_release(folder: Path, code: Sources) -> Release:
                 break
             (package / "__init__.py").touch()
         file.write_text(dedent(text))
-    return Release(ReleaseSource(version=str(folder), wheel="a folder", sha256=""), folder)
+    return Release(ReleaseSource(version=version or str(folder), wheel="a folder", sha256=""), folder)
 
 
-def write_bridge(folder: Path, code: str, accessors: str | None = None) -> Surface:
+def write_bridge(folder: Path, code: str, accessors: str | None = None) -> Source:
     """A bridge of two modules, `imports` and `user`.
 
     Args:
         folder: where to.
-        code: the body of the user module; the accessors are known in it as `te`.
-        accessors: `imports.py`; None makes an accessor for each `te.NAME` that imports NAME from
-            `transformer_engine.pytorch`.
+        code: the body of the user module. `te.NAME.require()` stands for NAME of `transformer_engine.pytorch`, and
+            `te.NAME()` for the same, or None where a release lacks it.
+        accessors: functions of `imports.py` that import NAME in another way.
     """
-    names = dict.fromkeys(re.findall(r"\bte\.(\w+)", code))
-    plain = "\n".join(
-        f"def {name}():\n    from transformer_engine.pytorch import {name}\n    return {name}" for name in names
-    )
     folder.mkdir(parents=True, exist_ok=True)
-    imports, user = folder / "imports.py", folder / "user.py"
-    imports.write_text(plain if accessors is None else dedent(accessors))
-    user.write_text(f"from . import imports as te\n{dedent(code)}")
-    files = [BridgeFile("imports", imports, "imports.py"), BridgeFile("user", user, "user.py")]
-    return derive_surface(files, ["imports", "user"])
+    imports, user = "", dedent(code)
+    head = "from transformer_engine import pytorch as te"
+    if accessors is None:
+        user = re.sub(r"\bte\.(\w+)\(\)", r"getattr(te, '\1', None)", user)
+        user = re.sub(r"\bte\.(\w+)\.require\(\)", r"te.\1", user)
+    else:
+        head = "from . import imports as te"
+        imports = re.sub(r"^(?:@.*\n)?(?=def )", "@entry\n", dedent(accessors), flags=re.MULTILINE)
+        imports = f"entry = object()\n{imports}"
+    (folder / "__init__.py").touch()
+    (folder / "imports.py").write_text(imports)
+    (folder / "user.py").write_text(f"{head}\n{user}")
+    return Source(Project([folder]), {"imports.py": "imports", "user.py": "user"}, ("imports", "user"))
 
 
 def compare(folder: Path, old: Sources, new: Sources, bridge: str, accessors: str | None = None) -> StaticResult:
     """The static tier on two releases and a bridge given as text."""
-    surface = write_bridge(folder / "bridge", bridge, accessors)
+    source = write_bridge(folder / "bridge", bridge, accessors)
     return run_pair(
-        write_release(folder / "old", old), write_release(folder / "new", new), surface, tool="test", verbose=True
+        write_release(folder / "old", old), write_release(folder / "new", new), source, tool="test", verbose=True
     )
 
 
 def said_by(result: StaticResult) -> set[str]:
     """Each finding as "module kind [parameter] impact"."""
     return {" ".join(filter(None, (f.module, f.kind, f.parameter, f.impact))) for f in result.findings}
+
+
+def compare_source(folder: Path, old: Sources, new: Sources, files: Mapping[str, str]) -> StaticResult:
+    """The static tier on two releases and a source tree of any project, a row a file.
+
+    Args:
+        folder: where to.
+        old, new: releases; their versions are 1.0 and 2.0.
+        files: of the tree, by path.
+    """
+    for path, text in files.items():
+        file = folder / "tree" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+    releases = [write_release(folder / version, code, version) for version, code in (("1.0", old), ("2.0", new))]
+    return run_pair(*releases, Source(Project([folder / "tree"])), tool="test")

@@ -12,8 +12,8 @@ import pytest
 
 from megacpp_validate.canary.static.findings import ChangeKind as K
 from megacpp_validate.canary.static.findings import Impact, ModuleVerdict, ReleaseSource, StaticResult
+from megacpp_validate.canary.static.project import Source
 from megacpp_validate.canary.static.release import Release
-from megacpp_validate.canary.static.surface import Surface
 from megacpp_validate.canary.static.sweep import run_pair
 
 RELEASE = "2.20.2"
@@ -122,12 +122,12 @@ Judged = Callable[[str], StaticResult]
 
 
 @pytest.fixture(scope="module")
-def judge(release_of: Callable[[str], Release], surface: Surface) -> Judge:
+def judge(release_of: Callable[[str], Release], bridge_source: Source) -> Judge:
     """What is said of the release, once it is as it is in this folder."""
 
     def compare(after: Path) -> StaticResult:
         new = Release(ReleaseSource(version="planted", wheel="a folder", sha256=""), after)
-        return run_pair(release_of(RELEASE), new, surface, tool="test")
+        return run_pair(release_of(RELEASE), new, bridge_source, tool="test")
 
     return compare
 

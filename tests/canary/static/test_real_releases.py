@@ -9,8 +9,8 @@ import pytest
 
 from megacpp_validate.canary.static.findings import ChangeKind as K
 from megacpp_validate.canary.static.findings import Impact, StaticResult
+from megacpp_validate.canary.static.project import Source
 from megacpp_validate.canary.static.release import Release
-from megacpp_validate.canary.static.surface import Surface
 from megacpp_validate.canary.static.sweep import run_pair
 
 Row = tuple[str, K, str, str]
@@ -89,12 +89,12 @@ Compare = Callable[[str, str], StaticResult]
 
 
 @pytest.fixture(scope="module")
-def compare(release_of: Callable[[str], Release], surface: Surface) -> Compare:
+def compare(release_of: Callable[[str], Release], bridge_source: Source) -> Compare:
     """Old and new version to what is said; a pair is compared once."""
 
     @cache
     def pair(old: str, new: str) -> StaticResult:
-        return run_pair(release_of(old), release_of(new), surface, tool="test")
+        return run_pair(release_of(old), release_of(new), bridge_source, tool="test")
 
     return pair
 

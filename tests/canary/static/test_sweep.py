@@ -81,8 +81,10 @@ def test_a_name_that_neither_release_has_is_not_said(tmp_path: Path) -> None:
     assert not compare(tmp_path, "", "", "te.f.require()(1)").findings
 
 
-def test_a_name_that_only_the_new_release_has_is_not_said(tmp_path: Path) -> None:
-    assert not compare(tmp_path, "", "def f(a, b): ...", "te.f.require()(1)").findings
+def test_what_only_the_new_release_has_must_fit_it(tmp_path: Path) -> None:
+    assert not compare(tmp_path / "fits", "", "def f(a): ...", "te.f.require()(1)").findings
+    said = said_by(compare(tmp_path, "", "def f(a, b): ...", "te.f.require()(1)"))
+    assert said == {"user parameter-required b breaking"}
 
 
 CODES = [
@@ -111,10 +113,10 @@ def test_a_release_has_not_changed_from_itself(tmp_path_factory: pytest.TempPath
 
 
 def test_what_the_bridge_does_not_consume_is_counted_and_listed_only_when_asked(tmp_path: Path) -> None:
-    surface = write_bridge(tmp_path / "bridge", "te.f.require()(1)")
+    bridge_source = write_bridge(tmp_path / "bridge", "te.f.require()(1)")
     old = write_release(tmp_path / "old", "def f(x): ...\ndef g(x, y): ...")
     new = write_release(tmp_path / "new", "def f(x): ...\ndef g(x): ...")
-    quiet, verbose = (run_pair(old, new, surface, tool="test", verbose=verbose) for verbose in (False, True))
+    quiet, verbose = (run_pair(old, new, bridge_source, tool="test", verbose=verbose) for verbose in (False, True))
     assert (quiet.not_consumed, quiet.changes_not_consumed) == (1, ())
     assert verbose.not_consumed == 1
     assert "pytorch.g" in verbose.changes_not_consumed[0]

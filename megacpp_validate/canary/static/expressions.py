@@ -1,0 +1,329 @@
+"""What an expression of a project's code can be, under one release of Transformer Engine."""
+
+from __future__ import annotations
+
+import ast
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from .constants import METHODS, VERSION_PARTS, compare, cut, subscript, truth_of
+from .interpreted import (
+    ANYTHING,
+    NOTHING,
+    Class,
+    Const,
+    External,
+    Function,
+    Import,
+    Instance,
+    Items,
+    Keywords,
+    Method,
+    Names,
+    ProjectModule,
+    Super,
+    Unknown,
+    Value,
+    Values,
+    Vendor,
+    VendorModule,
+    constant,
+    either,
+)
+from .notes import Notes
+from .release import Absent
+from .surface import RESULT, Symbol, UseKind
+
+
+@dataclass(frozen=True)
+class Access:
+    """An attribute that the code asks for; a use is noted unless it is called, which notes one of its own."""
+
+    attr: str
+    node: ast.AST
+    names: Names
+    called: bool = False
+
+
+class Expressions(Notes):
+    """Reads expressions: one method a kind of syntax (`_of_...`), one a kind of owner of an attribute (`_in_...`)."""
+
+    @abstractmethod
+    def _of_call(self, node: ast.Call, names: Names, unpack: int = 0) -> Values:
+        """What a call gives."""
+
+    def _value(self, node: ast.expr, names: Names) -> Values:
+        if isinstance(node, ast.Constant):
+            return constant(node.value)
+        reader: Callable[[ast.expr, Names], Values] | None = getattr(self, f"_of_{type(node).__name__.lower()}", None)
+        if reader is not None:
+            return reader(node, names)
+        self._children(node, names)
+        return ANYTHING
+
+    def _children(self, node: ast.AST, names: Names) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self._value(child, names)
+            elif isinstance(child, ast.stmt):
+                self._statement(child, names)
+            else:
+                self._children(child, names)
+
+    def _of_name(self, node: ast.Name, names: Names) -> Values:
+        found = names.find(node.id)
+        if found is not None:
+            return found
+        return self._of_stars(node.id, names, node) or frozenset({External(f"builtins.{node.id}")})
+
+    def _of_attribute(self, node: ast.Attribute, names: Names) -> Values:
+        return either(*(self._member(one, Access(node.attr, node, names)) for one in self._value(node.value, names)))
+
+    def _of_unaryop(self, node: ast.UnaryOp, names: Names) -> Values:
+        values = self._value(node.operand, names)
+        known = truth_of(values)
+        if isinstance(node.op, ast.Not):
+            return ANYTHING if known is None else constant(not known)
+        if isinstance(node.op, ast.USub) and all(
+            isinstance(v, Const) and isinstance(v.value, int | float) for v in values
+        ):
+            return frozenset(Const(-v.value) for v in values if isinstance(v, Const))  # type: ignore[operator]
+        return ANYTHING
+
+    def _of_compare(self, node: ast.Compare, names: Names) -> Values:
+        return compare([self._value(one, names) for one in (node.left, *node.comparators)], node.ops)
+
+    def _of_namedexpr(self, node: ast.NamedExpr, names: Names) -> Values:
+        values = self._value(node.value, names)
+        self._bind(node.target, values, names)
+        return values
+
+    def _of_tuple(self, node: ast.Tuple | ast.List, names: Names) -> Values:
+        values = tuple(self._value(part, names) for part in node.elts)
+        is_open = any(isinstance(part, ast.Starred) for part in node.elts)
+        return ANYTHING if is_open else frozenset({Items(values)})
+
+    _of_list = _of_tuple
+
+    def _of_subscript(self, node: ast.Subscript, names: Names) -> Values:
+        owner = self._value(node.value, names)
+        if isinstance(node.slice, ast.Slice):
+            ends = [NOTHING if e is None else self._value(e, names) for e in (node.slice.lower, node.slice.upper)]
+            return cut(owner, *ends) if node.slice.step is None else ANYTHING
+        return subscript(owner, self._value(node.slice, names))
+
+    def _of_await(self, node: ast.Await | ast.Starred, names: Names) -> Values:
+        return self._value(node.value, names)
+
+    _of_starred = _of_await
+
+    def _of_lambda(self, node: ast.Lambda, names: Names) -> Values:
+        return frozenset({self._functions.setdefault(node, Function(node, names))})
+
+    def _of_ifexp(self, node: ast.IfExp, names: Names) -> Values:
+        known = truth_of(self._value(node.test, names))
+        found = []
+        for wanted, part in ((True, node.body), (False, node.orelse)):
+            if known in (None, wanted):
+                way = names.fork()
+                self._narrow(node.test, way, wanted=wanted)
+                found.append(self._value(part, way))
+        return either(*found)
+
+    def _of_boolop(self, node: ast.BoolOp, names: Names) -> Values:
+        """Each part is reached only where those before it let it be."""
+        passes, found, way = isinstance(node.op, ast.And), list[Values](), names.fork()
+        for part in node.values:
+            values = self._value(part, way)
+            known = truth_of(values)
+            if known is (not passes) or part is node.values[-1]:
+                return either(*found, values)
+            if known is None:
+                found.append(frozenset(v for v in values if truth_of(frozenset({v})) is not passes))
+            if not self._narrow(part, way, wanted=passes):
+                break
+        return either(*found)
+
+    def _of_dict(self, node: ast.Dict, names: Names) -> Values:
+        made = Keywords()
+        for key, value in zip(node.keys, node.values, strict=True):
+            values = self._value(value, names)
+            if key is None:
+                self._merge(made, values)
+                continue
+            known = [one.value for one in self._value(key, names) if isinstance(one, Const)]
+            made.items |= {name: values for name in known if isinstance(name, str)}
+            made.is_open |= not known
+        return frozenset({made})
+
+    @staticmethod
+    def _merge(made: Keywords, values: Values) -> None:
+        for one in values:
+            if isinstance(one, Keywords):
+                made.items |= {k: either(v, made.items.get(k, frozenset())) for k, v in one.items.items()}
+            made.is_open |= not isinstance(one, Keywords) or one.is_open
+
+    def _of_listcomp(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, names: Names
+    ) -> Values:  # fmt: skip
+        way, each = names.fork(), list[Values]()
+        for part in node.generators:
+            over = self._value(part.iter, way)
+            items = [one.values for one in over if isinstance(one, Items)]
+            is_plain = not part.ifs and not isinstance(node, ast.DictComp) and len(node.generators) == 1
+            if is_plain and len(items) == len(over) == 1:
+                for value in items[0]:
+                    self._bind(part.target, value, way)
+                    each.append(self._value(node.elt, way))  # type: ignore[union-attr]
+                return frozenset({Items(tuple(each))})
+            self._bind(part.target, either(*(v for i in items for v in i), ANYTHING), way)
+            for test in part.ifs:
+                self._value(test, way)
+        for child in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
+            self._value(child, way)
+        return ANYTHING
+
+    _of_setcomp = _of_generatorexp = _of_dictcomp = _of_listcomp
+
+    # --- attributes -------------------------------------------------------------------------------------------
+
+    def _member(self, owner: Value, at: Access) -> Values:
+        """What an attribute of a value can be."""
+        if isinstance(owner, Import):
+            return frozenset({Import(owner.function, insists=True)})
+        reader: Callable[[Value, Access], Values] | None = getattr(self, f"_in_{type(owner).__name__.lower()}", None)
+        return ANYTHING if reader is None else reader(owner, at)
+
+    def _in_vendormodule(self, owner: VendorModule, at: Access) -> Values:
+        if at.attr == "__version__":
+            return constant(self.release.version)
+        if self.release.module(f"{owner.path}.{at.attr}") is not None:
+            return frozenset({VendorModule(f"{owner.path}.{at.attr}")})
+        value = Vendor(Symbol(owner.path, at.attr))
+        self._note(value, UseKind.NAME, at.node, at.names)
+        return ANYTHING if isinstance(self.release.lookup(owner.path, at.attr), Absent) else frozenset({value})
+
+    def _in_vendor(self, owner: Vendor, at: Access) -> Values:
+        value = Vendor(owner.symbol, (*owner.path, at.attr))
+        if not at.called:
+            self._note(value, UseKind.ATTRIBUTE, at.node, at.names)
+        return frozenset({value})
+
+    def _in_projectmodule(self, owner: ProjectModule, at: Access) -> Values:
+        found = self.module(owner.file).names.get(at.attr)
+        below = self.project.find(f"{owner.file.module}.{at.attr}")
+        if found is None and below is not None:
+            return frozenset({ProjectModule(below)})
+        return found if found is not None else self._of_stars(at.attr, self.module(owner.file), at.node) or ANYTHING
+
+    def _in_instance(self, owner: Instance | Super, at: Access) -> Values:
+        cls = owner.cls
+        for one in cls.lineage[1:] if isinstance(owner, Super) else cls.lineage:
+            if isinstance(one, Vendor):
+                value = Vendor(one.symbol, one.path if at.attr == "__init__" else (*one.path, RESULT, at.attr))
+                if not at.called:
+                    self._note(value, UseKind.ATTRIBUTE, at.node, at.names)
+                return frozenset({value})
+            if isinstance(one, Class):
+                found = either(one.fields.get(at.attr, frozenset()), one.members.get(at.attr, frozenset()))
+                if found:
+                    return frozenset(Method(f, Instance(cls)) if isinstance(f, Function) else f for f in found)
+        return ANYTHING
+
+    _in_super = _in_instance
+
+    def _in_class(self, owner: Class, at: Access) -> Values:
+        for one in owner.lineage:
+            if isinstance(one, Vendor):
+                return frozenset({Vendor(one.symbol, (*one.path, at.attr))})
+            if isinstance(one, Class) and at.attr in one.members:
+                return one.members[at.attr]
+        return ANYTHING
+
+    def _in_external(self, owner: External, at: Access) -> Values:
+        return constant(False) if at.attr == "TYPE_CHECKING" else frozenset({External(f"{owner.path}.{at.attr}")})
+
+    def _in_const(self, owner: Const, at: Access) -> Values:
+        if isinstance(owner.value, Version) and at.attr in VERSION_PARTS:
+            return constant(getattr(owner.value, at.attr))
+        return frozenset({owner}) if isinstance(owner.value, str) and at.attr in METHODS else ANYTHING
+
+    def _of_stars(self, name: str, names: Names, node: ast.AST) -> Values | None:
+        for module in names.module.stars:
+            found = self.release.lookup(module, name)
+            if not isinstance(found, Absent):
+                self._note(Vendor(Symbol(module, name)), UseKind.NAME, node, names)
+                return frozenset({Vendor(Symbol(module, name))})
+        return None
+
+    # --- names ------------------------------------------------------------------------------------------------
+
+    def _bind(self, target: ast.expr, values: Values, names: Names) -> None:
+        """Bind what stands left of a `=`, behind an `as`, or between `for` and `in`."""
+        if isinstance(target, ast.Starred):
+            target, values = target.value, ANYTHING
+        binder: Callable[[ast.expr, Values, Names], None] | None = getattr(
+            self, f"_bind_{type(target).__name__.lower()}", None
+        )
+        if binder is not None:
+            binder(target, values, names)
+
+    def _bind_name(self, target: ast.Name, values: Values, names: Names) -> None:
+        names.bind(target.id, values)
+
+    def _bind_tuple(self, target: ast.Tuple | ast.List, values: Values, names: Names) -> None:
+        whole = [one for one in values if isinstance(one, Items) and len(one.values) == len(target.elts)]
+        for index, part in enumerate(target.elts):
+            known = [one.values[index] for one in whole]
+            self._bind(part, either(*known) if known and len(whole) == len(values) else ANYTHING, names)
+
+    _bind_list = _bind_tuple
+
+    def _bind_attribute(self, target: ast.Attribute, values: Values, names: Names) -> None:
+        for one in self._value(target.value, names):
+            if isinstance(one, Instance):
+                one.cls.fields[target.attr] = either(one.cls.fields.get(target.attr, frozenset()), values)
+            elif isinstance(one, Class):
+                one.members[target.attr] = either(one.members.get(target.attr, frozenset()), values)
+
+    def _bind_subscript(self, target: ast.Subscript, values: Values, names: Names) -> None:
+        keys = [one.value for one in self._value(target.slice, names) if isinstance(one, Const)]
+        for one in self._value(target.value, names):
+            if isinstance(one, Keywords):
+                one.items |= {key: values for key in keys if isinstance(key, str)}
+                one.is_open |= not keys
+
+    def _narrow(self, test: ast.expr, names: Names, *, wanted: bool) -> bool:
+        """Keep of a name what a test lets pass; whether anything is left."""
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._narrow(operand, names, wanted=not wanted)
+            case ast.BoolOp(op=op, values=parts) if isinstance(op, ast.And) is wanted:
+                return all(self._narrow(part, names, wanted=wanted) for part in parts)
+            case ast.Compare(
+                left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(None)]
+            ):
+                is_none = isinstance(op, ast.Is) is wanted
+                return self._keep(name, names, lambda one: isinstance(one, Unknown) or (one == Const(None)) is is_none)
+            case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kind]) if wanted:
+                kinds = self._quietly(kind, names)
+                known = [Vendor(one.symbol, (*one.path, RESULT)) for one in kinds if isinstance(one, Vendor)]
+                if known and len(known) == len(kinds):
+                    names.names[name] = frozenset(known)
+            case ast.Name(id=name):
+                return self._keep(name, names, lambda one: truth_of(frozenset({one})) is not (not wanted))
+            case ast.Constant(value=value):
+                return bool(value) is wanted
+        return True
+
+    def _keep(self, name: str, names: Names, keeps: Callable[[Value], bool]) -> bool:
+        known = names.find(name)
+        if known is None:
+            return True
+        left = frozenset(one for one in known if keeps(one))
+        if left != known and left:
+            names.names[name] = left
+        return bool(left)

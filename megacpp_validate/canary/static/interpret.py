@@ -1,0 +1,464 @@
+"""Reads what a project uses of one release of Transformer Engine, by following values through its code.
+
+An abstract interpreter on `ast`: sets of values for each name, both ways where a test is not known, one way where the
+release decides (`is_te_min_version("1.10")`, `hasattr`, `try: import`). It runs nothing of the project. Loops are read
+once, functions once with unknown arguments; only functions that reach the version are read again for each call.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from .arguments import argument_of, named_kinds, parameter_facts
+from .calls import Calls
+from .constants import truth_of
+from .interpreted import (
+    ANYTHING,
+    NOTHING,
+    Class,
+    External,
+    Function,
+    Import,
+    Instance,
+    Items,
+    Keywords,
+    Method,
+    Names,
+    ProjectModule,
+    Unknown,
+    Value,
+    Values,
+    Vendor,
+    VendorModule,
+    constant,
+    either,
+)
+from .notes import ImportFails, Key
+from .project import SourceFile
+from .release import Absent
+from .source_files import PACKAGE
+from .surface import Symbol, Use, UseKind
+
+_PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
+_DEEPEST: Final = 12  # functions within functions
+_CATCHES_IMPORT: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+
+class Interpreter(Calls):
+    """Reads a source tree under one release: one method a kind of statement (`_do_...`)."""
+
+    def read(self) -> dict[Key, list[Use]]:
+        """Every use, by its place in the code and its kind."""
+        for number in range(_PASSES):
+            self._quiet = int(number < _PASSES - 1)
+            self._modules, done = {}, set[ast.AST]()
+            self._functions = {}
+            self._loading = True
+            for file in (*self.project.using, *self.near):
+                self.module(file)
+            self._loading = False
+            while waiting := [f for node, f in self._functions.items() if node not in done]:
+                for function in waiting:
+                    done.add(function.node)
+                    self._read_function(function)
+            self.near = self.project.near(self._exported())
+        for uses in self.uses.values():
+            uses.sort(key=lambda use: (use.accessor, use.path))
+        return self.uses
+
+    def _exported(self) -> set[str]:
+        """Names by which other files of the project can take what comes from Transformer Engine."""
+        found = set()
+        for names in self._modules.values():
+            own = {name for name, values in names.names.items() if any(map(self._is_from_vendor, values))}
+            found |= own | ({names.file.module.rpartition(".")[2]} if own else set())
+        return found
+
+    def _is_from_vendor(self, value: Value) -> bool:
+        match value:
+            case Vendor() | VendorModule() | Import():
+                return True
+            case Class():
+                return any(isinstance(one, Vendor) for one in value.lineage)
+            case Function(node=node):
+                return any(self._is_from_vendor(v) for v in self._returns.get(node, ()) if not isinstance(v, Function))
+        return False
+
+    def module(self, file: SourceFile) -> Names:
+        """The names of a module of the project."""
+        if file.module not in self._modules:
+            matters = self.project.mentions(file) or file in self.near
+            tree = self.project.tree(file) if matters else None
+            names = self._modules[file.module] = Names(file, facts={})
+            if tree is not None:
+                names.names["__name__"] = constant(file.module)
+                self._kinds[file.module] = named_kinds(tree)
+                with suppress(ImportFails):  # a `try` around the import of this module catches it
+                    self._block(tree.body, names)
+            self.order.setdefault(self.source.row_of(file))
+        return self._modules[file.module]
+
+    def _read_function(self, function: Function) -> Values:
+        """What a function returns, its parameters unknown but for what the project's own calls pass."""
+        node = function.node
+        if node in self._reading or len(self._reading) >= _DEEPEST:
+            return self._returns.get(node, ANYTHING)
+        self._reading.append(node)
+        names = self._inside(function)
+        for name, values in self._parameters.get(node, {}).items():
+            names.names[name] = either(names.names.get(name, ANYTHING), values)
+        returned = self._run_body(function, names)
+        self._reading.pop()
+        self._returns[node] = returned
+        return returned
+
+    def _inside(self, function: Function) -> Names:
+        """The names inside of a function before its first statement."""
+        node, outer = function.node, function.names
+        title = ".".join(filter(None, (outer.function, getattr(node, "name", "<lambda>"))))
+        names = Names(outer.file, outer, title, cls=function.owner)
+        names.facts = parameter_facts(node.args, self._kinds.get(outer.file.module, {}))
+        said = ast.unparse(returns) if (returns := getattr(node, "returns", None)) is not None else ""
+        if "AbstractContextManager" in said:
+            names.hands_on = UseKind.CONTEXT
+        elif re.search(r"\btype\b", said):
+            names.hands_on = UseKind.CLASS
+        every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        for argument in (*every, *filter(None, (node.args.vararg, node.args.kwarg))):
+            names.names[argument.arg] = ANYTHING
+        if function.owner is not None and every and not _is_decorated(node, "staticmethod"):
+            made_by_class = _is_decorated(node, "classmethod") or node.name == "__new__"  # type: ignore[union-attr]
+            holder: Value = function.owner if made_by_class else Instance(function.owner)
+            names.names[every[0].arg] = frozenset({holder})
+        return names
+
+    def _run_body(self, function: Function, names: Names) -> Values:
+        node = function.node
+        if isinstance(node, ast.Lambda):
+            return self._value(node.body, names)
+        ends = not self._block(node.body, names)
+        if node not in self._yields:
+            self._yields[node] = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))
+        if self._yields[node]:
+            return ANYTHING
+        return either(*names.returned, *([] if ends else [NOTHING])) if names.returned or not ends else ANYTHING
+
+    def _block(self, body: Iterable[ast.stmt], names: Names) -> bool:
+        """Read statements; whether what follows them is reached."""
+        return all(self._statement(statement, names) for statement in body)
+
+    def _statement(self, node: ast.stmt, names: Names) -> bool:
+        reader: Callable[[ast.stmt, Names], bool | None] | None = getattr(
+            self, f"_do_{type(node).__name__.lower()}", None
+        )
+        if reader is None:
+            self._children(node, names)
+            return True
+        return reader(node, names) is not False
+
+    def _do_assign(self, node: ast.Assign, names: Names) -> None:
+        self._assign(node.targets, node.value, names)
+
+    def _do_annassign(self, node: ast.AnnAssign, names: Names) -> None:
+        if node.value is not None:
+            self._assign([node.target], node.value, names)
+
+    def _do_augassign(self, node: ast.AugAssign, names: Names) -> None:
+        self._value(node.value, names)
+        self._bind(node.target, ANYTHING, names)
+
+    def _do_return(self, node: ast.Return, names: Names) -> bool:
+        values = NOTHING if node.value is None else self._value(node.value, names)
+        names.returned.append(values)
+        self._hand_on(values, node, names)
+        return False
+
+    def _do_raise(self, node: ast.stmt, names: Names) -> bool:
+        self._children(node, names)
+        return False
+
+    _do_continue = _do_break = _do_raise
+
+    def _do_assert(self, node: ast.Assert, names: Names) -> bool:
+        self._value(node.test, names)
+        return self._narrow(node.test, names, wanted=True)
+
+    def _do_with(self, node: ast.With | ast.AsyncWith, names: Names) -> bool:
+        for item in node.items:
+            for one in self._value(item.context_expr, names):
+                if isinstance(one, Vendor):
+                    self._note(one, UseKind.CONTEXT, item.context_expr, names)
+            if item.optional_vars is not None:
+                self._bind(item.optional_vars, ANYTHING, names)
+        return self._block(node.body, names)
+
+    _do_asyncwith = _do_with
+
+    def _do_while(self, node: ast.While, names: Names) -> None:
+        self._value(node.test, names)
+        self._ways(names, [node.body, []])
+        self._block(node.orelse, names)
+
+    def _do_match(self, node: ast.Match, names: Names) -> None:
+        self._value(node.subject, names)
+        self._ways(names, [*(case.body for case in node.cases), []])
+
+    def _do_global(self, node: ast.Global, names: Names) -> None:
+        names.is_global |= set(node.names)
+
+    def _ways(self, names: Names, bodies: Sequence[Sequence[ast.stmt]]) -> bool:
+        """Read several ways of which any may be taken."""
+        ends = []
+        for body in bodies:
+            way = names.fork()
+            if self._block(body, way):
+                ends.append(way)
+        names.join(ends)
+        return bool(ends)
+
+    def _do_if(self, node: ast.If, names: Names) -> bool:
+        known = truth_of(self._value(node.test, names))
+        ends = []
+        for wanted, body in ((True, node.body), (False, node.orelse)):
+            if known is not None and known is not wanted:
+                continue
+            way = names if known is not None else names.fork()
+            if self._narrow(node.test, way, wanted=wanted) and self._block(body, way):
+                ends.append(way)
+        if known is None:
+            names.join(ends)
+        return bool(ends)
+
+    def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
+        over = self._value(node.iter, names)
+        each = [value for one in over if isinstance(one, Items) for value in one.values]
+        is_known = all(isinstance(one, Items) for one in over)
+        self._bind(node.target, either(*each, *([] if is_known and each else [ANYTHING])), names)
+        self._ways(names, [node.body, []])
+        self._block(node.orelse, names)
+
+    _do_asyncfor = _do_for
+
+    def _do_try(self, node: ast.Try | ast.TryStar, names: Names) -> bool:
+        catches = any(_catches_import(handler) for handler in node.handlers)
+        before, way = names.fork(), names.fork()
+        way.catching = names.catching or catches
+        ends, failed, lost = [], False, ""
+        noted = {key: len(uses) for key, uses in self.uses.items()}
+        try:
+            if self._block(node.body, way) and self._block(node.orelse, way):
+                ends.append(way)
+        except ImportFails as fault:
+            if not catches:
+                raise
+            failed, lost = True, fault.name
+        way.catching = names.catching
+        sure = not failed and all(_is_of_vendor(statement) for statement in node.body)
+        for handler in node.handlers:
+            if (sure and _catches_import(handler)) or (failed and not _catches_import(handler)):
+                continue
+            other = before.fork()
+            if not failed:
+                other.join([other, way])
+            if handler.name:
+                other.names[handler.name] = ANYTHING
+            if self._block(handler.body, other):
+                ends.append(other)
+                if any(self._is_from_vendor(value) for value in other.names.get(lost, ())):
+                    self._change_failed(noted, lambda _: None)  # the handler has it from another place
+            elif failed and any(isinstance(statement, ast.Raise) for statement in handler.body):
+                self._change_failed(noted, lambda use: replace(use, optional=False))
+            if failed:
+                break
+        names.join(ends)
+        return bool(ends) & self._block(node.finalbody, names)
+
+    _do_trystar = _do_try
+
+    def _change_failed(self, noted: dict[Key, int], change: Callable[[Use], Use | None]) -> None:
+        """Change, or drop, what was noted of the import that failed.
+
+        Args:
+            noted: how many uses were known before the `try`, by place.
+            change: of the use.
+        """
+        for key, uses in self.uses.items():
+            kept: list[Use | None] = list(uses[: noted.get(key, 0)])
+            for use in uses[len(kept) :]:
+                module, _, name = use.accessor.rpartition(".")
+                gone = use.kind is UseKind.NAME and isinstance(self.release.lookup(module, name), Absent)
+                kept.append(change(use) if gone else use)
+            self.uses[key] = [use for use in kept if use is not None]
+
+    def _hand_on(self, values: Values, node: ast.AST, names: Names) -> None:
+        """Note what a function hands on as a class, or as a context manager, by its annotation."""
+        if names.hands_on is None:
+            return
+        for one in values:
+            if isinstance(one, Vendor) and (names.hands_on is UseKind.CONTEXT or not one.path):
+                self._note(one, names.hands_on, node, names)
+            inner = one.items.values() if isinstance(one, Keywords) else one.values if isinstance(one, Items) else ()
+            for part in inner:
+                self._hand_on(part, node, names)
+
+    # --- imports, definitions, assignments -------------------------------------------------------------------
+
+    def _do_import(self, node: ast.Import | ast.ImportFrom, names: Names) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                self._import_module(alias, node, names)
+            return
+        module = names.file.absolute(node.level, node.module or "")
+        if module.partition(".")[0] == PACKAGE:
+            for alias in node.names:
+                self._import_symbol(module, alias, node, names)
+            return
+        file = self.project.find(module)
+        for alias in node.names:
+            if alias.name == "*":
+                if file is not None:
+                    found = self.module(file)
+                    names.names |= {n: v for n, v in found.names.items() if not n.startswith("_")}
+                    names.stars += found.stars
+                continue
+            below = self.project.find(f"{module}.{alias.name}")
+            values: Values = frozenset({External(f"{module}.{alias.name}")})
+            if alias.name == "TYPE_CHECKING":
+                values = constant(False)
+            if file is not None:
+                known = self.module(file).names.get(alias.name)
+                values = known if known is not None else ANYTHING
+                if known is None and (star := self._of_stars(alias.name, self.module(file), node)):
+                    values = star
+            if below is not None and (file is None or values == ANYTHING):
+                values = frozenset({ProjectModule(below)})
+            names.bind(alias.asname or alias.name, values)
+
+    _do_importfrom = _do_import
+
+    def _import_module(self, alias: ast.alias, node: ast.stmt, names: Names) -> None:
+        first = alias.name.partition(".")[0]
+        bound, target = (alias.asname, alias.name) if alias.asname else (first, first)
+        if first == PACKAGE:
+            if self.release.module(alias.name) is None:
+                owner, _, last = alias.name.rpartition(".")
+                self._note(Vendor(Symbol(owner, last)), UseKind.NAME, node, names, optional=names.catching)
+                if names.catching:
+                    raise ImportFails(Symbol(owner, last), bound)
+                names.bind(bound, ANYTHING)
+                return
+            if "." in alias.name:
+                owner, _, last = alias.name.rpartition(".")
+                self._note(Vendor(Symbol(owner, last)), UseKind.NAME, node, names, optional=names.catching)
+            names.bind(bound, frozenset({VendorModule(target)}))
+        elif (file := self.project.find(target)) is not None:
+            names.bind(bound, frozenset({ProjectModule(file)}))
+        else:
+            names.bind(bound, frozenset({External(target)}))
+
+    def _import_symbol(self, module: str, alias: ast.alias, node: ast.stmt, names: Names) -> None:
+        if alias.name == "*":
+            names.stars.append(module)
+            return
+        if self.release.module(f"{module}.{alias.name}") is not None:
+            names.bind(alias.asname or alias.name, frozenset({VendorModule(f"{module}.{alias.name}")}))
+            return
+        symbol = Symbol(module, alias.name)
+        self._note(Vendor(symbol), UseKind.NAME, node, names, optional=names.catching)
+        if isinstance(self.release.lookup(module, alias.name), Absent):
+            if names.catching:
+                raise ImportFails(symbol, alias.asname or alias.name)
+            names.bind(alias.asname or alias.name, ANYTHING)
+            return
+        names.bind(alias.asname or alias.name, frozenset({Vendor(symbol)}))
+
+    def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
+        function = self._functions.setdefault(node, Function(node, names))
+        function.names = names
+        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+            self._value(default, names)
+        values: Values = frozenset({function})
+        for decorator in reversed(node.decorator_list):
+            for one in self._value(decorator, names):
+                if isinstance(one, Vendor):
+                    self._note(one, UseKind.DECORATOR, decorator, names)
+                elif isinstance(one, Function | Method | Instance | Unknown) and _only_imports(node):
+                    values = frozenset({Import(function)})
+                    self._functions.pop(node, None)
+        names.bind(node.name, values)
+
+    _do_asyncfunctiondef = _do_functiondef
+
+    def _do_classdef(self, node: ast.ClassDef, names: Names) -> None:
+        cls = self._classes.setdefault(node, Class(node, names))
+        bases: list[Value] = []
+        for base in node.bases:
+            found = self._value(base, names)
+            for one in found:
+                if isinstance(one, Vendor):
+                    self._note(one, UseKind.CLASS, base, names)
+            bases += [one for one in found if isinstance(one, Class | Vendor) and one is not cls]
+        cls.names, cls.bases = names, tuple(bases)
+        for decorator in node.decorator_list:
+            self._value(decorator, names)
+        title = ".".join(filter(None, (names.function, node.name)))
+        inner = Names(names.file, names, title, cls=cls, catching=names.catching)
+        self._block(node.body, inner)
+        cls.members = inner.names
+        for values in inner.names.values():
+            for one in values:
+                if isinstance(one, Function) and one.names is inner:
+                    one.owner, one.names = cls, _without_class(inner, names)
+        names.bind(node.name, frozenset({cls}))
+
+    def _assign(self, targets: Sequence[ast.expr], value: ast.expr, names: Names) -> None:
+        unpack = 0
+        if isinstance(targets[0], ast.Tuple | ast.List) and not any(
+            isinstance(t, ast.Starred) for t in targets[0].elts
+        ):
+            unpack = len(targets[0].elts)
+        values = self._of_call(value, names, unpack) if isinstance(value, ast.Call) else self._value(value, names)
+        for target in targets:
+            self._bind(target, values, names)
+            if isinstance(target, ast.Name):
+                names.facts[target.id] = argument_of(value, names.facts)
+
+
+def _catches_import(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in _CATCHES_IMPORT) for kind in kinds)
+
+
+def _is_of_vendor(statement: ast.stmt) -> bool:
+    """Whether a statement of a `try` can only fail where Transformer Engine does."""
+    match statement:
+        case ast.Import(names=aliases):
+            return all(alias.name.partition(".")[0] == PACKAGE for alias in aliases)
+        case ast.ImportFrom(module=module, level=0):
+            return (module or "").partition(".")[0] == PACKAGE
+        case ast.Assign(value=ast.Constant() | ast.Name()) | ast.Expr(value=ast.Constant()) | ast.Pass():
+            return True
+        case ast.Return(value=ast.Name() | ast.Constant()):
+            return True
+    return False
+
+
+def _is_decorated(node: ast.AST, name: str) -> bool:
+    return any(ast.unparse(one).rpartition(".")[2] == name for one in getattr(node, "decorator_list", ()))
+
+
+def _only_imports(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function does nothing but import from Transformer Engine and hand on what it found."""
+    kinds = ast.Import | ast.ImportFrom | ast.Try | ast.Return | ast.Expr
+    imports = [one for one in ast.walk(node) if isinstance(one, ast.ImportFrom)]
+    return bool(imports) and all(isinstance(statement, kinds) for statement in node.body)
+
+
+def _without_class(inner: Names, outer: Names) -> Names:
+    """The names that a method sees: those around its class, under the title of the class."""
+    return Names(outer.file, outer, inner.function, facts={})

@@ -1,0 +1,254 @@
+"""Values that the interpreter of a project's code follows, and the names that are bound to them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from .project import SourceFile
+from .surface import Argument, Symbol, UseKind
+
+
+@dataclass(frozen=True)
+class Const:
+    """A value that the code writes out, or that follows from such values: a literal, a version."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A value that comes from Transformer Engine: attributes and calls lead to it from an imported symbol."""
+
+    symbol: Symbol
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VendorModule:
+    """A module of Transformer Engine."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class External:
+    """A name of a package that is neither the project's nor Transformer Engine."""
+
+    path: str
+
+
+@dataclass(eq=False, repr=False)
+class Function:
+    """A function of the project.
+
+    Attributes:
+        names: in which it was defined.
+        owner: the class that it is a method of.
+    """
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    names: Names
+    owner: Class | None = None
+
+
+@dataclass(eq=False, repr=False)
+class Class:
+    """A class of the project."""
+
+    node: ast.ClassDef
+    names: Names
+    bases: tuple[Value, ...] = ()
+    members: dict[str, Values] = field(default_factory=dict)
+    fields: dict[str, Values] = field(default_factory=dict)  # of `self`
+
+    @property
+    def lineage(self) -> list[Value]:
+        """The class and its bases, depth first, each once."""
+        found: list[Value] = [self]
+        for base in self.bases:
+            deeper = base.lineage if isinstance(base, Class) else [base]
+            found += [one for one in deeper if one not in found]
+        return found
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An object of a class of the project."""
+
+    cls: Class
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, bound to an object or a class."""
+
+    function: Function
+    holder: Value
+
+
+@dataclass(frozen=True)
+class Import:
+    """What a decorator of the project makes of a function that only imports: an object that imports when it is called.
+
+    Attributes:
+        insists: it raises where the import fails, instead of giving None.
+    """
+
+    function: Function
+    insists: bool = False
+
+
+@dataclass(frozen=True)
+class Super:
+    """`super()` in a class of the project."""
+
+    cls: Class
+
+
+@dataclass(eq=False)
+class Keywords:
+    """A dictionary whose keys are texts that the code writes out.
+
+    Attributes:
+        is_open: it may have other keys, too.
+    """
+
+    items: dict[str, Values] = field(default_factory=dict)
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """A tuple or a list that is written out."""
+
+    values: tuple[Values, ...]
+
+
+@dataclass(frozen=True)
+class ProjectModule:
+    """A module of the project."""
+
+    file: SourceFile
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Anything."""
+
+
+Value: TypeAlias = (
+    "Const | Vendor | VendorModule | External | Function | Class | Import | Instance | Method | Super | Keywords "
+    "| Items | ProjectModule | Unknown"
+)
+Values: TypeAlias = "frozenset[Value]"
+ANYTHING: Final[Values] = frozenset({Unknown()})
+NOTHING: Final[Values] = frozenset({Const(None)})
+_MOST: Final = 12
+
+
+def either(*sides: Values) -> Values:
+    """What is one of several values; of too many, anything beside what comes from Transformer Engine."""
+    both: Values = frozenset().union(*sides)
+    if len(both) <= _MOST:
+        return both
+    return frozenset(one for one in both if isinstance(one, Vendor | VendorModule | Class)) | ANYTHING
+
+
+def constant(value: object) -> Values:
+    """A value that is known."""
+    return frozenset({Const(value)})
+
+
+@dataclass(repr=False)
+class Names:
+    """Names in sight at one place of the code.
+
+    Attributes:
+        file: that holds the place.
+        outer: names around it, without those of a class body.
+        function: qualified name of the function or class, as reports show it.
+        stars: modules of Transformer Engine whose names are all imported.
+        facts: what annotations say of the parameters.
+        returned: what the function around it returns.
+        catching: whether a `try` around it catches a failing import.
+        hands_on: as what the function around it returns values, by its annotation.
+        is_way: one of several ways through the code, not a scope of its own.
+    """
+
+    file: SourceFile
+    outer: Names | None = None
+    function: str = ""
+    names: dict[str, Values] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    facts: dict[str, Argument] = field(default_factory=dict)
+    returned: list[Values] = field(default_factory=list)
+    is_global: set[str] = field(default_factory=set)
+    cls: Class | None = None
+    catching: bool = False
+    hands_on: UseKind | None = None
+    is_way: bool = False
+
+    def find(self, name: str) -> Values | None:
+        """What a name is bound to here or around; None where nothing binds it."""
+        at: Names | None = self
+        while at is not None:
+            if name in at.names:
+                return at.names[name]
+            at = at.outer
+        return None
+
+    @property
+    def module(self) -> Names:
+        """The names of the module itself."""
+        at = self
+        while at.outer is not None:
+            at = at.outer
+        return at
+
+    def bind(self, name: str, values: Values) -> None:
+        """Bind a name."""
+        self.names[name] = values
+        if name in self.is_global:
+            known = self.module.names.get(name)
+            self.module.names[name] = values if known is None else either(known, values)
+
+    def fork(self) -> Names:
+        """The same place on one of several ways: what is bound there, and dictionaries that grow there, is its own."""
+        way = replace(self, outer=self, names={}, is_way=True)
+        at: Names | None = self
+        while at is not None:
+            way.names |= {n: _forked(v) for n, v in at.grown().items() if n not in way.names}
+            at = at.outer if at.is_way else None
+        return way
+
+    def grown(self) -> dict[str, Values]:
+        """Names that are bound to dictionaries."""
+        return {n: v for n, v in self.names.items() if any(isinstance(one, Keywords) for one in v)}
+
+    def join(self, ways: Iterable[Names]) -> None:
+        """Continue where several ways meet."""
+        every = list(ways)
+        for name in {name for way in every for name in way.names}:
+            known = self.find(name) or frozenset()
+            self.names[name] = _joined([way.names.get(name, known) for way in every])
+
+
+def _forked(values: Values) -> Values:
+    return frozenset(Keywords(dict(v.items), v.is_open) if isinstance(v, Keywords) else v for v in values)
+
+
+def _joined(sides: list[Values]) -> Values:
+    """Dictionaries of several ways become one, that has the keys of all."""
+    both = either(*sides)
+    made = [one for one in both if isinstance(one, Keywords)]
+    if len(made) < 2:
+        return both
+    keys = dict.fromkeys(key for one in made for key in one.items)
+    whole = Keywords(
+        {key: either(*(one.items[key] for one in made if key in one.items)) for key in keys},
+        any(one.is_open for one in made),
+    )
+    return frozenset({one for one in both if not isinstance(one, Keywords)} | {whole})

@@ -1,0 +1,145 @@
+"""What an interpreter of a project's code keeps while it reads, and the uses that it notes."""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ...evidence.values import SourceLine
+from .arguments import argument_of
+from .interpreted import (
+    Class,
+    Const,
+    Function,
+    Keywords,
+    Method,
+    Names,
+    Values,
+    Vendor,
+    VendorModule,
+)
+from .project import Source, SourceFile
+from .release import Release
+from .surface import UNKNOWN, Argument, Symbol, Use, UseKind
+
+Key = tuple[str, int, int, UseKind]
+"""A place that uses something: file, line, column, kind."""
+
+
+class ImportFails(Exception):
+    """An import of the release at hand raises, inside of a `try` that catches it.
+
+    Args:
+        symbol: that is not there.
+        name: that it would have bound.
+    """
+
+    def __init__(self, symbol: Symbol, name: str) -> None:
+        super().__init__(symbol, name)
+        self.symbol, self.name = symbol, name
+
+
+class Notes(ABC):
+    """Reads a source tree under one release of Transformer Engine; here, what it notes."""
+
+    def __init__(self, source: Source, release: Release) -> None:
+        self.source, self.project, self.release = source, source.project, release
+        self.uses: dict[Key, list[Use]] = {}
+        self.order: dict[str, None] = {}  # rows, each after those that it imports
+        self.near: tuple[SourceFile, ...] = ()  # files that take what comes from Transformer Engine from others
+        self._kinds: dict[str, dict[str, ast.expr]] = {}  # annotations that a module has a name for
+        self._quiet = 1
+        self._loading = False
+        self._modules: dict[str, Names] = {}
+        self._functions: dict[ast.AST, Function] = {}
+        self._classes: dict[ast.AST, Class] = {}
+        self._parameters: dict[ast.AST, dict[str, Values]] = {}
+        self._returns: dict[ast.AST, Values] = {}
+        self._again: dict[tuple[object, ...], Values] = {}
+        self._reading: list[ast.AST] = []
+        self._minding: dict[ast.AST, bool] = {}
+        self._yields: dict[ast.AST, bool] = {}
+        self._steps = 0
+
+    @abstractmethod
+    def module(self, file: SourceFile) -> Names:
+        """The names of a module of the project."""
+
+    @abstractmethod
+    def _value(self, node: ast.expr, names: Names) -> Values:
+        """What an expression can be."""
+
+    @abstractmethod
+    def _statement(self, node: ast.stmt, names: Names) -> bool:
+        """Read a statement; whether what follows is reached."""
+
+    def _quietly(self, node: ast.expr, names: Names) -> Values:
+        """The value of an expression that is read a second time."""
+        with self._noting_nothing():
+            return self._value(node, names.fork())
+
+    @contextmanager
+    def _noting_nothing(self) -> Iterator[None]:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def _note(self, value: Vendor, kind: UseKind, node: ast.AST, names: Names, *, optional: bool = False) -> None:
+        if not self._quiet:
+            self._keep_use(self._use(value, kind, node, names, optional=optional), node)
+
+    def _keep_use(self, use: Use, node: ast.AST) -> None:
+        line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+        known = self.uses.setdefault((use.site.file, line, column, use.kind), [])
+        if use not in known:
+            known.append(use)
+
+    def _use(self, value: Vendor, kind: UseKind, node: ast.AST, names: Names, *, optional: bool = False) -> Use:
+        site = SourceLine(file=self.source.shown_below + names.file.shown, line=getattr(node, "lineno", 0))
+        return Use(
+            value.symbol.path, value.path, kind, self.source.row_of(names.file), site, names.function, optional=optional
+        )
+
+    def _note_call(
+        self, value: Vendor, node: ast.Call, names: Names, *, unpack: int = 0, first: int = 0, partial: bool = False
+    ) -> None:  # fmt: skip
+        if self._quiet:
+            return
+        args = node.args[first:]
+        plain = [argument for argument in args if not isinstance(argument, ast.Starred)]
+        keywords: dict[str, Argument] = {}
+        is_open = False
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                keywords[keyword.arg] = self._argument(keyword.value, names)
+                continue
+            for one in self._quietly(keyword.value, names):
+                is_open |= not isinstance(one, Keywords) or one.is_open
+                if isinstance(one, Keywords):
+                    keywords |= {key: _of_values(values) or UNKNOWN for key, values in one.items.items()}
+        use = self._use(value, UseKind.CALL, node, names)
+        self._keep_use(
+            replace(
+                use, positionals=tuple(self._argument(argument, names) for argument in plain), keywords=keywords,
+                open_positionals=len(plain) < len(args), open_keywords=is_open, partial=partial, unpack=unpack,
+            ),
+            node,
+        )  # fmt: skip
+
+    def _argument(self, node: ast.expr, names: Names) -> Argument:
+        return _of_values(self._quietly(node, names)) or argument_of(node, names.facts)
+
+
+def _of_values(values: Values) -> Argument | None:
+    """What is known of an argument by its values; None where one of them can be anything."""
+    if all(isinstance(one, Const) for one in values):
+        literals = tuple(sorted((one.value for one in values if isinstance(one, Const)), key=repr))
+        return Argument(literals, never_none=None not in literals)
+    if all(isinstance(one, Vendor | VendorModule | Function | Class | Method) for one in values):
+        return Argument(never_none=True)
+    return None

@@ -1,0 +1,191 @@
+"""A source tree of any project: which of its files use Transformer Engine, parsed and found by their dotted names.
+
+Nothing of the project is imported or executed. A file that is no Python is named and left out; the rest is judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from ...errors import WrongArguments
+from .source_files import PACKAGE, decoded
+
+_SKIPPED: Final = frozenset({"build", "dist", "node_modules", "site-packages", "__pycache__", "venv"})
+_LARGEST: Final = 4_000_000  # bytes; no person wrote a longer file
+_NAMED: Final = (PACKAGE, "transformer-engine")
+
+
+class SourceUnreadable(WrongArguments):
+    """A source tree that cannot be judged; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One Python file.
+
+    Attributes:
+        path: on disk.
+        shown: relative to the folder that was given, with "/".
+        module: dotted name, from the outermost folder that has an `__init__.py`.
+        is_package: it is an `__init__.py`.
+    """
+
+    path: Path
+    shown: str
+    module: str
+    is_package: bool
+
+    def absolute(self, level: int, module: str) -> str:
+        """The dotted name behind `from ...module import`, with `level` dots."""
+        if not level:
+            return module
+        parts = self.module.split(".")
+        kept = parts[: len(parts) - level + self.is_package]
+        return ".".join([*kept, *([module] if module else [])])
+
+
+class Project:
+    """The Python files below some folders.
+
+    Args:
+        roots: folders, or single files.
+
+    Raises:
+        SourceUnreadable: a root does not exist, or there is no Python file.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.unreadable: dict[str, str] = {}
+        self.files: dict[str, SourceFile] = {}
+        self._trees: dict[str, ast.Module | None] = {}
+        self._texts: dict[str, str] = {}
+        for root in roots:
+            if not root.exists():
+                raise SourceUnreadable(f"there is no {root}. Likely cause: a typing error. Next step: check --source.")
+            for path in sorted(_python_files(root)):
+                file = _describe(path, root if root.is_dir() else root.parent)
+                self.files.setdefault(file.module, file)
+        if not self.files:
+            shown = ", ".join(map(str, roots))
+            raise SourceUnreadable(f"no Python file is in {shown}. Next step: give the folder of the source tree.")
+
+    @cached_property
+    def using(self) -> tuple[SourceFile, ...]:
+        """Files that mention Transformer Engine, in the order of their names."""
+        return tuple(f for _, f in sorted(self.files.items()) if self.mentions(f) and self.tree(f) is not None)
+
+    def near(self, exported: Collection[str]) -> tuple[SourceFile, ...]:
+        """Files that do not, and import one of these names from the project all the same."""
+        if not exported:
+            return ()
+        words = "|".join(map(re.escape, sorted(exported)))
+        pattern = re.compile(rf"^\s*from\s[^#\n]+\simport\s(?:\([^)]*|[^\n]*)\b(?:{words})\b", re.MULTILINE)
+        others = (f for _, f in sorted(self.files.items()) if not self.mentions(f) and pattern.search(self._text(f)))
+        return tuple(f for f in others if self.tree(f) is not None)
+
+    def mentions(self, file: SourceFile) -> bool:
+        """Whether a file itself names Transformer Engine."""
+        return any(name in self._text(file) for name in _NAMED)
+
+    def find(self, dotted: str) -> SourceFile | None:
+        """The file of a module by its dotted name, from any folder of the tree on (`src/`, a repository's root)."""
+        return self.files.get(dotted) or self._by_end.get(dotted)
+
+    @cached_property
+    def _by_end(self) -> dict[str, SourceFile | None]:
+        """Files by every end of their names; None for an end that several share."""
+        found: dict[str, SourceFile | None] = {}
+        for module, file in self.files.items():
+            parts = module.split(".")
+            for start in range(1, len(parts)):
+                end = ".".join(parts[start:])
+                found[end] = None if end in found else file
+        return found
+
+    def imported_by(self, file: SourceFile) -> list[str]:
+        """Files of the tree that a file imports, as they are shown."""
+        tree = self.tree(file)
+        found: list[SourceFile | None] = []
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.ImportFrom):
+                module = file.absolute(node.level, node.module or "")
+                found += [self.find(module), *(self.find(f"{module}.{alias.name}") for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                found += [self.find(alias.name) for alias in node.names]
+        return list(dict.fromkeys(one.shown for one in found if one is not None))
+
+    def tree(self, file: SourceFile) -> ast.Module | None:
+        """The syntax tree; None for a file that is no Python, which `unreadable` then names."""
+        if file.module not in self._trees:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # invalid escapes of the project
+                    self._trees[file.module] = ast.parse(self._text(file))
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
+                self._trees[file.module] = None
+                self.unreadable[file.shown] = str(fault) or type(fault).__name__
+        return self._trees[file.module]
+
+    def _text(self, file: SourceFile) -> str:
+        if file.module not in self._texts:
+            try:
+                self._texts[file.module] = decoded(file.path.read_bytes())
+            except (OSError, SyntaxError, ValueError) as fault:
+                self._texts[file.module] = ""
+                self.unreadable[file.shown] = str(fault)
+        return self._texts[file.module]
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    """Python files below a folder; links to folders are not followed, so that no loop is."""
+    if root.is_file():
+        yield root
+        return
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith(".py") and path.is_file() and path.stat().st_size <= _LARGEST:
+                yield path
+
+
+def _describe(path: Path, root: Path) -> SourceFile:
+    shown = path.relative_to(root).as_posix()
+    is_package = path.name == "__init__.py"
+    parts = [] if is_package else [path.stem]
+    folder = path.parent
+    while (folder != root and root in folder.parents) or (
+        (folder / "__init__.py").is_file() and folder != folder.parent
+    ):
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return SourceFile(path, shown, ".".join(parts) or path.parent.name, is_package)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is judged, and under which names.
+
+    Attributes:
+        project: its files.
+        rows: file, as shown -> row of the verdict; a file without a row has one of its own.
+        order: rows in dependency order; empty for that of the imports.
+        shown_below: put before the names of files in reports.
+    """
+
+    project: Project
+    rows: Mapping[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    shown_below: str = ""
+
+    def row_of(self, file: SourceFile) -> str:
+        """The row that a file belongs to."""
+        return self.rows.get(file.shown, file.shown)

@@ -1,0 +1,287 @@
+"""What is read in a project's code: each way of using Transformer Engine, guards by release, and what is not followed."""
+# ruff: noqa: E501 - one case a line: tables
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.static.interpret import Interpreter
+from megacpp_validate.canary.static.project import Project, Source, SourceUnreadable
+from megacpp_validate.canary.static.release import Release
+from megacpp_validate.canary.static.surface import Argument, Use, UseKind
+from megacpp_validate.canary.static.sweep import read_bridge
+from megacpp_validate.catalog.bridge import Catalog
+from tests.canary.static.small_sources import compare_source, write_bridge, write_release
+
+NAME, CALL, ATTRIBUTE = UseKind.NAME, UseKind.CALL, UseKind.ATTRIBUTE
+CONTEXT, DECORATOR, CLASS = UseKind.CONTEXT, UseKind.DECORATOR, UseKind.CLASS
+
+Row = tuple[str, UseKind]
+
+
+def shown(use: Use) -> Row:
+    path = "".join(step if step == "()" else f".{step}" for step in use.path)
+    return f"{use.accessor.rpartition('.')[2]}{path}", use.kind
+
+
+def read(source: Source, release: Release) -> list[Use]:
+    return [use for uses in Interpreter(source, release).read().values() for use in uses]
+
+
+def uses_of(code: str, folder: Path) -> list[Use]:
+    """Uses of a release that has whatever the code names."""
+    names = dict.fromkeys(re.findall(r"\bte\.(\w+)", code))
+    release = write_release(folder / "release", "".join(f"{name} = make()\n" for name in names))
+    return read(write_bridge(folder / "bridge", code), release)
+
+
+# code -> each use but the names themselves, as "accessor.path" and kind
+CONSUMED: dict[str, tuple[str, list[Row]]] = {
+    "called": ("te.Layer.require()(8)", [("Layer", CALL)]),
+    "called-twice": ("layer = te.Layer.require()(8)\nlayer(1)", [("Layer", CALL), ("Layer()", CALL)]),
+    "a-method": ("layer = te.Layer.require()(8)\nlayer.reset()", [("Layer", CALL), ("Layer().reset", CALL)]),
+    "an-attribute": ("layer = te.Layer.require()(8)\nlayer.weight", [("Layer", CALL), ("Layer().weight", ATTRIBUTE)]),
+    "a-class-attribute": ("te.Layer.require().kind", [("Layer.kind", ATTRIBUTE)]),
+    "an-attribute-of-an-attribute": ("te.Layer.require().a.b", [("Layer.a", ATTRIBUTE), ("Layer.a.b", ATTRIBUTE)]),
+    "self": (
+        "class Mine:\n    def run(self, x):\n        return self.inner(x)\n    def __init__(self):\n        self.inner = te.Layer.require()(8)",
+        [("Layer", CALL), ("Layer()", CALL)],
+    ),
+    "self-of-another-class": (
+        "class A:\n    def __init__(self):\n        self.inner = te.Layer.require()(8)\nclass B:\n    def run(self, x):\n        return self.inner(x)",
+        [("Layer", CALL)],
+    ),
+    "a-function-that-hands-on": (
+        "def make():\n    return te.Layer.require()(8)\ndef use():\n    return make().weight",
+        [("Layer", CALL), ("Layer().weight", ATTRIBUTE)],
+    ),
+    "a-function-below-that-hands-on": (
+        "def use():\n    return make().weight\ndef make():\n    return te.Layer.require()(8)",
+        [("Layer().weight", ATTRIBUTE), ("Layer", CALL)],
+    ),
+    "a-function-that-hands-on-what-the-module-knows": (
+        "layer = te.Layer.require()\ndef use():\n    return make().weight\ndef make():\n    return layer(8)",
+        [("Layer().weight", ATTRIBUTE), ("Layer", CALL)],
+    ),
+    "functions-that-call-each-other": (
+        "def one(n):\n    return other(n)\ndef other(n):\n    return one(n)\nte.Layer.require()(one(3))",
+        [("Layer", CALL)],
+    ),
+    "getattr": ("getattr(te.Layer.require(), 'kind')", [("Layer.kind", ATTRIBUTE)]),
+    "getattr-f-string": ("def f(i): getattr(te.Layer.require()(8), f'weight{i}')", [("Layer", CALL), ("Layer().weight{}", ATTRIBUTE)]),
+    "getattr-of-anything": ("def f(n): getattr(te.Layer.require(), n)", [("Layer.{}", ATTRIBUTE)]),
+    "getattr-of-something-else": ("getattr(other, 'x', te.f.require()(1))", [("f", CALL)]),
+    "partial-of-something-else": ("from functools import partial\npartial(other, a=te.f.require()(1))", [("f", CALL)]),
+    "hasattr": ("hasattr(te.Layer.require(), 'kind')", []),
+    "isinstance": ("def f(x): return isinstance(x, te.Layer.require())", [("Layer", CLASS)]),
+    "isinstance-of-two": ("def f(x): return isinstance(x, (te.A.require(), te.B.require()))", [("A", CLASS), ("B", CLASS)]),
+    "issubclass": ("def f(x): return issubclass(x, te.Layer.require())", [("Layer", CLASS)]),
+    "subclass": ("class Mine(te.Layer.require()): ...", [("Layer", CLASS)]),
+    "handed-on-as-a-type": ("def f() -> type | None:\n    return te.Layer()", [("Layer", CLASS)]),
+    "handed-on-as-types": ("def f() -> dict[str, type | None]:\n    return {'a': te.A(), 'b': te.B()}", [("A", CLASS), ("B", CLASS)]),
+    "with": ("with te.scope.require()(on=True): ...", [("scope", CALL), ("scope()", CONTEXT)]),
+    "with-as": ("with te.scope.require()() as s:\n    s.go()", [("scope", CALL), ("scope()", CONTEXT)]),
+    "with-two": ("with te.a.require()(), te.b.require()(): ...", [("a", CALL), ("a()", CONTEXT), ("b", CALL), ("b()", CONTEXT)]),
+    "decorator": ("@te.wrap.require()\ndef f(): ...", [("wrap", DECORATOR)]),
+    "decorator-that-is-made": ("@te.wrap.require()(1)\ndef f(): ...", [("wrap", CALL), ("wrap()", DECORATOR)]),
+    "partial": ("from functools import partial\npartial(te.f.require(), 1, a=2)", [("f", CALL)]),
+    "partial-of-the-module": ("import functools\nfunctools.partial(te.f.require(), 1, a=2)", [("f", CALL)]),
+    "partial-then-called": ("from functools import partial\ng = partial(te.f.require(), 1)\ng(2)", [("f", CALL), ("f", CALL)]),
+    "in-an-argument": ("te.f.require()(te.g.require()(1))", [("g", CALL), ("f", CALL)]),
+    "in-a-keyword": ("te.f.require()(a=te.g.require()(1))", [("g", CALL), ("f", CALL)]),
+    "in-a-comprehension": ("[te.f.require()(i) for i in range(3)]", [("f", CALL)]),
+    "in-a-loop": ("f = te.f.require()\nfor i in range(3):\n    f(i)", [("f", CALL)]),
+    "in-a-lambda": ("lambda x: te.f.require()(x)", [("f", CALL)]),
+    "in-a-try": ("try:\n    te.f.require()(1)\nexcept ValueError:\n    te.g.require()(2)\nfinally:\n    te.h.require()(3)", [("f", CALL), ("g", CALL), ("h", CALL)]),
+    "in-a-while": ("while te.f.require()(1): ...", [("f", CALL)]),
+    "in-a-match": ("match 3:\n    case 3:\n        te.f.require()(1)", [("f", CALL)]),
+    "in-an-assert": ("assert te.f.require()(1)", [("f", CALL)]),
+    "in-a-raise": ("raise te.f.require()(1)", [("f", CALL)]),
+    "in-a-nested-function": ("def f():\n    layer = te.Layer.require()\n    def g():\n        return layer(1)\n    return g", [("Layer", CALL)]),
+    "in-an-async-function": ("async def f():\n    async with te.scope.require()(): ...", [("scope", CALL), ("scope()", CONTEXT)]),
+    "chained-assignment": ("a = b = te.Layer.require()\na(1)\nb(2)", [("Layer", CALL), ("Layer", CALL)]),
+    "tuple-assignment": ("a, b = te.A.require(), te.B.require()\na(1)\nb(2)", [("A", CALL), ("B", CALL)]),
+    "annotated-assignment": ("a: object = te.A.require()\na(1)", [("A", CALL)]),
+    "walrus": ("if (a := te.A()) is not None:\n    a(1)", [("A", CALL)]),
+    "or": ("(te.A() or te.B.require())(1)", [("A", CALL)]),
+    "starred": ("def f(v, k): te.f.require()(*v, **k)", [("f", CALL)]),
+    "rebound": ("a = te.A.require()\na = 3\na(1)", []),
+    "shadowed-by-a-parameter": ("a = te.A.require()\ndef f(a):\n    a(1)", []),
+    "unpacked": ("a, b = te.f.require()(1)\na.go()", [("f", CALL)]),
+    "in-a-list": ("x = [te.A.require()]\nx[0](1)", [("A", CALL)]),
+    "in-a-list-that-changes": ("x = []\nx.append(te.A.require())\nx[0](1)", []),
+    "type-annotation": ("def f(x: int) -> str: ...\nte.f.require()", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "wanted"), CONSUMED.values(), ids=CONSUMED)
+def test_each_way_of_consuming_is_read(code: str, wanted: list[Row], tmp_path: Path) -> None:
+    uses = uses_of(code, tmp_path)
+    assert sorted(shown(use) for use in uses if use.kind is not NAME) == sorted(wanted)
+
+
+def the_call(code: str, tmp_path: Path) -> Use:
+    (use,) = [use for use in uses_of(code, tmp_path) if use.kind is CALL]
+    return use
+
+
+ARGUMENTS = {
+    "positionals": ("te.f.require()(1, x)", {"positionals": (Argument((1,), never_none=True), Argument())}),
+    "keywords": ("te.f.require()(a=None)", {"keywords": {"a": Argument((None,))}}),
+    "star": ("te.f.require()(1, *x)", {"open_positionals": True, "positionals": (Argument((1,), never_none=True),)}),
+    "double-star": ("te.f.require()(**x)", {"open_keywords": True, "keywords": {}}),
+    "partial": ("import functools\nfunctools.partial(te.f.require(), a=1)", {"partial": True, "keywords": {"a": Argument((1,), never_none=True)}}),
+    "unpacked": ("a, b, c = te.f.require()(1)", {"unpack": 3}),
+    "not-unpacked": ("a = te.f.require()(1)", {"unpack": 0}),
+    "unpacked-open": ("a, *b = te.f.require()(1)", {"unpack": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "wanted"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_what_a_call_passes_is_read(code: str, wanted: dict[str, object], tmp_path: Path) -> None:
+    use = the_call(code, tmp_path)
+    assert {name: getattr(use, name) for name in wanted} == wanted
+
+
+KNOWN = {
+    "a-literal": ("'a'", Argument(("a",), never_none=True)),
+    "none": ("None", Argument((None,))),
+    "negative": ("-1", Argument((-1,), never_none=True)),
+    "a-bool": ("flag", Argument((True, False), never_none=True)),
+    "a-choice": ("mode", Argument(("bshd", "sbhd"), never_none=True)),
+    "an-optional": ("maybe", Argument()),
+    "an-optional-bool": ("tristate", Argument((True, False, None))),
+    "a-string": ("text", Argument(never_none=True, type_name="str")),
+    "a-list": ("[text]", Argument(never_none=True, type_name="list")),
+    "list-of": ("list(rows)", Argument(never_none=True, type_name="list")),
+    "a-comparison": ("text == 'a'", Argument((True, False), never_none=True)),
+    "negated": ("not flag", Argument((True, False), never_none=True)),
+    "one-of-two": ("'a' if flag else 'b'", Argument(("a", "b"), never_none=True)),
+    "one-or-none": ("'a' if flag else None", Argument(("a", None))),
+    "a-local": ("kept", Argument(("x",), never_none=True)),
+    "a-tensor-method": ("rows.float()", Argument(never_none=True)),
+    "anything": ("rows", Argument()),
+    "a-call": ("make()", Argument()),
+}
+
+
+@pytest.mark.parametrize(("expression", "wanted"), KNOWN.values(), ids=KNOWN)
+def test_what_is_known_of_an_argument(expression: str, wanted: Argument, tmp_path: Path) -> None:
+    code = (
+        "from typing import Any, Literal\n"
+        "def use(flag: bool, mode: Literal['bshd', 'sbhd'], maybe: str | None, tristate: bool | None, text: str, rows: Any):\n"
+        f"    kept = 'x'\n    te.f.require()({expression})"
+    )
+    assert the_call(code, tmp_path).positionals == (wanted,)
+
+
+def test_every_file_of_the_real_bridge_that_asks_an_accessor_is_read(catalog: Catalog) -> None:
+    source = read_bridge(catalog)
+    assert {source.rows[name] for name in ("pending_amax.py", "amax_region.py", "recompute.py")} == {"imports"}
+
+
+HEAD = "import transformer_engine.pytorch as te\n"
+LAYER = "class Layer:\n    def __init__(self, size, bias=True): ...\n    def forward(self, x, scale=1): ...\n"
+NO_BIAS = LAYER.replace(", bias=True", "")
+NO_SCALE = LAYER.replace(", scale=1", "")
+BIAS, SCALE = "parameter-removed bias", "parameter-removed scale"
+MINIMUM = "from packaging.version import Version\ndef is_te_min_version(text):\n    import transformer_engine as te\n    return Version(str(te.__version__)) >= Version(text)\n"
+
+# how plain code uses `Layer(bias=)` or `forward(scale=)`; both are gone in release 2.0 -> file:line and what is said
+PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
+    "import-as": ({"a.py": HEAD + "te.Layer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "import-whole": ({"a.py": "import transformer_engine.pytorch\ntransformer_engine.pytorch.Layer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "from-import": ({"a.py": "from transformer_engine.pytorch import Layer as L\nL(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "from-package": ({"a.py": "from transformer_engine import pytorch as te\nte.Layer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "wildcard": ({"a.py": "from transformer_engine.pytorch import *\nLayer(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "within-a-function": ({"a.py": "def f():\n    import transformer_engine.pytorch as te\n    te.Layer(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "import-module": ({"a.py": "import importlib\nte = importlib.import_module('transformer_engine.pytorch')\nte.Layer(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "getattr": ({"a.py": HEAD + "getattr(te, 'Layer')(8, bias=True)"}, f"a.py:2 {BIAS}"),
+    "keywords-of-a-dictionary": ({"a.py": HEAD + "def f(on):\n    kw = {'size': 8}\n    if on:\n        kw['bias'] = True\n    te.Layer(**kw)"}, f"a.py:6 {BIAS}"),
+    "keywords-of-a-function": ({"a.py": HEAD + "def extra():\n    return dict(bias=True)\nte.Layer(8, **extra())"}, f"a.py:4 {BIAS}"),
+    "subclass": ({"a.py": HEAD + "class Mine(te.Layer):\n    def __init__(self):\n        super().__init__(8, bias=True)"}, f"a.py:4 {BIAS}"),
+    "subclass-of-a-subclass": ({"a.py": HEAD + "class Mine(te.Layer): ...", "b.py": "from a import Mine\nclass Its(Mine):\n    def __init__(self):\n        super().__init__(8, bias=True)"}, f"b.py:4 {BIAS}"),
+    "subclass-that-is-made": ({"a.py": HEAD + "class Mine(te.Layer): ...\nMine(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "method-of-a-base": ({"a.py": HEAD + "class Mine(te.Layer):\n    def forward(self, x):\n        return super().forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
+    "field": ({"a.py": HEAD + "class Mine:\n    def __init__(self):\n        self.layer = te.Layer(8)\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:6 {SCALE}"),
+    "field-of-a-base": ({"a.py": HEAD + "class Base:\n    def __init__(self):\n        self.layer = te.Layer(8)\nclass Mine(Base):\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:7 {SCALE}"),
+    "returned": ({"a.py": HEAD + "def make():\n    return te.Layer(8)\ndef f(x):\n    return make().forward(x, scale=2)"}, f"a.py:5 {SCALE}"),
+    "passed-on": ({"a.py": HEAD + "def build(cls):\n    return cls(8, bias=True)\nbuild(te.Layer)"}, f"a.py:3 {BIAS}"),
+    "re-exported": ({"pkg/__init__.py": "from .a import Layer", "pkg/a.py": "from transformer_engine.pytorch import Layer", "use.py": "from pkg import Layer\nLayer(8, bias=True)"}, f"use.py:2 {BIAS}"),
+    "relative": ({"pkg/__init__.py": "", "pkg/a.py": HEAD, "pkg/b.py": "from . import a\na.te.Layer(8, bias=True)"}, f"pkg/b.py:2 {BIAS}"),
+    "narrowed-by-isinstance": ({"a.py": HEAD + "def f(m, x):\n    if isinstance(m, te.Layer):\n        m.forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
+    "partial": ({"a.py": "from functools import partial\n" + HEAD + "partial(te.Layer, bias=True)"}, f"a.py:3 {BIAS}"),
+    "syntax-error-beside-it": ({"a.py": HEAD + "te.Layer(8, bias=True)", "b.py": "print 'transformer_engine'"}, f"a.py:2 {BIAS}"),
+    # alive under the new release
+    "guard-that-holds": ({"a.py": MINIMUM + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:7 {BIAS}"),
+    "guard-of-another-file": ({"u.py": MINIMUM, "a.py": "from u import is_te_min_version\n" + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:4 {BIAS}"),
+    "keyword-under-a-guard": ({"a.py": MINIMUM + HEAD + "kw = {}\nif is_te_min_version('1.5'):\n    kw['bias'] = True\nte.Layer(8, **kw)"}, f"a.py:9 {BIAS}"),
+    # not alive under the new release
+    "guard": ({"a.py": MINIMUM + HEAD + "if not is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, ""),
+    "guard-by-version": ({"a.py": "import transformer_engine\nfrom packaging import version\n" + HEAD + "if version.parse(transformer_engine.__version__) < version.parse('2.0'):\n    te.Layer(8, bias=True)"}, ""),
+    "guard-by-metadata": ({"a.py": "from importlib.metadata import version\n" + HEAD + "OLD = int(version('transformer-engine').split('.')[0]) < 2\nif OLD:\n    te.Layer(8, bias=True)"}, ""),
+    "guard-by-tuple": ({"a.py": "import transformer_engine as t\n" + HEAD + "V = tuple(int(x) for x in t.__version__.split('.')[:2])\nif V < (2, 0):\n    te.Layer(8, bias=True)"}, ""),
+    "guard-that-returns": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        return None\n    return te.Layer(8, bias=True)"}, ""),
+    "guard-that-raises": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        raise ValueError\n    return te.Layer(8, bias=True)"}, ""),
+    "in-an-expression": ({"a.py": MINIMUM + HEAD + "te.Layer(8) if is_te_min_version('2.0') else te.Layer(8, bias=True)"}, ""),
+    "another-argument": ({"a.py": HEAD + "te.Layer(8)"}, ""),
+    "not-transformer-engine": ({"a.py": HEAD + "te.Layer(8)\nimport torch\ntorch.Layer(8, bias=True)"}, ""),
+}  # fmt: skip
+
+
+def said(folder: Path, old: str, new: str, files: dict[str, str]) -> str:
+    findings = compare_source(folder, old, new, files).findings
+    return "; ".join(
+        f"{f.call_sites[0].file}:{f.call_sites[0].line} {f.kind} {f.parameter}"
+        for f in findings
+        if f.impact != "harmless"
+    )
+
+
+@pytest.mark.parametrize(("files", "wanted"), PLAIN_CODE.values(), ids=PLAIN_CODE)
+def test_plain_code_is_judged_at_the_line(files: dict[str, str], wanted: str, tmp_path: Path) -> None:
+    new = NO_SCALE if any("scale" in text for text in files.values()) else NO_BIAS
+    assert said(tmp_path, LAYER, new, files) == wanted
+
+
+# code that imports `f`, which release 2.0 has no more -> what is said, and how bad it is
+LOST = {
+    "import": ("from transformer_engine.pytorch import f\nf()", {"removed breaking"}),
+    "attribute": (HEAD + "te.f()", {"removed breaking"}),
+    "caught": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    f = None\nif f is not None:\n    f()", {"removed risk"}),
+    "caught-with-others": ("try:\n    from transformer_engine.pytorch import f, g\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    f()\n    g()", {"removed risk"}),
+    "caught-and-raised-again": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError as fault:\n    raise RuntimeError from fault", {"removed breaking"}),
+    "from-another-place": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    from transformer_engine.pytorch import g as f\nf()", set()),
+    "asked-for": (HEAD + "if hasattr(te, 'f'):\n    te.f()\nelse:\n    te.g()", set()),
+    "type-checking": ("from typing import TYPE_CHECKING\nimport transformer_engine.pytorch\nif TYPE_CHECKING:\n    from transformer_engine.pytorch import f", set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "wanted"), LOST.values(), ids=LOST)
+def test_a_lost_import_is_one_finding(code: str, wanted: set[str], tmp_path: Path) -> None:
+    both = "def f(): ...\ndef g(): ..."
+    findings = compare_source(tmp_path, both, "def g(): ...", {"a.py": code}).findings
+    assert {f"{finding.kind} {finding.impact}" for finding in findings} == wanted
+
+
+def test_rows_come_after_those_that_they_import(tmp_path: Path) -> None:
+    files = {
+        "a.py": "from z import make\n" + HEAD + "te.Layer(8)",
+        "z.py": HEAD + "def make():\n    return te.Layer(8, bias=True)",
+    }
+    result = compare_source(tmp_path, LAYER, NO_BIAS, files)
+    assert [(row.module, row.verdict) for row in result.modules] == [("z.py", "breaks"), ("a.py", "clean")]
+
+
+@pytest.mark.parametrize("code", ["", "import torch", "def f(:"])
+def test_a_tree_without_a_use_is_refused(code: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceUnreadable, match="Next step"):
+        compare_source(tmp_path, LAYER, NO_BIAS, {"a.py": code})
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceUnreadable, match="no-such"):
+        Project([tmp_path / "no-such"])
