@@ -69,10 +69,10 @@ def te_canary(
     from ..canary.upgrade import CanaryOptions
 
     options = CanaryOptions(
-        releases=tuple(releases or ()), source=tuple(source or ()), every_pair=every, first_bad_in=first_bad_in, listing=listing, tiers=tiers,
-        every_installed=all_installed, environments=tuple(environments or ()), overlays=tuple(overlays or ()),
-        python=python, target=target, probes=split_names(probes), receipts=receipts, jobs=jobs,
-        gpu_memory_mib=gpu_memory, limit_s=limit, fresh=fresh, times=not no_times, seed=seed, matrix=matrix,
+        releases=tuple(releases or ()), source=tuple(source or ()), every_pair=every, first_bad_in=first_bad_in,
+        listing=listing, tiers=tiers, every_installed=all_installed, environments=tuple(environments or ()),
+        overlays=tuple(overlays or ()), python=python, target=target, probes=split_names(probes), receipts=receipts,
+        jobs=jobs, gpu_memory_mib=gpu_memory, limit_s=limit, fresh=fresh, times=not no_times, seed=seed, matrix=matrix,
         verbose=verbose,
     )  # fmt: skip
     return _judge(options)

@@ -356,7 +356,7 @@ def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis,
         """Bad where a breaking finding touches the module, also one that the good end has already."""
         good, release = sources.release(options.good), sources.release(choices[TE])
         with without_garbage_collection():
-            found, unchanged, _ = compare_releases(good, release, source)
+            found, unchanged, _surface = compare_releases(good, release, source)
         red = [one for one in (*found, *unchanged) if one.impact is Impact.BREAKING and options.module in one.modules]
         if not red:
             return Answer(verdict=Verdict.GOOD, reason="no call of the module fails with its sources")
