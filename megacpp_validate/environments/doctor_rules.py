@@ -59,7 +59,7 @@ KINDS: Final = {
         "run it on a machine of the target {target}"),
     "stack": Kind(NOTE, Aspect.VERSION, "{te}", "{release}, the {which} stack {stack}",
         "results of that stack do not hold for this one",
-        "install transformer-engine=={release}, or see the support grid for {grid}"),
+        "install transformer-engine=={release}{grid}"),
     "missing": Kind(NOTE, Aspect.MISSING, "`import {id}` finds nothing", "{distribution}, for the target {target}",
         "what stands on it falls back to native PyTorch",
         "install {distribution} for torch {torch}, or go without it"),
@@ -254,7 +254,7 @@ def _judge_stack(host: Host) -> Iterator[Difference]:
         "te": te or "not installed",
         "release": wanted.te,
         "stack": wanted.id,
-        "grid": te.public if te else wanted.te,
+        "grid": f", or see the support grid for {te.public}" if te else "",
     }
     if host.stack is not None and (te is None or te.public != wanted.te):
         yield host.find("stack", words | {"which": "requested"}, "Transformer Engine", host.modules, weight=BREAKS)
