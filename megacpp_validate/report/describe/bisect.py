@@ -83,7 +83,7 @@ def _summarize(result: BisectResult) -> str:
     parts = [f"{not_te}{'; and alone '.join(causes)}."]
     for turn in (turn for one in result.culprits for turn in one.turns):
         which = "" if turn.is_closed else " (one of these)"
-        first = f"{_name(turn.axis)} {' or '.join(turn.first_bad)}{which}"
+        first = f"{_name(turn.axis)} {_list(turn.first_bad)}{which}"
         parts.append(f"{result.module} breaks first with {first}; {turn.last_good or 'none'} is the last good one.")
     return " ".join(parts)
 
@@ -92,7 +92,7 @@ def _list_facts(turn: Turn) -> dict[str, Sequence[str]]:
     name = _name(turn.axis)
     return {
         f"{name}: last good": turn.last_good or "unknown",
-        f"{name}: first bad": " or ".join(turn.first_bad),
+        f"{name}: first bad": _list(turn.first_bad),
         f"{name}: searched with": _join(turn.held),
         f"{name}: no answer": tuple(f"{value}: {first_sentence(reason)}" for value, reason in turn.untold.items()),
         f"{name}: no environment on this host": ", ".join(turn.absent),
@@ -114,3 +114,7 @@ def _name(axis: str) -> str:
 
 def _join(choices: Mapping[str, str]) -> str:
     return " and ".join(f"{_name(name)} {value}" for name, value in choices.items())
+
+
+def _list(values: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
