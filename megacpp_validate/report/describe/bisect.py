@@ -77,7 +77,7 @@ def _summarize(result: BisectResult) -> str:
     parts = [f"{'Not Transformer Engine:' if 'te' in result.innocent else 'The cause is'} {causes}."]
     which = " (one of these)" if result.end is SearchEnd.NARROWED else ""
     for turn in result.culprits:
-        first = f"{_name(turn.axis)} {' or '.join(turn.first_bad)}{which}"
+        first = f"{_name(turn.axis)} {_list(turn.first_bad)}{which}"
         parts.append(f"{result.module} breaks first with {first}; {turn.last_good or 'none'} is the last good one.")
     return " ".join(parts)
 
@@ -86,7 +86,7 @@ def _list_facts(turn: Turn) -> dict[str, Sequence[str]]:
     name = _name(turn.axis)
     return {
         f"{name}: last good": turn.last_good or "unknown",
-        f"{name}: first bad": " or ".join(turn.first_bad),
+        f"{name}: first bad": _list(turn.first_bad),
         f"{name}: searched with": _join(turn.held),
         f"{name}: no answer": tuple(f"{value}: {first_sentence(reason)}" for value, reason in turn.untold.items()),
     }
@@ -106,3 +106,7 @@ def _name(axis: str) -> str:
 
 def _join(choices: Mapping[str, str]) -> str:
     return " and ".join(f"{_name(name)} {value}" for name, value in choices.items())
+
+
+def _list(values: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
