@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megacpp_validate.evidence.receipt_file import write_receipt
 
 from megacpp_validate.environments.cell import Cell, FolderTaken, find_done, is_done, own_folder
 from megacpp_validate.environments.environment import Environment
 from megacpp_validate.environments.fleet import Fleet, Need, Room
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
-from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing
+from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing, write_receipt
 from megacpp_validate.evidence.store import read_receipt, read_receipts
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.process import Call, Processes

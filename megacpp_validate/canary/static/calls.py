@@ -22,6 +22,7 @@ from .interpreted import (
     Items,
     Keywords,
     Method,
+    Missing,
     Names,
     ProjectModule,
     Super,
@@ -105,6 +106,10 @@ class Calls(Expressions):
         self._note_call(callee, call.node, call.names, unpack=call.unpack)
         return frozenset({Vendor(callee.symbol, (*callee.path, RESULT))})
 
+    def _call_missing(self, callee: Missing, call: Call) -> Values:
+        self._note(Vendor(callee.symbol), UseKind.NAME, call.node, call.names)  # a call of None raises
+        return ANYTHING
+
     def _call_vendormodule(self, callee: VendorModule, call: Call) -> Values:
         owner, _, last = callee.path.rpartition(".")
         self._note_call(Vendor(Symbol(owner, last)), call.node, call.names, unpack=call.unpack)
@@ -164,7 +169,7 @@ class Calls(Expressions):
                 self._quiet -= 1
                 self._note(Vendor(fault.symbol), UseKind.NAME, call.node, call.names, optional=not callee.insists)
                 self._quiet += 1
-                return ANYTHING if callee.insists else NOTHING
+                return ANYTHING if callee.insists else frozenset({Missing(fault.symbol)})
         for one in found:
             if isinstance(one, Vendor):
                 self._note(one, UseKind.NAME, call.node, call.names, optional=not callee.insists)
@@ -290,7 +295,9 @@ class Calls(Expressions):
                     self._quiet += bool(default)
                     found.append(self._member(owner, Access(attr, call.node, call.names)))
                     self._quiet -= bool(default)
-                if there is not True:
+                if isinstance(owner, VendorModule) and there is False and default == [NOTHING]:
+                    found.append(frozenset({Missing(Symbol(owner.path, attr))}))
+                elif there is not True:
                     found += default
         return either(*found) if found else ANYTHING
 

@@ -18,6 +18,7 @@ from .interpreted import (
     Import,
     Items,
     Method,
+    Missing,
     ProjectModule,
     Value,
     Values,
@@ -62,6 +63,8 @@ def _truth(value: Value) -> bool | None:
             return bool(known)
         case Items(values=parts):
             return bool(parts)
+        case Missing():
+            return False
     return True if isinstance(value, _THERE) else None
 
 
@@ -83,8 +86,8 @@ def compare(sides: Sequence[Values], ops: Sequence[ast.cmpop]) -> Values:
 def _compare(left: Value, op: ast.cmpop, right: Value) -> bool | None:
     if isinstance(op, ast.Is | ast.IsNot):
         is_not = isinstance(op, ast.IsNot)
-        if right == Const(None) and isinstance(left, (Const, Items, *_THERE)):
-            return (left == right) is not is_not
+        if right == Const(None) and isinstance(left, (Const, Items, Missing, *_THERE)):
+            return (left == right or isinstance(left, Missing)) is not is_not
         if isinstance(left, Const) and isinstance(right, Const):
             return (left == right) is not is_not
         return None

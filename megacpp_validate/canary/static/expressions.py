@@ -22,6 +22,7 @@ from .interpreted import (
     Items,
     Keywords,
     Method,
+    Missing,
     Names,
     ProjectModule,
     Super,
@@ -206,6 +207,10 @@ class Expressions(Notes):
         self._note(value, UseKind.NAME, at.node, at.names)
         return ANYTHING if isinstance(self.release.lookup(owner.path, at.attr), Absent) else frozenset({value})
 
+    def _in_missing(self, owner: Missing, at: Access) -> Values:
+        self._note(Vendor(owner.symbol), UseKind.NAME, at.node, at.names)  # an attribute of None raises
+        return ANYTHING
+
     def _in_vendor(self, owner: Vendor, at: Access) -> Values:
         value = Vendor(owner.symbol, (*owner.path, at.attr))
         if not at.called:
@@ -307,7 +312,7 @@ class Expressions(Notes):
                 left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(None)]
             ):
                 is_none = isinstance(op, ast.Is) is wanted
-                return self._keep(name, names, lambda one: isinstance(one, Unknown) or (one == Const(None)) is is_none)
+                return self._keep(name, names, lambda one: isinstance(one, Unknown) or _is_none(one) is is_none)
             case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kind]) if wanted:
                 kinds = self._quietly(kind, names)
                 known = [Vendor(one.symbol, (*one.path, RESULT)) for one in kinds if isinstance(one, Vendor)]
@@ -327,3 +332,7 @@ class Expressions(Notes):
         if left != known and left:
             names.names[name] = left
         return bool(left)
+
+
+def _is_none(value: Value) -> bool:
+    return value == Const(None) or isinstance(value, Missing)

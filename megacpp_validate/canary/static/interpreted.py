@@ -27,6 +27,13 @@ class Vendor:
 
 
 @dataclass(frozen=True)
+class Missing:
+    """None in the place of a symbol that a release lacks."""
+
+    symbol: Symbol
+
+
+@dataclass(frozen=True)
 class VendorModule:
     """A module of Transformer Engine."""
 
@@ -140,8 +147,8 @@ class Unknown:
 
 
 Value: TypeAlias = (
-    "Const | Vendor | VendorModule | External | Function | Class | Import | Instance | Method | Super | Keywords "
-    "| Items | ProjectModule | Unknown"
+    "Const | Vendor | Missing | VendorModule | External | Function | Class | Import | Instance | Method | Super "
+    "| Keywords | Items | ProjectModule | Unknown"
 )
 Values: TypeAlias = "frozenset[Value]"
 ANYTHING: Final[Values] = frozenset({Unknown()})

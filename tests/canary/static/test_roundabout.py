@@ -41,7 +41,7 @@ ROUNDABOUT = [
     Case("abstract-without-abc", ABSTRACT.format("pass").replace("(ABC)", ""), ABSTRACT.format("x = 1").replace("(ABC)", ""), "te.Layer.require()()", set()),
     Case("scope-that-returns-a-tuple", SCOPE, PLAIN_SCOPE.format("1, 2"), ENTERS, {"user context-manager-lost breaking"}),
     Case("scope-that-returns-a-call", SCOPE, PLAIN_SCOPE.format("sorted('')"), ENTERS, set()),
-    Case("held-by-a-class", MANAGER.format("amax"), MANAGER.format("amaxes"), "def f():\n    m = te.Manager.require()\n    return getattr(m.state, 'amax')", {"user attribute-removed amax risk"}),
+    Case("held-by-a-class", MANAGER.format("amax"), MANAGER.format("amaxes"), "def f():\n    m = te.Manager.require()\n    return getattr(m.state, 'amax')", {"user attribute-removed amax breaking"}),
     Case("checked-on-entry-now-at-once", CHECKED_CLASS, CHECKED_FUNCTION, ENTERS_MODE, {"user class-became-function harmless"}),
     Case("checked-on-entry", CHECKED_CLASS.replace("check(self._mode)", "pass"), CHECKED_CLASS, ENTERS_MODE, {"user guard-added mode risk"}),
     Case("enumeration-of-other-values", "from enum import Enum\nclass F(Enum):\n    A = 1", "from enum import Enum\nclass F(Enum):\n    A = 2", "x = te.F.require().A", {"user return-changed risk"}),
