@@ -65,7 +65,7 @@ _VALUES: Final = {
     risk: "risk tax warned waived accepted holds",  # what holds is a waiver
     missing: "not-run not-judged unknown cannot-build cannot-tell claimed lost",
     quiet: "note noise kept harmless expected-unsupported not-needed rolled-back",
-    good: "pass good win fits done warm clean same new allowed fixed",
+    good: "pass good verified win fits done warm clean same new allowed fixed",
 }
 _MARKS: Final = {value: make(value.replace("-", " ")) for make, values in _VALUES.items() for value in values.split()}
 

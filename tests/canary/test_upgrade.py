@@ -171,7 +171,7 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
     "none-installed-for-the-sources": (
         ["te-canary", "--all-installed", "--tiers", "static"], NOTHING, ["no release", "--overlays"],
     ),
-    "no-end": ([*GPU, "2.9.0", "2.20.2", "--limit", "inf"], WRONG, ["--limit", "86400"]),
+    "no-end": ([*GPU, "2.9.0", "2.20.2", "--limit", "inf"], WRONG, ["--limit", "604800"]),
     "one-stack": ([*GPU, "--target", "cpu", "--environment", "a=python:x"], NOTHING, ["a alone", "Next step"]),
     "nothing": ([*GPU], NOTHING, ["no stack", "Next step"]),
     "no-tier": (["te-canary", "2.9.0", "2.20.2", "--tiers", ","], NOTHING, ["No tier"]),

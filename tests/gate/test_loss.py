@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megacpp_validate.report.drawings.curves import draw_loss_curves
 
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss
 from megacpp_validate.gate.loss_checks import CAP, spread_of_seeds, t_of_farthest, t_of_one
+from megacpp_validate.report.curves import draw_loss_curves
 from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_curve, make_pairs, make_reference
 
 REFERENCE = [make_reference(seed) for seed in range(3)]

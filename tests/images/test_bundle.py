@@ -331,7 +331,7 @@ def test_a_bundle_that_cannot_be(
     Path(fresh.registry.root, "down").touch()
     assert run("--out", root / "out", "--image", fresh.image).code == 6
     said = run("--out", root / "out", "--format", "markdown")
-    assert (said.code, "no image: none was named" in said.out) == (0, True), said
+    assert (said.code, "image: none was named" in said.out) == (0, True), said
     assert run("--out", root / "out").code == 2  # it is there already
 
 

@@ -78,7 +78,7 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
     assert pinned in before[BAKE]
     again = run("lock")
     assert (again.code, kept(root)) == (OPEN, before)
-    assert "Nothing to write" in again.out
+    assert "Written: nothing" in again.out
     fresh = run("lock", "--check")
     assert (fresh.code, kept(root)) == (OPEN, before)
     assert "Pins and locks are what the matrix says." in fresh.out
@@ -132,7 +132,7 @@ def test_then_versions_stay_until_they_are_asked_for(root: Path, run: Run) -> No
     accept_claim(run)
     write_wheel(root / "shelf", "leaf", "1.1")
     write_wheel(root / "shelf", "tool", "1.1")
-    assert "Nothing to write" in run("lock", "--only", "locks").out
+    assert "Written: nothing" in run("lock", "--only", "locks").out
     said = run("lock", "--only", "locks", "--upgrade", "leaf")
     assert said.code == OPEN
     assert [("leaf==1.1" in text, "tool==1.0" in text) for text in map(kept(root).get, LOCKS[:2]) if text] == [
@@ -236,7 +236,7 @@ def test_then_a_base_without_any_digest_is_not_fine(root: Path, run: Run, regist
     said = run("lock", "--only", "pins")
     assert said.code == INFRASTRUCTURE
     assert "There is no digest of stack: no registry answered" in said.out
-    assert "Nothing to write." in said.out
+    assert "Written: nothing." in said.out
     assert "connection refused" in said.out
     assert kept(root) == {}
 

@@ -42,7 +42,7 @@ from tests.sealed_caches import (
     [
         (("prewarm", "--target", "abacus"), Exit.WRONG_ARGUMENTS, "abacus"),
         (("prewarm", "--target", "cpu", "--tasks", "nun"), Exit.WRONG_ARGUMENTS, "has no task 'nun'"),
-        (("prewarm", "--target", "cpu", "--tasks", ","), Exit.NOTHING_SELECTED, "no task is selected"),
+        (("prewarm", "--target", "cpu", "--tasks", ","), Exit.NOTHING_SELECTED, "nothing is selected"),
         (("prewarm", "--target", "cpu", "--root", "/proc/none"), Exit.WRONG_ARGUMENTS, "cannot be written"),
         (
             ("prewarm", "--target", "h200", "--tasks", "deep_gemm_small", "--at-build"), Exit.WRONG_ARGUMENTS,

@@ -76,8 +76,10 @@ def _summarize(result: BisectResult) -> str:
     causes = " or ".join(_name(turn.axis) for turn in result.culprits)
     parts = [f"{'Not Transformer Engine:' if 'te' in result.innocent else 'The cause is'} {causes}."]
     which = " (one of these)" if result.end is SearchEnd.NARROWED else ""
+    several = sum(len(axis.values) > 1 for axis in result.axes) > 1
     for turn in result.culprits:
-        first = f"{_name(turn.axis)} {_list(turn.first_bad)}{which}"
+        held = f", together with {_join(turn.held)}" if several and not result.innocent else ""
+        first = f"{_name(turn.axis)} {_list(turn.first_bad)}{which}{held}"
         parts.append(f"{result.module} breaks first with {first}; {turn.last_good or 'none'} is the last good one.")
     return " ".join(parts)
 
