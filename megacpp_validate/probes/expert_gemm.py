@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -19,6 +18,7 @@ from .expert_uses import check_expert_uses
 from .observe import recording_argument
 from .references.deep_gemm import block_scaled_experts
 from .references.experts import reference_experts
+from .trial import tf32_products
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -103,7 +103,7 @@ def _plain(bench: Bench, bridge: Any, dtype: str, routing: str) -> None:
             return Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
         return Roundings(((dtype, 1),), length, why=f"{product} summed in fp32 and rounded to {dtype}")
 
-    with _matmul_in_tf32(in_tf32):
+    with tf32_products(in_tf32):
         native = _native(sample) if bench.wants_te else None
     _compare(bench, sample, seen, native, bound)
 
@@ -387,14 +387,3 @@ def _accumulated(operands: int, why: str) -> Roundings:
         "4 instructions of 32 products between two additions in fp32"
     )
     return Roundings(steps, 128, why=f"{why}; {cut}; rounded to bf16")
-
-
-@contextmanager
-def _matmul_in_tf32(allowed: bool) -> Iterator[None]:
-    """Native products as Transformer Engine's are, where those take TF32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed or before
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -31,9 +32,10 @@ from .emulation import (
 from .low_precision import Enter, low_precision_ran
 from .observe import observed_backends
 from .references.delayed_scaling import DelayedReference
-from .references.linear import reference_linear
+from .references.layers import linear
+from .trial import Tensors, formula_pass, reference_pass, run_pass
 
-PRODUCTS: Final[dict[Product, str]] = {"forward": "out", "dgrad": "rows", "wgrad": "weight"}
+PRODUCTS: Final[dict[Product, str]] = {"forward": "forward", "dgrad": "grad.input", "wgrad": "grad.weight"}
 # Largest value of an operand, times a power of two. Of a prime over 128, what a scale of 448 / amax makes of values in
 # bf16 never lies halfway between two values of FP8: there a scale that is off by its last bit would round otherwise.
 PEAK: Final = 251 / 128
@@ -45,44 +47,31 @@ SCALE_TOLERANCE: Final = 2.0**-21
 
 @dataclass(frozen=True)
 class _Case:
-    """Operands of a linear layer: rows [R, K], weight [N, K], bias [N], gradient of the output [R, N]; bf16."""
+    """bf16 operands of a linear layer, "input" [R, K], "weight" [N, K], "bias" [N]; gradient of the output [R, N]."""
 
-    rows: Any
-    weight: Any
-    bias: Any
+    operands: dict[str, Any]
     gradient: Any
 
-    @property
-    def lengths(self) -> dict[Product, int]:
-        """Products in a sum of each product."""
-        return {"forward": self.rows.shape[1], "dgrad": self.weight.shape[0], "wgrad": self.rows.shape[0]}
+    def lengths(self, product: Product) -> int:
+        """Products in a sum."""
+        rows, weight = self.operands["input"], self.operands["weight"]
+        return {"forward": rows.shape[1], "dgrad": weight.shape[0], "wgrad": rows.shape[0]}[product]
 
-    @property
-    def smaller_operand(self) -> dict[Product, int]:
-        """Values of the smaller operand of each product."""
-        rows, weight, gradient = (tensor.numel() for tensor in (self.rows, self.weight, self.gradient))
-        return {"forward": min(rows, weight), "dgrad": min(gradient, weight), "wgrad": min(gradient, rows)}
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What one forward and backward pass gave."""
-
-    out: Any
-    rows: Any
-    weight: Any
-    bias: Any
+    def smaller_operand(self, product: Product) -> int:
+        """Values of the smaller operand."""
+        rows, weight, gradient = (one.numel() for one in (*list(self.operands.values())[:2], self.gradient))
+        return {"forward": min(rows, weight), "dgrad": min(gradient, weight), "wgrad": min(gradient, rows)}[product]
 
 
 def _new_case(bench: Bench) -> _Case:
     """Multiples of 128, which every recipe takes; outputs of order 1."""
     rows, width, out = (128, 128, 128) if bench.quick or bench.device == "cpu" else (256, 512, 384)
-    return _Case(
-        rows=_with_peak(bench.randn(rows, width, dtype=torch.bfloat16), PEAK),
-        weight=_with_peak(bench.randn(out, width, dtype=torch.bfloat16, scale=width**-0.5), PEAK),
-        bias=bench.randn(out, dtype=torch.bfloat16, scale=0.5),
-        gradient=_with_peak(bench.randn(rows, out, dtype=torch.bfloat16), PEAK),
-    )
+    operands = {
+        "input": _with_peak(bench.randn(rows, width, dtype=torch.bfloat16), PEAK),
+        "weight": _with_peak(bench.randn(out, width, dtype=torch.bfloat16, scale=width**-0.5), PEAK),
+        "bias": bench.randn(out, dtype=torch.bfloat16, scale=0.5),
+    }
+    return _Case(operands, _with_peak(bench.randn(rows, out, dtype=torch.bfloat16), PEAK))
 
 
 def _with_peak(tensor: Any, peak: float) -> Any:
@@ -93,30 +82,18 @@ def _with_peak(tensor: Any, peak: float) -> Any:
 
 
 def _new_layer(bench: Bench, case: _Case) -> Any:
-    layer = bench.bridge().linear.require()(
-        case.weight.shape[1], case.weight.shape[0], bias=True, params_dtype=torch.bfloat16, device=bench.device
-    )
+    out, width = case.operands["weight"].shape
+    layer = bench.bridge().linear.require()(width, out, bias=True, params_dtype=torch.bfloat16, device=bench.device)
     with torch.no_grad():
-        layer.weight.copy_(case.weight)
-        layer.bias.copy_(case.bias)
+        for name in ("weight", "bias"):
+            getattr(layer, name).copy_(case.operands[name])
     return layer
 
 
-def _run(layer: Any, enter: Enter, rows: Any, gradient: Any) -> _Step:
+def _run(layer: Any, enter: Enter, rows: Any, gradient: Any) -> dict[str, Any]:
     """Forward inside the scope, backward outside, as in training."""
-    layer.zero_grad(set_to_none=True)
-    leaf = rows.detach().clone().requires_grad_()
-    with enter():
-        out = layer(leaf)
-    out.backward(gradient)
-    return _Step(out, leaf.grad, layer.weight.grad, layer.bias.grad)
-
-
-def _emulate(case: _Case, recipe: Recipe, scales: DelayedScales | None) -> _Step:
-    rows, weight, bias = (tensor.detach().clone().requires_grad_() for tensor in (case.rows, case.weight, case.bias))
-    out = emulated_linear(rows, weight, recipe, bias, scales=scales)
-    out.backward(case.gradient)
-    return _Step(out, rows.grad, weight.grad, bias.grad)
+    leaves = {"input": rows.detach().clone().requires_grad_(), "weight": layer.weight, "bias": layer.bias}
+    return run_pass(lambda: layer(leaves["input"]), leaves, gradient, enter)
 
 
 def _warm_up(tensor: Any) -> Any:
@@ -134,14 +111,12 @@ def is_judged(bench: Bench) -> bool:
     the same layer, and nothing is said of it here.
     """
     case = _new_case(bench)
-    step = _run(_new_layer(bench, case), nullcontext, case.rows, case.gradient)
-    wanted = reference_linear(case.rows, case.weight, case.bias, case.gradient)
-    found = [
-        compare(name, getattr(step, name), getattr(wanted, name), roundings=_in_bf16(length))
-        for name, length in (*((PRODUCTS[which], case.lengths[which]) for which in PRODUCTS), ("bias", len(case.rows)))
-    ]
+    step = _run(_new_layer(bench, case), nullcontext, case.operands["input"], case.gradient)
+    wanted, _ = reference_pass(linear, case.operands, case.gradient)
+    lengths = {**{tensor: case.lengths(which) for which, tensor in PRODUCTS.items()}, "grad.bias": len(case.gradient)}
+    found = [compare(name, step[name], wanted[name], roundings=_in_bf16(length)) for name, length in lengths.items()]
     wrong = [check.name for check in found if not check.passed]
-    if "te" not in observed_backends(step.out):
+    if "te" not in observed_backends(step["forward"]):
         wrong.append("backend")
     said = f"not judged: outside every scope the linear layer is wrong in {', '.join(wrong)}; see linear_walker"
     bench.check("fp8.layer", True, said if wrong else "the linear layer is right outside every scope")
@@ -155,25 +130,31 @@ def check_recipe(bench: Bench, recipe: str, enter: Enter) -> None:
     from current scaling.
     """
     case = _new_case(bench)
-    layer = _new_layer(bench, case)
-    _run(layer, enter, _warm_up(case.rows), _warm_up(case.gradient))
-    step = _run(layer, enter, case.rows, case.gradient)
+    layer, rows = _new_layer(bench, case), case.operands["input"]
+    _run(layer, enter, _warm_up(rows), _warm_up(case.gradient))
+    step = _run(layer, enter, rows, case.gradient)
     with enter() as opened:
         choice = opened.choice
-    bench.ran_on(f"fp8.{recipe}", choice, step.out)
+    bench.ran_on(f"fp8.{recipe}", choice, step["forward"])
     if recipe not in EMULATED:  # 4 bits with random transforms and stochastic rounding: no values to compare with
-        bench.check(f"fp8.{recipe}.finite", all(bool(torch.isfinite(made).all()) for made in vars(step).values()))
+        bench.check(f"fp8.{recipe}.finite", all(bool(torch.isfinite(made).all()) for made in step.values()))
         return
     scales = _delayed_scales(case) if recipe == "delayed" else None
-    reference, native = reference_linear(*vars(case).values()), _emulate(case, recipe, scales)
+    wanted, _ = reference_pass(linear, case.operands, case.gradient)
+    native = formula_pass(partial(_emulated, recipe=recipe, scales=scales), case.operands, case.gradient)
     for which, tensor in PRODUCTS.items():
-        wanted, seen, plain = (getattr(made, tensor) for made in (reference, step, native))
-        roundings = operand_roundings(recipe, which, case.lengths[which], independent=case.smaller_operand[which])
-        bench.compare(f"fp8.{recipe}.{which}", seen, wanted, roundings=roundings, native=plain)
-        bench.checks.append(_applied(f"fp8.{recipe}.{which}.applied", seen, wanted, plain, roundings))
-    bench.compare(f"fp8.{recipe}.bias", step.bias, reference.bias, roundings=_in_bf16(case.lengths["wgrad"]))
+        roundings = operand_roundings(recipe, which, case.lengths(which), independent=case.smaller_operand(which))
+        right, seen, plain = wanted[tensor], step[tensor], native[tensor]
+        bench.compare(f"fp8.{recipe}.{which}", seen, right, roundings=roundings, native=plain)
+        bench.checks.append(_applied(f"fp8.{recipe}.{which}.applied", seen, right, plain, roundings))
+    bias = _in_bf16(case.lengths("wgrad"))
+    bench.compare(f"fp8.{recipe}.bias", step["grad.bias"], wanted["grad.bias"], roundings=bias)
     if recipe in BLOCKS:
         _check_blocks(bench, layer, case, recipe, enter)
+
+
+def _emulated(given: Tensors, *, recipe: Recipe, scales: DelayedScales | None) -> Any:
+    return emulated_linear(given["input"], given["weight"], recipe, given["bias"], scales=scales)
 
 
 def _check_blocks(bench: Bench, layer: Any, case: _Case, recipe: Recipe, enter: Enter) -> None:
@@ -182,22 +163,22 @@ def _check_blocks(bench: Bench, layer: Any, case: _Case, recipe: Recipe, enter: 
     So here the operands span 15 powers of two within 128 values, each the inverse of the other, and what underflows
     depends on the block: the values tell 1 x 128 and 128 x 128 from 1 x 32 and from a whole tensor.
     """
-    column = torch.arange(case.rows.shape[1], device=case.rows.device)
+    column = torch.arange(case.operands["input"].shape[1], device=case.gradient.device)
     span = torch.exp2(-5.0 * (column // 32 % 4)).to(torch.bfloat16)
-    rows, weight = case.rows * span, case.weight / span
+    rows, weight = case.operands["input"] * span, case.operands["weight"] / span
     with torch.no_grad():
         layer.weight.copy_(weight)
-    seen = _run(layer, enter, rows, case.gradient).out
-    plain = emulated_linear(rows, weight, recipe, case.bias)
-    rest = _beside_the_operands(operand_roundings(recipe, "forward", case.lengths["forward"]))
+    seen = _run(layer, enter, rows, case.gradient)["forward"]
+    plain = emulated_linear(rows, weight, recipe, case.operands["bias"])
+    rest = _beside_the_operands(operand_roundings(recipe, "forward", case.lengths("forward")))
     part = _part("same-values", _distance(seen, plain, plain), rest)
     bench.checks.append(Check(f"fp8.{recipe}.blocks", part.passed, (part,)))
 
 
 def _delayed_scales(case: _Case) -> DelayedScales:
     return DelayedScales(
-        rows=LARGEST["e4m3"] / _amax(_warm_up(case.rows)),
-        weight=LARGEST["e4m3"] / _amax(case.weight),
+        rows=LARGEST["e4m3"] / _amax(_warm_up(case.operands["input"])),
+        weight=LARGEST["e4m3"] / _amax(case.operands["weight"]),
         gradient=LARGEST["e5m2"] / _amax(_warm_up(case.gradient)),
     )
 
@@ -238,7 +219,7 @@ def check_high_precision(bench: Bench, low: Enter) -> None:
     """Outside of every scope, in the BF16 zone, and inside `high_precision`, a layer computes in bf16."""
     scope, case = bench.bridge("fp8_scope"), _new_case(bench)
     layer = _new_layer(bench, case)
-    wanted = reference_linear(case.rows, case.weight, case.bias, case.gradient)
+    wanted, _ = reference_pass(linear, case.operands, case.gradient)
     zones = scope.Zones(3, first=1)
 
     def inside() -> AbstractContextManager[Any]:
@@ -251,10 +232,9 @@ def check_high_precision(bench: Bench, low: Enter) -> None:
     }
     for name, (outer, inner) in ways.items():
         with outer():
-            step = _run(layer, inner, case.rows, case.gradient)
+            step = _run(layer, inner, case.operands["input"], case.gradient)
         for which, tensor in PRODUCTS.items():
-            roundings = _in_bf16(case.lengths[which])
-            bench.compare(f"bf16.{name}.{which}", getattr(step, tensor), getattr(wanted, tensor), roundings=roundings)
+            bench.compare(f"bf16.{name}.{which}", step[tensor], wanted[tensor], roundings=_in_bf16(case.lengths(which)))
 
 
 def check_amax(bench: Bench, enter: Enter) -> None:
@@ -267,9 +247,9 @@ def check_amax(bench: Bench, enter: Enter) -> None:
         "gradient": (False, 0, DelayedReference(LARGEST["e5m2"])),
     }
     for number, factor in enumerate(STEPS):
-        rows, gradient = (tensor * factor for tensor in (case.rows, case.gradient))
+        rows, gradient = (tensor * factor for tensor in (case.operands["input"], case.gradient))
         _run(layer, enter, rows, gradient)
-        amax = {"input": _amax(rows), "weight": _amax(case.weight), "gradient": _amax(gradient)}
+        amax = {"input": _amax(rows), "weight": _amax(case.operands["weight"]), "gradient": _amax(gradient)}
         for name, (forward, index, state) in states.items():
             state.end_step(amax[name])
             history, scale = read(layer, forward=forward)

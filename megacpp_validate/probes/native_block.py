@@ -32,7 +32,7 @@ from .observe import marking_vendor_layers, recording_argument
 from .references.block import Sizes, attention_branch, mlp_branch
 from .references.layer_roundings import precision_of
 from .references.rotation import rotary_tables, rotated
-from .references.steps import tf32_products
+from .trial import tf32_products
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GATED: Final = Case("gqa4.d64.swiglu")

@@ -17,9 +17,8 @@ from ..native.recurrent import MatrixRecurrentBlock
 from ..native.router import TopKRouter
 from .bench import Bench
 from .bounds import Roundings
-from .references import layers, native_layers
-from .references.layers import Function, reference_step
-from .references.steps import layer_step
+from .references import layers
+from .trial import Formula, reference_pass, run_pass
 
 EPS: Final = 3e-5
 WIDTH: Final = 24
@@ -38,17 +37,17 @@ LOSSES: Final[dict[str, Any]] = {"aux_coefficient": 0.5, "z_coefficient": 0.25}
 def check_native_layers(bench: Bench) -> None:
     """All of them."""
     made = {"dtype": torch.float64}
-    for name in (*native_layers.PLAIN, *native_layers.GATES, native_layers.CLAMPED):
+    for name in (*layers.PLAIN, *layers.GATES, layers.CLAMPED):
         layer = NormMLP(WIDTH, FFN, activation=name, eps=EPS, normalization="LayerNorm", bias=True, **made)  # type: ignore[arg-type]
-        _check(bench, f"mlp.{name}", _filled(bench, layer), partial(native_layers.mlp, activation=name, eps=EPS))
+        _check(bench, f"mlp.{name}", _filled(bench, layer), partial(layers.mlp, activation=name, eps=EPS, norm="layer"))
     _check(
         bench,
         "layer-norm",
         _filled(bench, LayerNorm(WIDTH, eps=EPS, **made)),
-        partial(native_layers.layer_norm, eps=EPS),
+        partial(layers.layer_norm, eps=EPS),
     )
     layer = NormLinear(WIDTH, FFN, eps=EPS, normalization="LayerNorm", bias=True, **made)
-    _check(bench, "norm-linear", _filled(bench, layer), partial(native_layers.norm_linear, eps=EPS))
+    _check(bench, "norm-linear", _filled(bench, layer), partial(layers.layer_norm_linear, eps=EPS))
     sizes: dict[str, Any] = {"state": 8, "head_dim": 4, "groups": 2}
     mixer = Mamba2Mixer(WIDTH, **sizes, eps=EPS, chunk=CHUNK, **made)
     _calm(bench, mixer)
@@ -94,19 +93,18 @@ def _filled(bench: Bench, layer: Any) -> Any:
     return layer
 
 
-def _check(bench: Bench, name: str, layer: Any, function: Function, length: int = ROWS[1]) -> None:
+def _check(bench: Bench, name: str, layer: Any, formula: Formula, length: int = ROWS[1]) -> None:
     """One layer: forward and every gradient."""
     rows = (bench.randn(ROWS[0], length, WIDTH, dtype=torch.float64) + 0.5).requires_grad_()
     with torch.no_grad():
         shape = layer(rows).shape
     gradient = bench.randn(*shape, dtype=torch.float64)
-    seen, again = layer_step(layer, rows, gradient), layer_step(layer, rows, gradient)
-    wanted = reference_step(function, rows, dict(layer.named_parameters()), gradient)
+    leaves = {"input": rows, **dict(layer.named_parameters())}
+    seen, again = (run_pass(partial(layer, rows), leaves, gradient) for _ in range(2))
+    wanted, scales = reference_pass(formula, leaves, gradient, layers.EXPANDED)
     with bench.scope(name):
-        bench.same_bits("bits", (seen.out, *seen.grads.values()), (again.out, *again.grads.values()))
-        bench.compare("forward", seen.out, wanted.out, roundings=EXACT)
-        for key, value in wanted.grads.items():
-            bench.compare(f"grad.{key}", seen.grads[key], value, roundings=EXACT, scale=wanted.scales.get(key))
+        bench.same_bits("bits", seen.values(), again.values())
+        bench.compare_pass(seen, wanted, lambda _: EXACT, scales=scales)
 
 
 def _check_scans(bench: Bench) -> None:
@@ -118,7 +116,7 @@ def _check_scans(bench: Bench) -> None:
     b, c = randn(batch, LENGTH, groups, size), randn(batch, LENGTH, groups, size)
     leaves = [tensor.requires_grad_() for tensor in (x, dt, a, b, c, state)]
     of_y, of_state = randn(batch, LENGTH, heads, width), randn(batch, heads, width, size)
-    wanted = native_layers.scan(*leaves)
+    wanted = layers.scan(*leaves)
     wanted_grads = torch.autograd.grad(wanted, leaves, (of_y, of_state))
     for name, scan in (("chunked", partial(ssd_chunked, chunk=CHUNK)), ("sequential", ssd_sequential)):
         seen = scan(*leaves[:5], initial_state=state)
@@ -138,7 +136,7 @@ def _check_router(bench: Bench) -> None:
     tokens = bench.randn(11, WIDTH, dtype=torch.float64, grad=True)
     upstream = bench.randn(11, 6, dtype=torch.float64)
     seen = router(tokens)
-    probs, balance, z = native_layers.router(tokens, router.weight, 2)
+    probs, balance, z = layers.router(tokens, router.weight, 2)
     wanted = {"probs": probs, "aux": LOSSES["aux_coefficient"] * balance, "z": LOSSES["z_coefficient"] * z}
     found = {"probs": seen.probs, "aux": seen.aux_loss, "z": seen.z_loss}
     with bench.scope("router"):

@@ -20,7 +20,7 @@ from .low_precision import Enter, low_precision_ran
 from .native_block_samples import HEADS, SMALL, Case, Sample, emulated_step, native_step
 from .observe import marking_vendor_layers
 from .references.layer_roundings import precision_of
-from .references.steps import tf32_products
+from .trial import tf32_products
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GROUPS: Final = 2

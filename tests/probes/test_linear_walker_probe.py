@@ -16,7 +16,7 @@ from megacpp_validate.probes import linear_walker as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.linear_walker import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from megacpp_validate.probes.references.walked_tree import EXPECTED, hybrid_tree  # noqa: E402
+from megacpp_validate.probes.walked_tree import EXPECTED, hybrid_tree  # noqa: E402
 from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]

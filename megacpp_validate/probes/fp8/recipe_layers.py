@@ -10,16 +10,13 @@ from typing import Any, Final
 import torch
 
 from ...evidence.receipt import Check
-from ...native.mlp import gated_activation
-from ...native.norms import rms_norm
 from ..bench import Bench
-from ..emulation import FORMATS, Product, Recipe, emulated_grouped, emulated_linear, operand_roundings
+from ..emulation import FORMATS, Product, Recipe, emulated_grouped, emulated_mlp, operand_roundings
 from ..low_precision import Enter, low_precision_ran
 from ..references import layer_roundings as counted
 from ..references import layers as reference
 from ..references.experts import reference_experts
-from ..references.layers import Parameters
-from ..references.steps import Trial, layer_step, try_layer
+from ..trial import layer_trial, run_pass, try_case
 from .quantizers import check_operands, watching_operands
 
 EPS: Final = 1e-5
@@ -55,20 +52,21 @@ def check_mlp(bench: Bench, recipe: Recipe, enter: Enter) -> None:
     precision = replace(counted.precision_of("bf16", recipe=recipe), smallest=sizes.hidden * min(sizes.rows, sizes.ffn))
     with enter() as opened:
         choice = opened.choice
-    try_layer(bench, Trial(
-        path, layer, choice, rows,
-        partial(reference.mlp, gated=True, eps=EPS),
-        partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=True),
-        partial(_emulated_mlp, recipe=recipe), scope=enter, steps=2,  # delayed scales come from the step before
-    ))  # fmt: skip
+    trial = layer_trial(
+        path,
+        layer,
+        rows,
+        choice,
+        formula=partial(reference.mlp, activation="swiglu", eps=EPS),
+        roundings=partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=True),
+        native=partial(emulated_mlp, recipe=recipe, activation="swiglu", eps=EPS),
+        enter=enter,
+        steps=2,  # delayed scales come from the step before
+    )
+    try_case(bench, trial)
     with watching_operands() as seen:
-        layer_step(layer, rows, bench.randn(*rows.shape, dtype=torch.bfloat16), enter)
+        run_pass(trial.call, trial.leaves, bench.randn(*rows.shape, dtype=torch.bfloat16), enter)
     check_operands(bench, path, recipe, seen, dict.fromkeys(FORMATS, 2))
-
-
-def _emulated_mlp(rows: Any, given: Parameters, *, recipe: Recipe) -> Any:
-    up = emulated_linear(rms_norm(rows, given["layer_norm_weight"], eps=EPS), given["fc1_weight"], recipe)
-    return emulated_linear(gated_activation(up, "swiglu"), given["fc2_weight"], recipe)
 
 
 @dataclass(frozen=True)

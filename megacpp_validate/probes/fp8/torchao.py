@@ -19,13 +19,14 @@ from ..bench import Bench
 from ..bounds import Roundings
 from ..emulation import DTYPES, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
 from ..low_precision import low_precision_ran
-from ..references.linear import reference_linear
+from ..references.layers import linear
+from ..trial import reference_pass
 from .dequantizations import watching_dequantizations
 from .torchao_order import check_order, check_refusals
 from .torchao_tree import LAYERS, on_meta, one_rank, sharding
 
 ROWS: Final = 208  # a multiple of 16, and none of the widths: so each product of each layer has sizes of its own
-PRODUCTS: Final = {"forward": "out", "dgrad": "rows", "wgrad": "weight"}
+PRODUCTS: Final = {"forward": "forward", "dgrad": "grad.input", "wgrad": "grad.weight"}
 OPERANDS: Final = {
     "forward": ("input", "weight, turned"),
     "dgrad": ("gradient", "weight"),
@@ -161,9 +162,9 @@ def _run(model: Any, case: Case) -> dict[str, dict[str, Any]]:
     plain = getattr(model, "_orig_mod", model)
     return {
         name: {
-            "out": out.detach(),
-            "rows": leaves[name].grad,
-            "weight": _whole(plain.get_submodule(name).weight.grad),
+            "forward": out.detach(),
+            "grad.input": leaves[name].grad,
+            "grad.weight": _whole(plain.get_submodule(name).weight.grad),
         }
         for name, out in zip(LAYERS, outs[:2], strict=True)
     }
@@ -209,10 +210,11 @@ def _check_numbers(bench: Bench, recipe: str, case: Case, weights: Any, seen: di
     for name, given in seen.items():
         inner, outer = LAYERS[name]
         lengths = {"forward": inner, "dgrad": outer, "wgrad": ROWS}
-        reference = reference_linear(case.rows[name], weights[name], None, case.gradients[name])
+        operands = {"input": case.rows[name], "weight": weights[name]}
+        reference, _ = reference_pass(linear, operands, case.gradients[name])
         for product, tensor in PRODUCTS.items():
             roundings = _roundings(recipe, product, lengths[product])
-            wanted, found = getattr(reference, tensor), given[tensor]
+            wanted, found = reference[tensor], given[tensor]
             bench.compare(f"{name}.{product}", found, wanted, roundings=roundings)
             if found is None or roundings.steps[0][0] == "bf16":
                 continue

@@ -6,14 +6,14 @@ with Transformer Engine's order, in which the first half of the up-projection is
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from .attention import attend
+from .layers import acted, rms_norm
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,6 @@ class Sizes:
     width: int
     activation: str
     eps: float
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1.0 / (1.0 + torch.exp(-x))
-
-
-def _gelu(x: Any) -> Any:
-    """The tanh approximation, as in Transformer Engine."""
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-
-
-PLAIN: Final[dict[str, Callable[[Any], Any]]] = {
-    "gelu": _gelu,
-    "silu": lambda x: x * _sigmoid(x),
-    "srelu": lambda x: torch.where(x > 0, x, 0.0) ** 2,
-}
-GATES: Final[dict[str, str]] = {"geglu": "gelu", "swiglu": "silu", "sreglu": "srelu"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +110,7 @@ def attention_branch(
     rows: Any, weights: Mapping[str, Any], sizes: Sizes, seen: Any, rope: tuple[Any, Any] | None
 ) -> Any:
     """out(attention(rope(qkv(norm(rows))))), [B, T, hidden] -> [B, T, hidden]."""
-    normed = _norm(rows, weights["qkv.layer_norm_weight"], sizes.eps)
+    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], sizes.eps)
     mixed = torch.einsum("btc,nc->btn", normed, weights["qkv.weight"])
     heads: list[Any] = [
         mixed[..., start : start + sizes.width]
@@ -145,19 +128,9 @@ def attention_branch(
 
 def mlp_branch(rows: Any, weights: Mapping[str, Any], sizes: Sizes) -> Any:
     """fc2(activation(fc1(norm(rows)))), [B, T, hidden] -> [B, T, hidden]."""
-    normed = _norm(rows, weights["mlp.layer_norm_weight"], sizes.eps)
+    normed = rms_norm(rows, weights["mlp.layer_norm_weight"], sizes.eps)
     up = torch.einsum("btc,nc->btn", normed, weights["mlp.fc1_weight"])
-    if sizes.activation in GATES:
-        half = up.shape[-1] // 2
-        up = PLAIN[GATES[sizes.activation]](up[..., :half]) * up[..., half:]
-    else:
-        up = PLAIN[sizes.activation](up)
-    return torch.einsum("btc,nc->btn", up, weights["mlp.fc2_weight"])
-
-
-def _norm(rows: Any, weight: Any, eps: float) -> Any:
-    """RMSNorm."""
-    return rows / torch.sqrt((rows * rows).mean(-1, keepdim=True) + eps) * weight
+    return torch.einsum("btc,nc->btn", acted(up, sizes.activation), weights["mlp.fc2_weight"])
 
 
 def _turn(heads: Any, cos: Any, sin: Any) -> Any:

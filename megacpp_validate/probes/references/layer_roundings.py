@@ -77,16 +77,16 @@ class Count:
         return Roundings(tuple(step for step in steps if step[1]), length, why=why, independent=independent)
 
 
-_NORM: Final = {"out": Count(1), "input": Count(1), "weight": Count(1)}
+_NORM: Final = {"forward": Count(1), "input": Count(1), "weight": Count(1)}
 _NORM_LINEAR: Final = {
-    "out": Count(2, 2),  # normed; the result
+    "forward": Count(2, 2),  # normed; the result
     "input": Count(2, 1, 1),  # the gradient of what was normed; the result
     "layer_norm_weight": Count(2, 1, 1),
     "weight": Count(2, 1, 1),  # normed; the result
 }
 _GATED_MLP: Final = {
     # Both halves of the up-projection carry normed and themselves; their product twice that, SiLU, itself; the result.
-    "out": Count(7, 6),
+    "forward": Count(7, 6),
     # The gradient of the product; times SiLU' and the other half, each with two; its own; normed's; the result.
     "input": Count(8, 6, 2),
     "layer_norm_weight": Count(8, 6, 2),
@@ -94,7 +94,7 @@ _GATED_MLP: Final = {
     "fc2_weight": Count(7, 5, 1),
 }
 _PLAIN_MLP: Final = {
-    "out": Count(5, 4),
+    "forward": Count(5, 4),
     "input": Count(6, 4, 2),
     "layer_norm_weight": Count(6, 4, 2),
     "fc1_weight": Count(6, 4, 2),
@@ -104,25 +104,27 @@ _PLAIN_MLP: Final = {
 
 def norm_roundings(name: str, precision: Precision, length: int) -> Roundings:
     """RMSNorm alone: statistics and products in fp32, rounded once; in fp32 itself four operations each."""
-    count = _NORM[name] if precision.stored != "fp32" else Count(4)
+    count = _NORM[name.removeprefix("grad.")] if precision.stored != "fp32" else Count(4)
     return count.roundings(precision, length, "statistics in fp32, the result rounded")
 
 
 def norm_linear_roundings(name: str, precision: Precision, length: int) -> Roundings:
     """Norm, then a linear layer."""
-    return _NORM_LINEAR[name].roundings(precision, length, "the normed rows or their gradient, and the result")
+    return _NORM_LINEAR[name.removeprefix("grad.")].roundings(
+        precision, length, "the normed rows or their gradient, and the result"
+    )
 
 
 def mlp_roundings(name: str, precision: Precision, length: int, *, gated: bool) -> Roundings:
     """Norm, up-projection, activation, down-projection."""
     table: Mapping[str, Count] = _GATED_MLP if gated else _PLAIN_MLP
     why = "normed, up-projection, activation, down-projection; backward their gradients times what was kept"
-    return table[name].roundings(precision, length, why)
+    return table[name.removeprefix("grad.")].roundings(precision, length, why)
 
 
 def mixer_roundings(name: str, precision: Precision, length: int) -> Roundings:
     """The Mamba-2 mixer: its in-projection by TE or not, the rest in torch with an fp32 scan."""
-    count = Count(12, 2) if name == "out" else Count(20, 3, 2)
+    count = Count(12, 2) if name == "forward" else Count(20, 3, 2)
     why = (
         "x carries normed, projection, convolution and SiLU (4), dt and decay 2 each, b and c enter as sums in which "
         "theirs average out; then scan, skip, gate, norm and out-projection; each gradient that and its own way back"
@@ -132,7 +134,7 @@ def mixer_roundings(name: str, precision: Precision, length: int) -> Roundings:
 
 def recurrent_roundings(name: str, precision: Precision, length: int) -> Roundings:
     """The matrix-state recurrent block: projections in its dtype, the recurrence in fp32."""
-    count = Count(5) if name == "out" else Count(24)
+    count = Count(5) if name == "forward" else Count(24)
     why = (
         "each row reads itself most: v carries normed and projection, the output gate 2, then y, norm and product, and "
         "q, k and the gates (8) for what it reads of others; the branch is half of the stream, so a quarter of that in "
@@ -143,7 +145,7 @@ def recurrent_roundings(name: str, precision: Precision, length: int) -> Roundin
 
 def _widened(name: str, roundings: Roundings) -> Roundings:
     """For one number a head: the errors of eight numbers have a norm of up to twice its expectation (chi-square)."""
-    if name not in EXPANDED:
+    if name.removeprefix("grad.") not in EXPANDED:
         return roundings
     why = f"{roundings.why}; the norm of so few errors scatters by 2"
     return replace(roundings, amplification=2.0, why=why)
