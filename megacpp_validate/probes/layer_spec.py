@@ -19,6 +19,7 @@ from .emulation import EMULATED, emulated_linear, emulated_mlp
 from .native_layers import check_native_layers
 from .references import layer_roundings as counted
 from .references import layers as reference
+from .references.experts import expert_bank
 from .references.layers import Tensors
 from .trial import formula_of, layer_trial, try_case
 from .whole_layer import check_whole_layer
@@ -365,7 +366,12 @@ def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
     out = bank(rows, counts)
     rounded = counted.Count(1, 2).roundings(_precision(bench, name), sizes.hidden, "exact products, rounded once")
     bench.ran_on(f"{name}.experts", entry.choice, out)
-    bench.compare(f"{name}.experts.forward", out, reference.expert_bank(rows, weights, counts), roundings=rounded)
+    bench.compare(
+        f"{name}.experts.forward",
+        out,
+        expert_bank(rows.detach().double(), [one.detach().double() for one in weights], counts),
+        roundings=rounded,
+    )
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------

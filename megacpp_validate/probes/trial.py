@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
@@ -99,7 +99,7 @@ class Trial:
     """One case.
 
     Attributes:
-        path: prefix of the checks.
+        path: prefix of the checks; empty in a scope of the bench.
         call: the layer under test on its leaves.
         leaves: tensors of the layer that gradients are taken of, by name.
         choice: gives the wrapper's `Choice`, asked after the call.
@@ -114,6 +114,7 @@ class Trial:
         enter: scope of the forward pass.
         steps: how many passes are run; the last one counts.
         spread: as of `reference_pass`.
+        checks_dtype: whether the output must have the dtype of the first leaf.
     """
 
     path: str
@@ -131,10 +132,19 @@ class Trial:
     enter: Enter = nullcontext
     steps: int = 1
     spread: tuple[str, ...] = ()
+    checks_dtype: bool = True
 
 
-def try_case(bench: Bench, trial: Trial) -> dict[str, Any]:
-    """Run one case, record what ran it, and hold the output and every gradient to the formula; the layer's pass."""
+class Tried(NamedTuple):
+    """The passes of a case: of the layer, of the formula in fp64, and of plain PyTorch where that was taken."""
+
+    seen: dict[str, Any]
+    wanted: dict[str, Any]
+    native: dict[str, Any] | None
+
+
+def try_case(bench: Bench, trial: Trial) -> Tried:
+    """Run one case, record what ran it, and hold the output and every gradient to the formula."""
     operands, gradient = trial.operands or trial.leaves, trial.gradient
     if gradient is None:
         with torch.no_grad():
@@ -150,10 +160,12 @@ def try_case(bench: Bench, trial: Trial) -> dict[str, Any]:
             native = formula_pass(trial.native, operands, gradient)
     out, dtype = seen["forward"], next(iter(trial.leaves.values())).dtype
     bench.ran_on(trial.ran_as or trial.path, trial.choice(), out, wanted=trial.wanted)
-    with bench.scope(trial.path):
-        bench.check("dtype", out.dtype == dtype, str(out.dtype))
-        bench.compare_pass(trial.named(seen), wanted, trial.roundings, native=native, scales=scales)
-    return seen
+    seen = trial.named(seen)
+    with bench.scope(trial.path) if trial.path else nullcontext():
+        if trial.checks_dtype:
+            bench.check("dtype", out.dtype == dtype, str(out.dtype))
+        bench.compare_pass(seen, wanted, trial.roundings, native=native, scales=scales)
+    return Tried(seen, wanted, native)
 
 
 def formula_of(module: Any) -> Formula:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -11,12 +10,12 @@ import torch
 
 from ...evidence.receipt import Check
 from ..bench import Bench
-from ..emulation import FORMATS, Product, Recipe, emulated_grouped, emulated_mlp, operand_roundings
+from ..emulation import FORMATS, Recipe, emulated_grouped, emulated_mlp, operand_roundings
+from ..expert_bank import Bank, leaves_of, named
 from ..low_precision import Enter, low_precision_ran
 from ..references import layer_roundings as counted
 from ..references import layers as reference
-from ..references.experts import reference_experts
-from ..trial import layer_trial, run_pass, try_case
+from ..trial import Tensors, formula_pass, layer_trial, run_pass, try_case
 from .quantizers import check_operands, watching_operands
 
 EPS: Final = 1e-5
@@ -69,75 +68,45 @@ def check_mlp(bench: Bench, recipe: Recipe, enter: Enter) -> None:
     check_operands(bench, path, recipe, seen, dict.fromkeys(FORMATS, 2))
 
 
-@dataclass(frozen=True)
-class _Bank:
-    """Operands of a bank: rows [R, K], weights E of [N, K], gradient of the output [R, N], rows of each expert."""
-
-    rows: Any
-    weights: Sequence[Any]
-    gradient: Any
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _BankStep:
-    out: Any
-    rows: Any
-    weights: tuple[Any, ...]
-
-
 def check_experts(bench: Bench, recipe: Recipe, enter: Enter) -> None:
     """A bank of experts, one of them idle; the checks are `fp8.RECIPE.experts.*`."""
     on_gpu, path = bench.device == "cuda" and not bench.quick, f"fp8.{recipe}.experts"
     width, out = (256, 384) if on_gpu else (128, 128)
     counts = tuple(count * (TIMES_ON_GPU if on_gpu else 1) for count in COUNTS)
-    bank = _Bank(
-        bench.randn(sum(counts), width, dtype=torch.bfloat16),
-        [bench.randn(out, width, dtype=torch.bfloat16, scale=width**-0.5) for _ in counts],
-        bench.randn(sum(counts), out, dtype=torch.bfloat16),
-        counts,
-    )
+    rows = bench.randn(sum(counts), width, dtype=torch.bfloat16, grad=True)
+    weights = torch.stack([bench.randn(out, width, dtype=torch.bfloat16, scale=width**-0.5) for _ in counts])
+    bank = Bank(rows, weights, counts, bench.randn(sum(counts), out, dtype=torch.bfloat16))
     layer = bench.bridge("imports").grouped_linear.require()(
         len(counts), width, out, bias=False, params_dtype=torch.bfloat16, device=bench.device
     )
     with torch.no_grad():
-        for into, given in zip(layer.parameters(), bank.weights, strict=True):
+        for into, given in zip(layer.parameters(), weights, strict=True):
             into.copy_(given)
     for _ in range(2):  # delayed scales come from the step before
-        with watching_operands() as seen:
-            step = _run(layer, bank, enter)
+        with watching_operands() as operands:
+            call = partial(layer, bank.rows, list(counts))
+            seen = named(run_pass(call, leaves_of(layer, bank), bank.gradient, enter))
     with enter() as opened:
-        bench.ran_on(path, opened.choice, step.out)
-    _compare(bench, path, recipe, bank, step)
-    check_operands(bench, path, recipe, seen, dict.fromkeys(FORMATS, len(counts)))
+        bench.ran_on(path, opened.choice, seen["forward"])
+    _compare(bench, path, recipe, bank, seen)
+    check_operands(bench, path, recipe, operands, dict.fromkeys(FORMATS, len(counts)))
 
 
-def _run(layer: Any, bank: _Bank, enter: Enter) -> _BankStep:
-    layer.zero_grad(set_to_none=True)
-    leaf = bank.rows.clone().requires_grad_()
-    with enter():
-        out = layer(leaf, list(bank.counts))
-    out.backward(bank.gradient)
-    return _BankStep(out, leaf.grad, tuple(weight.grad for weight in layer.parameters()))
-
-
-def _compare(bench: Bench, path: str, recipe: Recipe, bank: _Bank, step: _BankStep) -> None:
+def _compare(bench: Bench, path: str, recipe: Recipe, bank: Bank, seen: Tensors) -> None:
     """Output, gradient of the rows, and of each expert's weight; that of an idle one is zeros."""
-    wanted = reference_experts(bank.rows, torch.stack(list(bank.weights)), bank.counts, bank.gradient)
-    leaf = bank.rows.clone().requires_grad_()
-    leaves = [weight.clone().requires_grad_() for weight in bank.weights]
-    out = emulated_grouped(leaf, leaves, bank.counts, recipe)
-    rows, *weights = torch.autograd.grad(out, (leaf, *leaves), bank.gradient)
 
-    def hold(name: str, product: Product, length: int, seen: Any, exact: Any, plain: Any) -> None:
-        roundings = operand_roundings(recipe, product, length)
-        bench.compare(f"{path}.{name}", seen, exact, roundings=roundings, native=plain)
-        if seen is not None and bool(exact.any()):
-            part = low_precision_ran(float((seen.double() - exact).norm() / exact.norm()), roundings)
+    def emulated(given: Tensors) -> Any:
+        weights = [given[f"weight{expert}"] for expert in range(len(bank.counts))]
+        return emulated_grouped(given["rows"], weights, bank.counts, recipe)
+
+    native, roundings = (
+        formula_pass(emulated, bank.operands, bank.gradient),
+        bank.roundings(partial(operand_roundings, recipe)),
+    )
+    for tensor, exact in bank.exact().items():
+        name = tensor.replace("grad.rows", "dgrad").replace("grad.weight", "wgrad")
+        found, rounded = seen[tensor], roundings(tensor)
+        bench.compare(f"{path}.{name}", found, exact, roundings=rounded, native=native[tensor])
+        if found is not None and bool(exact.any()):
+            part = low_precision_ran(float((found.double() - exact).norm() / exact.norm()), rounded)
             bench.checks.append(Check(f"{path}.{name}.applied", part.passed, (part,)))
-
-    hold("forward", "forward", bank.rows.shape[1], step.out.detach(), wanted.out, out.detach())
-    hold("dgrad", "dgrad", bank.gradient.shape[1], step.rows, wanted.rows, rows)
-    for expert, count in enumerate(bank.counts):
-        found = step.weights[expert]
-        hold(f"wgrad{expert}", "wgrad", max(1, count), found, wanted.weights[expert], weights[expert])

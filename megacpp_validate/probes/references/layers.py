@@ -11,7 +11,7 @@ and an offset of 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -152,12 +152,6 @@ def recurrent_block(parameters: Tensors, *, heads: int, key_dim: int, value_dim:
     normed = (y / torch.sqrt((y * y).mean(-1, keepdim=True) + eps)).reshape(*rows.shape[:2], values)
     gated = normed * parameters["norm_weight"] * torch.sigmoid(gate)
     return rows + torch.einsum("...k,nk->...n", gated, parameters["out_projection.weight"])
-
-
-def expert_bank(rows: Any, weights: Sequence[Any], counts: Sequence[int]) -> Any:
-    """One linear layer an expert, in fp64: [R, K] -> [R, N]."""
-    parts = rows.detach().double().split(list(counts))
-    return torch.cat([part @ weight.detach().double().t() for part, weight in zip(parts, weights, strict=True)])
 
 
 def _causal_convolution(mixed: Any, weight: Any, bias: Any) -> Any:
