@@ -13,7 +13,7 @@ from ..native.grouped_gemm import grouped_gemm_loop
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import Product
-from .low_precision import Enter
+from .memory import Enter
 from .references.experts import expert_bank
 from .trial import Tensors, reference_pass, run_pass
 

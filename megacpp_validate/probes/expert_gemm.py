@@ -13,8 +13,8 @@ from .bench import Bench
 from .bounds import Roundings
 from .emulation import EMULATED, Product, emulated_grouped, operand_roundings
 from .expert_bank import Bank, Bound, leaves_of, named, new_bank, new_layer, run_bank
-from .kept_weights import check_kept_weights
-from .low_precision import Enter
+from .low_precision import check_kept_weights
+from .memory import Enter
 from .observe import recording_argument
 from .references.experts import block_scaled_experts
 from .trial import Tensors, Trial, Tried, try_case

@@ -29,7 +29,8 @@ from .emulation import (
     emulated_linear,
     operand_roundings,
 )
-from .low_precision import Enter, low_precision_ran
+from .low_precision import low_precision_ran
+from .memory import Enter
 from .observe import observed_backends
 from .references.delayed_scaling import DelayedReference
 from .references.layers import linear

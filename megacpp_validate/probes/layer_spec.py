@@ -17,8 +17,8 @@ from ..native.norms import NormLinear, RMSNorm, rms_norm
 from .bench import Bench
 from .emulation import EMULATED, emulated_linear, emulated_mlp
 from .native_layers import check_native_layers
-from .references import layer_roundings as counted
 from .references import layers as reference
+from .references import roundings as counted
 from .references.experts import expert_bank
 from .references.layers import Tensors
 from .trial import formula_of, layer_trial, try_case

@@ -17,7 +17,8 @@ import torch
 from ..evidence.receipt import Check
 from .bench import Bench
 from .emulation import EMULATED, Product, Recipe, operand_roundings
-from .low_precision import Enter, low_precision_ran
+from .low_precision import low_precision_ran
+from .memory import Enter
 
 WAYS: Final = {"reentrant": True, "not-reentrant": False}
 STEPS: Final = (1.0, 3.0)  # another amax each step, so that scales of delayed scaling move between them

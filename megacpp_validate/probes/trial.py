@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from .bench import Bench
 from .bounds import Roundings
-from .low_precision import Enter
+from .memory import Enter
 
 Tensors = Mapping[str, Any]
 Formula = Callable[[Tensors], Any]

@@ -14,12 +14,12 @@ import torch
 
 from ..evidence.receipt import Check
 from .bench import Bench
-from .block_comparison import check_layers_ran, compare_block
 from .emulation import EMULATED, operand_roundings
-from .low_precision import Enter, low_precision_ran
-from .native_block_samples import HEADS, SMALL, Case, Sample, emulated_step, native_step
+from .low_precision import low_precision_ran
+from .memory import Enter
+from .native_block import HEADS, SMALL, Case, Sample, check_layers_ran, compare_block, emulated_step, native_step
 from .observe import marking_vendor_layers
-from .references.layer_roundings import precision_of
+from .references.roundings import precision_of
 from .trial import tf32_products
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import attention as bridge  # noqa: E402
-from megacpp_validate.probes.attention import probe, probe_last  # noqa: E402
-from megacpp_validate.probes.attention_runs import check_kernel  # noqa: E402
+from megacpp_validate.probes.attention import (  # noqa: E402
+    check_kernel,
+    probe,
+    probe_last,
+)
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 

@@ -14,9 +14,12 @@ from torch import nn  # noqa: E402
 from megacpp_validate.bridge import linear_walker, walk_graph, walk_plan, walk_rules  # noqa: E402
 from megacpp_validate.probes import linear_walker as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.linear_walker import probe  # noqa: E402
+from megacpp_validate.probes.linear_walker import (  # noqa: E402
+    EXPECTED,
+    hybrid_tree,
+    probe,
+)
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from megacpp_validate.probes.walked_tree import EXPECTED, hybrid_tree  # noqa: E402
 from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]

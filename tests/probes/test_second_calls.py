@@ -20,7 +20,7 @@ from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
 from megacpp_validate.probes import native_block as block_probe  # noqa: E402
 from megacpp_validate.probes import permute as permute_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.native_block_samples import new_layer, new_sample  # noqa: E402
+from megacpp_validate.probes.native_block import new_layer, new_sample  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
 Patch = pytest.MonkeyPatch

@@ -21,8 +21,7 @@ from ...evidence.receipt import Backend
 from ..bench import Bench
 from ..emulation import LARGEST
 from ..references.delayed_scaling import DelayedRule, new_state, next_state
-from .amax_rank import TENSORS, RankOrder
-from .ranks import python_command, run_ranks
+from .amax_rank import TENSORS, RankOrder, python_command, run_ranks
 
 SECONDS: Final = 75.0
 RIGHT: Final = "owners"

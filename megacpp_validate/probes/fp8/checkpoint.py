@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from ..bench import Bench
-from ..low_precision import Enter
+from ..memory import Enter
 from ..recompute import WAYS, check_recompute
 from .stacks import Block, Kind, Seen, delayed_states, different, new_stack, same, scope_of, shape_of, train_step
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..bench import Bench
-from ..low_precision import Enter
+from ..memory import Enter
 
 
 def production_precisions(bench: Bench) -> dict[str, Enter]:

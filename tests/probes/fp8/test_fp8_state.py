@@ -13,8 +13,7 @@ import torch
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
-from megacpp_validate.probes.fp8.shares import check_shares, check_shares_of_a_cast
-from megacpp_validate.probes.fp8.state import check_delayed_state, default_update
+from megacpp_validate.probes.fp8.state import check_delayed_state, check_shares, check_shares_of_a_cast, default_update
 from megacpp_validate.probes.references.delayed_scaling import DelayedRule, DelayedTensors, new_state, next_state
 from tests.probes.fp8.recipe_bench import DOUBLE, Patch, failed, new_bench
 

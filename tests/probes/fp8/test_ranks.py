@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.probes.fp8.ranks import run_ranks
+from megacpp_validate.probes.fp8.amax_rank import run_ranks
 from tests.running_processes import is_running
 
 
@@ -71,7 +71,7 @@ def test_nothing_that_a_rank_started_is_left(tmp_path: Path) -> None:
 
 def test_ranks_are_ended_where_the_wait_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    from megacpp_validate.probes.fp8 import ranks as module
+    from megacpp_validate.probes.fp8 import amax_rank as module
 
     def interrupted(running: list[object], _: float) -> None:
         started.extend(rank.process.pid for rank in running)  # type: ignore[attr-defined]
@@ -94,11 +94,11 @@ def test_ranks_end_with_who_started_them_however_that_ends(tmp_path: Path) -> No
     """Killed, it cannot end them."""
     place = str(tmp_path / "pid")
     rank = (
-        "from megacpp_validate.probes.fp8.ranks import end_with_who_started_it\nend_with_who_started_it()\n"
+        "from megacpp_validate.probes.fp8.amax_rank import end_with_who_started_it\nend_with_who_started_it()\n"
         f"import os, time\nopen({place!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
     )
     starter = (
-        "import sys\nfrom megacpp_validate.probes.fp8.ranks import run_ranks\n"
+        "import sys\nfrom megacpp_validate.probes.fp8.amax_rank import run_ranks\n"
         f"run_ranks([sys.executable, '-c', {rank!r}], ['0'], seconds=60)"
     )
     process = subprocess.Popen([sys.executable, "-c", starter])

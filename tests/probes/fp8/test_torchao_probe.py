@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
 from megacpp_validate.bridge import torchao, torchao_lane
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import torchao as probe_module
-from megacpp_validate.probes.fp8.torchao_order import check_order, check_refusals
-from megacpp_validate.probes.fp8.torchao_tree import LAYERS, Tree, one_rank
+from megacpp_validate.probes.fp8.torchao import LAYERS, Tree, check_order, check_refusals, one_rank
 from megacpp_validate.probes.order import Order, Target
 from tests.bridge.torchao_ready import torch
 
