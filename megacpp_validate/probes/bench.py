@@ -14,10 +14,10 @@ import torch
 from ..evidence.receipt import Backend, Check, Compiler, Quantizer
 from ..evidence.training import TrainingRecord
 from .bounds import Roundings, compare
+from .jit_record import RankJit
 from .memory import Enter, check_memory, use_of
 from .observe import attention_kernels, observed_backends
 from .order import Order
-from .jit_record import RankJit
 
 BRIDGE: Final = "megacpp_validate.bridge"
 VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
