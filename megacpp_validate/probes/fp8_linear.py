@@ -32,7 +32,7 @@ from .emulation import (
 from .low_precision import low_precision_ran
 from .memory import Enter
 from .observe import observed_backends
-from .references.delayed_scaling import DelayedReference
+from .references.delayed_scaling import DelayedRule, new_state, next_state
 from .references.layers import linear
 from .trial import Tensors, formula_pass, reference_pass, run_pass
 
@@ -242,25 +242,21 @@ def check_amax(bench: Bench, enter: Enter) -> None:
     """Under delayed scaling the history holds the amax of the very tensors, step by step, and scales follow it."""
     read, case = bench.bridge("fp8_scope").te_amax_state, _new_case(bench)
     layer = _new_layer(bench, case)
-    states = {
-        "input": (True, 0, DelayedReference(LARGEST["e4m3"])),
-        "weight": (True, 1, DelayedReference(LARGEST["e4m3"])),
-        "gradient": (False, 0, DelayedReference(LARGEST["e5m2"])),
-    }
+    formats = {"input": (True, 0, "e4m3"), "weight": (True, 1, "e4m3"), "gradient": (False, 0, "e5m2")}
+    states = dict.fromkeys(formats, new_state(16, 1))
     for number, factor in enumerate(STEPS):
         rows, gradient = (tensor * factor for tensor in (case.operands["input"], case.gradient))
         _run(layer, enter, rows, gradient)
-        amax = {"input": _amax(rows), "weight": _amax(case.operands["weight"]), "gradient": _amax(gradient)}
-        for name, (forward, index, state) in states.items():
-            state.end_step(amax[name])
-            history, scale = read(layer, forward=forward)
-            seen, seen_scale = history[:, index].tolist(), float(scale[index])
-            bench.check(
-                f"amax.step{number}.{name}.history",
-                seen == state.history,
-                f"seen {_shown(seen)}, wanted {_shown(state.history)}",
-            )
-            off = abs(seen_scale / state.scale - 1.0)
+        amax = {"input": rows, "weight": case.operands["weight"], "gradient": gradient}
+        for name, (forward, index, kind) in formats.items():
+            newest = torch.tensor([_amax(amax[name])])
+            state = next_state(states[name], newest, DelayedRule(LARGEST[kind], "python"))  # type: ignore[index]
+            states[name], history = state, state.history[:, 0].tolist()
+            found, scale = read(layer, forward=forward)
+            seen, seen_scale = found[:, index].tolist(), float(scale[index])
+            said = f"seen {_shown(seen)}, wanted {_shown(history)}"
+            bench.check(f"amax.step{number}.{name}.history", seen == history, said)
+            off = abs(seen_scale / float(state.scale[0]) - 1.0)
             part = Part(
                 "scale",
                 off,

@@ -32,7 +32,7 @@ from ..bench import Bench
 from ..bounds import unit_roundoff
 from ..emulation import BLOCKS, FORMATS, LARGEST, FormatName, Recipe
 from ..memory import Enter
-from ..references.delayed_scaling import Algorithm, DelayedRule, DelayedTensors, Update, new_state, next_state
+from ..references.delayed_scaling import DelayedRule, DelayedTensors, Update, new_state, next_state
 from .quantizers import Tensor
 
 ROWS: Final = 32  # of the input; FP8 products take multiples of 16
@@ -60,9 +60,6 @@ class Operand:
     forward: bool
     index: int
     values: Any
-
-
-Operands = Callable[[Any, Any, Any], Sequence[Operand]]
 
 
 def linear_operands(layer: Any, rows: Any, gradient: Any) -> Sequence[Operand]:
@@ -117,10 +114,7 @@ def check_delayed_state(
     enter: Enter,
     *,
     length: int = 16,
-    algorithm: Algorithm = "max",
-    margin: int = 0,
     update: Update | None = None,
-    operands: Operands = linear_operands,
     name: str = "state",
 ) -> None:
     """Hold amax histories (exactly) and scales (to one unit in the last place) to their re-computation.
@@ -133,16 +127,13 @@ def check_delayed_state(
         layer: [..., K] -> [..., N], with `weight` [N, K]; it has never run. Its weight is put back afterwards.
         enter: makes the scope of the recipe: delayed scaling, HYBRID.
         length: H, calls that the recipe remembers.
-        algorithm: of the recipe.
-        margin: of the recipe.
         update: how the state is brought up to date; `default_update` of the device without it.
-        operands: (layer, rows, gradient of the output) -> what a call casts.
         name: of the checks.
     """
     how = update or default_update(bench.device)
     rules = {
-        True: DelayedRule(LARGEST["e4m3"], algorithm, margin, how),
-        False: DelayedRule(LARGEST["e5m2"], algorithm, margin, how),
+        True: DelayedRule(LARGEST["e4m3"], how),
+        False: DelayedRule(LARGEST["e5m2"], how),
     }
     follower = _Follower(bench.bridge("fp8_scope").te_amax_state, layer, rules, length)
     weight = layer.weight.detach().clone()
@@ -150,20 +141,20 @@ def check_delayed_state(
         for step in _steps(length):
             with torch.no_grad():
                 layer.weight.copy_(weight * step.weight)
-            _run_step(bench, layer, enter, step, operands, follower)
+            _run_step(bench, layer, enter, step, follower)
     finally:
         with torch.no_grad():
             layer.weight.copy_(weight)
     bench.checks += follower.checks(name)
 
 
-def _run_step(bench: Bench, layer: Any, enter: Enter, step: _Step, operands: Operands, follower: _Follower) -> None:
+def _run_step(bench: Bench, layer: Any, enter: Enter, step: _Step, follower: _Follower) -> None:
     waiting: list[tuple[Any, Any, Sequence[Operand]]] = []
     for number in range(step.micro_batches):
         out_features, in_features = layer.weight.shape
         rows = bench.randn(ROWS, in_features, dtype=torch.bfloat16) * (step.rows * (1 + number))
         gradient = bench.randn(ROWS, out_features, dtype=torch.bfloat16) * (step.gradient * (1 + number))
-        cast = operands(layer, rows, gradient)
+        cast = linear_operands(layer, rows, gradient)
         with enter():
             out = layer(rows.requires_grad_())
         follower.see(step.phase, cast, forward=True)
@@ -304,8 +295,6 @@ def check_shares(
     enter: Enter,
     *,
     length: int = 16,
-    algorithm: Algorithm = "max",
-    margin: int = 0,
     update: Update | None = None,
     name: str = "shares",
 ) -> None:
@@ -317,7 +306,7 @@ def check_shares(
         bench: of the probe.
         new_layer: makes a linear layer, [M, K] -> [M, K], with `weight` [K, K] and perhaps `bias` [K].
         enter: makes the scope of the recipe: delayed scaling, HYBRID.
-        length, algorithm, margin, update: of the recipe, as in `state.check_delayed_state`.
+        length, update: of the recipe, as in `state.check_delayed_state`.
         name: of the checks.
 
     Raises:
@@ -326,7 +315,7 @@ def check_shares(
     how = update or default_update(bench.device)
     for tensors in TOGETHER:
         layer = _square(new_layer(), 0)
-        rules = {tensor: DelayedRule(LARGEST[_format("delayed", tensor)], algorithm, margin, how) for tensor in tensors}
+        rules = {tensor: DelayedRule(LARGEST[_format("delayed", tensor)], how) for tensor in tensors}
         states = {tensor: new_state(length, 1) for tensor in tensors}
         for phase, of_rows, of_gradient in PHASES:
             factors: dict[Tensor, float] = {"input": of_rows, "weight": of_rows, "gradient": of_gradient}
