@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,6 +20,7 @@ from .bench import Bench
 from .bounds import Roundings
 from .observe import attention_kernels, graph_nodes, marking_vendor_layers
 from .references.attention import attend, visible
+from .trial import Tensors, reference_pass, run_pass
 
 # Architectures on which every release from 2.12.0 to 2.20.2 has cuDNN's attention for what the wrapper hands on: half
 # precision, head sizes 64 and 128, two tokens or more, causal or unmasked, no dropout (`get_attention_backend` in
@@ -65,7 +67,6 @@ ENOUGH_KEYS: Final = 16
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ON_CPU: Final[dict[str, Any]] = {**DTYPES, "fp16": torch.float16}
 SCALE: Final = 0.2  # no 1 / sqrt(D) of a case
-TENSORS: Final = ("forward", "grad.query", "grad.key", "grad.value")
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,9 @@ class Sample:
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def leaves(self) -> tuple[Any, Any, Any]:
+    def leaves(self) -> dict[str, Any]:
         """What gradients are taken of."""
-        return self.query, self.key, self.value
+        return {"query": self.query, "key": self.key, "value": self.value}
 
 
 def probe(bench: Bench) -> None:
@@ -189,20 +190,12 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str, backends: tuple[str,
     layer = _layer(bench, bridge, case, asked)
     with marking_vendor_layers():
         seen = _step(layer, sample)
-    out = seen[0]
+    out = seen["forward"]
     is_native = layer.choice.observed == "sdpa" or "block_mask" in case.options  # which plain torch alone may take
-    native = None if is_native else _native(sample)
     prefix = f"{wanted}.{dtype}.{case.name}" if wanted else f"{dtype}.{case.name}"
-    reference, scales = _reference(sample)
-    for index, tensor in enumerate(TENSORS):
-        bench.compare(
-            f"{prefix}.{tensor}",
-            seen[index],
-            reference[index],
-            roundings=_roundings(bench, sample, tensor, dtype, layer.choice.observed),
-            native=None if native is None else native[index],
-            scale=scales.get(tensor),
-        )
+    native = None if is_native else run_pass(partial(_native, sample), sample.leaves, sample.gradient)
+    with bench.scope(prefix):
+        _compare(bench, sample, dtype, layer.choice.observed, seen, native)
     bench.check(f"{prefix}.dtype", out.dtype == sample.query.dtype, f"{out.dtype} from {sample.query.dtype}")
     if not case.code:
         bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=wanted)
@@ -239,22 +232,24 @@ def _check_again(bench: Bench, bridge: Any) -> None:
     for case in (Case("first"), Case("others"), window, Case("plain"), one, Case("longer", extra=3)):
         sample = _sample(bench, case, torch.float32)
         seen = _step(layer, sample)
-        bench.same_bits(f"{case.name}.bits", seen, _step(layer, sample))
+        bench.same_bits(f"{case.name}.bits", seen.values(), _step(layer, sample).values())
         codes = [refusal.code for refusal in layer.choice.refusals if refusal.backend == "te"]
         right = codes == [case.code] if case.code else (layer.choice.observed == "te") is bench.wants_te
         bench.check(f"{case.name}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
-        reference, scales = _reference(sample)
-        for index, tensor in enumerate(TENSORS):
-            rounded = _roundings(bench, sample, tensor, "fp32", layer.choice.observed)
-            bench.compare(
-                f"{case.name}.{tensor}", seen[index], reference[index], roundings=rounded, scale=scales.get(tensor)
-            )
+        with bench.scope(case.name):
+            _compare(bench, sample, "fp32", layer.choice.observed, seen, None)
 
 
-def _step(layer: Any, sample: Sample) -> tuple[Any, ...]:
+def _compare(bench: Bench, sample: Sample, dtype: str, backend: str, seen: Tensors, native: Tensors | None) -> None:
+    wanted, _ = reference_pass(partial(_formula, sample), sample.leaves, sample.gradient)
+    roundings = partial(_roundings, bench, sample, dtype=dtype, backend=backend)
+    bench.compare_pass(seen, wanted, roundings, native=native, scales=_cancelled(sample))
+
+
+def _step(layer: Any, sample: Sample) -> dict[str, Any]:
     """Output and gradients."""
-    out = layer(*sample.leaves, causal=sample.case.causal, **sample.options)
-    return (out, *torch.autograd.grad(out, sample.leaves, sample.gradient.to(out.dtype)))
+    call = partial(layer, *sample.leaves.values(), causal=sample.case.causal, **sample.options)
+    return run_pass(call, sample.leaves, sample.gradient)
 
 
 def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
@@ -323,10 +318,10 @@ def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any
     return {name.removeprefix("wide_"): made[name]() for name in case.options}
 
 
-def _native(sample: Sample) -> tuple[Any, ...]:
-    """The plain path in the same precision."""
-    out = native_attention(*sample.leaves, causal=sample.case.causal, scale=sample.case.scale, **sample.options)
-    return (out, *torch.autograd.grad(out, sample.leaves, sample.gradient))
+def _native(sample: Sample) -> Any:
+    """The plain path in the same precision, on tensors that lie alike."""
+    case, (query, key, value) = sample.case, sample.leaves.values()
+    return native_attention(query, key, value, causal=case.causal, scale=case.scale, **sample.options)
 
 
 def _visible(sample: Sample) -> Any:
@@ -335,29 +330,30 @@ def _visible(sample: Sample) -> Any:
     return visible(batch, sample.case.heads, length, causal=sample.case.causal, device=sample.query.device, **masks)
 
 
-def _reference(sample: Sample) -> tuple[tuple[Any, ...], dict[str, float]]:
-    """Output and gradients in fp64, and norms of what cancels in the gradients of a single token."""
-    query, key, value = (tensor.detach().double().requires_grad_() for tensor in sample.leaves)
+def _formula(sample: Sample, given: Tensors) -> Any:
+    query, key, value = given.values()
+    softcap = sample.options.get("softcap")
+    return attend(query, key, value, _visible(sample), scale=sample.case.scale, softcap=softcap)
+
+
+def _cancelled(sample: Sample) -> dict[str, float]:
+    """Norms of what cancels in the gradients of a single token.
+
+    The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
+    """
+    query, key, value, upstream = (one.detach().double() for one in (*sample.leaves.values(), sample.gradient))
     length, width = query.shape[2:]
-    out = attend(query, key, value, _visible(sample), scale=sample.case.scale, softcap=sample.options.get("softcap"))
-    upstream = sample.gradient.double()
-    gradients = torch.autograd.grad(out, (query, key, value), upstream)
     if length > 1:
-        return (out, *gradients), {}
-    # The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
-    share = sample.case.heads // key.shape[1]
-    keys, values = (tensor.detach().repeat_interleave(share, dim=1) for tensor in (key, value))
+        return {}
+    keys, values = (tensor.repeat_interleave(sample.case.heads // key.shape[1], dim=1) for tensor in (key, value))
     terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(width)
-    return (out, *gradients), {
-        "grad.query": float((terms * keys).norm()),
-        "grad.key": float((terms * query.detach()).norm()),
-    }
+    return {"grad.query": float((terms * keys).norm()), "grad.key": float((terms * query).norm())}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------
 
 
-def _roundings(bench: Bench, sample: Sample, tensor: str, dtype: str, backend: str) -> Roundings:
+def _roundings(bench: Bench, sample: Sample, tensor: str, *, dtype: str, backend: str) -> Roundings:
     """What is rounded on the way to a tensor.
 
     A fused kernel keeps scores and sums in fp32, and rounds the weights P for the product with V, the score gradients

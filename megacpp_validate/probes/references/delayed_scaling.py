@@ -80,10 +80,7 @@ def next_state(state: DelayedTensors, amax: Any, rule: DelayedRule) -> DelayedTe
     """
     seen = state.history.clone()
     seen[0] = amax.double()
-    if rule.update == "fused":
-        top = torch.where(seen.isnan(), 0.0, seen).amax(dim=0)
-    else:
-        top = seen.amax(dim=0)
+    top = (torch.where(seen.isnan(), 0.0, seen) if rule.update == "fused" else seen).amax(dim=0)
     moved = seen.roll(-1, 0)
     moved[0] = 0.0
     if rule.update == "fused":
