@@ -17,18 +17,18 @@ import torch
 
 from ..native.attention import attention
 from ..native.block import ABlock
-from ..native.mlp import activation, gated_activation, is_gated
+from ..native.mlp import is_gated
 from ..native.norms import rms_norm
 from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
 from .bounds import Roundings
-from .emulation import EMULATED, emulated_linear
+from .emulation import EMULATED, emulated_linear, emulated_mlp
 from .low_precision import MICROBATCH, check_kept_weights, check_layers_in_low_precision, watching_layers
 from .memory import Enter
 from .observe import graph_nodes, marking_vendor_layers, recording_argument
 from .references.attention import Sizes, attention_branch, block_step, mlp_branch, rotary_tables, rotated, visible
 from .references.roundings import Precision, block_roundings, precision_of
-from .trial import tf32_products
+from .trial import Tensors, formula_pass, run_pass, tf32_products
 
 HEADS: Final = 8
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
@@ -96,6 +96,21 @@ class Sample:
         return visible(batch, HEADS, length, device=self.rows.device, **self.options)
 
 
+def new_weights(bench: Bench, case: Case, hidden: int, ffn: int, branches: float, size: float) -> dict[str, Any]:
+    """By native names, in fp32; with `branches` of 2 each branch is about as large as the stream of size `size`."""
+    joint, up = HEADS * case.width, 2 * ffn if is_gated(case.activation) else ffn
+    qkv = bench.randn((HEADS + 2 * case.groups) * case.width, hidden, scale=hidden**-0.5)
+    qkv[:joint] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
+    return {
+        "qkv.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
+        "qkv.weight": qkv,
+        "out.weight": bench.randn(hidden, joint, scale=branches * joint**-0.5 * size),
+        "mlp.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
+        "mlp.fc1_weight": bench.randn(up, hidden, scale=hidden**-0.5),
+        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=branches * ffn**-0.5),
+    }
+
+
 def new_sample(bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0) -> Sample:
     """Inputs and weights; with `branches` of 2 each branch is about as large as the stream that it is added to."""
     gpu = bench.device == "cuda"
@@ -107,17 +122,7 @@ def new_sample(bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0) -
         rows = bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2]
     else:
         rows = bench.randn(batch, length, hidden, dtype=dtype, scale=size)
-    joint, up = HEADS * case.width, 2 * ffn if is_gated(case.activation) else ffn
-    qkv = bench.randn((HEADS + 2 * case.groups) * case.width, hidden, scale=hidden**-0.5)
-    qkv[:joint] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
-    weights = {
-        "qkv.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
-        "qkv.weight": qkv,
-        "out.weight": bench.randn(hidden, joint, scale=branches * joint**-0.5 * size),
-        "mlp.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
-        "mlp.fc1_weight": bench.randn(up, hidden, scale=hidden**-0.5),
-        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=branches * ffn**-0.5),
-    }
+    weights = new_weights(bench, case, hidden, ffn, branches, size)
     options: dict[str, Any] = {}
     if "doc_ids" in case.options:
         options["doc_ids"] = bench.randint(2, batch, length).cumsum(-1) // 5
@@ -152,17 +157,15 @@ def new_layer(bench: Bench, bridge: Any, sample: Sample) -> Any:
 
 
 def layer_step(layer: Any, sample: Sample, enter: Enter) -> dict[str, Any]:
-    """Forward in the scope, backward outside: output and gradients, of weights by native names."""
-    sample.rows.grad = None
-    layer.zero_grad(set_to_none=True)
-    with enter(), marking_vendor_layers():
-        out = layer(sample.rows, rope=sample.rope, **sample.options)
-    out.backward(sample.gradient.to(out.dtype))
-    parts = {name: weight.grad for name, weight in (layer.native or layer.te).named_parameters()}
+    """A pass of the wrapper, weights by native names."""
+    parameters = dict((layer.native or layer.te).named_parameters())
+    call = partial(layer, sample.rows, rope=sample.rope, **sample.options)
+    with marking_vendor_layers():
+        seen = run_pass(call, {"rows": sample.rows, **parameters}, sample.gradient, enter)
     if layer.te is not None:
-        split = [parts.pop(f"qkv.{part}_weight") for part in ("query", "key", "value")]
-        parts["qkv.weight"] = None if any(part is None for part in split) else torch.cat(split)
-    return {"out": out, "rows": sample.rows.grad, **parts}
+        split = [seen.pop(f"grad.qkv.{part}_weight") for part in ("query", "key", "value")]
+        seen["grad.qkv.weight"] = None if any(part is None for part in split) else torch.cat(split)
+    return seen
 
 
 def layer_inputs(bench: Bench, sample: Sample) -> dict[str, tuple[Any, Any]]:
@@ -186,30 +189,27 @@ def native_step(sample: Sample) -> dict[str, Any]:
     )  # fmt: skip
     block.load_state_dict(weights)
     rows = sample.rows.detach().clone().requires_grad_()
-    out = block(rows, rope=sample.rope, **sample.options)
-    out.backward(sample.gradient)
-    return {"out": out, "rows": rows.grad, **{name: weight.grad for name, weight in block.named_parameters()}}
+    leaves = {"rows": rows, **dict(block.named_parameters())}
+    return run_pass(lambda: block(rows, rope=sample.rope, **sample.options), leaves, sample.gradient)
 
 
 def emulated_step(sample: Sample, recipe: Any) -> dict[str, Any]:
     """The plain block with the operands of its four linear layers rounded as the recipe rounds them."""
-    case, width = sample.case, sample.case.width
-    rows = sample.rows.detach().clone().requires_grad_()
-    weights = {name: weight.detach().clone().requires_grad_() for name, weight in sample.weights.items()}
-    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], eps=sample.eps)
-    mixed = emulated_linear(normed, weights["qkv.weight"], recipe)
-    parts = mixed.split([HEADS * width, case.groups * width, case.groups * width], dim=-1)
-    query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
-    if sample.rope is not None:
-        query, key = apply_rope(query, *sample.rope), apply_rope(key, *sample.rope)
-    attended = attention(query, key, value).transpose(1, 2).flatten(2)
-    stream = rows + emulated_linear(attended, weights["out.weight"], recipe)
-    normed = rms_norm(stream, weights["mlp.layer_norm_weight"], eps=sample.eps)
-    up = emulated_linear(normed, weights["mlp.fc1_weight"], recipe)
-    acted = gated_activation(up, case.activation) if is_gated(case.activation) else activation(up, case.activation)
-    out = stream + emulated_linear(acted, weights["mlp.fc2_weight"], recipe)
-    out.backward(sample.gradient)
-    return {"out": out, "rows": rows.grad, **{name: weight.grad for name, weight in weights.items()}}
+    case, width, eps = sample.case, sample.case.width, sample.eps
+
+    def block(given: Tensors) -> Any:
+        normed = rms_norm(given["rows"], given["qkv.layer_norm_weight"], eps=eps)
+        mixed = emulated_linear(normed, given["qkv.weight"], recipe)
+        parts = mixed.split([HEADS * width, case.groups * width, case.groups * width], dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
+        if sample.rope is not None:
+            query, key = apply_rope(query, *sample.rope), apply_rope(key, *sample.rope)
+        attended = attention(query, key, value).transpose(1, 2).flatten(2)
+        stream = given["rows"] + emulated_linear(attended, given["out.weight"], recipe)
+        mlp = {name.removeprefix("mlp."): weight for name, weight in given.items()}
+        return stream + emulated_mlp({**mlp, "input": stream}, recipe, activation=case.activation, eps=eps)
+
+    return formula_pass(block, {"rows": sample.rows, **sample.weights}, sample.gradient)
 
 
 def compare_block(
@@ -240,32 +240,39 @@ def compare_block(
     smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
     # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
     independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
-    out = seen["out"]
+    out = seen["forward"]
     bench.check(f"{path}.dtype", out.dtype == sample.rows.dtype, f"{out.dtype} from {sample.rows.dtype}")
-    found = {"out": wanted.out, **wanted.gradients}
+    found = {"forward": wanted.out, **{f"grad.{name}": tensor for name, tensor in wanted.gradients.items()}}
     reference = _parted(found, sample)
-    seen, native = _parted(seen, sample), None if native is None else _parted(native, sample)
     # The weight of a single key is 1, so its score has no gradient: what is left is small beside that of the values.
-    alone = float(reference["qkv.weight.value"].norm()) if length == 1 else None
-    for name, tensor in reference.items():
-        bench.compare(
-            f"{path}.forward" if name == "out" else f"{path}.grad.{shown(name)}",
-            seen[name],
-            tensor,
-            roundings=bounds(name, independent=independent.get(name, smallest)),
-            native=None if native is None else native[name],
-            scale=alone if name in ("qkv.weight.query", "qkv.weight.key") else None,
+    alone = {f"grad.{name}": float(reference["grad.qkv.weight.value"].norm()) for name in independent if length == 1}
+
+    def roundings(tensor: str) -> Roundings:
+        name = tensor.removeprefix("grad.")
+        return bounds(name, independent=independent.get(name, smallest))
+
+    def named(tensors: dict[str, Any]) -> dict[str, Any]:
+        return {shown(name): tensor for name, tensor in _parted(tensors, sample).items()}
+
+    plain = {shown(name): name for name in reference}
+    with bench.scope(path):
+        bench.compare_pass(
+            named(seen),
+            named(found),
+            lambda name: roundings(plain[name]),
+            native=None if native is None else named(native),
+            scales={shown(name): scale for name, scale in alone.items()},
         )
     return found
 
 
 def _parted(tensors: dict[str, Any], sample: Sample) -> dict[str, Any]:
     """The gradient of the joint QKV weight in its three parts, each held to its own norm."""
-    joint = tensors["qkv.weight"]
+    joint = tensors["grad.qkv.weight"]
     width, groups = sample.case.width, sample.case.groups
     parts = (None,) * 3 if joint is None else joint.split([HEADS * width, groups * width, groups * width])
-    rest = {name: tensor for name, tensor in tensors.items() if name != "qkv.weight"}
-    return rest | dict(zip((f"qkv.weight.{part}" for part in ("query", "key", "value")), parts, strict=True))
+    rest = {name: tensor for name, tensor in tensors.items() if name != "grad.qkv.weight"}
+    return rest | dict(zip((f"grad.qkv.weight.{part}" for part in ("query", "key", "value")), parts, strict=True))
 
 
 def check_layers_ran(bench: Bench, path: str, out: Any, layers: Sequence[str]) -> None:
@@ -329,9 +336,9 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     path = f"{dtype}.{case.name}"
     if case.code:
         _check_refused(bench, path, layer.choice, case.code)
-    bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native" if case.code else "")
+    bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"], wanted="native" if case.code else "")
     if bench.wants_te and not case.code:
-        check_layers_ran(bench, path, seen["out"], LAYERS)
+        check_layers_ran(bench, path, seen["forward"], LAYERS)
     tf32 = dtype == "fp32" and layer.choice.observed == "te" and bench.device == "cuda"
     with tf32_products() if tf32 else nullcontext():
         native = native_step(sample) if layer.choice.observed == "te" else None
@@ -397,7 +404,7 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
         with watching_layers(_low_layers(layer)) as watched:
             seen = layer_step(layer, sample, enter)
         path = f"fp8.{recipe}.{case.name}"
-        bench.ran_on(f"native_block.{path}", layer.choice, seen["out"])
+        bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"])
         native = emulated_step(sample, recipe)
         compare_block(bench, path, sample, seen, native, precision_of("bf16", recipe=recipe))
         check_layers_in_low_precision(bench, path, recipe, watched)
@@ -408,7 +415,7 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
     seen = layer_step(layer, sample, enter)
     path = f"fp8.{recipe}.{ODD.name}"
     _check_refused(bench, path, layer.choice, "fp8-alignment")
-    bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native")
+    bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"], wanted="native")
     compare_block(bench, path, sample, seen, None, precision_of("bf16"))
 
 

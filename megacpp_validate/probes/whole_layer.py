@@ -17,10 +17,20 @@ from .bench import Bench
 from .emulation import EMULATED, operand_roundings
 from .low_precision import low_precision_ran
 from .memory import Enter
-from .native_block import HEADS, SMALL, Case, Sample, check_layers_ran, compare_block, emulated_step, native_step
+from .native_block import (
+    HEADS,
+    SMALL,
+    Case,
+    Sample,
+    check_layers_ran,
+    compare_block,
+    emulated_step,
+    native_step,
+    new_weights,
+)
 from .observe import marking_vendor_layers
 from .references.roundings import precision_of
-from .trial import tf32_products
+from .trial import run_pass, tf32_products
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GROUPS: Final = 2
@@ -62,11 +72,11 @@ def _check_case(bench: Bench, spec: Any, case: Case, dtype: str) -> None:
         return
     first = _step(layer, sample, nullcontext)
     seen = _step(layer, sample, nullcontext)
-    bench.ran_on(path, choice, seen["out"])
+    bench.ran_on(path, choice, seen["forward"])
     # In training mode: what drops anything out gives other values each time. Backward passes may sum in any order.
-    bench.same_bits(f"{path}.forward.repeated", [first["out"]], [seen["out"]])
+    bench.same_bits(f"{path}.forward.repeated", [first["forward"]], [seen["forward"]])
     if bench.wants_te:
-        check_layers_ran(bench, path, seen["out"], LAYERS)
+        check_layers_ran(bench, path, seen["forward"], LAYERS)
     tf32 = dtype == "fp32" and bench.wants_te and bench.device == "cuda"
     with tf32_products() if tf32 else nullcontext():
         native = native_step(sample) if bench.wants_te else None
@@ -86,7 +96,7 @@ def _check_recipe(bench: Bench, spec: Any, recipe: Any) -> None:
     if recipe == "delayed":  # its scales come from the step before; see `emulation`
         _step(layer, sample, enter)
     seen = _step(layer, sample, enter)
-    bench.ran_on(path, choice, seen["out"])
+    bench.ran_on(path, choice, seen["forward"])
     precision = precision_of("bf16", recipe=recipe)
     wanted = compare_block(bench, path, sample, seen, emulated_step(sample, recipe), precision, shown=_shown)
     bench.checks.append(
@@ -105,7 +115,7 @@ def _low_precision_ran(name: str, seen: dict[str, Any], wanted: dict[str, Any], 
     """
     last, parts = operand_roundings(recipe, "wgrad", count), []
     for weight in ("qkv.weight", "out.weight", "mlp.fc1_weight", "mlp.fc2_weight"):
-        grad, reference = seen[weight], wanted[weight]
+        grad, reference = seen[f"grad.{weight}"], wanted[f"grad.{weight}"]
         error = 0.0 if grad is None else float((grad.double() - reference).norm() / reference.norm())
         parts.append(low_precision_ran(error, last, f"{NAMES[weight]}, of its last product alone"))
     return Check(name, all(part.passed for part in parts), tuple(parts))
@@ -117,18 +127,10 @@ def _low_precision_ran(name: str, seen: dict[str, Any], wanted: dict[str, Any], 
 def _new_sample(bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0) -> Sample:
     batch, length, hidden, ffn = (2, 128, 512, 1024) if bench.device == "cuda" else (1, 24, 64, 96)
     length, width, size = length + case.extra, hidden // HEADS, SMALL if case.small else 1.0
-    qkv = bench.randn((HEADS + 2 * GROUPS) * width, hidden, scale=hidden**-0.5)
-    qkv[: HEADS * width] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
-    weights = {
-        "qkv.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
-        "qkv.weight": qkv,
-        "out.weight": bench.randn(hidden, HEADS * width, scale=branches * hidden**-0.5 * size),
-        "mlp.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
-        "mlp.fc1_weight": bench.randn(2 * ffn, hidden, scale=hidden**-0.5),
-        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=branches * ffn**-0.5),
-    }
+    case = replace(case, width=width)
+    weights = new_weights(bench, case, hidden, ffn, branches, size)
     return Sample(
-        replace(case, width=width),
+        case,
         bench.randn(batch, length, hidden, dtype=dtype, grad=True, scale=size),
         {name: weight.to(dtype) for name, weight in weights.items()},
         bench.randn(batch, length, hidden, dtype=dtype),
@@ -183,21 +185,21 @@ def _interleaved(sample: Sample) -> Any:
 
 def _step(layer: Any, sample: Sample, enter: Enter) -> dict[str, Any]:
     """Forward in the scope, backward outside: output and gradients by native names."""
-    sample.rows.grad = None
-    layer.zero_grad(set_to_none=True)
-    with enter(), marking_vendor_layers():
-        out = layer(sample.rows)
-    out.backward(sample.gradient.to(out.dtype))
-    grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
-    if NAMES["qkv.weight"] in grads:
-        grads = {name: grads[own] for name, own in NAMES.items()}
-        if (joint := grads["qkv.weight"]) is not None:
-            grads["qkv.weight"] = torch.empty_like(joint)
-            grads["qkv.weight"][_interleaved(sample)] = joint
-    return {"out": out, "rows": sample.rows.grad, **grads}
+    leaves = {"rows": sample.rows, **dict(layer.named_parameters())}
+    with marking_vendor_layers():
+        seen = run_pass(partial(layer, sample.rows), leaves, sample.gradient, enter)
+    if f"grad.{NAMES['qkv.weight']}" not in seen:
+        return seen
+    found = {"forward": seen["forward"], "grad.rows": seen["grad.rows"]}
+    found |= {f"grad.{name}": seen[f"grad.{own}"] for name, own in NAMES.items()}
+    if (joint := found["grad.qkv.weight"]) is not None:
+        found["grad.qkv.weight"] = torch.empty_like(joint)
+        found["grad.qkv.weight"][_interleaved(sample)] = joint
+    return found
 
 
 def _shown(name: str) -> str:
     """As Transformer Engine's layer has it: a part of it is none of what stands under "mlp" in this cell."""
-    head, part = ("qkv.weight", name.removeprefix("qkv.weight")) if name.startswith("qkv.weight.") else (name, "")
-    return f"{NAMES[head]}{part}" if head in NAMES else name
+    own = name.removeprefix("grad.")
+    head, part = ("qkv.weight", own.removeprefix("qkv.weight")) if own.startswith("qkv.weight.") else (own, "")
+    return f"grad.{NAMES[head]}{part}" if head in NAMES else name

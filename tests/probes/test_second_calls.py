@@ -52,8 +52,8 @@ def test_bits_and_tensors_that_are_missing() -> None:
 def of_experts(patch: Patch, product: Callable[..., Any]) -> set[str]:
     bench = bench_of("expert_gemm")
     patch.setattr(expert_gemm, "grouped_gemm", product)
-    expert_probe._again(bench, expert_gemm)
-    expert_probe._other_dtypes(bench, expert_gemm)
+    expert_probe._again(bench)
+    expert_probe._other_dtypes(bench)
     return failed(bench)
 
 
@@ -97,7 +97,7 @@ def test_a_microbatch_that_is_not_told_to_the_experts_is_seen(monkeypatch: Patch
         lambda self, rows, counts, is_first_microbatch=None: forward(self, rows, counts, is_first_microbatch=wrong),
     )  # fmt: skip
     bench = bench_of("expert_gemm", "te")
-    expert_probe._check_microbatch(bench, expert_gemm)
+    expert_probe._check_microbatch(bench)
     assert failed(bench) == {f"microbatch.{value}" for value in {True, False, None} - {wrong}}
 
 

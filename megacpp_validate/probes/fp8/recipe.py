@@ -124,7 +124,7 @@ def _compare(bench: Bench, path: str, recipe: Recipe, bank: Bank, seen: Tensors)
         found, rounded = seen[tensor], roundings(tensor)
         bench.compare(f"{path}.{name}", found, exact, roundings=rounded, native=native[tensor])
         if found is not None and bool(exact.any()):
-            part = low_precision_ran(float((found.double() - exact).norm() / exact.norm()), rounded)
+            part = low_precision_ran(float((found.detach().double() - exact).norm() / exact.norm()), rounded)
             bench.checks.append(Check(f"{path}.{name}.applied", part.passed, (part,)))
 
 

@@ -198,7 +198,7 @@ def block_roundings(
     """The roundings on the way to one tensor.
 
     Args:
-        tensor: "out", "rows" (its gradient) or the name of a weight (its gradient).
+        tensor: "forward", "rows" (its gradient) or the name of a weight (its gradient).
         shares: of the parts, from the reference.
         precision: of what is stored and multiplied.
         length: products in the longest sum.
@@ -212,7 +212,7 @@ def block_roundings(
 
 def _errors(tensor: str, shares: Shares, carried: float, gated: bool) -> _Errors:
     stream = shares.attention * ATTENTION + WRITTEN
-    if tensor == "out":
+    if tensor == "forward":
         return shares.stream * stream + shares.mlp * (carried * stream + MLP[gated]) + WRITTEN
     if tensor == "mlp.fc2_weight":
         return carried * stream + MLP[gated] + _Errors(0.0, -1.0, 1.0)  # for fc2 itself, the gradient
