@@ -16,13 +16,12 @@ from ..native.mlp import NormMLP
 from ..native.norms import NormLinear, RMSNorm, rms_norm
 from .bench import Bench
 from .emulation import EMULATED, emulated_linear, emulated_mlp
-from .native_layers import check_native_layers
 from .references import layers as reference
 from .references import roundings as counted
 from .references.experts import expert_bank
 from .references.layers import Tensors
 from .trial import formula_of, layer_trial, try_case
-from .whole_layer import check_whole_layer
+from .whole_layer import check_native_layers, check_whole_layer
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")

@@ -166,7 +166,7 @@ def test_a_gradient_that_is_not_there_is_caught(monkeypatch: pytest.MonkeyPatch)
     real = whole_layer._step
 
     def step(*given: Any) -> dict[str, Any]:
-        return real(*given) | {"qkv.weight": None, "out.weight": None}
+        return real(*given) | {"grad.qkv.weight": None, "grad.out.weight": None}
 
     monkeypatch.setattr(whole_layer, "_step", step)
     found = failed(run("te", quick=True))
