@@ -137,11 +137,6 @@ def pick(probs: Any, routed: Routed) -> Any:
     return probs[[entry.token for entry in routed.rows], [entry.expert for entry in routed.rows]]
 
 
-def unless_native(bench: Bench, make: Callable[[], Any]) -> Any:
-    """What native PyTorch gives; None where that is what is judged."""
-    return make() if bench.wants_te else None
-
-
 def sum_of_rows(case: Case, dtype: str, what: str, *, weighted: bool = False) -> Roundings:
     """A sum over the experts of a token in fp32, rounded once to the dtype of the rows."""
     steps = (("fp32", 1), (dtype, 1)) if weighted else ((dtype, 1),)
@@ -175,6 +170,9 @@ def exact(bench: Bench, name: str, seen: Any, wanted: Any) -> None:
 
 
 NAN: Final = float("nan")
+PADDED: Final[dict[str, dict[str, Any]]] = {
+    "aligned": {"align": 16}, "padded": {"layout": "padded", "capacity": 3}
+}  # fmt: skip
 
 
 def probe(bench: Bench) -> None:
@@ -183,14 +181,17 @@ def probe(bench: Bench) -> None:
     for name in DTYPES:
         for case in CASES:
             with bench.scope(f"{name}.{case.name}"):
-                _there(bench, bridge, case, name)
+                _there(bench, bridge, case, name, f"permute.{name}.{case.name}")
                 _back(bench, bridge, case, name)
-    for capacity in (None, 3):
-        with bench.scope("bf16.aligned" if capacity is None else "bf16.padded"):
-            _padded(bench, bridge, capacity)
-    _without_probs(bench, bridge)
-    _zero_probability(bench, bridge)
-    _gradient_of_probs_alone(bench, bridge)
+    parts: dict[str, Callable[..., None]] = {
+        **{f"bf16.{name}": partial(_padded, **layout) for name, layout in PADDED.items()},
+        "bf16.without-probs": _without_probs,
+        "bf16.zero-probability": _zero_probability,
+        "bf16.gradient-of-probs-alone": _gradient_of_probs_alone,
+    }
+    for name, part in parts.items():
+        with bench.scope(name):
+            part(bench, bridge)
     if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
         _again(bench, bridge)
     _chunks(bench, bridge)
@@ -200,28 +201,62 @@ def probe(bench: Bench) -> None:
     _refusals(bench, bridge)
 
 
-def _there(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
-    """Tokens to rows, with their probabilities, and the gradients of both."""
+@dataclass(frozen=True)
+class _Laid:
+    """Where the rows of a routing lie: by expert, those of each expert padded.
+
+    Attributes:
+        rows: token and expert of each.
+        counts, sizes: rows of each expert, without and with padding.
+        leading: shape of the rows, without their width.
+    """
+
+    rows: list[Entry]
+    counts: list[int]
+    sizes: list[int]
+    leading: tuple[int, ...]
+
+    def lay(self, values: Any, filling: float = 0.0) -> Any:
+        """Values of the rows [R, ...] at their places, and `filling` in the padding."""
+        laid = spread(values, places(self.counts, self.sizes), sum(self.sizes), filling)
+        return laid.reshape(*self.leading, *values.shape[1:])
+
+
+def _lay_out(routed: Routed, align: int = 1, capacity: int | None = None, **_: Any) -> _Laid:
+    """As a `Dispatch` with these options lays rows out."""
+    rows = entries(routed.routing_map, capacity)
+    counts = count(rows, EXPERTS)
+    sizes = [capacity or -(-number // align) * align for number in counts]
+    return _Laid(rows, counts, sizes, (EXPERTS, capacity) if capacity else (sum(sizes),))
+
+
+def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: _Laid, *, probs: bool = True) -> None:
+    check_numbers(bench, sent, laid.counts, laid.sizes)
+    exact(bench, "rows", sent.rows, laid.lay(copied(routed.tokens, laid.rows)))
+    if probs:
+        exact(bench, "row_probs", sent.row_probs, laid.lay(picked(routed.probs, laid.rows)))
+    else:
+        bench.check("row_probs", sent.row_probs is None, "none were given")
+
+
+def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layout: Any) -> tuple[Any, ...]:
+    """Tokens to rows, with their probabilities, and the gradients of both; nothing that stands in padding counts."""
     routed = route(bench, case, DTYPES[dtype], grad=True)
-    dispatch = bridge.Dispatch(EXPERTS)
+    dispatch, laid = bridge.Dispatch(EXPERTS, **layout), _lay_out(routed, **layout)
     sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-    bench.ran_on(f"permute.{dtype}.{case.name}", dispatch.choice, sent.rows)
-    check_numbers(bench, sent, routed.counts, routed.counts)
-    exact(bench, "rows", sent.rows, copied(routed.tokens, routed.rows))
-    exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
-    of_rows = bench.randn(*sent.rows.shape, dtype=DTYPES[dtype])
-    of_probs = bench.randn(*sent.row_probs.shape)
-    torch.autograd.backward([sent.rows, sent.row_probs], [of_rows, of_probs])
-    bench.compare(
-        "grad.tokens",
-        routed.tokens.grad,
-        summed(of_rows, routed.rows, len(routed.tokens)),
-        roundings=sum_of_rows(case, dtype, "the gradients of a token's rows summed"),
-        native=unless_native(
-            bench, lambda: native.unpermute(of_rows, token_ids(routed), num_tokens=len(routed.tokens))
-        ),
-    )
-    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
+    bench.ran_on(path, dispatch.choice, sent.rows)
+    _check_sent(bench, sent, routed, laid)
+    of_rows = bench.randn(len(laid.rows), routed.tokens.shape[1], dtype=DTYPES[dtype])
+    of_probs = bench.randn(len(laid.rows))
+    torch.autograd.backward([sent.rows, sent.row_probs], [laid.lay(of_rows, NAN), laid.lay(of_probs, NAN)])
+    number, native_sum = len(routed.tokens), None
+    if not layout and bench.wants_te:
+        native_sum = native.unpermute(of_rows, token_ids(routed), num_tokens=number)
+    rounded = sum_of_rows(case, dtype, "the gradients of a token's rows summed")
+    wanted = summed(of_rows, laid.rows, number)
+    bench.compare("grad.tokens", routed.tokens.grad, wanted, roundings=rounded, native=native_sum)
+    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, laid.rows, routed.probs.shape))
+    return routed, laid, dispatch, sent
 
 
 def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
@@ -244,7 +279,7 @@ def _compare_back(
 ) -> None:
     """Held to fp64: the way back, and its gradients."""
     name = "sum" if weights is None else "weighted"
-    plain = unless_native(bench, lambda: _native_back(rows, routed, weights, upstream)) or (None, None, None)
+    plain = _native_back(rows, routed, weights, upstream) if bench.wants_te else (None, None, None)
     bench.compare(
         f"{name}.forward",
         back,
@@ -274,77 +309,39 @@ def _compare_back(
     )
 
 
-def _padded(bench: Bench, bridge: Any, capacity: int | None) -> None:
+def _padded(bench: Bench, bridge: Any, **layout: Any) -> None:
     """Both layouts with padding: it is zeros, and nothing of what stands in it comes back."""
-    routed = route(bench, MIXED, torch.bfloat16, grad=True)
-    if capacity is None:
-        dispatch, rows = bridge.Dispatch(EXPERTS, align=16), routed.rows
-        counts = count(rows, EXPERTS)
-        sizes = [-(-number // 16) * 16 for number in counts]
-        shape: tuple[int, ...] = (sum(sizes),)
-    else:
-        dispatch = bridge.Dispatch(EXPERTS, layout="padded", capacity=capacity)
-        rows = entries(routed.routing_map, capacity)
-        counts, sizes, shape = count(rows, EXPERTS), [capacity] * EXPERTS, (EXPERTS, capacity)
-    where, total, width = places(counts, sizes), sum(sizes), routed.tokens.shape[1]
-    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-    bench.ran_on("permute", dispatch.choice, sent.rows)
-    check_numbers(bench, sent, counts, sizes)
-    copies = spread(copied(routed.tokens, rows), where, total)
-    exact(bench, "rows", sent.rows, copies.reshape(*shape, width))
-    exact(bench, "row_probs", sent.row_probs, spread(picked(routed.probs, rows), where, total).reshape(shape))
-
-    of_rows, of_probs = bench.randn(len(rows), width, dtype=torch.bfloat16), bench.randn(len(rows))
-    torch.autograd.backward(
-        [sent.rows, sent.row_probs],
-        [
-            spread(of_rows, where, total, NAN).reshape(*shape, width),
-            spread(of_probs, where, total, NAN).reshape(shape),
-        ],
-    )
-    reference = summed(of_rows, rows, len(routed.tokens))
-    why = "the gradients of a token's rows summed"
-    bench.compare("grad.tokens", routed.tokens.grad, reference, roundings=sum_of_rows(MIXED, "bf16", why))
-    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, rows, routed.probs.shape))
-
-    given = bench.randn(len(rows), width, dtype=torch.bfloat16)
-    filled = spread(given, where, total, NAN).reshape(*shape, width).requires_grad_()
+    routed, laid, dispatch, sent = _there(bench, bridge, MIXED, "bf16", "permute", **layout)
+    given = bench.randn(len(laid.rows), routed.tokens.shape[1], dtype=torch.bfloat16)
+    filled = laid.lay(given, NAN).requires_grad_()
     back = dispatch.unpermute(filled, sent.row_map)
     bench.ran_on("unpermute", dispatch.choice, back)
-    reference = summed(given, rows, len(routed.tokens))
+    reference = summed(given, laid.rows, len(routed.tokens))
     bench.compare("back.forward", back, reference, roundings=sum_of_rows(MIXED, "bf16", "a token's rows summed"))
     upstream = bench.randn(*back.shape, dtype=torch.bfloat16)
     back.backward(upstream)
-    copies = spread(copied(upstream, rows), where, total)
-    exact(bench, "back.grad.rows", filled.grad, copies.reshape(*shape, width))
+    exact(bench, "back.grad.rows", filled.grad, laid.lay(copied(upstream, laid.rows)))
 
 
 def _without_probs(bench: Bench, bridge: Any) -> None:
     """Tokens alone, with the caller's own numbers, and a gradient that is one value seen many times."""
     routed = route(bench, MIXED, torch.bfloat16, grad=True)
     dispatch = bridge.Dispatch(EXPERTS)
-    with bench.scope("bf16.without-probs"):
-        sent = dispatch.permute(routed.tokens, None, routed.routing_map, rows_per_expert=routed.counts)
-        bench.ran_on("permute", dispatch.choice, sent.rows)
-        check_numbers(bench, sent, routed.counts, routed.counts)
-        exact(bench, "rows", sent.rows, copied(routed.tokens, routed.rows))
-        bench.check("row_probs", sent.row_probs is None, "none were given")
-        sent.rows.sum().backward()
-        copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
-        exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
+    sent = dispatch.permute(routed.tokens, None, routed.routing_map, rows_per_expert=routed.counts)
+    bench.ran_on("permute", dispatch.choice, sent.rows)
+    _check_sent(bench, sent, routed, _lay_out(routed), probs=False)
+    sent.rows.sum().backward()
+    copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
+    exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
 
 
 def _again(bench: Bench, bridge: Any) -> None:
     """One object with another map each time, the caller's numbers given or not; the same bits for the same call."""
-    layouts: tuple[dict[str, Any], ...] = ({}, {"align": 16}, {"layout": "padded", "capacity": 3})
-    for layout in layouts:
+    for layout in ({}, *PADDED.values()):
         dispatch = bridge.Dispatch(EXPERTS, **layout)
-        align = layout.get("align", 1)
         for index, given in enumerate((False, True, False)):
             routed = route(bench, MIXED, torch.float32, grad=True)
-            rows = entries(routed.routing_map, layout.get("capacity"))
-            counts = count(rows, EXPERTS)
-            sizes = [layout.get("capacity", -(-number // align) * align) for number in counts]
+            laid = _lay_out(routed, **layout)
             numbers = {"rows_per_expert": routed.counts} if given else {}
             call = partial(dispatch.permute, routed.tokens, routed.probs, routed.routing_map, **numbers)
             with bench.scope(f"again.{''.join(layout) or 'jagged'}.{index}"):
@@ -353,14 +350,13 @@ def _again(bench: Bench, bridge: Any) -> None:
                 except ValueError as fault:  # the caller's numbers and the map that is kept do not fit
                     bench.check("call", False, str(fault))
                     continue
-                check_numbers(bench, sent, counts, sizes)
-                wanted = spread(copied(routed.tokens, rows), places(counts, sizes), sum(sizes))
-                leading = (EXPERTS, layout["capacity"]) if "capacity" in layout else (sum(sizes),)
-                exact(bench, "rows", sent.rows, wanted.reshape(*leading, -1))
+                check_numbers(bench, sent, laid.counts, laid.sizes)
+                copies = copied(routed.tokens, laid.rows)
+                exact(bench, "rows", sent.rows, laid.lay(copies))
                 exact(bench, "bits", twice.rows, sent.rows)
                 back, again = (dispatch.unpermute(one.rows, one.row_map, probs=routed.probs) for one in (sent, twice))
                 exact(bench, "back.bits", again, back)
-                reference = summed(copied(routed.tokens, rows), rows, len(routed.tokens), routed.probs)
+                reference = summed(copies, laid.rows, len(routed.tokens), routed.probs)
                 rounded = sum_of_rows(MIXED, "fp32", "a token's rows summed", weighted=True)
                 bench.compare("back", back, reference, roundings=rounded)
 
@@ -372,13 +368,12 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
     with torch.no_grad():
         routed.probs[[entry.token for entry in zeroed], [entry.expert for entry in zeroed]] = 0.0
     dispatch = bridge.Dispatch(EXPERTS)
-    with bench.scope("bf16.zero-probability"):
-        sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-        bench.ran_on("permute", dispatch.choice, sent.rows)
-        wanted = copied(routed.tokens, routed.rows)
-        wanted[::3] = 0
-        exact(bench, "rows", sent.rows, wanted)
-        exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
+    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+    bench.ran_on("permute", dispatch.choice, sent.rows)
+    wanted = copied(routed.tokens, routed.rows)
+    wanted[::3] = 0
+    exact(bench, "rows", sent.rows, wanted)
+    exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
 
 
 def _gradient_of_probs_alone(bench: Bench, bridge: Any) -> None:
@@ -386,12 +381,11 @@ def _gradient_of_probs_alone(bench: Bench, bridge: Any) -> None:
     routed = route(bench, MIXED, torch.bfloat16)
     routed.probs.requires_grad_()
     dispatch = bridge.Dispatch(EXPERTS)
-    with bench.scope("bf16.gradient-of-probs-alone"):
-        sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-        bench.ran_on("permute", dispatch.choice, sent.row_probs, wanted="native")
-        of_probs = bench.randn(*sent.row_probs.shape)
-        sent.row_probs.backward(of_probs)
-        exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
+    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+    bench.ran_on("permute", dispatch.choice, sent.row_probs, wanted="native")
+    of_probs = bench.randn(*sent.row_probs.shape)
+    sent.row_probs.backward(of_probs)
+    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
 
 
 def _chunks(bench: Bench, bridge: Any) -> None:
@@ -428,9 +422,8 @@ def _payloads(bench: Bench, bridge: Any) -> None:
             with bench.scope(f"{str(dtype).removeprefix('torch.')}.{'jagged' if align == 1 else 'aligned'}"):
                 sent = dispatch.permute(tokens, routed.probs, routed.routing_map)
                 check_claim(bench, dispatch)
-                sizes = [-(-number // align) * align for number in routed.counts]
-                bytes_of = copied(tokens.view(torch.uint8), routed.rows)
-                wanted = spread(bytes_of, places(routed.counts, sizes), sum(sizes)).view(dtype)
+                laid = _lay_out(routed, align)
+                wanted, sizes = laid.lay(copied(tokens.view(torch.uint8), routed.rows)).view(dtype), laid.sizes
                 exact(bench, "rows", sent.rows, wanted)
                 moved, _ = dispatch.sort_chunks(sent.rows, sizes, list(reversed(range(EXPERTS))))
                 check_claim(bench, dispatch, "sort.")
