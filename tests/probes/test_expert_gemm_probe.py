@@ -20,7 +20,7 @@ from megacpp_validate.probes.expert_bank import new_bank  # noqa: E402
 from megacpp_validate.probes.expert_gemm import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
-from tests.probes.planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_of_the_rows, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 RECIPES = ("delayed", "current", "block")
@@ -31,10 +31,6 @@ def run(requested: str = "native", recipes: tuple[str, ...] = (), seed: int = 0,
     bench = Bench(Order("expert_gemm", "stack", target, requested, seed=seed, quick=True))
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 VALUES: dict[str, Fault] = {

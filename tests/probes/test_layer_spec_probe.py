@@ -22,7 +22,7 @@ from megacpp_validate.probes.layer_spec import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.references import layers as reference  # noqa: E402
 from megacpp_validate.probes.trial import reference_pass  # noqa: E402
-from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -34,10 +34,6 @@ def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: 
     bench = Bench(Order("layer_spec", "stack", target, requested, seed=seed, quick=quick))
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from megacpp_validate.probes.linear_walker import (  # noqa: E402
     probe,
 )
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 RECIPES = ("delayed", "current", "block")
@@ -31,10 +31,6 @@ def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: 
     bench = Bench(Order("linear_walker", "stack", target, requested, seed=seed, quick=quick))
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -22,6 +22,7 @@ from megacpp_validate.probes import permute as permute_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.native_block import new_layer, new_sample  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from tests.probes.planted_numbers import failed  # noqa: E402
 
 Patch = pytest.MonkeyPatch
 RECIPES = ("delayed", "current", "block")
@@ -31,10 +32,6 @@ def bench_of(probe: str, requested: str = "native") -> Bench:
     recipes = RECIPES if requested == "te" else ()
     target = Target("cpu", "", recipes=recipes, production_recipe="delayed" if recipes else "")
     return Bench(Order(probe, "stack", target, requested, quick=True))
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 def test_bits_and_tensors_that_are_missing() -> None:

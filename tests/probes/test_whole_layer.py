@@ -17,6 +17,7 @@ from megacpp_validate.probes import whole_layer  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.whole_layer import check_whole_layer  # noqa: E402
+from tests.probes.planted_numbers import failed  # noqa: E402
 
 RECIPES = ("delayed", "current", "block")
 
@@ -27,10 +28,6 @@ def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: 
     bench = Bench(Order("layer_spec", "stack", target, requested, seed=seed, quick=quick))
     check_whole_layer(bench, spec)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -20,6 +20,7 @@ from megacpp_validate.probes.fp8.wrappers import check_derived
 from megacpp_validate.probes.order import Order, Target
 from tests.bridge import te_tensors as te
 from tests.bridge.torchao_ready import torch
+from tests.probes.planted_numbers import failed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 Patch = pytest.MonkeyPatch
@@ -30,10 +31,6 @@ def new_bench() -> Bench:
         "fp8_wrappers", "stack", Target("cpu", ""), "te", code="fp8.wrappers", stands_on=("quantized_tensor",)
     )
     return Bench(order)
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 ROWS, INNER, OUTER = wrappers.ROWS, wrappers.INNER, wrappers.OUTER
