@@ -1,21 +1,63 @@
-"""The attention wrapper: parity with fp64, forward and every gradient; what it refuses; what it falls back to."""
+"""The attention wrapper: parity with fp64, forward and every gradient; what it refuses; what it falls back to.
+
+By which of its kernels Transformer Engine's attention ran, and what a call of the wrapper leaves behind.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from ..evidence.receipt import Backend
 from ..native.attention import attention as native_attention
-from .attention_runs import check_attention_memory, check_kernel
 from .bench import Bench
 from .bounds import Roundings
-from .observe import marking_vendor_layers
+from .observe import attention_kernels, graph_nodes, marking_vendor_layers
 from .references.attention import attend, visible
+from .trial import Tensors, reference_pass, run_pass
+
+# Architectures on which every release from 2.12.0 to 2.20.2 has cuDNN's attention for what the wrapper hands on: half
+# precision, head sizes 64 and 128, two tokens or more, causal or unmasked, no dropout (`get_attention_backend` in
+# attention/dot_product_attention/utils.py). sm_121 is none: there kernels depend on the release of cuDNN. The double
+# of Transformer Engine has no architecture, and chooses by the same rule. Where gradients must be deterministic, none
+# is promised on sm_100: 2.8 to 2.11 turn cuDNN's off there (`deterministic` in that function), later releases do below
+# cuDNN 9.18.1 (`nvte_get_fused_attn_backend` in common/fused_attn/fused_attn.cpp).
+FUSED_ON: Final = ("sm_90", "sm_100", "")
+HALF: Final = (torch.float16, torch.bfloat16)
+SWITCHED_OFF: Final = "NVTE_FUSED_ATTN"
+ANY_ORDER: Final = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+
+
+def check_kernel(bench: Bench, path: str, out: Any) -> None:
+    """Where there is a fused kernel for a call, the unfused one is a fallback that nobody says.
+
+    Either fused kernel will do, cuDNN's or FlashAttention's; which one it was stands in the receipt's row of the path.
+    Where the graph shows neither name, nor torch's own softmax, nothing is known, and nothing fails.
+    """
+    kernels = attention_kernels(out)
+    if not kernels and any("Softmax" in name for name in graph_nodes(out)):
+        kernels = ("unfused",)
+    said = f"Transformer Engine's attention ran by {', '.join(kernels) or 'a kernel that leaves no name'}"
+    deterministic = os.environ.get(ANY_ORDER) == "0" or torch.are_deterministic_algorithms_enabled()
+    no_fused = os.environ.get(SWITCHED_OFF) == "0" or (bench.order.target.arch == "sm_100" and deterministic)
+    if bench.order.target.arch not in FUSED_ON or out.dtype not in HALF or no_fused:
+        return bench.check(f"{path}.kernel.backend", True, f"{said}; none is expected of {out.dtype} here")
+    wanted = f"a fused one is there for {out.dtype} on {bench.order.target.id}"
+    return bench.check(f"{path}.kernel.backend", "unfused" not in kernels, f"{said}; {wanted}")
+
+
+def check_attention_memory(bench: Bench, layer: Any, *, heads: int, groups: int, width: int, length: int) -> None:
+    """A bf16 call, forward and backward, leaves nothing behind."""
+    shapes = [(2, count, length, width) for count in (heads, groups, groups)]
+    tensors = [torch.ones(shape, dtype=torch.bfloat16, device=bench.device) for shape in shapes]
+    bench.layer_keeps_nothing("bf16", layer, *tensors)
+
 
 HEADS: Final = 8
 # Of query, key and value: scores have a deviation of 1/2, so that no query rests on one key alone, where the gradient
@@ -25,7 +67,6 @@ ENOUGH_KEYS: Final = 16
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ON_CPU: Final[dict[str, Any]] = {**DTYPES, "fp16": torch.float16}
 SCALE: Final = 0.2  # no 1 / sqrt(D) of a case
-TENSORS: Final = ("forward", "grad.query", "grad.key", "grad.value")
 
 
 @dataclass(frozen=True)
@@ -109,9 +150,9 @@ class Sample:
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def leaves(self) -> tuple[Any, Any, Any]:
+    def leaves(self) -> dict[str, Any]:
         """What gradients are taken of."""
-        return self.query, self.key, self.value
+        return {"query": self.query, "key": self.key, "value": self.value}
 
 
 def probe(bench: Bench) -> None:
@@ -149,20 +190,12 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str, backends: tuple[str,
     layer = _layer(bench, bridge, case, asked)
     with marking_vendor_layers():
         seen = _step(layer, sample)
-    out = seen[0]
+    out = seen["forward"]
     is_native = layer.choice.observed == "sdpa" or "block_mask" in case.options  # which plain torch alone may take
-    native = None if is_native else _native(sample)
     prefix = f"{wanted}.{dtype}.{case.name}" if wanted else f"{dtype}.{case.name}"
-    reference, scales = _reference(sample)
-    for index, tensor in enumerate(TENSORS):
-        bench.compare(
-            f"{prefix}.{tensor}",
-            seen[index],
-            reference[index],
-            roundings=_roundings(bench, sample, tensor, dtype, layer.choice.observed),
-            native=None if native is None else native[index],
-            scale=scales.get(tensor),
-        )
+    native = None if is_native else run_pass(partial(_native, sample), sample.leaves, sample.gradient)
+    with bench.scope(prefix):
+        _compare(bench, sample, dtype, layer.choice.observed, seen, native)
     bench.check(f"{prefix}.dtype", out.dtype == sample.query.dtype, f"{out.dtype} from {sample.query.dtype}")
     if not case.code:
         bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=wanted)
@@ -199,22 +232,24 @@ def _check_again(bench: Bench, bridge: Any) -> None:
     for case in (Case("first"), Case("others"), window, Case("plain"), one, Case("longer", extra=3)):
         sample = _sample(bench, case, torch.float32)
         seen = _step(layer, sample)
-        bench.same_bits(f"{case.name}.bits", seen, _step(layer, sample))
+        bench.same_bits(f"{case.name}.bits", seen.values(), _step(layer, sample).values())
         codes = [refusal.code for refusal in layer.choice.refusals if refusal.backend == "te"]
         right = codes == [case.code] if case.code else (layer.choice.observed == "te") is bench.wants_te
         bench.check(f"{case.name}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
-        reference, scales = _reference(sample)
-        for index, tensor in enumerate(TENSORS):
-            rounded = _roundings(bench, sample, tensor, "fp32", layer.choice.observed)
-            bench.compare(
-                f"{case.name}.{tensor}", seen[index], reference[index], roundings=rounded, scale=scales.get(tensor)
-            )
+        with bench.scope(case.name):
+            _compare(bench, sample, "fp32", layer.choice.observed, seen, None)
 
 
-def _step(layer: Any, sample: Sample) -> tuple[Any, ...]:
+def _compare(bench: Bench, sample: Sample, dtype: str, backend: str, seen: Tensors, native: Tensors | None) -> None:
+    wanted, _ = reference_pass(partial(_formula, sample), sample.leaves, sample.gradient)
+    roundings = partial(_roundings, bench, sample, dtype=dtype, backend=backend)
+    bench.compare_pass(seen, wanted, roundings, native=native, scales=_cancelled(sample))
+
+
+def _step(layer: Any, sample: Sample) -> dict[str, Any]:
     """Output and gradients."""
-    out = layer(*sample.leaves, causal=sample.case.causal, **sample.options)
-    return (out, *torch.autograd.grad(out, sample.leaves, sample.gradient.to(out.dtype)))
+    call = partial(layer, *sample.leaves.values(), causal=sample.case.causal, **sample.options)
+    return run_pass(call, sample.leaves, sample.gradient)
 
 
 def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
@@ -283,10 +318,10 @@ def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any
     return {name.removeprefix("wide_"): made[name]() for name in case.options}
 
 
-def _native(sample: Sample) -> tuple[Any, ...]:
-    """The plain path in the same precision."""
-    out = native_attention(*sample.leaves, causal=sample.case.causal, scale=sample.case.scale, **sample.options)
-    return (out, *torch.autograd.grad(out, sample.leaves, sample.gradient))
+def _native(sample: Sample) -> Any:
+    """The plain path in the same precision, on tensors that lie alike."""
+    case, (query, key, value) = sample.case, sample.leaves.values()
+    return native_attention(query, key, value, causal=case.causal, scale=case.scale, **sample.options)
 
 
 def _visible(sample: Sample) -> Any:
@@ -295,29 +330,30 @@ def _visible(sample: Sample) -> Any:
     return visible(batch, sample.case.heads, length, causal=sample.case.causal, device=sample.query.device, **masks)
 
 
-def _reference(sample: Sample) -> tuple[tuple[Any, ...], dict[str, float]]:
-    """Output and gradients in fp64, and norms of what cancels in the gradients of a single token."""
-    query, key, value = (tensor.detach().double().requires_grad_() for tensor in sample.leaves)
+def _formula(sample: Sample, given: Tensors) -> Any:
+    query, key, value = given.values()
+    softcap = sample.options.get("softcap")
+    return attend(query, key, value, _visible(sample), scale=sample.case.scale, softcap=softcap)
+
+
+def _cancelled(sample: Sample) -> dict[str, float]:
+    """Norms of what cancels in the gradients of a single token.
+
+    The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
+    """
+    query, key, value, upstream = (one.detach().double() for one in (*sample.leaves.values(), sample.gradient))
     length, width = query.shape[2:]
-    out = attend(query, key, value, _visible(sample), scale=sample.case.scale, softcap=sample.options.get("softcap"))
-    upstream = sample.gradient.double()
-    gradients = torch.autograd.grad(out, (query, key, value), upstream)
     if length > 1:
-        return (out, *gradients), {}
-    # The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
-    share = sample.case.heads // key.shape[1]
-    keys, values = (tensor.detach().repeat_interleave(share, dim=1) for tensor in (key, value))
+        return {}
+    keys, values = (tensor.repeat_interleave(sample.case.heads // key.shape[1], dim=1) for tensor in (key, value))
     terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(width)
-    return (out, *gradients), {
-        "grad.query": float((terms * keys).norm()),
-        "grad.key": float((terms * query.detach()).norm()),
-    }
+    return {"grad.query": float((terms * keys).norm()), "grad.key": float((terms * query).norm())}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------
 
 
-def _roundings(bench: Bench, sample: Sample, tensor: str, dtype: str, backend: str) -> Roundings:
+def _roundings(bench: Bench, sample: Sample, tensor: str, *, dtype: str, backend: str) -> Roundings:
     """What is rounded on the way to a tensor.
 
     A fused kernel keeps scores and sums in fp32, and rounds the weights P for the product with V, the score gradients

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +14,7 @@ import torch
 from ..evidence.receipt import Backend, Check, Compiler, Quantizer, TrainingRecord
 from .bounds import Roundings, compare
 from .jit_record import RankJit
-from .low_precision import Enter
-from .memory import check_memory, use_of
+from .memory import Enter, check_memory, use_of
 from .observe import attention_kernels, observed_backends
 from .order import Order
 
@@ -172,6 +171,29 @@ class Bench:
     ) -> None:
         """Hold a tensor to its fp64 reference by the three-part bound; see `bounds.compare`."""
         self.checks.append(compare(name, observed, reference, roundings=roundings, native=native, scale=scale))
+
+    def compare_pass(
+        self,
+        seen: Mapping[str, Any],
+        wanted: Mapping[str, Any],
+        roundings: Callable[[str], Roundings],
+        *,
+        native: Mapping[str, Any] | None = None,
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
+        """Hold every tensor of a pass, by its name, to its fp64 reference; one that `seen` lacks was never computed.
+
+        Args:
+            seen: the output as "forward", gradients as "grad.NAME".
+            wanted: the same in fp64.
+            roundings: of a tensor by its name.
+            native: the same in plain PyTorch in the same precision.
+            scales: of tensors that are small differences of large terms; see `bounds.compare`.
+        """
+        for name, tensor in wanted.items():
+            plain = None if native is None else native[name]
+            scale = (scales or {}).get(name)
+            self.compare(name, seen.get(name), tensor, roundings=roundings(name), native=plain, scale=scale)
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         """A check that is no comparison of tensors; `detail` says what was seen."""

@@ -22,12 +22,14 @@ on the very tensors that it compares. Then the delayed scale is the current one,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 
+from ..native import mlp
+from ..native.norms import rms_norm
 from .bounds import Roundings
 
 Recipe = Literal["delayed", "current", "block", "mxfp8"]
@@ -186,6 +188,14 @@ def emulated_linear(
     """
     out = _EmulatedLinear.apply(rows.reshape(-1, rows.shape[-1]), weight, bias, recipe, scales)
     return out.reshape(*rows.shape[:-1], weight.shape[0])
+
+
+def emulated_mlp(given: Mapping[str, Any], recipe: Recipe, *, activation: Any, eps: float) -> Any:
+    """RMSNorm, up-projection, activation, down-projection of "input" [..., D] under an FP8 recipe, differentiable."""
+    normed = rms_norm(given["input"], given["layer_norm_weight"], eps=eps)
+    up = emulated_linear(normed, given["fc1_weight"], recipe)
+    acted = mlp.gated_activation(up, activation) if mlp.is_gated(activation) else mlp.activation(up, activation)
+    return emulated_linear(acted, given["fc2_weight"], recipe)
 
 
 def emulated_grouped(rows: Any, weights: Any, counts: Sequence[int], recipe: Recipe) -> Any:

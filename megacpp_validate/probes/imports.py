@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from ..evidence.receipt import Backend
 from .bench import Bench
-from .fp8_linear import check_amax, check_high_precision, check_recipe, is_judged
-from .recompute import check_recompute
+from .fp8_linear import check_amax, check_high_precision, check_recipe, check_recompute, is_judged
 
 # A new name and the one before it: one of the two is enough.
 EITHER: Final = {

@@ -12,16 +12,16 @@ from typing import Any, Final
 import torch
 
 from ..native.mamba import Mamba2Mixer
-from ..native.mlp import NormMLP, activation, gated_activation
+from ..native.mlp import NormMLP
 from ..native.norms import NormLinear, RMSNorm, rms_norm
 from .bench import Bench
-from .emulation import EMULATED, emulated_linear
-from .native_layers import check_native_layers
-from .references import layer_roundings as counted
+from .emulation import EMULATED, emulated_linear, emulated_mlp
 from .references import layers as reference
-from .references.layers import Parameters
-from .references.steps import Trial, function_of, try_layer
-from .whole_layer import check_whole_layer
+from .references import roundings as counted
+from .references.experts import expert_bank
+from .references.layers import Tensors
+from .trial import formula_of, layer_trial, try_case
+from .whole_layer import check_native_layers, check_whole_layer
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
@@ -220,6 +220,18 @@ def _rows(bench: Bench, *shape: int, dtype: Any, size: float = 1.0) -> Any:
     return ((bench.randn(*shape) + 0.5) * size).to(dtype).requires_grad_(True)
 
 
+def _try(bench: Bench, path: str, layer: Any, choice: Any, rows: Any, formula: Any, roundings: Any, native: Any = None,
+         **more: Any) -> None:  # fmt: skip
+    """One layer, forward and every gradient; a layer of each kind leaves nothing behind on the device."""
+    spread = reference.EXPANDED
+    trial = layer_trial(
+        path, layer, rows, choice, formula=formula, roundings=roundings, native=native, spread=spread, **more
+    )
+    try_case(bench, trial)
+    if rows.dtype is torch.bfloat16 and path.endswith((".norm.unit", ".in_projection", ".mlp.swiglu")):
+        bench.layer_keeps_nothing(path, layer, rows, enter=trial.enter)
+
+
 def _precision(bench: Bench, name: str, recipe: Any = None) -> counted.Precision:
     return counted.precision_of(name, tf32=bench.wants_te and bench.device == "cuda", recipe=recipe)
 
@@ -230,12 +242,16 @@ def _check_norm(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
     for case, size in {"unit": 1.0, "small": SMALL}.items():
         layer = _filled(bench, spec.build_norm(sizes.hidden, eps=EPS, dtype=dtype, device=bench.device))
         rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype, size=size)
-        try_layer(bench, Trial(
-            f"{name}.norm.{case}", layer, layer.choice, rows,
-            lambda x, given: reference.rms_norm(x, given["weight"], EPS),
+        _try(
+            bench,
+            f"{name}.norm.{case}",
+            layer,
+            layer.choice,
+            rows,
+            lambda given: reference.rms_norm(given["input"], given["weight"], EPS),
             lambda tensor: counted.norm_roundings(tensor, precision, sizes.hidden),
-            lambda x, given: rms_norm(x, given["weight"], eps=EPS),
-        ))  # fmt: skip
+            lambda given: rms_norm(given["input"], given["weight"], eps=EPS),
+        )
 
 
 def _check_mlp(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
@@ -245,12 +261,16 @@ def _check_mlp(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
         made = {"activation": case, "eps": EPS, "dtype": dtype, "device": bench.device}
         layer = _filled(bench, spec.build_mlp(sizes.hidden, sizes.ffn, **made))
         rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype, size=size)
-        try_layer(bench, Trial(
-            f"{name}.mlp.{case}", layer, layer.choice, rows,
-            partial(reference.mlp, gated=gated, eps=EPS),
+        _try(
+            bench,
+            f"{name}.mlp.{case}",
+            layer,
+            layer.choice,
+            rows,
+            partial(reference.mlp, activation=case, eps=EPS),
             partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=gated),
-            function_of(NormMLP(sizes.hidden, sizes.ffn, **made)),
-        ))  # fmt: skip
+            formula_of(NormMLP(sizes.hidden, sizes.ffn, **made)),
+        )
 
 
 def _mixer(bench: Bench, spec: Any, sizes: _Sizes, dtype: Any, recipe: Any = None) -> Any:
@@ -272,12 +292,16 @@ def _check_in_projection(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> N
     dtype, precision = DTYPES[name], _precision(bench, name)
     mixer = _mixer(bench, spec, sizes, dtype)
     rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype, size=SMALL)
-    try_layer(bench, Trial(
-        f"{name}.in_projection", mixer.in_projection, mixer.choice, rows,
+    _try(
+        bench,
+        f"{name}.in_projection",
+        mixer.in_projection,
+        mixer.choice,
+        rows,
         partial(reference.norm_linear, eps=EPS),
         partial(counted.norm_linear_roundings, precision=precision, length=sizes.hidden),
-        function_of(NormLinear(sizes.hidden, mixer.in_projection.out_features, eps=EPS, device=bench.device)),
-    ))  # fmt: skip
+        formula_of(NormLinear(sizes.hidden, mixer.in_projection.out_features, eps=EPS, device=bench.device)),
+    )
 
 
 def _check_mixer(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
@@ -286,12 +310,16 @@ def _check_mixer(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
     mixer = _mixer(bench, spec, sizes, dtype)
     rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype)
     native = Mamba2Mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=mixer.chunk, device=bench.device)
-    try_layer(bench, Trial(
-        f"{name}.mixer", mixer, mixer.choice, rows,
+    _try(
+        bench,
+        f"{name}.mixer",
+        mixer,
+        mixer.choice,
+        rows,
         partial(reference.mamba_mixer, **sizes.mixer, eps=EPS),
         partial(counted.mixer_roundings, precision=precision, length=2 * sizes.hidden),
-        function_of(native),
-    ))  # fmt: skip
+        formula_of(native),
+    )
 
 
 def _check_recurrent(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
@@ -307,12 +335,16 @@ def _check_recurrent(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
         layer.in_projection.weight[keys : 2 * keys] = layer.in_projection.weight[:keys]
         layer.in_projection.weight[-2 * layer.num_heads :] *= 0.2
     heads = {key.removeprefix("num_"): value for key, value in sizes.recurrent.items()}
-    try_layer(bench, Trial(
-        f"{name}.recurrent", layer, entry.choice, _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype),
+    _try(
+        bench,
+        f"{name}.recurrent",
+        layer,
+        entry.choice,
+        _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype),
         partial(reference.recurrent_block, **heads, eps=EPS),
         partial(counted.recurrent_roundings, precision=counted.precision_of(name), length=sizes.hidden),
         wanted="native",
-    ))  # fmt: skip
+    )
 
 
 def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
@@ -333,7 +365,12 @@ def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
     out = bank(rows, counts)
     rounded = counted.Count(1, 2).roundings(_precision(bench, name), sizes.hidden, "exact products, rounded once")
     bench.ran_on(f"{name}.experts", entry.choice, out)
-    bench.compare(f"{name}.experts.forward", out, reference.expert_bank(rows, weights, counts), roundings=rounded)
+    bench.compare(
+        f"{name}.experts.forward",
+        out,
+        expert_bank(rows.detach().double(), [one.detach().double() for one in weights], counts),
+        roundings=rounded,
+    )
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------
@@ -351,30 +388,37 @@ def _check_recipe(bench: Bench, spec: Any, sizes: _Sizes, recipe: Any) -> None:
     steps = 2 if recipe == "delayed" else 1  # its scales come from the step before; see `emulation`
     count = 32 if sizes.length < 64 else 128
 
-    def norm_linear(x: Any, given: Parameters) -> Any:
-        return emulated_linear(rms_norm(x, given["layer_norm_weight"], eps=EPS), given["weight"], recipe)
-
-    def mlp(x: Any, given: Parameters, *, case: Any) -> Any:
-        up = emulated_linear(rms_norm(x, given["layer_norm_weight"], eps=EPS), given["fc1_weight"], recipe)
-        acted = gated_activation(up, case) if case == "swiglu" else activation(up, case)
-        return emulated_linear(acted, given["fc2_weight"], recipe)
+    def norm_linear(given: Tensors) -> Any:
+        normed = rms_norm(given["input"], given["layer_norm_weight"], eps=EPS)
+        return emulated_linear(normed, given["weight"], recipe)
 
     mixer = _mixer(bench, spec, sizes, torch.bfloat16, recipe)
     precision = replace(precision, smallest=sizes.hidden * min(8 * count, mixer.in_projection.out_features))
-    try_layer(bench, Trial(
-        f"{recipe}.in_projection", mixer.in_projection, mixer.choice,
+    _try(
+        bench,
+        f"{recipe}.in_projection",
+        mixer.in_projection,
+        mixer.choice,
         _rows(bench, 8, count, sizes.hidden, dtype=torch.bfloat16),
         partial(reference.norm_linear, eps=EPS),
         partial(counted.norm_linear_roundings, precision=precision, length=sizes.hidden),
-        norm_linear, scope=scope, steps=steps,
-    ))  # fmt: skip
+        norm_linear,
+        enter=scope,
+        steps=steps,
+    )
     precision = replace(precision, smallest=sizes.hidden * min(8 * count, sizes.ffn))
     for case, gated in (("swiglu", True), ("gelu", False)):
         made = {"activation": case, "eps": EPS, "dtype": torch.bfloat16, "device": bench.device}
         layer = _filled(bench, spec.build_mlp(sizes.hidden, sizes.ffn, **made))
-        try_layer(bench, Trial(
-            f"{recipe}.mlp.{case}", layer, layer.choice, _rows(bench, 8, count, sizes.hidden, dtype=torch.bfloat16),
-            partial(reference.mlp, gated=gated, eps=EPS),
+        _try(
+            bench,
+            f"{recipe}.mlp.{case}",
+            layer,
+            layer.choice,
+            _rows(bench, 8, count, sizes.hidden, dtype=torch.bfloat16),
+            partial(reference.mlp, activation=case, eps=EPS),
             partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=gated),
-            partial(mlp, case=case), scope=scope, steps=steps,
-        ))  # fmt: skip
+            partial(emulated_mlp, recipe=recipe, activation=case, eps=EPS),
+            enter=scope,
+            steps=steps,
+        )

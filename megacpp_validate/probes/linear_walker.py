@@ -1,9 +1,12 @@
-"""The linear walker: every decision on a tree that holds every kind of layer, and the numbers of a swapped one."""
+"""The linear walker: every decision on a tree that holds every kind of layer, and the numbers of a swapped one.
+
+A small hybrid model with every kind of linear layer in it, and what is to be decided on each.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,14 +15,101 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import EMULATED, emulated_linear, operand_roundings
-from .kept_weights import check_kept_weights, takes_microbatch
-from .references.linear import LinearReference, reference_linear
-from .references.steps import tf32_products
-from .references.walked_tree import EXPECTED, LISTED, SHARED, WIDTH, holder, hybrid_tree, no_hook
+from .low_precision import check_kept_weights, takes_microbatch
+from .references.layers import linear
+from .trial import Tensors, Trial, run_pass, try_case
+
+WIDTH: Final = 32
+LISTED: Final = "listed"
+
+# Name in the tree -> code of its decision, in the order of the tree. Each excluded layer has a sibling after it that is
+# to be swapped: a walk that leaves a branch at the first exclusion loses those.
+EXPECTED: Final[dict[str, str]] = {
+    "structure_embedding.proj": "structure-embedding",
+    "ngram_hash.q_proj": "ngram-hash",
+    "blocks.0.mod_router": "mod-router",
+    "blocks.0.mhc.score": "mhc-score",
+    "blocks.0.attn.q_proj": LISTED,
+    "blocks.0.attn.k_proj": "hooks",
+    "blocks.0.attn.v_proj": "wraps-linear",
+    "blocks.0.attn.v_proj.base_layer": "wraps-linear",
+    "blocks.0.attn.v_proj.lora_A.default": "lora",
+    "blocks.0.attn.v_proj.lora_B.default": "lora",
+    "blocks.0.attn.o_proj": LISTED,
+    "blocks.1.moe.router": "moe-router",
+    "blocks.1.moe.experts.0.w1": LISTED,
+    "blocks.1.moe.experts.0.w2": LISTED,
+    "blocks.1.moe.gate": "moe-router",
+    "blocks.1.moe.experts_again.w1": LISTED,
+    "blocks.1.normed.fc1": "wraps-linear",
+    "blocks.1.normed.fc2": LISTED,
+    "tied.fc1": LISTED,
+    "tied.fc2": LISTED,
+    "narrow.fc1": LISTED,
+    "extra_head": "not-listed",
+    "lm_head": "tied-embedding",
+    "last.down_proj": LISTED,
+}
+SHARED: Final = "blocks.1.moe.experts.0.w1", "blocks.1.moe.experts_again.w1"
+
+
+def holder(kind: str, **children: Any) -> Any:
+    """A module whose class has this name."""
+    made = type(kind, (nn.Module,), {})()
+    for name, child in children.items():
+        made.add_module(name, child)
+    return made
+
+
+def _adapted(device: str) -> Any:
+    """A linear layer with LoRA adapters, as PEFT lays it out."""
+    down, up = (nn.ModuleDict({"default": nn.Linear(*shape, device=device)}) for shape in ((WIDTH, 4), (4, WIDTH)))
+    return holder("Linear", base_layer=nn.Linear(WIDTH, WIDTH, device=device), lora_A=down, lora_B=up)
+
+
+def no_hook(*_: Any) -> None:
+    """A hook that does nothing."""
+
+
+def hybrid_tree(device: str) -> Any:
+    """A small hybrid model with every kind of linear layer in it."""
+
+    def linear(outputs: int = WIDTH, *, bias: bool = True) -> Any:
+        return nn.Linear(WIDTH, outputs, bias=bias, device=device)
+
+    hooked = linear()
+    hooked.register_forward_hook(no_hook)
+    attention = holder("Attention", q_proj=linear(), k_proj=hooked, v_proj=_adapted(device), o_proj=linear())
+    block = holder("Block", mod_router=linear(1), mhc=holder("MHC", score=linear(4)), attn=attention)
+    shared = linear()
+    experts = nn.ModuleList([nn.ModuleDict({"w1": shared, "w2": linear()})])
+    again = nn.ModuleDict({"w1": shared})
+    moe = holder("MoE", router=linear(4), experts=experts, gate=linear(4), experts_again=again)
+    normed = holder("Mlp", fc1=parametrizations.weight_norm(linear()), fc2=linear())
+    tied = holder("Mlp", fc1=linear(), fc2=linear())
+    tied.fc2.weight = tied.fc1.weight
+    tree = holder(
+        "Model",
+        embed=nn.Embedding(48, WIDTH, device=device),
+        structure_embedding=holder("Structure", proj=linear()),
+        ngram_hash=holder("Hash", q_proj=linear()),
+        blocks=nn.ModuleList([block, holder("Block", moe=moe, normed=normed)]),
+        tied=tied,
+        narrow=holder("Mlp", fc1=linear(24)),
+        extra_head=linear(48),
+        lm_head=linear(48, bias=False),
+        last=holder("Mlp", down_proj=linear(bias=False)),
+    )
+    tree.lm_head.weight = tree.embed.weight
+    tree.last.down_proj.weight.requires_grad_(False)
+    tree.blocks[0].eval()
+    return tree
+
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 REFUSED: Final = frozenset({"te-unavailable", "switched-off", "flag-off", "device"})
@@ -213,97 +303,69 @@ def _inputs(bench: Bench, case: _Case, dtype: Any) -> tuple[Any, Any]:
     return rows, bench.randn(*case.rows, narrow, dtype=dtype)
 
 
-def _run(
-    layer: Callable[[Any], Any], case: _Case, rows: Any, gradient: Any, parts: dict[str, Any], scope: Any = nullcontext
-) -> LinearReference:
-    """Output and gradients of one step; what is padded is taken out again."""
-    rows.grad = None
-    for part in parts.values():
-        part.grad = None
-    flat = rows.reshape(-1, rows.shape[-1]) if case.pad > 1 else rows
-    count = flat.shape[0]
-    with scope():
-        out = layer(functional.pad(flat, (0, 0, 0, -count % case.pad)) if case.pad > 1 else flat)
-    out = out[:count].reshape(gradient.shape) if case.pad > 1 else out
-    out.backward(gradient)
-    bias = parts.get("bias")
-    return LinearReference(out, rows.grad, parts["weight"].grad, bias.grad if bias is not None else None)
+def _padded(layer: Any, case: _Case, rows: Any) -> Any:
+    """The output [..., N] of a layer that is given rows in a multiple of `pad`."""
+    if case.pad == 1:
+        return layer(rows)
+    flat = rows.reshape(-1, rows.shape[-1])
+    out = layer(functional.pad(flat, (0, 0, 0, -len(flat) % case.pad)))[: len(flat)]
+    return out.reshape(*rows.shape[:-1], -1)
 
 
 def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recipe: str | None) -> None:
     """Forward and every gradient of one layer against fp64, and against native PyTorch in the same precision."""
-    dtype = DTYPES[precision]
-    plain, layer, choice = _swapped_layer(bench, walker, case, dtype, recipe)
-    rows, gradient = _inputs(bench, case, dtype)
-    parts = dict(layer.named_parameters())
-    scope = (lambda: _scope(bench, recipe)) if recipe else nullcontext
-    if recipe == "delayed":  # its scales come from the step before; see `emulation`
-        _run(layer, case, rows, gradient, parts, scope)
-    seen = _run(layer, case, rows, gradient, parts, scope)
-    native = _native(bench, case, plain, rows, gradient, recipe) if bench.wants_te else None
-    wanted = reference_linear(rows, plain.weight, plain.bias, gradient)
-    path = f"{recipe or precision}.{case.name}"
-    bench.ran_on(path, choice, seen.out)
-    with bench.scope(path):
-        bench.check("dtype", seen.out.dtype == dtype, str(seen.out.dtype))
-        _compare(bench, case, precision, recipe, seen, wanted, native)
+    plain, layer, choice = _swapped_layer(bench, walker, case, DTYPES[precision], recipe)
+    rows, gradient = _inputs(bench, case, DTYPES[precision])
+    trial = Trial(
+        path=f"{recipe or precision}.{case.name}",
+        call=lambda: _padded(layer, case, rows),
+        leaves={"input": rows, **dict(layer.named_parameters())},
+        choice=lambda: choice,
+        formula=linear,
+        roundings=partial(_roundings, bench, case, precision, recipe),
+        native=partial(_native, recipe),
+        operands={"input": rows, **dict(plain.named_parameters())},
+        gradient=gradient,
+        enter=partial(_scope, bench, recipe) if recipe else nullcontext,
+        steps=2 if recipe == "delayed" else 1,  # its scales come from the step before; see `emulation`
+    )
+    try_case(bench, trial)
     if precision == "bf16" and case.name == "bias":
-        again = partial(_run, layer, case, gradient=gradient, parts=parts, scope=scope)
-        bench.keeps_nothing(path, lambda: again(rows=rows.detach().clone().requires_grad_()))
+        bench.keeps_nothing(trial.path, lambda: _use_again(trial, layer, case, rows))
 
 
-def _compare(
-    bench: Bench, case: _Case, precision: str, recipe: str | None, seen: Any, wanted: Any, native: Any
-) -> None:
-    """Each tensor of a step by its own bound."""
-    count = wanted.out.numel() // wanted.out.shape[-1]
-    lengths = {"out": case.widths[0], "rows": case.widths[1], "weight": count}
-    names = {"out": "forward", "rows": "grad.input", "weight": "grad.weight"}
-    products = {"out": "forward", "rows": "dgrad", "weight": "wgrad"}
-    # Output, and gradient of the input, and gradient of the weight are each a product of two of these.
-    smallest = min(wanted.out.numel(), count * case.widths[0], case.widths[0] * case.widths[1])
-    for part, length in lengths.items():
-        if recipe:
-            roundings = operand_roundings(recipe, products[part], length, precision)  # type: ignore[arg-type]
-        else:
-            roundings = _roundings(bench, precision, length)
-        roundings = replace(roundings, independent=smallest)
-        right = getattr(wanted, part)
-        other = getattr(native, part) if native is not None else None
-        bench.compare(names[part], getattr(seen, part), right, roundings=roundings, native=other)
-    if case.bias:
-        rounded = _bias_roundings(bench, precision, count)
-        other = native.bias if native is not None else None
-        bench.compare("grad.bias", seen.bias, wanted.bias, roundings=rounded, native=other)
+def _use_again(trial: Trial, layer: Any, case: _Case, rows: Any) -> None:
+    leaf = rows.detach().clone().requires_grad_()
+    run_pass(lambda: _padded(layer, case, leaf), {**trial.leaves, "input": leaf}, trial.gradient, trial.enter)
 
 
-def _roundings(bench: Bench, precision: str, length: int) -> Roundings:
-    """What is rounded in a product without a recipe."""
-    if precision == "fp32" and bench.wants_te and bench.device == "cuda":
-        why = "TE multiplies fp32 as TF32 (CUBLAS_COMPUTE_32F_FAST_TF32): both operands, then the result"
-        return Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
-    return Roundings(((precision, 1),), length, why="exact products, summed in fp32, rounded once")
-
-
-def _bias_roundings(bench: Bench, precision: str, length: int) -> Roundings:
-    """What is rounded in the gradient of a bias: never to FP8."""
-    if precision == "fp32" and bench.wants_te and bench.device == "cuda":
-        why = "summed beside a TF32 product, whose operands it may share"
-        return Roundings((("tf32", 1), ("fp32", 1)), length, why=why)
-    return Roundings(((precision, 1),), length, why="a sum of the gradient as it came, rounded once")
-
-
-def _native(bench: Bench, case: _Case, plain: Any, rows: Any, gradient: Any, recipe: str | None) -> Any:
-    """The same step by plain PyTorch in the same precision."""
-    twin = rows.detach().clone().requires_grad_(True)
-    parts = dict(plain.named_parameters())
+def _roundings(bench: Bench, case: _Case, precision: str, recipe: str | None, tensor: str) -> Roundings:
+    """What is rounded on the way to a tensor; the bias and its gradient are never rounded to FP8."""
+    (wide, narrow), count = case.widths, math.prod(case.rows)
+    tf32 = precision == "fp32" and bench.wants_te and bench.device == "cuda"
+    if tensor == "grad.bias":
+        if tf32:
+            why = "summed beside a TF32 product, whose operands it may share"
+            return Roundings((("tf32", 1), ("fp32", 1)), count, why=why)
+        return Roundings(((precision, 1),), count, why="a sum of the gradient as it came, rounded once")
+    product, length = {"forward": ("forward", wide), "grad.input": ("dgrad", narrow), "grad.weight": ("wgrad", count)}[
+        tensor
+    ]
     if recipe:
-        return _run(
-            lambda x: emulated_linear(x, plain.weight, recipe, plain.bias),  # type: ignore[arg-type]
-            case, twin, gradient, parts,
-        )  # fmt: skip
-    with tf32_products() if bench.device == "cuda" else nullcontext():
-        return _run(plain, case, twin, gradient, parts)
+        found = operand_roundings(recipe, product, length, precision)  # type: ignore[arg-type]
+    elif tf32:
+        why = "TE multiplies fp32 as TF32 (CUBLAS_COMPUTE_32F_FAST_TF32): both operands, then the result"
+        found = Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
+    else:
+        found = Roundings(((precision, 1),), length, why="exact products, summed in fp32, rounded once")
+    # Output, gradient of the input and gradient of the weight are each a product of two of these.
+    return replace(found, independent=min(count * narrow, count * wide, wide * narrow))
+
+
+def _native(recipe: Any, given: Tensors) -> Any:
+    """The same layer in plain PyTorch, its operands rounded as the recipe does."""
+    rows, weight, bias = given["input"], given["weight"], given.get("bias")
+    return emulated_linear(rows, weight, recipe, bias) if recipe else functional.linear(rows, weight, bias)
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------
@@ -348,7 +410,7 @@ def _check_filled_state(bench: Bench, walker: Any) -> None:
         layers.append(layer)
         for _ in range(3 - number):
             rows, gradient = _inputs(bench, case, torch.bfloat16)
-            _run(layer, case, rows, gradient, dict(layer.named_parameters()), lambda: _scope(bench, "delayed"))
+            run_pass(partial(layer, rows), {"input": rows}, gradient, partial(_scope, bench, "delayed"))
     first, second = layers
     state = first.state_dict()
     added = state.get("_extra_state")
@@ -370,12 +432,12 @@ def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:
     """Seven rows without padding: refused before anything is computed, or right; never silently wrong."""
     case = _Case("unpadded", (64, 96), (7,))
     plain, layer, _ = _swapped_layer(bench, walker, case, torch.bfloat16, recipe)
-    rows, gradient = _inputs(bench, case, torch.bfloat16)
+    rows, _ = _inputs(bench, case, torch.bfloat16)
     try:
         with _scope(bench, recipe):
             out = layer(rows)
     except (AssertionError, ValueError, RuntimeError) as refusal:
         bench.check(f"{recipe}.unpadded", True, f"refused: {type(refusal).__name__}: {refusal}")
         return
-    wanted = reference_linear(rows, plain.weight, plain.bias, gradient).out
+    wanted = linear({name: one.double() for name, one in {"input": rows, **dict(plain.named_parameters())}.items()})
     bench.compare(f"{recipe}.unpadded", out, wanted, roundings=operand_roundings(recipe, "forward", 64))  # type: ignore[arg-type]

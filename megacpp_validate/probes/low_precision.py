@@ -1,16 +1,37 @@
-"""The low-precision scope as probes enter it, and what shows that something was computed in it."""
+"""The low-precision scope as probes enter it, and what shows that something was computed in it.
+
+The low-precision copy of a weight that a layer keeps between microbatches: made anew when it is told to, else taken.
+
+Transformer Engine rounds a weight once a step where it is told which microbatch is the first (`is_first_microbatch` in
+the documentation of `Linear`): True rounds and keeps, False takes what is kept, None rounds and keeps nothing. A copy
+that is not made anew is that of the step before, and every value that comes of it is plausible.
+
+Two equal layers take the same tensors in turn, in scopes of their own: one is told the microbatch, one never is. Their
+amax histories are the same, weights are only turned round between steps, so amax values and scales are too, and so in
+every recipe the same values come out. What is off by one step is as far off as another layer is.
+
+That each layer of a module computed in low precision: one that does not is in every bound, better than it should be.
+
+While a step runs, each of its layers is watched: what it gets, what it gives, and the gradients of both. Then it runs
+alone, on the same, outside of every scope. What it gave inside must differ by what the recipe rounds: a layer that the
+scope does not reach gives the very same bits, and one whose backward pass it does not reach the same gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from ..evidence.receipt import Part
-from .bounds import SAFETY, Roundings
+import torch
 
-Enter = Callable[[], AbstractContextManager[Any]]
-"""Makes the scope anew for each step."""
+from ..evidence.receipt import Check, Part
+from .bench import Bench
+from .bounds import RMS_OF_ROUNDING, SAFETY, Roundings, unit_roundoff
+from .emulation import Product, Recipe, operand_roundings
+from .memory import Enter
 
 
 def low_precision_ran(error: float, roundings: Roundings, of: str = "") -> Part:
@@ -24,3 +45,211 @@ def low_precision_ran(error: float, roundings: Roundings, of: str = "") -> Part:
     floor = roundings.bound() / SAFETY / 2
     why = f"{of}: half the error that the roundings must make".removeprefix(": ")
     return Part("low-precision-ran", error, floor, error >= floor, why, at_least=True)
+
+
+MICROBATCH: Final = "is_first_microbatch"
+Run = Callable[[Any, Any, bool | None], Any]
+
+# The same values twice are the same bits. What is allowed is what cannot be another FP8 copy of any weight.
+ALIKE: Final = RMS_OF_ROUNDING * unit_roundoff("e4m3") / 2
+OTHER: Final = 0.5
+
+
+def takes_microbatch(layer: Any) -> bool:
+    """Whether the layer can be told the microbatch."""
+    known = inspect.signature(layer.forward).parameters
+    return MICROBATCH in known or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+
+
+def run_layer(layer: Any, rows: Any, first: bool | None) -> Any:
+    """Call a layer that takes its rows alone."""
+    return layer(rows, is_first_microbatch=first)
+
+
+def check_kept_weights(
+    bench: Bench,
+    name: str,
+    layers: tuple[Any, Any],
+    rows: Any,
+    gradient: Any,
+    enter: Enter,
+    run: Run = run_layer,
+) -> None:
+    """Hold a layer that is told the microbatch to an equal one that is not: output and every gradient.
+
+    Args:
+        bench: where checks go: `{name}.renewed` and `{name}.kept`.
+        name: of the checks, the recipe in it.
+        layers: two of one kind, neither of which has run; the second takes the parameters of the first.
+        rows: input of both.
+        gradient: of the output.
+        enter: the low-precision scope; forward passes run in it, backward passes outside.
+        run: calls a layer on rows in a microbatch.
+    """
+    told, plain = layers
+    with torch.no_grad():
+        for own, other in zip(plain.parameters(), told.parameters(), strict=True):
+            own.copy_(other)
+
+    def step(layer: Any, first: bool | None, scope: Enter = enter) -> dict[str, Any]:
+        layer.zero_grad(set_to_none=True)
+        leaf = rows.detach().clone().requires_grad_()
+        with scope():
+            out = run(layer, leaf, first)
+        out.backward(gradient)
+        weights = {f"grad.{part}": weight.grad for part, weight in layer.named_parameters()}
+        return {"forward": out.detach(), "grad.input": leaf.grad, **weights}
+
+    step(told, True)
+    before = step(plain, None)
+    for layer in layers:
+        _turn(layer)
+    renewed, wanted = step(told, True), step(plain, None)
+    _turn(told)  # nobody tells it: what is kept stays right
+    kept, again = step(told, False), step(plain, None)
+    outside = step(plain, None, nullcontext)
+    low = [part for part, tensor in again.items() if tensor is not None and not _off(outside[part], tensor) <= ALIKE]
+    if not low:
+        said = "not judged: the scope changes nothing that it computes, so there is no copy to keep"
+        bench.check(f"{name}.renewed", True, said)
+        return
+    other = _off(wanted["forward"], before["forward"])
+    moved = Part("other-weights", other, OTHER, other >= OTHER, "the weights of the step before give others", True)
+    bench.checks.append(_compared(f"{name}.renewed", renewed, wanted, low, moved))
+    bench.checks.append(_compared(f"{name}.kept", kept, again, low))
+
+
+def _turn(layer: Any) -> None:
+    """Other weights of the same amax, in place as an optimizer changes them; once more brings them back."""
+    with torch.no_grad():
+        for weight in layer.parameters():
+            if weight.dim() > 1:
+                weight.copy_(weight.flip(-2, -1))
+
+
+def _compared(name: str, seen: dict[str, Any], wanted: dict[str, Any], low: list[str], *more: Part) -> Check:
+    why = f"half of what rounding one operand to FP8 changes ({RMS_OF_ROUNDING:.3f} x 2^-4): the same copy, same values"
+    offs = {part: _off(seen[part], wanted[part]) for part in low}
+    parts = (*(Part(part, off, ALIKE, off <= ALIKE, why) for part, off in offs.items()), *more)
+    return Check(name, all(part.passed for part in parts), parts)
+
+
+def _off(seen: Any, wanted: Any) -> float:
+    """How far apart two tensors are, relative to the second; infinity where one is not there."""
+    if seen is None or wanted is None or seen.shape != wanted.shape:
+        return float("inf")
+    if torch.equal(seen, wanted):
+        return 0.0
+    norm = wanted.double().norm()
+    return float((seen.double() - wanted.double()).norm() / norm)
+
+
+@dataclass
+class Watched:
+    """One layer in a step; the last call counts.
+
+    Attributes:
+        rows, out: input and output; None before the first call.
+        to_out, to_rows: their gradients.
+    """
+
+    layer: Any
+    rows: Any = None
+    out: Any = None
+    to_out: Any = None
+    to_rows: Any = None
+    others: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def watching_layers(layers: Mapping[str, Any]) -> Iterator[dict[str, Watched]]:
+    """What these layers, by name, are given and give in the step that is run inside, forward and backward."""
+    seen = {name: Watched(layer) for name, layer in layers.items()}
+    handles = []
+    for watched in seen.values():
+        handles.append(watched.layer.register_forward_pre_hook(_before(watched), with_kwargs=True))
+        handles.append(watched.layer.register_forward_hook(_after(watched)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _before(watched: Watched) -> Any:
+    def hook(_: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        rows, *others = given
+        watched.rows, watched.others, watched.options = rows.detach().clone(), tuple(others), dict(options)
+        if not rows.requires_grad or not torch.is_grad_enabled():
+            return None
+        alone = rows.view_as(rows)  # its gradient is this layer's share; that of `rows` is of all that take them
+        alone.register_hook(lambda gradient: setattr(watched, "to_rows", gradient.detach().clone()))
+        return (alone, *others), options
+
+    return hook
+
+
+def _after(watched: Watched) -> Any:
+    def hook(_: Any, _given: Any, given: Any) -> None:
+        out = given[0] if isinstance(given, tuple) else given
+        watched.out = out.detach().clone()
+        if out.requires_grad:
+            out.register_hook(lambda gradient: setattr(watched, "to_out", gradient.detach().clone()))
+
+    return hook
+
+
+def check_layers_in_low_precision(bench: Bench, name: str, recipe: Recipe, seen: Mapping[str, Watched]) -> None:
+    """Each layer against itself outside of every scope: output, gradients of the input and of each weight.
+
+    To be called outside of the scope and right after the step, whose gradients the weights still hold; it takes them
+    away. The checks, `{name}.{layer}.layers`, are about which code ran and name the layer's class, as it has to be for
+    `canary/dynamic` to know.
+
+    Args:
+        bench: where checks go.
+        name: what comes before the layer's.
+        recipe: the one that was on.
+        seen: of `watching_layers`.
+    """
+    for place, watched in seen.items():
+        kind = type(watched.layer).__name__
+        if watched.out is None:
+            bench.check(f"{name}.{place}.layers", False, f"not seen: {kind} was not called")
+            continue
+        parts = _parts(watched, recipe)
+        bench.checks.append(Check(f"{name}.{place}.layers", all(part.passed for part in parts), tuple(parts), kind))
+
+
+def _parts(watched: Watched, recipe: Recipe) -> list[Part]:
+    layer, rows = watched.layer, watched.rows.requires_grad_()
+    inside = {"forward": watched.out, "grad.input": watched.to_rows}
+    weights = {part: weight for part, weight in layer.named_parameters() if weight.dim() > 1}
+    inside |= {f"grad.{part}": weight.grad for part, weight in weights.items()}
+    layer.zero_grad(set_to_none=True)
+    given = layer(rows, *watched.others, **watched.options)
+    out = given[0] if isinstance(given, tuple) else given
+    if watched.to_out is not None:
+        out.backward(watched.to_out)
+    outside = {"forward": out.detach(), "grad.input": rows.grad}
+    outside |= {f"grad.{part}": weight.grad for part, weight in weights.items()}
+    count = rows.numel() // rows.shape[-1]
+    lengths = {"forward": rows.shape[-1], "dgrad": out.shape[-1], "wgrad": count}
+    made = []
+    for part, tensor in inside.items():
+        if tensor is None and outside[part] is None:
+            continue
+        product: Product = "forward" if part == "forward" else "dgrad" if part == "grad.input" else "wgrad"
+        roundings = operand_roundings(recipe, product, lengths[product])
+        floor, off = roundings.bound() / SAFETY / 2, _off_of_layers_in_low_precision(tensor, outside[part])
+        why = f"half the error that the roundings must make: {roundings.why}"
+        made.append(Part(part, off, floor, off >= floor, why, at_least=True))
+    return made
+
+
+def _off_of_layers_in_low_precision(seen: Any, wanted: Any) -> float:
+    """How far apart two tensors are, relative to the second; NaN where one is not there, or there is nothing in it."""
+    if seen is None or wanted is None or seen.shape != wanted.shape or not bool(wanted.any()):
+        return float("nan")
+    return float((seen.double() - wanted.double()).norm() / wanted.double().norm())

@@ -10,14 +10,16 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
 import torch
 
 from ..evidence.receipt import Check, Part
-from .low_precision import Enter
+
+Enter = Callable[[], AbstractContextManager[Any]]
+"""Makes a scope anew for each step."""
 
 # Set to anything at all, CUDACachingAllocator of c10 calls cudaMalloc and counts nothing, so nothing could rise.
 UNCOUNTED: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"

@@ -1,38 +1,286 @@
-"""The A-block wrapper: parity with fp64, forward and every gradient; its weights both ways; what it refuses."""
+"""The A-block wrapper: parity with fp64, forward and every gradient; its weights both ways; what it refuses.
+
+The tensors of an A-block, and what the wrapper, plain torch and an emulated FP8 make of them.
+
+A pass of an A-block beside its fp64 reference: output and every gradient, and which layers ran.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from ..native.attention import attention
+from ..native.block import ABlock
 from ..native.mlp import is_gated
+from ..native.norms import rms_norm
 from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
-from .block_comparison import check_layers_ran, compare_block
 from .bounds import Roundings
-from .emulation import EMULATED
-from .kept_weights import MICROBATCH, check_kept_weights
-from .layers_in_low_precision import check_layers_in_low_precision, watching_layers
-from .native_block_samples import (
-    EPS,
-    HEADS,
-    Case,
-    emulated_step,
-    layer_inputs,
-    layer_step,
-    native_step,
-    new_layer,
-    new_sample,
-)
-from .observe import marking_vendor_layers, recording_argument
-from .references.block import Sizes, attention_branch, mlp_branch
-from .references.layer_roundings import precision_of
-from .references.rotation import rotary_tables, rotated
-from .references.steps import tf32_products
+from .emulation import EMULATED, emulated_linear, emulated_mlp
+from .low_precision import MICROBATCH, check_kept_weights, check_layers_in_low_precision, watching_layers
+from .memory import Enter
+from .observe import graph_nodes, marking_vendor_layers, recording_argument
+from .references.attention import Sizes, attention_branch, block_step, mlp_branch, rotary_tables, rotated, visible
+from .references.roundings import Precision, block_roundings, precision_of
+from .trial import Tensors, formula_pass, run_pass, tf32_products
+
+HEADS: Final = 8
+EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
+SMALL: Final = 2.0**-8  # rows of this size have a mean square of about eps
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape, and what the call asks for besides.
+
+    Attributes:
+        name: of the checks.
+        activation: of the MLP.
+        groups: key and value heads; query heads are 8.
+        width: head size D.
+        extra: tokens added to the length that the bench takes.
+        length: tokens, where the case has a length of its own.
+        small: whether rows are so small that eps counts in both norms.
+        strided: whether rows are not contiguous.
+        options: of the call, which Transformer Engine refuses.
+        code: of that refusal.
+    """
+
+    name: str
+    activation: Any = "swiglu"
+    groups: int = 2
+    width: int = 64
+    extra: int = 0
+    length: int = 0
+    small: bool = False
+    strided: bool = False
+    options: tuple[str, ...] = ()
+    code: str = ""
+
+
+@dataclass
+class Sample:
+    """The tensors of one case in one dtype.
+
+    Attributes:
+        rows: [B, T, hidden], a leaf.
+        weights: by native names.
+        gradient: of the output.
+        rope: (cos, sin); None without rotation.
+        options: of the call.
+        eps: of both norms.
+    """
+
+    case: Case
+    rows: Any
+    weights: dict[str, Any]
+    gradient: Any
+    rope: tuple[Any, Any] | None
+    options: dict[str, Any] = field(default_factory=dict)
+    eps: float = EPS
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the reference needs besides the weights."""
+        return Sizes(HEADS, self.case.groups, self.case.width, self.case.activation, self.eps)
+
+    def seen(self) -> Any:
+        """[B, H, T, T]: which key each query sees."""
+        batch, length, _ = self.rows.shape
+        return visible(batch, HEADS, length, device=self.rows.device, **self.options)
+
+
+def new_weights(bench: Bench, case: Case, hidden: int, ffn: int, branches: float, size: float) -> dict[str, Any]:
+    """By native names, in fp32; with `branches` of 2 each branch is about as large as the stream of size `size`."""
+    joint, up = HEADS * case.width, 2 * ffn if is_gated(case.activation) else ffn
+    qkv = bench.randn((HEADS + 2 * case.groups) * case.width, hidden, scale=hidden**-0.5)
+    qkv[:joint] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
+    return {
+        "qkv.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
+        "qkv.weight": qkv,
+        "out.weight": bench.randn(hidden, joint, scale=branches * joint**-0.5 * size),
+        "mlp.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
+        "mlp.fc1_weight": bench.randn(up, hidden, scale=hidden**-0.5),
+        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=branches * ffn**-0.5),
+    }
+
+
+def new_sample(bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0) -> Sample:
+    """Inputs and weights; with `branches` of 2 each branch is about as large as the stream that it is added to."""
+    gpu = bench.device == "cuda"
+    hidden, ffn, batch = (512, 1024, 2) if gpu else (64, 96, 2)
+    base = 128 if gpu else 24
+    length = case.length or base + case.extra
+    size = SMALL if case.small else 1.0
+    if case.strided:
+        rows = bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2]
+    else:
+        rows = bench.randn(batch, length, hidden, dtype=dtype, scale=size)
+    weights = new_weights(bench, case, hidden, ffn, branches, size)
+    options: dict[str, Any] = {}
+    if "doc_ids" in case.options:
+        options["doc_ids"] = bench.randint(2, batch, length).cumsum(-1) // 5
+    if "window" in case.options:
+        options["window"] = 7
+    return Sample(
+        case,
+        rows.detach().requires_grad_(),
+        {name: weight.to(dtype) for name, weight in weights.items()},
+        bench.randn(batch, length, hidden, dtype=dtype),
+        rope_tables(length, case.width, device=bench.device),
+        options,
+    )
+
+
+def new_layer(bench: Bench, bridge: Any, sample: Sample) -> Any:
+    """The wrapper with the weights of a sample."""
+    weights = sample.weights
+    layer = bridge.NativeBlock(
+        hidden=weights["out.weight"].shape[0],
+        ffn_hidden=weights["mlp.fc2_weight"].shape[1],
+        num_heads=HEADS,
+        head_dim=sample.case.width,
+        num_gqa_groups=sample.case.groups,
+        activation=sample.case.activation,
+        eps=EPS,
+        dtype=sample.rows.dtype,
+        device=bench.device,
+    )
+    layer.load_native_state_dict(weights)
+    return layer
+
+
+def layer_step(layer: Any, sample: Sample, enter: Enter) -> dict[str, Any]:
+    """A pass of the wrapper, weights by native names."""
+    parameters = dict((layer.native or layer.te).named_parameters())
+    call = partial(layer, sample.rows, rope=sample.rope, **sample.options)
+    with marking_vendor_layers():
+        seen = run_pass(call, {"rows": sample.rows, **parameters}, sample.gradient, enter)
+    if layer.te is not None:
+        split = [seen.pop(f"grad.qkv.{part}_weight") for part in ("query", "key", "value")]
+        seen["grad.qkv.weight"] = None if any(part is None for part in split) else torch.cat(split)
+    return seen
+
+
+def layer_inputs(bench: Bench, sample: Sample) -> dict[str, tuple[Any, Any]]:
+    """For each layer of the block alone: rows that it takes, and the gradient of what it gives."""
+    weights = sample.weights
+    widths = {"qkv": weights["qkv.weight"].shape, "out": weights["out.weight"].shape}
+    widths["mlp"] = 2 * weights["mlp.fc2_weight"].shape[:1]
+    shape, dtype = sample.rows.shape[:2], sample.rows.dtype
+    return {
+        name: (bench.randn(*shape, wide, dtype=dtype), bench.randn(*shape, out, dtype=dtype))
+        for name, (out, wide) in widths.items()
+    }
+
+
+def native_step(sample: Sample) -> dict[str, Any]:
+    """The plain block in the same precision."""
+    case, weights = sample.case, sample.weights
+    block = ABlock(
+        weights["out.weight"].shape[0], weights["mlp.fc2_weight"].shape[1], HEADS, case.width, case.groups,
+        activation=case.activation, eps=sample.eps, dtype=sample.rows.dtype, device=sample.rows.device,
+    )  # fmt: skip
+    block.load_state_dict(weights)
+    rows = sample.rows.detach().clone().requires_grad_()
+    leaves = {"rows": rows, **dict(block.named_parameters())}
+    return run_pass(lambda: block(rows, rope=sample.rope, **sample.options), leaves, sample.gradient)
+
+
+def emulated_step(sample: Sample, recipe: Any) -> dict[str, Any]:
+    """The plain block with the operands of its four linear layers rounded as the recipe rounds them."""
+    case, width, eps = sample.case, sample.case.width, sample.eps
+
+    def block(given: Tensors) -> Any:
+        normed = rms_norm(given["rows"], given["qkv.layer_norm_weight"], eps=eps)
+        mixed = emulated_linear(normed, given["qkv.weight"], recipe)
+        parts = mixed.split([HEADS * width, case.groups * width, case.groups * width], dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
+        if sample.rope is not None:
+            query, key = apply_rope(query, *sample.rope), apply_rope(key, *sample.rope)
+        attended = attention(query, key, value).transpose(1, 2).flatten(2)
+        stream = given["rows"] + emulated_linear(attended, given["out.weight"], recipe)
+        mlp = {name.removeprefix("mlp."): weight for name, weight in given.items()}
+        return stream + emulated_mlp({**mlp, "input": stream}, recipe, activation=case.activation, eps=eps)
+
+    return formula_pass(block, {"rows": sample.rows, **sample.weights}, sample.gradient)
+
+
+def compare_block(
+    bench: Bench, path: str, sample: Sample, seen: dict[str, Any], native: dict[str, Any] | None, precision: Precision,
+    *, shown: Callable[[str], str] = str,
+) -> dict[str, Any]:  # fmt: skip
+    """Output and every gradient against fp64, which is given back by native names.
+
+    Args:
+        bench: where checks go.
+        path: of their names.
+        sample: that the pass was of.
+        seen: output "out", gradients of "rows" and of weights, by native names.
+        native: the same of plain torch in the same precision, where there is one.
+        precision: of the pass.
+        shown: native name of a gradient -> how a check names it.
+    """
+    wanted = block_step(sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen(), sample.rope)
+    batch, length, hidden = sample.rows.shape
+    ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * sample.case.width
+    bounds = partial(
+        block_roundings,
+        shares=wanted.shares,
+        precision=precision,
+        length=max(joint, batch * length, hidden, ffn),
+        gated=is_gated(sample.case.activation),
+    )
+    smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
+    # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
+    independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
+    out = seen["forward"]
+    bench.check(f"{path}.dtype", out.dtype == sample.rows.dtype, f"{out.dtype} from {sample.rows.dtype}")
+    found = {"forward": wanted.out, **{f"grad.{name}": tensor for name, tensor in wanted.gradients.items()}}
+    reference = _parted(found, sample)
+    # The weight of a single key is 1, so its score has no gradient: what is left is small beside that of the values.
+    alone = {f"grad.{name}": float(reference["grad.qkv.weight.value"].norm()) for name in independent if length == 1}
+
+    def roundings(tensor: str) -> Roundings:
+        name = tensor.removeprefix("grad.")
+        return bounds(name, independent=independent.get(name, smallest))
+
+    def named(tensors: dict[str, Any]) -> dict[str, Any]:
+        return {shown(name): tensor for name, tensor in _parted(tensors, sample).items()}
+
+    plain = {shown(name): name for name in reference}
+    with bench.scope(path):
+        bench.compare_pass(
+            named(seen),
+            named(found),
+            lambda name: roundings(plain[name]),
+            native=None if native is None else named(native),
+            scales={shown(name): scale for name, scale in alone.items()},
+        )
+    return found
+
+
+def _parted(tensors: dict[str, Any], sample: Sample) -> dict[str, Any]:
+    """The gradient of the joint QKV weight in its three parts, each held to its own norm."""
+    joint = tensors["grad.qkv.weight"]
+    width, groups = sample.case.width, sample.case.groups
+    parts = (None,) * 3 if joint is None else joint.split([HEADS * width, groups * width, groups * width])
+    rest = {name: tensor for name, tensor in tensors.items() if name != "grad.qkv.weight"}
+    return rest | dict(zip((f"grad.qkv.weight.{part}" for part in ("query", "key", "value")), parts, strict=True))
+
+
+def check_layers_ran(bench: Bench, path: str, out: Any, layers: Sequence[str]) -> None:
+    """Every one of the layers is Transformer Engine's: one that is not hides behind the others."""
+    ran = {name.rpartition(".")[2] for name in graph_nodes(out) if name.startswith("transformer_engine.")}
+    missing = [name for name in layers if name not in ran]
+    bench.check(f"{path}.layers", not missing, f"not seen: {', '.join(missing)}" if missing else ", ".join(layers))
+
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GATED: Final = Case("gqa4.d64.swiglu")
@@ -88,9 +336,9 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     path = f"{dtype}.{case.name}"
     if case.code:
         _check_refused(bench, path, layer.choice, case.code)
-    bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native" if case.code else "")
+    bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"], wanted="native" if case.code else "")
     if bench.wants_te and not case.code:
-        check_layers_ran(bench, path, seen["out"], LAYERS)
+        check_layers_ran(bench, path, seen["forward"], LAYERS)
     tf32 = dtype == "fp32" and layer.choice.observed == "te" and bench.device == "cuda"
     with tf32_products() if tf32 else nullcontext():
         native = native_step(sample) if layer.choice.observed == "te" else None
@@ -156,7 +404,7 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
         with watching_layers(_low_layers(layer)) as watched:
             seen = layer_step(layer, sample, enter)
         path = f"fp8.{recipe}.{case.name}"
-        bench.ran_on(f"native_block.{path}", layer.choice, seen["out"])
+        bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"])
         native = emulated_step(sample, recipe)
         compare_block(bench, path, sample, seen, native, precision_of("bf16", recipe=recipe))
         check_layers_in_low_precision(bench, path, recipe, watched)
@@ -167,7 +415,7 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
     seen = layer_step(layer, sample, enter)
     path = f"fp8.{recipe}.{ODD.name}"
     _check_refused(bench, path, layer.choice, "fp8-alignment")
-    bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native")
+    bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"], wanted="native")
     compare_block(bench, path, sample, seen, None, precision_of("bf16"))
 
 

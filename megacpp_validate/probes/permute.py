@@ -1,8 +1,12 @@
-"""The permute wrapper: what is moved is compared bit by bit, what is summed with fp64; forward and every gradient."""
+"""The permute wrapper: what is moved is compared bit by bit, what is summed with fp64; forward and every gradient.
+
+What the permute probe works on, and how it looks: routings as tensors and as lists, exact checks, bounds of sums.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -11,27 +15,164 @@ import torch
 from ..native import permute as native
 from .bench import Bench
 from .bounds import Roundings
-from .permute_samples import (
-    CASES,
-    DTYPES,
-    EXPERTS,
-    MIXED,
-    Case,
-    Routed,
-    check_claim,
-    check_dispatch_memory,
-    check_numbers,
-    exact,
-    pick,
-    route,
-    sum_of_rows,
-    token_ids,
-    unless_native,
-    width_of,
+from .memory import drop_gradients
+from .references.experts import Entry, copied, count, entries, picked, places, put_back, reordered, spread, summed
+
+EXPERTS: Final = 8
+DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of routing.
+
+    Attributes:
+        name: of the checks.
+        chosen: experts that may be chosen.
+        top_k: of them, a token.
+        dropped: every so many-th token goes nowhere; 0 drops none.
+        one_token: T = 1.
+        strided: whether the tokens are not contiguous.
+    """
+
+    name: str
+    chosen: tuple[int, ...]
+    top_k: int
+    dropped: int = 0
+    one_token: bool = False
+    strided: bool = False
+
+
+CASES: Final = (
+    Case("top2.dropped", (0, 2, 3, 4, 6), 2, dropped=5, strided=True),  # experts 1, 5 and 7 are idle
+    Case("one-expert", (5,), 1),
+    Case("every-expert", tuple(range(EXPERTS)), EXPERTS),
+    Case("one-token", (1, 2, 7), 2, one_token=True),
 )
-from .references.dispatch import copied, count, entries, picked, places, put_back, reordered, spread, summed
+MIXED: Final = CASES[0]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Tokens, probabilities and their routing: what a router hands over, and the same as a list of entries."""
+
+    tokens: Any
+    probs: Any
+    routing_map: Any
+    rows: list[Entry]
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows of each expert."""
+        return count(self.rows, EXPERTS)
+
+
+def route(bench: Bench, case: Case, dtype: Any, *, grad: bool = False) -> Routed:
+    """Tokens [T, D], probabilities [T, E] and a routing map [T, E] of this kind, from the bench's generator."""
+    number = 1 if case.one_token else _tokens(bench)
+    width = width_of(bench, "fp32" if dtype == torch.float32 else "bf16")
+    tokens = bench.randn(width, number, dtype=dtype).t() if case.strided else bench.randn(number, width, dtype=dtype)
+    chosen = torch.tensor(case.chosen, device=bench.device)
+    order = bench.rand(number, len(case.chosen)).argsort(1)[:, : case.top_k]
+    routing_map = torch.zeros(number, EXPERTS, dtype=torch.bool, device=bench.device)
+    routing_map.scatter_(1, chosen[order], True)
+    if case.dropped:
+        routing_map[case.dropped - 1 :: case.dropped] = False
+    probs = bench.rand(number, EXPERTS).add_(0.05)
+    if grad:
+        tokens, probs = tokens.requires_grad_(), probs.requires_grad_()
+    return Routed(tokens, probs, routing_map, entries(routing_map))
+
+
+def _tokens(bench: Bench) -> int:
+    if bench.device == "cuda":
+        return 131 if bench.quick else 257
+    return 17 if bench.quick else 33
+
+
+def width_of(bench: Bench, dtype: str) -> int:
+    """Two widths on a GPU, one of them odd: each is tuned and compiled for about 10 s at its first use."""
+    if bench.device == "cuda":
+        return 33 if dtype == "fp32" else 256
+    return 19 if dtype == "fp32" else 48
+
+
+def check_dispatch_memory(bench: Bench, bridge: Any) -> None:
+    """There and back leaves nothing behind, in both directions: by itself, with padding, and chunks sorted.
+
+    The widths and options are those of other cases: every further one is compiled for seconds on a GPU.
+    """
+    number, width = _tokens(bench), width_of(bench, "bf16")
+    order = torch.arange(number, device=bench.device)
+    routing_map = torch.zeros(number, EXPERTS, dtype=torch.bool, device=bench.device)
+    for choice in range(MIXED.top_k):
+        routing_map[order, (order + choice) % EXPERTS] = True
+
+    def new(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+        return torch.ones(*shape, dtype=dtype, device=bench.device, requires_grad=True)
+
+    def there_and_back(dispatch: Any) -> None:
+        tokens, probs = new(number, width), new(number, EXPERTS, dtype=torch.float32)
+        sent = dispatch.permute(tokens, probs, routing_map)
+        back = dispatch.unpermute(sent.rows, sent.row_map)
+        drop_gradients((back, sent.row_probs), (tokens, probs))
+
+    def sorted_chunks(dispatch: Any) -> None:
+        rows, probs = new(13, width), new(13, dtype=torch.float32)
+        moved, moved_probs = dispatch.sort_chunks(rows, [3, 0, 5, 1, 4], [3, 0, 4, 1, 2], probs=probs)
+        drop_gradients((moved, moved_probs), (rows, probs))
+
+    bench.keeps_nothing("bf16", partial(there_and_back, bridge.Dispatch(EXPERTS)))
+    bench.keeps_nothing("bf16.aligned", partial(there_and_back, bridge.Dispatch(EXPERTS, align=16)))
+    bench.keeps_nothing("bf16.chunks", partial(sorted_chunks, bridge.Dispatch(EXPERTS)))
+
+
+def token_ids(routed: Routed) -> Any:
+    """The token of each row, int64 [R]."""
+    return torch.tensor([entry.token for entry in routed.rows], device=routed.tokens.device)
+
+
+def pick(probs: Any, routed: Routed) -> Any:
+    """Probabilities [T, E] of the rows, [R], in the autograd graph."""
+    return probs[[entry.token for entry in routed.rows], [entry.expert for entry in routed.rows]]
+
+
+def sum_of_rows(case: Case, dtype: str, what: str, *, weighted: bool = False) -> Roundings:
+    """A sum over the experts of a token in fp32, rounded once to the dtype of the rows."""
+    steps = (("fp32", 1), (dtype, 1)) if weighted else ((dtype, 1),)
+    why = f"{what}{', each times its weight,' if weighted else ''} in fp32, and rounded once"
+    return Roundings(steps, case.top_k, why=why)
+
+
+def check_numbers(bench: Bench, sent: Any, counts: list[int], sizes: list[int]) -> None:
+    """The numbers of tokens and of rows that a permute reports."""
+    seen = (list(sent.tokens_per_expert), list(sent.rows_per_expert))
+    bench.check("counts", seen == (counts, sizes), f"tokens and rows of each expert {seen}; wanted {(counts, sizes)}")
+
+
+def check_claim(bench: Bench, dispatch: Any, prefix: str = "") -> None:
+    """Which backend the wrapper says it took, where no graph can tell."""
+    claimed, requested = dispatch.choice.observed, bench.order.requested
+    bench.check(f"{prefix}claimed", claimed == requested, f"{claimed} says the wrapper; {requested} is requested")
+
+
+def exact(bench: Bench, name: str, seen: Any, wanted: Any) -> None:
+    """Bit by bit: what is only moved is not rounded."""
+    if seen is None or seen.shape != wanted.shape or seen.dtype != wanted.dtype:
+        found = "no tensor" if seen is None else f"{seen.dtype} {list(seen.shape)}"
+        return bench.check(name, False, f"{found} instead of {wanted.dtype} {list(wanted.shape)}")
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[seen.element_size()]
+    differs = seen.detach().contiguous().view(whole) != wanted.detach().contiguous().view(whole)
+    if seen.element_size() > 1:  # a sum of nothing may be either zero
+        differs &= (seen.detach() != 0) | (wanted.detach() != 0)
+    wrong = int(differs.sum())
+    return bench.check(name, not wrong, f"{wrong} of {seen.numel()} values differ in their bits" if wrong else "exact")
+
 
 NAN: Final = float("nan")
+PADDED: Final[dict[str, dict[str, Any]]] = {
+    "aligned": {"align": 16}, "padded": {"layout": "padded", "capacity": 3}
+}  # fmt: skip
 
 
 def probe(bench: Bench) -> None:
@@ -40,14 +181,17 @@ def probe(bench: Bench) -> None:
     for name in DTYPES:
         for case in CASES:
             with bench.scope(f"{name}.{case.name}"):
-                _there(bench, bridge, case, name)
+                _there(bench, bridge, case, name, f"permute.{name}.{case.name}")
                 _back(bench, bridge, case, name)
-    for capacity in (None, 3):
-        with bench.scope("bf16.aligned" if capacity is None else "bf16.padded"):
-            _padded(bench, bridge, capacity)
-    _without_probs(bench, bridge)
-    _zero_probability(bench, bridge)
-    _gradient_of_probs_alone(bench, bridge)
+    parts: dict[str, Callable[..., None]] = {
+        **{f"bf16.{name}": partial(_padded, **layout) for name, layout in PADDED.items()},
+        "bf16.without-probs": _without_probs,
+        "bf16.zero-probability": _zero_probability,
+        "bf16.gradient-of-probs-alone": _gradient_of_probs_alone,
+    }
+    for name, part in parts.items():
+        with bench.scope(name):
+            part(bench, bridge)
     if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
         _again(bench, bridge)
     _chunks(bench, bridge)
@@ -57,28 +201,62 @@ def probe(bench: Bench) -> None:
     _refusals(bench, bridge)
 
 
-def _there(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
-    """Tokens to rows, with their probabilities, and the gradients of both."""
+@dataclass(frozen=True)
+class _Laid:
+    """Where the rows of a routing lie: by expert, those of each expert padded.
+
+    Attributes:
+        rows: token and expert of each.
+        counts, sizes: rows of each expert, without and with padding.
+        leading: shape of the rows, without their width.
+    """
+
+    rows: list[Entry]
+    counts: list[int]
+    sizes: list[int]
+    leading: tuple[int, ...]
+
+    def lay(self, values: Any, filling: float = 0.0) -> Any:
+        """Values of the rows [R, ...] at their places, and `filling` in the padding."""
+        laid = spread(values, places(self.counts, self.sizes), sum(self.sizes), filling)
+        return laid.reshape(*self.leading, *values.shape[1:])
+
+
+def _lay_out(routed: Routed, align: int = 1, capacity: int | None = None, **_: Any) -> _Laid:
+    """As a `Dispatch` with these options lays rows out."""
+    rows = entries(routed.routing_map, capacity)
+    counts = count(rows, EXPERTS)
+    sizes = [capacity or -(-number // align) * align for number in counts]
+    return _Laid(rows, counts, sizes, (EXPERTS, capacity) if capacity else (sum(sizes),))
+
+
+def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: _Laid, *, probs: bool = True) -> None:
+    check_numbers(bench, sent, laid.counts, laid.sizes)
+    exact(bench, "rows", sent.rows, laid.lay(copied(routed.tokens, laid.rows)))
+    if probs:
+        exact(bench, "row_probs", sent.row_probs, laid.lay(picked(routed.probs, laid.rows)))
+    else:
+        bench.check("row_probs", sent.row_probs is None, "none were given")
+
+
+def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layout: Any) -> tuple[Any, ...]:
+    """Tokens to rows, with their probabilities, and the gradients of both; nothing that stands in padding counts."""
     routed = route(bench, case, DTYPES[dtype], grad=True)
-    dispatch = bridge.Dispatch(EXPERTS)
+    dispatch, laid = bridge.Dispatch(EXPERTS, **layout), _lay_out(routed, **layout)
     sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-    bench.ran_on(f"permute.{dtype}.{case.name}", dispatch.choice, sent.rows)
-    check_numbers(bench, sent, routed.counts, routed.counts)
-    exact(bench, "rows", sent.rows, copied(routed.tokens, routed.rows))
-    exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
-    of_rows = bench.randn(*sent.rows.shape, dtype=DTYPES[dtype])
-    of_probs = bench.randn(*sent.row_probs.shape)
-    torch.autograd.backward([sent.rows, sent.row_probs], [of_rows, of_probs])
-    bench.compare(
-        "grad.tokens",
-        routed.tokens.grad,
-        summed(of_rows, routed.rows, len(routed.tokens)),
-        roundings=sum_of_rows(case, dtype, "the gradients of a token's rows summed"),
-        native=unless_native(
-            bench, lambda: native.unpermute(of_rows, token_ids(routed), num_tokens=len(routed.tokens))
-        ),
-    )
-    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
+    bench.ran_on(path, dispatch.choice, sent.rows)
+    _check_sent(bench, sent, routed, laid)
+    of_rows = bench.randn(len(laid.rows), routed.tokens.shape[1], dtype=DTYPES[dtype])
+    of_probs = bench.randn(len(laid.rows))
+    torch.autograd.backward([sent.rows, sent.row_probs], [laid.lay(of_rows, NAN), laid.lay(of_probs, NAN)])
+    number, native_sum = len(routed.tokens), None
+    if not layout and bench.wants_te:
+        native_sum = native.unpermute(of_rows, token_ids(routed), num_tokens=number)
+    rounded = sum_of_rows(case, dtype, "the gradients of a token's rows summed")
+    wanted = summed(of_rows, laid.rows, number)
+    bench.compare("grad.tokens", routed.tokens.grad, wanted, roundings=rounded, native=native_sum)
+    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, laid.rows, routed.probs.shape))
+    return routed, laid, dispatch, sent
 
 
 def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
@@ -101,7 +279,7 @@ def _compare_back(
 ) -> None:
     """Held to fp64: the way back, and its gradients."""
     name = "sum" if weights is None else "weighted"
-    plain = unless_native(bench, lambda: _native_back(rows, routed, weights, upstream)) or (None, None, None)
+    plain = _native_back(rows, routed, weights, upstream) if bench.wants_te else (None, None, None)
     bench.compare(
         f"{name}.forward",
         back,
@@ -131,77 +309,39 @@ def _compare_back(
     )
 
 
-def _padded(bench: Bench, bridge: Any, capacity: int | None) -> None:
+def _padded(bench: Bench, bridge: Any, **layout: Any) -> None:
     """Both layouts with padding: it is zeros, and nothing of what stands in it comes back."""
-    routed = route(bench, MIXED, torch.bfloat16, grad=True)
-    if capacity is None:
-        dispatch, rows = bridge.Dispatch(EXPERTS, align=16), routed.rows
-        counts = count(rows, EXPERTS)
-        sizes = [-(-number // 16) * 16 for number in counts]
-        shape: tuple[int, ...] = (sum(sizes),)
-    else:
-        dispatch = bridge.Dispatch(EXPERTS, layout="padded", capacity=capacity)
-        rows = entries(routed.routing_map, capacity)
-        counts, sizes, shape = count(rows, EXPERTS), [capacity] * EXPERTS, (EXPERTS, capacity)
-    where, total, width = places(counts, sizes), sum(sizes), routed.tokens.shape[1]
-    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-    bench.ran_on("permute", dispatch.choice, sent.rows)
-    check_numbers(bench, sent, counts, sizes)
-    copies = spread(copied(routed.tokens, rows), where, total)
-    exact(bench, "rows", sent.rows, copies.reshape(*shape, width))
-    exact(bench, "row_probs", sent.row_probs, spread(picked(routed.probs, rows), where, total).reshape(shape))
-
-    of_rows, of_probs = bench.randn(len(rows), width, dtype=torch.bfloat16), bench.randn(len(rows))
-    torch.autograd.backward(
-        [sent.rows, sent.row_probs],
-        [
-            spread(of_rows, where, total, NAN).reshape(*shape, width),
-            spread(of_probs, where, total, NAN).reshape(shape),
-        ],
-    )
-    reference = summed(of_rows, rows, len(routed.tokens))
-    why = "the gradients of a token's rows summed"
-    bench.compare("grad.tokens", routed.tokens.grad, reference, roundings=sum_of_rows(MIXED, "bf16", why))
-    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, rows, routed.probs.shape))
-
-    given = bench.randn(len(rows), width, dtype=torch.bfloat16)
-    filled = spread(given, where, total, NAN).reshape(*shape, width).requires_grad_()
+    routed, laid, dispatch, sent = _there(bench, bridge, MIXED, "bf16", "permute", **layout)
+    given = bench.randn(len(laid.rows), routed.tokens.shape[1], dtype=torch.bfloat16)
+    filled = laid.lay(given, NAN).requires_grad_()
     back = dispatch.unpermute(filled, sent.row_map)
     bench.ran_on("unpermute", dispatch.choice, back)
-    reference = summed(given, rows, len(routed.tokens))
+    reference = summed(given, laid.rows, len(routed.tokens))
     bench.compare("back.forward", back, reference, roundings=sum_of_rows(MIXED, "bf16", "a token's rows summed"))
     upstream = bench.randn(*back.shape, dtype=torch.bfloat16)
     back.backward(upstream)
-    copies = spread(copied(upstream, rows), where, total)
-    exact(bench, "back.grad.rows", filled.grad, copies.reshape(*shape, width))
+    exact(bench, "back.grad.rows", filled.grad, laid.lay(copied(upstream, laid.rows)))
 
 
 def _without_probs(bench: Bench, bridge: Any) -> None:
     """Tokens alone, with the caller's own numbers, and a gradient that is one value seen many times."""
     routed = route(bench, MIXED, torch.bfloat16, grad=True)
     dispatch = bridge.Dispatch(EXPERTS)
-    with bench.scope("bf16.without-probs"):
-        sent = dispatch.permute(routed.tokens, None, routed.routing_map, rows_per_expert=routed.counts)
-        bench.ran_on("permute", dispatch.choice, sent.rows)
-        check_numbers(bench, sent, routed.counts, routed.counts)
-        exact(bench, "rows", sent.rows, copied(routed.tokens, routed.rows))
-        bench.check("row_probs", sent.row_probs is None, "none were given")
-        sent.rows.sum().backward()
-        copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
-        exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
+    sent = dispatch.permute(routed.tokens, None, routed.routing_map, rows_per_expert=routed.counts)
+    bench.ran_on("permute", dispatch.choice, sent.rows)
+    _check_sent(bench, sent, routed, _lay_out(routed), probs=False)
+    sent.rows.sum().backward()
+    copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
+    exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
 
 
 def _again(bench: Bench, bridge: Any) -> None:
     """One object with another map each time, the caller's numbers given or not; the same bits for the same call."""
-    layouts: tuple[dict[str, Any], ...] = ({}, {"align": 16}, {"layout": "padded", "capacity": 3})
-    for layout in layouts:
+    for layout in ({}, *PADDED.values()):
         dispatch = bridge.Dispatch(EXPERTS, **layout)
-        align = layout.get("align", 1)
         for index, given in enumerate((False, True, False)):
             routed = route(bench, MIXED, torch.float32, grad=True)
-            rows = entries(routed.routing_map, layout.get("capacity"))
-            counts = count(rows, EXPERTS)
-            sizes = [layout.get("capacity", -(-number // align) * align) for number in counts]
+            laid = _lay_out(routed, **layout)
             numbers = {"rows_per_expert": routed.counts} if given else {}
             call = partial(dispatch.permute, routed.tokens, routed.probs, routed.routing_map, **numbers)
             with bench.scope(f"again.{''.join(layout) or 'jagged'}.{index}"):
@@ -210,14 +350,13 @@ def _again(bench: Bench, bridge: Any) -> None:
                 except ValueError as fault:  # the caller's numbers and the map that is kept do not fit
                     bench.check("call", False, str(fault))
                     continue
-                check_numbers(bench, sent, counts, sizes)
-                wanted = spread(copied(routed.tokens, rows), places(counts, sizes), sum(sizes))
-                leading = (EXPERTS, layout["capacity"]) if "capacity" in layout else (sum(sizes),)
-                exact(bench, "rows", sent.rows, wanted.reshape(*leading, -1))
+                check_numbers(bench, sent, laid.counts, laid.sizes)
+                copies = copied(routed.tokens, laid.rows)
+                exact(bench, "rows", sent.rows, laid.lay(copies))
                 exact(bench, "bits", twice.rows, sent.rows)
                 back, again = (dispatch.unpermute(one.rows, one.row_map, probs=routed.probs) for one in (sent, twice))
                 exact(bench, "back.bits", again, back)
-                reference = summed(copied(routed.tokens, rows), rows, len(routed.tokens), routed.probs)
+                reference = summed(copies, laid.rows, len(routed.tokens), routed.probs)
                 rounded = sum_of_rows(MIXED, "fp32", "a token's rows summed", weighted=True)
                 bench.compare("back", back, reference, roundings=rounded)
 
@@ -229,13 +368,12 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
     with torch.no_grad():
         routed.probs[[entry.token for entry in zeroed], [entry.expert for entry in zeroed]] = 0.0
     dispatch = bridge.Dispatch(EXPERTS)
-    with bench.scope("bf16.zero-probability"):
-        sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-        bench.ran_on("permute", dispatch.choice, sent.rows)
-        wanted = copied(routed.tokens, routed.rows)
-        wanted[::3] = 0
-        exact(bench, "rows", sent.rows, wanted)
-        exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
+    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+    bench.ran_on("permute", dispatch.choice, sent.rows)
+    wanted = copied(routed.tokens, routed.rows)
+    wanted[::3] = 0
+    exact(bench, "rows", sent.rows, wanted)
+    exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
 
 
 def _gradient_of_probs_alone(bench: Bench, bridge: Any) -> None:
@@ -243,12 +381,11 @@ def _gradient_of_probs_alone(bench: Bench, bridge: Any) -> None:
     routed = route(bench, MIXED, torch.bfloat16)
     routed.probs.requires_grad_()
     dispatch = bridge.Dispatch(EXPERTS)
-    with bench.scope("bf16.gradient-of-probs-alone"):
-        sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
-        bench.ran_on("permute", dispatch.choice, sent.row_probs, wanted="native")
-        of_probs = bench.randn(*sent.row_probs.shape)
-        sent.row_probs.backward(of_probs)
-        exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
+    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+    bench.ran_on("permute", dispatch.choice, sent.row_probs, wanted="native")
+    of_probs = bench.randn(*sent.row_probs.shape)
+    sent.row_probs.backward(of_probs)
+    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
 
 
 def _chunks(bench: Bench, bridge: Any) -> None:
@@ -285,9 +422,8 @@ def _payloads(bench: Bench, bridge: Any) -> None:
             with bench.scope(f"{str(dtype).removeprefix('torch.')}.{'jagged' if align == 1 else 'aligned'}"):
                 sent = dispatch.permute(tokens, routed.probs, routed.routing_map)
                 check_claim(bench, dispatch)
-                sizes = [-(-number // align) * align for number in routed.counts]
-                bytes_of = copied(tokens.view(torch.uint8), routed.rows)
-                wanted = spread(bytes_of, places(routed.counts, sizes), sum(sizes)).view(dtype)
+                laid = _lay_out(routed, align)
+                wanted, sizes = laid.lay(copied(tokens.view(torch.uint8), routed.rows)).view(dtype), laid.sizes
                 exact(bench, "rows", sent.rows, wanted)
                 moved, _ = dispatch.sort_chunks(sent.rows, sizes, list(reversed(range(EXPERTS))))
                 check_claim(bench, dispatch, "sort.")

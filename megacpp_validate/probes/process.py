@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import random
 import re
@@ -260,15 +259,15 @@ def _new_stopwatch(order: Order, bench: Bench, seen: _Seen, torch: Any) -> Stopw
     """
     if not (order.only_times or (order.times and seen.outcome is Outcome.PASS)):
         return None
-    name = f"{PROBES}.speeds.{order.probe}"
-    if importlib.util.find_spec(name) is None:
+    from . import speeds
+
+    if (speed := speeds.speed_of(order.probe)) is None:
         return None
     with seen.phase("speed-warm-up"):
         try:
             from .stopwatch import Stopwatch
 
             stopwatch = Stopwatch(bench)
-            speed = importlib.import_module(name).speed
             _work(lambda _: speed(stopwatch), bench, torch)
         except Exception as fault:  # the receipt is earned already: this is a check that failed
             bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])

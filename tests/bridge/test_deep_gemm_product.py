@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from megacpp_validate.bridge import deep_gemm_product  # noqa: E402
 from megacpp_validate.bridge.deep_gemm_product import deep_gemm_grouped, deep_gemm_masked, quantize_weight  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
-from megacpp_validate.probes.references.deep_gemm import block_scaled_experts  # noqa: E402
-from megacpp_validate.probes.references.experts import reference_experts  # noqa: E402
+from megacpp_validate.probes.expert_bank import Bank  # noqa: E402
+from megacpp_validate.probes.references.experts import block_scaled_experts  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
 
 
@@ -32,6 +33,11 @@ def sample(counts: tuple[int, ...], seed: int = 0) -> tuple[torch.Tensor, torch.
 COUNTS = [(3, 0, 130, 1), (0, 0, 5, 0), (128, 128, 0, 0), (0, 1, 2, 3), (4, 4, 100, 1)]
 
 
+def weights_of(found: Any) -> Any:
+    """[E, N, K]: the gradient of every expert's weight."""
+    return torch.stack([tensor for name, tensor in found.items() if name.startswith("grad.weight")])
+
+
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.usefixtures("kernel")
 def test_all_three_products_are_those_of_the_rounded_operands(counts: tuple[int, ...]) -> None:
@@ -39,9 +45,9 @@ def test_all_three_products_are_those_of_the_rounded_operands(counts: tuple[int,
     out = deep_gemm_grouped(rows, weights, counts)
     out.backward(gradient)
     wanted = block_scaled_experts(rows, weights, counts, gradient)
-    torch.testing.assert_close(out.double(), wanted.out, rtol=2**-8, atol=1e-6)
-    torch.testing.assert_close(rows.grad.double(), wanted.rows, rtol=2**-8, atol=1e-6)
-    torch.testing.assert_close(weights.grad.double(), torch.stack(wanted.weights), rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(out.double(), wanted["forward"], rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(rows.grad.double(), wanted["grad.rows"], rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(weights.grad.double(), weights_of(wanted), rtol=2**-8, atol=1e-6)
     idle = [expert for expert, count in enumerate(counts) if not count]
     assert not weights.grad[idle].any()
 
@@ -50,10 +56,10 @@ def test_all_three_products_are_those_of_the_rounded_operands(counts: tuple[int,
 def test_the_gradient_of_the_weights_may_be_made_in_bf16() -> None:
     rows, weights, gradient = sample((3, 0, 130, 1))
     deep_gemm_grouped(rows, weights, (3, 0, 130, 1), weight_gradient="bf16").backward(gradient)
-    wanted = reference_experts(rows, weights, (3, 0, 130, 1), gradient)
-    torch.testing.assert_close(weights.grad.double(), torch.stack(wanted.weights), rtol=2**-7, atol=1e-5)
+    wanted = Bank(rows, weights, (3, 0, 130, 1), gradient).exact()
+    torch.testing.assert_close(weights.grad.double(), weights_of(wanted), rtol=2**-7, atol=1e-5)
     rounded = block_scaled_experts(rows, weights, (3, 0, 130, 1), gradient)
-    torch.testing.assert_close(rows.grad.double(), rounded.rows, rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(rows.grad.double(), rounded["grad.rows"], rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -64,8 +70,8 @@ def test_many_experts_with_unequal_rows_get_the_gradient_of_the_weights_in_bf16_
     layer.load_native_state_dict({"weight": weights})
     (seen,) = torch.autograd.grad(layer(rows, counts), layer.bank.weight, gradient)
     assert [refusal.code for refusal in layer.choice.refusals] == ["weight-gradient-bf16"]
-    wanted = reference_experts(rows, weights, counts, gradient)
-    torch.testing.assert_close(seen.double(), torch.stack(wanted.weights), rtol=2**-7, atol=1e-5)
+    wanted = Bank(rows, weights, counts, gradient).exact()
+    torch.testing.assert_close(seen.double(), weights_of(wanted), rtol=2**-7, atol=1e-5)
     assert deep_gemm_product.choose_weight_gradient((5,) * 64) == "fp8", "as many tiles for each: one launch"
     assert deep_gemm_product.choose_weight_gradient((129, 1, 0)) == "fp8"
 
@@ -112,7 +118,7 @@ def test_masked_rows_past_the_count_are_not_read_and_come_out_as_zeros() -> None
     rows[0, 3:], rows[1] = float("nan"), float("inf")
     out = deep_gemm_masked(rows, quantize_weight(weights, turn=False), counts, expected_rows=70)
     own = torch.cat([rows[0, :3], rows[2]])
-    wanted = block_scaled_experts(own, weights, (3, 0, 200), torch.zeros(203, 128)).out
+    wanted = block_scaled_experts(own, weights, (3, 0, 200), torch.zeros(203, 128))["forward"]
     torch.testing.assert_close(torch.cat([out[0, :3], out[2]]).double(), wanted, rtol=2**-8, atol=1e-6)
     assert not out[0, 3:].any()
     assert not out[1].any()

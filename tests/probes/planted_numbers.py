@@ -1,4 +1,4 @@
-"""What is done to a tensor that a probe must see."""
+"""Faults of tensors that a probe must see, and the checks of a bench that failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
+from megacpp_validate.probes.bench import Bench
+
 Fault = Callable[..., Any]
+
+
+def failed(bench: Bench) -> set[str]:
+    """Names of the checks that failed."""
+    return {check.name for check in bench.checks if not check.passed}
 
 
 class _Gradient(torch.autograd.Function):

@@ -9,10 +9,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import attention as bridge  # noqa: E402
-from megacpp_validate.probes.attention import probe, probe_last  # noqa: E402
-from megacpp_validate.probes.attention_runs import check_kernel  # noqa: E402
+from megacpp_validate.probes.attention import (  # noqa: E402
+    check_kernel,
+    probe,
+    probe_last,
+)
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from tests.probes.planted_numbers import failed  # noqa: E402
 
 
 def run(requested: str, *, quick: bool = True) -> Bench:
@@ -20,10 +24,6 @@ def run(requested: str, *, quick: bool = True) -> Bench:
     probe(bench)
     probe_last(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 def kernels_of(bench: Bench) -> dict[str, bool]:

@@ -19,7 +19,7 @@ from megacpp_validate.native.attention import attention as native_attention  # n
 from megacpp_validate.probes.attention import CASES, PLAIN, QUICK, REFUSED, probe, probe_last  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from tests.probes.planted_numbers import half_of_axis_1, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_of_axis_1, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[..., Any]
 
@@ -32,10 +32,6 @@ def run(
     probe(bench)
     probe_last(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megacpp_validate.probes.references.delayed_scaling import Algorithm, DelayedRule, new_state, next_state
+from megacpp_validate.probes.references.delayed_scaling import DelayedRule, new_state, next_state
 from tests.probes.test_emulation import update_of
 
 # Calls by tensors: ordinary, a spike, zeros, and what is not finite, each beside another.
@@ -26,14 +26,11 @@ AMAX = [
 
 
 @pytest.mark.parametrize("release", ["2.12.0", "2.20.2"])
-@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
-@pytest.mark.parametrize(("length", "margin", "largest"), [(1, 0, 448.0), (2, 3, 448.0), (4, 1, 57344.0)])
-def test_the_python_update(
-    wheel_of: Callable[[str], Path], release: str, algorithm: Algorithm, length: int, margin: int, largest: float
-) -> None:
-    fields = {"amax_compute_algo": algorithm, "scaling_factor_compute_algo": None, "margin": margin}
+@pytest.mark.parametrize(("length", "largest"), [(1, 448.0), (2, 448.0), (4, 57344.0)])
+def test_the_python_update(wheel_of: Callable[[str], Path], release: str, length: int, largest: float) -> None:
+    fields = {"amax_compute_algo": "max", "scaling_factor_compute_algo": None, "margin": 0}
     recipe, update = type("Recipe", (), fields)(), update_of(wheel_of(release))
-    rule = DelayedRule(largest, algorithm, margin, "python")
+    rule = DelayedRule(largest, "python")
     history, scale, state = torch.zeros(length, 3), torch.ones(3), new_state(length, 3)
     for row in AMAX:
         history[0] = torch.tensor(row)

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from megacpp_validate.canary.firewall.damage import rename
-from megacpp_validate.probes.doctor_abi import find_compiled, find_owner, look_at, read_name, torch_headers
-from megacpp_validate.probes.doctor_behaviour import _is_other, judge_answer
-from megacpp_validate.probes.doctor_headers import compare_headers
-from megacpp_validate.probes.doctor_visible import group_cuda, read_mapped
+from megacpp_validate.probes.doctor_elf import find_compiled, find_owner, look_at, read_name, torch_headers
+from megacpp_validate.probes.doctor_visible import _is_other, compare_headers, group_cuda, judge_answer, read_mapped
 
 LIBRARIES = Path(torch.__file__).parent / "lib"
 INCLUDE = Path(torch.__file__).parent / "include"

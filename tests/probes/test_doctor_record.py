@@ -14,7 +14,7 @@ import pytest
 
 from megacpp_validate.evidence.doctor_look import Record
 from megacpp_validate.probes.doctor import is_there, main
-from megacpp_validate.probes.doctor_record import compare_meanwhile, compare_record
+from megacpp_validate.probes.doctor_look import compare_meanwhile, compare_record
 
 CHANGED = Record(4, ("odd/patched.py", "odd/short.so"), ("odd/gone.py",))
 

@@ -28,7 +28,7 @@ from megacpp_validate.probes.emulation import (
     round_to_fp8,
     scale_of,
 )
-from megacpp_validate.probes.references.delayed_scaling import DelayedReference
+from megacpp_validate.probes.references.delayed_scaling import new_state
 
 PER_TENSOR = ("delayed", "current")
 SHAPES = [(1, 16, 8), (33, 64, 48), (130, 200, 257)]  # rows, K, N; the last of no block's size
@@ -277,34 +277,7 @@ def update_of(wheel: Path) -> Callable[..., None]:
     return update
 
 
-STEPS = {
-    "growing": [1.0, 2.0, 4.0, 8.0],
-    "a-spike-that-drops-out": [1.0, 1000.0, *[2.0] * 20],
-    "an-all-zero-step": [3.0, 0.0, 0.0, 3.0],
-    "nothing-yet": [0.0, 0.0],
-    "not-finite": [1.0, math.inf, 2.0],
-    "tiny": [1e-44, 1e-44],
-}
-
-
-@pytest.mark.parametrize("length", [1, 2, 16])
-@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
-@pytest.mark.parametrize("release", ["2.12.0", "2.20.2"])
-def test_the_reference_is_the_update_of_the_real_releases(
-    wheel_of: Callable[[str], Path], release: str, steps: list[float], length: int
-) -> None:
-    recipe = type("Recipe", (), {"amax_compute_algo": "max", "scaling_factor_compute_algo": None, "margin": 0})()
-    update = update_of(wheel_of(release))
-    history, scale, state = torch.zeros(length, 1), torch.ones(1), DelayedReference(448.0, length)
-    for amax in steps:
-        history[0, 0] = amax
-        update(history, scale, 448.0, recipe)
-        state.end_step(float(torch.tensor(amax)))
-        assert history[:, 0].tolist() == state.history
-        assert float(scale) == pytest.approx(state.scale, rel=2**-23)
-
-
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_history_of_no_steps_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="Next step"):
-        DelayedReference(448.0, length)
+        new_state(length, 1)

@@ -16,10 +16,11 @@ from megacpp_validate.bridge.features import read_features  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop  # noqa: E402
 from megacpp_validate.probes import expert_gemm as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.expert_bank import new_bank  # noqa: E402
 from megacpp_validate.probes.expert_gemm import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
-from tests.probes.planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_of_the_rows, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 RECIPES = ("delayed", "current", "block")
@@ -30,10 +31,6 @@ def run(requested: str = "native", recipes: tuple[str, ...] = (), seed: int = 0,
     bench = Bench(Order("expert_gemm", "stack", target, requested, seed=seed, quick=True))
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 VALUES: dict[str, Fault] = {
@@ -218,7 +215,7 @@ def test_a_weight_without_a_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_recipe_that_nothing_emulates_is_no_pass(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("te_double")
     bench = Bench(Order("expert_gemm", "stack", Target("cpu", "", recipes=("nvfp4",)), "te", quick=True))
-    probe_module._low_precision(bench, expert_gemm, "nvfp4", "middle-idle")
+    probe_module._low_precision(bench, "nvfp4", "middle-idle")
     assert [check.passed for check in bench.checks] == [False]
 
 
@@ -233,7 +230,7 @@ def test_a_refusal_that_is_not_made(monkeypatch: pytest.MonkeyPatch, check: str)
 
 def test_an_absent_deep_gemm_is_said_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(Order("expert_gemm", "stack", Target("cpu", "sm_90", deep_gemm=True), "te", quick=True))
-    probe_module._deep_gemm(bench, expert_gemm)
+    probe_module._deep_gemm(bench)
     assert failed(bench) == set()
     assert [row.path for row in bench.backends] == ["expert_gemm.deep_gemm"]
     assert bench.backends[0].observed == ()
@@ -246,17 +243,11 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
     def whole_blocks(bench: Bench, dtype: Any, routing: str, **more: Any) -> Any:
         made = sizes(bench, dtype, routing, **more)
-        inputs, outputs, counts = 256, 128, tuple(count * 19 for count in made.counts)
-        return probe_module.Sample(
-            bench.randn(sum(counts), inputs, dtype=dtype, grad=True),
-            bench.randn(len(counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5),
-            counts,
-            bench.randn(sum(counts), outputs, dtype=dtype),
-        )
+        return new_bank(bench, [count * 19 for count in made.counts], 256, 128, dtype)
 
     monkeypatch.setattr(probe_module, "_sample", whole_blocks)
     bench = Bench(Order("expert_gemm", "stack", Target("cpu", "sm_90", deep_gemm=True), "te"))
-    probe_module._deep_gemm(bench, expert_gemm)
+    probe_module._deep_gemm(bench)
     return bench
 
 

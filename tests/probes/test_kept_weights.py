@@ -17,7 +17,7 @@ from megacpp_validate.diagnosis.checks import CheckKind, read_failed_check  # no
 from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
 from megacpp_validate.probes import native_block as block_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.kept_weights import check_kept_weights, takes_microbatch  # noqa: E402
+from megacpp_validate.probes.low_precision import check_kept_weights, takes_microbatch  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
 Patch = pytest.MonkeyPatch

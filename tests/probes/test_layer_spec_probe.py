@@ -21,7 +21,8 @@ from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.layer_spec import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.references import layers as reference  # noqa: E402
-from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
+from megacpp_validate.probes.trial import reference_pass  # noqa: E402
+from tests.probes.planted_numbers import failed, half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -33,10 +34,6 @@ def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: 
     bench = Bench(Order("layer_spec", "stack", target, requested, seed=seed, quick=quick))
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.fixture
@@ -326,20 +323,20 @@ def test_the_references_agree_with_the_native_layers_in_fp64() -> None:
     mixer = {"state": 8, "head_dim": 8, "groups": 2}
     block = {"key_dim": 8, "value_dim": 16}
     cases: list[tuple[Any, Any]] = [
-        (RMSNorm(32, **double), lambda rows, given: reference.rms_norm(rows, given["weight"], 1e-5)),
-        (NormLinear(32, 48, **double), lambda rows, given: reference.norm_linear(rows, given, 1e-5)),
-        (NormMLP(32, 48, **double), lambda rows, given: reference.mlp(rows, given, gated=True, eps=1e-5)),
+        (RMSNorm(32, **double), lambda given: reference.rms_norm(given["input"], given["weight"], 1e-5)),
+        (NormLinear(32, 48, **double), lambda given: reference.norm_linear(given, 1e-5)),
+        (NormMLP(32, 48, **double), lambda given: reference.mlp(given, activation="swiglu", eps=1e-5)),
         (
             NormMLP(32, 48, activation="gelu", **double),
-            lambda rows, given: reference.mlp(rows, given, gated=False, eps=1e-5),
+            lambda given: reference.mlp(given, activation="gelu", eps=1e-5),
         ),
         (
             mamba.Mamba2Mixer(32, chunk=8, **mixer, **double),
-            lambda rows, given: reference.mamba_mixer(rows, given, **mixer, eps=1e-5),
+            lambda given: reference.mamba_mixer(given, **mixer, eps=1e-5),
         ),
         (
             recurrent.MatrixRecurrentBlock(32, num_heads=2, chunk=8, **block, **double),
-            lambda rows, given: reference.recurrent_block(rows, given, heads=2, **block, eps=1e-5),
+            lambda given: reference.recurrent_block(given, heads=2, **block, eps=1e-5),
         ),
     ]
     for layer, function in cases:
@@ -351,8 +348,8 @@ def test_the_references_agree_with_the_native_layers_in_fp64() -> None:
         gradient = torch.randn_like(out)
         out.backward(gradient)
         parameters = dict(layer.named_parameters())
-        wanted = reference.reference_step(function, rows, parameters, gradient)
-        torch.testing.assert_close(out, wanted.out, rtol=0, atol=1e-12)
-        for name, value in wanted.grads.items():
-            seen = rows.grad if name == "input" else parameters[name].grad
+        wanted, _ = reference_pass(function, {"input": rows, **parameters}, gradient, reference.EXPANDED)
+        torch.testing.assert_close(out, wanted.pop("forward"), rtol=0, atol=1e-12)
+        for name, value in wanted.items():
+            seen = rows.grad if name == "grad.input" else parameters[name.removeprefix("grad.")].grad
             torch.testing.assert_close(seen, value, rtol=0, atol=1e-11, msg=f"{type(layer).__name__}.{name}")

@@ -12,12 +12,12 @@ from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.diagnosis.checks import CheckKind, FailedCheck, read_failed_check  # noqa: E402
 from megacpp_validate.probes import native_block as probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.layers_in_low_precision import (  # noqa: E402
+from megacpp_validate.probes.low_precision import (  # noqa: E402
     Watched,
     check_layers_in_low_precision,
     watching_layers,
 )
-from megacpp_validate.probes.native_block_samples import layer_step, new_layer, new_sample  # noqa: E402
+from megacpp_validate.probes.native_block import layer_step, new_layer, new_sample  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
 Patch = pytest.MonkeyPatch

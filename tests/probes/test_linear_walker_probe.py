@@ -14,10 +14,13 @@ from torch import nn  # noqa: E402
 from megacpp_validate.bridge import linear_walker, walk_graph, walk_plan, walk_rules  # noqa: E402
 from megacpp_validate.probes import linear_walker as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.linear_walker import probe  # noqa: E402
+from megacpp_validate.probes.linear_walker import (  # noqa: E402
+    EXPECTED,
+    hybrid_tree,
+    probe,
+)
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from megacpp_validate.probes.references.walked_tree import EXPECTED, hybrid_tree  # noqa: E402
-from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 RECIPES = ("delayed", "current", "block")
@@ -28,10 +31,6 @@ def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: 
     bench = Bench(Order("linear_walker", "stack", target, requested, seed=seed, quick=quick))
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -18,7 +18,7 @@ from megacpp_validate.native.rope import apply_rope  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.native_block import CASES, QUICK, REFUSED, probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from tests.probes.planted_numbers import half_of_axis_1, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_of_axis_1, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[..., Any]
 CPU_ONLY = ("again.", "microbatch.")  # which Transformer Engine must take too
@@ -28,10 +28,6 @@ def run(requested: str = "native", seed: int = 0, *, quick: bool = True, recipes
     bench = Bench(Order("native_block", "stack", Target("cpu", "", recipes=recipes), requested, seed=seed, quick=quick))
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch.nn import functional  # noqa: E402
 
 from megacpp_validate.native import mamba, mlp, norms, recurrent, router  # noqa: E402
-from megacpp_validate.probes import native_layers  # noqa: E402
+from megacpp_validate.probes import whole_layer as native_layers  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 

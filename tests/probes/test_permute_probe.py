@@ -15,7 +15,7 @@ from megacpp_validate.native import permute as native  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.permute import probe  # noqa: E402
-from tests.probes.planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import failed, half_of_the_rows, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 
@@ -25,10 +25,6 @@ def run(requested: str = "native", seed: int = 0) -> Bench:
     bench = Bench(order)
     probe(bench)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 def first(fault: Fault) -> Fault:

@@ -18,7 +18,7 @@ from megacpp_validate.evidence.receipt import Check
 from megacpp_validate.evidence.values import Cause
 from megacpp_validate.probes import imports as imports_probe
 from megacpp_validate.probes.bench import Bench
-from megacpp_validate.probes.recompute import check_recompute
+from megacpp_validate.probes.fp8_linear import check_recompute
 from tests.probes.imports_bench import failed, new_bench
 
 pytestmark = pytest.mark.usefixtures("te_double")

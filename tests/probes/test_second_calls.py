@@ -20,8 +20,9 @@ from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
 from megacpp_validate.probes import native_block as block_probe  # noqa: E402
 from megacpp_validate.probes import permute as permute_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.native_block_samples import new_layer, new_sample  # noqa: E402
+from megacpp_validate.probes.native_block import new_layer, new_sample  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from tests.probes.planted_numbers import failed  # noqa: E402
 
 Patch = pytest.MonkeyPatch
 RECIPES = ("delayed", "current", "block")
@@ -31,10 +32,6 @@ def bench_of(probe: str, requested: str = "native") -> Bench:
     recipes = RECIPES if requested == "te" else ()
     target = Target("cpu", "", recipes=recipes, production_recipe="delayed" if recipes else "")
     return Bench(Order(probe, "stack", target, requested, quick=True))
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 def test_bits_and_tensors_that_are_missing() -> None:
@@ -52,8 +49,8 @@ def test_bits_and_tensors_that_are_missing() -> None:
 def of_experts(patch: Patch, product: Callable[..., Any]) -> set[str]:
     bench = bench_of("expert_gemm")
     patch.setattr(expert_gemm, "grouped_gemm", product)
-    expert_probe._again(bench, expert_gemm)
-    expert_probe._other_dtypes(bench, expert_gemm)
+    expert_probe._again(bench)
+    expert_probe._other_dtypes(bench)
     return failed(bench)
 
 
@@ -97,7 +94,7 @@ def test_a_microbatch_that_is_not_told_to_the_experts_is_seen(monkeypatch: Patch
         lambda self, rows, counts, is_first_microbatch=None: forward(self, rows, counts, is_first_microbatch=wrong),
     )  # fmt: skip
     bench = bench_of("expert_gemm", "te")
-    expert_probe._check_microbatch(bench, expert_gemm)
+    expert_probe._check_microbatch(bench)
     assert failed(bench) == {f"microbatch.{value}" for value in {True, False, None} - {wrong}}
 
 

@@ -21,7 +21,7 @@ from megacpp_validate.canary.dynamic.slowdown import compare_timings, measure_no
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
-from megacpp_validate.probes import process, stopwatch
+from megacpp_validate.probes import process, speeds, stopwatch
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.process import run_probe
@@ -177,10 +177,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(sys.modules, f"{process.PROBES}.fake", made)
         monkeypatch.setitem(sys.modules, f"{process.BRIDGE}.fake", types.ModuleType("fake"))
         if speed is not None:
-            name = f"{process.PROBES}.speeds.fake"
-            vars(made)["speed"] = speed
-            made.__spec__ = importlib.machinery.ModuleSpec(name, None)
-            monkeypatch.setitem(sys.modules, name, made)
+            monkeypatch.setattr(speeds, "speed_of", lambda _: speed)
 
     return put
 

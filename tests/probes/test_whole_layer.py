@@ -17,6 +17,7 @@ from megacpp_validate.probes import whole_layer  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.whole_layer import check_whole_layer  # noqa: E402
+from tests.probes.planted_numbers import failed  # noqa: E402
 
 RECIPES = ("delayed", "current", "block")
 
@@ -27,10 +28,6 @@ def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: 
     bench = Bench(Order("layer_spec", "stack", target, requested, seed=seed, quick=quick))
     check_whole_layer(bench, spec)
     return bench
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -166,7 +163,7 @@ def test_a_gradient_that_is_not_there_is_caught(monkeypatch: pytest.MonkeyPatch)
     real = whole_layer._step
 
     def step(*given: Any) -> dict[str, Any]:
-        return real(*given) | {"qkv.weight": None, "out.weight": None}
+        return real(*given) | {"grad.qkv.weight": None, "grad.out.weight": None}
 
     monkeypatch.setattr(whole_layer, "_step", step)
     found = failed(run("te", quick=True))

@@ -21,8 +21,7 @@ from ...evidence.receipt import Backend
 from ..bench import Bench
 from ..emulation import LARGEST
 from ..references.delayed_scaling import DelayedRule, new_state, next_state
-from .amax_rank import TENSORS, RankOrder
-from .ranks import python_command, run_ranks
+from .amax_rank import TENSORS, RankOrder, python_command, run_ranks
 
 SECONDS: Final = 75.0
 RIGHT: Final = "owners"
@@ -175,7 +174,7 @@ def _run(bench: Bench, place: Place, command: Sequence[str]) -> dict[int, Any]:
             for rank, device in enumerate(place.devices)
         ]
         results = run_ranks(command, orders, seconds=SECONDS, environment=ENVIRONMENT)
-        for result, device in zip(results, place.devices, strict=True):
-            said = f"rank {result.rank} of {place.world} on {device}, {place.backend}: {result.fault or 'ended well'}"
-            bench.check(f"amax_group.ended.{place.name}.rank{result.rank}", not result.fault, said)
+        for rank, (fault, device) in enumerate(zip(results, place.devices, strict=True)):
+            said = f"rank {rank} of {place.world} on {device}, {place.backend}: {fault or 'ended well'}"
+            bench.check(f"amax_group.ended.{place.name}.rank{rank}", not fault, said)
         return {rank: json.loads(out.read_text(encoding="utf-8")) for rank, out in enumerate(outs) if out.exists()}

@@ -1,20 +1,103 @@
 """One rank of the probe `amax_group`: a layer is trained with several reduction groups, and what it remembers is told.
 
 Started as a process, with one JSON object on its standard input; writes one JSON file, and an error as its last words.
+
+Ranks as processes: started together, watched, and gone when this is over, whatever becomes of them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from .ranks import end_with_who_started_it
+LOOK_EVERY: Final = 0.05  # seconds
+STARTED_BY: Final = "MEGACPP_RANKS_OF"  # process id, in the environment of a rank
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+LONGEST_TEXT: Final = 1500
+
+
+def run_ranks(
+    command: Sequence[str], orders: Sequence[str], *, seconds: float, environment: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Start one process a rank, each with its order on standard input, and wait for all.
+
+    When one fails the others are ended: they would wait for it. None of them, and nothing that they started, is left.
+
+    Args:
+        command: of every rank.
+        orders: of each rank, in order.
+        seconds: for all of them together.
+        environment: added to this process's.
+
+    Returns:
+        What each rank did wrong, with its last words; "" where it ended well.
+    """
+    variables = {**os.environ, **(environment or {}), STARTED_BY: str(os.getpid())}
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder, f"{number}.txt") for number in range(len(orders))]
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for order, place in zip(orders, said, strict=True):
+                place.with_suffix(".json").write_text(order, encoding="utf-8")
+                with place.with_suffix(".json").open("rb") as given, place.open("wb") as words:
+                    ranks.append(
+                        subprocess.Popen(
+                            list(command), stdin=given, stdout=words, stderr=subprocess.STDOUT, start_new_session=True,
+                            env=variables,
+                        )  # a session of its own, so that what it starts can be ended with it
+                    )  # fmt: skip
+            codes = _wait(ranks, time.monotonic() + seconds)
+        finally:
+            for rank in ranks:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
+        late = "ended, because another rank failed" if any(codes) else f"not done after {seconds:g} s"
+        return tuple(_fault(code, late, place) for code, place in zip(codes, said, strict=True))
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], until: float) -> list[int | None]:
+    """Exit codes once all have ended, one has failed, or time is over; None of a rank that still runs."""
+    while time.monotonic() < until:
+        codes = [rank.poll() for rank in ranks]
+        if any(codes):
+            time.sleep(4 * LOOK_EVERY)  # the others may be about to say why
+            break
+        if None not in codes:
+            break
+        time.sleep(LOOK_EVERY)
+    return [rank.poll() for rank in ranks]
+
+
+def _fault(code: int | None, late: str, said: Path) -> str:
+    words = said.read_text(encoding="utf-8", errors="replace").strip()[-LONGEST_TEXT:] or "nothing"
+    return "" if code == 0 else f"{late}; it said: {words}" if code is None else f"exit code {code}: {words}"
+
+
+def end_with_who_started_it() -> None:
+    """In a rank: the kernel ends this process with the one that started it, which may be killed first."""
+    with suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if STARTED_BY in os.environ and os.getppid() != int(os.environ[STARTED_BY]):
+        sys.exit("who started this rank is gone")
+
+
+def python_command(module: str) -> list[str]:
+    """Runs a module of this project by this interpreter."""
+    return [sys.executable, "-P", "-u", "-m", module]  # -P: the folder it is started in is none of its path
+
 
 STEPS: Final = 4
 # Powers of two by which the data of a rank is larger, rotated by one each step: so each rank has the largest amax of

@@ -18,8 +18,8 @@ import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from ..bench import Bench
-from ..low_precision import Enter
-from ..recompute import WAYS, check_recompute
+from ..fp8_linear import WAYS, check_recompute
+from ..memory import Enter
 from .stacks import Block, Kind, Seen, delayed_states, different, new_stack, same, scope_of, shape_of, train_step
 
 FACTORS: Final = ((1.0, 3.0), (2.0, 0.5))  # of the micro-batches of each step: another amax each

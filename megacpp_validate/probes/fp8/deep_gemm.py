@@ -8,21 +8,18 @@ What the kernels are handed is read off the calls.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from ...native.grouped_gemm import grouped_gemm_loop
 from ..bench import Bench
 from ..bounds import Roundings
+from ..expert_bank import Bank, new_layer, run_bank
 from ..low_precision import low_precision_ran
-from ..references.deep_gemm import block_scaled_experts
-from ..references.experts import reference_experts
-from .deep_gemm_casts import check_casts
-from .deep_gemm_kept import check_kept
-from .deep_gemm_samples import BF16, SMALL, Sample, Seen, new_layer, new_sample, run, watching_kernels
+from ..references.experts import block_scaled_experts
+from ..trial import Tensors, formula_pass
+from .deep_gemm_kernels import BF16, SMALL, check_casts, check_kept, new_block_bank, new_block_layer, watching_kernels
 
 # Rows of each expert: padded and not, none at all, one alone, and as many for all, which is one launch.
 ROUTINGS: Final[dict[str, tuple[int, ...]]] = {
@@ -85,39 +82,37 @@ def _kept(bench: Bench) -> None:
 
 
 def _memory(bench: Bench) -> None:
-    sample = new_sample(bench, ROUTINGS["uneven"])
-    bench.layer_keeps_nothing("deep_gemm", new_layer(bench, sample.weights), sample.rows, sample.counts)
+    bank = new_block_bank(bench, ROUTINGS["uneven"])
+    bench.layer_keeps_nothing("deep_gemm", new_block_layer(bench, bank), bank.rows, bank.counts)
 
 
 # --- rows sorted by expert ----------------------------------------------------------------------------------------
 
 
 def _check_products(bench: Bench, name: str) -> None:
-    sample = new_sample(bench, ROUTINGS[name])
-    layer = new_layer(bench, sample.weights)
+    bank = new_block_bank(bench, ROUTINGS[name])
+    layer = new_block_layer(bench, bank)
     with watching_kernels(bench) as calls:
-        seen = run(layer, sample)
-    bench.ran_on("expert_gemm", layer.choice, seen.out, wanted="deep_gemm")
+        seen = run_bank(layer, bank)
+    bench.ran_on("expert_gemm", layer.choice, seen["forward"], wanted="deep_gemm")
     _check_operands(bench, name, calls)
-    power_of_two = bench.order.target.arch != "sm_90"
-    exact = Seen(*_fp64(reference_experts, sample))
-    rounded = Seen(*_fp64(partial(block_scaled_experts, power_of_two=power_of_two), sample))
-    emulated = rounded.to(BF16)
-    _compare(bench, "", sample, seen, exact, 2, emulated)
-    _compare(bench, ".of-rounded-operands", sample, seen, rounded, 0, None)
+    exact, rounded = bank.exact(), _rounded(bench, bank)
+    _compare(bench, "", bank, seen, exact, 2, {name: tensor.to(BF16) for name, tensor in rounded.items()})
+    _compare(bench, ".of-rounded-operands", bank, seen, rounded, 0, None)
     _check_rounded(bench, seen, exact)
-    leaf = sample.as_leaves()
-    plain = grouped_gemm_loop(leaf.rows, leaf.weights, leaf.counts)
-    of_rows, of_weights = torch.autograd.grad(plain, (leaf.rows, leaf.weights), leaf.gradient)
-    in_bf16 = Seen(plain.detach().double(), of_rows.double(), of_weights.double())
-    _compare(bench, ".against-bf16", sample, seen, in_bf16, 2, None, more=(("bf16", 1),))
+    plain = formula_pass(bank.native, bank.operands, bank.gradient)
+    _compare(bench, ".against-bf16", bank, seen, _double(plain), 2, None, more=(("bf16", 1),))
     if name in QUICK:
-        _against_te(bench, sample, seen, exact)
+        _against_te(bench, bank, seen, exact)
 
 
-def _fp64(reference: Callable[..., Any], sample: Sample) -> tuple[Any, Any, Any]:
-    made = reference(sample.rows, sample.weights, sample.counts, sample.gradient)
-    return made.out, made.rows, torch.stack(made.weights)
+def _rounded(bench: Bench, bank: Bank) -> dict[str, Any]:
+    power_of_two = bench.order.target.arch != "sm_90"
+    return block_scaled_experts(bank.rows, bank.weights, bank.counts, bank.gradient, power_of_two=power_of_two)
+
+
+def _double(found: Tensors) -> dict[str, Any]:
+    return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
 def _roundings(operands: int, independent: int | None, more: tuple[tuple[str, int], ...]) -> Roundings:
@@ -133,31 +128,32 @@ def _roundings(operands: int, independent: int | None, more: tuple[tuple[str, in
 def _compare(
     bench: Bench,
     suffix: str,
-    sample: Sample,
-    seen: Seen,
-    wanted: Seen,
+    bank: Bank,
+    seen: Tensors,
+    wanted: Tensors,
     operands: int,
-    native: Seen | None,
+    native: Tensors | None,
     more: tuple[tuple[str, int], ...] = (),
 ) -> None:
     """Output, gradient of the rows, and gradient of each expert's weight."""
-    for product in PRODUCTS[:2]:
-        other = None if native is None else native[product]
-        bound = _roundings(operands, None, more)
-        bench.compare(f"{product}{suffix}", seen[product], wanted[product], roundings=bound, native=other)
-    for expert, count in enumerate(sample.counts):
-        other = None if native is None else native.weights[expert]
-        few = count * min(sample.weights.shape[1:]) or None  # values of the smaller operand of an outer product
-        bench.compare(
-            f"grad.weight{expert}{suffix}", seen.weights[expert], wanted.weights[expert],
-            roundings=_roundings(operands, few, more), native=other,
-        )  # fmt: skip
+    for name, tensor in wanted.items():
+        of_weight = name.startswith("grad.weight")
+        count = bank.counts[int(name.removeprefix("grad.weight"))] if of_weight else 0
+        few = count * min(bank.weights.shape[1:]) or None  # values of the smaller operand of an outer product
+        plain = None if native is None else native[name]
+        bench.compare(f"{name}{suffix}", seen[name], tensor, roundings=_roundings(operands, few, more), native=plain)
 
 
-def _check_rounded(bench: Bench, seen: Seen, exact: Seen) -> None:
+def _check_rounded(bench: Bench, seen: Tensors, exact: Tensors) -> None:
     """An error far below that of E4M3 is no success: the product was computed in something else."""
     for product in PRODUCTS:
-        error = float((seen[product].detach().double() - exact[product]).norm() / exact[product].norm())
+        pairs = [
+            (seen[name].detach().double().flatten(), exact[name].flatten())
+            for name in exact
+            if name.startswith(product)
+        ]
+        own, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
+        error = float((own - wanted).norm() / wanted.norm())
         part = low_precision_ran(error, Roundings((("e4m3", 2),), 1))
         bench.check(f"{product}.rounded", part.passed, f"relative error {error:.3g}, at least {part.bound:.3g} wanted")
 
@@ -184,24 +180,18 @@ def _check_operands(bench: Bench, name: str, calls: list[Any]) -> None:
     bench.check("operands.e4m3", dtypes == {"float8_e4m3"}, f"dtypes {', '.join(sorted(dtypes)) or 'of no call'}")
 
 
-def _against_te(bench: Bench, sample: Sample, seen: Seen, exact: Seen) -> None:
+def _against_te(bench: Bench, bank: Bank, seen: Tensors, exact: Tensors) -> None:
     """As exact as Transformer Engine's block scaling on the same tensors, whose scales are powers of two."""
     if not bench.wants_te or "block" not in bench.recipes:
         bench.check("te-block.judged", True, "not judged: Transformer Engine's block scaling is not to be had here")
         return
     scopes = bench.bridge("fp8_scope")
-    layer = bench.bridge("expert_gemm").ExpertGemm(**sample.sizes(), device=bench.device, backends=("te",))
-    layer.load_native_state_dict({"weight": sample.weights.detach()})
-
-    def enter() -> AbstractContextManager[Any]:
-        return scopes.low_precision(
-            target=bench.order.target.id, recipe="block", amax_reduction_group=scopes.SINGLE_OWNER
-        )
-
-    te = run(layer, sample, enter)
-    bench.ran_on("te-block.expert_gemm", layer.choice, te.out, wanted="te")
-    _compare(bench, ".beside-te-block", sample, seen, exact, 2, te)
-    _compare(bench, ".against-te-block", sample, seen, te.to(torch.float64), 4, None, more=(("bf16", 1),))
+    layer = new_layer(bench, bank, ("te",))
+    target, alone = bench.order.target.id, scopes.SINGLE_OWNER
+    te = run_bank(layer, bank, partial(scopes.low_precision, target=target, recipe="block", amax_reduction_group=alone))
+    bench.ran_on("te-block.expert_gemm", layer.choice, te["forward"], wanted="te")
+    _compare(bench, ".beside-te-block", bank, seen, exact, 2, te)
+    _compare(bench, ".against-te-block", bank, seen, _double(te), 4, None, more=(("bf16", 1),))
 
 
 # --- rows in the masked layout ------------------------------------------------------------------------------------
@@ -210,9 +200,9 @@ def _against_te(bench: Bench, sample: Sample, seen: Seen, exact: Seen) -> None:
 def _check_masked(bench: Bench) -> None:
     """Counts on the device: the first rows of each expert, zeros past them, whatever lies there."""
     capacity, counts = 160, (3, 0, 160, 65)
-    sample = new_sample(bench, (capacity,) * len(counts))
-    layer = new_layer(bench, sample.weights)
-    rows = sample.rows.detach().view(len(counts), capacity, -1).clone()
+    bank = new_block_bank(bench, (capacity,) * len(counts))
+    layer = new_block_layer(bench, bank)
+    rows = bank.rows.detach().view(len(counts), capacity, -1).clone()
     on_device = torch.tensor(counts, dtype=torch.int32, device=bench.device)
     past = torch.arange(capacity, device=bench.device) >= on_device[:, None]
     rows[past] = float("nan")
@@ -221,12 +211,10 @@ def _check_masked(bench: Bench) -> None:
         kept = layer.forward_masked(rows, on_device, expected_rows=64, weight=layer.quantized_weight())
     bench.check("claimed", layer.choice.observed == "deep_gemm", f"claimed {layer.choice.observed}")
     bench.check("kernel", [call.product for call in calls] == ["masked"] * 2, f"{len(calls)} calls of the kernel")
-    real = Sample(rows[~past], sample.weights, counts, sample.gradient[: sum(counts)])
-    power_of_two = bench.order.target.arch != "sm_90"
-    rounded = block_scaled_experts(real.rows, real.weights, counts, real.gradient, power_of_two=power_of_two)
-    exact = reference_experts(real.rows, real.weights, counts, real.gradient)
-    bench.compare("forward", out[~past], exact.out, roundings=_roundings(2, None, ()), native=rounded.out.to(BF16))
-    bench.compare("forward.of-rounded-operands", out[~past], rounded.out, roundings=_roundings(0, None, ()))
+    real = Bank(rows[~past].requires_grad_(), bank.weights, counts, bank.gradient[: sum(counts)])
+    rounded, exact = _rounded(bench, real)["forward"], real.exact()["forward"]
+    bench.compare("forward", out[~past], exact, roundings=_roundings(2, None, ()), native=rounded.to(BF16))
+    bench.compare("forward.of-rounded-operands", out[~past], rounded, roundings=_roundings(0, None, ()))
     bench.check("past-the-count", not bool(out[past].any()), "zeros, where the rows hold NaN")
     bench.same_bits("kept", [out], [kept])
     if bench.device == "cuda":
@@ -252,18 +240,18 @@ def _check_stream(bench: Bench) -> None:
     """On a stream of its own every kernel waits for what that stream is still making."""
     if bench.device != "cuda":
         return
-    sample = new_sample(bench, ROUTINGS["uneven"])
-    layer = new_layer(bench, sample.weights)
-    rows = torch.zeros_like(sample.rows)
+    bank = new_block_bank(bench, ROUTINGS["uneven"])
+    layer = new_block_layer(bench, bank)
+    rows = torch.zeros_like(bank.rows)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.no_grad():
         with torch.cuda.stream(stream):
             torch.cuda._sleep(20_000_000)  # about 10 ms, longer than the host takes to launch the rest
-            rows.copy_(sample.rows)
-            seen = layer(rows, sample.counts)
+            rows.copy_(bank.rows)
+            seen = layer(rows, bank.counts)
         stream.synchronize()
-        bench.same_bits("stream", [seen], [layer(sample.rows, sample.counts)])
+        bench.same_bits("stream", [seen], [layer(bank.rows, bank.counts)])
 
 
 # --- what is not a number, who is chosen, what is refused ---------------------------------------------------------
@@ -271,13 +259,13 @@ def _check_stream(bench: Bench) -> None:
 
 def _check_not_a_number(bench: Bench) -> None:
     """A NaN comes out where it goes in, and nowhere else: a cast that saturates would hide it."""
-    sample = new_sample(bench, FEW)
-    layer = new_layer(bench, sample.weights)
+    bank = new_block_bank(bench, FEW)
+    layer = new_block_layer(bench, bank)
     for value in (float("nan"), float("inf")):
         with torch.no_grad():
-            rows = sample.rows.detach().clone()
+            rows = bank.rows.detach().clone()
             rows[1, 5] = value
-            out = layer(rows, sample.counts)
+            out = layer(rows, bank.counts)
         lost = (~torch.isfinite(out)).all(dim=1).nonzero().flatten().tolist()
         found = (~torch.isfinite(out)).any(dim=1).nonzero().flatten().tolist()
         bench.check(f"not-a-number.{value}", lost == found == [1], f"not finite in rows {found}, wholly in {lost}")
@@ -285,10 +273,10 @@ def _check_not_a_number(bench: Bench) -> None:
 
 def _check_choice(bench: Bench) -> None:
     """Few rows stay in bf16, and the reason is recorded; always asked for, they do not."""
-    sample = new_sample(bench, FEW)
+    bank = new_block_bank(bench, FEW)
     for when, wanted, codes in (("faster", "native", ["few-rows"]), ("always", "deep_gemm", [])):
-        layer = new_layer(bench, sample.weights, fp8_when=when)
-        out = layer(sample.rows, sample.counts)
+        layer = new_block_layer(bench, bank, fp8_when=when)
+        out = layer(bank.rows, bank.counts)
         seen = [refusal.code for refusal in layer.choice.refusals]
         bench.check(f"choice.{when}", seen == codes, f"{layer.choice.observed}, refused by {', '.join(seen) or 'none'}")
         bench.ran_on(f"choice.{when}", layer.choice, out, wanted=wanted)
@@ -296,19 +284,19 @@ def _check_choice(bench: Bench) -> None:
 
 def _check_refusals(bench: Bench) -> None:
     errors, backends = bench.bridge("errors"), bench.bridge("backends")
-    sample = new_sample(bench, FEW)
-    layer = new_layer(bench, sample.weights)
-    rows = sample.rows.detach().new_zeros(len(FEW), 8, sample.rows.shape[1])
+    bank = new_block_bank(bench, FEW)
+    layer = new_block_layer(bench, bank)
+    rows = bank.rows.detach().new_zeros(len(FEW), 8, bank.rows.shape[1])
     counts = torch.zeros(len(FEW), dtype=torch.int32, device=bench.device)
-    bank = bench.bridge("expert_gemm").ExpertGemm
-    odd = {**sample.sizes(), "in_features": 200, "device": bench.device, "backends": ("deep_gemm",)}
+    make = bench.bridge("expert_gemm").ExpertGemm
+    odd = {**bank.sizes(), "in_features": 200, "device": bench.device, "backends": ("deep_gemm",)}
     bench.refuses("refuses.masked-gradients", errors.WrongOption, lambda: layer.forward_masked(rows, counts))
     with torch.no_grad():
         bench.refuses("refuses.counts", errors.TokenCountMismatch, lambda: layer.forward_masked(rows, counts.long()))
-        bench.refuses("refuses.sorted", errors.WrongShape, lambda: layer.forward_masked(sample.rows, counts))
-    bench.refuses("refuses.word", errors.UnknownName, lambda: bank(**{**odd, "in_features": 256, "fp8_when": "now"}))
+        bench.refuses("refuses.sorted", errors.WrongShape, lambda: layer.forward_masked(bank.rows, counts))
+    bench.refuses("refuses.word", errors.UnknownName, lambda: make(**{**odd, "in_features": 256, "fp8_when": "now"}))
     try:
-        bank(**odd)
+        make(**odd)
     except backends.NoBackend as refusal:
         bench.check("refuses.width", "whole blocks of 128" in str(refusal), str(refusal))
     else:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from ..bench import Bench
-from ..low_precision import Enter
+from ..memory import Enter
 from ..observe import graph_nodes
 from .stacks import Seen, delayed_states, different, evaluate, new_stack, same, scope_of, shape_of, train_step
 

@@ -3,12 +3,17 @@
 `Linear`, `LayerNormMLP` and `GroupedLinear` are held to fp64, forward and every gradient; what cast each operand is
 read off the products themselves; delayed scaling's histories and scales, and the scales of current scaling, are
 re-computed. On a target that lacks the recipe, its being refused is looked at, and nothing else.
+
+`LayerNormMLP` and `GroupedLinear` under a recipe: forward and every gradient, and what each product was given.
+
+What the low-precision path refuses, whatever it is given: each says what happened, why, and what to do next.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -16,20 +21,304 @@ import torch
 
 from ...evidence.receipt import Check, Part
 from ..bench import Bench
-from ..emulation import EMULATED, FORMATS, LARGEST, Recipe
+from ..emulation import EMULATED, FORMATS, LARGEST, Recipe, emulated_grouped, emulated_mlp, operand_roundings
+from ..expert_bank import Bank, leaves_of, named
 from ..fp8_linear import check_recipe
-from ..low_precision import Enter
+from ..low_precision import low_precision_ran
+from ..memory import Enter
+from ..references import layers as reference
+from ..references import roundings as counted
 from ..references.delayed_scaling import Update
+from ..trial import Tensors, formula_pass, layer_trial, run_pass, try_case
 from .quantizers import Operand, check_operands, watching_operands
-from .recipe_layers import check_experts, check_mlp
-from .refusals import check_refusals
-from .resumed import check_resumed
-from .scopes import check_scopes
-from .shares import check_shares, check_shares_of_a_cast
-from .state import check_delayed_state, default_update, ulps
+from .scopes import check_resumed, check_scopes
+from .state import check_delayed_state, check_shares, check_shares_of_a_cast, default_update, ulps
+
+EPS: Final = 1e-5
+# Rows of each expert, in multiples of 16, which every recipe takes; one is idle, as in training.
+COUNTS: Final = (48, 0, 112, 96)
+TIMES_ON_GPU: Final = 2
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    rows: int
+    hidden: int
+    ffn: int
+
+
+def _sizes(bench: Bench) -> _Sizes:
+    """Multiples of 128, which every recipe takes."""
+    return _Sizes(128, 128, 128) if bench.quick or bench.device == "cpu" else _Sizes(512, 384, 512)
+
+
+def check_mlp(bench: Bench, recipe: Recipe, enter: Enter) -> None:
+    """Norm and gated MLP as one layer; the checks are `fp8.RECIPE.mlp.*`."""
+    sizes, path = _sizes(bench), f"fp8.{recipe}.mlp"
+    layer = bench.bridge("imports").layernorm_mlp.require()(
+        hidden_size=sizes.hidden, ffn_hidden_size=sizes.ffn, eps=EPS, bias=False, normalization="RMSNorm",
+        activation="swiglu", params_dtype=torch.bfloat16, device=bench.device,
+    )  # fmt: skip
+    with torch.no_grad():
+        for value in layer.parameters():
+            mean, deviation = (1.0, 0.2) if value.dim() == 1 else (0.0, value.shape[-1] ** -0.5)
+            value.copy_(mean + bench.randn(*value.shape, scale=deviation))
+    rows = (bench.randn(sizes.rows, sizes.hidden) + 0.5).bfloat16().requires_grad_()
+    precision = replace(counted.precision_of("bf16", recipe=recipe), smallest=sizes.hidden * min(sizes.rows, sizes.ffn))
+    with enter() as opened:
+        choice = opened.choice
+    trial = layer_trial(
+        path,
+        layer,
+        rows,
+        choice,
+        formula=partial(reference.mlp, activation="swiglu", eps=EPS),
+        roundings=partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=True),
+        native=partial(emulated_mlp, recipe=recipe, activation="swiglu", eps=EPS),
+        enter=enter,
+        steps=2,  # delayed scales come from the step before
+    )
+    try_case(bench, trial)
+    with watching_operands() as seen:
+        run_pass(trial.call, trial.leaves, bench.randn(*rows.shape, dtype=torch.bfloat16), enter)
+    check_operands(bench, path, recipe, seen, dict.fromkeys(FORMATS, 2))
+
+
+def check_experts(bench: Bench, recipe: Recipe, enter: Enter) -> None:
+    """A bank of experts, one of them idle; the checks are `fp8.RECIPE.experts.*`."""
+    on_gpu, path = bench.device == "cuda" and not bench.quick, f"fp8.{recipe}.experts"
+    width, out = (256, 384) if on_gpu else (128, 128)
+    counts = tuple(count * (TIMES_ON_GPU if on_gpu else 1) for count in COUNTS)
+    rows = bench.randn(sum(counts), width, dtype=torch.bfloat16, grad=True)
+    weights = torch.stack([bench.randn(out, width, dtype=torch.bfloat16, scale=width**-0.5) for _ in counts])
+    bank = Bank(rows, weights, counts, bench.randn(sum(counts), out, dtype=torch.bfloat16))
+    layer = bench.bridge("imports").grouped_linear.require()(
+        len(counts), width, out, bias=False, params_dtype=torch.bfloat16, device=bench.device
+    )
+    with torch.no_grad():
+        for into, given in zip(layer.parameters(), weights, strict=True):
+            into.copy_(given)
+    for _ in range(2):  # delayed scales come from the step before
+        with watching_operands() as operands:
+            call = partial(layer, bank.rows, list(counts))
+            seen = named(run_pass(call, leaves_of(layer, bank), bank.gradient, enter))
+    with enter() as opened:
+        bench.ran_on(path, opened.choice, seen["forward"])
+    _compare(bench, path, recipe, bank, seen)
+    check_operands(bench, path, recipe, operands, dict.fromkeys(FORMATS, len(counts)))
+
+
+def _compare(bench: Bench, path: str, recipe: Recipe, bank: Bank, seen: Tensors) -> None:
+    """Output, gradient of the rows, and of each expert's weight; that of an idle one is zeros."""
+
+    def emulated(given: Tensors) -> Any:
+        weights = [given[f"weight{expert}"] for expert in range(len(bank.counts))]
+        return emulated_grouped(given["rows"], weights, bank.counts, recipe)
+
+    native, roundings = (
+        formula_pass(emulated, bank.operands, bank.gradient),
+        bank.roundings(partial(operand_roundings, recipe)),
+    )
+    for tensor, exact in bank.exact().items():
+        name = tensor.replace("grad.rows", "dgrad").replace("grad.weight", "wgrad")
+        found, rounded = seen[tensor], roundings(tensor)
+        bench.compare(f"{path}.{name}", found, exact, roundings=rounded, native=native[tensor])
+        if found is not None and bool(exact.any()):
+            part = low_precision_ran(float((found.detach().double() - exact).norm() / exact.norm()), rounded)
+            bench.checks.append(Check(f"{path}.{name}.applied", part.passed, (part,)))
+
+
+WIDTH: Final = 64
+ROWS: Final = 32
+STEP: Final = 7
+
+
+def check_refusals(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None:
+    """Bad input of a recipe that the target has; the checks are `fp8.RECIPE.refuses.*`.
+
+    Args:
+        bench: of the probe.
+        recipe: which one.
+        enter: makes a scope of the target; takes `recipe`, and another `target`.
+    """
+    with bench.scope(f"fp8.{recipe}.refuses"):
+        _check_scopes(bench, recipe, enter)
+        _check_history(bench)
+        _check_sizes_and_places(bench, recipe, partial(enter, recipe=recipe))
+        _check_not_finite(bench, recipe, partial(enter, recipe=recipe))
+        _check_state(bench, recipe, enter)
+
+
+def _check_scopes(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None:
+    """FP8 asked on another machine than the one that is there, or on the CPU; and inside of itself."""
+    errors, targets = bench.bridge("errors"), bench.bridge("recipes").TARGETS
+    elsewhere = "cpu" if bench.device == "cuda" else "h200"
+    bench.refuses(f"target.{elsewhere}", errors.WrongTarget, partial(enter, target=elsewhere, recipe=recipe))
+    have = targets[bench.order.target.id].recipes
+    for other in (name for name in bench.bridge("recipes").RECIPES if name not in have):
+        bench.refuses(f"recipe.{other}", errors.WrongTarget, partial(enter, recipe=other))
+        _says(bench, *(row.id for row in targets.values() if other in row.recipes))
+    with enter(recipe=recipe) as opened:
+        bench.refuses("second-entry", errors.ScopeEnteredTwice, lambda: enter(recipe=recipe).__enter__())
+        _says(bench, opened.entered_at)
+
+
+def _check_history(bench: Bench) -> None:
+    make, errors = bench.bridge("te_fp8").te_delayed_scaling, bench.bridge("errors")
+    for length in (0, -1):
+        bench.refuses(f"history.{length}", errors.WrongOption, partial(make, amax_history_len=length))
+        _says(bench, str(length))
+
+
+def _says(bench: Bench, *words: str) -> None:
+    """The refusal that was seen last names these; that is a check of its own."""
+    last = bench.checks[-1]
+    missing = [word for word in words if word not in last.detail]
+    bench.check(f"{last.name}.says", not missing, f"without {', '.join(missing)}: {last.detail}" if missing else "")
+
+
+def _takes(bench: Bench, name: str, call: Callable[[], Any], said: str) -> None:
+    """The call must raise nothing."""
+    try:
+        call()
+    except Exception as fault:
+        bench.check(name, False, f"{type(fault).__name__}: {fault}")
+    else:
+        bench.check(name, True, said)
+
+
+class _Pair(torch.nn.Module):
+    """Two layers of Transformer Engine one after the other: [..., WIDTH] -> [..., WIDTH]."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        make = bench.bridge("imports").linear.require()
+        given: dict[str, Any] = {"bias": False, "params_dtype": torch.bfloat16, "device": bench.device}
+        self.first, self.second = make(WIDTH, WIDTH, **given), make(WIDTH, WIDTH, **given)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.copy_(bench.randn(WIDTH, WIDTH, scale=WIDTH**-0.5))
+
+    def forward(self, rows: Any, damage: Any = None) -> Any:
+        """`damage` is added between the two."""
+        between = self.first(rows)
+        return self.second(between if damage is None else between + damage)
+
+
+def _rows(bench: Bench, count: int = ROWS) -> Any:
+    return bench.randn(count, WIDTH, dtype=torch.bfloat16, grad=True)
+
+
+def _check_sizes_and_places(bench: Bench, recipe: str, enter: Callable[[], Any]) -> None:
+    """Rows that the recipe cannot take, and rows on the CPU; outside of the scope the same layer takes them."""
+    health, errors = bench.bridge("amax_health"), bench.bridge("errors")
+    model = _Pair(bench)
+    with health.Fp8Guard(model):
+        model(_rows(bench, 5))
+
+        def low(rows: Any) -> Any:
+            with enter():
+                return model(rows)
+
+        for count in (5, 24):  # Transformer Engine takes 24 forward, and raises in the backward pass
+            bench.refuses(f"rows.{count}", errors.NotDivisible, partial(low, _rows(bench, count)))
+            _says(bench, "first", f"{count} rows", f"rows in multiples of {32 if recipe == 'mxfp8' else 16}")
+        if bench.device == "cuda":
+            bench.refuses("rows-on-the-cpu", errors.WrongTarget, lambda: low(_rows(bench).cpu()))
+            _says(bench, "first", "cpu")
+        _takes(bench, "rows.taken", partial(low, _rows(bench)), "what the recipe can take is let through")
+
+
+def _check_not_finite(bench: Bench, recipe: str, enter: Callable[[], Any]) -> None:
+    """A NaN or an infinity in what a layer is given: the tensor, the layer and the step are named, whatever the recipe.
+
+    And a step whose numbers are all finite, however large, is let through.
+    """
+    del recipe
+    health = bench.bridge("amax_health")
+    model = _Pair(bench)
+
+    def hole(value: float) -> Any:
+        made = torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16, device=bench.device)
+        made[3, 5] = value
+        return made
+
+    def step(damage: Any = None, between: Any = None, gradient: Any = None) -> None:
+        rows = _rows(bench).detach() + (0.0 if damage is None else damage)
+        with enter():
+            out = model(rows.requires_grad_(), between)
+        given = bench.randn(ROWS, WIDTH, dtype=torch.bfloat16)
+        out.backward(given if gradient is None else given + gradient)
+        model.zero_grad(set_to_none=True)
+
+    with health.Fp8Guard(model) as guard:
+        cases: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+            "nan.first-input": ({"damage": hole(float("nan"))}, ("NaN", "the input of the layer first")),
+            "nan.second-input": ({"between": hole(float("nan"))}, ("NaN", "the input of the layer second")),
+            "infinity.input": ({"damage": hole(float("inf"))}, ("infinity", "the input of the layer first")),
+            "nan.gradient": ({"gradient": hole(float("nan"))}, ("NaN", "gradient of the output of the layer second")),
+        }
+        for name, (damages, words) in cases.items():
+            step(**damages)
+            bench.refuses(name, health.NotFinite, partial(guard.end_step, STEP))
+            _says(bench, *words, f"step {STEP}")
+        with torch.no_grad():
+            model.first.weight[2, 2] = float("nan")
+        step()
+        bench.refuses("nan.weight", health.NotFinite, partial(guard.end_step, STEP))
+        _says(bench, "NaN", "the weight of the layer first", f"step {STEP}")
+        with torch.no_grad():
+            model.first.weight[2, 2] = 0.0
+        step(damage=hole(2.0**100))
+        _takes(bench, "finite.taken", partial(guard.end_step, STEP), "a step of finite numbers is let through")
+
+
+def _check_state(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None:
+    """State of another recipe, both ways; nothing is loaded where it is refused, and its own is taken."""
+    loading = bench.bridge("recipe_state")
+    have = [name for name in bench.order.target.recipes if not bench.bridge("fp8_scope").why_recipe_is_refused(name)]
+    if "delayed" not in have:
+        return
+    other = next((name for name in have if name != recipe), None) if recipe == "delayed" else "delayed"
+    if other is None:
+        return
+    states = {name: _trained(bench, partial(enter, recipe=name)).state_dict() for name in (recipe, other)}
+    model = _Pair(bench)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    bench.refuses(
+        f"state.{other}",
+        loading.WrongState,
+        lambda: loading.load_fp8_state_dict(model, states[other], recipe=recipe),
+    )
+    _says(bench, "first", "nothing was loaded")
+    same = all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
+    bench.check(f"state.{other}.nothing-loaded", same, "the weights are as they were")
+    _takes(
+        bench,
+        f"state.{recipe}.taken",
+        lambda: loading.check_fp8_state(model, states[recipe], recipe=recipe),
+        "its own state is let through",
+    )
+    said = "all of it was loaded"
+    try:
+        loading.load_fp8_state_dict(model, states[recipe], recipe=recipe)
+        wanted = [states[recipe][f"{layer}.weight"] for layer in ("first", "second")]
+    except loading.WrongState as fault:  # a release that does not unpickle says so before anything is loaded
+        said, wanted = str(fault), before
+    whole = all(torch.equal(weight, value) for weight, value in zip(model.parameters(), wanted, strict=True))
+    bench.check(f"state.{recipe}.whole", whole and (wanted is not before or "Next step" in said), said)
+
+
+def _trained(bench: Bench, enter: Callable[[], Any]) -> Any:
+    model = _Pair(bench)
+    with enter():
+        out = model(_rows(bench))
+    out.backward(bench.randn(ROWS, WIDTH, dtype=torch.bfloat16))
+    return model
+
 
 HISTORY: Final = 16
-WIDTH: Final = 256  # two blocks of 128
+SQUARE: Final = 256  # two blocks of 128
 # Two quotients, 448 / amax and 1 / scale, each of which a fast division may leave one unit off.
 ULPS: Final = 2.0
 # Words of Transformer Engine's own reasons where a device lacks a recipe (`pytorch/quantization.py`, 2.12 and 2.20).
@@ -112,7 +401,7 @@ def _check_recipe(bench: Bench, name: str, enter: Enter) -> None:
     recipe: Recipe = name
     check_mlp(bench, recipe, enter)
     check_experts(bench, recipe, enter)
-    square = partial(_new_linear, bench, WIDTH, WIDTH)
+    square = partial(_new_linear, bench, SQUARE, SQUARE)
     if recipe == "delayed":
         update = _check_zero_step(bench, enter)
         check_delayed_state(
@@ -147,8 +436,8 @@ def _step(layer: Any, enter: Enter, rows: Any, gradient: Any) -> list[Operand]:
 
 
 def _check_linear_operands(bench: Bench, recipe: str, enter: Enter) -> None:
-    layer = _new_linear(bench, WIDTH, 2 * WIDTH)
-    rows, gradient = (bench.randn(WIDTH, width, dtype=torch.bfloat16) for width in (WIDTH, 2 * WIDTH))
+    layer = _new_linear(bench, SQUARE, 2 * SQUARE)
+    rows, gradient = (bench.randn(SQUARE, width, dtype=torch.bfloat16) for width in (SQUARE, 2 * SQUARE))
     seen = _step(layer, enter, rows, gradient)
     check_operands(bench, f"fp8.{recipe}.linear", recipe, seen, dict.fromkeys(FORMATS, 1))
 

@@ -4,11 +4,18 @@ What a product was given is read off the product (`quantizers`), and held to the
 have been cast by: its scale before the call, and the amax that the state took in. So no operand may borrow another's
 quantizer, and each history moves on once a scope, whatever number of layers it holds. A layer that is called twice in a
 scope tells that also where a kernel leaves histories alone that saw nothing.
+
+Layers of every kind that share scopes of delayed scaling, each operand of its own size, so that mix-ups show.
+
+Reading back the state of delayed scaling that a layer of Transformer Engine saved.
+
+Delayed scaling saved in the middle of a run and loaded: what goes on is, bit by bit, what was never interrupted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -19,11 +26,84 @@ import torch
 from ...evidence.receipt import Check, Part
 from ..bench import Bench
 from ..emulation import LARGEST, Product
-from ..low_precision import Enter
+from ..memory import Enter
 from ..references.delayed_scaling import DelayedRule, DelayedTensors, Update, new_state, next_state
 from .quantizers import Operand, Tensor, watching_operands
-from .scope_layers import ScopeLayer, new_layers
 from .state import ulps
+
+ROWS: Final = 32  # of a call, or of an expert; FP8 products take multiples of 16
+WIDTH: Final = 64
+OUT: Final = 96
+EXPERTS: Final = 3
+# Steps between experts: operands of one state lie apart by more than the half unit of E5M2, 1/8.
+ROWS_APART: Final = 4.0
+WEIGHTS_APART: Final = 64.0
+GRADIENTS_APART: Final = 8.0
+
+
+@dataclass(frozen=True)
+class ScopeLayer:
+    """One layer.
+
+    Attributes:
+        name: for the checks.
+        module: of Transformer Engine.
+        gemms: G, products of its forward pass; expert or place of each is its index.
+        splits: rows of each expert; empty where there is one group.
+        out: features of its output.
+    """
+
+    name: str
+    module: Any
+    gemms: int
+    out: int
+    splits: tuple[int, ...] = ()
+
+    def rows(self, bench: Bench, factor: float) -> Any:
+        """[R, WIDTH] bf16, a leaf."""
+        return self._sample(bench, WIDTH, factor, ROWS_APART).requires_grad_()
+
+    def gradient(self, bench: Bench, factor: float) -> Any:
+        """[R, out] bf16, of the output."""
+        return self._sample(bench, self.out, factor, 1.0 / GRADIENTS_APART)
+
+    def __call__(self, rows: Any) -> Any:
+        """[R, WIDTH] -> [R, out]."""
+        return self.module(rows, list(self.splits)) if self.splits else self.module(rows)
+
+    def _sample(self, bench: Bench, width: int, factor: float, apart: float) -> Any:
+        groups = [
+            bench.randn(count, width, dtype=torch.bfloat16) * (factor * apart**index)
+            for index, count in enumerate(self.splits or (ROWS,))
+        ]
+        return torch.cat(groups)
+
+
+def new_layers(bench: Bench) -> Sequence[ScopeLayer]:
+    """`Linear`, `LayerNormLinear`, `LayerNormMLP` and `GroupedLinear`, with weights of their own."""
+    te, common = bench.bridge("imports"), {"bias": False, "params_dtype": torch.bfloat16, "device": bench.device}
+    norm = {"normalization": "RMSNorm", "eps": 1e-5, **common}
+    layers = (
+        ScopeLayer("linear", te.linear.require()(WIDTH, OUT, **common), 1, OUT),
+        ScopeLayer("norm-linear", te.layernorm_linear.require()(WIDTH, OUT, **norm), 1, OUT),
+        ScopeLayer(
+            "mlp",
+            te.layernorm_mlp.require()(hidden_size=WIDTH, ffn_hidden_size=OUT, activation="swiglu", **norm),
+            2,
+            WIDTH,
+        ),
+        ScopeLayer(
+            "experts", te.grouped_linear.require()(EXPERTS, WIDTH, OUT, **common), EXPERTS, OUT, (ROWS,) * EXPERTS
+        ),
+    )
+    with torch.no_grad():
+        for layer in layers:
+            weights = [value for value in layer.module.parameters() if value.dim() > 1]
+            for index, weight in enumerate(weights):
+                size = weight.shape[-1] ** -0.5 * WEIGHTS_APART**index
+                weight.copy_(bench.randn(*weight.shape, scale=size))
+    return layers
+
 
 # Steps: the factor of the tensors of each of its scopes. The spike stays in the history for what comes after it.
 STEPS: Final = ((1.0,), (0.5,), (16.0, 2.0), (1.0, 4.0))
@@ -285,3 +365,107 @@ class _Follower:
 
 def _format(forward: bool) -> Any:
     return "e4m3" if forward else "e5m2"
+
+
+# Since 2.17 that state, which is a pickle, is read back only with this; a probe wrote it itself.
+UNPICKLING: Final = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
+
+
+@contextmanager
+def unpickling_allowed(variables: MutableMapping[str, str]) -> Iterator[None]:
+    """Transformer Engine reads its pickled state back; what was set before is put back.
+
+    Args:
+        variables: of the environment of this process, which it asks at each load.
+    """
+    before = variables.get(UNPICKLING)
+    variables[UNPICKLING] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del variables[UNPICKLING]
+        else:
+            variables[UNPICKLING] = before
+
+
+BEFORE: Final = (1.0, 16.0, 0.5)  # a spike in the history: its scales are not those of the next step
+ELSEWHERE: Final = (0.25,)  # what the one that is loaded into went through
+AFTER: Final = (2.0, 0.125)
+WAYS: Final = {"forward": True, "backward": False}
+
+
+def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
+    """Go on with layers of every kind, and with those that took over what they saved.
+
+    The checks are `NAME.HOW.LAYER.loaded`, the state right after loading, `.step`, output and all gradients of the
+    steps after it, and `.state`, histories and scales after them. HOW: "fresh" layers have never run, "used" ones have
+    a state of their own, all of which is to be replaced.
+
+    Args:
+        bench: of the probe.
+        enter: makes the scope of the recipe: delayed scaling.
+        name: of the checks.
+    """
+    for how in ("fresh", "used"):
+        layers, others = new_layers(bench), new_layers(bench)
+        for factor in BEFORE:
+            _step(bench, enter, [layers], factor)
+        if how == "used":
+            for factor in ELSEWHERE:
+                _step(bench, enter, [others], factor)
+        source, target = (torch.nn.ModuleList([one.module for one in row]) for row in (layers, others))
+        saved = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
+        with unpickling_allowed(os.environ):
+            bench.bridge("recipe_state").load_fp8_state_dict(target, saved, recipe="delayed")
+        read = bench.bridge("fp8_scope").te_amax_state
+        for one, other in zip(layers, others, strict=True):
+            _same(bench, f"{name}.{how}.{one.name}.loaded", *(list(_state(read, row.module)) for row in (one, other)))
+        # Both in one scope: where it ends, every layer of the process is brought up to date.
+        results = [_step(bench, enter, [layers, others], factor) for factor in AFTER]
+        for index, (one, other) in enumerate(zip(layers, others, strict=True)):
+            whole = [[tensor for result in results for tensor in result[row][index]] for row in (0, 1)]
+            _same(bench, f"{name}.{how}.{one.name}.step", *whole)
+            _same(bench, f"{name}.{how}.{one.name}.state", *(list(_state(read, row.module)) for row in (one, other)))
+
+
+def _step(bench: Bench, enter: Enter, rows_of_layers: Sequence[Sequence[ScopeLayer]], factor: float) -> Any:
+    """The same step of each row of layers, in one scope: output and gradients by row and layer."""
+    given = [(one.rows(bench, factor), one.gradient(bench, factor)) for one in rows_of_layers[0]]
+    leaves = [[rows.detach().clone().requires_grad_() for rows, _ in given] for _ in rows_of_layers]
+    with enter():
+        outs = [
+            [one(leaf) for one, leaf in zip(layers, of_row, strict=True)]
+            for layers, of_row in zip(rows_of_layers, leaves, strict=True)
+        ]
+    gradients = [gradient for _ in rows_of_layers for _, gradient in given]
+    torch.autograd.backward([out for row in outs for out in row], gradients)
+    found = [
+        [
+            [out.detach(), leaf.grad, *(weight.grad for weight in one.module.parameters())]
+            for one, leaf, out in zip(*row, strict=True)
+        ]
+        for row in zip(rows_of_layers, leaves, outs, strict=True)
+    ]
+    for layers in rows_of_layers:
+        for one in layers:
+            one.module.zero_grad(set_to_none=True)
+    return found
+
+
+def _state(read: Callable[..., Any], module: Any) -> Iterator[Any]:
+    """Histories and scales of both directions; nothing where the layer has none."""
+    for way in WAYS.values():
+        if ("scaling_fwd" if way else "scaling_bwd") in module.fp8_meta:
+            yield from (tensor.detach().clone() for tensor in read(module, forward=way))
+
+
+def _same(bench: Bench, name: str, wanted: Sequence[Any], seen: Sequence[Any]) -> None:
+    off = [index for index, pair in enumerate(zip(wanted, seen, strict=False)) if not _equal(*pair)]
+    right = len(wanted) == len(seen) and bool(wanted) and not off
+    said = f"{len(off)} of {len(wanted)} tensors differ, {len(seen)} were seen; the first is number {off[:1]}"
+    bench.check(name, right, f"{len(wanted)} tensors, bit by bit" if right else said)
+
+
+def _equal(wanted: Any, seen: Any) -> bool:
+    return wanted is not None and seen is not None and wanted.shape == seen.shape and torch.equal(wanted, seen)

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...native.rope import rope_tables
 from ..bench import Bench
-from ..low_precision import Enter
+from ..memory import Enter
 
 HEAD_DIM: Final = 64
 LEARNING_RATE: Final = 1 / 32  # of the largest value of a weight: enough that each step has other weights

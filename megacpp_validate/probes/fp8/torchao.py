@@ -2,16 +2,28 @@
 
 What a layer's class says is not taken for what ran: the operands of every FP8 product are seen by a dispatch mode in
 eager code, and every product of a converted layer must be among those that torch's profiler sees in compiled code.
+
+The tree that the torchao lane is held to, and a world of one rank to shard it in.
+
+What the torchao lane refuses, and every step out of its order: by its own methods, and behind its back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
+from torch import nn
+from torch.distributed import FileStore, destroy_process_group, init_process_group, is_initialized
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...evidence.receipt import Check
@@ -19,13 +31,149 @@ from ..bench import Bench
 from ..bounds import Roundings
 from ..emulation import DTYPES, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
 from ..low_precision import low_precision_ran
-from ..references.linear import reference_linear
-from .dequantizations import watching_dequantizations
-from .torchao_order import check_order, check_refusals
-from .torchao_tree import LAYERS, on_meta, one_rank, sharding
+from ..references.layers import linear
+from ..trial import reference_pass
+from .wrappers import watching_dequantizations
+
+LAYERS: Final = {"fc1": (512, 384), "fc2": (256, 640)}
+
+
+class Tree(nn.Module):
+    """Two layers of the whitelist and a router beside each other, so that each has its own gradients."""
+
+    def __init__(self, dtype: Any = torch.float32) -> None:
+        super().__init__()
+        for name, (inner, outer) in LAYERS.items():
+            self.add_module(name, nn.Linear(inner, outer, bias=False, dtype=dtype))
+        self.router = nn.Linear(512, 16, bias=False, dtype=dtype)
+
+    def forward(self, first: Any, second: Any) -> tuple[Any, Any, Any]:
+        """Rows [R, 512] and [R, 256] -> [R, 384], [R, 640] and the router's [R, 16]."""
+        return self.fc1(first), self.fc2(second), self.router(first)
+
+
+def on_meta(build: Callable[[], Any] = Tree) -> Any:
+    """A model without memory."""
+    with torch.device("meta"):
+        return build()
+
+
+def sharding(mesh: Any) -> Callable[[Any], object]:
+    """FSDP2's rule: the whole model as one unit, gathered in bf16, gradients reduced in fp32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return partial(fully_shard, mesh=mesh, mp_policy=policy)
+
+
+@contextmanager
+def one_rank(device: str) -> Iterator[Any]:
+    """A mesh of this rank alone: FSDP2 as it is, with nobody to share with."""
+    mine = not is_initialized()
+    if device == "cuda":
+        torch.cuda.set_device(torch.cuda.current_device())  # else the mesh guesses, and warns that it does
+    with tempfile.TemporaryDirectory() as folder:
+        if mine:
+            store = FileStore(str(Path(folder, "store")), 1)
+            init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
+        try:
+            yield init_device_mesh(device, (1,))
+        finally:
+            if mine:
+                destroy_process_group()
+
+
+def fill(model: Any) -> None:
+    """Some values."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05)
+
+
+def check_refusals(bench: Bench) -> None:
+    """Recipes, widths, dtypes and devices that the lane does not take."""
+    lanes, errors = bench.bridge("torchao_lane"), bench.bridge("errors")
+
+    def lane(recipe: str = "tensorwise", build: Callable[[], Any] = Tree, **options: Any) -> Callable[[], Any]:
+        return lambda: lanes.Float8Lane(on_meta(build), recipe, **{"device": "cpu", "emulate": True, **options})
+
+    odd = partial(nn.ModuleDict, {"fc1": nn.Linear(512, 392, device="meta")})
+    halves, doubles = (partial(Tree, dtype) for dtype in (torch.float16, torch.float64))
+    bench.refuses("recipe", errors.UnknownName, lane("delayed"))
+    bench.refuses("width", errors.WrongOption, lane(build=odd))
+    bench.refuses("fp16", errors.WrongOption, lane(build=halves))
+    bench.refuses("fp64", errors.WrongOption, lane(build=doubles))
+    bench.refuses("all-gather-by-row", errors.WrongOption, lane("rowwise", float8_all_gather=True))
+    bench.refuses("cpu", errors.WrongTarget, lane(emulate=False))
+    with patch.object(torch.cuda, "get_device_capability", return_value=(8, 0)):
+        bench.refuses("capability-8.0", errors.WrongTarget, lane(emulate=False, device="cuda"))
+    plan = lanes.Float8Lane(on_meta(), "tensorwise", device="cpu", emulate=True).plan
+    bench.check("router", plan.names == tuple(LAYERS), f"converts {', '.join(plan.names)}; keeps {dict(plan.kept)}")
+
+
+def check_order(bench: Bench, mesh: Any) -> None:
+    """Every step out of its order, by the lane's own methods and behind its back, raises before training."""
+    lanes = bench.bridge("torchao_lane")
+    wrong, lost = lanes.WrongOrder, lanes.LaneLost
+
+    def lane(model: Any = None) -> Any:
+        return lanes.Float8Lane(on_meta() if model is None else model, "tensorwise", device=bench.device, emulate=True)
+
+    def after(steps: int) -> Any:
+        made = lane()
+        for step in (made.convert, lambda: made.fully_shard(sharding(mesh)), lambda: made.materialise(fill))[:steps]:
+            step()
+        return made
+
+    def again(step: str, steps: int) -> Callable[[], Any]:
+        made = after(steps)
+        arguments = {"fully_shard": (sharding(mesh),), "materialise": (fill,)}.get(step, ())
+        return lambda: getattr(made, step)(*arguments)
+
+    taken = {
+        "shard-before-convert": ("fully_shard", 0), "compile-before-convert": ("compile", 0),
+        "compile-before-shard": ("compile", 1), "compile-on-meta": ("compile", 2), "convert-twice": ("convert", 1),
+        "convert-after-shard": ("convert", 2), "shard-twice": ("fully_shard", 2),
+        "train-too-early": ("require_ready", 3), "after-step-too-early": ("after_step", 1),
+    }  # fmt: skip
+    for name, (step, steps) in taken.items():
+        bench.refuses(name, wrong, again(step, steps))
+    compiled = after(3)
+    compiled.compile(backend="eager")
+    bench.refuses("shard-after-compile", wrong, lambda: compiled.fully_shard(sharding(mesh)))
+
+    bench.refuses("behind.not-meta", wrong, lambda: lane(Tree()))
+    bench.refuses("behind.converted", wrong, lambda: lane(after(1).model))
+    bench.refuses("behind.sharded", wrong, lambda: lane(_done(on_meta(), sharding(mesh))))
+    bench.refuses(
+        "behind.compiled", wrong, lambda: lane(_done(on_meta(), lambda model: model.compile(backend="eager")))
+    )
+    bench.refuses("behind.wrapped", wrong, lambda: lane(torch.compile(on_meta(), backend="eager")))
+    for name, error, steps, deed in (
+        ("sharded-between", wrong, 0, sharding(mesh)),
+        ("sharded-after", wrong, 1, sharding(mesh)),
+        ("compiled-between", wrong, 1, lambda model: model.compile(backend="eager")),
+        ("materialised-between", wrong, 1, lambda model: model.to_empty(device=bench.device)),
+        ("swapped-back", lost, 1, _swap_back),
+        ("swapped-back-late", lost, 3, _swap_back),
+    ):
+        made = after(steps)
+        deed(made.model)
+        follow = ("convert", "fully_shard", "materialise", "compile")[steps]
+        arguments = {"fully_shard": (sharding(mesh),)}.get(follow, ())
+        bench.refuses(f"behind.{name}", error, partial(getattr(made, follow), *arguments))
+
+
+def _done(model: Any, deed: Callable[[Any], object]) -> Any:
+    deed(model)
+    return model
+
+
+def _swap_back(model: Any) -> None:
+    old = model.fc2
+    model.fc2 = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
+    model.fc2.weight = old.weight
+
 
 ROWS: Final = 208  # a multiple of 16, and none of the widths: so each product of each layer has sizes of its own
-PRODUCTS: Final = {"forward": "out", "dgrad": "rows", "wgrad": "weight"}
+PRODUCTS: Final = {"forward": "forward", "dgrad": "grad.input", "wgrad": "grad.weight"}
 OPERANDS: Final = {
     "forward": ("input", "weight, turned"),
     "dgrad": ("gradient", "weight"),
@@ -161,9 +309,9 @@ def _run(model: Any, case: Case) -> dict[str, dict[str, Any]]:
     plain = getattr(model, "_orig_mod", model)
     return {
         name: {
-            "out": out.detach(),
-            "rows": leaves[name].grad,
-            "weight": _whole(plain.get_submodule(name).weight.grad),
+            "forward": out.detach(),
+            "grad.input": leaves[name].grad,
+            "grad.weight": _whole(plain.get_submodule(name).weight.grad),
         }
         for name, out in zip(LAYERS, outs[:2], strict=True)
     }
@@ -209,10 +357,11 @@ def _check_numbers(bench: Bench, recipe: str, case: Case, weights: Any, seen: di
     for name, given in seen.items():
         inner, outer = LAYERS[name]
         lengths = {"forward": inner, "dgrad": outer, "wgrad": ROWS}
-        reference = reference_linear(case.rows[name], weights[name], None, case.gradients[name])
+        operands = {"input": case.rows[name], "weight": weights[name]}
+        reference, _ = reference_pass(linear, operands, case.gradients[name])
         for product, tensor in PRODUCTS.items():
             roundings = _roundings(recipe, product, lengths[product])
-            wanted, found = getattr(reference, tensor), given[tensor]
+            wanted, found = reference[tensor], given[tensor]
             bench.compare(f"{name}.{product}", found, wanted, roundings=roundings)
             if found is None or roundings.steps[0][0] == "bf16":
                 continue

@@ -3,24 +3,240 @@
 The tensors are Transformer Engine's own, made by the quantizers of a layer that ran under each recipe, and torchao's.
 What is handed over must be, bit by bit, what the tensor itself says when it is dequantized; and while it is handed
 over, and while it is multiplied, nobody may dequantize without saying so.
+
+Every dequantization while a path runs: by a tensor's own method, by a vendor's kernel, by a plain cast of its bytes.
+
+A tensor that says bf16 and stores FP8 is read in bf16 by any operation that does not know it. Nothing is asked of the
+path: methods of all loaded vendor tensors are wrapped, and a dispatch mode sees casts from FP8 to wider formats.
+
+What is derived from an FP8 tensor without arithmetic: a view, a slice, a copy keeps its payload and its scale.
+
+Whatever class comes out, its values must be those of the same deed done to the dequantized tensor, bit by bit: moving
+values about rounds nothing. A deed that a release does not know may be refused, aloud; that is written down.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...evidence.receipt import Check, Part
 from ..bench import Bench
 from ..bounds import Roundings
 from ..emulation import PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
-from .dequantizations import watching_dequantizations
-from .derived import check_derived
+
+VENDORS: Final = ("transformer_engine", "torchao")
+_METHODS: Final = ("dequantize", "to_original_precision", "from_float8")
+_COMPILED: Final = ("transformer_engine_torch", "dequantize")  # what Transformer Engine's own layers call below
+_NARROW: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
+
+
+@dataclass(frozen=True)
+class Dequantization:
+    """One tensor read in a wider format.
+
+    Attributes:
+        what: method, kernel or operator that did it.
+        where: innermost frame of code that is no vendor's: "file:line in function".
+        because: what was said of it before; empty of a silent one.
+    """
+
+    what: str
+    where: str
+    because: str
+
+
+@dataclass
+class Watch:
+    """What was seen so far.
+
+    Attributes:
+        saying: tells what is said of the dequantization that runs; empty where nothing is.
+    """
+
+    saying: Callable[[], str]
+    seen: list[Dequantization] = field(default_factory=list)
+    depth: int = 0  # of a method that calls another: one dequantization is counted once
+
+    @property
+    def silent(self) -> tuple[Dequantization, ...]:
+        """Those of which nothing was said."""
+        return tuple(one for one in self.seen if not one.because)
+
+    def note(self, what: str) -> None:
+        """Count one, where it is no part of another."""
+        if not self.depth:
+            self.seen.append(Dequantization(what, _where(), self.saying()))
+
+
+@contextmanager
+def watching_dequantizations(saying: Callable[[], str]) -> Iterator[Watch]:
+    """Count every dequantization of this thread and of the autograd engine while inside.
+
+    Args:
+        saying: the bridge's account of what it announces: `quantized_tensor.saying`.
+    """
+    watch = Watch(saying)
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name in _places():
+            old = vars(owner)[name]
+            label = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else owner.__name__
+            setattr(owner, name, _wrapped(watch, old, f"{label}.{name}"))
+            undo.append((owner, name, old))
+        with _Casts(watch):
+            yield watch
+    finally:
+        for owner, name, old in reversed(undo):
+            setattr(owner, name, old)
+
+
+def _places() -> Iterator[tuple[Any, str]]:
+    """Classes and modules that dequantize, as far as they are loaded."""
+    todo, done = [torch.Tensor], {torch.Tensor}
+    while todo:
+        for kind in todo.pop().__subclasses__():
+            if kind not in done:
+                done.add(kind)
+                todo.append(kind)
+    owners = {base for kind in done for base in kind.__mro__ if base.__module__.partition(".")[0] in VENDORS}
+    for owner in sorted(owners, key=lambda kind: (kind.__module__, kind.__qualname__)):
+        yield from ((owner, name) for name in _METHODS if inspect.isfunction(vars(owner).get(name)))
+    module = sys.modules.get(_COMPILED[0])
+    if module is not None and _COMPILED[1] in vars(module):
+        yield module, _COMPILED[1]
+
+
+def _wrapped(watch: Watch, old: Any, label: str) -> Any:
+    def dequantize(*arguments: Any, **options: Any) -> Any:
+        watch.note(label)
+        watch.depth += 1
+        try:
+            return old(*arguments, **options)
+        finally:
+            watch.depth -= 1
+
+    return dequantize
+
+
+class _Casts(TorchDispatchMode):
+    """Sees plain tensors cast from FP8; a vendor's tensor handles its operators first, and what it does comes back."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__module__.partition(".")[0] in VENDORS for kind in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        name = getattr(func, "name", lambda: "")()
+        if name.startswith(("aten::_to_copy", "aten::copy_", "prims::convert_element_type")):
+            source = args[1] if name.startswith("aten::copy_") else args[0]
+            if source.dtype in _NARROW and out.dtype not in _NARROW:
+                self._watch.note(name)
+        return out
+
+
+def _where() -> str:
+    """The innermost frame that is neither torch's, nor a vendor's, nor of this file."""
+    for frame in reversed(traceback.extract_stack()):
+        inside = frame.filename.replace("\\", "/")
+        if inside == __file__ or any(f"/{part}/" in inside for part in (*VENDORS, "torch", "contextlib")):
+            continue
+        return f"{inside.rpartition('/')[2]}:{frame.lineno} in {frame.name}"
+    return "no frame of Python: called by the autograd engine"
+
+
+# What every release keeps in FP8 (`float8_tensor.py`, `float8_blockwise_tensor.py`, 2.12.0 and 2.20.2): each of these
+# must come out quantized. All else may come out dequantized, or be refused.
+KEPT: Final = {
+    "Float8Tensor": ("view", "reshape", "detach", "clone"),
+    "Float8BlockwiseQTensor": ("detach", "clone"),
+    "MXFP8Tensor": ("detach", "clone"),
+}
+
+
+def deeds(rows: int, width: int) -> Mapping[str, Callable[[Any], Any]]:
+    """By name, on a matrix [rows, width]."""
+    return {
+        "view": methodcaller("view", 2, rows // 2, width),
+        "view-back": lambda one: one.view(2, rows // 2, width).view(rows, width),
+        "view-aten": lambda one: torch.ops.aten.view.default(one, [2, rows // 2, width]),
+        "reshape": methodcaller("reshape", 4, rows // 4, width),
+        "flatten": methodcaller("reshape", -1),
+        "transpose": methodcaller("t"),
+        "slice": itemgetter(slice(rows // 4, rows // 2)),
+        "select": itemgetter(3),
+        "split": lambda one: torch.split(one, rows // 2)[1],
+        "detach": methodcaller("detach"),
+        "clone": methodcaller("clone"),
+        "clone-of-view": lambda one: one.view(2, rows // 2, width).clone(),
+        "contiguous": methodcaller("contiguous"),
+        "parameter": partial(torch.nn.Parameter, requires_grad=False),
+        "to-fp32": methodcaller("to", torch.float32),
+        "to-device": lambda one: one.to(one.device),
+    }
+
+
+def check_derived(bench: Bench, name: str, tensor: Any) -> None:
+    """Do each deed to a quantized tensor, and to what it dequantizes to; the checks are `NAME.DEED`.
+
+    Args:
+        bench: of the probe.
+        name: of the checks.
+        tensor: a matrix, quantized, with its values as they lie (not turned bytes alone).
+    """
+    exact, plain = (tensor.dequantize(dtype=dtype) for dtype in (torch.float32, tensor.dtype))
+    kept, count = KEPT.get(type(tensor).__name__, ()), 0
+    for deed, function in deeds(*tensor.shape).items():
+        try:
+            with torch.no_grad():
+                made = function(tensor)
+                seen, quantized = _values(bench, made)
+        except Exception as fault:
+            said = f"refused: {type(fault).__name__}: {fault}"
+            bench.check(f"{name}.{deed}", deed not in kept, said)
+            continue
+        count += 1
+        # What is no FP8 tensor any more may have gone through the dtype that the tensor says it has.
+        wanted = [function(one).float() for one in ((exact,) if quantized else (exact, plain))]
+        same = any(seen.shape == one.shape and torch.equal(seen, one) for one in wanted)
+        words = f"a {type(made).__name__} {tuple(seen.shape)}, {'quantized' if quantized else 'dequantized'}"
+        said = words if same else f"{words}, {_difference(seen, wanted[-1])}"
+        bench.check(f"{name}.{deed}", same and (quantized or deed not in kept), said)
+    again = bool(torch.equal(tensor.dequantize(dtype=torch.float32), exact))
+    bench.check(f"{name}.left-alone", again and count > 0, f"the tensor itself is as it was after {count} deeds")
+
+
+def _values(bench: Bench, made: Any) -> tuple[Any, bool]:
+    """In fp32: from payload and scale where it is quantized, else as they are; and which of both."""
+    bridge = bench.bridge("quantized_tensor")
+    if not bridge.is_quantized(made):
+        return made.detach().float(), False
+    payload = bridge.read_payload(made)
+    if not isinstance(payload, bridge.ScaledPayload):
+        raise LookupError(f"{type(made).__name__} hands nothing over: {payload}")
+    return payload.values(torch.float32), True
+
+
+def _difference(seen: Any, wanted: Any) -> str:
+    if seen.shape != wanted.shape:
+        return f"wanted {tuple(wanted.shape)}"
+    ratio = float(seen.double().norm() / wanted.double().norm().clamp_min(1e-300))
+    return f"and its norm is {ratio:.6g} times that of the same of the dequantized tensor"
+
 
 ROWS, INNER, OUTER = 256, 512, 384
 # Class name and scales of what a recipe's quantizers make: of rows and gradients, and of weights.

@@ -21,8 +21,8 @@ from ...training.layers import Build
 from ...training.model import HybridModel
 from ...training.sizes import read_size
 from ..bench import Bench
-from ..layers_in_low_precision import Watched, check_layers_in_low_precision, watching_layers
-from ..low_precision import Enter
+from ..low_precision import Watched, check_layers_in_low_precision, watching_layers
+from ..memory import Enter
 from .quantizers import Operand, watching_operands
 from .stacks import different, new_stack, same, scope_of, shape_of, te_layers
 

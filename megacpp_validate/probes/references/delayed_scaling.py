@@ -9,7 +9,7 @@ Transformer Engine has two ways to bring the state up to date, which differ wher
   2.20.2. A zero goes into the history like any other amax. A NaN in it stands for the whole of it.
 
 Both: the amax of the call joins the history as its newest row, row 0 is emptied for the next call, the oldest row drops
-out and counts for the last time, and the scale is largest / amax / 2^margin, not rounded to a power of two
+out and counts for the last time, and the scale is largest / amax, not rounded to a power of two
 (`use_power_2_scales` belongs to current scaling). An amax of zero, or one that is not finite, leaves the scale as it
 was; one so small that the scale would overflow gives the largest fp32. In forward passes a call is one scope, in
 backward passes one backward pass: with gradient accumulation, each micro-batch is a call of its own.
@@ -19,12 +19,11 @@ Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 
-Algorithm = Literal["max", "most_recent"]
 Update = Literal["fused", "python"]
 
 LARGEST_FP32: Final = 3.4028234663852886e38
@@ -36,14 +35,10 @@ class DelayedRule:
 
     Attributes:
         largest: largest value of the format: 448 of E4M3, 57344 of E5M2.
-        algorithm: which amax of the history counts.
-        margin: powers of two that are kept free above it.
         update: which of the two ways brings the state up to date.
     """
 
     largest: float
-    algorithm: Algorithm = "max"
-    margin: int = 0
     update: Update = "fused"
 
 
@@ -85,12 +80,7 @@ def next_state(state: DelayedTensors, amax: Any, rule: DelayedRule) -> DelayedTe
     """
     seen = state.history.clone()
     seen[0] = amax.double()
-    if rule.algorithm == "most_recent":
-        top = seen[0]
-    elif rule.update == "fused":
-        top = torch.where(seen.isnan(), 0.0, seen).amax(dim=0)
-    else:
-        top = seen.amax(dim=0)
+    top = (torch.where(seen.isnan(), 0.0, seen) if rule.update == "fused" else seen).amax(dim=0)
     moved = seen.roll(-1, 0)
     moved[0] = 0.0
     if rule.update == "fused":
@@ -103,36 +93,5 @@ def next_state(state: DelayedTensors, amax: Any, rule: DelayedRule) -> DelayedTe
 def _scale(amax: Any, before: Any, rule: DelayedRule) -> Any:
     """[N] fp64, rounded to fp32: 53 bits are enough that a quotient rounded twice is the one rounded once."""
     usable = amax.isfinite() & (amax > 0.0)
-    quotient = rule.largest * 2.0**-rule.margin / torch.where(usable, amax, 1.0)
+    quotient = rule.largest / torch.where(usable, amax, 1.0)
     return torch.where(usable, quotient.clamp_max(LARGEST_FP32).float().double(), before)
-
-
-@dataclass
-class DelayedReference:
-    """One tensor's state under the algorithm "max", brought up to date the Python way.
-
-    Attributes:
-        largest: largest value of its format.
-        length: steps that are remembered.
-        scale: what the next step multiplies by before the cast; 1 until something was seen.
-        history: amax of the remembered steps, the newest last; entry 0 is where the running step collects.
-    """
-
-    largest: float
-    length: int = 16
-    scale: float = 1.0
-    history: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        new_state(self.length, 1)
-        self.history = self.history or [0.0] * self.length
-
-    def end_step(self, amax: float) -> None:
-        """Take in the amax of a step that has ended: the history moves on by one, the scale follows its maximum.
-
-        The entry that drops out of the history no longer counts. A maximum of zero, or one that is not finite, leaves
-        the scale as it was.
-        """
-        before = DelayedTensors(torch.tensor(self.history).double()[:, None], torch.tensor([self.scale]).double())
-        after = next_state(before, torch.tensor([amax]), DelayedRule(self.largest, update="python"))
-        self.history, self.scale = after.history[:, 0].tolist(), float(after.scale[0])

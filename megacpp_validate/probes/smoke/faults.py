@@ -20,7 +20,8 @@ from ...training.smoke.order import SmokeOrder
 from ...training.smoke.run import SmokeResult, run_smoke
 from ...training.smoke.trainer import SmokeTrainer
 from ..bench import Bench
-from .fault_findings import (
+from .runs import Run, Runs, open_runs
+from .trajectories import (
     Finding,
     Reference,
     Seen,
@@ -31,7 +32,6 @@ from .fault_findings import (
     locate_departure,
     read_seen,
 )
-from .runs import Run, Runs, open_runs
 
 SAVED_AT: Final = 3  # step of the checkpoint that runs are resumed from
 TWINS: Final = (2, 4, 8)

@@ -7,9 +7,18 @@ from typing import Any, Final
 
 from ...evidence.receipt import Check, Part
 from ..bench import Bench
-from .fault_findings import Reference, Seen, locate_departure
 from .runs import Run, Runs, open_runs
-from .trajectories import LOST, MOST, Trajectory, Twins, Verdict, compare_trajectories
+from .trajectories import (
+    LOST,
+    MOST,
+    Reference,
+    Seen,
+    Trajectory,
+    Twins,
+    Verdict,
+    compare_trajectories,
+    locate_departure,
+)
 
 TWINS: Final = (2, 4, 8)  # passes that the sequences of a step are split into
 

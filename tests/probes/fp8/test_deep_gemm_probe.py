@@ -16,6 +16,7 @@ from megacpp_validate.probes.bench import Bench, CannotRun  # noqa: E402
 from megacpp_validate.probes.fp8 import deep_gemm as probed  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
+from tests.probes.planted_numbers import failed  # noqa: E402
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -31,10 +32,6 @@ def run(requested: str = "native", seed: int = 0, quick: bool = True, **target: 
 def only(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Leave the other parts of the probe out."""
     monkeypatch.setattr(probed, "PARTS", {part: probed.PARTS[part]})
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.mark.parametrize("seed", range(2))

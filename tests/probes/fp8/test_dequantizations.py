@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
 from megacpp_validate.bridge import quantized_tensor, scaled_mm  # noqa: E402
-from megacpp_validate.probes.fp8.dequantizations import Watch, watching_dequantizations  # noqa: E402
+from megacpp_validate.probes.fp8.wrappers import Watch, watching_dequantizations  # noqa: E402
 from tests.bridge import te_tensors as te  # noqa: E402
 
 

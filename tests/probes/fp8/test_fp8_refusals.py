@@ -11,8 +11,7 @@ import torch
 
 from megacpp_validate.bridge import amax_health, open_scopes, recipe_state, recipes, te_fp8
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.probes.fp8.recipe import _scope_of
-from megacpp_validate.probes.fp8.refusals import check_refusals
+from megacpp_validate.probes.fp8.recipe import _scope_of, check_refusals
 from tests.probes.fp8.recipe_bench import Patch, failed, new_bench
 
 Plant = Callable[[Patch], None]

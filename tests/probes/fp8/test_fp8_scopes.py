@@ -13,8 +13,7 @@ from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8.quantizers import check_operands, watching_operands
-from megacpp_validate.probes.fp8.resumed import check_resumed
-from megacpp_validate.probes.fp8.scopes import check_scopes
+from megacpp_validate.probes.fp8.scopes import check_resumed, check_scopes
 from tests.probes.fp8.recipe_bench import DOUBLE, Patch, failed, new_bench
 
 Plant = Callable[[Patch], None]

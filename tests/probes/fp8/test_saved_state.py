@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megacpp_validate.probes.fp8.saved_state import UNPICKLING, unpickling_allowed
+from megacpp_validate.probes.fp8.scopes import UNPICKLING, unpickling_allowed
 
 
 @pytest.mark.parametrize("before", [None, "0", "1"])

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
 from megacpp_validate.bridge import torchao, torchao_lane
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import torchao as probe_module
-from megacpp_validate.probes.fp8.torchao_order import check_order, check_refusals
-from megacpp_validate.probes.fp8.torchao_tree import LAYERS, Tree, one_rank
+from megacpp_validate.probes.fp8.torchao import LAYERS, Tree, check_order, check_refusals, one_rank
 from megacpp_validate.probes.order import Order, Target
 from tests.bridge.torchao_ready import torch
+from tests.probes.planted_numbers import failed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 Patch = pytest.MonkeyPatch
@@ -26,10 +26,6 @@ LAYER = torchao.float8_linear.require()
 def new_bench() -> Bench:
     order = Order("fp8_torchao", "stack", Target("cpu", ""), "te", code="fp8.torchao", stands_on=("torchao_lane",))
     return Bench(order)
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
 from megacpp_validate.bridge import quantized_tensor, scaled_mm, torchao
 from megacpp_validate.bridge.scaled_payload import ScaledPayload
 from megacpp_validate.probes.bench import Bench, CannotRun
-from megacpp_validate.probes.fp8 import derived as derive
 from megacpp_validate.probes.fp8 import wrappers
-from megacpp_validate.probes.fp8.derived import check_derived
+from megacpp_validate.probes.fp8 import wrappers as derive
+from megacpp_validate.probes.fp8.wrappers import check_derived
 from megacpp_validate.probes.order import Order, Target
 from tests.bridge import te_tensors as te
 from tests.bridge.torchao_ready import torch
+from tests.probes.planted_numbers import failed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 Patch = pytest.MonkeyPatch
@@ -30,10 +31,6 @@ def new_bench() -> Bench:
         "fp8_wrappers", "stack", Target("cpu", ""), "te", code="fp8.wrappers", stands_on=("quantized_tensor",)
     )
     return Bench(order)
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 ROWS, INNER, OUTER = wrappers.ROWS, wrappers.INNER, wrappers.OUTER
@@ -196,7 +193,7 @@ def test_a_layer_that_dequantizes_in_silence_fails(monkeypatch: Patch) -> None:
 
 
 def test_a_watch_that_sees_nothing_fails_its_control(monkeypatch: Patch) -> None:
-    from megacpp_validate.probes.fp8 import dequantizations
+    from megacpp_validate.probes.fp8 import wrappers as dequantizations
 
     monkeypatch.setattr(dequantizations.Watch, "note", lambda self, what: None)
     assert {"control.method", "control.operator", "control.cast", "control.said"} <= failed(judged("delayed"))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from megacpp_validate.evidence.rounding import Depth
-from megacpp_validate.probes.smoke.fault_findings import (
+from megacpp_validate.probes.smoke.faults import Planted, read_faults
+from megacpp_validate.probes.smoke.trajectories import (
     Reference,
     Seen,
     find_departure,
@@ -16,7 +17,6 @@ from megacpp_validate.probes.smoke.fault_findings import (
     find_silent_experts,
     read_seen,
 )
-from megacpp_validate.probes.smoke.faults import Planted, read_faults
 from megacpp_validate.training.smoke.run import SmokeResult
 
 PARTS = ("embedding", "layers.0", "layers.1", "mtp", "norm", "head")

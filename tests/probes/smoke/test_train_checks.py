@@ -22,6 +22,7 @@ from megacpp_validate.probes.smoke.train import check_low_precision, check_run, 
 from megacpp_validate.training.parallel.goodput import PHASES
 from megacpp_validate.training.sizes import read_size
 from megacpp_validate.training.smoke.order import SmokeOrder
+from tests.probes.planted_numbers import failed
 
 STEPS = 10
 SIZE = read_size("tiny")
@@ -57,10 +58,6 @@ def left_by(rank: int) -> dict[str, Any]:
 def run_of(*receipts: dict[str, Any], ending: str = "done", words: str = "") -> Run:
     order = SmokeOrder(steps=STEPS, plan=asdict(read_plan("data=2 expert_parallel=2")))
     return Run("plan", order, SIZE, ending, words, receipts, seconds=SECONDS)
-
-
-def failed(bench: Bench) -> set[str]:
-    return {check.name for check in bench.checks if not check.passed}
 
 
 def test_a_good_run_passes_every_check() -> None:

@@ -13,10 +13,10 @@ from megacpp_validate.bridge import native_block
 from megacpp_validate.bridge.amax_owner import AmaxGroupMissing
 from megacpp_validate.bridge.features import PRODUCTION
 from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, low_precision
-from megacpp_validate.probes.fp8.tensor_rank import compare_all
 from megacpp_validate.training.parallel.replicas import split_parameters
 from megacpp_validate.training.parallel.tensor_weights import share_parameters
 from tests.training.parallel.te_tensor_double import use_split_double
+from tests.training.parallel.te_tensor_ranks import compare_all
 from tests.training.parallel.tensor_layer_run import LENGTH, SIZE, WholeAndSplit
 
 

@@ -1,6 +1,6 @@
 """The A-block of Transformer Engine's layers is laid out as they gather and scatter; their scales must be shared.
 
-Transformer Engine itself needs GPUs: `python -m megacpp_validate.probes.fp8.tensor_rank` compares it there, and runs on
+Transformer Engine itself needs GPUs: `python -m tests.training.parallel.te_tensor_ranks` compares it there, and runs on
 the CPU here with layers that gather as its do.
 """
 

@@ -1,6 +1,6 @@
 """A by Transformer Engine over two tensor ranks, with and without sequence parallelism, beside one rank: on GPUs.
 
-    python -m megacpp_validate.probes.fp8.tensor_rank FOLDER [RECIPE ...]
+    python -m tests.training.parallel.te_tensor_ranks FOLDER [RECIPE ...]
 
 Starts two ranks, which leave what they measured in FOLDER; the exit status is 1 where a check failed. RECIPE is bf16,
 delayed, current or block; all four without one. `torchrun` may start the ranks too.
@@ -25,22 +25,22 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from ...bridge.amax_owner import SINGLE_OWNER, AmaxGroupMissing
-from ...bridge.features import PRESETS, PRODUCTION
-from ...bridge.fp8_scope import low_precision, reset_te_state
-from ...bridge.layer_watch import watch_layers
-from ...native.rope import rope_tables
-from ...training.first_weights import build_layer, first_weights
-from ...training.layers import Build
-from ...training.parallel.launch import Limits, launch
-from ...training.parallel.plan import ParallelPlan
-from ...training.parallel.rank_start import join_ranks
-from ...training.parallel.replicas import reduce_split_gradients, split_parameters
-from ...training.parallel.tensor_weights import cut_state, plan_cuts
-from ...training.sizes import Size, read_size
-from ...training.spread import Spread
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER, AmaxGroupMissing
+from megacpp_validate.bridge.features import PRESETS, PRODUCTION
+from megacpp_validate.bridge.fp8_scope import low_precision, reset_te_state
+from megacpp_validate.bridge.layer_watch import watch_layers
+from megacpp_validate.native.rope import rope_tables
+from megacpp_validate.training.first_weights import build_layer, first_weights
+from megacpp_validate.training.layers import Build
+from megacpp_validate.training.parallel.launch import Limits, launch
+from megacpp_validate.training.parallel.plan import ParallelPlan
+from megacpp_validate.training.parallel.rank_start import join_ranks
+from megacpp_validate.training.parallel.replicas import reduce_split_gradients, split_parameters
+from megacpp_validate.training.parallel.tensor_weights import cut_state, plan_cuts
+from megacpp_validate.training.sizes import Size, read_size
+from megacpp_validate.training.spread import Spread
 
-MODULE: Final = "megacpp_validate.probes.fp8.tensor_rank"
+MODULE: Final = "tests.training.parallel.te_tensor_ranks"
 RECIPES: Final = ("bf16", "delayed", "current", "block")
 BATCH: Final = 4
 STEPS: Final = 3  # the first ones fill the amax history

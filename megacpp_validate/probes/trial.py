@@ -1,0 +1,184 @@
+"""The harness of every probe: one layer is run on its tensors, forward and backward, and held to a formula in fp64.
+
+A pass is a mapping: "forward" -> the output, "grad.NAME" -> the gradient of the tensor NAME. A probe states a case as a
+`Trial`: which tensors, how the bridge's layer is called, the formula, what is rounded on the way to each tensor, the
+same in plain PyTorch, and which backend must run. Everything else is done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.func import functional_call
+
+from .bench import Bench
+from .bounds import Roundings
+from .memory import Enter
+
+Tensors = Mapping[str, Any]
+Formula = Callable[[Tensors], Any]
+"""Tensors by name -> the output, differentiable."""
+
+
+def run_pass(call: Callable[[], Any], leaves: Tensors, gradient: Any, enter: Enter = nullcontext) -> dict[str, Any]:
+    """Forward in the scope, backward outside of it: the output with its graph, and the gradient of every leaf.
+
+    Args:
+        call: gives the output.
+        leaves: tensors that require a gradient, by name.
+        gradient: of the output; cast to the dtype of the output.
+        enter: makes the scope anew.
+    """
+    for leaf in leaves.values():
+        leaf.grad = None
+    with enter():
+        out = call()
+    out.backward(gradient.to(out.dtype))
+    return {"forward": out, **{f"grad.{name}": leaf.grad for name, leaf in leaves.items()}}
+
+
+def formula_pass(formula: Formula, operands: Tensors, gradient: Any, dtype: Any = None) -> dict[str, Any]:
+    """The same of a formula, on copies of the operands: in their own dtype, or in `dtype`."""
+    given = {name: tensor.detach().clone().to(dtype or tensor.dtype) for name, tensor in operands.items()}
+    leaves = {name: tensor.requires_grad_() for name, tensor in given.items()}
+    return run_pass(lambda: formula(leaves), leaves, gradient.detach())
+
+
+def reference_pass(
+    formula: Formula, operands: Tensors, gradient: Any, spread: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """A formula in fp64, from operands as they were rounded; and the norm of the terms of gradients that may cancel.
+
+    Args:
+        formula: written out.
+        operands: by name; "input" is [..., D].
+        gradient: of the output.
+        spread: operands of which every row of the input is given its own copy, so that the terms of the sum that their
+            gradient is are seen.
+    """
+    given = {name: tensor.detach().double() for name, tensor in operands.items()}
+    rows = [name for name in spread if name in given]
+    for name in rows:
+        given[name] = given[name].expand(*operands["input"].shape[:-1], -1)
+    found = formula_pass(formula, given, gradient)
+    scales = {}
+    for name in (f"grad.{row}" for row in rows):
+        scales[name] = float(found[name].norm())
+        found[name] = found[name].flatten(0, -2).sum(0)
+    return {**found, "forward": found["forward"].detach()}, scales
+
+
+@contextmanager
+def tf32_products(allowed: bool = True) -> Iterator[None]:
+    """torch multiplies fp32 matrices on a GPU as TF32, as Transformer Engine does."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed or before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def plain_convolutions() -> Iterator[None]:
+    """cuDNN convolves fp32 as fp32, not as TF32, which is torch's default."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One case.
+
+    Attributes:
+        path: prefix of the checks; empty in a scope of the bench.
+        call: the layer under test on its leaves.
+        leaves: tensors of the layer that gradients are taken of, by name.
+        choice: gives the wrapper's `Choice`, asked after the call.
+        formula: in fp64.
+        roundings: of a tensor of the pass: "forward", "input", ...
+        native: the same in plain PyTorch; taken only where Transformer Engine is requested.
+        operands: of both formulas, by name; the leaves without them.
+        named: the layer's pass with the names of the formula's, where they differ.
+        gradient: of the output; drawn from the bench without one.
+        wanted: the backend that must run, where it is not the requested one.
+        ran_as: name of the row of backends; the path without one.
+        enter: scope of the forward pass.
+        steps: how many passes are run; the last one counts.
+        spread: as of `reference_pass`.
+        checks_dtype: whether the output must have the dtype of the first leaf.
+    """
+
+    path: str
+    call: Callable[[], Any]
+    leaves: Tensors
+    choice: Callable[[], Any]
+    formula: Formula
+    roundings: Callable[[str], Roundings]
+    native: Formula | None = None
+    operands: Tensors = field(default_factory=dict)
+    named: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    gradient: Any = None
+    wanted: str = ""
+    ran_as: str = ""
+    enter: Enter = nullcontext
+    steps: int = 1
+    spread: tuple[str, ...] = ()
+    checks_dtype: bool = True
+
+
+class Tried(NamedTuple):
+    """The passes of a case: of the layer, of the formula in fp64, and of plain PyTorch where that was taken."""
+
+    seen: dict[str, Any]
+    wanted: dict[str, Any]
+    native: dict[str, Any] | None
+
+
+def try_case(bench: Bench, trial: Trial) -> Tried:
+    """Run one case, record what ran it, and hold the output and every gradient to the formula."""
+    operands, gradient = trial.operands or trial.leaves, trial.gradient
+    if gradient is None:
+        with torch.no_grad():
+            out = trial.call()
+        gradient = bench.randn(*out.shape, dtype=out.dtype)
+    with plain_convolutions():
+        for _ in range(trial.steps):
+            seen = run_pass(trial.call, trial.leaves, gradient, trial.enter)
+    wanted, scales = reference_pass(trial.formula, operands, gradient, trial.spread)
+    native = None
+    if trial.native is not None and bench.wants_te:
+        with tf32_products(bench.device == "cuda"):
+            native = formula_pass(trial.native, operands, gradient)
+    out, dtype = seen["forward"], next(iter(trial.leaves.values())).dtype
+    bench.ran_on(trial.ran_as or trial.path, trial.choice(), out, wanted=trial.wanted)
+    seen = trial.named(seen)
+    with bench.scope(trial.path) if trial.path else nullcontext():
+        if trial.checks_dtype:
+            bench.check("dtype", out.dtype == dtype, str(out.dtype))
+        bench.compare_pass(seen, wanted, trial.roundings, native=native, scales=scales)
+    return Tried(seen, wanted, native)
+
+
+def formula_of(module: Any) -> Formula:
+    """A module as a formula of its input and parameters; its own are not read."""
+
+    def call(given: Tensors) -> Any:
+        parameters = {name: tensor for name, tensor in given.items() if name != "input"}
+        return functional_call(module, parameters, (given["input"],))
+
+    return call
+
+
+def layer_trial(path: str, layer: Any, rows: Any, choice: Any, **more: Any) -> Trial:
+    """The case of a module that takes rows: its leaves are "input" and its parameters."""
+    leaves = {"input": rows, **dict(layer.named_parameters())}
+    return Trial(path, lambda: layer(rows), leaves, lambda: choice, **more)

@@ -1,0 +1,89 @@
+"""The cells that a CPU can run, each in a process of its own: probes, on plain PyTorch and on doubles, and training.
+
+The doubles stand for Transformer Engine and DeepGEMM; what they compute is emulated, so every number is reproducible.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from megacpp_validate.catalog.bridge import ProbeCell, read_catalog
+from megacpp_validate.evidence.receipt import Receipt
+from megacpp_validate.probes.order import Order, Target
+
+RECIPES: Final = ("delayed", "current", "block")
+TARGETS: Final = {
+    "native": Target("cpu", "", attention=("sdpa",)),
+    "double": Target("cpu", "sm_90", RECIPES, "delayed", ("te", "sdpa"), deep_gemm=True),  # whose scales it emulates
+}
+NOT_HERE: Final = ("fp8_amax_group", "fp8_loss")  # in processes of their own, which have no double
+TRAINING: Final = ("smoke_tiny_train", "smoke_tiny_experts")
+STEPS: Final = "4"
+
+
+def list_orders() -> dict[str, Order]:
+    """One order a cell: bridge modules on both paths, cells of FP8 on the double, training runs on two ranks."""
+    catalog = read_catalog()
+    orders: dict[str, Order] = {}
+    for path, target in TARGETS.items():
+        requested = "native" if path == "native" else "te"
+        for module in catalog.modules:
+            for quick in (False, True):
+                order = Order(module.id, path, target, requested, quick=quick)
+                orders[f"{order.cell}{'.quick' if quick else ''}"] = order
+    blank = Order("", "double", TARGETS["double"], "te")
+    row: ProbeCell
+    for row in catalog.fp8:
+        if row.id not in NOT_HERE:
+            order = replace(blank, probe=row.id, code=row.code, stands_on=tuple(row.stands_on), once=row.once)
+            orders[order.cell] = replace(order, settings=dict(row.settings), quick=True)
+    blank = Order("", "native", TARGETS["native"], "native")
+    for row in [*catalog.smoke, *catalog.compositions]:
+        if row.id in (*TRAINING, "moe_smoke"):
+            settings = {**row.settings, "steps": STEPS}
+            order = replace(blank, probe=row.id, code=row.code, stands_on=tuple(row.stands_on), settings=settings)
+            orders[order.cell] = replace(order, once=True)
+    small = replace(orders["native-cpu-smoke_tiny_train"], probe="smoke_small", stands_on=("imports", "layer_spec"))
+    settings = {"size": "small", "precision": "fp32", "steps": "3", "learning_rate": "3e-3"}
+    return {**orders, small.cell: replace(small, settings=settings)}
+
+
+def run_cells(orders: dict[str, Order], jobs: int) -> Iterator[tuple[str, Receipt]]:
+    """Run each in a new process, `jobs` at a time; each as soon as it is over."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        running = {pool.submit(_run, order): cell for cell, order in orders.items()}
+        for one in as_completed(running):
+            yield running[one], one.result()
+
+
+def _run(order: Order) -> Any:
+    warnings.simplefilter("ignore")
+    for variable in [name for name in os.environ if name.startswith("MEGACPP_")]:
+        del os.environ[variable]
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    if order.requested == "te":
+        from megacpp_validate.selftest.double import use_te_double
+        from tests.deep_gemm_double import install
+
+        use_te_double()
+        install(pytest.MonkeyPatch())
+    else:
+        os.environ["MEGACPP_DISABLE_TE"] = "1"
+    from megacpp_validate.probes.process import run_probe
+
+    sys.argv = sys.argv[:1]
+    with tempfile.TemporaryDirectory() as folder:
+        return run_probe(replace(order, folder=folder))

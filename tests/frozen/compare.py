@@ -1,0 +1,133 @@
+"""Receipts as rows of plain data, and what differs between two sets of rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final
+
+HOME: Final = Path(__file__).resolve().parent
+RENAMED: Final = HOME / "renamed.json"
+Row = dict[str, Any]
+_MEASURED: Final = re.compile(r"(?<== )[^ ,;)]+|\d+\.\d+(e[-+]?\d+)?|\d+e[-+]\d+")
+
+
+def row_of(receipt: Mapping[str, Any], *, measured: bool = True) -> Row:
+    """Outcome, checks, backends and losses of a cell.
+
+    Args:
+        receipt: as its JSON file has it.
+        measured: whether bounds that follow from measured values are kept; on a GPU these differ from run to run.
+    """
+    backends = {
+        f"{row['path']}: {row['requested']}, {row['claimed']}, {'+'.join(row['observed'])}"
+        for row in receipt.get("backends", ())
+    }
+    losses = {
+        record["name"]: [[_hex(step["loss"]), _hex(step["grad_norm"])] for step in record["steps"]]
+        for record in receipt.get("training", ())
+    }
+    return {
+        "outcome": receipt["outcome"],
+        "checks": {check["name"]: _check_row(check, measured=measured) for check in receipt["checks"]},
+        "backends": sorted(backends),
+        "losses": losses if measured else {},
+    }
+
+
+def _check_row(check: Mapping[str, Any], *, measured: bool) -> list[Any]:
+    """`passed`, then part, bound, and where the bound comes from; values in it are left out."""
+    parts = []
+    for part in check["parts"]:
+        from_values = part["name"].endswith("-native")
+        bound = "" if part["bound"] is None or (from_values and not measured) else f"{part['bound']:.6g}"
+        sign = ">=" if part.get("at_least") else "<="
+        parts.append(f"{part['name']} {sign} {bound}: {_MEASURED.sub('#', part['derivation'])}")
+    return [check["passed"], *parts]
+
+
+def _hex(value: float | None) -> str:
+    return "" if value is None else float(value).hex()
+
+
+def differences(before: Mapping[str, Row], after: Mapping[str, Row], *, partly: bool = False) -> Iterator[str]:
+    """What changed in the cells of `after`, and cells that vanished; names moved by `renamed.json` are no change.
+
+    Args:
+        before, after: cell -> row.
+        partly: whether `after` may lack cells, speeds, and what a cell that was not run would have checked.
+    """
+    renamed = read_renamed()
+    for cell, old in before.items():
+        new = after.get(cell)
+        if new is None or (partly and new["outcome"] == "not-run"):
+            if not partly:
+                yield f"{cell}: vanished"
+            continue
+        if old["outcome"] != new["outcome"]:
+            yield f"{cell}: {old['outcome']} -> {new['outcome']}"
+        moved = renamed.get(cell, {}) | renamed.get("*", {})
+        expected = {moved.get(name, (name,))[0]: check for name, check in old["checks"].items()}
+        for name in expected.keys() | new["checks"].keys():
+            was, now = expected.get(name), new["checks"].get(name)
+            if was != now and not (partly and now is None and name.startswith("speed.")):
+                yield f"{cell}: {name}: {_differing(was, now)}"
+        if old["losses"] != new["losses"]:
+            yield f"{cell}: losses: {old['losses']} -> {new['losses']}"
+        paths = {one for one in set(old["backends"]) ^ set(new["backends"]) if not (partly and one.startswith("speed"))}
+        yield from (f"{cell}: backend {'-' if one in old['backends'] else '+'} {one}" for one in sorted(paths))
+    yield from (f"{cell}: new" for cell in after.keys() - before.keys())
+
+
+def _differing(was: list[Any] | None, now: list[Any] | None) -> str:
+    if was is None or now is None:
+        return "vanished" if now is None else "new"
+    if was[0] != now[0] or len(was) != len(now):
+        return f"{was} -> {now}"
+    return "; ".join(f"{old} -> {new}" for old, new in zip(was, now, strict=True) if old != new)
+
+
+def read_renamed() -> dict[str, dict[str, list[str]]]:
+    """Cell, or "*" for all -> old name of a check -> [new name, reason]."""
+    return dict(json.loads(RENAMED.read_text(encoding="utf-8")))
+
+
+def read_rows(name: str) -> dict[str, Any]:
+    """A recorded file: cell -> row."""
+    kept = json.loads((HOME / f"{name}.json").read_text(encoding="utf-8"))
+    derivations = kept.pop("derivations", {})
+    for row in kept.values():
+        for check in row["checks"].values():
+            check[1:] = [_put(part, derivations.__getitem__) for part in check[1:]]
+    return dict(kept)
+
+
+def write_rows(name: str, rows: Mapping[str, Row]) -> None:
+    """Write cell -> row with one check a line, so that a change can be read; derivations once, at the end."""
+    numbers: dict[str, str] = {}
+    kept: dict[str, Any] = deepcopy(dict(rows))
+    for row in kept.values():
+        for check in row["checks"].values():
+            check[1:] = [_put(part, lambda text: numbers.setdefault(text, f"d{len(numbers)}")) for part in check[1:]]
+    write_json(name, {**kept, "derivations": {number: text for text, number in numbers.items()}})
+
+
+def _put(part: str, other: Callable[[str], str]) -> str:
+    """A part with other words for its derivation."""
+    bound, _, derivation = part.partition(": ")
+    return f"{bound}: {other(derivation)}"
+
+
+def write_json(name: str, value: Any) -> None:
+    """Write JSON with a line for each list."""
+    (HOME / f"{name}.json").write_text(f"{_lines(value)}\n", encoding="utf-8")
+
+
+def _lines(value: Any, indent: int = 1) -> str:
+    if not isinstance(value, Mapping) or not value:
+        return json.dumps(value)
+    lines = (f"{' ' * indent}{json.dumps(key)}: {_lines(value[key], indent + 1)}" for key in sorted(value))
+    return "{\n" + ",\n".join(lines) + f"\n{' ' * (indent - 1)}}}"
