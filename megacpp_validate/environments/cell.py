@@ -21,12 +21,11 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from ..catalog.file import PACKAGE_ROOT
 from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED, find_retry_fault
 from ..errors import InfrastructureFailed
 from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
-from ..probes.order import Order
+from ..probes.order import TIMED, Order
 from ..process import Ended, NotStarted, Processes
 from .environment import Environment
 from .plan import receipt_without_probe
@@ -193,7 +192,7 @@ def is_done(order: Order, receipt: Receipt) -> bool:
         return False
     if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
         return False
-    is_timed = order.times and (PACKAGE_ROOT / "probes" / "speeds" / f"{order.probe}.py").is_file()
+    is_timed = order.times and order.probe in TIMED
     return not (is_timed and receipt.outcome is Outcome.PASS and not receipt.timings)
 
 

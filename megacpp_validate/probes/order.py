@@ -8,6 +8,9 @@ from typing import Any
 
 from ..evidence.receipt import cell_id
 
+# Probes that have a row in `speeds`: the host asks for timings of no other.
+TIMED = frozenset({"imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec"})
+
 
 @dataclass(frozen=True)
 class Target:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megacpp_validate.evidence.receipt_file import receipt_text
+from megacpp_validate.evidence.receipt import receipt_text
 
 from .cells import list_orders, run_cells
 from .compare import HOME, differences, read_rows, row_of, write_json, write_rows

@@ -23,7 +23,7 @@ from megacpp_validate.evidence.receipt import Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes import process, speeds, stopwatch
 from megacpp_validate.probes.bench import Bench
-from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.probes.order import TIMED, Order, Target
 from megacpp_validate.probes.process import run_probe
 from megacpp_validate.probes.stopwatch import Stopwatch, Use
 from megacpp_validate.probes.turnstile import alone, computing
@@ -80,6 +80,7 @@ def failed(receipt: Receipt) -> dict[str, str]:
 
 
 def test_every_bridge_module_is_timed(catalog: Catalog) -> None:
+    assert {module.id for module in catalog.modules} == TIMED
     assert {module.id for module in catalog.modules} == set(MODULES) == set(SLEEPERS)
 
 

@@ -140,7 +140,8 @@ def test_times_are_told_where_they_are_slower_or_where_asked_for() -> None:
     assert "bare: 1 → 1 ms, no second run" in shown(*rows, verbose=True)
 
 
-def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
-    result = compare_receipts(catalog, [EVIDENCE / "te2.12.0", EVIDENCE / "te2.17.1"], None, tool="t")
+def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EVIDENCE)  # the width of a table is that of its names
+    result = compare_receipts(catalog, [Path("te2.12.0"), Path("te2.17.1")], None, tool="t")
     text = render_terminal(describe_upgrade(result.model_copy(update={"seconds": {"gpu": 1.0}})))
-    assert text.replace(str(EVIDENCE), "EVIDENCE") == snapshot
+    assert text == snapshot
