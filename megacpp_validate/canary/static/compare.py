@@ -75,7 +75,7 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     Raises:
         SourceUnreadable: nothing of the source uses Transformer Engine.
     """
-    pairs, rows = read_pairs(old, new, source)
+    pairs, rows, entry = read_pairs(old, new, source)
     accessors: dict[str, Accessor] = {}
     resolved: tuple[dict[str, Resolved | None], dict[str, Resolved | None]] = ({}, {})
     named: list[tuple[Use, Pair]] = []
@@ -88,7 +88,7 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
             if key not in side:
                 side[key] = _resolve(release, Symbol(*name.rpartition(".")[::2])) if name else None
         named.append((replace(pair.use, accessor=key), pair))
-    surface = Surface(accessors, tuple(use for use, _ in named), rows)
+    surface = Surface(accessors, tuple(use for use, _ in named), rows, entry or pairs[0].use.site)
     # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
     new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
     renewed = frozenset((use.module, use.function) for use in new_ways)
@@ -98,8 +98,10 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     return gather([*changes, *comparison.import_time()], surface), gather(faults, surface), surface
 
 
-def read_pairs(old: Release, new: Release, source: Source) -> tuple[list[Pair], tuple[str, ...]]:
-    """Every use under either release, and the rows of the verdict in dependency order."""
+def read_pairs(
+    old: Release, new: Release, source: Source
+) -> tuple[list[Pair], tuple[str, ...], SourceLine | None]:  # fmt: skip
+    """Every use under either release, the rows of the verdict in dependency order, and the first import."""
     readers = [Interpreter(source, release) for release in (old, new)]
     one, other = (reader.read() for reader in readers)
     pairs: list[Pair] = []
@@ -119,7 +121,7 @@ def read_pairs(old: Release, new: Release, source: Source) -> tuple[list[Pair], 
         )
     used = {pair.use.module for pair in pairs}
     order = source.order or tuple(row for row in (readers[1].order | readers[0].order) if row in used)
-    return pairs, order
+    return pairs, order, readers[1].entry
 
 
 class _Comparison:
@@ -358,7 +360,7 @@ class _Comparison:
         """What importing Transformer Engine itself meets."""
         use = next(iter(self.surface.uses))
         anchor = Symbol("transformer_engine.pytorch", "")
-        use = replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface))
+        use = replace(use, module=self.surface.module_order[0], site=self.surface.entry)
         for change in (*compare_import_faults(self.old, self.new), *compare_import_time(self.old, self.new)):
             ends = change.impact is Impact.BREAKING  # nothing of the bridge has Transformer Engine then
             for module in self.surface.module_order if ends else (use.module,):
@@ -395,7 +397,3 @@ def _resolve(release: Release, symbol: Symbol) -> Resolved | None:
     if isinstance(found, Absent):
         return None
     return Resolved(symbol, found if isinstance(found, Found) else None)
-
-
-def _vendor_site(surface: Surface) -> SourceLine:
-    return next(iter(surface.accessors.values())).sites[0]

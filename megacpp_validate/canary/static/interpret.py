@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from ...evidence.values import SourceLine
 from .arguments import argument_of, named_kinds, parameter_facts
 from .calls import Calls
 from .constants import truth_of
@@ -315,6 +316,7 @@ class Interpreter(Calls):
             return
         module = names.file.absolute(node.level, node.module or "")
         if module.partition(".")[0] == PACKAGE:
+            self._note_entry(node, names)
             for alias in node.names:
                 self._import_symbol(module, alias, node, names)
             return
@@ -341,10 +343,16 @@ class Interpreter(Calls):
 
     _do_importfrom = _do_import
 
+    def _note_entry(self, node: ast.stmt, names: Names) -> None:
+        shown = self.source.shown_below + names.file.shown
+        if self.entry is None or (self.entry.file == shown and node.lineno < self.entry.line):
+            self.entry = SourceLine(file=shown, line=node.lineno)
+
     def _import_module(self, alias: ast.alias, node: ast.stmt, names: Names) -> None:
         first = alias.name.partition(".")[0]
         bound, target = (alias.asname, alias.name) if alias.asname else (first, first)
         if first == PACKAGE:
+            self._note_entry(node, names)
             if self.release.module(alias.name) is None:
                 owner, _, last = alias.name.rpartition(".")
                 self._note(Vendor(Symbol(owner, last)), UseKind.NAME, node, names, optional=names.catching)

@@ -108,11 +108,13 @@ class Surface:
         accessors: by name.
         uses: in the order of the files and lines.
         module_order: bridge module ids in dependency order.
+        entry: where Transformer Engine is imported first.
     """
 
     accessors: Mapping[str, Accessor]
     uses: tuple[Use, ...]
     module_order: tuple[str, ...]
+    entry: SourceLine
 
     def first(self, modules: set[str]) -> str:
         """The module that comes first in dependency order."""

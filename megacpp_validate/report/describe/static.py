@@ -16,6 +16,7 @@ from .changes import consequence, headline, headline_of_fault, is_followed, next
 from .words import list_some, tabulate_facts
 
 _MOST_NAMED: Final = 6
+_MOST_ROWS: Final = 8  # of the answer; a source tree has a row a file
 _LINE: Final = 98  # characters of a finding beside its mark
 _LIMITS: Final = "Not covered: numerics, speed (`--tiers gpu`)."
 
@@ -29,9 +30,9 @@ def summarize_static(result: StaticResult) -> str:
         return f"Nothing breaks: {what}."
     parts = {
         "": f"Breaks {', '.join(broken)}" if broken else "Nothing breaks",
-        "and with it ": ", ".join(names[ModuleVerdict.CASCADE]),
-        "at risk: ": ", ".join(names[ModuleVerdict.RISK]),
-        "clean: ": ", ".join(names[ModuleVerdict.CLEAN]),
+        "and with it ": list_some(names[ModuleVerdict.CASCADE], _MOST_ROWS),
+        "at risk: ": list_some(names[ModuleVerdict.RISK], _MOST_ROWS),
+        "clean: ": list_some(names[ModuleVerdict.CLEAN], _MOST_ROWS),
     }
     return "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
 
