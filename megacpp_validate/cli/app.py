@@ -126,6 +126,7 @@ def verb(described: str = "", *, verbose: str = "") -> Callable[[_Run], _Run]:
         common["verbose"] = (Annotated[bool, typer.Option("--verbose", help=verbose)], False)
 
     def register(run: _Run) -> _Run:
+        """Register the function under its name, with the options of a result."""
         own = signature(run, eval_str=True).parameters
         parameters = [*own.values()]
         for name, (annotation, default) in common.items():

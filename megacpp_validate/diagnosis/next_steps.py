@@ -358,6 +358,7 @@ def _broke(need: Need, red: Red) -> bool:
     """Whether the release that broke has this need; one that was not met before either, and did no harm, did not."""
 
     def has(receipt: Receipt) -> bool:
+        """Whether a fact holds."""
         release = _read_version(release_of({receipt.probe: receipt}))
         return release is not None and need.holds_for(release)
 

@@ -107,6 +107,7 @@ class _Context:
     options: LockOptions
 
     def read(self, name: str) -> str:
+        """The text of a file of the project."""
         return read_file(self.rows.root / name)
 
     def lists(self) -> tuple[tuple[str, str, list[Any]], ...]:

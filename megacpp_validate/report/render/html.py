@@ -74,18 +74,23 @@ class _Html(Format):
     line_end = "<br>"
 
     def text(self, text: str) -> str:
+        """Foreign text, escaped."""
         return _sentence(text)
 
     def symbol(self, mark: Mark | None) -> str:
+        """The symbol of a mark."""
         return f'<span aria-hidden="true">{escape(mark.symbol)}</span> ' if mark is not None else ""
 
     def badge(self, mark: Mark) -> str:
+        """A mark with its word."""
         return f'<span class="badge {mark.tone}">{self.symbol(mark)}{_plain(mark.word)}</span>'
 
     def place(self, place: doc.Place) -> str:
+        """A place in a file."""
         return f"<code>{_breakable(clean_line(str(place)))}</code>"
 
     def link(self, link: Link) -> str:
+        """A link."""
         text = f"{self.symbol(link.mark)}{_sentence(link.text)}"
         if _ELSEWHERE.match(link.target):
             return text
@@ -93,24 +98,30 @@ class _Html(Format):
         return f'<a href="{escape(clean_line(link.target))}"{tone}>{text}</a>'
 
     def heading(self, block: doc.Heading) -> str:
+        """A heading."""
         tag = f"h{min(max(block.level, 2), 6)}"
         return f'<{tag} id="{make_anchor(block.text)}">{self.symbol(block.mark)}{_sentence(block.text)}</{tag}>'
 
     def paragraph(self, block: doc.Paragraph) -> str:
+        """A paragraph."""
         tone = f' class="note {block.mark.tone}"' if block.mark else ""
         return f"<p{tone}>{self.symbol(block.mark)}{_sentence(block.text)}</p>"
 
     def bullets(self, block: doc.Bullets) -> str:
+        """A list."""
         return f"<ul>{''.join(f'<li>{_sentence(item)}</li>' for item in block.items)}</ul>"
 
     def preformatted(self, block: doc.Preformatted) -> str:
+        """Text as it is."""
         return f"<pre>{_plain(block.text)}</pre>"
 
     def figure(self, block: doc.Figure) -> str:
         # Our own drawing, which escapes what it shows.
+        """A drawing."""
         return f'<figure role="img" aria-label="{escape(clean_line(block.alternative))}">{clean(block.svg)}</figure>'
 
     def details(self, block: doc.Details) -> str:
+        """Blocks that are folded."""
         summary, inner = (
             f"{self.symbol(block.mark)}{_sentence(block.summary)}",
             "\n".join(map(self.block, block.blocks)),
@@ -118,6 +129,7 @@ class _Html(Format):
         return f"<details><summary>{summary}</summary>\n{inner}\n</details>"
 
     def diagnostic(self, block: doc.Diagnostic) -> str:
+        """One case: its mark, its message and its fields."""
         rows = [
             f"<div><dt>{_plain(label)}</dt><dd>{self.content(content)}</dd></div>"
             for label, content in block.list_fields()
@@ -133,6 +145,7 @@ class _Html(Format):
         )
 
     def table(self, block: doc.Table) -> str:
+        """A table."""
         classes = [' class="number"' if at in block.numeric else "" for at in range(len(block.columns))]
         heads = "".join(f"<th{css}>{_sentence(name)}</th>" for css, name in zip(classes, block.columns, strict=True))
         rows = (

@@ -35,38 +35,48 @@ class _Markdown(Format):
         return "".join(f"<code>{piece}</code>" if odd % 2 else piece for odd, piece in enumerate(pieces))
 
     def symbol(self, mark: Mark | None) -> str:
+        """The symbol of a mark."""
         return f"{mark.symbol} " if mark is not None else ""
 
     def badge(self, mark: Mark) -> str:
+        """A mark with its word."""
         return f"{self.symbol(mark)}{self.text(mark.word)}"
 
     def place(self, place: doc.Place) -> str:
+        """A place in a file."""
         return f"<code>{_escape(clean_line(str(place)))}</code>"
 
     def link(self, link: doc.Link) -> str:
+        """A link."""
         target = quote(clean_line(link.target), safe="/:#?=&%~")
         return f"[{self.symbol(link.mark)}{self.text(link.text)}]({target})"
 
     def heading(self, block: doc.Heading) -> str:
+        """A heading."""
         return f"{'#' * (block.level + 1)} {self.symbol(block.mark)}{self.text(block.text)}"
 
     def paragraph(self, block: doc.Paragraph) -> str:
+        """A paragraph."""
         return f"{self.symbol(block.mark)}{self.text(block.text)}"
 
     def bullets(self, block: doc.Bullets) -> str:
+        """A list."""
         return "\n".join(f"- {self.text(item)}" for item in block.items)
 
     def preformatted(self, block: doc.Preformatted) -> str:
         # As HTML: a fence of backticks ends where the text has a longer one.
+        """Text as it is."""
         return f"<pre>{_escape(clean(block.text)).replace(chr(10), '&#10;')}</pre>"
 
     def table(self, block: doc.Table) -> str:
+        """A table."""
         rules = ("--:" if at in block.numeric else "---" for at in range(len(block.columns)))
         rows = [map(self.text, block.columns), rules, *(map(self.content, row) for row in block.rows)]
         lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         return f"**{self.text(block.caption)}**\n\n{lines}" if block.caption else lines
 
     def diagnostic(self, block: doc.Diagnostic) -> str:
+        """One case: its mark, its message and its fields."""
         code = f" ({self.text(block.code)})" if block.code else ""
         items = [f"- {self.text(label)}: {self.content(content)}" for label, content in block.list_fields()]
         items += [f"- **next**: {self.text(block.help)}"] if block.help else []
@@ -80,9 +90,11 @@ class _Markdown(Format):
         return "\n\n".join(filter(None, parts))
 
     def figure(self, block: doc.Figure) -> str:
+        """A drawing."""
         return self.text(block.alternative)
 
     def details(self, block: doc.Details) -> str:
+        """Blocks that are folded."""
         inner = "\n\n".join(map(self.block, block.blocks))
         summary = f"{self.symbol(block.mark)}{self.text(block.summary)}"
         return f"<details><summary>{summary}</summary>\n\n{inner}\n\n</details>"

@@ -55,6 +55,7 @@ class _Terminal:
         self.has_symbols = console.encoding.lower().startswith("utf")
 
     def print_document(self, document: Document) -> None:
+        """Print a document."""
         self._print(_draw(document.title, "bold"))
         self._print(_draw(document.summary), first=self._symbol(document.mark))
         self._print_blocks(document.blocks)

@@ -185,6 +185,7 @@ def _read_cell(site: Site, cell: CellHistory, store: Path, html: dict[str, str])
     """A cell, its receipt if it can be shown, and the page in `html`; a receipt that cannot be shown is lost."""
 
     def render_cell(receipt: Receipt | None) -> str:
+        """The page of one cell."""
         top = [Link("Overview", "index.html"), Link(cell.target, name_page("target", cell.target))]
         return _render(cell.page, describe_cell(cell, receipt), top)
 
