@@ -92,7 +92,12 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
     new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
     renewed = frozenset((use.module, use.function) for use in new_ways)
-    comparison = _Comparison(old, new, surface, resolved, renewed)
+    # Where OLD has no such symbol and the code insists on it, OLD fails there, too.
+    failing = frozenset(
+        use.site for use, pair in named if use.kind is UseKind.NAME and pair.before is not None
+        and not pair.before.optional and resolved[0][use.accessor] is None
+    )  # fmt: skip
+    comparison = _Comparison(old, new, surface, resolved, renewed, failing)
     changes = [met for use, pair in named for met in comparison.changes(use, pair)]
     faults = [met for use, pair in named for met in comparison.standing_faults(use, pair)]
     return gather([*changes, *comparison.import_time()], surface), gather(faults, surface), surface
@@ -127,9 +132,9 @@ def read_pairs(
 class _Comparison:
     def __init__(
         self, old: Release, new: Release, surface: Surface, resolved: Sequence[Mapping[str, Resolved | None]],
-        renewed: Collection[tuple[str, str]],
+        renewed: Collection[tuple[str, str]], failing: Collection[SourceLine],
     ) -> None:  # fmt: skip
-        self.old, self.new, self.surface, self.renewed = old, new, surface, renewed
+        self.old, self.new, self.surface, self.renewed, self.failing = old, new, surface, renewed, failing
         self._before, self._after = resolved
 
     def changes(self, use: Use, pair: Pair) -> Iterator[Met]:
@@ -140,8 +145,8 @@ class _Comparison:
     def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
         """Why a call fails in both releases alike."""
         known = self._faults_before(use, pair)
-        for change in self._faults(self.new, use, self._after) if known and pair.after is not None else ():
-            if (change.kind, change.parameter) in known:
+        for change in self._faults(self.new, use, self._after) if pair.after is not None else ():
+            if (change.kind, change.parameter) in known or (pair.before is None and use.site in self.failing):
                 yield self._met(change, use)
 
     def _changes_of_pair(self, use: Use, pair: Pair) -> Iterator[Change]:
@@ -152,7 +157,8 @@ class _Comparison:
             if use.kind is UseKind.NAME and self._after[use.accessor] is None:
                 impact = Impact.RISK if use.optional else Impact.BREAKING
                 yield Change(ChangeKind.REMOVED, impact, old=self.surface.accessors[use.accessor].symbols[0].path)
-            yield from self._faults(self.new, use, self._after)
+            if use.site not in self.failing:
+                yield from self._faults(self.new, use, self._after)
             return
         before = replace(pair.before, accessor=use.accessor)
         yield from self._changes_of(use if before == use else replace(before, path=use.path, optional=use.optional))

@@ -193,8 +193,8 @@ class Expressions(Notes):
 
     def _member(self, owner: Value, at: Access) -> Values:
         """What an attribute of a value can be."""
-        if isinstance(owner, Import):
-            return frozenset({Import(owner.function, insists=True)})
+        if isinstance(owner, Import):  # what else such an object has says why the import failed
+            return frozenset({Import(owner.function, insists=True)}) if at.attr == "require" else ANYTHING
         reader: Callable[[Value, Access], Values] | None = getattr(self, f"_in_{type(owner).__name__.lower()}", None)
         return ANYTHING if reader is None else reader(owner, at)
 

@@ -87,12 +87,14 @@ class Shape:
         obj: the class of a class or an instance, or the function, or the attribute.
         bound: the function is reached through an instance or is a classmethod: its first parameter is given.
         maybe: it is there only as a name made at run time.
+        is_base: an instance of this class or of any class below it, as an annotation has it.
     """
 
     what: str
     obj: griffe.Object | None = None
     bound: bool = False
     maybe: bool = False
+    is_base: bool = False
 
 
 UNKNOWN_SHAPE = Shape("unknown")
@@ -214,7 +216,7 @@ def _called(release: Release, shape: Shape) -> Shape:
         case Shape(what="function", obj=griffe.Function() as function):
             given = _returned_class(release, function)
             if given is not None:
-                return Shape("instance", given)
+                return Shape("instance", given, is_base=True)
             if is_generator_context(function):
                 return Shape("value", function)
             node = release.node_of(function)
@@ -278,7 +280,20 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
         return Shape("value", holder, maybe=not any(named_attributes.surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
+    if shape.is_base and name in _members_below(release, holder.name):
+        return UNKNOWN_SHAPE
     return Shape("missing", holder, maybe=not complete)
+
+
+def _members_below(release: Release, name: str) -> set[str]:
+    """Names of members of the classes that stand on a class of this name."""
+    known: dict[str, set[str]] = release.memory.setdefault("members below", {})
+    if not known:
+        for module in release.modules():
+            for cls in (member for member in module.members.values() if isinstance(member, griffe.Class)):
+                for base in cls.bases:
+                    known.setdefault(str(base).rpartition(".")[2], set()).update(cls.members)
+    return known.get(name, set())
 
 
 def _set_to(release: Release, cls: griffe.Class, value: ast.expr) -> Shape:

@@ -82,9 +82,13 @@ def test_a_name_that_neither_release_has_is_not_said(tmp_path: Path) -> None:
 
 
 def test_what_only_the_new_release_has_must_fit_it(tmp_path: Path) -> None:
-    assert not compare(tmp_path / "fits", "", "def f(a): ...", "te.f.require()(1)").findings
-    said = said_by(compare(tmp_path, "", "def f(a, b): ...", "te.f.require()(1)"))
-    assert said == {"user parameter-required b breaking"}
+    asked = "if hasattr(te, 'f'):\n    te.f.require()(1)"
+    assert not compare(tmp_path / "fits", "", "def f(a): ...", asked).findings
+    assert said_by(compare(tmp_path / "guarded", "", "def f(a, b): ...", asked)) == {
+        "user parameter-required b breaking"
+    }
+    insists = compare(tmp_path / "insists", "", "def f(a, b): ...", "te.f.require()(1)")
+    assert (said_by(insists), [fault.parameter for fault in insists.unchanged_faults]) == (set(), ["b"])
 
 
 CODES = [
