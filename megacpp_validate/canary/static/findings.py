@@ -122,6 +122,7 @@ class StaticResult(Frozen):
         not_consumed: API changes between the two that the bridge does not consume: counted, and listed only with
             `changes_not_consumed` when asked for.
         downgrade: OLD is the newer one.
+        not_read: file of the source tree -> why it was left out.
         unchanged_faults: uses that already fail in OLD in the same way: not this upgrade's doing.
     """
 
@@ -135,6 +136,7 @@ class StaticResult(Frozen):
     unchanged_faults: tuple[Finding, ...] = ()
     not_consumed: int = 0
     changes_not_consumed: tuple[str, ...] = ()
+    not_read: dict[str, str] = Field(default_factory=dict)
 
     @property
     def breaks(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -99,8 +98,12 @@ class Interpreter(Calls):
             if tree is not None:
                 names.names["__name__"] = constant(file.module)
                 self._kinds[file.module] = named_kinds(tree)
-                with suppress(ImportFails):  # a `try` around the import of this module catches it
+                try:
                     self._block(tree.body, names)
+                except RecursionError:
+                    self.project.unreadable[file.shown] = "its code is nested too deep to be followed"
+                except ImportFails:  # a `try` around the import of this module catches it
+                    pass
             self.order.setdefault(self.source.row_of(file))
         return self._modules[file.module]
 
@@ -113,8 +116,13 @@ class Interpreter(Calls):
         names = self._inside(function)
         for name, values in self._parameters.get(node, {}).items():
             names.names[name] = either(names.names.get(name, ANYTHING), values)
-        returned = self._run_body(function, names)
-        self._reading.pop()
+        try:
+            returned = self._run_body(function, names)
+        except RecursionError:
+            self.project.unreadable[names.file.shown] = "its code is nested too deep to be followed"
+            returned = ANYTHING
+        finally:
+            self._reading.pop()
         self._returns[node] = returned
         return returned
 

@@ -74,6 +74,7 @@ def run_pair(old: Release, new: Release, source: Source, *, tool: str, verbose: 
         unchanged_faults=tuple(standing),
         not_consumed=len(others) + sum(f.impact is Impact.HARMLESS for f in findings),
         changes_not_consumed=tuple(others) if verbose else (),
+        not_read=dict(source.project.unreadable),
     )
 
 

@@ -51,6 +51,7 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
     blocks: list[Block] = list(_describe_findings(result, verbose=verbose))
     faults = tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults)
     blocks.append(Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults))
+    blocks.append(Bullets(tuple(f"not judged: {file}: {why}" for file, why in result.not_read.items())))
     blocks.append(
         Paragraph(f"{count(result.not_consumed, 'API change')} not used by the bridge (--verbose). {_LIMITS}")
     )

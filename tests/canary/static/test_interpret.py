@@ -285,3 +285,11 @@ def test_a_tree_without_a_use_is_refused(code: str, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceUnreadable, match="no-such"):
         Project([tmp_path / "no-such"])
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_judged(tmp_path: Path) -> None:
+    deep = HEAD + "x = te" + ".Layer" * 900
+    files = {"a.py": HEAD + "te.Layer(8, bias=True)", "deep.py": deep, "old.py": "print 'transformer_engine'"}
+    result = compare_source(tmp_path, LAYER, NO_BIAS, files)
+    assert (result.exit, set(result.not_read)) == (1, {"deep.py", "old.py"})
+    assert "a.py breaks" in [f"{row.module} {row.verdict}" for row in result.modules]
