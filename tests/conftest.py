@@ -135,7 +135,7 @@ def what_is_old_rests() -> Iterator[None]:
 
 @pytest.fixture
 def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Transformer Engine is the double of `selftest/te_double`, and wrappers take it for CPU tensors, with recipes.
+    """Transformer Engine is the double in `tests/te_double`, and wrappers take it for CPU tensors, with recipes.
 
     What the bridge has decided, cached and recorded is set aside for the test, and put back after it.
     """

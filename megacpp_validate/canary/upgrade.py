@@ -52,6 +52,7 @@ from .dynamic.upgrade_result import UpgradeResult
 
 if TYPE_CHECKING:
     from .firewall.result import FirewallCase, FirewallResult
+    from .requirements import Requirements
     from .static.findings import StaticResult, Sweep
     from .static.sources import Sources
 
@@ -73,7 +74,9 @@ class CanaryOptions:
 
     Attributes:
         releases: of Transformer Engine, in the order of the steps.
-        source: folders of the source tree that the static tier judges; this project's bridge without any.
+        source: folders of the source tree that the static tier judges; without any the current project if it uses
+            Transformer Engine, else this project's bridge.
+        environment: what the requirements of NEW are compared with, as --env takes it.
         every_pair, listing: the static tier alone, over all releases.
         first_bad_in: id of the module whose first bad release is searched for.
         tiers: names with commas; None for what suits the rest.
@@ -89,6 +92,7 @@ class CanaryOptions:
 
     releases: tuple[str, ...] = ()
     source: tuple[Path, ...] = ()
+    environment: tuple[str, ...] = ()
     every_pair: bool = False
     first_bad_in: str = ""
     listing: bool = False
@@ -134,7 +138,7 @@ class Progress:
     note: Callable[[str], None] = lambda _: None
 
 
-def plan_canary(options: CanaryOptions, catalog: Catalog) -> CanaryPlan:
+def plan_canary(options: CanaryOptions) -> CanaryPlan:
     """What the options select; nothing has run when they contradict each other.
 
     Raises:
@@ -143,12 +147,15 @@ def plan_canary(options: CanaryOptions, catalog: Catalog) -> CanaryPlan:
     """
     stacks = options.every_installed or bool(options.environments)
     alone = options.every_pair or options.listing or bool(options.first_bad_in)
-    if options.first_bad_in:
-        choose_names("bridge module", [row.id for row in catalog.modules], [options.first_bad_in])
     if alone and (options.tiers or stacks):
         raise WrongArguments(
             "--all, --first-bad and --list belong to the static tier alone. Next step: leave out either those or "
             "--tiers, --all-installed and --environment."
+        )
+    tiers = options.tiers or ("gpu" if stacks else "static")
+    if options.environment and (alone or "static" not in tiers):
+        raise WrongArguments(
+            "--env belongs to the static tier of one step. Next step: give OLD and NEW, or leave it out."
         )
     if alone and len(options.releases) > 2:
         raise WrongArguments(
@@ -174,12 +181,19 @@ def list_releases() -> tuple[str, ...]:
 
 
 def compare_pairs(
-    catalog: Catalog, releases: Sequence[str], roots: Sequence[Path] = (), *, tool: str, verbose: bool = False
+    catalog: Catalog,
+    releases: Sequence[str],
+    roots: Sequence[Path] = (),
+    *,
+    tool: str,
+    verbose: bool = False,
+    requirements: Requirements | None = None,
 ) -> tuple[StaticResult, ...]:
     """The static tier for each release and the next; fewer than two are completed by the pin and the index.
 
     Args:
-        roots: folders of the source tree that is judged; the bridge of this project without any.
+        roots: folders of the source tree that is judged; without any as `choose_roots` chooses.
+        requirements: rows of the matrix and the environment; without them requirements are left out.
 
     Raises:
         WrongArguments: a release that there is not, one that is compared with itself, or a tree that uses nothing of
@@ -188,7 +202,8 @@ def compare_pairs(
         NoEnvironment: the sources of a release cannot be had.
     """
     sources = open_sources("static")
-    from .static.sweep import read_bridge, read_pair, read_source, run_pair
+    from .static.named_rows import choose_roots
+    from .static.sweep import read_chosen, read_pair, run_pair
 
     if len(releases) < 2:
         releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
@@ -202,28 +217,45 @@ def compare_pairs(
             raise WrongArguments(
                 f"OLD and NEW are both {old}: there is nothing to compare. Next step: give two releases."
             )
-    source = read_source(roots) if roots else read_bridge(catalog)
+    source = read_chosen(choose_roots(roots, Path.cwd()), catalog)
     return tuple(
-        run_pair(*read_pair(sources, old, new), source, tool=tool, verbose=verbose) for old, new in pairwise(releases)
+        run_pair(*read_pair(sources, old, new), source, tool=tool, verbose=verbose, requirements=requirements)
+        for old, new in pairwise(releases)
     )
 
 
-def compare_every_pair(catalog: Catalog, ends: Sequence[str], progress: Progress, *, tool: str) -> Sweep:
+def read_requirements(catalog: Catalog, options: CanaryOptions) -> Requirements:
+    """The requirements of the matrix and the environment of the options; raises WrongArguments as `Requirements`."""
+    from .requirements import Requirements
+
+    return Requirements(catalog, options.environment, options.matrix, options.target)
+
+
+def compare_every_pair(
+    catalog: Catalog, ends: Sequence[str], options: CanaryOptions, progress: Progress, *, tool: str
+) -> Sweep:  # fmt: skip
     """The static tier for every adjacent pair of releases on the index, between two ends where they are given.
 
     Raises:
-        WrongArguments: an end is no release on the index.
+        WrongArguments: an end is no release on the index, or the source tree has no module `options.first_bad_in`.
         NothingSelected: no two releases can be read.
     """
     sources = open_sources("static")
-    from .static.sweep import OLDEST, run_sweep
+    from .static.named_rows import choose_roots
+    from .static.sweep import OLDEST, read_chosen, run_sweep
+
+    roots = choose_roots(options.source, Path.cwd())
+    if options.first_bad_in:
+        source = read_chosen(roots, catalog)
+        known = source.order or sorted({source.row_of(file) for file in source.project.using} | {*source.rows.values()})
+        choose_names("module", known, [options.first_bad_in])
 
     versions = sources.versions()
     readable = versions[versions.index(OLDEST) :] if OLDEST in versions else versions  # a mirror may start later
     first, last = (*ends, *(readable[0], readable[-1])[len(ends) :])
     require_listed((first, last), versions)
     one, other = sorted((versions.index(first), versions.index(last)))
-    sweep = run_sweep(versions[one : other + 1], sources, catalog, tool=tool, progress=progress.pair)
+    sweep = run_sweep(versions[one : other + 1], sources, catalog, tool=tool, roots=roots, progress=progress.pair)
     if not sweep.steps:
         raise NothingSelected("No two releases could be read: there is nothing to compare. Next step: see --list.")
     return sweep
@@ -257,7 +289,10 @@ def run_upgrade(
         started = time.monotonic()
         if tier == "static":
             named = [release.removeprefix("te") for release in releases]
-            parts["static"] = compare_pairs(catalog, named, options.source, tool=tool, verbose=options.verbose)
+            found = read_requirements(catalog, options)
+            parts["static"] = compare_pairs(
+                catalog, named, options.source, tool=tool, verbose=options.verbose, requirements=found
+            )
             if len(releases) < 2:  # as the pin and the index completed them
                 releases = (parts["static"][0].old.version, parts["static"][0].new.version)
         elif tier == "firewall":

@@ -14,10 +14,13 @@ from . import app as _app
 
 __all__ = ["load_verbs", "main"]
 
+_EARLIER = {"te-canary": "canary"}  # names that verbs had, and that still call them
+
 
 def load_verbs(verb: str = "") -> None:
     """Register one verb, or all of them where no file has that name."""
     files = {file.stem.replace("_", "-"): file.stem for file in sorted(Path(__file__).parent.glob("[a-z]*.py"))}
+    verb = _EARLIER.get(verb, verb)
     for name in [files[verb]] if verb in files else files.values():
         if name != "result_again":
             import_module(f".{name}", __name__)

@@ -27,8 +27,9 @@ _AS_JSON: Final = "megacpp-as-json"  # name of the handler of characters that a 
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 EXIT_CODES: Final = (
-    "Exit codes: 0 open, nothing breaks; 1 closed by a breakage; 2 wrong matrix or arguments; 3 nothing selected; 4 "
-    "evidence missing; 5 no sources or environment; 6 infrastructure, or a fault of this tool; 130 interrupted."
+    "Exit codes: 0 open, nothing breaks; 1 closed by a breakage, or by a risk with --fail-on risk; 2 wrong matrix or "
+    "arguments; 3 nothing selected; 4 evidence missing; 5 no sources or environment; 6 infrastructure, or a fault of "
+    "this tool; 130 interrupted."
 )
 
 
@@ -41,6 +42,7 @@ class Format(StrEnum):
     MARKDOWN = "markdown"
     JUNIT = "junit"
     GITHUB = "github"
+    SARIF = "sarif"
 
 
 class Result(Protocol):
@@ -56,10 +58,12 @@ class Answer(NamedTuple):
 
     Attributes:
         described: module and function of `report.describe`, as in `verb`.
+        exit: the exit code where an option of the verb closes what the result leaves open.
     """
 
     result: Result
     described: str
+    exit: Exit | None = None
 
 
 class _Verbs(TyperGroup):
@@ -108,7 +112,7 @@ Output = Annotated[Path | None, typer.Option(help="Write the result to this file
 FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
 
 
-def verb(described: str = "", *, verbose: str = "") -> Callable[[_Run], _Run]:
+def verb(described: str = "", *, verbose: str = "", alias: str = "") -> Callable[[_Run], _Run]:
     """Register a function as the verb of its name, with --format, --output and --verbose beside its own options.
 
     What the function returns is written, and the verb exits with its exit code. A text is written as it is, and None
@@ -118,6 +122,7 @@ def verb(described: str = "", *, verbose: str = "") -> Callable[[_Run], _Run]:
         described: MODULE:FUNCTION of `report.describe` that describes the result; without it the verb has no --format.
             That function gets those options of the verb that it has parameters for.
         verbose: help of --verbose; without it the verb has no such option.
+        alias: an earlier name of the verb, which help does not list.
     """
     common: dict[str, tuple[Any, Any]] = {"output": (Output, None)}
     if described:
@@ -144,6 +149,8 @@ def verb(described: str = "", *, verbose: str = "") -> Callable[[_Run], _Run]:
         call.__annotations__ = {one.name: one.annotation for one in parameters}
         call.__doc__ = run.__doc__
         app.command(run.__name__.replace("_", "-"))(call)
+        if alias:
+            app.command(alias, hidden=True)(call)
         return run
 
     return register

@@ -48,3 +48,10 @@ Base = Annotated[
     str, typer.Option("--base", envvar="MEGACPP_BASE", help="REPOSITORY@sha256:DIGEST in place of the pinned base.")
 ]
 Store = Annotated[Path, typer.Argument(help="Folder of receipts; every folder below it that holds some is a run.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Environment that NEW is for: cublas=13.1,cudnn=9.14,torch=2.11 | a `pip freeze` file | doctor's JSON | "
+        "an interpreter | an NGC tag of the matrix; repeated, the later one counts."
+    ),
+]

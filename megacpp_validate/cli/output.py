@@ -31,9 +31,9 @@ def write_answer(answer: Any, described: str, *, output: Path | None, **options:
     if isinstance(answer, str):
         write_text(answer, output)
         return Exit.OPEN
-    result, described = answer if isinstance(answer, Answer) else (answer, described)
-    write_result(result, described, output, **options)
-    return int(result.exit)
+    answer = answer if isinstance(answer, Answer) else Answer(answer, described)
+    write_result(answer.result, answer.described, output, **options)
+    return int(answer.result.exit if answer.exit is None else answer.exit)
 
 
 def write_result(result: Any, described: str, output: Path | None, *, fmt: Format, **options: Any) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import TOOL
 from .app import Result, verb
 from .options import Matrix
+
+if TYPE_CHECKING:
+    from ..canary.dynamic.upgrade_result import UpgradeResult
 
 
 @verb("watch:describe_watch")
@@ -19,24 +22,38 @@ def te_watch(
     ),
     matrix: Matrix = None,
 ) -> Result:
-    """Is there a new release on the index? Judge each one once, without a GPU, and write an issue text for it.
+    """Is there a new release on the index? Judge each one once, without a GPU, and write an issue text for it,
+    with what its wheels need of NVIDIA's libraries.
 
     Exit code 0: nothing new breaks the bridge, 1: a new release breaks it, 4: a new release has no verdict yet, 5: the
     index does not answer, 6: another run holds the folder.
     """
     from ..canary.upgrade import list_releases
     from ..canary.watch import run_watch
+    from ..canary.wheel_requirements import run_requirements
     from ..catalog.bridge import read_catalog
+    from ..report.describe.requirements import describe_requirements
     from ..report.describe.watch import describe_release
     from ..report.render.markdown import render_markdown
     from .progress import Progress
 
+    catalog = read_catalog(matrix)
+
     with Progress() as progress:
+
+        def render(found: UpgradeResult, release: str) -> str:
+            wheels = run_requirements(catalog, release, matrix, tool=TOOL, note=progress.say)
+            pages = describe_release(found, release), describe_requirements(wheels)
+            texts = [
+                f"{sign} {page.title}\n\n{render_markdown(page)}" for sign, page in zip(("#", "##"), pages, strict=True)
+            ]
+            return "\n\n".join(texts)
+
         return run_watch(
-            read_catalog(matrix),
+            catalog,
             state,
             list_releases,
-            lambda found, release: f"# {(page := describe_release(found, release)).title}\n\n{render_markdown(page)}",
+            render,
             tool=TOOL,
             matrix=matrix,
             note=progress.say,

@@ -146,7 +146,7 @@ def below_the_path(frame: str) -> str:
     below = _INSTALLED.match(file) or _BELOW.search(file)
     shown = below[1] if below else file.rpartition("/")[2] if file.startswith("/") else file
     # The double stands for the vendor.
-    shown = re.sub(r"^megacpp_validate/", "", shown).removeprefix("selftest/te_double/")
+    shown = re.sub(r"^megacpp_validate/", "", shown).removeprefix("tests/te_double/")
     return f"{shown} in {function}" if function and shown else shown
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from ..catalog.images import Image
+from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
-from .fits import FitVerdict
 from .locking import write_changed
 from .locks import read_image_lock
 from .plan import (

@@ -21,10 +21,10 @@ from typing import Any, Final
 from packaging.utils import canonicalize_name
 
 from ..catalog.images import Image
+from ..environments.fits import StackFit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .fits import StackFit
 from .locks import (
     EDITED,
     LockInputs,

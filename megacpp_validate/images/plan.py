@@ -15,8 +15,9 @@ from pydantic import Field
 from .. import __version__
 from ..catalog.bridge import Catalog, Target, matrix_folder, read_catalog
 from ..catalog.images import MACHINES, Image, Images
+from ..environments.fits import StackFit
 from ..evidence.values import Frozen
-from .fits import StackFit, judge_stacks, read_all_images, stack_of_image
+from .fits import judge_stacks, read_all_images, stack_of_image
 from .locks import ImageLock, check_lock, gather_inputs, read_image_lock, read_project
 from .pins import FILE as PINS_FILE
 from .pins import Pins, read_pins, refuse_unclaimed

@@ -10,17 +10,24 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from .compiles import saw
 
 VARIABLE: Final = "CUDA_CACHE_PATH"  # else .nv/ComputeCache of the home folder
 SOURCE: Final = "MEGACPP_JIT_DRIVER_CACHE"  # of whoever started this process, where that one works on a copy itself
 MOST_BYTES: Final = 512 * 2**20  # copied in a second or two; what is larger holds what other programs left
 _NAMED: Final = "megacpp-cuda-"
 _LOCK: Final = ".lock"
+_KERNEL: Final = re.compile(rb"\.text\.([A-Za-z_$][\w$.]{1,160})")  # a section of machine code, named after its kernel
+_NAMELESS: Final = b"PTX"
+_driver_files: Final[set[str]] = set()  # that were there when they were last looked at
 _copies: Final[list[tuple[Path, Path, int, int]]] = []  # source, copy, its lock and its process: one or none
 _shared: Final[list[str]] = []  # why there is none
 
@@ -129,3 +136,46 @@ def driver_cache() -> Path:
 def why_shared() -> str:
     """Why this process works on a folder that others write to; empty where it does not, or never asked for a copy."""
     return _shared[0] if _shared else ""
+
+
+def watch_driver() -> None:
+    """Remember what the driver has compiled by now."""
+    _driver_files.update(_files_of_driver())
+
+
+def look_at_driver() -> None:
+    """Note what was compiled since, by the name of its kernel; nothing where it may be another process's."""
+    new = sorted(_files_of_driver() - _driver_files)
+    _driver_files.update(new)
+    if not why_shared():
+        for name, kernel in _name_kernels(new).items():
+            saw("cuda", kernel, name, 0.0, cached=False, looked_for=name)
+
+
+def name_driver_kernels() -> list[str]:
+    """Of each file in the driver's cache of this process, the name of its kernel; "PTX" where it has none."""
+    return sorted(_name_kernels(sorted(_files_of_driver())).values())
+
+
+def _name_kernels(files: Sequence[str]) -> dict[str, str]:
+    """File -> kernel. NVRTC keeps two a kernel: its machine code, where a section has the name, and what was before."""
+    texts = {name: _read(name) for name in files}
+    found = {name: match[1] for name, text in texts.items() if (match := _KERNEL.search(text))}
+    kernels = sorted(set(found.values()), key=len, reverse=True)
+    for name in files:
+        found.setdefault(name, next((one for one in kernels if one in texts[name]), _NAMELESS))
+    return {name: found[name].decode() for name in files}
+
+
+def _read(name: str) -> bytes:
+    try:
+        return (driver_cache() / name).read_bytes()
+    except (OSError, RuntimeError):
+        return b""
+
+
+def _files_of_driver() -> set[str]:
+    try:
+        return list_kernels(driver_cache())
+    except (OSError, RuntimeError):
+        return set()

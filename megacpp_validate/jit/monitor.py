@@ -14,14 +14,10 @@ from functools import cache
 from typing import Any, Final
 
 from .compiles import Compile, mark_now, seen_since
-from .driver_cache import why_shared
-from .late import faults
+from .driver_cache import look_at_driver, watch_driver, why_shared
+from .late import after_import, faults
 from .once import ARCH, ROOT, current
-from .watch_cute import watch_cute
-from .watch_deep_gemm import watch_deep_gemm
-from .watch_files import look_at_driver, watch_files
-from .watch_inductor import watch_inductor
-from .watch_triton import watch_triton as _watch_triton
+from .watch import HOOKS
 
 # NVRTC keeps what it compiles in the driver's cache since CUDA 12.9 (its manual, "Caching"), and is seen there. Before,
 # it worked in memory and told nobody: module that is loaded where it does -> what it compiles.
@@ -38,11 +34,9 @@ _NVRTC_OFF: Final = "NVTE_DISABLE_NVRTC"
 @cache
 def watch_compilers() -> None:
     """Watch every compiler from here on; once a process is enough. Imports none of them."""
-    watch_inductor()
-    _watch_triton()
-    watch_cute()
-    watch_deep_gemm()
-    watch_files()
+    for name, hook in HOOKS.items():
+        after_import(name, hook)
+    watch_driver()
 
 
 def count_compiles() -> Counter[str]:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Final
 
 from .driver_cache import work_on_copy
-from .once import ROOT, Guard, guard_compiles
+from .monitor import watch_compilers
+from .once import ROOT, Guard, open_guard
 
 # The working folder is in the key of NVRTC's cache (CUDA 13.0, one H200: with the same cache the first attention of a
 # process took 0.13 s in the folder in which it was filled, and 1.6 s in another). So every process on shared caches
@@ -23,11 +24,12 @@ def start_compiling() -> Guard | None:
     relative must be read before. Call it before CUDA is initialised.
 
     Returns:
-        The guard, as `guard_compiles`.
+        The guard, as `open_guard`.
     """
     if os.environ.get(ROOT):
         with suppress(OSError, ValueError):  # no core may stay where nobody looks for one
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         os.chdir(FOLDER)
         work_on_copy()
-    return guard_compiles()
+    watch_compilers()
+    return open_guard()

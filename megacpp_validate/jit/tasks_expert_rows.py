@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from .driver_cache import name_driver_kernels
 from .monitor import unwatched
 from .order import JitOrder, Lacking
 from .tasks_deep_gemm import banks
-from .watch_files import name_driver_kernels
 
 _ROOM = (__package__ or "megacpp_validate.jit").rpartition(".")[0]
 _SWITCH: Final = "NVTE_DISABLE_NVRTC"  # of Transformer Engine: kernels that come compiled alone

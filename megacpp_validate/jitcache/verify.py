@@ -40,7 +40,7 @@ _VERDICT: Final = "jit_verify-{target}.json"
 _IN_PART: Final = "jit_verify-{target}.part.json"
 _SHOWN: Final = 4  # shapes of a kernel, and files that nobody could watch, that are named
 _DRIVER: Final = "cuda"
-_NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/watch_files.py)
+_NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/driver_cache.py)
 
 
 def run_verify(
@@ -225,7 +225,7 @@ def find_unreported(
     """Compiled kernels that appeared in the working copy, in caches of which no process reported a compile.
 
     A monitor that misses a compile would call a cold cache warm: so the files count too. Of the driver's cache each
-    file must have been reported, since its processes report files (jit/watch_files.py).
+    file must have been reported, since its processes report files (jit/driver_cache.py).
 
     Args:
         before, after: the working copy before anything ran, and now.

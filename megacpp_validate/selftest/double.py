@@ -11,7 +11,7 @@ from ..bridge import imports as te
 from ..bridge.recipes import TargetRecipes
 from ..bridge.vendor import Entry
 
-FOLDER: Final = Path(__file__).resolve().parent / "te_double"
+FOLDER: Final = Path(__file__).resolve().parents[2] / "tests" / "te_double"  # of a checkout; a wheel has none
 CPU: Final = TargetRecipes("cpu", "", ("delayed", "current", "block"), "delayed")
 
 
@@ -25,8 +25,11 @@ def use_te_double() -> None:
     Call it before the first question to `bridge.imports`. It lasts as long as the process.
 
     Raises:
+        FileNotFoundError: this is an installed package; the stand-in is in the repository alone.
         DoubleTooLate: the bridge has decided about Transformer Engine, or another one is imported.
     """
+    if not FOLDER.is_dir():
+        raise FileNotFoundError(f"{FOLDER} does not exist. Next step: run this in a checkout of the repository.")
     loaded = sys.modules.get("transformer_engine")
     real = loaded is not None and not str(getattr(loaded, "__file__", "")).startswith(str(FOLDER))
     if te.TE._verdict is not None or real:

@@ -40,6 +40,7 @@ OPENINGS = {
     Format.MARKDOWN: "## Upgrade\n",
     Format.JUNIT: '<?xml version="1.0" encoding="UTF-8"?>\n',
     Format.GITHUB: "::error title=Upgrade::",
+    Format.SARIF: "{\n",
 }
 
 

@@ -165,3 +165,12 @@ def test_a_line_that_was_cut_short_is_told(run: Run, killed: str, clean: str) ->
     said = run(Planter(killed + clean[:-20]))
     assert said.code == INFRASTRUCTURE
     assert "line 4 is no run of the selftest" in said.err
+
+
+def test_an_installed_package_without_the_stand_in_is_no_environment(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest_runs, "DOUBLE", tmp_path / "tests" / "te_double")
+    said = run(Planter(""))
+    assert said.code == NO_ENVIRONMENT
+    assert "in a checkout" in said.err

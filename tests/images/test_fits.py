@@ -10,9 +10,10 @@ from packaging.version import Version
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.catalog.needs import Needs, read_needs
-from megacpp_validate.images.fits import FitVerdict, Stack, StackFit, judge_stack, stack_of_image, stack_of_words
+from megacpp_validate.environments.fits import FitVerdict, Stack, StackFit, judge_stack, stack_of_words
+from megacpp_validate.errors import WrongArguments
+from megacpp_validate.images.fits import stack_of_image
 from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
-from megacpp_validate.images.tools import ImageRefused
 
 REFUSED, UNKNOWN, WARNED, FITS = FitVerdict
 H200 = ["cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0", "cuda=13.0", "nccl=2.28.9", "driver=580.95", "python=3.12"]
@@ -178,7 +179,7 @@ def test_a_release_that_the_rows_do_not_cover(judge: Judge, te: str) -> None:
     ],
 )  # fmt: skip
 def test_words_that_are_refused(needs: Needs, words: list[str], why: str) -> None:
-    with pytest.raises(ImageRefused, match=rf"{why}.*Next step") as refusal:
+    with pytest.raises(WrongArguments, match=rf"{why}.*Next step") as refusal:
         stack_of_words("2.20.2", [*words, "torch=2.11.0"], needs)
     assert repr(words[-1]) in str(refusal.value)
 

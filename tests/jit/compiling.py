@@ -1,7 +1,7 @@
 """One process that compiles a list of keys, as a rank does: `python -m ... FOLDER SEED`.
 
-The kernel of a key is a file. Whether two processes compile one key at once is told by flock, which the guard does not
-use: the kernel of the system frees it when a process is killed.
+The kernel of a key is a file. A lock on a second file shows whether two processes compile one key at once: the kernel
+of the system frees it when a process is killed.
 """
 
 from __future__ import annotations

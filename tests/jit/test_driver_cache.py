@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.jit import driver_cache, monitor, watch_files
+from megacpp_validate.jit import driver_cache, monitor
 from megacpp_validate.jitcache.manifest import list_files
 
 # A process that starts as a probe does. "compiles" stands for the driver: it writes where the variable says.
@@ -150,7 +150,7 @@ def test_the_drivers_index_is_not_copied(tmp_path: Path) -> None:
 
 def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_cache, "MOST_BYTES", 3)
-    monkeypatch.setattr(watch_files, "_driver_files", set())
+    monkeypatch.setattr(driver_cache, "_driver_files", set())
     place = tmp_path / "root/cpu/cuda/kernel"
     place.write_bytes(b"four")
     driver_cache.work_on_copy()

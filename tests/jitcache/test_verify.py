@@ -11,7 +11,7 @@ from megacpp_validate.catalog.prewarm import PrewarmTask, UnkeptKernel
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
-from megacpp_validate.jit import watch_files
+from megacpp_validate.jit import driver_cache
 from megacpp_validate.jitcache import verify
 from megacpp_validate.jitcache.manifest import Manifest, list_files, read_manifest
 from megacpp_validate.jitcache.result import (
@@ -106,7 +106,7 @@ def test_the_other_half_of_what_no_cache_keeps_has_no_name(
     )
     assert judged.verdict is verdict
     assert len(judged.compiled) + len(judged.unkept) == len(kernels)
-    assert watch_files._NAMELESS.decode() == verify._NAMELESS
+    assert driver_cache._NAMELESS.decode() == verify._NAMELESS
 
 
 def test_what_was_found_when_it_was_prewarmed_must_be_asked_for_again(manifest: Manifest) -> None:

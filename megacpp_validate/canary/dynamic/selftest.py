@@ -13,7 +13,7 @@ from typing import Final
 
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import blame
-from ...environments.interpreter import host_interpreter
+from ...environments.interpreter import PACKAGE, host_interpreter
 from ...environments.venv import find_torch_python
 from ...errors import InfrastructureFailed, NoEnvironment, WrongArguments
 from ...evidence.receipt import Outcome, Receipt
@@ -31,6 +31,7 @@ from ...evidence.selftest import (
 )
 from ...process import Processes
 
+DOUBLE: Final = PACKAGE.parent / "tests" / "te_double"  # the stand-in for Transformer Engine; no wheel has it
 _LIMIT_S: Final = 3600.0  # of the whole; each run has a limit of its own
 
 
@@ -47,10 +48,15 @@ def run_selftest(
 
     Raises:
         WrongArguments: there is no such mutant.
-        NoEnvironment: the process that plants ended early.
+        NoEnvironment: there is no stand-in for Transformer Engine, or the process that plants ended early.
         InfrastructureFailed: what it wrote cannot be read.
     """
     order = plan_selftest(catalog, mutants, clean=clean, seed=seed)
+    if not DOUBLE.is_dir():
+        raise NoEnvironment(
+            f"{DOUBLE} does not exist: the stand-in for Transformer Engine is part of the repository, not of "
+            "an installed package. Next step: run `nox -s selftest` in a checkout."
+        )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="megacpp-selftest-") as scratch:
         folder = Path(scratch)

@@ -120,7 +120,8 @@ class UpgradeResult(Frozen):
         """Whether evidence that was asked for is missing."""
         stacks = any(stack.problem for stack in self.stacks) or any(step.lost for step in self.steps)
         unreadable = self.grid is not None and bool(self.grid.unreadable)
-        return stacks or unreadable or (self.firewall is not None and not self.firewall.holds)
+        static = any(result.lacks for result in self.static)
+        return static or stacks or unreadable or (self.firewall is not None and not self.firewall.holds)
 
     @property
     def exit(self) -> Exit:

@@ -109,7 +109,10 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
         if has is not None and has.name == had.name:
             continue
         other = new.named(had.name)
-        if other is not None and other.kind is griffe.ParameterKind.keyword_only:
+        replaced = has is not None and has.required and had.required and old.named(has.name) is None
+        if has is not None and other is not None and other.default == "None" and replaced:
+            yield _renamed_in_place(had, has)  # the old name stays as an alias
+        elif other is not None and other.kind is griffe.ParameterKind.keyword_only:
             yield Change(
                 ChangeKind.PARAMETER_KEYWORD_ONLY,
                 Impact.BREAKING,

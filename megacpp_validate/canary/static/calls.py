@@ -32,12 +32,14 @@ from .interpreted import (
     VendorModule,
     constant,
     either,
+    forked,
 )
 from .notes import ImportFails
 from .release import Absent, Found
 from .shapes import shape_of
 from .source_files import PACKAGE
 from .surface import RESULT, Symbol, UseKind
+from .syntax_nodes import once_per_node
 
 _DEEPEST: Final = 12  # calls within calls
 _STEPS: Final = 20_000  # calls for which a function is read again
@@ -147,7 +149,7 @@ class Calls(Expressions):
     def _call_function(self, callee: Function, call: Call) -> Values:
         bound = self._bind_arguments(callee, call)
         if self._minds_version(callee) and len(self._reading) < _DEEPEST and self._steps < _STEPS:
-            return self._read_again(callee, bound)
+            return forked(self._read_again(callee, bound))
         known = self._parameters.setdefault(callee.node, {})
         for name, values in bound.items():
             told = frozenset(v for v in values if isinstance(v, Vendor | VendorModule | Class | Instance))
@@ -155,8 +157,8 @@ class Calls(Expressions):
                 both = either(known.get(name, frozenset()), told)
                 known[name] = both if len(both) == 1 else ANYTHING  # what differs from call to call is not followed
         if callee.node in self._returns or self._loading:
-            return self._returns.get(callee.node, ANYTHING)
-        return self._read_function(callee)
+            return forked(self._returns.get(callee.node, ANYTHING))
+        return forked(self._read_function(callee))
 
     def _call_import(self, callee: Import, call: Call) -> Values:
         """What an object gives that imports when it is called; its use is noted where the call stands."""
@@ -215,7 +217,7 @@ class Calls(Expressions):
         node = function.node
         if node not in self._minding:
             self._minding[node] = False
-            named = {getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(node)}
+            named = _names_in(node)
             found = not named.isdisjoint(_MINDS_VERSION)
             for name in sorted(named) if not found else ():
                 called = function.names.find(name) or frozenset()
@@ -324,3 +326,13 @@ def _name_pattern(node: ast.expr) -> str:
     if not isinstance(node, ast.JoinedStr):
         return "{}"
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+
+
+@once_per_node
+def _names_in(node: ast.AST) -> frozenset[str]:
+    """Names and attributes that a piece of code reads or binds."""
+    return frozenset(
+        one.attr if isinstance(one, ast.Attribute) else one.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute | ast.Name)
+    )

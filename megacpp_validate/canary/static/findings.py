@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...environments.fits import Fit, FitVerdict
 from ...errors import Exit, exit_for
 from ...evidence.values import Cause, Frozen, SourceLine
 
@@ -122,8 +123,11 @@ class StaticResult(Frozen):
         not_consumed: API changes between the two that the bridge does not consume: counted, and listed only with
             `changes_not_consumed` when asked for.
         downgrade: OLD is the newer one.
+        source: the source tree that was judged, in words; empty for the bridge of this project.
         not_read: file of the source tree -> why it was left out.
         unchanged_faults: uses that already fail in OLD in the same way: not this upgrade's doing.
+        environment: as the caller named it; empty where it is unknown.
+        requirements: what NEW needs of the environment and OLD did not, worst first; `breaks` of each are `modules`.
     """
 
     schema_id: Literal["megacpp-validate/static/1"] = "megacpp-validate/static/1"
@@ -137,16 +141,35 @@ class StaticResult(Frozen):
     not_consumed: int = 0
     changes_not_consumed: tuple[str, ...] = ()
     not_read: dict[str, str] = Field(default_factory=dict)
+    source: str = ""
+    environment: str = ""
+    requirements: tuple[Fit, ...] = ()
+
+    def requirements_of(self, verdict: FitVerdict) -> tuple[Fit, ...]:
+        """The requirements with one verdict."""
+        return tuple(fit for fit in self.requirements if fit.verdict is verdict)
 
     @property
     def breaks(self) -> bool:
-        """Whether anything that the bridge consumes is broken by the step from old to new."""
-        return any(finding.impact is Impact.BREAKING for finding in self.findings)
+        """Whether the step from old to new breaks a use, or a requirement that the environment does not meet does."""
+        return any(finding.impact is Impact.BREAKING for finding in self.findings) or bool(
+            self.requirements_of(FitVerdict.REFUSED)
+        )
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the environment that was named leaves a requirement unknown."""
+        return bool(self.environment and self.requirements_of(FitVerdict.UNKNOWN))
+
+    @property
+    def risks(self) -> bool:
+        """Whether a change that the code does not follow yet is a risk to it."""
+        return any(finding.impact is Impact.RISK and not finding.follows for finding in self.findings)
 
     @property
     def exit(self) -> Exit:
-        """Closed where something breaks."""
-        return exit_for(breaks=self.breaks)
+        """Closed where something breaks; evidence is missing where `lacks`."""
+        return exit_for(breaks=self.breaks, lacks=self.lacks)
 
 
 class Sweep(Frozen):

@@ -43,6 +43,7 @@ from .project import SourceFile
 from .release import Absent
 from .source_files import PACKAGE
 from .surface import Symbol, Use, UseKind
+from .syntax_nodes import once_per_node
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
 _DEEPEST: Final = 12  # functions within functions
@@ -151,9 +152,7 @@ class Interpreter(Calls):
         if isinstance(node, ast.Lambda):
             return self._value(node.body, names)
         ends = not self._block(node.body, names)
-        if node not in self._yields:
-            self._yields[node] = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))
-        if self._yields[node]:
+        if _yields(node):
             return ANYTHING
         return either(*names.returned, *([] if ends else [NOTHING])) if names.returned or not ends else ANYTHING
 
@@ -478,3 +477,8 @@ def _only_imports(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _without_class(inner: Names, outer: Names) -> Names:
     """The names that a method sees: those around its class, under the title of the class."""
     return Names(outer.file, outer, inner.function, facts={})
+
+
+@once_per_node
+def _yields(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))

@@ -227,7 +227,7 @@ class Names:
         way = replace(self, outer=self, names={}, is_way=True)
         at: Names | None = self
         while at is not None:
-            way.names |= {n: _forked(v) for n, v in at.grown().items() if n not in way.names}
+            way.names |= {n: forked(v) for n, v in at.grown().items() if n not in way.names}
             at = at.outer if at.is_way else None
         return way
 
@@ -243,7 +243,8 @@ class Names:
             self.names[name] = _joined([way.names.get(name, known) for way in every])
 
 
-def _forked(values: Values) -> Values:
+def forked(values: Values) -> Values:
+    """The same values; a dictionary among them is a copy, which grows on its own."""
     return frozenset(Keywords(dict(v.items), v.is_open) if isinstance(v, Keywords) else v for v in values)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from .syntax_nodes import walk
+from .syntax_nodes import once_per_node, walk
 
 
 def surely_names(node: ast.AST | None, name: str) -> bool:
@@ -20,21 +20,26 @@ def surely_names(node: ast.AST | None, name: str) -> bool:
 
 def ways_to_name(node: ast.AST | None, name: str) -> set[str]:
     """Texts in a class's code that mention an attribute, as `register_parameter("weight")` and f-strings do."""
-    ways: set[str] = set()
-    wanted = name.split("{}")
-    for found in walk(node) if node is not None else ():
+    texts, patterns = _texts_in(node) if node is not None else (frozenset(), {})
+    if "{}" in name:
+        return {name} if name in texts or name in patterns else set()
+    return {way for way, pattern in patterns.items() if pattern and pattern.fullmatch(name)} | ({name} & texts)
+
+
+@once_per_node
+def _texts_in(node: ast.AST) -> tuple[frozenset[str], dict[str, re.Pattern[str] | None]]:
+    """Texts of one line in a class's code; its f-strings with "{}" for what they put in, and what names they make."""
+    texts: set[str] = set()
+    patterns: dict[str, re.Pattern[str] | None] = {}
+    for found in walk(node):
         if isinstance(found, ast.Constant) and isinstance(found.value, str) and "\n" not in found.value:
-            if found.value == name:
-                ways.add(name)
+            texts.add(found.value)
         elif isinstance(found, ast.JoinedStr):
             parts = [str(v.value) if isinstance(v, ast.Constant) else "{}" for v in found.values]
-            if len(wanted) > 1 and "".join(parts) == name:
-                ways.add(name)
             pattern = "".join(".+" if part == "{}" else re.escape(part) for part in parts)
-            letters = sum(c.isalpha() for part in parts for c in part)
-            if len(wanted) == 1 and letters > 3 and re.fullmatch(pattern, name):  # f"{a}_{b}" names everything
-                ways.add("".join(parts))
-    return ways
+            names_few = sum(c.isalpha() for part in parts for c in part) > 3  # f"{a}_{b}" names everything
+            patterns["".join(parts)] = re.compile(pattern) if names_few else None
+    return frozenset(texts), patterns
 
 
 def set_later(tree: ast.Module, cls: str, name: str) -> ast.expr | None:

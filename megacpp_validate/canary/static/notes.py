@@ -62,7 +62,6 @@ class Notes(ABC):
         self._again: dict[tuple[object, ...], Values] = {}
         self._reading: list[ast.AST] = []
         self._minding: dict[ast.AST, bool] = {}
-        self._yields: dict[ast.AST, bool] = {}
         self._steps = 0
 
     @abstractmethod

@@ -6,10 +6,12 @@ Nothing of the project is imported or executed. A file that is no Python is name
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -57,12 +59,13 @@ class Project:
 
     Args:
         roots: folders, or single files.
+        shown_from: files below this absolute folder are shown relative to it, others to their root.
 
     Raises:
         SourceUnreadable: a root does not exist, or there is no Python file.
     """
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], shown_from: Path | None = None) -> None:
         self.unreadable: dict[str, str] = {}
         self.files: dict[str, SourceFile] = {}
         self._trees: dict[str, ast.Module | None] = {}
@@ -71,7 +74,7 @@ class Project:
             if not root.exists():
                 raise SourceUnreadable(f"there is no {root}. Likely cause: a typing error. Next step: check --source.")
             for path in sorted(_python_files(root)):
-                file = _describe(path, root if root.is_dir() else root.parent)
+                file = _describe(path, root if root.is_dir() else root.parent, shown_from)
                 self.files.setdefault(file.module, file)
         if not self.files:
             shown = ", ".join(map(str, roots))
@@ -134,6 +137,12 @@ class Project:
                 self.unreadable[file.shown] = str(fault) or type(fault).__name__
         return self._trees[file.module]
 
+    def hash_of(self, file: SourceFile) -> str:
+        """Of a file's bytes; empty where it cannot be read."""
+        with suppress(OSError):
+            return hashlib.sha256(file.path.read_bytes()).hexdigest()
+        return ""
+
     def _text(self, file: SourceFile) -> str:
         if file.module not in self._texts:
             try:
@@ -157,8 +166,10 @@ def _python_files(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def _describe(path: Path, root: Path) -> SourceFile:
-    shown = path.relative_to(root).as_posix()
+def _describe(path: Path, root: Path, shown_from: Path | None) -> SourceFile:
+    place = Path(os.path.abspath(path))  # noqa: PTH100 - `resolve` would follow links, `absolute` keeps ".."
+    is_below = shown_from is not None and place.is_relative_to(shown_from)
+    shown = (place.relative_to(shown_from) if is_below and shown_from else path.relative_to(root)).as_posix()
     is_package = path.name == "__init__.py"
     parts = [] if is_package else [path.stem]
     folder = path.parent
@@ -179,12 +190,20 @@ class Source:
         rows: file, as shown -> row of the verdict; a file without a row has one of its own.
         order: rows in dependency order; empty for that of the imports.
         shown_below: put before the names of files in reports.
+        title: what the answer calls it; empty for the bridge of this project.
     """
 
     project: Project
     rows: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     shown_below: str = ""
+    title: str = ""
+
+    def fingerprint(self) -> Iterator[object]:
+        """Everything that a verdict on the source tree depends on: names and rows, and every file by its hash."""
+        yield from (sorted(self.rows.items()), self.order, self.shown_below)
+        for module, file in sorted(self.project.files.items()):
+            yield module, file.shown, self.project.hash_of(file)
 
     def row_of(self, file: SourceFile) -> str:
         """The row that a file belongs to."""

@@ -100,11 +100,8 @@ class Release:
     def tree(self) -> griffe.Module:
         """The package as griffe sees it, aliases resolved."""
         stored = self._stored_tree()
-        if stored and stored.is_file():
-            try:
-                return _attach(griffe.Module.from_json(stored.read_text(encoding="utf-8")))
-            except (ValueError, KeyError, TypeError, AttributeError, OSError):
-                pass  # cut short, or not a tree at all: load it anew
+        if stored and (text := _read_sealed(stored)):
+            return _attach(griffe.Module.from_json(text))
         module, text = self._load()
         if stored:
             _keep(stored, text)
@@ -200,13 +197,9 @@ class Release:
         """Facts about the release that `make` reads from its sources, kept beside the tree."""
         tree = self._stored_tree()
         path = tree.with_suffix(f".{name}-{_hash_of(_code_behind(make.__module__))}.json") if tree else None
-        if path and path.is_file():
-            try:
-                known = json.loads(path.read_text(encoding="utf-8"))
-                if isinstance(known, list) and all(isinstance(fact, dict) for fact in known):
-                    return known
-            except (ValueError, OSError):
-                pass  # cut short: make them anew
+        if path and (text := _read_sealed(path)):
+            known: list[dict[str, Any]] = json.loads(text)
+            return known
         facts = make()
         if path:
             _keep(path, json.dumps(facts))
@@ -362,17 +355,30 @@ def without_garbage_collection() -> Iterator[None]:
     """Reading a release makes a million live objects and no garbage; looking for it doubles the time."""
     was_on = gc.isenabled()
     gc.disable()
+    if was_on:
+        gc.unfreeze()
     try:
         yield
     finally:
         if was_on:
+            gc.freeze()  # the next collection would walk all of it: a second at the end of a short process
             gc.enable()
+
+
+def _read_sealed(path: Path) -> str:
+    """What `_keep` wrote; empty where it is not there, or is not as it was written."""
+    with suppress(OSError, ValueError):
+        seal, _, text = path.read_text(encoding="utf-8").partition("\n")
+        if seal == hashlib.sha256(text.encode()).hexdigest():
+            return text
+    return ""
 
 
 def _keep(path: Path, text: str) -> None:
     """Keep what can be made again; a cache that cannot be written costs time, not the answer."""
     with suppress(OSError):
-        write_aside(path, text.encode())
+        data = text.encode()
+        write_aside(path, f"{hashlib.sha256(data).hexdigest()}\n".encode() + data)
         release, _, reader = path.name.partition("-")
         for old in path.parent.glob(f"{release}-*"):
             if not old.name.startswith(reader.partition(".")[0], len(release) + 1):

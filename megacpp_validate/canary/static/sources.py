@@ -26,6 +26,12 @@ from .release import ROOTS, Release, write_aside
 
 DISTRIBUTION = "transformer-engine"
 FETCH_LIMIT_S = 90.0
+# Wheels of NVIDIA's libraries name nearly every glibc up to 2.39; one that is left out would hide its release.
+LINUX = (
+    "--only-binary=:all:", "--implementation", "cp", "--python-version", "3.12",
+    *(word for minor in range(5, 45) for word in ("--platform", f"manylinux_2_{minor}_x86_64")),
+    "--platform", "manylinux1_x86_64", "--platform", "manylinux2014_x86_64", "--platform", "any",
+)  # fmt: skip
 CACHE_VARIABLE = "MEGACPP_CACHE_DIR"
 _NO_ANSWER = re.compile(
     r"connection|timed? ?out|name resolution|unreachable|refused|ssl|proxy|temporary failure|max retries|"
@@ -87,6 +93,28 @@ class Sources:
                 raise SourceUnavailable(_say_unreachable("the list of Transformer Engine releases", said))
             self._listed = listed
         return self._listed
+
+    def list_releases(self, distribution: str) -> list[str]:
+        """Releases of a distribution that have a wheel for Linux on x86_64, oldest first; none where it has none."""
+        return self._list(*LINUX, distribution=distribution)[0]
+
+    def find_address(self, distribution: str, version: str) -> str:
+        """Where the index has the wheel of a release for Linux on x86_64.
+
+        Raises:
+            SourceUnavailable, UnknownRelease: the index has none, or does not answer.
+        """
+        with tempfile.TemporaryDirectory(prefix="megacpp-wheel-") as folder:
+            report = Path(folder, "report.json")
+            done = self._pip(
+                "install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet", "--report", str(report), *LINUX,
+                "--target", str(Path(folder, "none")), f"{distribution}=={version}", what=f"{distribution} {version}",
+            )  # fmt: skip
+            try:
+                (row,) = json.loads(report.read_text(encoding="utf-8"))["install"]
+                return str(row["download_info"]["url"])
+            except (OSError, ValueError, KeyError, TypeError) as fault:
+                raise self._explain(version, distribution, done) from fault
 
     def _list(self, *options: str, distribution: str = DISTRIBUTION) -> tuple[list[str], str]:
         """Releases on the index, oldest first, and what pip said beside them."""

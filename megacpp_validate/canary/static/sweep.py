@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +19,17 @@ from packaging.version import InvalidVersion, Version
 
 from ...catalog.bridge import Catalog
 from ...catalog.file import PACKAGE_ROOT
+from ...environments.fits import Fit
+from ..requirements import Requirements
 from .compare import compare_releases
-from .findings import Impact, StaticResult, Sweep
+from .findings import Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
 from .gathering import judge_modules
 from .import_faults import read_import_faults
 from .import_time import read_requirements
+from .named_rows import read_source
 from .project import Project, Source
 from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
+from .requirements import blame_requirements, place_requirements
 from .sources import Sources, SourceUnavailable
 from .surface import Surface
 
@@ -40,9 +45,9 @@ def read_bridge(catalog: Catalog) -> Source:
     return Source(project, _reached_rows(project, rows, order), order, f"{PACKAGE_ROOT.name}/bridge/")
 
 
-def read_source(roots: Sequence[Path]) -> Source:
-    """A source tree of any project, a row a file."""
-    return Source(Project(roots))
+def read_chosen(roots: Sequence[Path], catalog: Catalog) -> Source:
+    """The source tree below some folders, or the bridge of this project without any."""
+    return read_source(roots) if roots else read_bridge(catalog)
 
 
 def _reached_rows(project: Project, rows: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:
@@ -59,22 +64,51 @@ def _reached_rows(project: Project, rows: Mapping[str, str], order: Sequence[str
     return {file.shown: order[0] for file in project.files.values()} | found
 
 
-def run_pair(old: Release, new: Release, source: Source, *, tool: str, verbose: bool = False) -> StaticResult:
-    """The static tier for one pair of releases."""
+def run_pair(
+    old: Release, new: Release, source: Source, *, tool: str, verbose: bool = False,
+    requirements: Requirements | None = None,
+) -> StaticResult:  # fmt: skip
+    """The static tier for one pair of releases; without `requirements` those of the environment are left out.
+
+    The result is kept for as long as releases, source tree, requirements and code are the same.
+    """
+    found = tuple(requirements.find_new(old.version, new.version)) if requirements is not None else ()
+    shown = requirements.shown if requirements is not None else ""
+
+    def compare() -> StaticResult:
+        return _compare(old, new, source, found, shown, tool=tool, verbose=verbose)
+
+    if not old.source.sha256:  # a folder may change
+        return compare()
+    key = repr((old.source, tool, verbose, shown, found, *source.fingerprint()))
+    name = f"pair-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+    return StaticResult.model_validate(new.stored(name, lambda: [compare().model_dump(mode="json")])[0])
+
+
+def _compare(
+    old: Release, new: Release, source: Source, found: Sequence[Fit], environment: str, *, tool: str, verbose: bool
+) -> StaticResult:
     with without_garbage_collection():
         findings, standing, surface = compare_releases(old, new, source)
         others = list(_not_consumed(old, new, surface))
+    placed = tuple(place_requirements(found, surface))
+    judged = blame_requirements(judge_modules(findings, surface), placed)
+    unused = dict.fromkeys(source.rows.values())  # a module that the project names has a row, whatever it uses
+    clean = [name for name in unused if name not in {row.module for row in judged}]
     return StaticResult(
         tool=tool,
         old=old.source,
         new=new.source,
         downgrade=is_downgrade(old.version, new.version),
-        modules=judge_modules(findings, surface),
+        modules=(*judged, *(ModuleResult(module=name, verdict=ModuleVerdict.CLEAN) for name in clean)),
         findings=tuple(findings),
         unchanged_faults=tuple(standing),
         not_consumed=len(others) + sum(f.impact is Impact.HARMLESS for f in findings),
         changes_not_consumed=tuple(others) if verbose else (),
         not_read=dict(source.project.unreadable),
+        source=source.title,
+        environment=environment,
+        requirements=placed,
     )
 
 
@@ -98,11 +132,13 @@ def run_sweep(
     catalog: Catalog,
     *,
     tool: str,
+    roots: Sequence[Path] = (),
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Sweep:
     """Every adjacent pair of `versions`, oldest first; a release that cannot be read is left out and named.
 
     Args:
+        roots: folders of the source tree that is judged; the bridge of this project without any.
         progress: called with what has ended, the number of it and how many there are.
     """
     readable: list[str] = []
@@ -119,7 +155,7 @@ def run_sweep(
         read = pool.map(_read_ahead, [(version, sources.cache) for version in readable])
         for number, (version, _) in enumerate(zip(readable, read, strict=True), start=1):
             progress(f"read {version}", number, len(readable))
-        asked = [(old, new, sources.cache, catalog, tool) for old, new in pairwise(readable)]
+        asked = [(old, new, sources.cache, catalog, tuple(roots), tool) for old, new in pairwise(readable)]
         for step in pool.map(_run_step, asked):
             steps.append(step)
             progress(f"{step.old.version} -> {step.new.version}", len(steps), len(asked))
@@ -154,20 +190,24 @@ def _read_ahead(asked: tuple[str, Path]) -> None:
         _ = release.tree
         read_requirements(release)
         read_import_faults(release)
+    gc.unfreeze()
     gc.collect()  # a worker reads many releases; the last one's tree goes before the next one comes
 
 
-def _run_step(asked: tuple[str, str, Path, Catalog, str]) -> StaticResult:
-    old, new, cache, catalog, tool = asked
+def _run_step(asked: tuple[str, str, Path, Catalog, tuple[Path, ...], str]) -> StaticResult:
+    old, new, cache, catalog, roots, tool = asked
     sources = Sources(cache)
-    result = run_pair(sources.release(old), sources.release(new), read_bridge(catalog), tool=tool)
+    result = run_pair(sources.release(old), sources.release(new), read_chosen(roots, catalog), tool=tool)
+    gc.unfreeze()
     gc.collect()
     return result
 
 
 def _not_consumed(old: Release, new: Release, surface: Surface) -> Iterator[str]:
     """API changes that griffe finds and that are about nothing the bridge names."""
-    named = {symbol.name for accessor in surface.accessors.values() for symbol in accessor.symbols}
+    symbols = {symbol for accessor in surface.accessors.values() for symbol in accessor.symbols}
+    # A package that code imports (`import transformer_engine.pytorch as te`) is in the path of every change below it.
+    named = {symbol.name for symbol in symbols if new.module(symbol.path) is None}
     for breakage in griffe.find_breaking_changes(old.tree, new.tree):
         path = breakage.obj.path
         if path.startswith(ROOTS) and not named & set(path.split(".")):

@@ -1,4 +1,4 @@
-"""The words about a change of an API: what changed, what that does to the bridge, what to do.
+"""The words about a change of an API: what changed, what that does to the code, what to do.
 
 `KINDS` is one table: a row a kind of change. In a template, `[...|...]` is the first alternative whose placeholders are
 all known, and nothing where none is.
@@ -53,7 +53,7 @@ KINDS: Final[dict[ChangeKind, Words]] = {
         "use what {subject} returns, not {subject} as a type, or {stay}"),
     ChangeKind.FUNCTION_BECAME_CLASS: Words(
         "{subject} was a function and is now a class",
-        "The call creates an instance where the bridge expects the result.",
+        "The call creates an instance where the code expects the result.",
         "create one {subject} and call it, or {stay} until that is done"),
     ChangeKind.NOT_CALLABLE: Words(
         "{subject} can no longer be called",
@@ -97,12 +97,12 @@ KINDS: Final[dict[ChangeKind, Words]] = {
         "pass " + _P + " by position, which works in {series} too"),
     ChangeKind.DEFAULT_CHANGED: Words(
         "{subject}: the default of " + _P + " went from [{old}|nothing] to [{new}|nothing]",
-        "The call relies on the default of " + _P + ", and [{new}|nothing] does not do what the bridge needs.",
+        "The call relies on the default of " + _P + ", and [{new}|nothing] does not do what the code needs.",
         "pass " + _P + " explicitly: [{old}|nothing] keeps the behaviour of {series}, [{new}|nothing] accepts the "
         "change"),
     ChangeKind.DEFAULT_MEANING_CHANGED: Words(
         "{subject}: leaving out " + _P + " has another meaning" + _BECAME,
-        "The call leaves out " + _P + ", and the new meaning does not do what the bridge needs.",
+        "The call leaves out " + _P + ", and the new meaning does not do what the code needs.",
         "pass " + _P + " explicitly, with the value that {series} assumed"),
     ChangeKind.RETURN_CHANGED: Words(
         "{subject} returns another value" + _BECAME,
@@ -110,7 +110,7 @@ KINDS: Final[dict[ChangeKind, Words]] = {
         "unpack what {subject} returns now, and keep the old way " + _WHILE),
     ChangeKind.DEPRECATED: Words(
         "[{parameter} of ]{subject} is deprecated[ in favour of {successor}|: {new}]",
-        "The deprecated way no longer does what the bridge needs.",
+        "The deprecated way no longer does what the code needs.",
         "[pass {successor}, not {parameter}, and the old way only " + _WHILE
         + "|{no_parameter}use {successor} where it exists, and the old way only " + _WHILE
         + "|plan to do without {parameter} of {subject}: a later release will drop it"
@@ -125,16 +125,16 @@ KINDS: Final[dict[ChangeKind, Words]] = {
         "read the warning and change the call before it becomes an error; {series} does not warn"),
     ChangeKind.IMPORT_REQUIREMENT_ADDED: Words(
         "importing {module} now imports {parameter}[ (only if {when})]",
-        "Where {parameter} is missing, the import fails and every bridge module takes its native path.",
+        "Where {parameter} is missing, the import fails and code that catches the failure takes its other path.",
         "see that {parameter} can be imported, or {stay}"),
 }
 _IMPORT_CHECK: Final = Words(
     "importing {module} has a new check[: {new}]",
-    "Where the check does not pass, the import fails and every bridge module takes its native path.",
+    "Where the check does not pass, the import fails and code that catches the failure takes its other path.",
     "see that the environment passes the check[ at {after}], or {stay}")
 _IMPORT_ENDS: Final = Words(
     "importing {module} fails[: {new}]",
-    "Nothing in the environment repairs the import: every bridge module takes its native path.",
+    "Nothing in the environment repairs the import: code that catches the failure takes its other path.",
     "{stay}")
 _FAULTS: Final = {  # what is wrong with a use that fails in both releases: nothing changed there
     ChangeKind.PARAMETER_REMOVED: "{subject} does not take " + _P,
@@ -143,7 +143,7 @@ _FAULTS: Final = {  # what is wrong with a use that fails in both releases: noth
 _CHECKS: Final = (ChangeKind.GUARD_ADDED, ChangeKind.WARNING_ADDED)  # their suggestion is what they say
 _EFFECTS: Final = {
     Impact.RISK: "This use may fail or act otherwise; the result depends on runtime values.[ Message: {message}.]",
-    Impact.HARMLESS: "The bridge uses nothing that the change touches.",
+    Impact.HARMLESS: "The code uses nothing that the change touches.",
 }
 # fmt: on
 
@@ -154,9 +154,9 @@ def headline(finding: Finding) -> str:
 
 
 def consequence(finding: Finding) -> str:
-    """What the change does to the bridge as it is written."""
+    """What the change does to the code as it is written."""
     if is_followed(finding):
-        return f"The bridge already uses {_other_way(finding)} where it exists."
+        return f"The code already uses {_other_way(finding)} where it exists."
     return _fill(_words(finding).breaking if finding.impact is Impact.BREAKING else _EFFECTS[finding.impact], finding)
 
 
@@ -164,7 +164,7 @@ def next_step(finding: Finding, old: str = "") -> str:
     """What to do about it; `old` is the release to stay on, where it is known."""
     if is_followed(finding):
         return (
-            f"nothing to do: the bridge already uses {_other_way(finding)}; drop the path that only {_series(old)} "
+            f"nothing to do: the code already uses {_other_way(finding)}; drop the path that only {_series(old)} "
             f"needs when {_series(old)} leaves the matrix"
         )
     return "nothing to do" if finding.impact is Impact.HARMLESS else _fill(_words(finding).next_step, finding, old)
@@ -204,7 +204,7 @@ def _values(finding: Finding, old: str) -> dict[str, str]:
     return {
         "subject": quote_subject(finding),
         "owner": _quote(_short(finding.symbol)) or "a symbol",
-        "attribute": _quote(attribute) or "an attribute that the bridge reads",
+        "attribute": _quote(attribute) or "an attribute that the code reads",
         "module": _quote(finding.symbol) or "Transformer Engine",
         "parameter": _quote(finding.parameter),
         "no_parameter": "" if finding.parameter else "yes",
@@ -235,7 +235,7 @@ def _quote(text: str) -> str:
 
 
 def quote_subject(finding: Finding) -> str:
-    """The symbol as the bridge's code calls it, with the member in question."""
+    """The symbol as the code calls it, with the member in question."""
     name = _short(finding.symbol)
     return _quote(f"{name}.{finding.member}" if finding.member else name) or "a symbol"
 
@@ -255,7 +255,7 @@ def _series(version: str) -> str:
 
 
 def is_followed(finding: Finding) -> bool:
-    """Whether the bridge already takes the new way by itself."""
+    """Whether the code already takes the new way by itself."""
     # A breaking finding is never waved through: if the second path worked, it would not break.
     return finding.follows and finding.impact is not Impact.BREAKING
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...environments.fits import FitVerdict, StackFit
 from ...images.build import ImageBuild, ImagePlans
 from ...images.bundle import BundleResult
-from ...images.fits import FitResult, FitVerdict, StackFit
+from ...images.fits import FitResult
 from ...images.locking import LockResult
 from ...images.pins import PinNews
 from ...images.plan import ImagePlan

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Final
 
 from ...canary.static.findings import Finding, Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
+from ...environments.fits import Fit, FitVerdict
 from ...evidence.values import SourceLine
 from ...text import count
 from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Inline, Paragraph, Place, Table
@@ -18,23 +19,40 @@ from .words import list_some, tabulate_facts
 _MOST_NAMED: Final = 6
 _MOST_ROWS: Final = 8  # of the answer; a source tree has a row a file
 _LINE: Final = 98  # characters of a finding beside its mark
+_BRIDGE: Final = "the bridge of megacpp-validate"
+_MET: Final = {
+    FitVerdict.REFUSED: bad("broken"), FitVerdict.UNKNOWN: missing("unknown"), FitVerdict.WARNED: risk("not used"),
+    FitVerdict.FITS: good("met"),
+}  # fmt: skip
 _LIMITS: Final = "Not covered: numerics, speed (`--tiers gpu`)."
 
 
 def summarize_static(result: StaticResult) -> str:
     """The answer in one or two sentences."""
     names = {verdict: [row.module for row in _rows(result) if row.verdict is verdict] for verdict in ModuleVerdict}
-    broken = names[ModuleVerdict.BREAKS] or (["something that the bridge uses"] if result.breaks else [])
+    broken = names[ModuleVerdict.BREAKS] or (["something that the code uses"] if result.breaks else [])
     if not broken and not names[ModuleVerdict.RISK]:
-        what = "no change to what the bridge uses touches its calls" if result.findings else "nothing changed"
-        return f"Nothing breaks: {what}."
+        what = "no change to what the code uses touches its calls" if result.findings else "nothing changed"
+        return f"Nothing breaks: {what}.{_summarize_requirements(result)}"
     parts = {
         "": f"Breaks {', '.join(broken)}" if broken else "Nothing breaks",
         "and with it ": list_some(names[ModuleVerdict.CASCADE], _MOST_ROWS),
         "at risk: ": list_some(names[ModuleVerdict.RISK], _MOST_ROWS),
         "clean: ": list_some(names[ModuleVerdict.CLEAN], _MOST_ROWS),
     }
-    return "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
+    said = "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
+    return said + _summarize_requirements(result)
+
+
+def _summarize_requirements(result: StaticResult) -> str:
+    """A sentence on what the environment does not meet, and one on what is unknown of it."""
+    broken = ", ".join(
+        f"{one.component} {one.seen} (needs {one.wanted})" for one in result.requirements_of(FitVerdict.REFUSED)
+    )
+    unknown = ", ".join(dict.fromkeys(one.component for one in result.requirements_of(FitVerdict.UNKNOWN)))
+    return (f" The environment does not meet {result.new.version}: {broken}." if broken else "") + (
+        f" Unknown requirements: {unknown} (--env)." if unknown else ""
+    )
 
 
 def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in: str = "") -> Document:
@@ -48,19 +66,17 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
     old, new = result.old.version, result.new.version
     first_bad = f"`{first_bad_in}` breaks first in {new}; {old} is the last good release. " if first_bad_in else ""
     downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
-    blocks: list[Block] = list(_describe_findings(result, verbose=verbose))
+    blocks: list[Block] = [*_tabulate_requirements(result), *_describe_findings(result, verbose=verbose)]
     faults = tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults)
     blocks.append(Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults))
     blocks.append(Bullets(tuple(f"not judged: {file}: {why}" for file, why in result.not_read.items())))
-    blocks.append(
-        Paragraph(f"{count(result.not_consumed, 'API change')} not used by the bridge (--verbose). {_LIMITS}")
-    )
+    blocks.append(Paragraph(f"{count(result.not_consumed, 'API change')} not used by this code (--verbose). {_LIMITS}"))
     if verbose:
         sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
         changes = Bullets(result.changes_not_consumed)
-        blocks += [Details("API changes that the bridge does not use", (changes,)), tabulate_facts(sources)]
+        blocks += [Details("API changes that this code does not use", (changes,)), tabulate_facts(sources)]
     summary = f"{first_bad}{summarize_static(result)}{downgrade}"
-    title = f"Transformer Engine {old} → {new}"
+    title = f"Transformer Engine {old} → {new}, as {result.source or _BRIDGE} uses it"
     return Document(title, summary, mark_static(result), tuple(blocks), tuple(_list_cases(result)))
 
 
@@ -89,7 +105,8 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
     blocks += [Heading("Not judged"), *unread, Paragraph(f"{changes} in all. {_LIMITS}")]
     mark = find_worst_mark(map(mark_static, sweep.steps), missing("nothing compared"))
     cases = tuple(case for step in sweep.steps for case in _list_cases(step))
-    title = "Transformer Engine, release by release"
+    source = next((step.source for step in sweep.steps if step.source), _BRIDGE)
+    title = f"Transformer Engine, release by release, as {source} uses it"
     return Document(title, f"{first_bad}{summarize_sweep(sweep)}", mark, tuple(blocks), (*cases, *unread))
 
 
@@ -97,7 +114,7 @@ def summarize_sweep(sweep: Sweep) -> str:
     """The answer in one sentence."""
     tones = [mark_static(step).tone for step in sweep.steps]
     return (
-        f"Of {count(sweep.steps, 'step')} between releases {tones.count(Tone.BAD)} break the bridge; "
+        f"Of {count(sweep.steps, 'step')} between releases {tones.count(Tone.BAD)} break the code; "
         f"at risk: {tones.count(Tone.RISK)}; releases that could not be read: {len(sweep.unreadable)}."
     )
 
@@ -105,7 +122,27 @@ def summarize_sweep(sweep: Sweep) -> str:
 def mark_static(result: StaticResult) -> Mark:
     """How the answer looks."""
     marks = [mark_of(row.verdict) for row in _rows(result)]
-    return find_worst_mark([*marks, *([bad("breaks")] if result.breaks else [])], good("clean"))
+    unknown = [missing("unknown requirement")] if result.requirements_of(FitVerdict.UNKNOWN) else []
+    return find_worst_mark([*marks, *([bad("breaks")] if result.breaks else []), *unknown], good("clean"))
+
+
+def _tabulate_requirements(result: StaticResult) -> Iterator[Block]:
+    """Every requirement that is new, beside what the environment has; then what to do."""
+    new, here = f"{result.new.version} requires", "in the environment"
+    rows = tuple(
+        (_MET[one.verdict], f"{one.component} {one.wanted}", one.seen, list_some(one.breaks, 3))
+        for one in result.requirements
+    )
+    yield Table(("requirement", new, here, "modules"), rows)
+    acts = [one for one in result.requirements if one.verdict in (FitVerdict.REFUSED, FitVerdict.UNKNOWN)]
+    yield Bullets(tuple(f"{one.component}: {one.says}; {one.next_step}" for one in acts))
+
+
+def _diagnose_requirement(fit: Fit) -> Diagnostic:
+    message = f"{fit.seen}, needed {fit.wanted}: {fit.says}"
+    fields = (("breaks", ", ".join(fit.breaks)), ("source", fit.source))
+    group = fit.breaks[0] if fit.breaks else "environment"
+    return Diagnostic(fit.component, _MET[fit.verdict], group, message, fields, help=fit.next_step, code=fit.need)
 
 
 def _rows(result: StaticResult) -> Iterator[ModuleResult]:
@@ -133,8 +170,8 @@ def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block
             yield from _describe_briefly(list(group), result)
     if followed := [one for one in shown if is_followed(one)]:
         names = list_some(list(dict.fromkeys(map(quote_subject, followed))), _MOST_NAMED)
-        yield Paragraph(f"The bridge already follows {count(followed, 'change')}: {names}.")
-        yield Details("Changes that the bridge already follows", tuple(_diagnose(one, result) for one in followed))
+        yield Paragraph(f"The code already follows {count(followed, 'change')}: {names}.")
+        yield Details("Changes that the code already follows", tuple(_diagnose(one, result) for one in followed))
 
 
 def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> Iterator[Block]:
@@ -191,7 +228,9 @@ def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
 def _list_cases(result: StaticResult) -> Iterator[Diagnostic]:
     """Everything that was judged: each finding, then each module without one of its own."""
     yield from (_diagnose(finding, result) for finding in result.findings)
+    yield from map(_diagnose_requirement, result.requirements)
     owners = {finding.module for finding in result.findings if finding.impact is not Impact.HARMLESS}
+    owners |= {fit.breaks[0] for fit in result.requirements_of(FitVerdict.REFUSED) if fit.breaks}
     for row in _rows(result):
         if row.module not in owners:
             shared = {one.module for one in result.findings if row.module in one.modules} - {row.module}

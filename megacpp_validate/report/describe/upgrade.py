@@ -13,6 +13,7 @@ from ...canary.dynamic.upgrade_result import (
     TimingChange,
     UpgradeResult,
 )
+from ...environments.fits import FitVerdict
 from ...evidence.receipt import Outcome
 from ...evidence.values import ENVIRONMENT
 from ...text import count
@@ -50,6 +51,8 @@ def mark_upgrade(result: UpgradeResult) -> Mark:
         return bad("breaks")
     if result.lacks or result.unmade:
         return missing("evidence missing")
+    if any(step.requirements_of(FitVerdict.UNKNOWN) for step in result.static):
+        return missing("unknown requirement")
     at_risk = any(row.verdict.value == "risk" for step in result.static for row in step.modules)
     return risk("at risk") if at_risk else good("clean")
 

@@ -134,6 +134,7 @@ ARGUMENTS = {
     "star": ("te.f.require()(1, *x)", {"open_positionals": True, "positionals": (Argument((1,), never_none=True),)}),
     "double-star": ("te.f.require()(**x)", {"open_keywords": True, "keywords": {}}),
     "partial": ("import functools\nfunctools.partial(te.f.require(), a=1)", {"partial": True, "keywords": {"a": Argument((1,), never_none=True)}}),
+    "dictionary-of-another-call": ("def made():\n    return {'a': 1}\nother = made()\nother['b'] = 2\nte.f.require()(**made())", {"keywords": {"a": Argument((1,), never_none=True)}}),
     "unpacked": ("a, b, c = te.f.require()(1)", {"unpack": 3}),
     "not-unpacked": ("a = te.f.require()(1)", {"unpack": 0}),
     "unpacked-open": ("a, *b = te.f.require()(1)", {"unpack": 0}),

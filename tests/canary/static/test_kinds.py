@@ -96,6 +96,14 @@ DEFINITIONS += [
         "te.Layer.require()().run()",
         set(),
     ),
+    # parallel_cross_entropy, 2.4.0 to 2.20.2: `_input` stays as an alias of the first parameter
+    Case(
+        "required-name-kept-as-an-alias",
+        "def f(_input, target): ...",
+        "def f(inp, target, *, _input=None): ...",
+        "te.f.require()(1, 2)",
+        {"user parameter-renamed _input harmless"},
+    ),
     Case("constructor-gone", TAKES, "class Layer: ...", CALLS, {"user parameter-removed size breaking"}),
     Case("constructor-of-another-library", TAKES, "import torch\nclass Layer(torch.nn.Module): ...", CALLS, set()),
     Case(

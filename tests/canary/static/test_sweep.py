@@ -20,7 +20,7 @@ from megacpp_validate.canary.static.findings import (
     Sweep,
 )
 from megacpp_validate.canary.static.sweep import is_downgrade, run_pair
-from tests.canary.static.small_sources import compare, said_by, write_bridge, write_release
+from tests.canary.static.small_sources import compare, compare_source, said_by, write_bridge, write_release
 from tests.running_processes import is_running, within
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -200,3 +200,9 @@ with _open_pool(2) as pool:
 
 def report_pid(_: int) -> int:
     return os.getpid()
+
+
+def test_an_imported_package_does_not_use_all_that_is_below_it(tmp_path: Path) -> None:
+    old, code = "class Linear: ...\ndef other(x): ...\n", "import transformer_engine.pytorch as te\nkind = te.Linear\n"
+    result = compare_source(tmp_path, old, "class Linear: ...\n", {"train.py": code})
+    assert result.not_consumed == 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.environments.fits import stack_of_words
 from megacpp_validate.images.build import ImageBuild, ImagePlans, Lint, LintOutcome, Refused
 from megacpp_validate.images.bundle import BundleResult
-from megacpp_validate.images.fits import FitResult, judge_stacks, read_all_images, stack_of_words
+from megacpp_validate.images.fits import FitResult, judge_stacks, read_all_images
 from megacpp_validate.images.locking import LockLine, LockResult
 from megacpp_validate.images.pins import PinLine, PinNews
 from megacpp_validate.images.supply import CheckOutcome, ImageCheck, ImageVerdict, KeysResult, SignResult

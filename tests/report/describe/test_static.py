@@ -105,7 +105,7 @@ def test_a_sweep_is_a_grid_and_what_happened() -> None:
     text = shown(document)
     assert document.mark.tone is Tone.BAD
     assert document.summary == (
-        "Of 28 steps between releases 2 break the bridge; at risk: 1; releases that could not be read: 1."
+        "Of 28 steps between releases 2 break the code; at risk: 1; releases that could not be read: 1."
     )
     assert [word for word in ("2.5.0", "ScaledDotProductAttention", "num_out_tokens") if word not in text] == []
     assert "No release" in describe_sweep(SWEEP, first_bad_in="permute").summary

@@ -1,11 +1,13 @@
-"""Six renderers over one document: each shows everything, and nothing of other people becomes syntax or a command."""
+"""Seven renderers over one document: each shows everything, and nothing of other people becomes syntax or a command."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -31,6 +33,7 @@ from megacpp_validate.report.render.html import render_html
 from megacpp_validate.report.render.json import render_json
 from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.markdown import render_markdown
+from megacpp_validate.report.render.sarif import render_sarif
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.page import Page
 
@@ -40,6 +43,7 @@ RENDERERS = {
     "markdown": render_markdown,
     "junit": render_junit,
     "github": render_github,
+    "sarif": render_sarif,
 }
 EVIL = (
     "<img src=x onerror=alert(1)></script>\"'&]]>-->|`*_[bold red]x[/](javascript:1){{7*7}}{%x%}"
@@ -223,3 +227,39 @@ def test_cases_stand_for_what_the_blocks_do_not_show() -> None:
     document = replace(make_document(), cases=(Diagnostic("a", good("pass")), Diagnostic("b", bad("fail"))))
     assert ET.fromstring(render_junit(document)).attrib["tests"] == "2"
     assert len(render_github(document).splitlines()) == 2
+
+
+def test_sarif_has_what_the_standard_requires_and_every_fault_at_its_line() -> None:
+    log = json.loads(render_sarif(make_document()))
+    (run,) = log["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert (log["version"], run["tool"]["driver"]["name"]) == ("2.1.0", "megacpp-validate")
+    assert [one["level"] for one in run["results"]] == ["error", "error", "warning", "warning"]
+    assert all(rules[one["ruleIndex"]] == one["ruleId"] and one["message"]["text"] for one in run["results"])
+    assert run["results"][0]["locations"][0]["physicalLocation"] == {
+        "artifactLocation": {"uri": CODE, "uriBaseId": "%SRCROOT%"}, "region": {"startLine": 80},
+    }  # fmt: skip
+    assert "physicalLocation" not in run["results"][1]["locations"][0]
+
+
+def test_sarif_of_a_file_elsewhere_and_of_an_answer_without_cases() -> None:
+    case = Diagnostic("a", bad("x"), place=Place("/a b/c#d.py", 0))
+    (found,) = json.loads(render_sarif(Document("t", "s", bad("x"), (case,))))["runs"][0]["results"]
+    place = found["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"], place["region"]) == ({"uri": "file:///a%20b/c%23d.py"}, {"startLine": 1})
+    assert [len(json.loads(render_sarif(Document("t", "s", mark)))["runs"][0]["results"]) for mark in (
+        bad("x"), missing(), good("x"),
+    )] == [1, 1, 0]  # fmt: skip
+
+
+@pytest.mark.skipif("MEGACPP_SARIF_SCHEMA" not in os.environ, reason="MEGACPP_SARIF_SCHEMA names no file of the schema")
+@pytest.mark.parametrize("text", ["", "x", EVIL])
+def test_sarif_fits_the_schema_of_the_standard(text: str) -> None:
+    """The schema is `sarif-2.1/schema/sarif-schema-2.1.0.json` of oasis-tcs/sarif-spec; this project holds no copy."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(Path(os.environ["MEGACPP_SARIF_SCHEMA"]).read_text(encoding="utf-8"))
+    kind = jsonschema.validators.validator_for(schema)
+    validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
+    marks = [Document("t", "s", mark) for mark in (bad("x"), good("x"))]
+    for document in (make_document(text), *marks):
+        validator.validate(json.loads(render_sarif(document)))

@@ -128,6 +128,11 @@ WRONG_ARGUMENTS = {
     "too-many": (["--all", "2.8.0", "2.9.0", "2.10.0"], ["2.10.0", "more than two", "Next step"]),
     "all-in-tiers": (["--all", "--tiers", "gpu"], ["--all", "Next step"]),
     "no-such-tier": (["2.8.0", "2.9.0", "--tiers", "static,gpus"], ["'gpus'", "firewall", "Next step"]),
+    "risks-of-a-list": (["--list", "--fail-on", "risk"], ["--fail-on", "Next step"]),
+    "no-environment": (["2.8.0", "2.9.0", "--env", "nowhere.txt"], ["nowhere.txt", "pip freeze", "Next step"]),
+    "environment-of-no-row": (["2.8.0", "2.9.0", "--env", "cublass=13.1"], ["'cublass'", "write cublas"]),
+    "environment-in-a-sweep": (["--all", "--env", "cublas=13.1"], ["--env", "Next step"]),
+    "environment-without-the-tier": (["--tiers", "gpu", "--env", "cublas=13.1"], ["--env", "Next step"]),
     "no-such-release-in-a-sweep": (["--all", "2.9.7", "2.11.0"], ["2.9.7", "Nearest: 2.8.0, 2.9.0", "Next step"]),
 }
 
@@ -202,3 +207,115 @@ def test_a_sweep_and_the_first_bad_release(index: None) -> None:
 
     said = as_process("te-canary", "2.8.0", "2.9.0", "--first-bad", "linear_walker")
     assert said.code == OPEN
+
+
+# --- anyone's code ---------------------------------------------------------------------------------------------------
+
+TRAIN = "import transformer_engine.pytorch as te\nlayer = te.Linear(in_features=8, out_features=8)\n"
+OTHER = "import transformer_engine.pytorch as te\nkind = te.Linear\n"
+RISKY = LINEAR.replace("bias=True", "bias=False")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that uses Transformer Engine in two files, as the current folder."""
+    for name, text in {"src/train.py": TRAIN, "src/other.py": OTHER, "src/plain.py": "x = 1\n"}.items():
+        file = tmp_path / "mine" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.chdir(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def judged(said: Said) -> str:
+    """What the first line says is judged; a terminal folds that line where names of folders are long."""
+    return said.flat.partition(" uses it ")[0].partition(", as ")[2]
+
+
+def test_the_current_project_is_judged_and_the_first_line_says_so(
+    run: Run, folders: dict[str, Path], project: Path
+) -> None:
+    said = run("canary", folders["old"], folders["broken"])
+    assert said.code == CLOSED
+    assert judged(said) == "the current project (mine)"
+    assert "src/train.py:2" in said.out
+    said = run("canary", folders["old"], folders["same"], "--source", "src")
+    assert judged(said) == "the source tree src"
+
+
+def test_a_folder_without_transformer_engine_means_the_bridge(
+    run: Run, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    said = run("canary", folders["old"], folders["broken"])
+    assert said.code == CLOSED
+    assert judged(said) == "the bridge of megacpp-validate"
+    assert "linear_walker" in said.out
+
+
+def test_rows_are_files_or_the_modules_of_the_project(run: Run, folders: dict[str, Path], project: Path) -> None:
+    def rows() -> dict[str, str]:
+        told = run("canary", folders["old"], folders["broken"], "--format", "json").told
+        return {row["module"]: row["verdict"] for row in told["modules"]}
+
+    assert rows() == {"src/other.py": "clean", "src/train.py": "breaks"}
+    table = (
+        '[tool.megacpp-validate]\nmodules = {loop = ["src/t*.py"], rest = ["src/other.py"], none = ["src/plain.py"]}\n'
+    )
+    (project / "pyproject.toml").write_text(table)
+    assert rows() == {"loop": "breaks", "rest": "clean", "none": "clean"}
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [("github", ["::error file=src/train.py,line=2,"]), ("sarif", ['"uri": "src/train.py"', '"startLine": 2']),
+     ("junit", ["src/train.py:2"]), ("html", ["src/train.py", "train.py:2"])],
+)  # fmt: skip
+def test_every_format_names_the_line_below_the_current_folder(
+    form: str, words: list[str], run: Run, folders: dict[str, Path], project: Path
+) -> None:
+    said = run("canary", folders["old"], folders["broken"], "--source", project / "src", "--format", form)
+    assert (said.code, [word for word in words if word not in said.out.replace("<wbr>", "")]) == (CLOSED, [])
+
+
+def test_a_risk_closes_where_risks_do(run: Run, folders: dict[str, Path], project: Path, tmp_path: Path) -> None:
+    write_release(tmp_path / "risky", RISKY)
+    pair = ("canary", folders["old"], tmp_path / "risky")
+    assert [run(*pair).code, run(*pair, "--fail-on", "risk").code] == [OPEN, CLOSED]
+    assert run(*pair, "--tiers", "static", "--fail-on", "risk").code == CLOSED
+    assert run("canary", folders["old"], folders["same"], "--fail-on", "risk").code == OPEN
+
+
+WRONG_PROJECTS = {
+    "no-toml": ("[tool.megacpp-validate\n", ["is no TOML", "pyproject.toml", "Next step"]),
+    "no-file": ('[tool.megacpp-validate]\nmodules = {a = ["lib/*.py"]}\n', ["'a'", "'lib/*.py'", "Next step"]),
+    "no-pattern": ('[tool.megacpp-validate]\nmodules = {a = [""], b = ["/x/*.py"]}\n', ["'/x/*.py'", "Next step"]),
+    "in-two": ('[tool.megacpp-validate]\nmodules = {a = ["src"], b = ["src/train.py"]}\n', ["train.py", "'a'", "'b'"]),
+    "no-list": ('[tool.megacpp-validate]\nmodules = {a = "src"}\n', ["modules.a", "valid list", "Next step"]),
+    "unknown-key": ('[tool.megacpp-validate]\nmodule = {a = ["src"]}\n', ["module: Extra inputs", "Next step"]),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG_PROJECTS.values(), ids=WRONG_PROJECTS)
+def test_a_wrong_table_is_refused(
+    text: str, words: list[str], run: Run, folders: dict[str, Path], project: Path
+) -> None:
+    (project / "pyproject.toml").write_text(text)
+    said = run("canary", folders["old"], folders["broken"])
+    assert (said.code, said.out) == (WRONG, "")
+    assert [word for word in words if word not in said.err] == [], said.err
+
+
+def test_a_module_that_the_project_has_not(run: Run, index: None, project: Path) -> None:
+    said = run("canary", "--first-bad", "attention")
+    assert said.code == WRONG
+    assert "src/train.py" in said.err
+
+
+@pytest.mark.thorough
+def test_a_sweep_of_a_project(index: None, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    said = as_process("canary", "--first-bad", "src/train.py")
+    assert said.code == CLOSED, said.err
+    assert "`src/train.py` breaks first in 2.10.0" in " ".join(said.out.split())

@@ -1,0 +1,313 @@
+"""Whether a stack fits a release of Transformer Engine, judged from rows of the matrix before anything is built.
+
+An unknown version stays unknown, and is never taken for a fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ..catalog.images import Range
+from ..catalog.needs import Needs
+from ..errors import WrongArguments
+from ..evidence.values import Frozen
+
+LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
+_ASKED: Final = "asked for"
+_BY_FILE: Final = {canonicalize_name(file): name for file, name in LIBRARIES.items()}
+CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
+_CORE_CUDA: Final = re.compile(r"transformer-engine-cu(\d+)")
+_LOCAL: Final = re.compile(r"(cpu|xpu|rocm[\d.]*|cu(\d{2,})\d)(?:[.+_-]|$)")
+
+
+class FitVerdict(StrEnum):
+    """What is known of one need; worst first."""
+
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    WARNED = "warned"  # works with less
+    FITS = "fits"
+
+
+class Part(Frozen):
+    """A component; its version is empty where it is unknown. `brought_by`: the base, the lock, or the caller."""
+
+    name: str
+    version: str
+    brought_by: str
+
+
+class Fit(Frozen):
+    """One need, compared with a stack.
+
+    Attributes:
+        need: row of matrix/images.toml or matrix/needs.toml.
+        seen: the version there, in words where there is none.
+        wanted: range.
+        breaks: bridge modules that fail by it, in dependency order.
+        source: where the need is documented.
+    """
+
+    need: str
+    component: str
+    seen: str
+    wanted: str
+    verdict: FitVerdict
+    says: str
+    breaks: tuple[str, ...] = ()
+    next_step: str
+    source: str
+
+
+class StackFit(Frozen):
+    """A stack ("asked", or the target of an image) and its needs, worst first; `te` is empty without one."""
+
+    name: str
+    te: str
+    parts: tuple[Part, ...]
+    fits: tuple[Fit, ...]
+
+    def of(self, verdict: FitVerdict) -> tuple[Fit, ...]:
+        """The needs with one verdict."""
+        return tuple(fit for fit in self.fits if fit.verdict is verdict)
+
+    @property
+    def refused(self) -> bool:
+        """Whether anything does not work."""
+        return bool(self.of(FitVerdict.REFUSED))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Parts by name: of CUDA, "driver", "python", and distributions.
+
+    Attributes:
+        whole: every part is named, so that what is not named is absent.
+        target: row of targets.toml; empty where unknown.
+    """
+
+    name: str
+    te: str
+    parts: Mapping[str, Part]
+    whole: bool
+    target: str = ""
+
+    def version(self, name: str) -> Version | None:
+        """The version of a part; None where the part is absent or its version unknown."""
+        part = self.parts.get(name)
+        return read_version(part.version) if part else None
+
+    @property
+    def core_cuda(self) -> int | None:
+        """The major CUDA release of the core library, from its name or from what lies beside it."""
+        halves = {int(found[1]) for name in self.parts if (found := _CORE_CUDA.fullmatch(name))}
+        if halves:
+            return halves.pop() if len(halves) == 1 else None
+        cuda, torch, cublas = self.version("cuda"), self.torch_cuda, self.version("cublas")
+        return cuda.major if cuda else torch if isinstance(torch, int) else cublas.major if cublas else None
+
+    @property
+    def torch_cuda(self) -> int | str | None:
+        """The major CUDA release of a torch from PyTorch's index ("2.11.0+cu130"), or the word of one without CUDA."""
+        torch = self.version("torch")
+        found = _LOCAL.match(torch.local or "") if torch else None
+        return (int(found[2]) if found[2] else found[1]) if found else None
+
+
+def read_version(text: str) -> Version | None:
+    """A version; None for a text that is none."""
+    try:
+        return Version(text) if text else None
+    except InvalidVersion:
+        return None
+
+
+def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, target: str = "") -> Stack:
+    """A stack that is given as "component=version"; "component=" is there in an unknown version.
+
+    Raises:
+        WrongArguments: a word has another form, a version is none, or a component is given twice.
+    """
+    found, names = dict[str, Part](), _BY_FILE | (_name_distributions(needs) if needs else {})
+    for word in words:
+        name, sign, version = word.partition("=")
+        name, version = canonicalize_name(name.strip()), version.lstrip("=").strip()
+        name, why = names.get(name, name), ""
+        if not sign or not name or (version and read_version(version) is None):
+            why = "is no component and version. Next step: write cublas=13.1.0.3, or cublas= for an unknown version"
+        elif name in found:
+            why = "names a component that is given twice. Next step: give the one that is loaded"
+        elif name in LIBRARIES.values() and version.isdecimal() and int(version) >= 1000:  # cudnnGetVersion(): 91100
+            why = "is a version as the library itself counts it. Next step: write 91100 as 9.11.0"
+        if why:
+            raise WrongArguments(f"{word!r} {why}.")
+        found[name] = Part(name=name, version=version, brought_by=_ASKED)
+    if read_version(te) is None:
+        raise WrongArguments(f"{te!r} is no release of Transformer Engine. Next step: write one as in 2.20.2.")
+    return Stack("asked", te, found, whole=False, target=target)
+
+
+def _name_distributions(needs: Needs) -> dict[str, str]:
+    """Distributions that bring a library of CUDA -> the part: "nvidia-cublas" -> "cublas"."""
+    rows = (row for row in needs.library if row.id in LIBRARIES)
+    return {str(canonicalize_name(name)): LIBRARIES[row.id] for row in rows for name in row.distributions}
+
+
+def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: Iterable[str]) -> StackFit:
+    """Every need of the release, compared with the stack, worst first; and parts that no row knows.
+
+    Args:
+        releases: that the rows were made from; of a later one the rows do not know what is new.
+    """
+    named = _name_distributions(needs)
+    brought = {
+        part: stack.parts[name].model_copy(update={"name": part}) for name, part in named.items() if name in stack.parts
+    }
+    stack = replace(stack, parts={**brought, **stack.parts})
+    ranges = [row for row in ranges if not row.targets or not stack.target or stack.target in row.targets]
+    fits = [*_find_unknown(stack, needs, ranges, named), *_judge_builds(needs, stack)]
+    if (te := read_version(stack.te)) is not None:
+        fits += _judge_rows(stack, te, needs, ranges)
+        fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
+    order = list(FitVerdict)
+    parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
+    ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.component)))
+    return StackFit(name=stack.name, te=stack.te, parts=parts, fits=ordered)
+
+
+def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]) -> Iterator[Fit]:
+    """Needs and ranges of the matrix that hold for a release; and its halves, which refuse each other."""
+    for need in needs.need:  # doctor looks at files and symbols, once they are installed
+        if need.kind not in ("library", "distribution") or not need.holds_for(te):
+            continue
+        beside = not need.with_ or (need.beside in stack.parts and need.holds_beside(stack.version(need.beside)))
+        if beside and need.holds_for_core(stack.core_cuda):
+            says = (need.says, need.next, need.source)
+            yield _compare(stack, need.id, LIBRARIES.get(need.of, need.of), need.version, *says, breaks=need.breaks)
+    for row in ranges:
+        absent = row.component not in stack.parts and (stack.whole or row.with_ == row.component or row.needs == "<0")
+        if absent or (row.te and not row.holds_for(te)) or not _may_hold(stack, row.with_):
+            continue  # what must not be there is not there
+        outside = FitVerdict.REFUSED if row.outside == "refused" else FitVerdict.WARNED
+        yield _compare(stack, row.id, row.component, row.needs, row.says, row.next, row.source, outside=outside)
+    for name in CORE:
+        version = stack.version(name)
+        if version is not None and version.public != te.public:
+            yield _compare(
+                stack, "one-release", name, f"=={te.public}",
+                "its other half is of another release, which it refuses at import",
+                f"ask for {name}=={te.public} in the image's requirements",
+                "Requires-Dist of transformer_engine and transformer_engine_torch",
+            )  # fmt: skip
+
+
+def _may_hold(stack: Stack, beside: str) -> bool:
+    """Whether a part is there in a range ("cuda>=13"); a part in an unknown version may be."""
+    if not beside:
+        return True
+    requirement = Requirement(beside)
+    name = canonicalize_name(requirement.name)
+    version = stack.version(name)
+    inside = version is None or requirement.specifier.contains(version.public, prereleases=True)
+    return name in stack.parts and inside
+
+
+def _compare(  # noqa: PLR0913, PLR0917 - a row of a table
+    stack: Stack, need: str, name: str, wanted: str, says: str, step: str, source: str,
+    outside: FitVerdict = FitVerdict.REFUSED, breaks: Iterable[str] = (), verdict: FitVerdict | None = None,
+) -> Fit:  # fmt: skip
+    """One need, compared with a part.
+
+    Args:
+        wanted: range; empty for any version, "<0" where it must not be there; words where there is a `verdict` already.
+    """
+    part, version = stack.parts.get(name), stack.version(name)
+    seen, found = str(version), FitVerdict.UNKNOWN
+    if part is None:
+        seen, found = ("is not there", FitVerdict.REFUSED) if stack.whole else ("(not provided)", found)
+    elif version is None:
+        by = "" if verdict or wanted == "<0" else f"; from {part.brought_by}"
+        seen, found = f"(unknown version{by})", found if wanted else FitVerdict.FITS
+    elif verdict is None and wanted != "<0":
+        # A build of a release counts as it: "2.13.0a0+9186a08b2c" is what NVIDIA calls its 2.13.
+        release = version.base_version if name == "torch" else version.public
+        found = FitVerdict.FITS if SpecifierSet(wanted).contains(release, prereleases=True) else outside
+    if part is not None and wanted == "<0":
+        found = outside
+    return Fit(
+        need=need, component=name, seen=seen, wanted={"<0": "not beside it", "": "any version"}.get(wanted, wanted),
+        verdict=verdict or found, says=says, breaks=tuple(breaks), next_step=step, source=source,
+    )  # fmt: skip
+
+
+def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Mapping[str, str]) -> Iterator[Fit]:
+    """Parts that the caller names and no row of any release knows."""
+    known = {"torch", *CORE, *LIBRARIES.values(), *named, *(row.of for row in needs.build)}
+    known |= {name for row in needs.need for name in (row.of, row.beside)}
+    known |= {name for row in ranges for name in (row.component, Requirement(row.with_).name if row.with_ else "")}
+    names = {canonicalize_name(name) for name in known if name}
+    for name, part in stack.parts.items():
+        if part.brought_by == _ASKED and name not in names:
+            near = get_close_matches(name, sorted(names), n=1)
+            yield _compare(
+                stack, "no-row", name, "a name that a row knows",
+                "no row knows this name, so nothing is compared with it",
+                f"write {near[0]}, if you mean that" if near else "leave it out, or add a row for it",
+                "matrix/needs.toml, matrix/images.toml", verdict=FitVerdict.UNKNOWN,
+            )  # fmt: skip
+
+
+def _judge_release(stack: Stack, te: Version, releases: list[Version]) -> Iterator[Fit]:
+    first, last = min(releases), max(releases)
+    if not first <= Version(te.public) <= last:
+        part = Part(name="transformer-engine", version=str(te), brought_by=_ASKED)
+        yield _compare(
+            replace(stack, parts={part.name: part}), "release", part.name, f">={first},<={last}",
+            "the rows were made from those releases; the needs of another release are unknown",
+            f"`nox -s te_canary -- {last} {te.public}`, then a row in matrix/needs.toml for what it needs",
+            "matrix/stacks.toml", verdict=FitVerdict.UNKNOWN,
+        )  # fmt: skip
+
+
+def _judge_torch(stack: Stack) -> Iterator[Fit]:
+    """The torch extension is compiled against torch: a wheel of PyTorch's index names the CUDA of both."""
+    own, core = stack.torch_cuda, stack.core_cuda
+    if own is None:
+        return
+    without = isinstance(own, str)
+    differs = without or (core is not None and own != core)
+    yield _compare(
+        stack, "torch-of-one-cuda", "torch", f"a build for CUDA {core or 'of the core library'}",
+        "it is built without CUDA" if without else "its extension is compiled with the CUDA of the core library",
+        f"take a torch that is built for CUDA {core or '12 or 13'}, or the core library for that of torch",
+        "torch 2.13: utils/cpp_extension.py _check_cuda_version raises where the major releases differ",
+        verdict=FitVerdict.REFUSED if differs else FitVerdict.UNKNOWN if core is None else FitVerdict.FITS,
+    )  # fmt: skip
+
+
+def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
+    """Wheels that are built for one torch, and do not name it."""
+    for name in dict.fromkeys(row.of for row in needs.build if row.of in stack.parts):
+        version, rows = stack.version(name), [row for row in needs.build if row.of == name]
+        held = [row for row in rows if version is not None and row.is_of(version)]
+        for row in held:
+            step = f"take a {name} that is built for it, or build it from source"
+            says = f"{name} {version} is built for that torch"
+            yield _compare(stack, f"build of {name}", "torch", row.torch, says, step, row.source)
+        if not held:
+            yield _compare(
+                stack, f"build of {name}", name, " or ".join(row.version for row in rows),
+                "it is built for one torch without naming it, and no row has this version",
+                "nox -s doctor reports it where it is installed; then add a [[build]] row to matrix/needs.toml",
+                "matrix/needs.toml", verdict=FitVerdict.UNKNOWN,
+            )  # fmt: skip
