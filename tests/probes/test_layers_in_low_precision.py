@@ -91,7 +91,7 @@ def test_split_weights_in_bf16_are_seen(monkeypatch: Patch) -> None:
 
 
 def test_a_backward_pass_in_bf16_is_seen(monkeypatch: Patch) -> None:
-    from transformer_engine.pytorch.layernorm_linear import _LayerNormLinear
+    from transformer_engine.pytorch.linear import _LayerNormLinear
 
     real = _LayerNormLinear.forward
 

@@ -6,9 +6,8 @@ from .attention import DotProductAttention
 from .distributed import checkpoint
 from .graph import make_graphed_callables
 from .grouped_linear import GroupedLinear
-from .layernorm_linear import LayerNormLinear
 from .layernorm_mlp import LayerNormMLP
-from .linear import Linear
+from .linear import LayerNormLinear, Linear
 from .padding import Fp8Padding, Fp8Unpadding
 from .permutation import (
     moe_permute_with_probs,

@@ -51,15 +51,8 @@ class GroupedLinear(TransformerEngineBaseModule):
         super().__init__(num_gemms)
         self.num_gemms, self.in_features, self.out_features = num_gemms, in_features, out_features
         self.use_bias = bias
-        dtype = params_dtype or torch.get_default_dtype()
-        for expert in range(num_gemms):
-            self.register_parameter(f"weight{expert}", self.new_weight(out_features, in_features, dtype, device))
-        for expert in range(num_gemms):
-            kept = torch.zeros(out_features if bias else 0, dtype=dtype, device=device)
-            if bias:
-                self.register_parameter(f"bias{expert}", torch.nn.Parameter(kept))
-            else:
-                setattr(self, f"bias{expert}", kept)
+        weights = {f"weight{expert}": out_features for expert in range(num_gemms)}
+        self.add_weights(weights, in_features, bias, params_dtype, device)
 
     def forward(
         self,

@@ -6,7 +6,7 @@ import inspect
 import io
 import math
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -122,6 +122,23 @@ class TransformerEngineBaseModule(torch.nn.Module):
             return torch.nn.Parameter(data)
         rounded = round_tensor(data, largest(Manager.get_fp8_recipe(), forward=True)).to(data.dtype)
         return torch.Tensor._make_subclass(Float8Tensor, rounded, True)
+
+    def add_weights(self, rows: Mapping[str, int], columns: int, bias: bool, dtype: Any, device: Any) -> list[str]:
+        """Register a weight [rows, columns] a name, then a bias [rows] each, empty without `bias`: names of the biases.
+
+        Args:
+            rows: of each weight, by its name, which holds "weight"; its bias has "bias" there.
+        """
+        dtype = dtype or torch.get_default_dtype()
+        for name, count in rows.items():
+            self.register_parameter(name, self.new_weight(count, columns, dtype, device))
+        biases = {name.replace("weight", "bias"): count for name, count in rows.items()}
+        for name, count in biases.items():
+            if bias:
+                self.register_parameter(name, torch.nn.Parameter(torch.zeros(count, dtype=dtype, device=device)))
+            else:
+                setattr(self, name, torch.empty(0, dtype=dtype, device=device))
+        return list(biases)
 
     def start(self, inp: Any, is_first_microbatch: bool | None = None) -> tuple[Rounder | None, bool]:
         """How this call rounds (None: not at all), and whether its backward pass is the last of the scope."""

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from .gemm import Gemm
 from .layer import TransformerEngineBaseModule, check_fp8_shape, only_defaults
-from .layernorm_linear import add_norm
-from .rmsnorm import normalize
+from .rmsnorm import add_norm, normalize
 
 
 class _LayerNormMLP(Gemm):
@@ -94,16 +93,8 @@ class LayerNormMLP(TransformerEngineBaseModule):
         self.normalization, self.zero_centered_gamma = normalization, zero_centered_gamma
         add_norm(self, hidden_size, normalization, zero_centered_gamma, params_dtype, device)
         wide = ffn_hidden_size * (2 if activation in _GATED else 1)
-        self.fc1_weight = self.new_weight(wide, hidden_size, params_dtype, device)
-        self.fc1_bias = self._new_bias(wide, params_dtype, device)
-        self.fc2_weight = self.new_weight(hidden_size, ffn_hidden_size, params_dtype, device)
-        self.fc2_bias = self._new_bias(hidden_size, params_dtype, device)
-
-    def _new_bias(self, size: int, dtype: Any, device: Any) -> Any:
-        dtype = dtype or torch.get_default_dtype()
-        if not self.use_bias:
-            return torch.empty(0, dtype=dtype, device=device)
-        return torch.nn.Parameter(torch.zeros(size, dtype=dtype, device=device))
+        self.add_weights({"fc1_weight": wide}, hidden_size, bias, params_dtype, device)
+        self.add_weights({"fc2_weight": hidden_size}, ffn_hidden_size, bias, params_dtype, device)
 
     def forward(self, inp: Any, is_first_microbatch: bool | None = None) -> Any:
         """[..., hidden] -> [..., hidden]."""

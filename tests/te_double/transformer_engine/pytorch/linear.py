@@ -1,4 +1,4 @@
-"""`Linear`, and the split weights that `LayerNormLinear` shares with it."""
+"""`Linear` and `LayerNormLinear`: one weight, which may lie in pieces."""
 
 from __future__ import annotations
 
@@ -8,42 +8,62 @@ import torch
 
 from .gemm import Gemm
 from .layer import TransformerEngineBaseModule, check_fp8_shape, only_defaults
+from .rmsnorm import add_norm, normalize
 
 
 class _Linear(Gemm):
     """The name that the graph shows."""
 
 
-def add_split_weights(
-    layer: TransformerEngineBaseModule, rows: int, columns: int, split: Any, bias: bool, dtype: Any, device: Any
-) -> tuple[list[str], list[str]]:
-    """Register weight [rows, columns] (and bias), in pieces where a split is given; the names of both."""
-    if split is None:
-        pieces = {"": rows}
-    elif isinstance(split, dict):
-        pieces = {f"{name.rstrip('_')}_": size for name, size in split.items()}
-    else:
-        pieces = {f"{name.rstrip('_')}_": rows // len(split) for name in split}
-    if not pieces or sum(pieces.values()) != rows:
-        raise ValueError(f"Trying to split weight buffer (out_features={rows}) with split sizes {pieces}")
-    dtype = dtype or torch.get_default_dtype()
-    for name, size in pieces.items():
-        layer.register_parameter(f"{name}weight", layer.new_weight(size, columns, dtype, device))
-    for name, size in pieces.items():
-        if bias:
-            layer.register_parameter(f"{name}bias", torch.nn.Parameter(torch.zeros(size, dtype=dtype, device=device)))
+class _LayerNormLinear(Gemm):
+    """The name that the graph shows."""
+
+
+class _OneGemm(TransformerEngineBaseModule):
+    """Shared by `Linear` and `LayerNormLinear`: one weight [out_features, in_features], which may lie in pieces."""
+
+    def __init__(
+        self, in_features: int, out_features: int, split: Any, bias: bool, dtype: Any, device: Any,
+        norm: str = "", zero_centered: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(num_gemms=1)
+        self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
+        if split is None:
+            pieces = {"weight": out_features}
+        elif isinstance(split, dict):
+            pieces = {f"{name.rstrip('_')}_weight": size for name, size in split.items()}
         else:
-            setattr(layer, f"{name}bias", torch.empty(0, dtype=dtype, device=device))
-    return [f"{name}weight" for name in pieces], [f"{name}bias" for name in pieces]
+            pieces = {f"{name.rstrip('_')}_weight": out_features // len(split) for name in split}
+        if not pieces or sum(pieces.values()) != out_features:
+            raise ValueError(f"Trying to split weight buffer (out_features={out_features}) with split sizes {pieces}")
+        if norm:
+            add_norm(self, in_features, norm, zero_centered, dtype, device)
+        self.weight_names = list(pieces)
+        self.bias_names = self.add_weights(pieces, in_features, bias, dtype, device)
+
+    def multiply(self, inp: Any, is_first_microbatch: bool | None, gemm: type[Gemm]) -> Any:
+        """[..., in_features] -> [..., out_features]."""
+        if inp.shape[-1] != self.in_features:
+            raise AssertionError("GEMM not possible")
+        rounder, last = self.start(inp, is_first_microbatch)
+        weight = self._join(self.weight_names)
+        if rounder is not None:
+            check_fp8_shape(inp, weight)
+        bias = self._join(self.bias_names) if self.use_bias else None
+        out = gemm.apply(self.norm(inp.reshape(-1, self.in_features)), weight, bias, rounder, 0, last)
+        return out.view(*inp.shape[:-1], self.out_features)
+
+    def norm(self, rows: Any) -> Any:
+        """Rows [R, in_features] as they go into the product."""
+        return rows
+
+    def _join(self, names: list[str]) -> Any:
+        """Pieces of a parameter as one tensor."""
+        pieces = [getattr(self, name) for name in names]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def joined(layer: Any, names: list[str]) -> Any:
-    """Pieces of a parameter as one tensor."""
-    pieces = [getattr(layer, name) for name in names]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-class Linear(TransformerEngineBaseModule):
+class Linear(_OneGemm):
     """[..., in_features] -> [..., out_features]; weight [out_features, in_features]."""
 
     def __init__(
@@ -77,11 +97,8 @@ class Linear(TransformerEngineBaseModule):
         only_defaults(
             Linear.__init__, locals(), ("bias", "params_dtype", "parameters_split", "device", "init_method", "name")
         )
-        super().__init__(num_gemms=1)
-        self.in_features, self.out_features, self.use_bias, self.name = in_features, out_features, bias, name
-        self.weight_names, self.bias_names = add_split_weights(
-            self, out_features, in_features, parameters_split, bias, params_dtype, device
-        )
+        super().__init__(in_features, out_features, parameters_split, bias, params_dtype, device)
+        self.name = name
 
     def forward(
         self,
@@ -92,12 +109,63 @@ class Linear(TransformerEngineBaseModule):
     ) -> Any:
         """[..., in_features] -> [..., out_features]."""
         only_defaults(Linear.forward, locals(), ("is_first_microbatch",))
-        if inp.shape[-1] != self.in_features:
-            raise AssertionError("GEMM not possible")
-        rounder, last = self.start(inp, is_first_microbatch)
-        weight = joined(self, self.weight_names)
-        if rounder is not None:
-            check_fp8_shape(inp, weight)
-        bias = joined(self, self.bias_names) if self.use_bias else None
-        out = _Linear.apply(inp.reshape(-1, self.in_features), weight, bias, rounder, 0, last)
-        return out.view(*inp.shape[:-1], self.out_features)
+        return self.multiply(inp, is_first_microbatch, _Linear)
+
+
+class LayerNormLinear(_OneGemm):
+    """Norm, then [..., in_features] -> [..., out_features]; layer_norm_weight, weight or its split pieces."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Any = None,
+        init_method: Any = None,
+        bias: bool = True,
+        normalization: str = "LayerNorm",
+        return_bias: bool = False,
+        params_dtype: Any = None,
+        parallel_mode: str | None = None,
+        return_layernorm_output: bool = False,
+        return_layernorm_output_gathered: bool = False,
+        parameters_split: Any = None,
+        zero_centered_gamma: bool = False,
+        device: Any = "cuda",
+        ub_overlap_ag: bool = False,
+        ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False,
+        ub_bulk_dgrad: bool = False,
+        ub_name: str | None = None,
+        delay_wgrad_compute: bool = False,
+        symmetric_ar_type: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        done = ("eps", "bias", "normalization", "params_dtype", "parameters_split", "zero_centered_gamma", "device",
+                "init_method", "name")  # fmt: skip
+        only_defaults(LayerNormLinear.__init__, locals(), done)
+        super().__init__(
+            in_features, out_features, parameters_split, bias, params_dtype, device, normalization, zero_centered_gamma
+        )
+        self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
+
+    def forward(
+        self,
+        inp: Any,
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool | None = False,
+        fp8_grad: bool | None = False,
+    ) -> Any:
+        """[..., in_features] -> [..., out_features]."""
+        only_defaults(LayerNormLinear.forward, locals(), ("is_first_microbatch",))
+        return self.multiply(inp, is_first_microbatch, _LayerNormLinear)
+
+    def norm(self, rows: Any) -> Any:
+        """Rows [R, in_features], normalized."""
+        weight, bias = self.layer_norm_weight, self.layer_norm_bias
+        return normalize(rows, weight, bias, self.eps, self.normalization, self.zero_centered_gamma)

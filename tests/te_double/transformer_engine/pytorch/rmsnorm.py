@@ -24,6 +24,19 @@ def normalize(rows: Any, weight: Any, bias: Any, eps: float, kind: str, zero_cen
     return (wide if bias is None else wide + bias.float()).to(rows.dtype)
 
 
+def add_norm(layer: Any, hidden: int, kind: str, zero_centered: bool, dtype: Any, device: Any) -> None:
+    """Register layer_norm_weight [hidden], and layer_norm_bias where the norm has one."""
+    if kind not in ("LayerNorm", "RMSNorm"):
+        raise AssertionError("Unsupported normalization type!")
+    start = torch.zeros if zero_centered else torch.ones
+    dtype = dtype or torch.get_default_dtype()
+    layer.layer_norm_weight = torch.nn.Parameter(start(hidden, dtype=dtype, device=device))
+    if kind == "LayerNorm":
+        layer.layer_norm_bias = torch.nn.Parameter(torch.zeros(hidden, dtype=dtype, device=device))
+    else:
+        layer.layer_norm_bias = None
+
+
 class RMSNorm(torch.nn.Module):
     """[..., hidden] -> [..., hidden]; weight [hidden]."""
 

@@ -8,9 +8,8 @@ import torch
 
 from .attention import DotProductAttention
 from .layer import only_defaults
-from .layernorm_linear import LayerNormLinear
 from .layernorm_mlp import LayerNormMLP
-from .linear import Linear
+from .linear import LayerNormLinear, Linear
 
 
 class MultiheadAttention(torch.nn.Module):
