@@ -1,22 +1,40 @@
-"""One run in a process of its own: a fault is planted, or none, and every probe runs once, its smallest cases only."""
+"""One run in a process of its own: a fault is planted, or none, and every probe runs once with its smallest cases.
+
+The server that every run is forked from imports this module, and with it torch, the probes and the bridge; nothing of
+a vendor.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
+from .. import bridge, native, probes
 from ..probes.process import run_probe
 from .double import use_te_double
-from .plants.plant import plant
+from .plant import plant
+from .points import PlantPointGone, Trace
 from .tasks import Ended, Started, Task
-from .trace import PlantPointGone, Trace
 
 SWITCH: Final = "MEGACPP_DISABLE_TE"
 TRIAL: Final = "MEGACPP_TE_TRIAL_SECONDS"
+
+# What torch and numpy import only when a gradient, a seed or a layer without storage is first made: seconds a run.
+for _late in ("torch.fx.experimental.symbolic_shapes", "numpy.random", "torch.utils.checkpoint", "torch._dynamo"):
+    with suppress(ImportError):
+        importlib.import_module(_late)
+
+for _package in (native, bridge, probes):
+    for _module in pkgutil.walk_packages(_package.__path__, f"{_package.__name__}."):
+        if not _module.name.endswith(".__main__"):
+            with suppress(Exception):  # what cannot be imported shows in the receipt of its probe
+                importlib.import_module(_module.name)
 
 
 def run_task(task: Task, pipe: Any) -> None:

@@ -1,12 +1,14 @@
-"""What one process is to do and what it says, and which processes a selftest starts: light, torch is not imported."""
+"""The order of a selftest, the tasks of its processes, and each run as a line of JSON. Torch is not imported here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ..evidence.receipt import Outcome, Receipt
-from ..evidence.selftest import Mutant, Requested, SelftestOrder
+from ..evidence.selftest import Fault, Mutant, Requested, SelftestOrder, SelftestRun
 from ..probes.order import Order, Target
 
 PATHS: Final[tuple[Requested, ...]] = ("te", "native")
@@ -96,8 +98,33 @@ def lost_receipt(order: Order, outcome: Outcome, reason: str) -> Receipt:
     )
 
 
-def work(task: Task, pipe: Any) -> None:
-    """Do a task in this process; what that needs is imported here, and in the server that it is forked from."""
-    from .child import run_task
+def read_selftest_order(text: str) -> SelftestOrder:
+    """An order from its JSON text.
 
-    run_task(task, pipe)
+    Raises:
+        ValueError: invalid JSON, a missing key, or an unknown one.
+    """
+    try:
+        data: dict[str, Any] = json.loads(text)
+        data["mutants"] = [Mutant(**{**row, "fault": Fault(row["fault"])}) for row in data["mutants"]]
+        return SelftestOrder(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    except (KeyError, TypeError, AttributeError, ValueError) as fault:
+        raise ValueError(
+            f"the order of a selftest cannot be read: {type(fault).__name__}: {fault}. Likely cause: host and "
+            "environment have different versions of megacpp-validate. Next step: use one version on both sides."
+        ) from fault
+
+
+def run_line(run: SelftestRun) -> str:
+    """The run as JSON, with a line end. JSON has no NaN and no Inf: such a number becomes null."""
+    return json.dumps(_finite(asdict(run)), ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

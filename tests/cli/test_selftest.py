@@ -15,7 +15,7 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
 from megacpp_validate.evidence.selftest import Mutant, SelftestRun
 from megacpp_validate.process import Call
-from megacpp_validate.selftest.lines import run_line
+from megacpp_validate.selftest.tasks import run_line
 from tests.command_line import Run, Said, make_run
 
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 4, 5, 6

@@ -24,8 +24,7 @@ from megacpp_validate.evidence.selftest import (
     read_runs,
     wilson_interval,
 )
-from megacpp_validate.selftest.lines import run_line
-from megacpp_validate.selftest.order import read_selftest_order
+from megacpp_validate.selftest.tasks import read_selftest_order, run_line
 
 MUTANT = Mutant("a-b", "attention", "vendor", "te", "linear", Fault.SCALED, "x", {"factor": 0.5})
 RECEIPT = Receipt(

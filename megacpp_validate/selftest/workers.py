@@ -1,4 +1,4 @@
-"""Tasks in processes forked from a warm server, some at a time; what they send, as runs."""
+"""Runs tasks in processes forked from a warm server, several at a time, and collects what they send as runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.selftest import SelftestRun
-from .tasks import Ended, Started, Task, lost_receipt, work
+from .tasks import Ended, Started, Task, lost_receipt
 
 LIMIT_S: Final = 120.0  # a hung kernel or a lock: a whole run takes seconds
-_WARM: Final = ("megacpp_validate.selftest.warm", "megacpp_validate.selftest.child")
+_WARM: Final = "megacpp_validate.selftest.child"
 
 
 @dataclass
@@ -35,7 +35,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int, limit_s: float = LIMIT_S) -> Ite
     """Do every task, `jobs` at a time; each run as soon as it is over."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_WARM))
+    context.set_forkserver_preload([_WARM])
     waiting, working = list(tasks), list[_Worker]()
     while waiting or working:
         while waiting and len(working) < jobs:
@@ -51,10 +51,17 @@ def run_tasks(tasks: Sequence[Task], jobs: int, limit_s: float = LIMIT_S) -> Ite
 
 def _start(context: Any, task: Task) -> _Worker:
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(task, theirs), daemon=True)
+    process = context.Process(target=_work, args=(task, theirs), daemon=True)
     process.start()
     theirs.close()
     return _Worker(task, process, ours, time.monotonic())
+
+
+def _work(task: Task, pipe: Any) -> None:
+    """A task in its process. The modules that it needs are imported in the server alone, which is forked."""
+    from .child import run_task
+
+    run_task(task, pipe)
 
 
 def _listen(worker: _Worker) -> bool:

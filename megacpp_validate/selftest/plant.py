@@ -1,26 +1,33 @@
-"""Plant one mutant in this process."""
+"""The kinds of fault, and the one function that plants a row of `matrix/mutants.toml` in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...evidence.selftest import Fault, Mutant
-from ..points import find_point
-from ..trace import Trace
-from .answers import plant_answer, plant_entry_lost, plant_item_lost, plant_kept, plant_skip
-from .arguments import plant_in_argument, plant_mask_off_by_one
-from .layers import (
+from ..evidence.selftest import Fault, Mutant
+from .faults_of_calls import (
+    TENSOR_FAULTS,
+    plant_answer,
+    plant_entry_lost,
+    plant_in_argument,
+    plant_in_tensor,
+    plant_item_lost,
+    plant_kept,
+    plant_mask_off_by_one,
+    plant_skip,
+)
+from .faults_of_layers import (
     plant_bias_dropped,
     plant_experts_exchanged,
     plant_halves_swapped,
+    plant_native_instead,
     plant_parameters_cloned,
     plant_parameters_fresh,
     plant_rope_late,
     plant_scope_ignored,
 )
-from .native_instead import plant_native_instead
-from .tensors import TENSOR_FAULTS, plant_in_tensor
+from .points import Trace, find_point
 
 Planter = Callable[[Any, Mutant, Trace], Any]
 

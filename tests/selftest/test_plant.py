@@ -17,8 +17,8 @@ from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.selftest import Fault, Mutant  # noqa: E402
 from megacpp_validate.native.rope import rope_tables  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
-from megacpp_validate.selftest.plants.plant import PLANTERS, plant  # noqa: E402
-from megacpp_validate.selftest.trace import PlantPointGone  # noqa: E402
+from megacpp_validate.selftest.plant import PLANTERS, plant  # noqa: E402
+from megacpp_validate.selftest.points import PlantPointGone  # noqa: E402
 from tests.selftest.planting import planted, vendor, wrapper  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
