@@ -18,7 +18,7 @@ from typing import Any
 
 from megacpp_validate.jit import monitor
 from megacpp_validate.jit.driver_cache import give_back
-from megacpp_validate.jit.start import start_compiling
+from megacpp_validate.jit.monitor import start_compiling
 
 
 def main() -> None:
@@ -116,14 +116,14 @@ def profile_step(trainer: Any) -> list[str]:
 def deep_gemm(asked: Any) -> dict[str, Any]:
     """Its products for the experts of the size, twice."""
     from megacpp_validate.jit.order import JitOrder, Lacking
-    from megacpp_validate.jit.tasks_deep_gemm import compile_task
+    from megacpp_validate.jit.tasks import compile_deep_gemm
 
     order = JitOrder("storm", "deep_gemm", settings={"size": asked.size})
     seconds = []
     try:
         for _ in range(2):
             began = time.monotonic()
-            compile_task(order)
+            compile_deep_gemm(order)
             seconds.append(time.monotonic() - began)
     except Lacking as lacking:
         return {"missing": str(lacking)}

@@ -3,29 +3,48 @@
     python -m megacpp_validate.jit < ORDER
 
 The answer: {task, compiled: [{library, kernel, shape, seconds, cached, looked_for}], seconds, versions, compiler,
-include_paths, unwatched, notes, missing, failure}. `missing` says what the task needs and is not here, `failure` what
-it raised; the exit status is 0 wherever there is an answer, and 2 where the order cannot be read.
+include_paths, unwatched, notes, missing, failure}. `missing` names what the task needs and this host lacks, `failure`
+what it raised; the exit status is 0 wherever there is an answer, and 2 where the order cannot be read.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import platform
+import re
+import shutil
+import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from sysconfig import get_path
+from typing import Any, Final
 
 from . import monitor
 from .compiles import seen_since
 from .driver_cache import give_back
+from .monitor import start_compiling
 from .order import JitOrder, Lacking, WrongOrder, read_jit_order
-from .stack import read_compiler, read_include_paths, read_versions
-from .start import start_compiling
+from .tasks import TASKS
 
-_LONGEST = 8000
+_LONGEST: Final = 8000  # characters of a failure
+# Name in the answer -> names of the distribution, the first that is installed.
+_PACKAGES: Final = {
+    "torch": ("torch",),
+    "triton": ("triton",),
+    "cutlass": ("nvidia-cutlass-dsl",),
+    "flash-attn-4": ("flash-attn-4",),
+    "quack-kernels": ("quack-kernels",),
+    "apache-tvm-ffi": ("apache-tvm-ffi",),
+    "deep-gemm": ("deep-gemm", "sgl-deep-gemm"),
+    "transformer-engine": ("transformer-engine", "transformer-engine-torch"),
+}
+_HEADERS: Final = "include"
 
 
 def run_task(order: JitOrder) -> dict[str, Any]:
@@ -34,7 +53,7 @@ def run_task(order: JitOrder) -> dict[str, Any]:
     moment, began = monitor.mark(), time.perf_counter()
     failure = missing = ""
     try:
-        importlib.import_module(f"{__package__}.tasks_{order.code}").compile_task(order)
+        TASKS[order.code](order)
     except Lacking as lacking:
         missing = str(lacking)
     except Exception as fault:
@@ -42,7 +61,7 @@ def run_task(order: JitOrder) -> dict[str, Any]:
         failure = f"{type(fault).__name__}: {fault}"[:_LONGEST]
     monitor.mark()  # looks at what is seen in files alone
     seconds = round(time.perf_counter() - began, 3)
-    told = monitor.describe_jit()
+    described = monitor.describe_jit()
     return {
         "task": order.task,
         "compiled": [asdict(one) for one in seen_since(moment)],
@@ -50,11 +69,87 @@ def run_task(order: JitOrder) -> dict[str, Any]:
         "versions": read_versions(),
         "compiler": read_compiler(),
         "include_paths": read_include_paths(),
-        "unwatched": told["unwatched"],
-        "notes": list(told["notes"]),
+        "unwatched": described["unwatched"],
+        "notes": list(described["notes"]),
         "missing": missing,
         "failure": failure,
     }
+
+
+# --- what the caches depend on, as it is installed here ---------------------------------------------------------------
+
+
+def read_versions() -> dict[str, str]:
+    """Versions of what compiles and of what is compiled; what is not installed is not there."""
+    found = {"python": platform.python_version()}
+    for name, distributions in _PACKAGES.items():
+        for distribution in distributions:
+            with suppress(PackageNotFoundError):
+                found[name] = version(distribution)
+                break
+    with suppress(Exception):  # without torch, or with one that is damaged, the rest still counts
+        import torch
+
+        found["torch"] = str(torch.__version__)
+        found["cuda"] = torch.version.cuda or ""
+        found["isa"] = str(torch.backends.cpu.get_cpu_capability())
+        found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        found["c++ headers"] = os.pathsep.join((str(Path(torch.__file__).with_name(_HEADERS)), get_path(_HEADERS)))
+    found["driver"] = _driver()
+    found["working folder"] = str(Path.cwd())
+    found["c++"] = _first_line([os.environ.get("CXX") or "g++", "--version"])
+    return found
+
+
+def read_compiler() -> dict[str, str]:
+    """What compiles CUDA C++: mode (MEGACPP_JIT_MODE), and the path and version of nvcc; empty where there is none."""
+    path = _nvcc()
+    printed = _output([path, "--version"]) if path else ""
+    release = re.search(r"release [\d.]+, V([\d.]+)", printed)
+    return {"mode": os.environ.get("MEGACPP_JIT_MODE", ""), "path": path, "version": release[1] if release else ""}
+
+
+def read_include_paths() -> list[str]:
+    """Where DeepGEMM's and CUDA's headers lie: both are in the key of DeepGEMM's kernels, as paths."""
+    found = []
+    for module in ("deep_gemm",):
+        for entry in sys.path:
+            folder = Path(entry or ".", module, _HEADERS)
+            if folder.is_dir():
+                found.append(str(folder.resolve()))
+                break
+    if path := _nvcc():
+        found.append(str(Path(path).resolve().parents[1] / _HEADERS))
+    return found
+
+
+def _nvcc() -> str:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        path = Path(os.environ.get(variable, "") or "/nonexistent", "bin", "nvcc")
+        if path.is_file():
+            return str(path)
+    return shutil.which("nvcc") or ""
+
+
+def _driver() -> str:
+    with suppress(OSError):
+        found = re.search(r"Kernel Module(?: for \w+)?\s+([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+        return found[1] if found else ""
+    return ""
+
+
+def _first_line(command: list[str]) -> str:
+    return next(iter(_output(command).splitlines()), "").strip()
+
+
+def _output(command: list[Any]) -> str:
+    try:
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:

@@ -1,14 +1,14 @@
-"""A copy of the CUDA driver's cache for each process: its files do not say who compiled them.
+"""A private copy of the CUDA driver's cache for each process: files of a shared one do not show who made them.
 
-The driver keeps there what it makes of PTX, and NVRTC (since CUDA 12.9) what cuDNN, Transformer Engine and torch had it
-compile. Neither tells anyone, so that their compiles are seen in files alone; in a folder that other processes write to
-at the same time, a process would be blamed for theirs. So it works on a copy, and gives back what is new at its end.
+The driver keeps there what it compiles from PTX, and NVRTC (since CUDA 12.9) what cuDNN, Transformer Engine and torch
+have it compile. Neither reports a compile: new files are all there is to see. In a folder that other processes write to
+as well, those files may be theirs (issue 23: 34 of them were blamed on `imports` in a clean step). So files count as
+compiles in a private copy alone, and what is new in the copy goes back to the shared folder when the process ends.
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import re
 import shutil
@@ -16,48 +16,51 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 from .compiles import saw
+
+if TYPE_CHECKING:
+    from filelock import FileLock  # in every stack: torch requires it
 
 VARIABLE: Final = "CUDA_CACHE_PATH"  # else .nv/ComputeCache of the home folder
 SOURCE: Final = "MEGACPP_JIT_DRIVER_CACHE"  # of whoever started this process, where that one works on a copy itself
 MOST_BYTES: Final = 512 * 2**20  # copied in a second or two; what is larger holds what other programs left
 _NAMED: Final = "megacpp-cuda-"
-_LOCK: Final = ".lock"
 _KERNEL: Final = re.compile(rb"\.text\.([A-Za-z_$][\w$.]{1,160})")  # a section of machine code, named after its kernel
 _NAMELESS: Final = b"PTX"
 _driver_files: Final[set[str]] = set()  # that were there when they were last looked at
-_copies: Final[list[tuple[Path, Path, int, int]]] = []  # source, copy, its lock and its process: one or none
-_shared: Final[list[str]] = []  # why there is none
+_copies: Final[list[tuple[Path, Path, FileLock, int]]] = []  # source, copy, its lock and its process: one or none
+_shared: Final[list[str]] = []  # why compiles of the driver are not counted
 
 
 def work_on_copy() -> None:
     """Have the driver keep its cache in a copy; before CUDA is initialised, once a process.
 
-    Where there can be none (no room, a cache of gigabytes), all stays as it was, and `why_shared` says so.
+    Where a copy cannot be made (no space, a cache of gigabytes), the driver goes on in the shared folder, and
+    `why_shared` names the reason.
     """
-    source = Path(os.environ.get(SOURCE) or driver_cache())
     if _copies or _shared:
         return
-    copy = None
+    copy = Path(tempfile.gettempdir(), f"{_NAMED}{uuid4().hex[:12]}")
     try:
+        source = Path(os.environ.get(SOURCE) or driver_cache())
         found = sorted(list_kernels(source))
         if (size := sum(map(_size, (source / name for name in found)))) > MOST_BYTES:
             _shared.append(f"{source} has {size >> 20} MiB, too much to be copied for each process")
             return
-        _forget_the_dead()
-        copy = Path(tempfile.mkdtemp(prefix=_NAMED))
+        _remove_copies_of_the_dead()
         lock = _lock(copy)
+        copy.mkdir(mode=0o700)  # after its lock is held: without one it would pass for the copy of a dead process
         for name in found:
             place = copy / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # the driver has thrown it away meanwhile
+            with suppress(FileNotFoundError):  # the driver has removed it meanwhile
                 shutil.copyfile(source / name, place)
-    except OSError as fault:
-        if copy is not None:
-            shutil.rmtree(copy, ignore_errors=True)
-        _shared.append(f"{source} cannot be copied: {fault.strerror or fault}")
+    except (OSError, RuntimeError) as fault:
+        shutil.rmtree(copy, ignore_errors=True)
+        _shared.append(f"the driver's cache cannot be copied: {getattr(fault, 'strerror', None) or fault}")
         return
     _copies.append((source, copy, lock, os.getpid()))
     os.environ[SOURCE], os.environ[VARIABLE] = str(source), str(copy)
@@ -65,36 +68,42 @@ def work_on_copy() -> None:
 
 
 def give_back() -> None:
-    """Put what is new in the copy where it came from, and remove the copy. What cannot be written is lost, silently."""
-    while _copies and _copies[-1][-1] == os.getpid():  # a child that was forked gives nothing back
+    """Copy new files to the shared folder and remove the copy. What cannot be written is lost, without an error."""
+    while is_private():
         source, copy, lock, _ = _copies.pop()
         for name in list_kernels(copy):
             if not (source / name).exists():
                 with suppress(OSError):
                     _put(copy / name, source / name)
         os.environ[VARIABLE] = str(source)
-        shutil.rmtree(copy, ignore_errors=True)
-        os.close(lock)
+        _remove(copy, lock)
 
 
-def _lock(copy: Path) -> int:
-    """Held as long as the process lives. It is named once it is held: before, the copy would pass for a dead one."""
-    lock = os.open(copy / f"{_LOCK}-to-be", os.O_CREAT | os.O_RDWR)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    (copy / f"{_LOCK}-to-be").rename(copy / _LOCK)
+def is_private() -> bool:
+    """Whether the driver's cache is this process's own: a child that was forked shares that of its parent."""
+    return bool(_copies) and _copies[-1][-1] == os.getpid()
+
+
+def _lock(copy: Path) -> FileLock:
+    """The lock of a copy, held as long as its process lives. Raises `OSError` where another process holds it."""
+    from filelock import FileLock
+
+    lock = FileLock(f"{copy}.lock", timeout=0, thread_local=False)
+    lock.acquire()
     return lock
 
 
-def _forget_the_dead() -> None:
-    """Remove copies whose process was killed: nobody holds their locks."""
-    for place in Path(tempfile.gettempdir()).glob(f"{_NAMED}*/{_LOCK}"):
-        with suppress(OSError):  # another user's, or gone by now
-            lock = os.open(place, os.O_RDWR)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place.parent, ignore_errors=True)
-            finally:
-                os.close(lock)
+def _remove(copy: Path, lock: FileLock) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()
+
+
+def _remove_copies_of_the_dead() -> None:
+    """Remove copies whose process was killed: their locks are free."""
+    for copy in Path(tempfile.gettempdir()).glob(f"{_NAMED}*[0-9a-f]"):
+        with suppress(OSError):  # held by a living process, another user's, or gone by now
+            _remove(copy, _lock(copy))
 
 
 def _size(path: Path) -> int:
@@ -104,7 +113,7 @@ def _size(path: Path) -> int:
 
 
 def _put(path: Path, place: Path) -> None:
-    """Whole, or not at all: what lies aside meanwhile is named as what nobody keeps (`jitcache.files`)."""
+    """Write it whole or not at all. The name of the partial file is one that no listing of a cache counts."""
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
@@ -116,7 +125,7 @@ def _put(path: Path, place: Path) -> None:
 
 
 def list_kernels(folder: Path) -> set[str]:
-    """Files of a cache that hold kernels, relative to it: not the driver's index, locks, and what is half given back.
+    """Files of a cache that hold kernels, relative to it: neither the driver's index nor partial files.
 
     Raises:
         OSError: it cannot be read.
@@ -129,12 +138,12 @@ def list_kernels(folder: Path) -> set[str]:
 
 
 def driver_cache() -> Path:
-    """Where the driver keeps it now. Raises `RuntimeError` where there is no home folder."""
+    """The folder of the driver's cache now. Raises `RuntimeError` where there is no home folder."""
     return Path(os.environ.get(VARIABLE) or Path.home() / ".nv" / "ComputeCache")
 
 
 def why_shared() -> str:
-    """Why this process works on a folder that others write to; empty where it does not, or never asked for a copy."""
+    """Why compiles of the driver are not counted; empty where the cache is private, or no file has appeared in it."""
     return _shared[0] if _shared else ""
 
 
@@ -144,12 +153,14 @@ def watch_driver() -> None:
 
 
 def look_at_driver() -> None:
-    """Note what was compiled since, by the name of its kernel; nothing where it may be another process's."""
+    """Note what was compiled since, by the name of its kernel; nothing in a shared folder: it may be another's."""
     new = sorted(_files_of_driver() - _driver_files)
     _driver_files.update(new)
-    if not why_shared():
+    if is_private():
         for name, kernel in _name_kernels(new).items():
             saw("cuda", kernel, name, 0.0, cached=False, looked_for=name)
+    elif new and not _shared:
+        _shared.append(f"files appeared in {driver_cache()}, which other processes write to as well")
 
 
 def name_driver_kernels() -> list[str]:

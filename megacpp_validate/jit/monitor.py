@@ -1,23 +1,24 @@
-"""How much was compiled just in time, in this process: a compile after warm-up is a step that suddenly takes seconds.
+"""How much this process compiled just in time: a compile after warm-up is a step that suddenly takes seconds.
 
-Each compiler is hooked when it is loaded, and what it took from its cache on disk does not count. What cannot be seen
-is named by `unwatched`.
+Each compiler is hooked when it is loaded; what it takes from its cache on disk does not count. `unwatched` names what
+cannot be seen. `start_compiling` is the start of every process that compiles: a probe, a rank, a task of a prewarm.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
 from .compiles import Compile, mark_now, seen_since
-from .driver_cache import look_at_driver, watch_driver, why_shared
-from .late import after_import, faults
-from .once import ARCH, ROOT, current
-from .watch import HOOKS
+from .driver_cache import look_at_driver, watch_driver, why_shared, work_on_copy
+from .once import ARCH, ROOT, Guard, current, open_guard
+from .watch import HOOKS, after_import, faults
 
 # NVRTC keeps what it compiles in the driver's cache since CUDA 12.9 (its manual, "Caching"), and is seen there. Before,
 # it worked in memory and told nobody: module that is loaded where it does -> what it compiles.
@@ -29,6 +30,10 @@ _CACHES_SINCE: Final = (12, 9)
 _NO_CACHE: Final = "CUDA_CACHE_DISABLE"
 MODE: Final = "MEGACPP_JIT_MODE"
 _NVRTC_OFF: Final = "NVTE_DISABLE_NVRTC"
+# The working folder is in the key of NVRTC's cache (CUDA 13.0, one H200: with the same cache the first attention of a
+# process took 0.13 s in the folder in which it was filled, and 1.6 s in another). So every process on shared caches
+# works in one that is the same on every machine, and in which nobody can leave a header that a compiler would take.
+FOLDER: Final = "/"
 
 
 @cache
@@ -37,6 +42,28 @@ def watch_compilers() -> None:
     for name, hook in HOOKS.items():
         after_import(name, hook)
     watch_driver()
+
+
+def start_compiling(*, private: bool = True) -> Guard | None:
+    """Watch every compiler, count the driver's compiles in a private cache, take turns with other processes.
+
+    Where the caches are shared (MEGACPP_JIT_ROOT is set), the working folder is changed: read relative paths before.
+    Call it before CUDA is initialised.
+
+    Args:
+        private: whether this process is one that may have a copy of the driver's cache: not a part of another program.
+
+    Returns:
+        The guard, as `open_guard`.
+    """
+    if os.environ.get(ROOT):
+        with suppress(OSError, ValueError):  # no core dump may stay in a folder where nobody looks for one
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        os.chdir(FOLDER)
+    if private:
+        work_on_copy()
+    watch_compilers()
+    return open_guard()
 
 
 def count_compiles() -> Counter[str]:
@@ -85,7 +112,7 @@ def unwatched() -> dict[str, str]:
     if os.environ.get(_NVRTC_OFF, "0") not in ("", "0"):
         found.pop("transformer_engine", None)
     if why := why_shared():
-        found["cuda"] = f"whose compiles its files are is not known: {why}"
+        found["cuda"] = f"its compiles are not counted: {why}"
     return found | {name: f"its hook failed: {why}" for name, why in faults().items()}
 
 

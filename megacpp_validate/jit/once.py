@@ -1,7 +1,7 @@
-"""Ranks that start cold compile each kernel once: one compiles, the others wait and take it from the cache.
+"""Ranks that start cold compile each kernel once: one rank compiles, the others wait and read it from the cache.
 
-The guard is of use where the caches are shared (MEGACPP_JIT_ROOT is set), and must never cost a run: what goes wrong
-with a lock is reported once, and the compile goes on without one.
+The guard works where the caches are shared (MEGACPP_JIT_ROOT is set). A lock that fails never ends a run: the failure
+is reported once, and the kernel is compiled without the lock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Guard:
         """
         name = key if _PLAIN.fullmatch(key) else hashlib.sha256(key.encode()).hexdigest()
         held = self._held.__dict__.setdefault("names", set())
-        if name in held:  # a compile inside the same compile: to wait for oneself is to wait for ever
+        if name in held:  # a compile inside the same compile would wait for itself
             return MISSED, None
         began = time.monotonic()
         try:
@@ -97,7 +97,7 @@ class Guard:
         return found, None
 
     def end(self, turn: FileLock | None) -> None:
-        """Let the others look."""
+        """Release the lock: other processes look into the cache now."""
         if turn is not None:
             self._held.names.discard(Path(turn.lock_file).name)
             turn.release()

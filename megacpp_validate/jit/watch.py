@@ -1,27 +1,104 @@
-"""Hooks on each compiler: what is compiled is noted with its kernel and shape, by one process at a time.
+"""Hooks on each compiler: every compile is noted with its kernel and shape, and made by one process at a time.
 
-HOOKS is the table of libraries. Each hook takes the module that its library compiles in, when it is loaded (`late`).
+HOOKS is the table of libraries. A hook takes the module that its library compiles in, when that module is loaded.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.machinery
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from .compiles import inside, is_inside, saw, words_of
 from .once import MISSED, current
 
-# --- TorchInductor ---------------------------------------------------------------------------------------------------
+# --- modules that are loaded later ------------------------------------------------------------------------------------
 #
-# TorchInductor: each graph that no cache answered is noted, and compiled by one process at a time.
+# A monitor must not import what it watches: a library that is never used costs seconds, and a damaged one fails.
+
+
+_waiting: Final[dict[str, list[Callable[[Any], None]]]] = {}
+_faults: Final[dict[str, str]] = {}
+
+
+def after_import(name: str, hook: Callable[[Any], None]) -> None:
+    """Call a hook with a module: now where it is loaded, else when it will be.
+
+    What the hook raises is kept for `faults`, and never reaches whoever imports.
+    """
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if module is not None and not getattr(spec, "_initializing", False):
+        _call(name, hook, module)
+        return
+    _waiting.setdefault(name, []).append(hook)
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def faults() -> dict[str, str]:
+    """Modules whose hook failed, and why: what they compile is not seen."""
+    return dict(_faults)
+
+
+def _call(name: str, hook: Callable[[Any], None], module: ModuleType) -> None:
+    try:
+        hook(module)
+    except Exception as fault:
+        _faults[name] = f"{type(fault).__name__}: {fault}"
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Asks the other finders, and puts a loader that calls the hooks before theirs."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _waiting:
+            return None
+        for finder in [one for one in sys.meta_path if one is not self]:
+            spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Calls the hooks after the loader of the module."""
+
+    def __init__(self, behind: Any) -> None:
+        self._behind = behind
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._behind.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._behind  # whoever asks the module for its source finds its own loader
+            module.__loader__ = self._behind
+        self._behind.exec_module(module)
+        for hook in _waiting.pop(name, ()):
+            _call(name, hook, module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
+
+
+# --- TorchInductor ---------------------------------------------------------------------------------------------------
 #
 # torch 2.11 and 2.13 alike: `_compile_fx_inner` looks a graph up by `FxGraphCache.load_with_key`, and what that does
 # not have goes through `fx_codegen_and_compile`. Triton kernels of a graph are compiled in worker processes of
@@ -165,7 +242,7 @@ def _inputs_of(inputs: Any) -> str:
 
 # --- Triton ----------------------------------------------------------------------------------------------------------
 #
-# Triton: each kernel is noted by its listener (since 3.4), and compiled by one process at a time.
+# Each kernel is noted by Triton's listener (since 3.4).
 
 
 _probing: Final = threading.local()
@@ -400,7 +477,7 @@ def _arguments_of(more: dict[str, Any]) -> str:
 
 # --- DeepGEMM --------------------------------------------------------------------------------------------------------
 #
-# DeepGEMM: compiles in C++, inside of a call, and leaves a folder `kernel.NAME.HASH` in its cache.
+# Compiles in C++, inside of a call, and leaves a folder `kernel.NAME.HASH` in its cache.
 #
 # So a call with shapes that this process has not used yet is looked at: what lies in the cache after it and did not
 # before was compiled by it. One process at a time is inside such a call where the caches are shared, or the folders

@@ -457,7 +457,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "cuda": ("inductor", "triton", "deep_gemm", "cuda"),
     "gpu": ("inductor",),
     "driver": ("cuda",),
-    "working folder": ("cuda",),  # of NVRTC (jit/start.py)
+    "working folder": ("cuda",),  # of NVRTC (jit/monitor.py)
 }
 # TorchInductor compiles C++ only where it has no GPU, for what the compiler and the CPU can. Its key holds the command
 # line, and with it the folders of headers: another environment of the same versions compiles anew (torch 2.13).

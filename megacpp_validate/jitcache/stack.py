@@ -43,7 +43,7 @@ _STACK_LIMIT_S: Final = 300.0  # imports torch once, on a disk that may be cold
 COUNTED: Final = {
     "deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton",
 }  # fmt: skip
-_REPORT_THEIR_KEY: Final = ("fa4", "inductor")  # always, where a cache was asked at all (jit/watch_*.py)
+_REPORT_THEIR_KEY: Final = ("fa4", "inductor")  # always, where a cache was asked at all (jit/watch.py)
 _REPORTS_NOTHING: Final = "cuda"  # what its cache has: its compiles are seen in new files alone
 _NAMED: Final = 4
 _GOOD: Final = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..evidence.receipt import write_receipt
-from ..jit.driver_cache import give_back
+from ..jit.driver_cache import give_back, work_on_copy
 from .order import read_order
 from .process import run_probe
 
@@ -35,6 +35,7 @@ def main() -> None:
         order = read_order(sys.stdin.read())
     except ValueError as fault:
         sys.exit(str(fault))
+    work_on_copy()  # this process's own: the driver's compiles of other cells must not count as this cell's
     write_receipt(run_probe(replace(order, folder=str(path.parent))), path)
     give_back()
     sys.stdout.flush()

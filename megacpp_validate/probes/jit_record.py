@@ -9,7 +9,8 @@ from typing import Any
 
 from ..evidence.receipt import JitCompile, JitCompiles
 from ..jit import monitor
-from ..jit.start import start_compiling
+from ..jit.compiles import Compile
+from ..jit.monitor import start_compiling
 
 
 @dataclass
@@ -39,34 +40,31 @@ class RankJit:
 
 @dataclass
 class JitRecord:
-    """Of one probe, as far as it came."""
+    """Of one probe, as far as it came; `late` is what its last use of all compiled."""
 
     ranks: RankJit = field(default_factory=RankJit)
     warm_up: dict[str, int] = field(default_factory=dict)
-    after: dict[str, int] = field(default_factory=dict)
     began_at: int | None = None
-    warm_at: int | None = None
+    late: tuple[Compile, ...] = ()
 
     def begin(self) -> None:
         """Watch every compiler from here on, and take turns with other processes on the same caches."""
-        start_compiling()
+        start_compiling(private=False)  # a process of one cell has its copy by now (`probes.__main__`)
         self.began_at = monitor.mark()
 
     def receipt(self) -> JitCompiles:
         """As the receipt has it."""
         told = monitor.describe_jit()
         every = () if self.began_at is None else monitor.compiles_since(self.began_at)
-        late = 0 if self.warm_at is None else len(monitor.compiles_since(self.warm_at))
+        late = set(map(id, self.late))
         rows = [
-            JitCompile(
-                one.library, one.kernel, one.shape, one.seconds, "warm-up" if place < len(every) - late else "after"
-            )
-            for place, one in enumerate(every)
+            JitCompile(one.library, one.kernel, one.shape, one.seconds, "after" if id(one) in late else "warm-up")
+            for one in every
         ]
         ranks = self.ranks
         return JitCompiles(
             warm_up=self.warm_up,
-            after=self.after,
+            after=dict(sorted(Counter(one.library for one in self.late).items())),
             compiled=(*rows, *ranks.compiled),
             hits=dict(sorted((Counter(told["hits"]) + ranks.hits).items())),
             unwatched=ranks.unwatched | told["unwatched"],

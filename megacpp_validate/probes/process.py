@@ -237,9 +237,8 @@ def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
     A whole second run would double the time of a session; the smallest cases take every path.
     """
     problems: list[str] = []
-    before = monitor.count_compiles()
     for _ in range(2):
-        before, seen.jit.warm_at = monitor.count_compiles(), monitor.mark()
+        moment = monitor.mark()
         bench = _new_bench(replace(order, quick=True), torch)
         try:
             _work(probe, bench, torch)
@@ -247,7 +246,7 @@ def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
             problems.append(f"{type(fault).__name__}: {fault}")
             break
         problems += [check.name for check in bench.checks if not check.passed]
-    seen.jit.after = monitor.compiled_since(before)
+    seen.jit.late = monitor.compiles_since(moment)  # of this use alone: what is timed later has other shapes
     seen.checks.append(Check("second-use", not problems, detail="; ".join(dict.fromkeys(problems)) or "as the first"))
     _judge(seen)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..evidence.loss_curve import LossCurve, write_curve
-from ..jit.start import start_compiling
+from ..jit.monitor import start_compiling
 from .gate_run import GateRun, GateTrainer
 
 

@@ -20,7 +20,7 @@ _PROCESS = """
 import os, sys, time
 from pathlib import Path
 from megacpp_validate.jit import driver_cache, monitor
-from megacpp_validate.jit.start import start_compiling
+from megacpp_validate.jit.monitor import start_compiling
 name, wait = sys.argv[1], Path(sys.argv[2])
 start_compiling()
 print(Path.cwd())
@@ -60,18 +60,18 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     driver_cache.give_back()
 
 
-def start(tmp_path: Path, name: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, name: str, folder: str = "/") -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", _PROCESS, name, str(tmp_path / "go")], stdout=subprocess.PIPE, text=True,
         cwd=tmp_path / "work", env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
     )  # fmt: skip
     assert process.stdout is not None
-    assert [process.stdout.readline().strip() for _ in range(2)] == ["/", "ready"]
+    assert [process.stdout.readline().strip() for _ in range(2)] == [folder, "ready"]
     return process
 
 
 def copies(tmp_path: Path) -> Sequence[Path]:
-    return sorted((tmp_path / "tmp").glob("megacpp-cuda-*"))
+    return sorted(path for path in (tmp_path / "tmp").glob("megacpp-cuda-*") if path.is_dir())
 
 
 def test_two_processes_at_once_are_each_blamed_for_what_is_theirs(tmp_path: Path) -> None:
@@ -90,6 +90,22 @@ def test_two_processes_at_once_are_each_blamed_for_what_is_theirs(tmp_path: Path
     assert not copies(tmp_path)
 
 
+def test_files_of_another_process_are_nobodys_compiles_where_no_root_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own cache, as a cold host has it: another program fills it while a cell runs."""
+    monkeypatch.delenv("MEGACPP_JIT_ROOT")
+    shared = tmp_path / "root/cpu/cuda"
+    process = start(tmp_path, "cell", str(tmp_path / "work"))
+    for number in range(34):
+        (shared / f"other-{number}").write_bytes(b"\x7fELF.text.of_another\0")
+    (tmp_path / "go").touch()
+    compiled, inside, _ = process.communicate(timeout=60)[0].splitlines()
+    assert compiled == "[('cuda', 'cell', 'cell/kernel'), ('cuda', 'cell', 'cell/what_came_before')]"
+    assert inside == "['cell']"
+    assert sorted(path.name for path in shared.iterdir()) == sorted(["cell", *(f"other-{n}" for n in range(34))])
+
+
 def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     killed = start(tmp_path, "killed")
@@ -106,18 +122,18 @@ def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> 
 
 
 def test_a_copy_that_is_being_made_is_not_taken_for_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process starts between the copy and its lock: what has no lock by its name yet is left alone."""
-    plain = driver_cache.fcntl.flock
+    """Another process starts while the copy is made: its lock is held before the folder is there."""
+    plain = driver_cache.shutil.copyfile
 
-    def flock(lock: int, deed: int) -> None:
-        monkeypatch.setattr(driver_cache.fcntl, "flock", plain)
-        driver_cache._forget_the_dead()
-        plain(lock, deed)
+    def copyfile(source: Path, target: Path) -> None:
+        driver_cache._remove_copies_of_the_dead()
+        plain(source, target)
 
-    monkeypatch.setattr(driver_cache.fcntl, "flock", flock)
+    (tmp_path / "root/cpu/cuda/kernel").write_bytes(b"old")
+    monkeypatch.setattr(driver_cache.shutil, "copyfile", copyfile)
     driver_cache.work_on_copy()
     (copy,) = copies(tmp_path)
-    assert (copy / ".lock").exists()
+    assert (copy / "kernel").read_bytes() == b"old"
 
 
 def test_what_is_half_given_back_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +161,7 @@ def test_the_drivers_index_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "root/cpu/cuda/kernel").write_bytes(b"one")
     driver_cache.work_on_copy()
     (copy,) = copies(tmp_path)
-    assert sorted(path.name for path in copy.iterdir()) == [".lock", "kernel"]
+    assert sorted(path.name for path in copy.iterdir()) == ["kernel"]
 
 
 def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

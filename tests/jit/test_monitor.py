@@ -12,7 +12,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from megacpp_validate.jit import driver_cache, late, monitor, once, watch
+from megacpp_validate.jit import driver_cache, monitor, once, watch
 from megacpp_validate.jit.once import Guard
 
 
@@ -20,7 +20,9 @@ from megacpp_validate.jit.once import Guard
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No cache of this machine, no hook of another test."""
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "driver"))
-    monkeypatch.setattr(late, "_waiting", {})
+    monkeypatch.setattr(driver_cache, "_copies", [])
+    monkeypatch.setattr(driver_cache, "_shared", [])
+    monkeypatch.setattr(watch, "_waiting", {})
     guard_by(None, monkeypatch)
 
 
@@ -38,20 +40,22 @@ def test_a_module_is_hooked_when_it_is_whole_and_before_anyone_has_it(
     (tmp_path / "compiler_of_a_test.py").write_text("def build():\n    return 'built'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     hooked: list[Any] = []
-    late.after_import("compiler_of_a_test", lambda module: (hooked.append(module), setattr(module, "build", lambda: 3)))
+    watch.after_import(
+        "compiler_of_a_test", lambda module: (hooked.append(module), setattr(module, "build", lambda: 3))
+    )
     assert "compiler_of_a_test" not in sys.modules
     from compiler_of_a_test import build  # type: ignore[import-not-found]
 
     assert build() == 3
-    late.after_import("compiler_of_a_test", hooked.append)  # loaded by now: at once
+    watch.after_import("compiler_of_a_test", hooked.append)  # loaded by now: at once
     assert len(hooked) == 2
     assert hooked[0].__loader__ is hooked[0].__spec__.loader
-    assert type(hooked[0].__loader__).__module__ != late.__name__  # whoever asks it for the source asks its own loader
+    assert type(hooked[0].__loader__).__module__ != watch.__name__  # whoever asks it for the source asks its own loader
 
 
 def test_a_hook_that_fails_is_told_and_the_import_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "_faults", {})
-    late.after_import("wave", lambda module: module.no_such_thing)
+    monkeypatch.setattr(watch, "_faults", {})
+    watch.after_import("wave", lambda module: module.no_such_thing)
     import wave
 
     assert wave.__name__ == "wave"
@@ -194,15 +198,16 @@ def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
     assert len(calls) == 5
 
 
-def test_the_driver_is_known_by_its_files(tmp_path: Path) -> None:
+def test_files_in_a_shared_driver_cache_are_counted_as_nobodys_compiles(tmp_path: Path) -> None:
+    """Issue 23: 34 files of other processes were blamed on a cell as compiles in its second use."""
     driver_cache.watch_driver()
     moment = monitor.mark()
     (tmp_path / "driver" / "a").mkdir(parents=True)
     (tmp_path / "driver" / "index").touch()
-    assert seen(moment) == []
+    assert (seen(moment), driver_cache.why_shared()) == ([], "")
     (tmp_path / "driver" / "a" / "0123").touch()
-    assert seen(moment) == [("cuda", "PTX", "a/0123")]
-    assert seen(moment) == [("cuda", "PTX", "a/0123")]
+    assert seen(moment) == []
+    assert "which other processes write to" in monitor.unwatched()["cuda"]
 
 
 def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +245,7 @@ def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path, monkeypat
 
 
 def test_what_compiles_unseen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "_faults", {})
+    monkeypatch.setattr(watch, "_faults", {})
     monkeypatch.delenv("NVTE_DISABLE_NVRTC", raising=False)
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
     assert "NVRTC" in monitor.unwatched()["transformer_engine"]

@@ -300,7 +300,7 @@ def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
         assert "stale state" in seen.checks[-1].detail
     else:
         assert seen.outcome is Outcome.PASS
-        assert seen.jit.after == {"deep_gemm": 1}  # of the last run alone
+        assert seen.jit.receipt().after == {"deep_gemm": 1}  # of the last run alone
 
 
 def test_a_receipt_names_what_was_compiled_and_where_it_is_kept(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ...jit.start import start_compiling
+from ...jit.monitor import start_compiling
 from ..parallel.goodput import Ledger, process_began_ns
 from ..parallel.rank_start import Rank, join_ranks
 from .order import SmokeOrder, read_order

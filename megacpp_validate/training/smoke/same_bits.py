@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from ...jit.late import after_import
+from ...jit.watch import after_import
 
 # A workspace of cuBLAS for each stream (its documentation, "Results Reproducibility"), attention kernels of Transformer
 # Engine that add in a fixed order, and no choice of an autotuner that another process left on disk.
