@@ -4,4 +4,4 @@ set -euo pipefail
 
 cd /tmp
 PYTHONPATH=/context /opt/megacpp/venv/bin/python -P -m megacpp_validate.cli prewarm --target "$TARGET" \
-  --root /opt/megacpp/jit --at-build --shared
+  --root /opt/megacpp/jit --at-build --shared --no-verify

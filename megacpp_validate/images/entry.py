@@ -71,7 +71,7 @@ SESSIONS: Final = (
     Session("moe_smoke", ("moe-smoke", *_OWN), "its-target", "receipts", "the hybrid model trained on 1 to 4 devices"),
     Session("fp8_policy", ("fp8-policy",), "", "", "which presets may run in low precision, and why"),
     Session("loss_gate", ("loss-gate",), "", "", "the verdict on a folder of curves"),
-    Session("prewarm", ("prewarm", *_OWN), "gpu", "", "the JIT caches filled on this GPU"),
+    Session("prewarm", ("prewarm", *_OWN), "gpu", "receipts", "the JIT caches filled on this GPU, sealed and verified"),
     Session("jit_verify", ("jit-verify", *_OWN), "gpu", "receipts", "a sealed cache triggers no compilation"),
 )
 

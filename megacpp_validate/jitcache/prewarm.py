@@ -80,27 +80,20 @@ class Selected:
     Attributes:
         tasks: to run.
         of_target: all of them.
-        left_out: those that the caller left out (--tasks, --at-build): "ID: reason".
-        beyond: those that were requested and cannot run so, by id: why.
+        left_out: the others: not named, excluded by --at-build, or for more devices than --ranks: "ID: reason".
         unkept: what no cache keeps of any.
     """
 
     tasks: tuple[PrewarmTask, ...]
     of_target: tuple[PrewarmTask, ...]
     left_out: tuple[str, ...]
-    beyond: Mapping[str, str]
     unkept: tuple[UnkeptKernel, ...] = ()
-
-    @property
-    def requested(self) -> tuple[PrewarmTask, ...]:
-        """What an answer is about, in the matrix's order: what runs, and what was requested and cannot run."""
-        return tuple(task for task in self.of_target if task in self.tasks or task.id in self.beyond)
 
 
 def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions) -> Selected:
-    """The tasks to run. One that is named is never left out for the devices that it takes.
+    """The tasks to run. A task that is named is never left out for the devices that it takes.
 
-    Only names and --at-build narrow what is requested. --ranks says what there is to run it on.
+    A task for more devices than --ranks is left for a host that has them: it stops neither the others nor their seal.
 
     Raises:
         WrongArguments: as `choose_tasks`.
@@ -116,18 +109,15 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
             "out."
         )
     of_target = choose_tasks(every, target)
-    why = "not named" if options.tasks else "it needs a GPU, which --at-build excludes"
-    return Selected(
-        tasks,
-        of_target,
-        left_out=tuple(f"{task.id}: {why}" for task in of_target if task not in chosen),
-        beyond={
-            task.id: f"it takes {task.ranks} devices, and --ranks is {options.ranks}. Next step: --ranks {task.ranks} "
-            "on a host that has them, or leave it out: --tasks with the others"
-            for task in chosen
-            if task not in tasks
-        },
-    )
+    excluded = "not named" if options.tasks else "it needs a GPU, which --at-build excludes"
+
+    def explain(task: PrewarmTask) -> str:
+        if task not in chosen:
+            return excluded
+        step = f"`--ranks {task.ranks} --reopen` on a host that has them"
+        return f"it takes {task.ranks} devices, and --ranks is {options.ranks}. Next step: {step}"
+
+    return Selected(tasks, of_target, tuple(f"{task.id}: {explain(task)}" for task in of_target if task not in tasks))
 
 
 def run_prewarm(
@@ -152,8 +142,7 @@ def run_prewarm(
         require_usable(folder, "--root")  # before a process is started
     with open_stack(catalog, target, options, root) as stack:
         if reason := stack.why_not(at_build=options.at_build):
-            rows = [_row(task, Answer(missing=selected.beyond.get(task.id, reason))) for task in selected.requested]
-            fields: dict[str, Any] = {"rows": tuple(rows)}
+            fields: dict[str, Any] = {"rows": tuple(_row(task, Answer(missing=reason)) for task in selected.tasks)}
         else:
             require_place(root, stack.architecture, stack.facts.machine)
             seen = stack.read_seen()
@@ -227,9 +216,7 @@ def fill(
     if progress.failed:
         return fields
     digest = write_manifest(folder, manifest)
-    # What is beyond this host is missing in the manifest too: it keeps nobody from the rest.
-    good = (JitTaskState.DONE, JitTaskState.KEPT)
-    sealed = sealing.seal and all(row.state in good for row in rows if row.task not in selected.beyond)
+    sealed = sealing.seal and all(row.state in (JitTaskState.DONE, JitTaskState.KEPT) for row in rows)
     if sealed:
         seal(folder, shared=sealing.shared)
     return {**fields, "manifest": digest, "sealed": sealed}
@@ -244,17 +231,13 @@ def describe_ended(task: PrewarmTask, answer: Answer) -> str:
 def _list_rows(
     selected: Selected, done: Mapping[str, TaskDone], answers: Mapping[str, Answer]
 ) -> tuple[JitTaskRow, ...]:
-    """A row for everything that was requested; what is beyond this host may have been finished on another."""
-    rows = []
-    for task in selected.requested:
-        if task.id in answers:
-            rows.append(_row(task, answers[task.id]))
-        elif task.id in done:
-            compiled = done[task.id].compiled
-            rows.append(JitTaskRow(task=task.id, library=task.library, state=JitTaskState.KEPT, compiled=compiled))
-        else:
-            rows.append(_row(task, Answer(missing=selected.beyond[task.id])))
-    return tuple(rows)
+    """A row a task: what this run made of it, or that an earlier one had finished it."""
+    return tuple(
+        _row(task, answers[task.id])
+        if task.id in answers
+        else JitTaskRow(task=task.id, library=task.library, state=JitTaskState.KEPT, compiled=done[task.id].compiled)
+        for task in selected.tasks
+    )
 
 
 def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:

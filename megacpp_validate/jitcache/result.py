@@ -65,44 +65,6 @@ class JitCacheSize(Frozen):
     bytes: int
 
 
-class PrewarmResult(Frozen):
-    """What a prewarm came to.
-
-    Attributes:
-        architecture: of the folder: "sm_90a"; "cpu".
-        folder: ROOT/ARCH.
-        mode: of DeepGEMM's compiler: "nvcc", "nvrtc".
-        interpreter: of the stack, in words.
-        rows: in the order of the matrix.
-        left_out: tasks of the target that this run was not to do, and why not: "ID: reason".
-        caches: what lies there now.
-        manifest: hash of the manifest; empty where none was written.
-        sealed: whether the folder is sealed now.
-        swept: files that no finished task owns, left by a run that was killed; they were removed.
-    """
-
-    schema_id: Literal["megacpp-validate/prewarm/1"] = "megacpp-validate/prewarm/1"
-    tool: str
-    target: str
-    architecture: str
-    folder: str
-    mode: str
-    interpreter: str
-    rows: tuple[JitTaskRow, ...] = ()
-    left_out: tuple[str, ...] = ()
-    caches: tuple[JitCacheSize, ...] = ()
-    manifest: str = ""
-    sealed: bool = False
-    swept: int = 0
-    seconds: float = Field(default=0.0, ge=0.0)
-
-    @property
-    def exit(self) -> Exit:
-        """Closed where a task failed; evidence is missing where a requested task did not run, or there was none."""
-        states = {row.state for row in self.rows}
-        return exit_for(breaks=JitTaskState.FAILED in states, lacks=not states or JitTaskState.NOT_RUN in states)
-
-
 class JitVerdict(StrEnum):
     """What a task or a cell made of a sealed cache. Only `WARM` is good."""
 
@@ -220,6 +182,48 @@ class JitVerifyResult(Frozen):
             breaks=bool(self.differences or self.unreported or verdicts & bad),
             lacks=not verdicts or bool(self.unproven) or JitVerdict.NOT_RUN in verdicts,
         )
+
+
+class PrewarmResult(Frozen):
+    """What a prewarm came to.
+
+    Attributes:
+        architecture: of the folder: "sm_90a"; "cpu".
+        folder: ROOT/ARCH.
+        mode: of DeepGEMM's compiler: "nvcc", "nvrtc".
+        interpreter: of the stack, in words.
+        rows: in the order of the matrix.
+        left_out: tasks of the target that this run did not do, and why not: "ID: reason".
+        caches: what lies there now.
+        manifest: hash of the manifest; empty where none was written.
+        sealed: whether the folder is sealed now.
+        verdict: of the sealed cache; None where it was not sealed, or not verified.
+        swept: files that no finished task owns, left by a run that was killed; they were removed.
+    """
+
+    schema_id: Literal["megacpp-validate/prewarm/1"] = "megacpp-validate/prewarm/1"
+    tool: str
+    target: str
+    architecture: str
+    folder: str
+    mode: str
+    interpreter: str
+    rows: tuple[JitTaskRow, ...] = ()
+    left_out: tuple[str, ...] = ()
+    caches: tuple[JitCacheSize, ...] = ()
+    manifest: str = ""
+    sealed: bool = False
+    verdict: JitVerifyResult | None = None
+    swept: int = 0
+    seconds: float = Field(default=0.0, ge=0.0)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where a task failed, evidence missing where one did not run; else that of the verdict."""
+        states = {row.state for row in self.rows}
+        if not states or states & {JitTaskState.FAILED, JitTaskState.NOT_RUN} or self.verdict is None:
+            return exit_for(breaks=JitTaskState.FAILED in states, lacks=not states or JitTaskState.NOT_RUN in states)
+        return self.verdict.exit
 
 
 class JitCacheResult(Frozen):

@@ -30,8 +30,8 @@ from .manifest import (
     list_files,
     require_place,
 )
-from .prewarm import Selected, describe_ended, select_tasks
-from .result import JitCause, JitCompile, JitVerdict, JitVerifyResult, JitVerifyRow
+from .prewarm import SealOptions, Selected, describe_ended, run_prewarm, select_tasks
+from .result import JitCause, JitCompile, JitVerdict, JitVerifyResult, JitVerifyRow, PrewarmResult
 from .seal import Checked, check_sealed, is_sealed, open_working
 from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, open_stack, run_tasks
 
@@ -49,8 +49,8 @@ def run_verify(
 ) -> JitVerifyResult:  # fmt: skip
     """Check, run, judge, and write the verdict.
 
-    What the target has and the caller did not leave out must run, whether the machine has the devices for it or not: a
-    cache that was verified in part never passes for one that was verified whole.
+    A cache that was verified in part never passes for one that was verified whole: the verdict lists the tasks that
+    were left out, and its file has another name (`name_verdict`).
 
     Args:
         tasks, unkept: of the matrix.
@@ -97,6 +97,19 @@ def run_verify(
     return result
 
 
+def run_prewarm_and_verify(
+    catalog: Catalog, tasks: Sequence[PrewarmTask], unkept: Sequence[UnkeptKernel], options: JitOptions,
+    sealing: SealOptions, receipts: Path, report: Callable[[str], None],
+) -> PrewarmResult:  # fmt: skip
+    """Fill the caches, seal them, verify what was sealed. Arguments and errors as `run_prewarm` and `run_verify`."""
+    require_writable(receipts, "--receipts")
+    result = run_prewarm(catalog, tasks, options, sealing, report)
+    if not result.sealed:
+        return result
+    verdict = run_verify(catalog, tasks, unkept, options, None, receipts, report)
+    return result.model_copy(update={"verdict": verdict})
+
+
 def name_verdict(result: JitVerifyResult) -> str:
     """The name of the file in which a verdict is kept."""
     return (_IN_PART if result.left_out else _VERDICT).format(target=result.target)
@@ -134,8 +147,7 @@ def run_on_copy(
 def judge_tasks(selected: Selected, answers: Mapping[str, Answer], checked: Checked) -> dict[str, Any]:
     """The rows, what could not be watched, and the notes of a verdict."""
     tasks = selected.tasks
-    answers = {**answers, **{name: Answer(missing=reason) for name, reason in selected.beyond.items()}}
-    rows = [judge_task(task, answers[task.id], checked.manifest, selected.unkept) for task in selected.requested]
+    rows = [judge_task(task, answers[task.id], checked.manifest, selected.unkept) for task in tasks]
     return {
         "rows": tuple(rows),
         "unwatched": tuple(dict.fromkeys(line for task in tasks for line in answers[task.id].unwatched)),

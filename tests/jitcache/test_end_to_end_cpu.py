@@ -41,12 +41,40 @@ gpu = false
 settings = {{ program = "gated", rows = "8", width = "16" }}
 """
 
+FOUR_DEVICES = """
+[[task]]
+id = "four"
+library = "inductor"
+code = "inductor_cpu"
+targets = ["cpu"]
+gpu = false
+ranks = 4
+settings = { program = "norm", rows = "8", width = "32" }
+"""
+
 
 def _matrix(folder: Path, rows: int = 8) -> Path:
     """The project's matrix with two small tasks."""
     shutil.copytree(matrix_folder(), folder)
     (folder / "prewarm.toml").write_text(TASKS.format(rows=rows), encoding="utf-8")
     return folder
+
+
+def test_one_command_ends_in_a_sealed_and_verified_cache_and_names_what_is_left(tmp_path: Path) -> None:
+    """A task for four devices, on a host that has fewer: it is left out by name, and stops nothing (issue 23)."""
+    matrix, root, receipts = _matrix(tmp_path / "matrix"), tmp_path / "root", tmp_path / "receipts"
+    with (matrix / "prewarm.toml").open("a", encoding="utf-8") as rows:
+        rows.write(FOUR_DEVICES)
+    code, text = _ask("prewarm", "--target", "cpu", "--root", root, "--matrix", matrix, "--receipts", receipts)
+    result = PrewarmResult.model_validate_json(text)
+    assert (code, result.sealed) == (Exit.OPEN, True), text
+    assert [row.task for row in result.rows] == ["norm", "gated"]
+    assert result.verdict is not None
+    assert {row.verdict for row in result.verdict.rows} == {JitVerdict.WARM}
+    for left in (result.left_out, result.verdict.left_out):
+        assert [line.partition(":")[0] for line in left] == ["four"]
+    assert result.verdict.missing == ("four",)
+    assert [path.name for path in receipts.glob("*.json")] == ["jit_verify-cpu.part.json"]
 
 
 def _ask(*words: object) -> tuple[int, str]:
@@ -70,7 +98,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm(tmp_path_factory: pytest.TempPathFactory, matrix: Path) -> Path:
     """A root whose prewarm was killed after its first task, and then came to its end."""
     root = tmp_path_factory.mktemp("root")
-    words = ["prewarm", "--target", "cpu", "--root", str(root), "--matrix", str(matrix), "--jobs", "1"]
+    words = ["prewarm", "--target", "cpu", "--root", str(root), "--matrix", str(matrix), "--jobs", "1", "--no-verify"]
     process = subprocess.Popen(
         [sys.executable, "-m", "megacpp_validate.cli", *words],
         stderr=subprocess.PIPE,
@@ -88,13 +116,13 @@ def warm(tmp_path_factory: pytest.TempPathFactory, matrix: Path) -> Path:
 
 
 def test_a_killed_prewarm_resumes_and_is_found_warm(warm: Path, matrix: Path, tmp_path: Path) -> None:
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
+    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--no-verify")
     result = PrewarmResult.model_validate_json(text)
     assert code == Exit.OPEN, text
     assert sorted(row.state.value for row in result.rows) == ["done", "kept"]
     assert result.sealed
     assert {size.library for size in result.caches} == {"inductor"}
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
+    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--no-verify")
     again = PrewarmResult.model_validate_json(text)
     assert (code, again.manifest) == (Exit.OPEN, result.manifest)
     assert {row.state.value for row in again.rows} == {"kept"}
@@ -116,7 +144,7 @@ def test_what_a_stack_leaves_when_it_is_only_asked_is_in_nobodys_way(
         "    open(f'{path}/index', 'a').write(f'{os.getpid()} ')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
+    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--no-verify")
     assert code == Exit.OPEN, text
     assert (warm / "cpu" / "cuda" / "index").exists()
     code, verdict = _verify(warm, matrix, tmp_path / "receipts")

@@ -19,7 +19,7 @@ from megacpp_validate.errors import Exit, WrongArguments
 from megacpp_validate.jitcache.manifest import CacheChanged
 from megacpp_validate.jitcache.prewarm import SealOptions, Selected, fill, find_sealed, open_prewarm, select_tasks
 from megacpp_validate.jitcache.result import JitTaskState, JitVerdict, JitVerifyResult, PrewarmResult
-from megacpp_validate.jitcache.seal import check_sealed, is_sealed, unseal
+from megacpp_validate.jitcache.seal import check_sealed, unseal
 from megacpp_validate.jitcache.stack import Answer, JitOptions
 from megacpp_validate.jitcache.verify import judge_tasks, name_verdict, run_on_copy
 from megacpp_validate.process import Processes
@@ -132,15 +132,17 @@ def _verdict(selected: Selected, root: Path) -> JitVerifyResult:
     )  # fmt: skip
 
 
-def test_a_task_that_takes_more_devices_than_there_are_is_not_verified(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_task_that_takes_more_devices_is_left_out_of_the_verdict_by_name(catalog: Catalog, tmp_path: Path) -> None:
     """A cache that was verified in part must not read as one that was verified whole."""
-    result = _verdict(_select(catalog), tmp_path)
-    (lacking,) = [row for row in result.rows if row.verdict is not JitVerdict.WARM]
-    assert (lacking.task, lacking.verdict) == ("smoke_small_experts_4", JitVerdict.NOT_RUN)
-    assert "it takes 4 devices, and --ranks is 1" in lacking.reason
-    assert (result.exit, result.left_out) == (Exit.EVIDENCE_MISSING, ())
-    of_target = [task.id for task in read_prewarm(catalog) if "h200" in task.targets]
-    assert [row.task for row in result.rows] == of_target, "the verdict covers the whole target"
+    selected = _select(catalog)
+    result = _verdict(selected, tmp_path)
+    (left,) = result.left_out
+    assert left.startswith("smoke_small_experts_4: it takes 4 devices, and --ranks is 1. Next step: `--ranks 4")
+    assert {row.verdict for row in result.rows} == {JitVerdict.WARM}
+    assert (result.exit, name_verdict(result)) == (Exit.OPEN, "jit_verify-h200.part.json")
+    whole = _verdict(_select(catalog, ranks=4), tmp_path / "whole")
+    assert (whole.left_out, name_verdict(whole)) == ((), "jit_verify-h200.json")
+    assert [row.task for row in whole.rows] == [task.id for task in selected.of_target]
 
 
 def _prewarmed(selected: Selected, catalog: Catalog, root: Path, *, whole: bool = False) -> PrewarmResult:
@@ -164,22 +166,27 @@ def _prewarmed(selected: Selected, catalog: Catalog, root: Path, *, whole: bool 
     )  # fmt: skip
 
 
-def test_a_task_that_takes_more_devices_is_told_as_not_run_and_the_rest_is_sealed(
-    catalog: Catalog, tmp_path: Path
-) -> None:
+def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(catalog: Catalog, tmp_path: Path) -> None:
     selected = _select(catalog)
     result = _prewarmed(selected, catalog, tmp_path)
-    (lacking,) = [row for row in result.rows if row.state is not JitTaskState.KEPT]
-    assert (lacking.task, lacking.state) == ("smoke_small_experts_4", JitTaskState.NOT_RUN)
-    assert "it takes 4 devices, and --ranks is 1. Next step: --ranks 4" in lacking.reason
-    assert [row.task for row in result.rows] == [task.id for task in selected.of_target]
-    assert (result.sealed, result.exit, result.left_out) == (True, Exit.EVIDENCE_MISSING, ())
+    assert {row.state for row in result.rows} == {JitTaskState.KEPT}
+    assert [line.partition(":")[0] for line in result.left_out] == ["smoke_small_experts_4"]
+    assert (result.sealed, result.exit) == (True, Exit.OPEN)
     checked = check_sealed(tmp_path / "sm_90a")
     assert checked.manifest.missing == ("smoke_small_experts_4",)
-    assert is_sealed(tmp_path / "sm_90a")
     keys = {task.id: task.id for task in selected.of_target}
     again: dict[str, Any] = find_sealed(tmp_path / "sm_90a", selected, keys, reopen=False)
     assert again["rows"] == result.rows, "a second look at what is sealed says the same"
+
+
+def test_a_prewarm_is_worth_what_the_verdict_on_its_cache_is(catalog: Catalog, tmp_path: Path) -> None:
+    selected = _select(catalog)
+    result = _prewarmed(selected, catalog, tmp_path)
+    warm = _verdict(selected, tmp_path / "copy")
+    cold = warm.model_copy(update={"unreported": ("fa4/new.o",)})
+    lost = warm.model_copy(update={"unproven": ("files appeared",)})
+    exits = [result.model_copy(update={"verdict": verdict}).exit for verdict in (warm, cold, lost)]
+    assert exits == [Exit.OPEN, Exit.CLOSED, Exit.EVIDENCE_MISSING]
 
 
 def test_a_sealed_cache_that_was_changed_is_not_taken_for_one_of_another_stack(
@@ -254,7 +261,8 @@ def test_a_variable_that_differs_is_told_where_anything_was_cold(
 
 def test_a_verdict_in_part_never_lies_where_a_whole_one_is_looked_for(catalog: Catalog, tmp_path: Path) -> None:
     names = [
-        name_verdict(_verdict(_select(catalog, tasks=tasks), tmp_path / str(tasks))) for tasks in (None, ("fa4_d128",))
+        name_verdict(_verdict(_select(catalog, tasks=tasks, ranks=4), tmp_path / str(tasks)))
+        for tasks in (None, ("fa4_d128",))
     ]
     assert names == ["jit_verify-h200.json", "jit_verify-h200.part.json"]
 

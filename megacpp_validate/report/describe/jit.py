@@ -64,12 +64,17 @@ def describe_prewarm(result: PrewarmResult) -> Document:
     blocks: tuple[Block, ...] = (
         Table(("task", "state", "seconds", "compiled", "found"), rows, numeric=frozenset({2, 4})),
         *(case for case, row in zip(cases, result.rows, strict=True) if row.reason),
+        *(describe_verify(result.verdict).blocks if result.verdict else ()),
         *(Details(f"Compiled by {row.task}", (_list_compiles(row.compiled),)) for row in result.rows),
         tabulate_facts(facts),
     )
     done = sum(row.state in (JitTaskState.DONE, JitTaskState.KEPT) for row in result.rows)
     compiled = sum(len(row.compiled) for row in result.rows)
     summary = f"{done} of {count(result.rows, 'task')} done for {result.architecture}; kernels compiled: {compiled}."
+    if result.left_out:
+        summary += f" Left out: {count(result.left_out, 'task')}."
+    if result.verdict is not None:
+        summary += f" {describe_verify(result.verdict).summary}"
     title = f"JIT caches of {result.target} ({result.architecture}, {result.mode})"
     return Document(title, summary, mark_exit(result.exit, open_="done"), blocks, cases)
 
