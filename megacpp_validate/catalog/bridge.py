@@ -133,17 +133,27 @@ class Target(Row):
     deep_gemm: bool
 
 
-class Mutant(Row):
-    """A fault that the suite plants in itself; see `evidence.selftest.Mutant`, which `planned` gives."""
+class Planted(Row):
+    """A fault that a suite plants, to see whether it is found. Each kind adds where the fault lies, and who is blamed.
+
+    Attributes:
+        id: short and stable.
+        says: what goes wrong, in a sentence.
+    """
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    says: Text
+
+
+class Mutant(Planted):
+    """A fault in a wrapper, or in what TE returns; see `evidence.selftest.Mutant`, which `planned` gives."""
+
     module: Module
     where: Where
     requested: Requested
     at: str = Field(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+)*$")
     fault: Annotated[Fault, Field(strict=False)]
     parameters: dict[str, Value] = Field(default_factory=dict)
-    says: Text
 
     @model_validator(mode="after")
     def _require_parameters(self) -> Mutant:

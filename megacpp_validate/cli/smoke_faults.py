@@ -28,9 +28,9 @@ def smoke_faults(
     Each must be seen by its own check, which must name the place: step, rank, module. Runs without a fault must stay
     green. The rows are in matrix/smoke_faults.toml.
     """
-    from ..canary.dynamic.smoke_faults import run_smoke_faults
+    from ..canary.dynamic.planting import run_smoke_faults
     from ..catalog.bridge import read_catalog
-    from ..catalog.smoke_faults import read_smoke_faults
+    from ..catalog.planted import read_smoke_faults
     from ..environments.host_session import SessionOptions
     from .output import write_result
     from .progress import Progress

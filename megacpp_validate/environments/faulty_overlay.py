@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ..catalog.te_faults import Edit, EditDoesNotFit, PlantedFault
+from ..catalog.planted import Edit, EditDoesNotFit, PlantedFault
 from .environment import NoEnvironment, hash_parts, list_files
 
 PACKAGE: Final = "transformer_engine"

@@ -107,7 +107,8 @@ def read_selftest_order(text: str) -> SelftestOrder:
     try:
         data: dict[str, Any] = json.loads(text)
         data["mutants"] = [Mutant(**{**row, "fault": Fault(row["fault"])}) for row in data["mutants"]]
-        return SelftestOrder(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        return SelftestOrder(**values)
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         raise ValueError(
             f"the order of a selftest cannot be read: {type(fault).__name__}: {fault}. Likely cause: host and "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.dynamic import planting
-from megacpp_validate.catalog.te_faults import FILE
+from megacpp_validate.catalog.planted import TE_FILE as FILE
 from tests.command_line import Run, make_run_in
 from tests.faulty_host import make_host
 

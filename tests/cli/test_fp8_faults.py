@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.dynamic import planting
-from megacpp_validate.catalog.te_faults import FP8_FILE as FILE
-from megacpp_validate.catalog.te_faults import FP8_HELD_OUT as HELD_OUT
+from megacpp_validate.catalog.planted import FP8_FILE as FILE
+from megacpp_validate.catalog.planted import FP8_HELD_OUT as HELD_OUT
 from tests.command_line import Run, make_run_in
 from tests.faulty_host import make_host
 

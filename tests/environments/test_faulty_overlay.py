@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.te_faults import Edit, EditDoesNotFit, TeFault
+from megacpp_validate.catalog.planted import Edit, EditDoesNotFit, TeFault
 from megacpp_validate.environments.faulty_overlay import STAMP, make_faulty
 from megacpp_validate.evidence.values import Cause
 
@@ -140,7 +140,7 @@ def test_a_whole_copy_is_taken_again_and_a_stale_one_is_not(
 
 def test_real_sources_can_be_copied(unpacked: Callable[[str, str], Path], tmp_path: Path) -> None:
     from megacpp_validate.catalog.bridge import read_catalog
-    from megacpp_validate.catalog.te_faults import read_te_faults
+    from megacpp_validate.catalog.planted import read_te_faults
 
     clean = unpacked(RELEASE, "real")
     faults = read_te_faults(module.id for module in read_catalog().modules)

@@ -101,7 +101,7 @@ class FaultCell:
         return replace(self._order, fault=one.fault, **ways[one.way])
 
     def run(self, one: Planted) -> dict[str, Any]:
-        """Run it, and say what the checks say: fields of `evidence.smoke_faults.RunFound`."""
+        """Run it, and report what the checks find: fields of `canary.dynamic.planting.RunFound`."""
         began = time.monotonic()
         look = {"train": self._train, "evaluate": self._evaluate, "save": self._save, "resume": self._resume}[one.way]
         result, findings = look(one)

@@ -18,7 +18,7 @@ from megacpp_validate.canary.dynamic.planting import (
 )  # fmt: skip
 from megacpp_validate.canary.dynamic.scores import FaultResult, FaultScore, Verdict
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.te_faults import Edit, Fp8Fault, TeFault
+from megacpp_validate.catalog.planted import Edit, Fp8Fault, TeFault
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Check, Failure, Machine, Outcome, Receipt, Timing, cell_id
 from megacpp_validate.evidence.values import Cause

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.catalog.smoke_faults import read_smoke_faults
+from megacpp_validate.catalog.planted import read_smoke_faults
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke.faults import FaultCell, read_faults

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.smoke_faults import FILE, read_smoke_faults
+from megacpp_validate.catalog.planted import SMOKE_FILE as FILE
+from megacpp_validate.catalog.planted import read_smoke_faults
 from tests.catalog.refusals import faults_of
 
 PLAN = """

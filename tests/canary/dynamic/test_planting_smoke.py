@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from megacpp_validate.canary.dynamic.planting import judge_finding
 from megacpp_validate.canary.dynamic.scores import CleanResult, FaultResult, FaultScore, SmokeFinding, Verdict
-from megacpp_validate.canary.dynamic.smoke_faults import judge_finding
 
 WATCH = SmokeFinding(check="watch", named={"step": 2, "ranks": [1], "module": "layers.3"}, words="so")
 OTHER = SmokeFinding(check="reproduce", named={"step": 2}, words="so")

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import PACKAGE_ROOT, Catalog
-from megacpp_validate.catalog.te_faults import (
-    FILE,
+from megacpp_validate.catalog.planted import (
     FP8_FILE,
     FP8_HELD_OUT,
     Edit,
@@ -24,6 +23,7 @@ from megacpp_validate.catalog.te_faults import (
     read_fp8_faults,
     read_te_faults,
 )
+from megacpp_validate.catalog.planted import TE_FILE as FILE
 from megacpp_validate.evidence.values import Cause
 from tests.catalog.refusals import faults_of
 

@@ -1,6 +1,8 @@
-"""Faults that are planted in copies of Transformer Engine: rows of the matrix as typed values, and one edit of a text.
+"""Faults that are planted from outside of the process that must find them: rows of the matrix as typed values.
 
-`te_faults.toml` scores the blame; `fp8_faults.toml` and its held-out half score the cells of FP8.
+`te_faults.toml` (the blame) and `fp8_faults.toml` with its held-out half (the cells of FP8) are edits of a copy of
+Transformer Engine; `smoke_faults.toml` (the smoke run) names faults of `training.smoke.faults`. What is planted inside
+of a process is `mutants.toml`, which `catalog.bridge` reads.
 """
 
 from __future__ import annotations
@@ -8,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, cast
 
 from pydantic import Field
 
 from ..errors import InfrastructureFailed
 from ..evidence.values import ENVIRONMENT, Cause
+from .bridge import Planted, SmokeCell
 from .file import Names, Row, Text, read_rows
 
-FILE: Final = "te_faults.toml"
+TE_FILE: Final = "te_faults.toml"
 FP8_FILE: Final = "fp8_faults.toml"
 FP8_HELD_OUT: Final = "fp8_faults_held_out.toml"
+SMOKE_FILE: Final = "smoke_faults.toml"
+SMOKE_CODE: Final = "smoke.faults"
 _BELOW: Final = r"^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*\.py$"  # no "..", no absolute path: nothing outside of the copy
 
 Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)+(\.post\d+)?$")]
@@ -66,19 +71,15 @@ class Edit(Row):
         return text.replace(self.old, self.new)
 
 
-class PlantedFault(Row):
+class PlantedFault(Planted):
     """A fault that is planted in a copy of Transformer Engine.
 
     Attributes:
-        id: short and stable.
         releases: of Transformer Engine that it is written for.
-        says: what it is.
         edit: what is changed, in order.
     """
 
-    id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     releases: list[Release] = Field(min_length=1)
-    says: Text
     edit: list[Edit] = Field(min_length=1)
 
     def edits_for(self, release: str) -> tuple[Edit, ...]:
@@ -154,7 +155,7 @@ def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[
         MatrixInvalid: with every fault of the file.
     """
     known = list(modules)
-    (file,) = read_rows(folder, {FILE: _TeFile}, {"module": known, "blamed": [*known, ENVIRONMENT]})
+    (file,) = read_rows(folder, {TE_FILE: _TeFile}, {"module": known, "blamed": [*known, ENVIRONMENT]})
     return tuple(file.fault)
 
 
@@ -173,3 +174,81 @@ def read_fp8_faults(
     """
     (file,) = read_rows(folder, {FP8_HELD_OUT if held_out else FP8_FILE: _Fp8File}, {"cell": list(cells)})
     return tuple(file.fault)
+
+
+# --- the smoke run ----------------------------------------------------------------------------------------------------
+
+Way = Literal["train", "evaluate", "save", "resume"]
+CheckName = Literal["conservation", "replicas", "gradients", "reproduce", "resume", "validate", "watch", "launcher"]
+Named = int | Text | list[int] | list[Text]
+
+
+class SmokeFault(Planted):
+    """A fault that is planted in a run, which check must see it, and what that must name.
+
+    Attributes:
+        fault: NAME or NAME:STEP of `training.smoke.faults`.
+        plan: cell that it is planted in.
+        way: which of the cell's runs has it.
+        caught_by: the check that must see it.
+        names: what that check must say, word by word.
+        held_out: whether it was written before what judges it.
+    """
+
+    fault: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*(:\d+)?$")
+    plan: Annotated[str, Names("plan")]
+    way: Way = "train"
+    caught_by: CheckName
+    names: dict[Text, Named] = Field(min_length=1)
+    held_out: bool = False
+
+
+class FaultPlan(SmokeCell):
+    """A cell in which faults are planted."""
+
+    code: str = Field(default=SMOKE_CODE, pattern=r"^smoke\.faults$")
+
+
+class SmokeFaults(Row):
+    """The whole file.
+
+    Attributes:
+        plans: cells, in their order.
+        faults: in their order.
+    """
+
+    plans: list[FaultPlan] = Field(validation_alias="plan", min_length=1)
+    faults: list[SmokeFault] = Field(validation_alias="fault", min_length=1)
+
+    def of(self, plan: str) -> tuple[SmokeFault, ...]:
+        """The faults of one cell."""
+        return tuple(fault for fault in self.faults if fault.plan == plan)
+
+    def cells(self) -> tuple[SmokeCell, ...]:
+        """A row a cell, as the smoke run takes it, with its faults among its settings: "ID=FAULT@WAY ..."."""
+        cells = []
+        for plan in self.plans:
+            planted = " ".join(f"{one.id}={one.fault}@{one.way}" for one in self.of(plan.id))
+            cells.append(plan.model_copy(update={"settings": {**plan.settings, "faults": planted}}))
+        return tuple(cells)
+
+    def select(self, ids: Iterable[str]) -> SmokeFaults:
+        """These faults alone, and the cells that have any of them."""
+        chosen = set(ids)
+        faults = [fault for fault in self.faults if fault.id in chosen]
+        plans = [plan for plan in self.plans if any(one.plan == plan.id for one in faults)]
+        return self.model_copy(update={"plans": plans, "faults": faults})
+
+
+def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> SmokeFaults:
+    """The cells of the smoke run and their faults.
+
+    Args:
+        targets: ids of the matrix.
+        folder: of the matrix.
+
+    Raises:
+        MatrixInvalid: with every fault of the file.
+    """
+    (faults,) = read_rows(folder, {SMOKE_FILE: SmokeFaults}, {"target": list(targets)})
+    return cast("SmokeFaults", faults)
