@@ -21,7 +21,7 @@ from .once import ARCH, ROOT, Guard, current, open_guard
 from .watch import HOOKS, after_import, faults
 
 # NVRTC keeps what it compiles in the driver's cache since CUDA 12.9 (its manual, "Caching"), and is seen there. Before,
-# it worked in memory and told nobody: module that is loaded where it does -> what it compiles.
+# it compiled in memory and reported nothing: module that is loaded where it does -> what it compiles.
 _BY_NVRTC: Final = {
     "transformer_engine": "its NVRTC kernels (transposes, casts) are compiled in memory, in every process",
     "cudnn": "its fused engines are compiled in memory by NVRTC, in every process",
@@ -38,7 +38,7 @@ FOLDER: Final = "/"
 
 @cache
 def watch_compilers() -> None:
-    """Watch every compiler from here on; once a process is enough. Imports none of them."""
+    """Watch every compiler from here on, once a process. Imports no compiler."""
     for name, hook in HOOKS.items():
         after_import(name, hook)
     watch_driver()
@@ -78,7 +78,7 @@ def compiled_since(before: Counter[str]) -> dict[str, int]:
 
 
 def mark() -> int:
-    """A moment, for `compiles_since` and `hits_since`."""
+    """A position in the list of compiles, for `compiles_since` and `hits_since`."""
     look_at_driver()
     return mark_now()
 
@@ -95,7 +95,7 @@ def hits_since(moment: int = 0) -> dict[str, int]:
 
 
 def describe_jit() -> dict[str, Any]:
-    """What a receipt says of this process beside its compiles: hits, what is unwatched, notes, and the caches."""
+    """What a receipt holds of this process beside its compiles: hits, unwatched libraries, notes, and the caches."""
     guard = current()
     names = {"root": ROOT, "arch": ARCH, "mode": MODE}
     return {
@@ -117,7 +117,7 @@ def unwatched() -> dict[str, str]:
 
 
 def _nvrtc_caches() -> bool:
-    """Whether NVRTC keeps what it compiles, and so it is seen."""
+    """Whether NVRTC keeps compiled kernels in the driver's cache, where they are seen."""
     if os.environ.get(_NO_CACHE, "0") not in ("", "0"):
         return False
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) or ""

@@ -22,7 +22,7 @@ _ROOM = (__package__ or "megacpp_validate.jit").rpartition(".")[0]
 
 
 def compile_nothing(order: JitOrder) -> None:
-    """Nothing: the answer describes what is installed here."""
+    """Compile nothing: every answer describes the stack that is installed here."""
 
 
 def compile_inductor_cpu(order: JitOrder) -> None:
@@ -58,7 +58,7 @@ PROGRAMS: Final[dict[str, Callable[[Any], Any]]] = {"norm": _norm, "gated": _gat
 
 # --- FlashAttention 4 -------------------------------------------------------------------------------------------------
 
-# Multiprocessors of the device: FlashAttention asks it how to share out work, and has nobody to ask here.
+# Multiprocessors of the device: FlashAttention plans its launches by them, and there is no device to query here.
 _MULTIPROCESSORS: Final = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 148, "sm_120a": 188, "sm_121a": 48}
 _INTERFACE: Final = "flash_attn.cute.interface"
 
@@ -106,7 +106,7 @@ def compile_fa4(order: JitOrder) -> None:
 
 
 def name_architecture(arch: str) -> None:
-    """Tell both libraries what to compile for, before they are loaded.
+    """Set the architecture that both libraries compile for, before they are loaded.
 
     Raises:
         ValueError: they have no such architecture, or are loaded already.
@@ -166,14 +166,14 @@ def banks(order: JitOrder) -> list[tuple[int, int, int, int]]:
 
 
 def device(torch: Any) -> str:
-    """Where. Raises Lacking."""
+    """The device of the tensors, "cuda". Raises `Lacking` where torch sees none."""
     if not torch.cuda.is_available():
         raise Lacking("DeepGEMM reads the architecture from the device, and torch sees no CUDA device here")
     return "cuda"
 
 
 def routings(experts: int, rows: int, shift: int = 0) -> list[list[int]]:
-    """Rows of each expert: alike, which is one launch of the weight's gradient, and not, which is one an expert."""
+    """Rows of each expert, equal and unequal: the weight's gradient is one launch for all, or one an expert."""
     alike = [rows // experts] * experts
     uneven, moved = [*alike], shift or alike[0] // 2
     uneven[0], uneven[-1] = alike[0] - moved, alike[-1] + moved
@@ -195,7 +195,7 @@ def routings(experts: int, rows: int, shift: int = 0) -> list[list[int]]:
 _SWITCH: Final = "NVTE_DISABLE_NVRTC"  # of Transformer Engine: kernels that come compiled alone
 _KERNEL: Final = "cast_transpose_optimized_kernel"
 _FORMATS: Final = ("e4m3", "e5m2")  # of what goes forward, and of gradients
-# Files a format that a sweep leaves at least, two a kernel. By the rule that chooses one (`KernelConfig` of
+# Files that a sweep leaves at least for each format, two a kernel. By the rule that chooses a kernel (`KernelConfig` of
 # common/transpose/cast_transpose.cu) it leaves six kernels forward and seven backward on 132 SMs, and weights one.
 _FEWEST: Final = 6
 _OFF: Final = ("", "0")  # as Transformer Engine reads its switch: empty is not set
@@ -259,22 +259,22 @@ def require_kernels(kernels: list[str]) -> None:
         kernels: names of those in the driver's cache of this process, one a file.
 
     Raises:
-        RuntimeError: too few, or Transformer Engine is told to compile none.
+        RuntimeError: too few, or a variable switches these compiles of Transformer Engine off.
     """
     if os.environ.get(_SWITCH, "") not in _OFF:
         raise RuntimeError(f"{_SWITCH} keeps Transformer Engine from compiling these kernels. Next step: unset it.")
     seen = {name: sum(_KERNEL in kernel and name in kernel for kernel in kernels) for name in _FORMATS}
     if min(seen.values()) < _FEWEST:
-        told = " and ".join(f"{seen[name]} of {name}" for name in _FORMATS)
+        found = " and ".join(f"{seen[name]} of {name}" for name in _FORMATS)
         raise RuntimeError(
-            f"the driver's cache holds {told} of the files of {_KERNEL}, and every number of rows wants {_FEWEST} or "
+            f"the driver's cache holds {found} of the files of {_KERNEL}, and every number of rows wants {_FEWEST} or "
             "more of each. Likely cause: this release casts experts' rows by other kernels. Next step: look which ones "
             "a run compiles late (`jit_verify` names them)."
         )
 
 
 def _train(bank: Any, counts: list[int], scope: AbstractContextManager[Any]) -> None:
-    """Forward and backward once; the gradients are let go."""
+    """Forward and backward once; the gradients are freed."""
     import torch
 
     rows = torch.randn(sum(counts), bank.in_features, device="cuda", dtype=torch.bfloat16, requires_grad=True)

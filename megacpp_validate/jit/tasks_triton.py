@@ -25,7 +25,7 @@ FAR_ALIGNED: Final = 512  # bytes; no block of torch's allocator is smaller (c10
 
 
 class _Device:
-    """What Triton asks of the active driver before a launch."""
+    """The part of Triton's driver interface that a launch reads."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -137,7 +137,7 @@ def _rotation(bridge: Any, size: Any, _: Any) -> None:
 
 
 def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
-    """The jagged way to the experts, forward and backward: all of its stages but torch's grouped products."""
+    """Jagged dispatch to the experts, forward and backward: every stage but torch's grouped products."""
     import torch
 
     tokens, top_k = size.batch * size.length, size.top_k
@@ -157,7 +157,7 @@ def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
 
 
 class _Bank(Pointer):
-    """Weights of all experts; indexing a tensor asks for its device, which need not be there."""
+    """Weights of all experts; indexing a real tensor would need its device, which may be absent."""
 
     def __getitem__(self, expert: int) -> Any:
         return _Numbers(math.prod(self.shape[1:]))

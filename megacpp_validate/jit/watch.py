@@ -123,7 +123,7 @@ def _hook_inductor(module: Any) -> None:
 
 
 def _hook_cpp(module: Any) -> None:
-    """`load_async` hands the compiler to worker processes; where it hands it to nobody, it is called here."""
+    """`load_async` submits the compile to worker processes, or else compiles in this process."""
     cache = module.CppCodeCache
     plain = cache.__dict__["load_async"].__func__
     if hasattr(plain, "__wrapped__"):
@@ -179,8 +179,8 @@ def _noting(plain: Any) -> Any:
     @functools.wraps(plain)
     def fx_codegen_and_compile(gm: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
         began = time.perf_counter()
-        # Taken at once: a graph inside this one has its own, and the next one may ask no cache (torch passes over
-        # graphs that it cannot keep), and would be told to have looked for this key.
+        # Cleared at once: a graph inside this one has its own key, and the next graph may look into no cache (torch
+        # skips graphs that it cannot keep): this key must not be recorded for it.
         key, _open.missed = getattr(_open, "missed", ""), ""
         _open.graphs = getattr(_open, "graphs", 0) + 1
         try:
@@ -250,7 +250,7 @@ _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
 
 
 class _Missed(Exception):
-    """The answer of a look into the cache that has nothing; the text is Triton's own key."""
+    """A lookup found nothing in the cache; the text is Triton's own key."""
 
 
 def _hook_triton(module: Any) -> None:
@@ -334,20 +334,20 @@ class Listener:
     def __init__(self, behind: Any) -> None:
         self._behind = behind
 
-    def __call__(self, *args: Any, **told: Any) -> None:
+    def __call__(self, *args: Any, **passed: Any) -> None:
         """As Triton calls it."""
-        source, times = told.get("src"), told.get("times")
+        source, times = passed.get("src"), passed.get("times")
         seconds = float(getattr(times, "total", 0) or 0) / 1e6  # CompileTimes counts microseconds
         saw(
             "triton",
             str(getattr(source, "name", "") or source or "?"),
-            _signature_of(source, told.get("metadata") or {}),
-            0.0 if told.get("cache_hit", False) else seconds,
-            cached=bool(told.get("cache_hit", False)),
-            looked_for=str((told.get("metadata") or {}).get("hash", "")),
+            _signature_of(source, passed.get("metadata") or {}),
+            0.0 if passed.get("cache_hit", False) else seconds,
+            cached=bool(passed.get("cache_hit", False)),
+            looked_for=str((passed.get("metadata") or {}).get("hash", "")),
         )
         if self._behind is not None:
-            self._behind(*args, **told)
+            self._behind(*args, **passed)
 
 
 def _signature_of(source: Any, metadata: Any) -> str:

@@ -205,7 +205,7 @@ def around_calls(target: Any, around: Around, *, at_init: bool = False) -> Any:
         at_init: whether the making of an object is the call.
 
     Raises:
-        PlantPointGone: the target cannot be called, or its parameters cannot be told.
+        PlantPointGone: the target cannot be called, or its parameters cannot be read.
     """
     if not inspect.isclass(target):
         if not callable(target):
@@ -236,7 +236,7 @@ def _wrapped(function: Any, around: Around, *, owned: bool) -> Any:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as fault:
-        raise PlantPointGone(f"the parameters of {function!r} cannot be told: {fault}") from fault
+        raise PlantPointGone(f"the parameters of {function!r} cannot be read: {fault}") from fault
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -107,7 +107,7 @@ def read_selftest_order(text: str) -> SelftestOrder:
     try:
         data: dict[str, Any] = json.loads(text)
         data["mutants"] = [Mutant(**{**row, "fault": Fault(row["fault"])}) for row in data["mutants"]]
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        values: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in data.items()}
         return SelftestOrder(**values)
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         raise ValueError(

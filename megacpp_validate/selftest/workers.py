@@ -68,14 +68,14 @@ def _listen(worker: _Worker) -> bool:
     """Take in what was sent; whether there is nothing more to come."""
     try:
         while worker.pipe.poll():
-            said = worker.pipe.recv()
-            if isinstance(said, Started):
-                worker.under_way = said.probe
-            elif isinstance(said, Receipt):
-                worker.receipts.append(said)
+            message = worker.pipe.recv()
+            if isinstance(message, Started):
+                worker.under_way = message.probe
+            elif isinstance(message, Receipt):
+                worker.receipts.append(message)
                 worker.under_way = ""
-            elif isinstance(said, Ended):
-                worker.ended = said
+            elif isinstance(message, Ended):
+                worker.ended = message
                 return True
     except (EOFError, OSError):
         return True
