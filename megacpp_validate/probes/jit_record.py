@@ -54,8 +54,8 @@ class JitRecord:
 
     def receipt(self) -> JitCompiles:
         """As the receipt has it."""
-        told = monitor.describe_jit()
         every = () if self.began_at is None else monitor.compiles_since(self.began_at)
+        told = monitor.describe_jit()  # after the last look at the driver's cache, which may have to be reported
         late = set(map(id, self.late))
         rows = [
             JitCompile(one.library, one.kernel, one.shape, one.seconds, "after" if id(one) in late else "warm-up")

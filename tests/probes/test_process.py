@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -370,6 +371,31 @@ def test_the_process_reads_an_order_and_writes_a_receipt(tmp_path: Path) -> None
     assert receipt.outcome is Outcome.IMPORT_ERROR  # there is no such bridge module in another process
     assert receipt.seed == 7
     assert [path.name for path in place.parent.iterdir()] == [place.name]
+
+
+def test_files_that_others_put_into_the_drivers_cache_are_no_compiles_of_the_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four stacks at once on a cold host share the user's cache (issue 23)."""
+    shared, over = tmp_path / "shared", threading.Event()
+    shared.mkdir()
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(shared))
+    for name in ("MEGACPP_JIT_ROOT", "MEGACPP_JIT_DRIVER_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def compile_as_another() -> None:
+        while not over.wait(0.02):
+            (shared / f"other-{len(list(shared.iterdir()))}").write_bytes(b"\x7fELF.text.of_another\0")
+
+    another = threading.Thread(target=compile_as_another)
+    another.start()
+    done = start(json.dumps(asdict(ORDER)), tmp_path / "native-cpu-fake.json")
+    over.set()
+    another.join()
+    assert done.returncode == 0, done.stderr
+    jit = read_receipt(tmp_path / "native-cpu-fake.json").jit
+    assert (jit.compiled, jit.warm_up, jit.after, jit.unwatched) == ((), {}, {}, {})
+    assert len(list(shared.iterdir())) > 10
 
 
 @pytest.mark.parametrize("order", ["", "{}", "[]", '{"probe": "fake", "target": {"id": "cpu", "colour": "red"}}'])
