@@ -324,8 +324,8 @@ def _check_choice(bench: Bench) -> None:
         layer = new_block_layer(bench, bank, fp8_when=when)
         out = layer(bank.rows, bank.counts)
         seen = [refusal.code for refusal in layer.choice.refusals]
-        bench.check(when, seen == codes, f"{layer.choice.observed}, refused by {', '.join(seen) or 'none'}")
-        bench.ran_on(when, layer.choice, out, wanted=wanted)
+        bench.check(f"choice.{when}", seen == codes, f"{layer.choice.observed}, refused by {', '.join(seen) or 'none'}")
+        bench.ran_on(f"choice.{when}", layer.choice, out, wanted=wanted)
 
 
 def _check_refusals(bench: Bench) -> None:
@@ -497,4 +497,4 @@ PARTS: Final[dict[str, Callable[[Bench], None]]] = {
     "refuses": _check_refusals,
     "memory": _check_memory,
 }
-UNNAMED: Final = ("stream", "memory")  # whose checks do not begin with the name of the part
+UNNAMED: Final = ("stream", "choice", "memory")  # which name their checks, or rows of backends, themselves

@@ -17,7 +17,7 @@ from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import amax_group as probe
 from megacpp_validate.probes.fp8.amax_group import Place, check_groups, places, run_rank, start_ranks, wrong_amaxes
 from megacpp_validate.selftest.double import use_te_double
-from tests.probes.fp8.ownership_bench import failed, new_bench
+from tests.probes.fp8.planting import failed, new_bench
 
 
 def nothing() -> None:
