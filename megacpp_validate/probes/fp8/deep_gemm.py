@@ -3,24 +3,33 @@
 Forward, the gradient of the rows and that of the weights are held to fp64 by bounds that follow from the roundings, to
 the exact products of the very operands that block scaling gives, to bf16, and to Transformer Engine's block scaling.
 What the kernels are handed is read off the calls.
+
+The casts give the bits of their references in plain torch. What TE keeps of a weight is right as long as the caller
+tells the truth about microbatches and every change is seen; here the weights are changed in every way that is known to
+go past a tensor's version, and the caller tells nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 
 from ..bench import Bench
 from ..bounds import Roundings
-from ..expert_bank import Bank, new_layer, run_bank
+from ..expert_bank import Bank, new_bank, new_layer, run_bank
 from ..low_precision import low_precision_ran
 from ..references.experts import block_scaled_experts
 from ..trial import Tensors, formula_pass
-from .deep_gemm_kernels import BF16, SMALL, check_casts, check_kept, new_block_bank, new_block_layer, watching_kernels
 
+BF16: Final = torch.bfloat16
+WIDTHS: Final = {"cuda": (512, 384), "cpu": (256, 128)}  # in, out
 # Rows of each expert: padded and not, none at all, one alone, and as many for all, which is one launch.
 ROUTINGS: Final[dict[str, tuple[int, ...]]] = {
     "uneven": (130, 57, 301, 64),
@@ -34,6 +43,10 @@ FEW: Final = (3, 0, 17, 1)
 PRODUCTS: Final = ("forward", "grad.rows", "grad.weight")
 # Hopper's FP8 accumulator keeps about 14 bits, and is added to fp32 every 4 instructions of 32 products (DeepSeek-V3,
 # arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits an instruction, as in `emulation`.
+COLUMNS: Final = ("none", "vectors", "blocks")
+CAPACITY: Final = 70
+HEIGHT: Final = 256
+WIDTH: Final = 384
 CUTS: Final = ("tf32", 4 * 4)
 SUM: Final = 128
 
@@ -46,47 +59,43 @@ def probe(bench: Bench) -> None:
     bridge = bench.bridge("deep_gemm")
     if not bridge.is_deep_gemm_available():
         bench.cannot_run(bridge.why_deep_gemm_is_unavailable())
-    for part in PARTS.values():
-        part(bench)
+    for name, part in PARTS.items():
+        with bench.scope(name) if name not in UNNAMED else nullcontext():
+            part(bench)
     _check_compiler(bench)
 
 
 def _check_lacking(bench: Bench) -> None:
     """A target whose row has no DeepGEMM: the bridge refuses it there, and says why."""
-    refusal = bench.bridge("deep_gemm_product").why_not_deep_gemm(bench.device, BF16, *SMALL)
+    refusal = bench.bridge("deep_gemm_product").why_not_deep_gemm(bench.device, BF16, *WIDTHS["cpu"])
     surprise = f"surprise: DeepGEMM can be used here, and the row of {bench.order.target.id} has it not"
     said = surprise if refusal is None else refusal.reason
     bench.check("bridge-refuses", refusal is not None, said)
     bench.is_unsupported(f"the row of {bench.order.target.id} has no DeepGEMM: {said}")
 
 
-def _contiguous(bench: Bench) -> None:
-    for name in QUICK if bench.quick else ROUTINGS:
-        with bench.scope(f"contiguous.{name}"):
-            _check_products(bench, name)
+def new_block_bank(bench: Bench, counts: tuple[int, ...]) -> Bank:
+    """Tensors in bf16, in whole blocks."""
+    return new_bank(bench, counts, *WIDTHS[bench.device], BF16)
 
 
-def _masked(bench: Bench) -> None:
-    with bench.scope("masked"):
-        _check_masked(bench)
+def new_block_layer(bench: Bench, bank: Bank, fp8_when: str = "always") -> Any:
+    """A bank on DeepGEMM; the native one stands behind it, so that a fallback shows."""
+    return new_layer(bench, bank, ("deep_gemm", "native"), fp8_when)
 
 
-def _casts(bench: Bench) -> None:
-    with bench.scope("casts"):
-        check_casts(bench, ROUTINGS["uneven"])
-
-
-def _kept(bench: Bench) -> None:
-    with bench.scope("kept"):
-        check_kept(bench, FEW)
-
-
-def _memory(bench: Bench) -> None:
+def _check_memory(bench: Bench) -> None:
     bank = new_block_bank(bench, ROUTINGS["uneven"])
     bench.layer_keeps_nothing("deep_gemm", new_block_layer(bench, bank), bank.rows, bank.counts)
 
 
 # --- rows sorted by expert ----------------------------------------------------------------------------------------
+
+
+def _check_contiguous(bench: Bench) -> None:
+    for name in QUICK if bench.quick else ROUTINGS:
+        with bench.scope(name):
+            _check_products(bench, name)
 
 
 def _check_products(bench: Bench, name: str) -> None:
@@ -160,24 +169,61 @@ def _check_rounded(bench: Bench, seen: Tensors, exact: Tensors) -> None:
 
 def _check_operands(bench: Bench, name: str, calls: list[Any]) -> None:
     """What the kernels were handed: E4M3 everywhere, and the blocks that the design says."""
-    wanted = {
-        "forward": ("1x128", "128x128"),
-        "grad.rows": ("1x128", "128x128"),
-        "grad.weight": ("1x128", "128x128"),
-    }
     kinds = {"forward": ("input", "weight"), "grad.rows": ("gradient", "weight"), "grad.weight": ("gradient", "input")}
-    found: dict[str, set[tuple[str, str]]] = {}
-    dtypes = set()
+    found: dict[str, set[tuple[str, ...]]] = {}
+    made_by = f"deep_gemm_cast in {'Triton' if bench.device == 'cuda' else 'torch'}"
     for call in calls:
-        found.setdefault(call.product, set()).add((call.left.block, call.right.block))
-        dtypes |= {call.left.dtype, call.right.dtype}
-        for kind, operand in zip(kinds[call.product], (call.left, call.right), strict=True):
+        found.setdefault(call.product, set()).add(call.blocks)
+        for kind, dtype, block in zip(kinds[call.product], call.dtypes, call.blocks, strict=True):
             if name == "uneven":
-                path = f"fp8.deep_gemm.{call.product}"
-                bench.saw_quantizer(path, kind, operand.made_by, operand.dtype, operand.block)
-    same = {product: {blocks} for product, blocks in wanted.items()} == found
+                bench.saw_quantizer(f"fp8.deep_gemm.{call.product}", kind, made_by, dtype, block)
+    same = found == {product: {("1x128", "128x128")} for product in kinds}
     bench.check("operands.blocks", same, f"{ {product: sorted(seen) for product, seen in sorted(found.items())} }")
+    dtypes = {dtype for call in calls for dtype in call.dtypes}
     bench.check("operands.e4m3", dtypes == {"float8_e4m3"}, f"dtypes {', '.join(sorted(dtypes)) or 'of no call'}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a kernel: the product that it is; dtype of both operands, and which values of each share a scale."""
+
+    product: str
+    dtypes: tuple[str, ...]
+    blocks: tuple[str, ...]
+
+
+@contextmanager
+def watching_kernels(bench: Bench) -> Iterator[list[Call]]:
+    """While inside, every call of DeepGEMM's kernels through the bridge is noted, by the product that it makes."""
+    module = bench.bridge("deep_gemm_product")
+    calls: list[Call] = []
+
+    def call(name: str, kernel: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        dtypes = tuple(str(values.dtype).removeprefix("torch.").removesuffix("fn") for values, _ in given[:2])
+        blocks = tuple(
+            "x".join(str(values.shape[axis] // scales.shape[axis]) for axis in (-2, -1)) for values, scales in given[:2]
+        )
+        calls.append(Call(_product(name, calls), dtypes, blocks))
+        return kernel(*given, **more)
+
+    before = {name: getattr(module, name) for name in ("grouped_fp8_gemm", "masked_fp8_gemm", "fp8_gemm")}
+    for name, entry in before.items():
+        watched = SimpleNamespace(require=lambda name=name, entry=entry: partial(call, name, entry.require()))
+        setattr(module, name, watched)
+    try:
+        yield calls
+    finally:
+        for name, entry in before.items():
+            setattr(module, name, entry)
+
+
+def _product(name: str, before: list[Call]) -> str:
+    """The first grouped product of a step is the output, the second the gradient of the rows; then come weights."""
+    if name == "masked_fp8_gemm":
+        return "masked"
+    if name == "fp8_gemm" or len(before) >= 2:
+        return "grad.weight"
+    return "grad.rows" if before else "forward"
 
 
 def _against_te(bench: Bench, bank: Bank, seen: Tensors, exact: Tensors) -> None:
@@ -268,7 +314,7 @@ def _check_not_a_number(bench: Bench) -> None:
             out = layer(rows, bank.counts)
         lost = (~torch.isfinite(out)).all(dim=1).nonzero().flatten().tolist()
         found = (~torch.isfinite(out)).any(dim=1).nonzero().flatten().tolist()
-        bench.check(f"not-a-number.{value}", lost == found == [1], f"not finite in rows {found}, wholly in {lost}")
+        bench.check(str(value), lost == found == [1], f"not finite in rows {found}, wholly in {lost}")
 
 
 def _check_choice(bench: Bench) -> None:
@@ -290,17 +336,144 @@ def _check_refusals(bench: Bench) -> None:
     counts = torch.zeros(len(FEW), dtype=torch.int32, device=bench.device)
     make = bench.bridge("expert_gemm").ExpertGemm
     odd = {**bank.sizes(), "in_features": 200, "device": bench.device, "backends": ("deep_gemm",)}
-    bench.refuses("refuses.masked-gradients", errors.WrongOption, lambda: layer.forward_masked(rows, counts))
+    bench.refuses("masked-gradients", errors.WrongOption, lambda: layer.forward_masked(rows, counts))
     with torch.no_grad():
-        bench.refuses("refuses.counts", errors.TokenCountMismatch, lambda: layer.forward_masked(rows, counts.long()))
-        bench.refuses("refuses.sorted", errors.WrongShape, lambda: layer.forward_masked(bank.rows, counts))
-    bench.refuses("refuses.word", errors.UnknownName, lambda: make(**{**odd, "in_features": 256, "fp8_when": "now"}))
+        bench.refuses("counts", errors.TokenCountMismatch, lambda: layer.forward_masked(rows, counts.long()))
+        bench.refuses("sorted", errors.WrongShape, lambda: layer.forward_masked(bank.rows, counts))
+    bench.refuses("word", errors.UnknownName, lambda: make(**{**odd, "in_features": 256, "fp8_when": "now"}))
     try:
         make(**odd)
     except backends.NoBackend as refusal:
-        bench.check("refuses.width", "whole blocks of 128" in str(refusal), str(refusal))
+        bench.check("width", "whole blocks of 128" in str(refusal), str(refusal))
     else:
-        bench.check("refuses.width", False, "nothing was raised for 200 features")
+        bench.check("width", False, "nothing was raised for 200 features")
+
+
+# --- casts --------------------------------------------------------------------------------------------------------
+
+
+def _check_casts(bench: Bench) -> None:
+    """Every copy that a cast makes, bit by bit: values, scales, groups, fingerprints.
+
+    Rows of zeros, of next to nothing and of large values are among them, and one value in a thousand is an outlier.
+    """
+    casts, counts = bench.bridge("deep_gemm_cast"), ROUTINGS["uneven"]
+    tokens = _odd(bench, bench.randn(sum(counts), WIDTH))
+    weight = _odd(bench, bench.randn(2 * HEIGHT, WIDTH)).view(2, HEIGHT, WIDTH)
+    tiles = casts.plan_tiles(counts, bench.device)
+    strided = torch.stack([tokens, tokens], dim=1).view(len(tokens), -1)[:, :WIDTH]
+    for power_of_two in (False, True):
+        with bench.scope("powers-of-two" if power_of_two else "plain"):
+            for columns in COLUMNS:
+                how = {"columns": columns, "power_of_two": power_of_two}
+                wanted = casts.cast_tokens_reference(tokens, tiles, **how)
+                _same(bench, f"tokens.{columns}", casts.cast_tokens(tokens, tiles, **how), wanted)
+                _same(bench, f"strided.{columns}", casts.cast_tokens(strided, tiles, **how), wanted)
+                if columns != "none":
+                    alone = casts.cast_tokens(tokens, tiles, rows=False, **how)
+                    _same(bench, f"columns.{columns}", alone, (None, wanted[1]))
+            for name, more in {"weight": {}, "weight.kept": {"keep": True}, "weight.alone": {"turn": False}}.items():
+                how = {"power_of_two": power_of_two, **more}
+                _same(bench, name, [casts.cast_weight(weight, **how)], [casts.cast_weight_reference(weight, **how)])
+            _check_renewed(bench, casts, weight, power_of_two)
+    if bench.device == "cuda":
+        _check_masked_cast(bench, casts)
+
+
+def _check_renewed(bench: Bench, casts: Any, weight: Any, power_of_two: bool) -> None:
+    """Blocks that changed are rounded again, the rest is left as it is."""
+    kept = casts.cast_weight(weight, keep=True, power_of_two=power_of_two)
+    other = weight.clone()
+    other[1, 130, 5] *= -1  # the first block of the second row of blocks
+    other[0, :, 128:256] *= 4
+    kept.values[1, 0, 0] = 448.0  # in a block whose bits stay: what is not looked at again is not written
+    casts.renew_weight(kept, other, power_of_two=power_of_two)
+    wanted = casts.cast_weight_reference(other, keep=True, power_of_two=power_of_two)
+    left = float(kept.values[1, 0, 0])
+    bench.check("renewed.left-alone", left == 448.0, f"a mark in a block that did not change: {left}")
+    kept.values[1, 0, 0] = wanted.values[1, 0, 0]
+    _same(bench, "renewed", [kept], [wanted])
+
+
+def _check_masked_cast(bench: Bench, casts: Any) -> None:
+    """The kernel and plain torch on a CPU, NaN past the counts."""
+    rows = bench.randn(3, CAPACITY, WIDTH, dtype=BF16)
+    rows[0, 3:], rows[1] = float("nan"), float("inf")
+    counts = torch.tensor([3, 0, CAPACITY], dtype=torch.int32, device=bench.device)
+    seen = casts.cast_masked(rows, counts)
+    wanted = casts.cast_masked(rows.cpu(), counts.cpu())
+    _same(bench, "masked", [tuple(one.cpu() for one in seen)], [wanted])
+
+
+def _odd(bench: Bench, values: Any) -> Any:
+    """In bf16, with rows and values as no normal distribution has them."""
+    values = torch.where(bench.rand(*values.shape) < 1e-3, values * 1e3, values)
+    values[0], values[3] = 0.0, values[3] * 1e-9
+    values[5] *= 1e6
+    values[:, 7] = values[:, 7] * 1e-6
+    return values.to(BF16)
+
+
+def _same(bench: Bench, name: str, seen: Any, wanted: Any) -> None:
+    """Tensors of equal bytes, in equal places; None beside None."""
+    pairs: list[tuple[Any, Any]] = []
+    for one, other in zip(seen, wanted, strict=True):
+        if (one is None) is not (other is None):
+            return bench.check(name, False, "one copy was not made, or one too many")
+        if one is not None:
+            pairs += zip(one, other, strict=True)
+    differ = [index for index, (one, other) in enumerate(pairs) if not _equal(one, other)]
+    return bench.check(name, not differ, f"{len(pairs)} tensors, bit by bit; not the same: {differ or 'none'}")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)))
+
+
+# --- weights that are kept ----------------------------------------------------------------------------------------
+
+
+def _by_an_optimizer(weight: Any) -> None:
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], lr=0.1, fused=weight.device.type == "cuda").step()
+    weight.grad = None
+
+
+def _through_other_memory(weight: Any) -> None:
+    """As a collective writes into the flat buffer that parameters are views of."""
+    flat = torch.empty(0, dtype=weight.dtype, device=weight.device).set_(weight.untyped_storage())
+    flat.neg_()
+
+
+CHANGES: Final[dict[str, Callable[[Any], object]]] = {
+    "in-place": torch.no_grad()(methodcaller("neg_")),
+    "data": lambda weight: weight.data.neg_(),
+    "one-value": lambda weight: weight.data[0, 77, 130].add_(1),
+    "two-swapped": lambda weight: weight.data.__setitem__((0, [3, 9], 5), weight.data[0, [9, 3], 5]),
+    "optimizer": _by_an_optimizer,
+    "other-memory": _through_other_memory,
+}
+
+
+def _check_kept(bench: Bench) -> None:
+    """After each change, what is kept gives the bits that rounding anew gives, forward and backward; and other ones."""
+    bank = new_block_bank(bench, FEW)
+    for name, change in CHANGES.items():
+        with bench.scope(name):
+            layer = new_block_layer(bench, bank)
+            before = run_bank(layer, bank, is_first_microbatch=True)
+            again = run_bank(layer, bank, is_first_microbatch=False)
+            bench.same_bits("unchanged", before.values(), again.values())
+            change(layer.bank.weight)
+            for first in (False, True):
+                seen, wanted = run_bank(layer, bank, is_first_microbatch=first), run_bank(layer, bank)
+                bench.same_bits(f"changed.{first}", seen.values(), wanted.values())
+            moved = not torch.equal(wanted["forward"], before["forward"])
+            bench.check("the-change-shows", moved, "other weights give another output")
 
 
 def _check_compiler(bench: Bench) -> None:
@@ -314,13 +487,14 @@ def _check_compiler(bench: Bench) -> None:
 
 
 PARTS: Final[dict[str, Callable[[Bench], None]]] = {
-    "contiguous": _contiguous,
-    "masked": _masked,
+    "contiguous": _check_contiguous,
+    "masked": _check_masked,
     "stream": _check_stream,
-    "casts": _casts,
-    "kept": _kept,
+    "casts": _check_casts,
+    "kept": _check_kept,
     "not-a-number": _check_not_a_number,
     "choice": _check_choice,
     "refuses": _check_refusals,
-    "memory": _memory,
+    "memory": _check_memory,
 }
+UNNAMED: Final = ("stream", "choice", "memory")  # which name their checks, or rows of backends, themselves

@@ -11,9 +11,8 @@ import json
 import math
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,9 +49,6 @@ class Ended:
     status: int
     said: dict[str, Any]
     words: str
-
-
-Train = Callable[[Sequence[Job]], list[Ended]]
 
 
 def probe(bench: Bench) -> None:
@@ -96,19 +92,21 @@ def _recipes(bench: Bench) -> list[str]:
 
 
 def train_side_by_side(jobs: Sequence[Job]) -> list[Ended]:
-    """Start every run, and wait for all; what is left of an earlier session is removed first."""
-    with tempfile.TemporaryDirectory(prefix="megacpp-loss-") as folder:
-        running = []
-        try:
-            for number, job in enumerate(jobs):
-                job.path.unlink(missing_ok=True)
-                running.append(_start(job, Path(folder, str(number))))
-            while any(process.poll() is None for process in running):
-                time.sleep(0.2)
-        finally:
-            for process in running:
-                process.kill()
-        return [_end(process, Path(folder, str(number))) for number, process in enumerate(running)]
+    """Start every run as a process, and wait for all; what is left of an earlier session is removed first."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(_train, jobs))
+
+
+def _train(job: Job) -> Ended:
+    job.path.unlink(missing_ok=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", PROCESS], input=json.dumps(job.order), check=False, capture_output=True, text=True
+    )
+    try:
+        said = json.loads(ended.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = {}
+    return Ended(ended.returncode, said if isinstance(said, dict) else {}, ended.stderr.strip()[-_LAST_WORDS:])
 
 
 def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> None:
@@ -126,25 +124,6 @@ def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> Non
         _check_backends(bench, job, end.said.get("backends", {}))
         if job.recipe != REFERENCE and job.seed == jobs[0].seed:
             _see_casts(bench, job, curve)
-
-
-def _start(job: Job, place: Path) -> subprocess.Popen[str]:
-    with place.with_suffix(".out").open("w") as out, place.with_suffix(".err").open("w") as words:
-        command = [sys.executable, "-m", PROCESS]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=words, text=True)
-    if process.stdin is not None:
-        process.stdin.write(json.dumps(job.order))
-        process.stdin.close()
-    return process
-
-
-def _end(process: subprocess.Popen[str], place: Path) -> Ended:
-    words = place.with_suffix(".err").read_text(encoding="utf-8", errors="replace").strip()
-    try:
-        said = json.loads(place.with_suffix(".out").read_text(encoding="utf-8").strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        said = {}
-    return Ended(process.wait(), said if isinstance(said, dict) else {}, words[-_LAST_WORDS:])
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -40,31 +40,20 @@ COUNTS: Final = (48, 0, 112, 96)
 TIMES_ON_GPU: Final = 2
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    rows: int
-    hidden: int
-    ffn: int
-
-
-def _sizes(bench: Bench) -> _Sizes:
-    """Multiples of 128, which every recipe takes."""
-    return _Sizes(128, 128, 128) if bench.quick or bench.device == "cpu" else _Sizes(512, 384, 512)
-
-
 def check_mlp(bench: Bench, recipe: Recipe, enter: Enter) -> None:
     """Norm and gated MLP as one layer; the checks are `fp8.RECIPE.mlp.*`."""
-    sizes, path = _sizes(bench), f"fp8.{recipe}.mlp"
+    path = f"fp8.{recipe}.mlp"  # multiples of 128, which every recipe takes
+    count, hidden, ffn = (128, 128, 128) if bench.quick or bench.device == "cpu" else (512, 384, 512)
     layer = bench.bridge("imports").layernorm_mlp.require()(
-        hidden_size=sizes.hidden, ffn_hidden_size=sizes.ffn, eps=EPS, bias=False, normalization="RMSNorm",
+        hidden_size=hidden, ffn_hidden_size=ffn, eps=EPS, bias=False, normalization="RMSNorm",
         activation="swiglu", params_dtype=torch.bfloat16, device=bench.device,
     )  # fmt: skip
     with torch.no_grad():
         for value in layer.parameters():
             mean, deviation = (1.0, 0.2) if value.dim() == 1 else (0.0, value.shape[-1] ** -0.5)
             value.copy_(mean + bench.randn(*value.shape, scale=deviation))
-    rows = (bench.randn(sizes.rows, sizes.hidden) + 0.5).bfloat16().requires_grad_()
-    precision = replace(counted.precision_of("bf16", recipe=recipe), smallest=sizes.hidden * min(sizes.rows, sizes.ffn))
+    rows = (bench.randn(count, hidden) + 0.5).bfloat16().requires_grad_()
+    precision = replace(counted.precision_of("bf16", recipe=recipe), smallest=hidden * min(count, ffn))
     with enter() as opened:
         choice = opened.choice
     trial = layer_trial(
@@ -73,7 +62,7 @@ def check_mlp(bench: Bench, recipe: Recipe, enter: Enter) -> None:
         rows,
         choice,
         formula=partial(reference.mlp, activation="swiglu", eps=EPS),
-        roundings=partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=True),
+        roundings=partial(counted.mlp_roundings, precision=precision, length=ffn, gated=True),
         native=partial(emulated_mlp, recipe=recipe, activation="swiglu", eps=EPS),
         enter=enter,
         steps=2,  # delayed scales come from the step before
@@ -145,7 +134,7 @@ def check_refusals(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None
         _check_scopes(bench, recipe, enter)
         _check_history(bench)
         _check_sizes_and_places(bench, recipe, partial(enter, recipe=recipe))
-        _check_not_finite(bench, recipe, partial(enter, recipe=recipe))
+        _check_not_finite(bench, partial(enter, recipe=recipe))
         _check_state(bench, recipe, enter)
 
 
@@ -156,25 +145,27 @@ def _check_scopes(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None:
     bench.refuses(f"target.{elsewhere}", errors.WrongTarget, partial(enter, target=elsewhere, recipe=recipe))
     have = targets[bench.order.target.id].recipes
     for other in (name for name in bench.bridge("recipes").RECIPES if name not in have):
-        bench.refuses(f"recipe.{other}", errors.WrongTarget, partial(enter, recipe=other))
-        _says(bench, *(row.id for row in targets.values() if other in row.recipes))
+        having = (row.id for row in targets.values() if other in row.recipes)
+        _refuses(bench, f"recipe.{other}", errors.WrongTarget, partial(enter, recipe=other), *having)
     with enter(recipe=recipe) as opened:
-        bench.refuses("second-entry", errors.ScopeEnteredTwice, lambda: enter(recipe=recipe).__enter__())
-        _says(bench, opened.entered_at)
+        again = enter(recipe=recipe)
+        _refuses(bench, "second-entry", errors.ScopeEnteredTwice, again.__enter__, opened.entered_at)
 
 
 def _check_history(bench: Bench) -> None:
     make, errors = bench.bridge("te_fp8").te_delayed_scaling, bench.bridge("errors")
     for length in (0, -1):
-        bench.refuses(f"history.{length}", errors.WrongOption, partial(make, amax_history_len=length))
-        _says(bench, str(length))
+        call = partial(make, amax_history_len=length)
+        _refuses(bench, f"history.{length}", errors.WrongOption, call, str(length))
 
 
-def _says(bench: Bench, *words: str) -> None:
-    """The refusal that was seen last names these; that is a check of its own."""
-    last = bench.checks[-1]
-    missing = [word for word in words if word not in last.detail]
-    bench.check(f"{last.name}.says", not missing, f"without {', '.join(missing)}: {last.detail}" if missing else "")
+def _refuses(bench: Bench, name: str, error: type[BaseException], call: Callable[[], Any], *words: str) -> None:
+    """The call must raise this error; that its text has these words is a check of its own."""
+    bench.refuses(name, error, call)
+    if words:
+        said = bench.checks[-1].detail
+        missing = [word for word in words if word not in said]
+        bench.check(f"{name}.says", not missing, f"without {', '.join(missing)}: {said}" if missing else "")
 
 
 def _takes(bench: Bench, name: str, call: Callable[[], Any], said: str) -> None:
@@ -182,9 +173,10 @@ def _takes(bench: Bench, name: str, call: Callable[[], Any], said: str) -> None:
     try:
         call()
     except Exception as fault:
-        bench.check(name, False, f"{type(fault).__name__}: {fault}")
+        said, passed = f"{type(fault).__name__}: {fault}", False
     else:
-        bench.check(name, True, said)
+        passed = True
+    bench.check(name, passed, said)
 
 
 class _Pair(torch.nn.Module):
@@ -192,12 +184,7 @@ class _Pair(torch.nn.Module):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__()
-        make = bench.bridge("imports").linear.require()
-        given: dict[str, Any] = {"bias": False, "params_dtype": torch.bfloat16, "device": bench.device}
-        self.first, self.second = make(WIDTH, WIDTH, **given), make(WIDTH, WIDTH, **given)
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.copy_(bench.randn(WIDTH, WIDTH, scale=WIDTH**-0.5))
+        self.first, self.second = (_new_linear(bench, WIDTH, WIDTH, bias=False) for _ in range(2))
 
     def forward(self, rows: Any, damage: Any = None) -> Any:
         """`damage` is added between the two."""
@@ -221,20 +208,18 @@ def _check_sizes_and_places(bench: Bench, recipe: str, enter: Callable[[], Any])
                 return model(rows)
 
         for count in (5, 24):  # Transformer Engine takes 24 forward, and raises in the backward pass
-            bench.refuses(f"rows.{count}", errors.NotDivisible, partial(low, _rows(bench, count)))
-            _says(bench, "first", f"{count} rows", f"rows in multiples of {32 if recipe == 'mxfp8' else 16}")
+            words = ("first", f"{count} rows", f"rows in multiples of {32 if recipe == 'mxfp8' else 16}")
+            _refuses(bench, f"rows.{count}", errors.NotDivisible, partial(low, _rows(bench, count)), *words)
         if bench.device == "cuda":
-            bench.refuses("rows-on-the-cpu", errors.WrongTarget, lambda: low(_rows(bench).cpu()))
-            _says(bench, "first", "cpu")
+            _refuses(bench, "rows-on-the-cpu", errors.WrongTarget, lambda: low(_rows(bench).cpu()), "first", "cpu")
         _takes(bench, "rows.taken", partial(low, _rows(bench)), "what the recipe can take is let through")
 
 
-def _check_not_finite(bench: Bench, recipe: str, enter: Callable[[], Any]) -> None:
+def _check_not_finite(bench: Bench, enter: Callable[[], Any]) -> None:
     """A NaN or an infinity in what a layer is given: the tensor, the layer and the step are named, whatever the recipe.
 
     And a step whose numbers are all finite, however large, is let through.
     """
-    del recipe
     health = bench.bridge("amax_health")
     model = _Pair(bench)
 
@@ -260,13 +245,12 @@ def _check_not_finite(bench: Bench, recipe: str, enter: Callable[[], Any]) -> No
         }
         for name, (damages, words) in cases.items():
             step(**damages)
-            bench.refuses(name, health.NotFinite, partial(guard.end_step, STEP))
-            _says(bench, *words, f"step {STEP}")
+            _refuses(bench, name, health.NotFinite, partial(guard.end_step, STEP), *words, f"step {STEP}")
         with torch.no_grad():
             model.first.weight[2, 2] = float("nan")
         step()
-        bench.refuses("nan.weight", health.NotFinite, partial(guard.end_step, STEP))
-        _says(bench, "NaN", "the weight of the layer first", f"step {STEP}")
+        words = ("NaN", "the weight of the layer first", f"step {STEP}")
+        _refuses(bench, "nan.weight", health.NotFinite, partial(guard.end_step, STEP), *words)
         with torch.no_grad():
             model.first.weight[2, 2] = 0.0
         step(damage=hole(2.0**100))
@@ -285,12 +269,8 @@ def _check_state(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None:
     states = {name: _trained(bench, partial(enter, recipe=name)).state_dict() for name in (recipe, other)}
     model = _Pair(bench)
     before = [weight.detach().clone() for weight in model.parameters()]
-    bench.refuses(
-        f"state.{other}",
-        loading.WrongState,
-        lambda: loading.load_fp8_state_dict(model, states[other], recipe=recipe),
-    )
-    _says(bench, "first", "nothing was loaded")
+    load = partial(loading.load_fp8_state_dict, model, states[other], recipe=recipe)
+    _refuses(bench, f"state.{other}", loading.WrongState, load, "first", "nothing was loaded")
     same = all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
     bench.check(f"state.{other}.nothing-loaded", same, "the weights are as they were")
     _takes(
@@ -416,9 +396,9 @@ def _check_recipe(bench: Bench, name: str, enter: Enter) -> None:
         _check_current_scales(bench, enter)
 
 
-def _new_linear(bench: Bench, width: int, out: int) -> Any:
+def _new_linear(bench: Bench, width: int, out: int, *, bias: bool = True) -> Any:
     layer = bench.bridge("imports").linear.require()(
-        width, out, bias=True, params_dtype=torch.bfloat16, device=bench.device
+        width, out, bias=bias, params_dtype=torch.bfloat16, device=bench.device
     )
     with torch.no_grad():
         layer.weight.copy_(bench.randn(out, width, scale=width**-0.5))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -87,6 +88,9 @@ def fill(model: Any) -> None:
         nn.init.normal_(parameter, std=0.05)
 
 
+LANE_STEPS: Final = ("convert", "fully_shard", "materialise")
+
+
 def check_refusals(bench: Bench) -> None:
     """Recipes, widths, dtypes and devices that the lane does not take."""
     lanes, errors = bench.bridge("torchao_lane"), bench.bridge("errors")
@@ -112,58 +116,56 @@ def check_order(bench: Bench, mesh: Any) -> None:
     """Every step out of its order, by the lane's own methods and behind its back, raises before training."""
     lanes = bench.bridge("torchao_lane")
     wrong, lost = lanes.WrongOrder, lanes.LaneLost
+    given: dict[str, tuple[Any, ...]] = {"fully_shard": (sharding(mesh),), "materialise": (fill,)}
+    shard, compiled = sharding(mesh), methodcaller("compile", backend="eager")
 
     def lane(model: Any = None) -> Any:
         return lanes.Float8Lane(on_meta() if model is None else model, "tensorwise", device=bench.device, emulate=True)
 
     def after(steps: int) -> Any:
         made = lane()
-        for step in (made.convert, lambda: made.fully_shard(sharding(mesh)), lambda: made.materialise(fill))[:steps]:
-            step()
+        for step in LANE_STEPS[:steps]:
+            getattr(made, step)(*given.get(step, ()))
         return made
 
-    def again(step: str, steps: int) -> Callable[[], Any]:
-        made = after(steps)
-        arguments = {"fully_shard": (sharding(mesh),), "materialise": (fill,)}.get(step, ())
-        return lambda: getattr(made, step)(*arguments)
-
-    taken = {
-        "shard-before-convert": ("fully_shard", 0), "compile-before-convert": ("compile", 0),
-        "compile-before-shard": ("compile", 1), "compile-on-meta": ("compile", 2), "convert-twice": ("convert", 1),
-        "convert-after-shard": ("convert", 2), "shard-twice": ("fully_shard", 2),
-        "train-too-early": ("require_ready", 3), "after-step-too-early": ("after_step", 1),
-    }  # fmt: skip
-    for name, (step, steps) in taken.items():
-        bench.refuses(name, wrong, again(step, steps))
-    compiled = after(3)
-    compiled.compile(backend="eager")
-    bench.refuses("shard-after-compile", wrong, lambda: compiled.fully_shard(sharding(mesh)))
-
-    bench.refuses("behind.not-meta", wrong, lambda: lane(Tree()))
-    bench.refuses("behind.converted", wrong, lambda: lane(after(1).model))
-    bench.refuses("behind.sharded", wrong, lambda: lane(_done(on_meta(), sharding(mesh))))
-    bench.refuses(
-        "behind.compiled", wrong, lambda: lane(_done(on_meta(), lambda model: model.compile(backend="eager")))
+    # Name, steps that were taken, what is done behind the lane's back, its method that must raise, error.
+    rows: tuple[tuple[str, int, Callable[[Any], object] | None, str, Any], ...] = (
+        ("shard-before-convert", 0, None, "fully_shard", wrong),
+        ("compile-before-convert", 0, None, "compile", wrong),
+        ("compile-before-shard", 1, None, "compile", wrong),
+        ("compile-on-meta", 2, None, "compile", wrong),
+        ("convert-twice", 1, None, "convert", wrong),
+        ("convert-after-shard", 2, None, "convert", wrong),
+        ("shard-twice", 2, None, "fully_shard", wrong),
+        ("train-too-early", 3, None, "require_ready", wrong),
+        ("after-step-too-early", 1, None, "after_step", wrong),
+        ("behind.sharded-between", 0, shard, "convert", wrong),
+        ("behind.sharded-after", 1, shard, "fully_shard", wrong),
+        ("behind.compiled-between", 1, compiled, "fully_shard", wrong),
+        ("behind.materialised-between", 1, methodcaller("to_empty", device=bench.device), "fully_shard", wrong),
+        ("behind.swapped-back", 1, _swap_back, "fully_shard", lost),
+        ("behind.swapped-back-late", 3, _swap_back, "compile", lost),
     )
-    bench.refuses("behind.wrapped", wrong, lambda: lane(torch.compile(on_meta(), backend="eager")))
-    for name, error, steps, deed in (
-        ("sharded-between", wrong, 0, sharding(mesh)),
-        ("sharded-after", wrong, 1, sharding(mesh)),
-        ("compiled-between", wrong, 1, lambda model: model.compile(backend="eager")),
-        ("materialised-between", wrong, 1, lambda model: model.to_empty(device=bench.device)),
-        ("swapped-back", lost, 1, _swap_back),
-        ("swapped-back-late", lost, 3, _swap_back),
-    ):
+    for name, steps, deed, method, error in rows:
         made = after(steps)
-        deed(made.model)
-        follow = ("convert", "fully_shard", "materialise", "compile")[steps]
-        arguments = {"fully_shard": (sharding(mesh),)}.get(follow, ())
-        bench.refuses(f"behind.{name}", error, partial(getattr(made, follow), *arguments))
+        if deed is not None:
+            deed(made.model)
+        bench.refuses(name, error, partial(getattr(made, method), *given.get(method, ())))
+    made = after(3)
+    made.compile(backend="eager")
+    bench.refuses("shard-after-compile", wrong, partial(made.fully_shard, shard))
 
-
-def _done(model: Any, deed: Callable[[Any], object]) -> Any:
-    deed(model)
-    return model
+    sharded, in_place = on_meta(), on_meta()
+    shard(sharded)
+    compiled(in_place)
+    for name, model in {
+        "not-meta": Tree(),
+        "converted": after(1).model,
+        "sharded": sharded,
+        "compiled": in_place,
+        "wrapped": torch.compile(on_meta(), backend="eager"),
+    }.items():
+        bench.refuses(f"behind.{name}", wrong, partial(lane, model))
 
 
 def _swap_back(model: Any) -> None:

@@ -16,18 +16,15 @@ import torch
 from torch import distributed
 
 from ...evidence.receipt import Backend
-from ...evidence.rounding import Depth
 from ...training.parallel.goodput import Ledger
 from ...training.parallel.rank_start import Rank
 from ...training.smoke.order import SmokeOrder
 from ...training.smoke.trainer import SmokeTrainer
 from ..bench import Bench
-from .reproduce import check_of
 from .train import takes_what_was_asked
-from .trajectories import Trajectory, Twins, compare_trajectories
+from .trajectories import TWINS, Reference, Trajectory, compare_trajectories, depth_of
 
 STEPS: Final = 6
-TWINS: Final = (2, 4, 8)
 
 
 def probe(bench: Bench) -> None:
@@ -42,11 +39,10 @@ def probe(bench: Bench) -> None:
 
 def look(bench: Bench) -> None:
     """The same, in a world of one rank that is there."""
-    steps = int(bench.setting("steps", str(STEPS)))
     on_gpu = bench.device == "cuda"
     order = SmokeOrder(
         size=bench.setting("size", "gate") if on_gpu else "tiny",
-        steps=steps,
+        steps=int(bench.setting("steps", str(STEPS))),
         seed=bench.order.seed,
         device="cuda" if on_gpu else "cpu",
         precision="bf16" if on_gpu else "fp32",
@@ -54,25 +50,17 @@ def look(bench: Bench) -> None:
         audit=True,
     )
     trained = check_run(bench, "bf16", order)
-    off = replace(order, features={"preset": "off"})
-    native = _trajectory(_train(off))
-    quiet = replace(off, changes={"aux_coefficient": 0.0})  # what is no sum over passes
-    first, *others = (_trajectory(_train(replace(quiet, plan={"accumulate": split}))) for split in (1, *TWINS))
-    twins = Twins(first, tuple(others))
-    size = order.read_size()
-    depth = Depth(len(size.letters) + 1, max(2 * size.hidden, size.ffn_hidden), size.batch * size.length)
-    verdicts = compare_trajectories(_trajectory(trained), native, twins, precision=order.precision, depth=depth)
-    for verdict in verdicts:
-        way = "forward" if verdict.quantity == "loss" else "grad"
-        bench.checks.append(check_of(f"bf16.train.{way}", verdict))
+    native = train_reference(replace(order, features={"preset": "off"}))
+    for verdict in compare_trajectories(trained, native):
+        bench.checks.append(verdict.as_check(f"bf16.train.{'forward' if verdict.quantity == 'loss' else 'grad'}"))
     recipe = bench.order.target.production_recipe
     if bench.wants_te and recipe and recipe in bench.recipes:
         check_run(bench, recipe, replace(order, precision=recipe))  # type: ignore[arg-type]
 
 
-def check_run(bench: Bench, name: str, order: SmokeOrder) -> SmokeTrainer:
+def check_run(bench: Bench, name: str, order: SmokeOrder) -> Trajectory:
     """Train in this process; every step finite, every part on what was asked for."""
-    trainer = _train(order)
+    trainer = train(order)
     losses = ", ".join(f"{record.loss:.4f}" for record in trainer.records)
     # A step that is not finite raises before this.
     bench.check(f"{name}.train.finite", len(trainer.records) == order.steps, f"losses {losses}")
@@ -83,10 +71,21 @@ def check_run(bench: Bench, name: str, order: SmokeOrder) -> SmokeTrainer:
         bench.backends.append(row)
         said = f"requested {asked}, claimed {choice.observed}{'; ' if reasons else ''}{'; '.join(reasons)}"
         bench.check(f"{row.path}.backend", takes_what_was_asked(row), said)
-    return trainer
+    return trajectory_of(trainer)
 
 
-def _train(order: SmokeOrder) -> SmokeTrainer:
+def train_reference(order: SmokeOrder) -> Reference:
+    """One rank, in this process and its world; and its twins without the loss that balances experts."""
+    plan = {"accumulate": order.read_plan().accumulate}
+    quiet = {**order.changes, "aux_coefficient": 0.0}
+    one = trajectory_of(train(replace(order, plan=plan)))
+    twins = [trajectory_of(train(replace(order, plan={"accumulate": split}, changes=quiet))) for split in (1, *TWINS)]
+    return Reference(one, tuple(twins), order.precision, depth_of(order.read_size()))
+
+
+def train(order: SmokeOrder) -> SmokeTrainer:
+    """Train a run of one rank to its end."""
+    torch.manual_seed(order.seed)
     device = "cuda:0" if order.device == "cuda" else "cpu"
     trainer = SmokeTrainer(order, Rank(0, 1, 0, device, None, None), Ledger(began_ns=time.monotonic_ns()))
     trainer.run()
@@ -95,6 +94,9 @@ def _train(order: SmokeOrder) -> SmokeTrainer:
     return trainer
 
 
-def _trajectory(trainer: SmokeTrainer) -> Trajectory:
-    records: Any = trainer.records
-    return Trajectory(tuple(r.loss for r in records), tuple(r.grad_norm for r in records))
+def trajectory_of(trainer: SmokeTrainer) -> Trajectory:
+    """Losses and norms of a run that was audited."""
+    records, audit = trainer.records, trainer.audit
+    losses, norms = (tuple(getattr(one, name) for one in records) for name in ("loss", "grad_norm"))
+    streams: dict[str, Any] = {} if audit is None else audit.stream_norms
+    return Trajectory(losses, norms, streams, {} if audit is None else audit.part_norms)

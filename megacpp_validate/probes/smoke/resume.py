@@ -13,7 +13,7 @@ from typing import Final
 
 from ...training.parallel.checkpoint import LATEST
 from ..bench import Bench
-from .reproduce import check_ended, check_follows, run_reference
+from .reproduce import check_follows, have_ended, reference_of, run_reference
 from .runs import Run, Runs, open_runs
 from .trajectories import Trajectory
 
@@ -41,30 +41,23 @@ def probe(bench: Bench) -> None:
             return
         elsewhere = Path(shutil.copytree(saved, runs.folder / "checkpoints-elsewhere"))
         resumed = runs.run("resumed", **saving, resume=True)
-        check_ended(bench, whole)
-        check_ended(bench, resumed)
-        if whole.done and resumed.done:
+        if have_ended(bench, whole, resumed):
             check_same_bits(bench, whole, resumed)
             resume_elsewhere(bench, runs, whole, elsewhere)
 
 
 def resume_elsewhere(bench: Bench, runs: Runs, whole: Run, saved: Path) -> None:
     """The same checkpoint on one rank: another world, the same training."""
-    reference, twins = run_reference(runs)
-    alone = reference.order.plan
-    other = runs.run("resumed-alone", plan=alone, checkpoint_folder=str(saved), resume=True)
-    for run in (reference, *twins, other):
-        check_ended(bench, run)
-    if not all(run.done for run in (reference, *twins, other)):
+    alone = run_reference(runs)
+    other = runs.run("resumed-alone", plan=alone[0].order.plan, checkpoint_folder=str(saved), resume=True)
+    if not have_ended(bench, *alone, other):
         return
-    first = first_step(other)
-    bench.check("other-world.continues", 0 < first < len(whole.steps), f"it took up step {first}")
+    wanted, after = whole.trajectory, other.trajectory
+    bench.check("other-world.continues", 0 < after.first < len(wanted.losses), f"it took up step {after.first}")
     # Steps before the checkpoint are those of the run that wrote it; both sides then have roundings of two worlds.
-    seen = Trajectory(
-        (*whole.trajectory.losses[:first], *other.trajectory.losses),
-        (*whole.trajectory.grad_norms[:first], *other.trajectory.grad_norms),
-    )
-    check_follows(bench, "other-world", other, seen, reference.trajectory, twins)
+    before = wanted.cut(0, after.first)
+    seen = Trajectory((*before.losses, *after.losses), (*before.grad_norms, *after.grad_norms))
+    check_follows(bench, "other-world", seen, reference_of(alone))
 
 
 def check_killed(bench: Bench, run: Run, rank: int | None) -> None:
@@ -77,19 +70,15 @@ def check_killed(bench: Bench, run: Run, rank: int | None) -> None:
 
 def check_same_bits(bench: Bench, whole: Run, resumed: Run) -> None:
     """The resumed run goes on where the checkpoint was, and every loss has the bits that it has without the break."""
-    first = first_step(resumed)
-    bench.check("same-world.continues", 0 < first < len(whole.steps), f"it took up step {first}")
-    for name, values in resumed.trajectory.series.items():
-        wanted = whole.trajectory.series[name][first:]
+    seen, whole_run = resumed.trajectory, whole.trajectory
+    first = seen.first
+    bench.check("same-world.continues", 0 < first < len(whole_run.losses), f"it took up step {first}")
+    for name, values in seen.series.items():
+        wanted = whole_run.series[name][first:]
         differ = [first + at for at, (one, other) in enumerate(zip(values, wanted, strict=False)) if one != other]
         same = len(values) == len(wanted) > 0 and not differ
         said = f"{len(values)} of {len(wanted)} steps; not the same bits: {differ[:3] or 'none'}"
         bench.check(f"same-world.{name}", same, said)
-
-
-def first_step(run: Run) -> int:
-    """The step that a run began with."""
-    return int(run.steps[0]["step"]) if run.steps else 0
 
 
 class killing:  # noqa: N801 - a context manager, used as a verb

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from queue import Queue
@@ -18,7 +17,6 @@ from typing import Any, Final
 import torch
 
 from ...evidence.receipt import Backend, TrainingRecord, TrainingStep
-from ...evidence.rounding import Depth
 from ...training.forms import Forms
 from ...training.parallel.gather import read_end
 from ...training.parallel.plan import ParallelPlan
@@ -26,7 +24,7 @@ from ...training.sizes import Size, read_size
 from ...training.smoke.order import SmokeOrder, write_order
 from ...training.smoke.run import ORDER, RANK, SILENT_S, environment_of, run_smoke
 from ..bench import Bench
-from .trajectories import Trajectory
+from .trajectories import Trajectory, read_number, read_trajectory
 
 LIMIT_S: Final = 300.0
 _LAUNCH: Final = "megacpp_validate.training.parallel.host_launch"
@@ -64,24 +62,14 @@ class Run:
         return self.ending == "done" and len(self.receipts) == self.order.read_plan().world
 
     @property
-    def steps(self) -> Sequence[Mapping[str, Any]]:
-        """Of rank 0; every rank records the loss of all."""
-        return self.receipts[0]["steps"] if self.receipts else ()
+    def first(self) -> Mapping[str, Any]:
+        """The receipt of the lowest rank that left one, which has the loss of all; empty without any."""
+        return self.receipts[0] if self.receipts else {}
 
     @property
     def trajectory(self) -> Trajectory:
-        """Losses and gradient norms."""
-        return Trajectory(
-            tuple(read_number(step["loss"]) for step in self.steps),
-            tuple(read_number(step["grad_norm"]) for step in self.steps),
-        )
-
-    @property
-    def depth(self) -> Depth:
-        """For bounds of its trajectory."""
-        size = self.size
-        widest = max(2 * size.hidden, size.ffn_hidden, size.expert_width, size.num_heads * size.head_dim)
-        return Depth(len(size.letters) + 1, widest, size.batch * size.length)
+        """What it did in each step."""
+        return read_trajectory(self.first)
 
 
 class Runs:
@@ -90,14 +78,16 @@ class Runs:
     Args:
         bench: whose order has the settings `size`, `plan`, `precision`, `steps` and others of `SmokeOrder`.
         folder: of the runs.
+        limit_s, silent_s: of a run, and of its silence, where the row sets none.
     """
 
-    def __init__(self, bench: Bench, folder: Path) -> None:
+    def __init__(self, bench: Bench, folder: Path, *, limit_s: float = LIMIT_S, silent_s: float = SILENT_S) -> None:
         self.bench, self.folder = bench, folder
+        self.limit_s = float(bench.setting("limit_s", str(limit_s)))
+        self.silent_s = float(bench.setting("silent_s", str(silent_s)))
         self.plan = read_plan(bench.setting("plan"))
-        changes = {name: _number(text) for name, text in _pairs(bench.setting("changes"))}
-        self.size = read_size(bench.setting("size", "tiny"), **changes)
-        self.changes = changes
+        self.changes = read_settings(bench.setting("changes"))
+        self.size = read_size(bench.setting("size", "tiny"), **self.changes)
 
     @property
     def launcher(self) -> str:
@@ -122,13 +112,13 @@ class Runs:
             "device": bench.device,
             "target": bench.order.target.id,
             "features": {"preset": bench.setting("features", "production")},
-            "forms": dict(_forms(bench.setting("forms"))),
+            "forms": read_settings(bench.setting("forms"), tuple(field.name for field in fields(Forms))),
             "schedule_steps": steps,
             "audit": True,
         }
         for name in ("learning_rate", "warm_up", "validate_every", "deterministic", "rehearse"):
             if text := bench.setting(name):
-                given[name] = _number(text)
+                given[name] = _value(text)
         order = SmokeOrder(**{**given, **changes})
         order.refuse()
         return order
@@ -150,7 +140,7 @@ class Runs:
         def train(name: str, order: SmokeOrder) -> Run:
             place = places.get()
             try:
-                return self._train(name, order, place)
+                return self.train(name, order, place)
             finally:
                 places.put(place)
 
@@ -160,25 +150,33 @@ class Runs:
 
     def end(self, name: str, order: SmokeOrder) -> Run:
         """Run an order to its end."""
-        return self._keep(self._train(name, order, {}))
+        return self._keep(self.train(name, order))
 
-    def _train(self, name: str, order: SmokeOrder, place: Mapping[str, str]) -> Run:
-        limit_s = float(self.bench.setting("limit_s", str(LIMIT_S)))
-        cores = {**_share_cores(order.read_plan().world), **place}
-        launcher = self.launcher
-        if launcher == "local":
-            result = run_smoke(order, self.folder / name, limit_s=limit_s, environment=cores)
-            receipts = tuple(result.receipts[rank] for rank in sorted(result.receipts))
-            run = Run(name, order, self.size, result.ending, result.words, receipts, result.culprits, result.seconds)
-        else:
-            run = Run(name, order, self.size, *launch_elsewhere(order, self.folder / name, launcher, limit_s, cores))
-        return run
+    def train(self, name: str, order: SmokeOrder, place: Mapping[str, str] | None = None) -> Run:
+        """The same; the receipt keeps nothing of it.
+
+        Args:
+            name: of the run.
+            order: what is trained.
+            place: variables of its ranks.
+        """
+        cores = {**_share_cores(order.read_plan().world), **(place or {})}
+        folder = self.folder / name
+        if self.launcher != "local":
+            return Run(name, order, self.size, *launch_elsewhere(order, folder, self.launcher, self.limit_s, cores))
+        end = run_smoke(order, folder, limit_s=self.limit_s, silent_s=self.silent_s, environment=cores)
+        receipts = tuple(end.receipts[rank] for rank in sorted(end.receipts))
+        return Run(name, order, self.size, end.ending, end.words, receipts, end.culprits, end.seconds)
+
+    def record(self, run: Run) -> None:
+        """Let the receipt of the cell keep a run that ended well."""
+        if run.done:
+            self.bench.training.append(record_of(run))
 
     def _keep(self, run: Run) -> Run:
         for receipt in run.receipts:
             self.bench.rank_jit.take(receipt)
-        if run.done:
-            self.bench.training.append(record_of(run))
+        self.record(run)
         return run
 
 
@@ -206,7 +204,7 @@ def launch_elsewhere(
 
 def read_plan(text: str) -> ParallelPlan:
     """A plan from "data=2 expert_parallel=2"; the world is what it fills."""
-    given = {name: _number(value) for name, value in _pairs(text)}
+    given = read_settings(text)
     if "sequence_parallel" in given:
         given["sequence_parallel"] = bool(given["sequence_parallel"])
     plan = ParallelPlan(**given)
@@ -230,14 +228,18 @@ def require_devices(bench: Bench, ranks: int) -> None:
 
 
 @contextmanager
-def open_runs(bench: Bench) -> Iterator[Runs]:
+def open_runs(bench: Bench, **limits: float) -> Iterator[Runs]:
     """The runs of a cell.
+
+    Args:
+        bench: of the probe.
+        limits: as of `Runs`.
 
     Raises:
         CannotRun: fewer devices than its plan has ranks.
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-smoke-") as folder:
-        runs = Runs(bench, Path(folder))
+        runs = Runs(bench, Path(folder), **limits)
         require_devices(bench, runs.plan.world)
         yield runs
 
@@ -256,7 +258,7 @@ def record_of(run: Run) -> TrainingRecord:
             int(step["step"]), read_number(step["loss"]), read_number(step["perfect"]), read_number(step["grad_norm"]),
             float(step["seconds"]),
         )
-        for step in run.steps
+        for step in first["steps"]
     )  # fmt: skip
     return TrainingRecord(
         name=run.name,
@@ -319,34 +321,24 @@ def _share_cores(ranks: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
 
 
-def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    for word in text.split():
-        name, _, value = word.partition("=")
-        yield name, value
+def read_settings(text: str, known: Sequence[str] = ()) -> dict[str, Any]:
+    """Numbers, truths and words from "name=value ...".
 
-
-def _forms(text: str) -> Iterator[tuple[str, Any]]:
-    known = {field.name for field in fields(Forms)}
-    for name, value in _pairs(text):
-        if name not in known:
+    Raises:
+        ValueError: a name that is none of `known`, where these are given.
+    """
+    found = {name: _value(value) for name, _, value in (word.partition("=") for word in text.split())}
+    for name in found:
+        if known and name not in known:
             raise ValueError(f"there is no form {name!r}. Next step: choose one of {', '.join(sorted(known))}.")
-        yield name, {"true": True, "false": False}.get(value, value)
+    return found
 
 
-def _number(text: str) -> Any:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return {"true": True, "false": False}.get(text, text)
-
-
-def read_number(value: Any) -> float | None:
-    """A number of a rank's receipt; None where it is not finite, which a receipt has as text."""
-    return float(value) if value is not None and math.isfinite(float(value)) else None
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return {"true": True, "false": False}.get(text, text)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...evidence.receipt import Backend, Check, Part
@@ -11,9 +11,9 @@ from ...training.language import Grammar, Language, step_probabilities
 from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
 from ..fp8.quantizers import KINDS, TENSORS, wanted_block, wanted_format
-from .reproduce import check_ended
-from .runs import Run, Runs, backends_of, open_runs, read_number
-from .trajectories import MULTIPLE
+from .reproduce import have_ended
+from .runs import Run, Runs, backends_of, open_runs
+from .trajectories import MULTIPLE, Series, read_number
 
 LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
 SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
@@ -37,31 +37,87 @@ def probe(bench: Bench) -> None:
 
 def check_run(bench: Bench, run: Run) -> None:
     """Every check of one run."""
-    check_ended(bench, run)
+    have_ended(bench, run)
     if not run.receipts:
         return
-    check_finite(bench, run)
-    check_learns(bench, run)
-    check_audit(bench, run)
-    check_account(bench, run)
+    check_ranks(bench, run, *LOOKS)
+    size = run.size
+    bench.checks.append(judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch))
     check_backends(bench, run)
-    check_low_precision(bench, run)
+    if run.order.recipe is not None and bench.wants_te:
+        check_low_precision(bench, run, run.order.recipe)
 
 
-def check_finite(bench: Bench, run: Run) -> None:
-    """Every step is there, and finite, on every rank; and nothing that was watched was not."""
+Look = Callable[[Run, Mapping[str, Any]], Iterator[tuple[str, bool, str]]]
+"""A run, and what one of its ranks left -> checks: name, whether it passed, what was seen."""
+
+
+def check_ranks(bench: Bench, run: Run, *looks: Look) -> None:
+    """Look at what each rank left; the checks are `RUN.NAME.rankN`."""
     for receipt in run.receipts:
-        steps = receipt["steps"]
-        bad = [step["step"] for step in steps if not _is_finite(step)]
-        whole = [step["step"] for step in steps] == list(range(run.order.steps))
-        found = receipt.get("nonfinite")
-        said = f"{len(steps)} of {run.order.steps} steps; not finite: {found or bad[:3] or 'none'}"
-        bench.check(f"{run.name}.steps.rank{receipt['rank']}", whole and not bad and not found, said)
+        for look in looks:
+            for name, passed, said in look(run, receipt):
+                bench.check(f"{run.name}.{name}.rank{receipt['rank']}", passed, said)
 
 
-def check_learns(bench: Bench, run: Run) -> None:
-    """The loss falls from that of a model without context towards the floor of the language."""
-    bench.checks.append(judge_learning(run.name, run.steps, run.size.grammar, run.size.length, run.size.batch))
+def look_at_steps(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """Every step is there, and finite; and nothing that was watched was not."""
+    steps, found = receipt["steps"], receipt.get("nonfinite")
+    bad = [step["step"] for step in steps if not _is_finite(step)]
+    whole = [step["step"] for step in steps] == list(range(run.order.steps))
+    said = f"{len(steps)} of {run.order.steps} steps; not finite: {found or bad[:3] or 'none'}"
+    yield "steps", whole and not bad and not found, said
+
+
+def look_at_audit(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """What the rank checked in each step, and that it did."""
+    plan = run.order.read_plan()
+    for name, key, words in (
+        ("experts", "experts_without_gradient", "experts without gradient"),
+        ("moved", "unmoved", "parameters as before the first step"),
+    ):
+        found = receipt.get(key)
+        said = "nobody looked" if found is None else ", ".join(found) or "none"
+        yield name, found == [], f"{words}: {said}"
+    conserved, replicas = receipt.get("dispatches") or 0, receipt.get("replicas")
+    # Without an exchange only the path "bridge" has numbers of rows that the audit can hold to the router's.
+    counts = plan.expert_parallel > 1 or run.order.read_forms().moe == "bridge"
+    wanted = run.size.letters.count("E") * run.order.steps if counts else 0
+    said = f"{conserved} dispatches conserved their tokens, {wanted} or more were to be looked at"
+    yield "tokens", conserved >= wanted, said
+    # What FSDP2 shares out is there once; alike are experts of several ranks, routers in fp32, and tensor groups.
+    alike = receipt.get("alike")
+    twice = plan.data > plan.expert_parallel and "E" in run.size.letters
+    shares = bool(alike) or plan.tensor_parallel > 1 or twice
+    looked = replicas is not None and alike is not None and (not shares or replicas > 0)
+    yield "replicas", looked, f"{replicas} replicated tensors have the same bits; {alike} groups hold some alike"
+
+
+def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """The phases of a rank sum to its whole, which the launcher's clock confirms; every token is counted.
+
+    A rank begins after its launcher's clock and ends before it. What it does not see of that time is the start of its
+    process, and what follows the account: the receipt, leaving the others, the end of the process.
+    """
+    account = receipt["goodput"]
+    phases, whole = account["phases_ns"], round(account["whole_s"] * 1e9)
+    # The whole is told in seconds, in fp64: rounding at 2**-53 of 10**3 s is far below a nanosecond.
+    adds_up = abs(sum(phases.values()) - whole) <= 1 and min(phases.values()) >= 0
+    ran = min(phases[phase] for phase in RAN) > 0
+    said = ", ".join(f"{phase} {spent / 1e9:.2f} s" for phase, spent in phases.items() if spent)
+    yield "account", adds_up and ran, f"{whole / 1e9:.2f} s: {said}"
+    outside = run.seconds - account["whole_s"]
+    said = f"{run.seconds:.2f} s by the launcher's clock, of which the rank's account lacks {outside:.2f} s"
+    yield "clock", -TICK_S <= outside <= OUTSIDE_S, said
+    wanted = run.order.steps * run.size.batch * run.size.length
+    said = f"{account['tokens']} of {wanted} tokens of {run.order.steps} steps"
+    yield "counted", account["tokens"] == wanted, said
+    if run.order.device == "cuda":
+        peak = max(account["peak_bytes"].values(), default=0)
+        yield "memory", peak > 0, f"peak {peak} B"
+
+
+LOOKS: Final[tuple[Look, ...]] = (look_at_steps, look_at_audit, look_at_account)
 
 
 def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Grammar, length: int, batch: int) -> Check:
@@ -95,93 +151,29 @@ def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Gramm
     )
 
 
-def check_audit(bench: Bench, run: Run) -> None:
-    """What ranks checked in each step, and that they did."""
-    for receipt in run.receipts:
-        name = f"rank{receipt['rank']}"
-        silent = experts_of(receipt)
-        bench.check(
-            f"{run.name}.experts.{name}", silent == [], f"experts without gradient: {', '.join(silent) or 'none'}"
-        )
-        conserved, replicas = receipt.get("dispatches") or 0, receipt.get("replicas")
-        # Without an exchange only the path "bridge" has numbers of rows that the audit can hold to the router's.
-        counts = run.order.read_plan().expert_parallel > 1 or run.order.read_forms().moe == "bridge"
-        wanted = run.size.letters.count("E") * run.order.steps if counts else 0
-        said = f"{conserved} dispatches conserved their tokens, {wanted} or more were to be looked at"
-        bench.check(f"{run.name}.tokens.{name}", conserved >= wanted, said)
-        # What FSDP2 shares out is there once; alike are experts of several ranks, routers in fp32, and tensor groups.
-        plan, alike = run.order.read_plan(), receipt.get("alike")
-        twice = plan.data > plan.expert_parallel and "E" in run.size.letters
-        shares = bool(alike) or plan.tensor_parallel > 1 or twice
-        looked = replicas is not None and alike is not None and (not shares or replicas > 0)
-        said = f"{replicas} replicated tensors have the same bits; {alike} groups hold some alike"
-        bench.check(f"{run.name}.replicas.{name}", looked, said)
-        still = receipt.get("unmoved")
-        said = "nobody looked" if still is None else ", ".join(still) or "none"
-        bench.check(f"{run.name}.moved.{name}", still == [], f"parameters as before the first step: {said}")
-
-
-def experts_of(receipt: Mapping[str, Any]) -> list[str]:
-    """Experts that received no gradient, by layer and number; one name where nobody looked."""
-    found = receipt.get("experts_without_gradient")
-    if found is None:
-        return ["nobody looked"]
-    if isinstance(found, Mapping):
-        return [f"{layer} {experts}" for layer, experts in found.items() if experts]
-    return [str(expert) for expert in found]
-
-
-def check_account(bench: Bench, run: Run) -> None:
-    """The phases of every rank sum to its whole, which the launcher's clock confirms; every token is counted.
-
-    A rank begins after its launcher's clock and ends before it. What it does not see of that time is the start of its
-    process, and what follows the account: the receipt, leaving the others, the end of the process.
-    """
-    for receipt in run.receipts:
-        account = receipt["goodput"]
-        phases, whole = account["phases_ns"], round(account["whole_s"] * 1e9)
-        # The whole is told in seconds, in fp64: rounding at 2**-53 of 10**3 s is far below a nanosecond.
-        adds_up = (
-            abs(sum(phases.values()) - whole) <= 1
-            and min(phases.values()) >= 0
-            and min(phases[phase] for phase in RAN) > 0
-        )
-        said = ", ".join(f"{phase} {spent / 1e9:.2f} s" for phase, spent in phases.items() if spent)
-        bench.check(f"{run.name}.account.rank{receipt['rank']}", adds_up, f"{whole / 1e9:.2f} s: {said}")
-        outside = run.seconds - account["whole_s"]
-        said = f"{run.seconds:.2f} s by the launcher's clock, of which the rank's account lacks {outside:.2f} s"
-        bench.check(f"{run.name}.clock.rank{receipt['rank']}", -TICK_S <= outside <= OUTSIDE_S, said)
-        wanted = run.order.steps * run.size.batch * run.size.length
-        said = f"{account['tokens']} of {wanted} tokens of {run.order.steps} steps"
-        bench.check(f"{run.name}.counted.rank{receipt['rank']}", account["tokens"] == wanted, said)
-        peaks = account["peak_bytes"]
-        seen = bool(peaks) and max(peaks.values()) > 0
-        if bench.device == "cuda":
-            bench.check(f"{run.name}.memory.rank{receipt['rank']}", seen, f"peak {max(peaks.values(), default=0)} B")
-
-
 def check_backends(bench: Bench, run: Run) -> None:
     """Every part took what was asked for, on every rank."""
     rows = backends_of(run, wants_te=bench.wants_te, native=bench.setting("native").split())
     bench.backends.extend(rows)
     bench.check(f"{run.name}.parts", bool(rows), f"{len(rows)} parts say what they took")
     for row in rows:
-        bench.check(f"{row.path}.backend", takes_what_was_asked(row), _say_row(row))
+        said = f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}"
+        bench.check(f"{row.path}.backend", takes_what_was_asked(row), "; ".join((said, *row.reasons)))
 
 
-def check_low_precision(bench: Bench, run: Run) -> None:
-    """Where a recipe runs in Transformer Engine: its quantizers sat on all that should cast, and on nothing else."""
-    recipe = run.order.recipe
-    if recipe is None or not bench.wants_te:
-        return
-    for receipt in run.receipts:
+def check_low_precision(bench: Bench, run: Run, recipe: str) -> None:
+    """Transformer Engine's quantizers sat on all that should cast in a recipe, and on nothing else."""
+
+    def look(_: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
         faults = find_wrong_casts(run, receipt, recipe)
         said = "; ".join(faults[:5]) or f"{len(receipt['quantizers'])} casts of {recipe}"
-        bench.check(f"{run.name}.casts.rank{receipt['rank']}", not faults, said)
+        yield "casts", not faults, said
         dense = any(run.size.letters[_place_of(part)] in "AM" for part in _low_parts(run, receipt))
         if recipe == "delayed" and run.order.read_plan().world > 1 and dense:
             scales = receipt.get("scales") or 0
-            bench.check(f"{run.name}.scales.rank{receipt['rank']}", scales > 0, f"{scales} scales have the same bits")
+            yield "scales", scales > 0, f"{scales} scales have the same bits"
+
+    check_ranks(bench, run, look)
     rows = {tuple(row[name] for name in ROW): None for receipt in run.receipts for row in receipt["quantizers"] or ()}
     for layer, tensor, kind, form in rows:
         block = wanted_block(recipe, tensor)
@@ -250,12 +242,9 @@ def check_validation(bench: Bench, runs: Runs) -> None:
         plain, again, validated = runs.run_beside(asked)
     else:
         plain, again, validated = (runs.run(name, **changes) for name, changes in asked.items())
-    for run in (plain, again, validated):
-        check_ended(bench, run)
-    if not (plain.done and again.done and validated.done):
+    if not have_ended(bench, plain, again, validated):
         return
-    said = validated.receipts[0]["validation"]
-    bench.checks.append(judge_validation("validated.validation", said, runs))
+    bench.checks.append(judge_validation("validated.validation", validated.first["validation"], runs))
     steady = plain.trajectory == again.trajectory
     if steady or bench.device == "cpu":
         same = validated.trajectory == plain.trajectory
@@ -285,7 +274,7 @@ def judge_validation(name: str, said: Mapping[str, float], runs: Runs) -> Check:
     return Check(name, part.passed, (part,), f"evaluated {len(losses)} times")
 
 
-def _furthest(values: Sequence[float | None], wanted: Sequence[float | None]) -> float:
+def _furthest(values: Series, wanted: Series) -> float:
     pairs = zip(values, wanted, strict=True)
     return max(math.inf if a is None or b is None else abs(a - b) for a, b in pairs)
 
@@ -302,8 +291,3 @@ def _spread_of_surprise(grammar: Grammar) -> float:
         mean = -sum(p * math.log(p) for p in probabilities)
         variance += sum(p * (-math.log(p) - mean) ** 2 for p in probabilities)
     return math.sqrt(variance)
-
-
-def _say_row(row: Backend) -> str:
-    reasons = f"; {'; '.join(row.reasons)}" if row.reasons else ""
-    return f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}{reasons}"

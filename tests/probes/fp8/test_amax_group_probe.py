@@ -3,86 +3,111 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
+import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
+from megacpp_validate.bridge import amax_region, fp8_scope, layer_watch
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import amax_group as probe
-from megacpp_validate.probes.fp8.amax_group import Place, check_groups, places, wrong_amaxes
-from tests.probes.fp8.ownership_bench import failed, new_bench
-
-ON_THE_DOUBLE = (
-    "from megacpp_validate.selftest.double import use_te_double\nuse_te_double()\n"
-    "from megacpp_validate.probes.fp8.amax_rank import main\n"
-)
+from megacpp_validate.probes.fp8.amax_group import Place, check_groups, places, run_rank, start_ranks, wrong_amaxes
+from megacpp_validate.selftest.double import use_te_double
+from tests.probes.fp8.planting import failed, new_bench
 
 
-def run(world: int, before: str = "") -> Bench:
+def nothing() -> None:
+    pass
+
+
+def takes_any_group() -> None:
+    fp8_scope.reduction_of = lambda owner: (owner, False) if owner is None else (None, False)
+    layer_watch._check_group = lambda _: None
+
+
+def region_forgets_its_owner() -> None:
+    """It leaves the first layer to the one behind it, and takes the group of the scope."""
+    amax_region.reduction_of = lambda _: (torch.distributed.group.WORLD, True)
+    amax_region._take_first = lambda: False
+
+
+def rank_1_fails() -> None:
+    def new_layer(self: Any, **_: Any) -> Any:
+        return 1 / (1 - self.rank)
+
+    probe._Rank.new_layer = new_layer  # type: ignore[method-assign]
+
+
+def planted(plant: Callable[[], None], *given: Any) -> None:
+    """A rank on the double, with a fault in it."""
+    use_te_double()
+    plant()
+    run_rank(*given)
+
+
+def run(world: int, plant: Callable[[], None]) -> Bench:
     bench = new_bench("amax_group")
-    command = [sys.executable, "-c", f"{ON_THE_DOUBLE}{before}\nmain()"]
-    check_groups(bench, Place("gloo", ("cpu",) * world), command)
+    check_groups(bench, Place("gloo", ("cpu",) * world), partial(planted, plant))
     return bench
 
 
-@pytest.fixture(scope="module")
-def four() -> Bench:
-    return run(4)
-
-
-def test_the_owners_share_their_amax_and_each_plant_is_caught(four: Bench) -> None:
-    assert failed(four) == set()
-    names = {check.name.removeprefix("amax_group.").replace(".gloo4", "") for check in four.checks}
+def test_the_owners_share_their_amax_and_each_plant_is_caught() -> None:
+    bench = run(4, nothing)
+    assert failed(bench) == set()
+    names = {check.name.removeprefix("amax_group.").replace(".gloo4", "") for check in bench.checks}
     assert names == {
         *(f"{what}.rank{rank}" for what in ("ended", "owners", "nested-outer", "nested-inner") for rank in range(4)),
         "alone.caught", "other-pairs.caught", "everybody.caught", "nested-inner.caught",
         "refused.left-open", "refused.of-others", "refused.changed",
     }  # fmt: skip
-    assert [(row.requested, row.claimed) for row in four.backends] == [("nccl", "gloo")]
-    assert "one rank a GPU" in four.backends[0].reasons[0]
+    assert [(row.requested, row.claimed) for row in bench.backends] == [("nccl", "gloo")]
+    assert "one rank a GPU" in bench.backends[0].reasons[0]
 
 
-def test_a_bridge_that_takes_any_group_is_caught() -> None:
-    before = (
-        "from megacpp_validate.bridge import fp8_scope, layer_watch\n"
-        "fp8_scope.reduction_of = lambda owner: (owner, False) if owner is None else (None, False)\n"
-        "layer_watch._check_group = lambda _: None"
-    )
-    found = failed(run(2, before))
-    refused = {f"amax_group.refused.gloo2.{name}" for name in ("left-open", "of-others", "changed")}
-    assert found == refused | {
-        f"amax_group.{layer}.gloo2.rank{rank}" for layer in ("owners", "nested-outer") for rank in (0, 1)
-    }
+def of_ranks(*layers: str) -> set[str]:
+    return {f"amax_group.{layer}.gloo2.rank{rank}" for layer in layers for rank in (0, 1)}
 
 
-@pytest.mark.thorough
-def test_a_region_that_moves_histories_or_forgets_its_owner_is_caught() -> None:
-    """Planted: a region that leaves the first layer to the one behind it, and takes the group of the scope."""
-    before = (
-        "import torch\nfrom megacpp_validate.bridge import amax_region\n"
-        "amax_region.reduction_of = lambda _: (torch.distributed.group.WORLD, True)\n"
-        "amax_region._take_first = lambda: False"
-    )
-    bench = run(2, before)
-    assert failed(bench) == {
-        *(f"amax_group.nested-{layer}.gloo2.rank{rank}" for layer in ("inner", "outer") for rank in (0, 1)),
-        "amax_group.nested-inner.gloo2.caught",
-    }
-    said = {check.name: check.detail for check in bench.checks}
-    assert "gradient: amax 0" in said["amax_group.nested-outer.gloo2.rank0"]
+REFUSED = {f"amax_group.refused.gloo2.{name}" for name in ("left-open", "of-others", "changed")}
 
 
-def test_a_rank_that_fails_is_told_and_nothing_is_judged() -> None:
-    bench = run(2, "import json, io\nfrom megacpp_validate.probes.fp8 import amax_rank\n"
-                   "amax_rank._new_layer = lambda order: 1 / 0 if order.rank == 1 else None")  # fmt: skip
-    assert "amax_group.ended.gloo2.rank1" in failed(bench)
-    said = next(check.detail for check in bench.checks if check.name == "amax_group.ended.gloo2.rank1")
-    assert said.startswith("rank 1 of 2 on cpu, gloo: exit code 1")
-    assert "ZeroDivisionError" in said
-    assert not any("owners" in check.name for check in bench.checks)
+@pytest.mark.parametrize(("plant", "wanted"), [
+    (takes_any_group, REFUSED | of_ranks("owners", "nested-outer")),
+    pytest.param(
+        region_forgets_its_owner,
+        of_ranks("nested-inner", "nested-outer") | {"amax_group.nested-inner.gloo2.caught"}, marks=pytest.mark.thorough,
+    ),
+    (rank_1_fails, of_ranks("ended")),  # and nothing is judged
+])  # fmt: skip
+def test_a_fault_of_the_bridge_or_of_a_rank_is_caught(plant: Callable[[], None], wanted: set[str]) -> None:
+    bench = run(2, plant)
+    assert failed(bench) == wanted
+    if plant is rank_1_fails:
+        assert {check.name for check in bench.checks} == wanted
+        assert "ZeroDivisionError" in bench.checks[1].detail
+
+
+def ends(rank: int, how: str) -> None:
+    if how == "dies" and rank == 1:
+        os.kill(os.getpid(), 9)
+    if how != "well":
+        time.sleep(60 * (1 - rank))
+
+
+@pytest.mark.parametrize(("how", "wanted"), [
+    ("well", {}),
+    ("dies", {0: "ended, because another rank failed", 1: "process 1 terminated with signal SIGKILL"}),
+    ("hangs", {0: "not done after 20 s"}),
+])  # fmt: skip
+def test_how_ranks_end_is_told_and_none_is_left(how: str, wanted: dict[int, str]) -> None:
+    began = time.monotonic()
+    assert start_ranks(ends, 2, (how,), seconds=20.0) == wanted
+    assert time.monotonic() - began < 50
+    assert torch.multiprocessing.active_children() == []
 
 
 def told(change: Callable[[list[dict[str, Any]]], None] | None = None) -> dict[int, Any]:
@@ -130,8 +155,3 @@ def test_where_ranks_run(gpus: int, wanted: list[tuple[str, list[str]]]) -> None
 def test_it_is_not_run_on_a_cpu() -> None:
     with pytest.raises(CannotRun, match=r"GPU.*Next step"):
         probe.probe(new_bench("amax_group"))
-
-
-def test_the_rank_program_is_there() -> None:
-    assert Path(probe.__file__).with_name("amax_rank.py").exists()
-    assert probe.RANK_PROGRAM.endswith("fp8.amax_rank")

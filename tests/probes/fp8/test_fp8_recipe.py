@@ -15,17 +15,23 @@ from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import recipe as recipe_probe
 from megacpp_validate.probes.fp8.quantizers import GEMM, watching_operands
-from megacpp_validate.probes.order import Target
-from tests.probes.fp8.recipe_bench import DOUBLE, Patch, failed, new_bench
-
-Plant = Callable[[Patch], None]
-
+from tests.probes.fp8.planting import (
+    Patch,
+    Plant,
+    after_update,
+    failed,
+    module,
+    never_rolls,
+    new_bench,
+    plant_kernel,
+    wrapped,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_open")
 
 
-def run(recipe: str, plant: Plant, target: Target = DOUBLE) -> Bench:
-    bench = new_bench(recipe, target)
+def run(recipe: str, plant: Plant) -> Bench:
+    bench = new_bench(recipe=recipe)
     with Patch.context() as patch:
         plant(patch)
         with contextlib.suppress(Exception):  # some faults break what comes after them
@@ -36,9 +42,9 @@ def run(recipe: str, plant: Plant, target: Target = DOUBLE) -> Bench:
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_right_passes(te_double: None, recipe: str, seed: int) -> None:
-    bench = new_bench(recipe, seed=seed)
+    bench = new_bench(recipe=recipe, seed=seed)
     recipe_probe.probe(bench)
-    assert failed(bench) == []
+    assert failed(bench) == set()
     assert not bench.unsupported
     seen = {(row.path, row.tensor): (row.kind, row.format, row.block) for row in bench.quantizers}
     kind, blocks = {
@@ -56,17 +62,17 @@ def test_what_is_right_passes(te_double: None, recipe: str, seed: int) -> None:
 
 def test_nothing_to_see_without_te(te_double: None) -> None:
     with pytest.raises(CannotRun, match="Next step"):
-        recipe_probe.probe(new_bench(requested="native"))
+        recipe_probe.probe(new_bench(recipe="delayed", requested="native"))
 
 
 def test_a_release_that_refuses_it_is_red(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(te, "check_fp8_support", lambda: lambda: (False, "wants CUDA 12.9"))
     monkeypatch.setattr(te.TE, "_presets", {})
-    bench = new_bench("current")
+    bench = new_bench(recipe="current")
     with Patch.context() as patch:
         patch.setattr(fp8_scope, "why_recipe_is_refused", lambda recipe: "wants CUDA 12.9")
         recipe_probe.probe(bench)
-    assert failed(bench) == ["fp8.current.supported"]
+    assert failed(bench) == {"fp8.current.supported"}
 
 
 # --- a target that lacks it -----------------------------------------------------------------------------------------
@@ -74,9 +80,9 @@ def test_a_release_that_refuses_it_is_red(te_double: None, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_a_target_that_lacks_it(te_double: None, recipe: str) -> None:
-    bench = new_bench(recipe)
+    bench = new_bench(recipe=recipe)
     recipe_probe.probe(bench)
-    assert failed(bench) == []
+    assert failed(bench) == set()
     assert "compute capability 10.0" in bench.unsupported
     assert "b200" in bench.unsupported
     assert not fp8_scope.te_state()["enabled"]
@@ -138,10 +144,6 @@ def test_a_surprise_says_so(te_double: None) -> None:
 
 
 # --- what ran ---------------------------------------------------------------------------------------------------------
-
-
-def module(name: str) -> Any:
-    return sys.modules[f"transformer_engine.pytorch.{name}"]
 
 
 def gradients_in_e4m3(patch: Patch) -> None:
@@ -208,48 +210,13 @@ def one_weight_gradient_zero(patch: Patch) -> None:
 
 def with_scale_of(change: Callable[[Any, Any], Any]) -> Plant:
     """What a scale without history says of itself: change(amax, scale)."""
-
-    def plant(patch: Patch) -> None:
-        plain = module("quantized").scale_of
-        patch.setattr(module("quantized"), "scale_of", lambda amax, top, **more: change(amax, plain(amax, top, **more)))
-
-    return plant
+    return wrapped(
+        lambda: module("quantized"), "scale_of",
+        lambda plain: lambda amax, top, **more: change(amax, plain(amax, top, **more)),
+    )  # fmt: skip
 
 
-def kernel_update(self: Any) -> None:
-    """Where a call's amax is zero, the history stays as it is."""
-    newest = self.amax_history[0].clone()
-    top = torch.where(newest > 0, self.amax_history.amax(dim=0), 0.0)
-    moved = self.amax_history.roll(-1, 0)
-    moved[0] = 0.0
-    self.amax_history.copy_(torch.where(newest > 0, moved, self.amax_history))
-    self.scale.copy_(torch.where(top > 0, torch.full_like(top, self.top).div(top), self.scale))
-
-
-def zero_steps_leave_the_history(patch: Patch) -> None:
-    patch.setattr(module("scaling").DelayedState, "update", kernel_update)
-
-
-def zero_step_empties_the_history(patch: Patch) -> None:
-    plain = module("scaling").DelayedState.update
-
-    def changed(self: Any) -> None:
-        if not self.amax_history[0].any():
-            self.amax_history.zero_()
-        plain(self)
-
-    patch.setattr(module("scaling").DelayedState, "update", changed)
-
-
-def never_rolls(patch: Patch) -> None:
-    plain = module("scaling").DelayedState.update
-
-    def changed(self: Any) -> None:
-        kept = self.amax_history.clone()
-        plain(self)
-        self.amax_history.copy_(kept)
-
-    patch.setattr(module("scaling").DelayedState, "update", changed)
+zero_step_empties = after_update(lambda state, history, _: None if history[0].any() else state.amax_history.zero_())
 
 
 def one_scale_a_tensor(patch: Patch) -> None:
@@ -264,21 +231,11 @@ def frozen_scale(patch: Patch) -> None:
 
 
 def in_grouped(change: Callable[[Any], Any]) -> Plant:
-    def plant(patch: Patch) -> None:
-        kind = te.grouped_linear.require()
-        plain = kind.forward
-        patch.setattr(kind, "forward", lambda self, rows, splits: change(plain(self, rows, splits)))
-
-    return plant
+    return wrapped(te.grouped_linear.require, "forward", lambda plain: lambda *given: change(plain(*given)))
 
 
 def in_mlp(change: Callable[[Any], Any]) -> Plant:
-    def plant(patch: Patch) -> None:
-        kind = te.layernorm_mlp.require()
-        plain = kind.forward
-        patch.setattr(kind, "forward", lambda self, rows: change(plain(self, rows)))
-
-    return plant
+    return wrapped(te.layernorm_mlp.require, "forward", lambda plain: lambda *given: change(plain(*given)))
 
 
 RAN: dict[str, tuple[str, Plant, str]] = {
@@ -300,8 +257,8 @@ RAN: dict[str, tuple[str, Plant, str]] = {
         "current", in_mlp(lambda out: (out - out.detach()) * 2 + out.detach()), "fp8.current.mlp.grad.fc1_weight",
     ),
     "history-never-rolls": ("delayed", never_rolls, "fp8.delayed.state.normal.input.history"),
-    "zero-step-leaves-the-history": ("delayed", zero_steps_leave_the_history, "fp8.delayed.zero-step"),
-    "zero-step-empties-the-history": ("delayed", zero_step_empties_the_history, "fp8.delayed.zero-step"),
+    "zero-step-leaves-the-history": ("delayed", plant_kernel, "fp8.delayed.zero-step"),
+    "zero-step-empties-the-history": ("delayed", zero_step_empties, "fp8.delayed.zero-step"),
     "frozen-scale": ("current", frozen_scale, "fp8.current.shares.steady.input.underflowed"),
     "frozen-scale-saturates": ("current", frozen_scale, "fp8.current.shares.spiked.input.overflowed"),
     "one-scale-a-tensor": ("block", one_scale_a_tensor, "fp8.block.shares.beside.gradient.underflowed"),
@@ -326,7 +283,7 @@ def test_a_fault_of_what_ran(te_double: None, recipe: str, plant: Plant, caught:
 
 def test_the_state_follows_what_a_zero_step_does(te_double: None) -> None:
     """One fact, told once: the histories are then held to it, and nothing else is red."""
-    assert failed(run("delayed", zero_steps_leave_the_history)) == ["fp8.delayed.zero-step"]
+    assert failed(run("delayed", plant_kernel)) == {"fp8.delayed.zero-step"}
 
 
 def test_products_elsewhere_are_told(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:

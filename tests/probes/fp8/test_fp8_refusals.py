@@ -12,10 +12,7 @@ import torch
 from megacpp_validate.bridge import amax_health, open_scopes, recipe_state, recipes, te_fp8
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.fp8.recipe import _scope_of, check_refusals
-from tests.probes.fp8.recipe_bench import Patch, failed, new_bench
-
-Plant = Callable[[Patch], None]
-
+from tests.probes.fp8.planting import Patch, Plant, failed, new_bench
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_open")
 
@@ -136,7 +133,7 @@ REFUSED: dict[str, tuple[Plant, str]] = {
 
 @pytest.mark.parametrize(("plant", "caught"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_fault_of_what_is_refused(te_double: None, plant: Plant, caught: str) -> None:
-    bench = new_bench()
+    bench = new_bench(recipe="delayed")
     with Patch.context() as patch:
         plant(patch)
         with contextlib.suppress(Exception):
@@ -154,7 +151,7 @@ RIGHT: dict[str, tuple[Plant, str]] = {
 
 @pytest.mark.parametrize(("plant", "caught"), RIGHT.values(), ids=RIGHT.keys())
 def test_what_is_right_must_not_be_refused(te_double: None, plant: Plant, caught: str) -> None:
-    bench = new_bench()
+    bench = new_bench(recipe="delayed")
     with Patch.context() as patch:
         plant(patch)
         with contextlib.suppress(amax_health.NotDivisible):  # of what comes after it
@@ -164,9 +161,9 @@ def test_what_is_right_must_not_be_refused(te_double: None, plant: Plant, caught
 
 def test_a_release_that_reads_no_state_is_no_fault(te_double: None) -> None:
     """It refuses as a whole, which is what is asked."""
-    bench = new_bench()
+    bench = new_bench(recipe="delayed")
     with Patch.context() as patch:
         patch.setattr(te.linear.require(), "set_extra_state", reads_none)
         check_refusals(bench, "delayed", _scope_of(bench))
-    assert failed(bench) == []
+    assert failed(bench) == set()
     assert "NVTE_ALLOW" in bench.checks[-1].detail

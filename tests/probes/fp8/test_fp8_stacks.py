@@ -17,7 +17,7 @@ from megacpp_validate.probes.fp8.stacks import (
     te_layers,
     train_step,
 )
-from tests.probes.fp8.ownership_bench import new_bench
+from tests.probes.fp8.planting import new_bench
 
 ONE = torch.ones(2, 3)
 

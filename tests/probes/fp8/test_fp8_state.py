@@ -15,7 +15,17 @@ from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8.state import check_delayed_state, check_shares, check_shares_of_a_cast, default_update
 from megacpp_validate.probes.references.delayed_scaling import DelayedRule, DelayedTensors, new_state, next_state
-from tests.probes.fp8.recipe_bench import DOUBLE, Patch, failed, new_bench
+from tests.probes.fp8.planting import (
+    DOUBLE,
+    Patch,
+    Plant,
+    after_update,
+    delayed_state,
+    failed,
+    never_rolls,
+    new_bench,
+    wrapped,
+)
 
 PHASES = ["first", "normal", "spike", "after-spike", "zero", "after-zero", "accumulated", "accumulated-late"]
 
@@ -52,7 +62,7 @@ def share_checks(seed: int = 0, recipe: dict[str, Any] | None = None) -> Bench:
 )
 def test_the_state_is_as_re_computed(te_double: None, recipe: dict[str, Any]) -> None:
     bench = state_checks(recipe=recipe, length=recipe.get("amax_history_len", 16))
-    assert failed(bench) == []
+    assert failed(bench) == set()
     wanted = {
         f"state.{p}.{t}.{w}" for p in PHASES for t in ("input", "weight", "gradient") for w in ("history", "scale")
     }
@@ -66,115 +76,70 @@ def test_through_the_bridge_s_own_scope(te_double: None) -> None:
     check_delayed_state(
         bench, layer, lambda: fp8_scope.low_precision(target=DOUBLE.id, amax_reduction_group=None, recipe="delayed")
     )
-    assert failed(bench) == []
+    assert failed(bench) == set()
     assert torch.equal(layer.weight, weight)
 
 
-def state_class() -> Any:
-    from transformer_engine.pytorch.scaling import DelayedState
-
-    return DelayedState
-
-
-def never_rolls(patch: Patch) -> None:
-    change_update(patch, after=lambda state, history, scale: state.amax_history.copy_(history))
-
-
-def frozen(patch: Patch) -> None:
-    change_update(patch, after=lambda state, history, scale: state.scale.fill_(1.0))
-
-
-def margin_off_by_one(patch: Patch) -> None:
-    change_update(patch, after=lambda state, history, scale: state.scale.div_(2.0))
-
-
-def zero_resets(patch: Patch) -> None:
-    def reset(state: Any, history: Any, scale: Any) -> None:
-        state.scale.copy_(torch.where(history.amax(dim=0) == 0, torch.ones_like(scale), state.scale))
-
-    change_update(patch, after=reset)
-
-
-def a_bit_off(patch: Patch) -> None:
-    change_update(patch, after=lambda state, history, scale: state.scale.mul_(1.0 + 2.0**-21))
-
-
-def power_of_two(patch: Patch) -> None:
-    change_update(patch, after=lambda state, history, scale: state.scale.copy_(state.scale.log2().floor().exp2()))
-
-
-def row_is_not_emptied(patch: Patch) -> None:
-    change_update(patch, after=lambda state, history, scale: state.amax_history[0].copy_(history[0]))
+frozen = after_update(lambda state, *_: state.scale.fill_(1.0))
+power_of_two = after_update(lambda state, *_: state.scale.copy_(state.scale.log2().floor().exp2()))
+zero_resets = after_update(
+    lambda state, history, _: state.scale.copy_(torch.where(history.amax(dim=0) == 0, 1.0, state.scale))
+)
 
 
 def oldest_does_not_count(patch: Patch) -> None:
-    update = state_class().update
+    update = delayed_state().update
 
     def changed(self: Any) -> None:
         if len(self.amax_history) > 1:
             self.amax_history[1].zero_()
         update(self)
 
-    patch.setattr(state_class(), "update", changed)
-
-
-def change_update(patch: Patch, after: Callable[[Any, Any, Any], Any]) -> None:
-    update = state_class().update
-
-    def changed(self: Any) -> None:
-        history, scale = self.amax_history.clone(), self.scale.clone()
-        update(self)
-        after(self, history, scale)
-
-    patch.setattr(state_class(), "update", changed)
+    patch.setattr(delayed_state(), "update", changed)
 
 
 def most_recent(patch: Patch) -> None:
-    update = state_class().update
+    update = delayed_state().update
 
     def changed(self: Any) -> None:
         self.recipe = te.delayed_scaling.require()(amax_history_len=16, amax_compute_algo="most_recent")
         update(self)
 
-    patch.setattr(state_class(), "update", changed)
+    patch.setattr(delayed_state(), "update", changed)
 
 
-def amax_of_another_tensor(patch: Patch) -> None:
+def rounded(change: Callable[[Any, Any, int, Any], Any]) -> Plant:
+    """What comes out of a cast, and what it leaves in the state: change(state, tensor, column, rounded)."""
+    return wrapped(
+        delayed_state, "round",
+        lambda plain: lambda self, tensor, index: change(self, tensor, index, plain(self, tensor, index)),
+    )  # fmt: skip
+
+
+def amax_of_another_tensor(state: Any, _: Any, index: int, out: Any) -> Any:
     """The weight's amax goes into the column of the output."""
-    plain = state_class().round
+    if index == 1:
+        state.amax_history[0, 2] = state.amax_history[0, 1]
+    return out
 
-    def changed(self: Any, tensor: Any, index: int) -> Any:
-        rounded = plain(self, tensor, index)
-        if index == 1:
-            self.amax_history[0, 2] = self.amax_history[0, 1]
-        return rounded
 
-    patch.setattr(state_class(), "round", changed)
+def amax_after_the_cast(state: Any, tensor: Any, index: int, out: Any) -> Any:
+    """The amax of what was kept, which saturates: a spike is never seen."""
+    if tensor.numel():
+        state.amax_history[0, index] = out.abs().amax()
+    return out
 
 
 def amax_swapped(patch: Patch) -> None:
     """Input and weight take each other's column."""
-    plain = state_class().round
+    plain = delayed_state().round
     swap = {0: 1, 1: 0}
 
     def changed(self: Any, tensor: Any, index: int) -> Any:
         both = self.amax_history.shape[1] > 2
         return plain(self, tensor, swap.get(index, index) if both else index)
 
-    patch.setattr(state_class(), "round", changed)
-
-
-def amax_after_the_cast(patch: Patch) -> None:
-    """The amax of what was kept, which saturates: a spike is never seen."""
-    plain = state_class().round
-
-    def changed(self: Any, tensor: Any, index: int) -> Any:
-        rounded = plain(self, tensor, index)
-        if tensor.numel():
-            self.amax_history[0, index] = rounded.abs().amax()
-        return rounded
-
-    patch.setattr(state_class(), "round", changed)
+    patch.setattr(delayed_state(), "round", changed)
 
 
 def backward_once_a_step(patch: Patch) -> None:
@@ -191,25 +156,37 @@ def backward_once_a_step(patch: Patch) -> None:
     patch.setattr(manager, "reduce_and_update_fp8_tensors", changed)
 
 
-STATE: dict[str, tuple[Callable[[Patch], None], str, str]] = {
+STATE: dict[str, tuple[Plant, str, str]] = {
     "never-rolls": (never_rolls, "state.normal.input.history", ""),
     "frozen": (frozen, "state.first.gradient.scale", "history"),
-    "margin-off-by-one": (margin_off_by_one, "state.normal.weight.scale", "history"),
+    "margin-off-by-one": (
+        after_update(lambda state, *_: state.scale.div_(2.0)),
+        "state.normal.weight.scale",
+        "history",
+    ),
     "zero-resets": (zero_resets, "state.zero.input.scale", "state.after-spike."),
-    "a-bit-off": (a_bit_off, "state.normal.input.scale", "history"),
+    "a-bit-off": (
+        after_update(lambda state, *_: state.scale.mul_(1.0 + 2.0**-21)),
+        "state.normal.input.scale",
+        "history",
+    ),
     "power-of-two": (power_of_two, "state.normal.input.scale", "history"),
-    "row-is-not-emptied": (row_is_not_emptied, "state.first.input.history", "scale"),
+    "row-is-not-emptied": (
+        after_update(lambda state, history, _: state.amax_history[0].copy_(history[0])),
+        "state.first.input.history",
+        "scale",
+    ),
     "oldest-does-not-count": (oldest_does_not_count, "state.after-spike.gradient.scale", "history"),
     "most-recent": (most_recent, "state.after-spike.input.scale", "history"),
-    "amax-of-another-tensor": (amax_of_another_tensor, "state.others", "input"),
+    "amax-of-another-tensor": (rounded(amax_of_another_tensor), "state.others", "input"),
     "amax-swapped": (amax_swapped, "state.spike.weight.history", "gradient"),
-    "amax-after-the-cast": (amax_after_the_cast, "state.spike.input.history", ""),
+    "amax-after-the-cast": (rounded(amax_after_the_cast), "state.spike.input.history", ""),
     "backward-once-a-step": (backward_once_a_step, "state.accumulated-late.gradient.history", "state.accumulated."),
 }
 
 
 @pytest.mark.parametrize(("plant", "caught", "not_caught"), STATE.values(), ids=STATE.keys())
-def test_a_fault_of_the_state(te_double: None, plant: Callable[[Patch], None], caught: str, not_caught: str) -> None:
+def test_a_fault_of_the_state(te_double: None, plant: Plant, caught: str, not_caught: str) -> None:
     with Patch.context() as patch:
         plant(patch)
         red = failed(state_checks())
@@ -219,7 +196,7 @@ def test_a_fault_of_the_state(te_double: None, plant: Callable[[Patch], None], c
 
 def test_another_length_is_told(te_double: None) -> None:
     red = failed(state_checks(recipe={"amax_history_len": 8}))
-    assert red == ["state.length"]
+    assert red == {"state.length"}
 
 
 def test_the_kernel_leaves_the_history_alone_where_nothing_was_seen(te_double: None) -> None:
@@ -245,8 +222,8 @@ def kernel_update(self: Any) -> None:
 
 
 def test_the_kernel_s_own_loop_is_as_re_computed(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_class(), "update", kernel_update)
-    assert failed(state_checks(update="fused")) == []
+    monkeypatch.setattr(delayed_state(), "update", kernel_update)
+    assert failed(state_checks(update="fused")) == set()
     red = failed(state_checks(update="python"))
     assert red
     assert all(name.startswith("state.zero.") for name in red)
@@ -262,7 +239,7 @@ def test_which_update_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_shares_are_those_of_the_distribution(te_double: None, seed: int) -> None:
     bench = share_checks(seed)
-    assert failed(bench) == []
+    assert failed(bench) == set()
     assert len(bench.checks) == 18
     shares = {check.name: check.parts[0].observed or 0.0 for check in bench.checks}
     assert shares["shares.spike.input.overflowed"] > 0.1
@@ -272,43 +249,29 @@ def test_shares_are_those_of_the_distribution(te_double: None, seed: int) -> Non
 
 def current_scale(patch: Patch) -> None:
     """Each cast uses the scale of its own amax."""
-    plain = state_class().round
+    plain = delayed_state().round
 
     def changed(self: Any, tensor: Any, index: int) -> Any:
         self.scale[index] = self.top / tensor.detach().float().abs().amax()
         return plain(self, tensor, index)
 
-    patch.setattr(state_class(), "round", changed)
+    patch.setattr(delayed_state(), "round", changed)
 
 
-def four_times(patch: Patch) -> None:
-    change_update(patch, after=lambda state, history, scale: state.scale.mul_(4.0))
-
-
-def not_cast_at_all(patch: Patch) -> None:
-    plain = state_class().round
-
-    def changed(self: Any, tensor: Any, index: int) -> Any:
-        plain(self, tensor, index)
-        return tensor.float()
-
-    patch.setattr(state_class(), "round", changed)
-
-
-SHARES: dict[str, tuple[Callable[[Patch], None], str]] = {
+SHARES: dict[str, tuple[Plant, str]] = {
     "frozen": (frozen, "shares.steady.input.underflowed"),
     "frozen-gradient": (frozen, "shares.steady.gradient.underflowed"),
     "current-scale": (current_scale, "shares.spike.input.overflowed"),
     "spike-forgotten": (most_recent, "shares.shrunk.gradient.underflowed"),
-    "four-times": (four_times, "shares.steady.input.overflowed"),
+    "four-times": (after_update(lambda state, *_: state.scale.mul_(4.0)), "shares.steady.input.overflowed"),
     "weight-frozen": (frozen, "shares.steady.weight.underflowed"),
     "weight-spike-forgotten": (most_recent, "shares.shrunk.weight.underflowed"),
-    "not-cast-at-all": (not_cast_at_all, "shares.shrunk.input.underflowed"),
+    "not-cast-at-all": (rounded(lambda state, tensor, index, out: tensor.float()), "shares.shrunk.input.underflowed"),
 }
 
 
 @pytest.mark.parametrize(("plant", "caught"), SHARES.values(), ids=SHARES.keys())
-def test_a_fault_of_the_shares(te_double: None, plant: Callable[[Patch], None], caught: str) -> None:
+def test_a_fault_of_the_shares(te_double: None, plant: Plant, caught: str) -> None:
     with Patch.context() as patch:
         plant(patch)
         assert caught in failed(share_checks())

@@ -14,7 +14,7 @@ from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import graphs as probe
 from megacpp_validate.probes.fp8.stacks import scope_of
-from tests.probes.fp8.ownership_bench import failed, new_bench
+from tests.probes.fp8.planting import failed, new_bench
 
 pytestmark = pytest.mark.usefixtures("te_double")
 Patch = pytest.MonkeyPatch

@@ -9,7 +9,7 @@ import pytest
 
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.probes import process
-from tests.probes.fp8.ownership_bench import new_bench
+from tests.probes.fp8.planting import new_bench
 
 CELLS = ("checkpoint", "graphs", "zones")
 

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from megacpp_validate.evidence.rounding import Depth
-from megacpp_validate.probes.smoke.faults import Planted, read_faults
-from megacpp_validate.probes.smoke.trajectories import (
-    Reference,
-    Seen,
+from megacpp_validate.probes.smoke.faults import (
+    Planted,
     find_departure,
     find_other_bits,
     find_raised,
     find_silent_experts,
-    read_seen,
+    read_faults,
 )
-from megacpp_validate.training.smoke.run import SmokeResult
+from megacpp_validate.probes.smoke.runs import Run
+from megacpp_validate.probes.smoke.trajectories import Reference, Trajectory
+from megacpp_validate.training.sizes import read_size
+from megacpp_validate.training.smoke.order import SmokeOrder
 
 PARTS = ("embedding", "layers.0", "layers.1", "mtp", "norm", "head")
 
 
-def new_seen(steps: int = 4) -> Seen:
+def new_seen(steps: int = 4) -> Trajectory:
     """A run of two layers in which all is well."""
     numbers = tuple(3.0 - step / 10 for step in range(steps))
-    return Seen(
+    return Trajectory(
         numbers,
         numbers,
         {f"layers.{place}": list(numbers) for place in range(2)},
@@ -37,7 +39,9 @@ def new_reference() -> Reference:
     return Reference(new_seen(), (new_seen(), new_seen()), "fp64", Depth(3, 64, 256))
 
 
-def change(seen: Seen, *, step: int, streams: tuple[str, ...] = (), parts: dict[str, float] | None = None) -> Seen:
+def change(
+    seen: Trajectory, *, step: int, streams: tuple[str, ...] = (), parts: dict[str, float] | None = None
+) -> Trajectory:
     """The same with everything behind a fault changed."""
     streamed = {name: list(values) for name, values in seen.streams.items()}
     parted = {name: list(values) for name, values in seen.parts.items()}
@@ -45,18 +49,18 @@ def change(seen: Seen, *, step: int, streams: tuple[str, ...] = (), parts: dict[
         streamed[name][step] *= 1.01
     for name, factor in (parts or {}).items():
         parted[name][step] *= factor
-    losses, norms = list(seen.losses), list(seen.norms)
+    losses, norms = list(seen.losses), list(seen.grad_norms)
     losses[step], norms[step] = 4.0, 4.0
-    return Seen(tuple(losses), tuple(norms), streamed, parted, seen.first)
+    return Trajectory(tuple(losses), tuple(norms), streamed, parted, seen.first)
 
 
-def new_result(fault: str, *, steps: int = 2, ending: str = "died", words: str = "", **more: Any) -> SmokeResult:
+def new_result(fault: str, *, steps: int = 2, ending: str = "died", words: str = "", **more: Any) -> Run:
     receipt = {
         "fault": fault, "steps": [{"step": step, "loss": 1.0, "grad_norm": "nan"} for step in range(steps)],
         "nonfinite": None, "resumed": None, "experts_without_gradient": [], "stream_norms": {}, "part_norms": {},
         **more,
     }  # fmt: skip
-    return SmokeResult(ending, (1,), words, 1.0, {0: receipt})
+    return Run("run", SmokeOrder(), read_size("tiny"), ending, words, (receipt,), (1,))
 
 
 def test_a_run_that_follows_says_nothing() -> None:
@@ -142,8 +146,8 @@ def test_a_run_that_ended_well_raised_nothing() -> None:
 
 
 def test_numbers_that_are_none_are_read_as_such() -> None:
-    assert read_seen(new_result("")).norms == (None, None)
-    assert read_seen(SmokeResult("died", (), "", 1.0, {})).losses == ()
+    assert new_result("").trajectory.grad_norms == (None, None)
+    assert replace(new_result(""), receipts=()).trajectory.losses == ()
 
 
 def test_the_faults_of_a_cell_are_read() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.probes.smoke.reproduce import tell_where
-from megacpp_validate.probes.smoke.train import check_audit, judge_learning, judge_validation
+from megacpp_validate.probes.smoke.reproduce import check_follows, reference_of
+from megacpp_validate.probes.smoke.train import judge_learning, judge_validation, look_at_audit
 from megacpp_validate.training.language import Language
 from megacpp_validate.training.smoke.trainer import NEVER_TRAINED_ON
 from tests.probes.smoke.test_train_checks import SIZE, failed, left_by, new_bench, run_of
@@ -38,17 +38,20 @@ def test_the_first_layer_and_step_that_are_off_are_named() -> None:
     }
     off = copy.deepcopy(whole)
     off["stream_norms"]["layers.1"][4:] = [2.1] * 6
-    reference, twin = run_of(whole), run_of(whole)
-    for receipt, said in ((off, "step 4, layers.1"), (whole, "no stream and no gradient of a part is off")):
+    off["steps"][4]["loss"] *= 2
+    reference = reference_of([run_of(whole)] * 3)
+    for receipt, said in (
+        (off, "step 4, layers.1"),
+        ({**whole, "steps": off["steps"]}, "no stream and no gradient of a part is off"),
+    ):
         bench = new_bench()
-        tell_where(bench, run_of(receipt), reference, [twin, twin])
+        check_follows(bench, "reproduces", run_of(receipt).trajectory, reference)
         assert bench.checks[-1].detail == said
-        assert failed(bench) == ({"reproduces.first-off"} if receipt is off else set())
+        assert ("reproduces.first-off" in failed(bench)) is (receipt is off)
 
 
 @pytest.mark.parametrize(("moe", "passes"), [("bridge", False), ("jagged", True)])
 def test_tokens_that_nobody_counted_on_one_rank_are_seen(moe: str, passes: bool) -> None:
     run = run_of(left_by(0) | {"dispatches": 0})
-    bench = new_bench()
-    check_audit(bench, replace(run, order=replace(run.order, plan={}, forms={"moe": moe})))
-    assert ("plan.tokens.rank0" not in failed(bench)) is passes
+    found = look_at_audit(replace(run, order=replace(run.order, plan={}, forms={"moe": moe})), run.first)
+    assert {name: passed for name, passed, _ in found}["tokens"] is passes

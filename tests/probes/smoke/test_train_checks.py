@@ -159,7 +159,7 @@ def low_checks(change: Callable[[dict[str, Any]], object], **changes: Any) -> Be
     change(second)
     run = run_of(cast_by(0), second)
     order = replace(run.order, precision="delayed", **changes)
-    check_low_precision(bench, replace(run, order=order))
+    check_low_precision(bench, replace(run, order=order), "delayed")
     return bench
 
 

@@ -12,8 +12,8 @@ from megacpp_validate.evidence.rounding import UNIT_ROUNDOFF, Depth
 from megacpp_validate.probes.smoke.trajectories import (
     MOST,
     MULTIPLE,
+    Reference,
     Trajectory,
-    Twins,
     Verdict,
     compare_trajectories,
 )
@@ -36,14 +36,15 @@ def shaken(seed: int, size: float, *, growth: float = 2.0) -> Trajectory:
     return Trajectory(series(LOSSES), series(NORMS))
 
 
-def twins(precision: str = "fp64") -> Twins:
-    size = UNIT_ROUNDOFF[precision] / (16 if precision == "bf16" else 1)
-    return Twins(REFERENCE, tuple(shaken(seed, size) for seed in (1, 2, 3)))
+def beside(*twins: Trajectory, run: Trajectory = REFERENCE) -> Reference:
+    return Reference(run, (run, *twins), "fp64", DEPTH)
 
 
-def verdicts(plan: Trajectory, precision: str = "fp64", given: Twins | None = None) -> dict[str, Verdict]:
-    found = compare_trajectories(plan, REFERENCE, given or twins(precision), precision=precision, depth=DEPTH)
-    return {verdict.quantity: verdict for verdict in found}
+SHAKEN = beside(*(shaken(seed, UNIT_ROUNDOFF["fp64"]) for seed in (1, 2, 3)))
+
+
+def verdicts(plan: Trajectory, given: Reference = SHAKEN) -> dict[str, Verdict]:
+    return {verdict.quantity: verdict for verdict in compare_trajectories(plan, given)}
 
 
 @pytest.mark.parametrize("seed", range(10, 40))
@@ -100,28 +101,28 @@ def test_what_cannot_be_compared_never_follows(plan: Trajectory, words: str) -> 
 
 def test_a_twin_that_is_damaged_makes_no_wide_bound() -> None:
     broken = replace(REFERENCE, losses=(math.inf, *LOSSES[1:]))
-    found = verdicts(REFERENCE, given=Twins(REFERENCE, (broken,)))["loss"]
+    found = verdicts(REFERENCE, beside(broken))["loss"]
     assert "twin 1 is not finite" in found.fault
     assert not found.follows
 
 
 def test_no_step_and_no_twin_reproduce_nothing() -> None:
     empty = Trajectory((), ())
-    found = compare_trajectories(empty, empty, Twins(empty, (empty,)), precision="fp64", depth=DEPTH)
+    found = compare_trajectories(empty, beside(empty, run=empty))
     assert [verdict.fault for verdict in found] == ["there is no step"] * 2
     with pytest.raises(ValueError, match=r"0 twins.*Next step"):
-        verdicts(REFERENCE, given=Twins(REFERENCE, ()))
+        verdicts(REFERENCE, beside())
 
 
 def test_a_bound_that_would_let_a_fault_pass_says_so() -> None:
-    wide = Twins(REFERENCE, (norms_times(1 + 2 * MOST / MULTIPLE),))
-    found = verdicts(norms_times(MISSING_NORM), given=wide)["grad_norm"]
+    wide = beside(norms_times(1 + 2 * MOST / MULTIPLE))
+    found = verdicts(norms_times(MISSING_NORM), wide)["grad_norm"]
     assert not found.discriminates
 
 
 def test_a_bound_of_step_0_alone_is_enough_for_gradients() -> None:
     later = replace(REFERENCE, grad_norms=(NORMS[0], *(norm * (1 + 2 * MOST / MULTIPLE) for norm in NORMS[1:])))
-    assert verdicts(REFERENCE, given=Twins(REFERENCE, (later,)))["grad_norm"].discriminates
+    assert verdicts(REFERENCE, beside(later))["grad_norm"].discriminates
 
 
 def test_bounds_that_would_let_half_an_update_pass_say_so() -> None:
@@ -129,7 +130,7 @@ def test_bounds_that_would_let_half_an_update_pass_say_so() -> None:
     loose = replace(REFERENCE, losses=tuple(one + 0.6 * (LOSSES[0] - one) / MULTIPLE for one in LOSSES))
     half = replace(REFERENCE, losses=tuple(one + 0.5 * (LOSSES[0] - one) for one in LOSSES))
     assert verdicts(half)["loss"].follows is False
-    found = verdicts(half, given=Twins(REFERENCE, (loose,)))["loss"]
+    found = verdicts(half, beside(loose))["loss"]
     assert found.follows
     assert found.first <= MOST
     assert not found.discriminates
@@ -137,19 +138,18 @@ def test_bounds_that_would_let_half_an_update_pass_say_so() -> None:
 
 def test_losses_that_never_change_tell_nothing_of_updates() -> None:
     still = replace(REFERENCE, losses=(LOSSES[0],) * STEPS)
-    (found, _) = compare_trajectories(still, still, Twins(still, (still,)), precision="fp64", depth=DEPTH)
+    (found, _) = compare_trajectories(still, beside(still, run=still))
     assert found.follows
     assert not found.discriminates
 
 
 def test_in_bf16_with_the_tokens_of_small_a_missing_norm_is_seen() -> None:
     depth = Depth(layers=13, terms=1536, tokens=16 * 512)
-    found = compare_trajectories(norms_times(MISSING_NORM), REFERENCE, Twins(REFERENCE, (REFERENCE,)),
-                                 precision="bf16", depth=depth)  # fmt: skip
+    found = compare_trajectories(norms_times(MISSING_NORM), Reference(REFERENCE, (REFERENCE, REFERENCE), "bf16", depth))
     assert {verdict.quantity: verdict.follows for verdict in found} == {"loss": True, "grad_norm": False}
     assert all(verdict.discriminates for verdict in found)
 
 
 def test_the_floor_grows_with_the_steps_as_a_walk_does() -> None:
-    found = verdicts(REFERENCE, given=Twins(REFERENCE, (REFERENCE,)))["loss"]
+    found = verdicts(REFERENCE, beside(REFERENCE))["loss"]
     assert found.first == pytest.approx(DEPTH.floor("fp64"))
