@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from megacpp_validate.canary.static.findings import Impact
+from megacpp_validate.canary.static.named_rows import read_source
 from megacpp_validate.canary.static.sources import Sources
-from megacpp_validate.canary.static.sweep import read_pair, read_source, run_pair
+from megacpp_validate.canary.static.sweep import read_pair, run_pair
 
 TRUTH = Path(__file__).with_name("projects.json")
 FIGURES = Path(__file__).with_name("projects_score.json")
