@@ -79,8 +79,7 @@ def unguarded_entry(self: Any) -> Any:
     self._turned = plan.turn(place)
     self._turned.__enter__()
     self.scope = open_scopes.Scope(plan.recipe, plan.choice, place, plan.reason)
-    self._stack = open_scopes._threads.stack
-    self._stack.append(self)
+    open_scopes._around.set((*open_scopes.open_here(), self))
     return self.scope
 
 
