@@ -5,12 +5,12 @@ The rules:
 1. One scope of low precision at a time. A second entry is an error, not a nesting: what it would do to scales and amax
    histories differs by release, recipe and depth, and shows as drift weeks later.
 2. High precision nests everywhere; low precision inside it is an error. Inside a low scope there may be one region at a
-   time (`amax_region`), which is a part of that scope and no second entry.
+   time (`fp8_scope.amax_shared_with`), which is a part of that scope and no second entry.
 3. The scopes around a piece of code are one context variable. The state of Transformer Engine belongs to the process: a
    scope that turns it on, and any other scope, are refused in one context while the other kind is open elsewhere, or
    each would compute in the other's precision without a word. A backward pass runs in threads of autograd's; what
    `te_recompute` runs again there has the context of its first pass, so both are one program.
-4. No low precision in what a checkpoint runs again (`recompute_owner`).
+4. No low precision in what a checkpoint runs again (`recompute`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
+from .amax_owner import pending_amax_kept
 from .backends import Choice
 from .errors import BridgeError, ScopeEnteredTwice
-from .pending_amax import pending_amax_kept
 from .recipes import RecipeName
-from .recompute_owner import refuse_scope_in_recompute
+from .recompute import refuse_scope_in_recompute
 
 
 class AmaxRegionMisplaced(BridgeError, RuntimeError):

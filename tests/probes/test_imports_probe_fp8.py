@@ -12,7 +12,7 @@ import torch
 
 from megacpp_validate.bridge import fp8_scope, open_scopes, te_fp8
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.zones import Zones
+from megacpp_validate.bridge.fp8_scope import Zones
 from megacpp_validate.evidence.receipt import Check
 from megacpp_validate.probes import imports as imports_probe
 from tests.probes.imports_bench import DOUBLE, Patch, failed, new_bench, run

@@ -205,8 +205,7 @@ def _run_nested(order: RankOrder) -> dict[str, list[dict[str, Any]]]:
     """
     import torch
 
-    from ...bridge.amax_region import amax_shared_with
-    from ...bridge.fp8_scope import low_precision
+    from ...bridge.fp8_scope import amax_shared_with, low_precision
 
     inner, outer = _new_layer(order), _new_layer(order, anew=False)
     owner, other = _group_of(order, next(iter(order.plans.values()))), _group_of(order, order.nested)

@@ -11,7 +11,7 @@ import torch
 
 from megacpp_validate.bridge import fp8_scope, open_scopes
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.zones import Zones
+from megacpp_validate.bridge.fp8_scope import Zones
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import zones as probe
 from megacpp_validate.probes.fp8.quantizers import Operand
