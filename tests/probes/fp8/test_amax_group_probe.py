@@ -62,9 +62,10 @@ def test_a_bridge_that_takes_any_group_is_caught() -> None:
 def test_a_region_that_moves_histories_or_forgets_its_owner_is_caught() -> None:
     """Planted: a region that leaves the first layer to the one behind it, and takes the group of the scope."""
     before = (
-        "import torch\nfrom megacpp_validate.bridge import amax_region\n"
-        "amax_region.reduction_of = lambda _: (torch.distributed.group.WORLD, True)\n"
-        "amax_region._take_first = lambda: False"
+        "import torch\nfrom megacpp_validate.bridge import fp8_scope\nplain = fp8_scope._te_regrouped\n"
+        "world = lambda delayed, _, __, place: plain(delayed, torch.distributed.group.WORLD, True, place)\n"
+        "fp8_scope._te_regrouped = world\n"
+        "fp8_scope._take_first = lambda: False"
     )
     bench = run(2, before)
     assert failed(bench) == {
