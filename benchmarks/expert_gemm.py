@@ -178,7 +178,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
     """Every path of a shape side by side: one table."""
     import torch
 
-    from megacpp_validate.bridge.deep_gemm_rule import why_bf16_is_faster
+    from megacpp_validate.bridge.expert_gemm import why_bf16_is_faster
 
     runs, notes = make_runs(shape)
     rows = {run.path: {"path": run.path, "bf16": run.bf16} for run in runs}

@@ -78,7 +78,7 @@ class TeAttention(nn.Module):
         2026-11-21, relative error 1.2).
         """
         batch, heads, length, width = query.shape
-        rows = self.inner(
+        rows = self._modules["inner"](  # nn.Module's own look-up costs a microsecond
             query.transpose(1, 2).contiguous(),
             key.transpose(1, 2).contiguous(),
             value.transpose(1, 2).contiguous(),
@@ -140,7 +140,7 @@ class Attention(nn.Module):
         self.backends, self.features = tuple(backends), features
         self.choice: Choice | None = None
         self.te: TeAttention | None = None
-        self._decided: tuple[tuple[object, ...], Choice] | None = None
+        self._decided: tuple[tuple[object, ...], Choice, str] | None = None
         tolerate_extra_state(self)
         kind = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
         if "te" in backends and why_not_te(features, "attention", kind) is None:
@@ -189,30 +189,23 @@ class Attention(nn.Module):
         """
         call = (
             query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device, key.device,
-            value.device, causal, window, softcap, doc_ids, block_mask, block_size,
+            value.device, causal, window, softcap, block_size,
         )  # fmt: skip
         decided = self._decided  # checked, chosen and recorded anew only where the call differs from the last one
         if decided is not None and doc_ids is None and block_mask is None and decided[0] == call:
-            taken = decided[1]
+            _, taken, kind = decided
         else:
-            taken = self._decide(
-                query, key, value, Masks(causal, doc_ids, window, softcap, block_mask, block_size), call
-            )
-        te_layer = self.te
+            masks = Masks(causal, doc_ids, window, softcap, block_mask, block_size)
+            taken = self._decide(query, key, value, masks, call)
+            kind = query.device.type
+        te_layer, mask = self._modules.get("te"), "causal" if causal else "no_mask"
         if taken.observed == "te" and te_layer is not None:
+            if not torch.is_autocast_enabled(kind):  # to enter a region costs more than to ask
+                return te_layer.forward(query, key, value, mask=mask)
             with without_autocast(query):
-                return te_layer(query, key, value, mask="causal" if causal else "no_mask")
-        kernels = KERNELS.get(taken.observed)
-        if kernels is not None:
-            return flash_attention(
-                kernels, query, key, value, causal=causal, window=window, softcap=softcap, scale=self.softmax_scale
-            )
-        if block_mask is not None:
-            masks = Masks(causal, block_mask=block_mask, block_size=block_size)
-            return _block_attention(query, key, value, masks, self.softmax_scale)
-        return native_attention(
-            query, key, value, causal=causal, scale=self.softmax_scale, doc_ids=doc_ids, window=window, softcap=softcap
-        )
+                return te_layer.forward(query, key, value, mask=mask)
+        masks = Masks(causal, doc_ids, window, softcap, block_mask, block_size)
+        return _attend(taken.observed, query, key, value, masks, self.softmax_scale)
 
     def extra_repr(self) -> str:
         """Heads and backends, for print()."""
@@ -226,7 +219,7 @@ class Attention(nn.Module):
         # on which Transformer Engine 2.12 gives up ("Multiple libcudart libraries found", seen 2026-11-21).
         taken = choose("attention", [(name, partial(self._refusal, name, query, masks)) for name in self.backends])
         is_plain = masks.doc_ids is None and masks.block_mask is None
-        self.__dict__.update(choice=taken, _decided=(call, taken) if is_plain else None)
+        self.__dict__.update(choice=taken, _decided=(call, taken, query.device.type) if is_plain else None)
         return taken
 
     def _refusal(self, backend: Backend, query: Any, masks: Masks) -> Refusal | None:
@@ -320,6 +313,20 @@ def _check_scale(scale: float | None) -> None:
             f"softmax_scale is {scale!r}: scores are multiplied by it. Next step: give a positive number, or None for "
             "1 / sqrt(head_dim)."
         )
+
+
+def _attend(backend: str, query: Any, key: Any, value: Any, masks: Masks, scale: float | None) -> Any:
+    """Attention by FlashAttention or plain PyTorch: [B, H, T, D]."""
+    causal, window, softcap = masks.causal, masks.window, masks.softcap
+    kernels = KERNELS.get(backend)
+    if kernels is not None:
+        return flash_attention(kernels, query, key, value, causal=causal, window=window, softcap=softcap, scale=scale)
+    if masks.block_mask is not None:
+        only_blocks = Masks(causal, block_mask=masks.block_mask, block_size=masks.block_size)
+        return _block_attention(query, key, value, only_blocks, scale)
+    return native_attention(
+        query, key, value, causal=causal, scale=scale, doc_ids=masks.doc_ids, window=window, softcap=softcap
+    )
 
 
 def _block_attention(query: Any, key: Any, value: Any, masks: Masks, scale: float | None) -> Any:

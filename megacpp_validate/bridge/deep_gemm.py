@@ -23,23 +23,12 @@ from .vendor import Vendor, explain_plainly
 NATIVE_PATH: Final = "a grouped matmul of plain torch in bf16"
 
 
-def _explain(fault: BaseException) -> str:
-    if isinstance(fault, AssertionError) and not str(fault):
-        return (
-            "DeepGEMM cannot be used: its import asserts without a word. Likely cause: it found no CUDA toolkit, which "
-            "it needs to compile kernels. Next step: set CUDA_HOME to one with nvcc, or stay native."
-        )
-    return _explain_plainly(fault)
-
-
-_explain_plainly: Final = explain_plainly("DeepGEMM", "pip install sgl-deep-gemm==0.1.3")
-
 DEEP_GEMM: Final = Vendor(
     "DeepGEMM",
     module="deep_gemm",
     switch="MEGACPP_DISABLE_DEEP_GEMM",
     trial="MEGACPP_DEEP_GEMM_TRIAL_SECONDS",
-    explain=_explain,
+    explain=explain_plainly("DeepGEMM", "pip install sgl-deep-gemm==0.1.3, and set CUDA_HOME to a toolkit with nvcc"),
 )
 
 is_deep_gemm_available = DEEP_GEMM.is_available

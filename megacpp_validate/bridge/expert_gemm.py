@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -23,12 +25,140 @@ from .deep_gemm_product import (
     renewed_weight,
     why_not_deep_gemm,
 )
-from .deep_gemm_rule import When, read_when, why_bf16_is_faster
-from .errors import WeightMismatch, WrongDtype
-from .expert_checks import check_masked, check_rows, check_sizes
+from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .features import PRODUCTION, Features, why_not_te
 from .permute import TePadding
+from .row_map import whole_numbers
 from .te_fp8 import te_state
+
+# --- deep gemm rule ---------------------------------------------------------------------------------------------------
+# Where block-scaled FP8 by DeepGEMM is faster than bf16, as it was measured: the dispatcher's rule.
+#
+# Rounding costs time that does not shrink with the product: every weight is read once and written twice whatever the
+# number of rows, and padding to 128 rows an expert is computed in full. So FP8 wins where each expert has many rows,
+# and loses below; where weights are kept from one microbatch to the next it wins a little earlier. The numbers are
+# those of `docs/benchmarks/expert_gemm.md`, made by `benchmarks/expert_gemm.py`; a test holds the rule to them.
+
+
+When = Literal["faster", "always"]
+WHEN: Final[tuple[When, ...]] = get_args(When)
+SWITCH: Final = "MEGACPP_DEEP_GEMM_WHEN"
+
+SOURCE: Final = "docs/benchmarks/expert_gemm.md"
+# Of the experts that have any, on average. On an H200 (8 experts, 4096 -> 4096 features, forward and backward, over the
+# fastest bf16 path) weights rounded in every call gave 0.94 at 512 rows and 1.16 at 1024; kept ones 1.14 at 512 after
+# the first microbatch, which pays for the rounding.
+LEAST_ROWS: Final = 768
+LEAST_ROWS_KEPT: Final = 512
+
+
+def read_when(given: When | None) -> When:
+    """When FP8 is to be taken: what was given, else what the environment says, else where it is faster.
+
+    Raises:
+        UnknownName: neither "faster" nor "always".
+    """
+    asked = given if given is not None else os.environ.get(SWITCH, "").strip().lower() or "faster"
+    found = next((one for one in WHEN if one == asked), None)
+    if found is None:
+        raise UnknownName(f"FP8 is to be taken {asked!r}. Next step: say one of {', '.join(WHEN)}, or unset {SWITCH}.")
+    return found
+
+
+def why_bf16_is_faster(counts: Sequence[int], *, kept: bool = False) -> Refusal | None:
+    """Why a call with these numbers of rows stays in bf16; None where FP8 was measured to be faster.
+
+    Args:
+        counts: rows of each expert, at least one of them.
+        kept: whether weights in FP8 are kept between microbatches.
+    """
+    busy = [count for count in counts if count]
+    mean = sum(busy) / len(busy)
+    least = LEAST_ROWS_KEPT if kept else LEAST_ROWS
+    if mean >= least:
+        return None
+    reason = (
+        f"{mean:.0f} rows an expert, of {len(busy)}: bf16 is faster below {least}, as {SOURCE} shows. Next step: none; "
+        f"{SWITCH}=always takes FP8 all the same"
+    )
+    return Refusal("deep_gemm", "few-rows", reason)
+
+
+# --- expert gemm ------------------------------------------------------------------------------------------------------
+
+
+# --- expert checks ----------------------------------------------------------------------------------------------------
+# What an expert bank refuses before any kernel: sizes, rows and numbers of rows that do not fit it.
+
+
+def check_sizes(num_experts: int, in_features: int, out_features: int) -> None:
+    """Refuse sizes that are not whole numbers of 1 or more."""
+    if not all(isinstance(size, Integral) for size in (num_experts, in_features, out_features)):
+        raise WrongOption(
+            f"{num_experts!r} experts of {in_features!r} -> {out_features!r} features: each must be a whole number. "
+            "Next step: read them from the model's configuration."
+        )
+    if min(num_experts, in_features, out_features) < 1:
+        raise WrongShape(
+            f"{num_experts} experts of {in_features} -> {out_features} features: each must be 1 or more. Next step: "
+            "read them from the model's configuration, divided among the ranks."
+        )
+
+
+def check_rows(
+    rows: Any, rows_per_expert: Sequence[int] | Any, num_experts: int, in_features: int, held: Any
+) -> tuple[int, ...]:
+    """The numbers of rows as a tuple, after rows [R, K] and they are found to fit the bank that holds `held`."""
+    if rows.dim() != 2 or rows.shape[1] != in_features:
+        raise WrongShape(
+            f"rows are {list(rows.shape)}; wanted [R, {in_features}]. Likely cause: batch and time are not "
+            "flattened, or the rows are another layer's. Next step: pass rows as permute gives them."
+        )
+    _check_kind(rows, held)
+    counts = whole_numbers(rows_per_expert)
+    if len(counts) != num_experts or min(counts) < 0 or sum(counts) != rows.shape[0]:
+        raise TokenCountMismatch(
+            f"{len(counts)} numbers of rows that sum to {sum(counts)}, the least {min(counts, default=0)}, for "
+            f"{num_experts} experts and {rows.shape[0]} rows. Likely cause: the numbers are of all ranks, or "
+            "taken before tokens were dropped. Next step: pass rows and numbers of the same permute."
+        )
+    return counts
+
+
+def check_masked(rows: Any, counts: Any, num_experts: int, in_features: int, held: Any) -> None:
+    """The same for rows [E, M, K] with their counts on the device, whose values are not looked at."""
+    if rows.dim() != 3 or rows.shape[0] != num_experts or rows.shape[2] != in_features:
+        raise WrongShape(
+            f"rows are {list(rows.shape)}; wanted [{num_experts}, M, {in_features}]. Likely cause: rows sorted by "
+            "expert. Next step: pass them to forward, or lay them out with to_padded."
+        )
+    _check_kind(rows, held)
+    if tuple(counts.shape) != (num_experts,) or counts.dtype != torch.int32 or counts.device != rows.device:
+        raise TokenCountMismatch(
+            f"counts are {counts.dtype} {list(counts.shape)} on {counts.device}; wanted int32 [{num_experts}] on "
+            f"{rows.device}. Next step: counts.to({str(rows.device)!r}, torch.int32)."
+        )
+    if torch.is_grad_enabled() and (rows.requires_grad or held.requires_grad):
+        raise WrongOption(
+            "the masked layout has no gradients. Likely cause: a training step. Next step: torch.no_grad(), or "
+            "forward, which takes rows sorted by expert."
+        )
+
+
+def _check_kind(rows: Any, held: Any) -> None:
+    if rows.dtype != held.dtype:
+        raise WrongDtype(
+            f"rows are {rows.dtype} and the experts {held.dtype}. Next step: cast the rows, or make the experts in "
+            f"{rows.dtype}."
+        )
+    if rows.device != held.device:
+        raise WrongTarget(
+            f"rows lie on {rows.device} and the experts on {held.device}. Next step: move them to one device."
+        )
+
+
+# --- expert gemm ------------------------------------------------------------------------------------------------------
+
 
 Backend = Literal["te", "deep_gemm", "native"]
 
@@ -85,8 +215,8 @@ class ExpertGemm(nn.Module):
     | "native"    | the dtype of the rows                                  |
 
     "deep_gemm" rounds to FP8 whatever the scope says, so it is asked only where it is named, and calls with so few rows
-    that bf16 was measured to be faster go native, where that is named too (`deep_gemm_rule`). An expert without rows
-    gets a gradient of zeros, never None, on every backend.
+    that bf16 was measured to be faster go native, where that is named too (`why_bf16_is_faster`). An expert without
+    rows gets a gradient of zeros, never None, on every backend.
 
     Args:
         num_experts: E, experts on this rank.

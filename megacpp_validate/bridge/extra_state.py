@@ -19,6 +19,69 @@ import torch
 from torch import nn
 
 from .backends import LOG
+from .errors import WeightMismatch
+
+# --- take over --------------------------------------------------------------------------------------------------------
+# A layer by Transformer Engine in the place of a plain one: the same parameters, mode and names in checkpoints.
+
+
+def take_over(layer: Any, plain: Any, name: str) -> Any:
+    """Give a TE layer the parameters of a plain one, under the same names. The plain one keeps them, too.
+
+    Parameters are handed over and not copied: values, gradients, ties, `requires_grad`, hooks on them and an optimizer
+    that already holds them stay right, and no second copy of the weights is made.
+
+    Args:
+        layer: by Transformer Engine, just built.
+        plain: the layer it stands in for.
+        name: what to call it in an error.
+
+    Raises:
+        WeightMismatch: the layer has other parameters than the plain one.
+    """
+    wanted = dict(plain.named_parameters())
+    shapes = {part: tuple(tensor.shape) for part, tensor in wanted.items()}
+    built = {part: tuple(tensor.shape) for part, tensor in layer.named_parameters() if type(tensor) is nn.Parameter}
+    if built != shapes:
+        raise WeightMismatch(
+            f"Transformer Engine built {name} with the plain parameters {built}, not {shapes}. Likely cause: it was "
+            "built inside `te_quantized_weights`, or this release names them otherwise. Next step: build it outside of "
+            "that scope, or run the upgrade canary."
+        )
+    for part, tensor in wanted.items():
+        setattr(layer, part, tensor)
+    layer.train(plain.training)
+    return keep_checkpoints_plain(layer)
+
+
+# --- extra state ------------------------------------------------------------------------------------------------------
+
+
+# --- plain checkpoints ------------------------------------------------------------------------------------------------
+# Checkpoints of a tree with single layers by Transformer Engine in it: the names that plain PyTorch would have.
+#
+# What TE adds is told in `extra_state`. A layer that stands in the place of a plain one also leaves it out when
+# saving, as long as it is empty. One that holds something is saved: without it delayed scaling would start again with
+# scale 1. `torch.distributed.checkpoint` asks only for what the model at hand names: before it loads FP8 state into
+# fresh layers, run one step in their scope, or the history starts anew.
+
+
+def keep_checkpoints_plain(layer: Any) -> Any:
+    """The same TE layer, with an empty `_extra_state` neither saved nor wanted."""
+    layer.register_state_dict_post_hook(_leave_out_empty)
+    tolerate_extra_state(layer)
+    return layer
+
+
+def _leave_out_empty(layer: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:  # noqa: ARG001
+    """torch's hook after `state_dict`."""
+    added = state.get(prefix + EXTRA_STATE)
+    if added is not None and not added.numel():
+        del state[prefix + EXTRA_STATE]
+
+
+# --- extra state ------------------------------------------------------------------------------------------------------
+
 
 EXTRA_STATE: Final = "_extra_state"
 

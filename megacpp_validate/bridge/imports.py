@@ -12,23 +12,46 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .te_reasons import explain_te_import
-from .vendor import Vendor, VendorEntryMissing
+from .failures import look_for_te
+from .vendor import Vendor, VendorEntryMissing, explain_plainly
 
-__all__ = ["TE", "VendorEntryMissing", "is_te_available", "is_te_enabled_for", "why_te_is_unavailable"]
+__all__ = [
+    "TE",
+    "VendorEntryMissing",
+    "is_te_available",
+    "is_te_enabled_for",
+    "te_import_failure",
+    "why_te_is_unavailable",
+]
 
 TE: Final = Vendor(
     "Transformer Engine",
     module="transformer_engine.pytorch",
     switch="MEGACPP_DISABLE_TE",
     trial="MEGACPP_TE_TRIAL_SECONDS",
-    explain=explain_te_import,
+    explain=explain_plainly(
+        "Transformer Engine",
+        "run `megacpp-validate doctor`, which names the likely cause",
+        lambda: look_for_te().describe(),
+        "transformer_engine",
+    ),
 )
 
 is_te_available = TE.is_available
 why_te_is_unavailable = TE.why_unavailable
 is_te_enabled_for = TE.is_enabled_for
 why_te_is_disabled_for = TE.why_disabled_for
+
+
+def te_import_failure() -> dict[str, Any] | None:
+    """What a failed import raised, and what of Transformer Engine is on the path, as a JSON object.
+
+    Returns:
+        None where no import failed: Transformer Engine can be used, is turned off, or ended a trial process.
+    """
+    if TE.is_available() or TE.failure is None:
+        return None
+    return {**TE.failure, "install": look_for_te()._asdict()}
 
 
 # --- layers -----------------------------------------------------------------------------------------------

@@ -22,10 +22,9 @@ from ..native.recurrent import MatrixRecurrentBlock
 from . import imports as te
 from .backends import Choice, Refusal, choose
 from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption
+from .extra_state import keep_checkpoints_plain, take_over
 from .features import PRODUCTION, Features, why_not_te
-from .plain_checkpoints import keep_checkpoints_plain
 from .recipes import RecipeName
-from .take_over import take_over
 from .te_layers import (
     FEATURE_OF,
     KINDS,

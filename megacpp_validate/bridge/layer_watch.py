@@ -1,7 +1,7 @@
 """Layers that say, while they run in low precision, when somebody else than their owner handles their state.
 
 What goes wrong there raises nothing in Transformer Engine and shows as drift: torch's checkpoint around a layer
-(`recompute_owner`), and another amax reduction group than the one that the layer began with, which Transformer Engine
+(`recompute`), and another amax reduction group than the one that the layer began with, which Transformer Engine
 does not take: a layer stays in the buffer that its first pass put it into.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from .amax_owner import AmaxGroupChanged
 from .open_scopes import current_scope
-from .recompute_owner import refuse_torch_recompute
+from .recompute import refuse_torch_recompute
 from .te_fp8 import te_state
 
 _VENDOR: Final = "transformer_engine"

@@ -17,9 +17,9 @@ from torch import nn
 from . import imports as te
 from .backends import Choice, choose
 from .errors import BridgeError
+from .extra_state import take_over
 from .features import PRODUCTION, Features
 from .recipes import RecipeName
-from .take_over import take_over
 from .walk_plan import ALIGNMENT, Decision, NotATree, WalkPlan, plan_walk
 from .walk_rules import EXCLUSIONS, PROJECTIONS, Exclusion
 
@@ -90,7 +90,7 @@ def swap_linears(
     """Put Transformer Engine's linear layers into a tree, in place; everything or nothing.
 
     All new layers are built before the first one is put in, and an error puts back what was there. Parameters are
-    handed over, not copied. Names in `state_dict` stay `weight` and `bias`; `plain_checkpoints` tells of the FP8 state
+    handed over, not copied. Names in `state_dict` stay `weight` and `bias`; `extra_state` has the FP8 state
     that TE adds. Where TE may not be used the tree stays as it is, and `choices` say why. A swapped layer takes rows
     [..., in_features] with two axes at least. Under an FP8 recipe TE itself refuses inputs whose number of rows does
     not fit: pad them to a multiple of `ALIGNMENT[recipe]`.

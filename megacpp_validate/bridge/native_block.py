@@ -4,23 +4,176 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from ..native.block import ABlock
+from ..native.mlp import is_gated
+from ..native.norms import check_eps
 from . import imports as te
+from .amax_owner import AmaxGroupMissing
 from .attention import SINGLE, TE_DTYPES, check_heads
 from .attention_masks import Masks
 from .backends import Choice, NoBackend, Refusal, choose
-from .block_checks import check_options, check_rope, check_sizes, gate_of
-from .block_precision import FP8_TOKENS, MXFP8_TOKENS, RECIPE_NAMES, check_gathered_scales, why_not_low
 from .block_weights import BlockShape, check_native_state, to_native, to_te
-from .errors import WrongDtype, WrongShape
+from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
+from .recipes import RecipeName
 from .rotation import turn_heads
+from .te_fp8 import te_state
+from .walk_plan import ALIGNMENT
+
+# --- block precision --------------------------------------------------------------------------------------------------
+# What an A-block of Transformer Engine takes in low precision: sizes of its products, scales that ranks share.
+
+
+# Transformer Engine's recipes by class name, and what each wants the number of tokens to be a multiple of.
+RECIPE_NAMES: Final[dict[str, RecipeName]] = {
+    "DelayedScaling": "delayed",
+    "Float8CurrentScaling": "current",
+    "Float8BlockScaling": "block",
+    "MXFP8BlockScaling": "mxfp8",
+    "NVFP4BlockScaling": "nvfp4",
+}
+# The products of the weights' gradients sum over the tokens, in multiples of 16: with 8 or 24 rows 2.12.0 and 2.20.2
+# take the forward pass and raise in the backward one (H200, 2026-11-21). It holds without gradients too, where 8 would
+# do: a reentrant recomputation runs its first pass without them, and both passes must take the same path.
+FP8_TOKENS: Final = 16
+MXFP8_TOKENS: Final = ALIGNMENT["mxfp8"]
+
+
+def why_not_low(rows: Any, shape: BlockShape) -> Refusal | None:
+    """Why these sizes cannot run in the low-precision scope that is on: TE would raise in its first layer.
+
+    Asked of Transformer Engine's own state, not of this thread's scopes: a recomputation in the backward pass runs
+    after they are left, in another thread, and must take the path of its forward pass; and a scope may be
+    somebody else's. The reason holds no number of a single call, so that it is recorded once.
+
+    Args:
+        rows: [B, T, hidden], of this rank.
+        shape: of this rank's share.
+    """
+    state = te_state()
+    if not state["enabled"]:
+        return None
+    kind = type(state["recipe"]).__name__
+    recipe = RECIPE_NAMES.get(kind, "delayed")  # one that is not known here is held to what all of them want
+    align, of_tokens = ALIGNMENT[recipe], MXFP8_TOKENS if recipe == "mxfp8" else FP8_TOKENS
+    widths = (shape.hidden, sum(shape.segments), shape.segments[0], shape.ffn_hidden)
+    if rows.shape[0] * rows.shape[1] % of_tokens == 0 and not any(width % align for width in widths):
+        return None
+    return Refusal(
+        "te",
+        "fp8-alignment",
+        f"the tokens of this call, or a width among {', '.join(map(str, widths))}; under {kind} Transformer Engine "
+        f"takes multiples of {of_tokens} tokens and of {align} columns. Next step: pad the tokens, or expect this "
+        "block in the dtype of its parameters",
+    )
+
+
+def check_gathered_scales(tp_group: Any) -> None:
+    """Refuse delayed scaling under sequence parallelism whose amax is not reduced over the tensor group.
+
+    Each rank casts its own positions by its own scale, and the bytes are gathered; who reads them takes its own scale
+    for all (2.20.2, pytorch/distributed.py, _all_gather_fp8). Where scales differ, the others' rows are wrong by a
+    factor, and nothing is raised. Current scaling reduces over the tensor group by itself, and block scaling sends its
+    scales along.
+
+    Args:
+        tp_group: the tensor group.
+
+    Raises:
+        AmaxGroupMissing: the scope that is open reduces over other ranks, or not at all.
+    """
+    state = te_state()
+    if not state["enabled"] or RECIPE_NAMES.get(type(state["recipe"]).__name__) != "delayed":
+        return
+    over, reduces = state["group"], getattr(state["recipe"], "reduce_amax", True)
+    if reduces and (over is None or _ranks(tp_group) <= _ranks(over)):  # None is the whole world
+        return
+    raise AmaxGroupMissing(
+        f"delayed scaling under sequence parallelism takes its amax over rank(s) "
+        f"{sorted(_ranks(over)) if reduces else 'of this process alone'}, and rows are gathered in FP8 over "
+        f"{sorted(_ranks(tp_group))}: each rank would read the others' rows by its own scale. Likely cause: the group "
+        "of the ranks that hold the same shard, as without sequence parallelism. Next step: pass as "
+        "amax_reduction_group a group that has the tensor group in it."
+    )
+
+
+def _ranks(group: Any) -> set[int]:
+    return set(distributed.get_process_group_ranks(group))
+
+
+# --- native block -----------------------------------------------------------------------------------------------------
+
+
+# --- block checks -----------------------------------------------------------------------------------------------------
+# What an A-block may be made of and called with: every refusal before any layer is built or run.
+
+
+DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
+def check_sizes(sizes: Mapping[str, Any]) -> None:
+    """Refuse what counts nothing; heads, groups and ranks below 1 are told by `check_heads`."""
+    whole = {name: isinstance(size, int) and not isinstance(size, bool) for name, size in sizes.items()}
+    wrong = [name for name in sizes if not whole[name] or (name in ("hidden", "ffn_hidden") and sizes[name] < 1)]
+    if wrong:
+        seen = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
+        raise WrongShape(
+            f"{seen}: each size is an integer from 1 up. Next step: read them from the model's configuration, as int."
+        )
+
+
+def check_options(dtype: Any, eps: float) -> None:
+    """Refuse parameters of a dtype that no layer computes in, and an eps that gives NaN."""
+    if dtype not in DTYPES:
+        names = ", ".join(sorted(map(str, DTYPES)))
+        raise WrongDtype(
+            f"a block of {dtype!r} has no layers. Next step: choose one of {names}; low precision is a scope around "
+            "the call, not a dtype of the parameters."
+        )
+    try:
+        check_eps(eps)
+    except ValueError as fault:
+        raise WrongOption(f"{fault} Next step: give the model's own, such as 1e-5.") from fault
+
+
+def gate_of(activation: str) -> bool:
+    """Whether an activation has a gate; UnknownName where there is none of that name."""
+    try:
+        return is_gated(activation)
+    except ValueError as fault:
+        raise UnknownName(f"{fault} Next step: choose one of them.") from fault
+
+
+def check_rope(rope: Any, rows: Any, width: int) -> None:
+    """Refuse tables that do not fit rows [B, T, hidden] with heads of this size."""
+    if width % 2:
+        raise NotDivisible(
+            f"rope is given and heads have {width} channels; a rotary embedding turns pairs of them. Next step: use an "
+            "even head_dim, or leave out rope."
+        )
+    length = rows.shape[1]
+    shapes = [tuple(table.shape) for table in rope]
+    if len(shapes) != 2 or shapes[0] != shapes[1] or shapes[0][1:] != (width // 2,) or shapes[0][0] < length:
+        raise WrongShape(
+            f"rotary tables have shapes {', '.join(map(str, shapes))}; wanted cosine and sine, both [at least "
+            f"{length}, {width // 2}]. Next step: make both by rope_tables(length, {width}) for the longest sequence."
+        )
+    for table in rope:
+        if table.device != rows.device:
+            raise WrongTarget(
+                f"a rotary table lies on {table.device} and the rows on {rows.device}. Next step: make the tables by "
+                f"rope_tables(length, {width}, device=...) where the rows are."
+            )
+
+
+# --- native block -----------------------------------------------------------------------------------------------------
+
 
 __all__ = ["FP8_TOKENS", "MXFP8_TOKENS", "NATIVE_PATH", "RECIPE_NAMES", "NativeBlock", "TeBlock"]
 

@@ -1,12 +1,16 @@
 """Which precision scopes are open, where each was entered, and that there is one of low precision at most.
 
-A second entry is refused, not nested: what it would do to scales and amax histories differs by release, recipe and
-depth, and shows as drift weeks later. Each thread has scopes of its own; but the state of Transformer Engine belongs to
-the process: a scope of low precision that turns it on, and any other scope, are refused in one thread while the other
-kind is open in another, or each would compute in the other's precision without a word. A backward pass runs in threads
-of autograd's while the thread that asked for it waits: those two are one program, not two.
+The rules:
 
-Inside a low scope there may be one region at a time (`amax_region`): a part of that scope, no second entry.
+1. One scope of low precision at a time. A second entry is an error, not a nesting: what it would do to scales and amax
+   histories differs by release, recipe and depth, and shows as drift weeks later.
+2. High precision nests everywhere; low precision inside it is an error. Inside a low scope there may be one region at a
+   time (`fp8_scope.amax_shared_with`), which is a part of that scope and no second entry.
+3. The scopes around a piece of code are one context variable. The state of Transformer Engine belongs to the process: a
+   scope that turns it on, and any other scope, are refused in one context while the other kind is open elsewhere, or
+   each would compute in the other's precision without a word. A backward pass runs in threads of autograd's; what
+   `te_recompute` runs again there has the context of its first pass, so both are one program.
+4. No low precision in what a checkpoint runs again (`recompute`).
 """
 
 from __future__ import annotations
@@ -16,17 +20,18 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
+from .amax_owner import pending_amax_kept
 from .backends import Choice
 from .errors import BridgeError, ScopeEnteredTwice
-from .pending_amax import pending_amax_kept
 from .recipes import RecipeName
-from .recompute_owner import refuse_scope_in_recompute
+from .recompute import refuse_scope_in_recompute
 
 
 class AmaxRegionMisplaced(BridgeError, RuntimeError):
@@ -90,7 +95,6 @@ class PrecisionScope:
     def __init__(self, plan: Plan) -> None:
         self.plan: Final = plan
         self.scope: Scope | None = None
-        self._stack: list[PrecisionScope] = []
         self._turned: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> Scope:
@@ -109,7 +113,7 @@ class PrecisionScope:
             raise _misplaced(place, "inside another scope than it was made in")
         if self.scope is not None:
             raise _twice(self.scope.entered_at, place, "it is the same scope object")
-        stack = _threads.stack
+        stack = open_here()
         if plan.exclusive and stack:
             outer = next((one for one in stack if one.plan.exclusive), stack[-1])
             why = "" if outer.plan.exclusive else f"that one keeps its inside in high precision: {outer.plan.reason}"
@@ -125,8 +129,8 @@ class PrecisionScope:
             _release(self)
             raise
         self.scope = Scope(plan.recipe, plan.choice, place, plan.reason)
-        self._stack, self._turned = stack, turned
-        stack.append(self)
+        self._turned = turned
+        _around.set((*stack, self))
         return self.scope
 
     def __exit__(
@@ -139,7 +143,8 @@ class PrecisionScope:
         """
         if self.scope is None:  # an outer scope has closed this one, and said so
             return
-        inner = self._stack[self._stack.index(self) + 1 :]
+        stack = open_here()
+        inner = stack[stack.index(self) + 1 :] if self in stack else ()
         words = [f"{one.scope.entered_at}" for one in inner if one.scope is not None]
         place = self.scope.entered_at
         for one in reversed(inner):
@@ -155,7 +160,7 @@ class PrecisionScope:
 
     def _close(self, *raised: Any) -> None:
         turned, self._turned, self.scope = self._turned, None, None
-        self._stack.remove(self)
+        _around.set(open_here())
         try:
             if turned is not None:
                 turned.__exit__(*raised)
@@ -164,9 +169,16 @@ class PrecisionScope:
 
 
 def current_scope() -> Scope | None:
-    """The innermost scope that is open in this thread; None outside of all."""
-    stack = _threads.stack
-    return stack[-1].scope if stack else None
+    """The innermost scope that is open around this code; None outside of all."""
+    for one in reversed(_around.get()):
+        if one.scope is not None:
+            return one.scope
+    return None
+
+
+def open_here() -> tuple[PrecisionScope, ...]:
+    """The scopes that are open around this code, the outermost first."""
+    return tuple(one for one in _around.get() if one.scope is not None)  # some were left in another context
 
 
 def scope_around_region(*files: str) -> PrecisionScope:
@@ -179,9 +191,10 @@ def scope_around_region(*files: str) -> PrecisionScope:
         AmaxRegionMisplaced: none is open, or it is not the innermost one.
     """
     place = _place_of_entry(*files)
-    if not _threads.stack:
+    stack = open_here()
+    if not stack:
         raise _misplaced(place, "outside of every scope of this thread")
-    inner = _threads.stack[-1]
+    inner = stack[-1]
     entered_at = inner.scope.entered_at if inner.scope is not None else ""
     if inner.plan.around is not None:
         raise _misplaced(place, f"inside the one entered at {entered_at}")
@@ -190,28 +203,22 @@ def scope_around_region(*files: str) -> PrecisionScope:
     return inner
 
 
-@dataclass(frozen=True, eq=False)
-class _Claim:
-    """An open scope that wants something of the state of Transformer Engine; a stack is one thread's."""
+class _Claim(NamedTuple):
+    """An open scope that wants something of the state of Transformer Engine."""
 
+    scope: PrecisionScope
     place: str
-    thread: threading.Thread
-    stack: list[PrecisionScope]
-    turns_on: bool
+    thread: str
 
 
-class _Threads(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[PrecisionScope] = []
-
-
-_threads: Final = _Threads()
+# The scopes entered around this code, the outermost first; one that was left in another context is still listed.
+_around: Final[ContextVar[tuple[PrecisionScope, ...]]] = ContextVar("megacpp_precision_scopes", default=())
 _lock: Final = threading.RLock()  # a collected generator may close its scope while this thread holds it
-_claims: dict[int, _Claim] = {}  # of the scopes that are open in any thread, by id of the scope
+_claims: dict[int, _Claim] = {}  # of the scopes that are open anywhere in the process, by id of the scope
 
 
-def _claim(scope: PrecisionScope, stack: list[PrecisionScope], place: str) -> None:
-    """Note what a scope wants of the state that all threads share, unless another thread wants it otherwise.
+def _claim(scope: PrecisionScope, stack: tuple[PrecisionScope, ...], place: str) -> None:
+    """Note what a scope wants of the state of the process, unless a scope that is not around it wants it otherwise.
 
     Asked of every scope that wants anything of it, also where Transformer Engine is off right now: a scope of high
     precision that finds it off would not see another thread turn it on.
@@ -221,31 +228,14 @@ def _claim(scope: PrecisionScope, stack: list[PrecisionScope], place: str) -> No
         return
     with _lock:
         for other in list(_claims.values()):
-            if other.stack is not stack and (plan.turns_on or other.turns_on):
-                if plan.keeps_off and _waits_for_this(other):
-                    continue
+            if other.scope not in stack and (plan.turns_on or other.scope.plan.turns_on):
                 raise _twice(
                     other.place,
                     place,
-                    f"that was in the thread {other.thread.name}, and all threads share its state",
+                    f"that was in the thread {other.thread}, and all threads share its state",
                     "low" if plan.turns_on else "high",
                 )
-        _claims[id(scope)] = _Claim(place, threading.current_thread(), stack, plan.turns_on)
-
-
-def _waits_for_this(claim: _Claim) -> bool:
-    """Whether this is a thread of a backward pass, and the claim's thread does nothing but wait for one to end.
-
-    So it is where a layer that is recomputed keeps a part of itself in high precision, and the backward pass was begun
-    inside the low scope. What is turned off here is on again before the other thread goes on.
-    """
-    if torch._C._current_graph_task_id() == -1:
-        return False
-    frame = sys._current_frames().get(claim.thread.ident or -1)
-    return frame is not None and frame.f_code is _RUN_BACKWARD
-
-
-_RUN_BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__  # nothing of Python's runs below it
+        _claims[id(scope)] = _Claim(scope, place, threading.current_thread().name)
 
 
 def _release(scope: PrecisionScope) -> None:

@@ -15,13 +15,130 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
 from .backends import Refusal, choose
-from .errors import WrongDtype, WrongOption
-from .scaled_payload import SIZES, Block, Format, ScaledPayload
+from .errors import WrongDtype, WrongOption, WrongShape
+
+# --- quantized tensor -------------------------------------------------------------------------------------------------
+
+
+# --- scaled payload ---------------------------------------------------------------------------------------------------
+# An FP8 tensor as a consumer takes it: payload and scale as one value, because either alone is no number.
+#
+# Vendors differ in where a scale lies, how it is padded and transposed, and whether it multiplies or divides. Here it
+# lies as its blocks lie in the tensor, and says which of both it does.
+
+
+Block = Literal["tensor", "row", "column", "1x128", "128x1", "128x128", "1x32", "32x1"]
+Convention = Literal["multiply", "divide"]
+Format = Literal["e4m3", "e5m2"]
+
+FORMATS: Final[dict[Any, Format]] = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+# Rows and columns of a block; 0 for all there are.
+SIZES: Final[dict[Block, tuple[int, int]]] = {
+    "tensor": (0, 0), "row": (1, 0), "column": (0, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128),
+    "1x32": (1, 32), "32x1": (32, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledPayload:
+    """Values in FP8 and what turns them into numbers.
+
+    Attributes:
+        payload: [..., K] in float8_e4m3fn or float8_e5m2, of the tensor's own shape; a view where stored transposed.
+        scale: [blocks of rows, blocks of K] in fp32 or, of MXFP8, float8_e8m0fnu; [] for one scale in all.
+        convention: "multiply": a value is payload x scale; "divide": payload / scale.
+        block: which values share a scale; rows are all axes but the last.
+        logical_dtype: what the tensor says it is.
+        source: class of the tensor.
+
+    Raises:
+        WrongDtype: the payload is not in FP8.
+        WrongOption: there is no scale.
+        WrongShape: as many scales as the blocks want are not there.
+    """
+
+    payload: Any
+    scale: Any
+    convention: Convention
+    block: Block
+    logical_dtype: Any
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.payload.dtype not in FORMATS:
+            raise WrongDtype(
+                f"the payload of a {self.source} is {self.payload.dtype}. Likely cause: bytes that were not viewed as "
+                f"FP8. Next step: view them as one of {', '.join(map(str, FORMATS))}."
+            )
+        if self.scale is None:
+            raise WrongOption(
+                f"the payload of a {self.source} came without its scale. Likely cause: it was taken out of its tensor "
+                "by hand. Next step: hand the tensor itself to `hand_over`."
+            )
+        if tuple(self.scale.shape) != self.blocks:
+            raise WrongShape(
+                f"a {self.source} of shape {tuple(self.payload.shape)} with scales {self.block} wants "
+                f"{self.blocks} of them, and has {tuple(self.scale.shape)}. Likely cause: scales of another tensor, or "
+                "padding that was not cut off. Next step: hand the tensor itself to `hand_over`."
+            )
+
+    @property
+    def format(self) -> Format:
+        """Of the payload."""
+        return FORMATS[self.payload.dtype]
+
+    @property
+    def logical_shape(self) -> tuple[int, ...]:
+        """What the tensor says it is."""
+        return tuple(self.payload.shape)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows when all axes but the last are one."""
+        return int(self.payload.numel() // max(self.columns, 1))
+
+    @property
+    def columns(self) -> int:
+        """Length of the last axis."""
+        return int(self.payload.shape[-1]) if self.payload.dim() else 1
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The shape that the scales must have."""
+        if self.block == "tensor":
+            return ()
+        high, wide = SIZES[self.block]
+        return (-(-self.rows // high) if high else 1, -(-self.columns // wide) if wide else 1)
+
+    def multiplier(self) -> Any:
+        """fp32 scales by which a payload is multiplied, whatever the convention: what GEMMs take."""
+        scale = self.scale.to(torch.float32)
+        return scale if self.convention == "multiply" else scale.reciprocal()
+
+    def values(self, dtype: Any = None) -> Any:
+        """The numbers, computed in fp32 and rounded once: [..., K]. This is a dequantization.
+
+        Args:
+            dtype: of the numbers; the logical one without it.
+        """
+        scale = self.scale.to(torch.float32)
+        high, wide = SIZES[self.block]
+        if high > 1:
+            scale = scale.repeat_interleave(high, 0)[: self.rows]
+        if wide > 1:
+            scale = scale.repeat_interleave(wide, 1)[:, : self.columns]
+        plain = self.payload.to(torch.float32).reshape(self.rows, self.columns)
+        numbers = plain * scale if self.convention == "multiply" else plain / scale
+        return numbers.reshape(self.payload.shape).to(dtype or self.logical_dtype)
+
+
+# --- quantized tensor -------------------------------------------------------------------------------------------------
+
 
 __all__ = [
     "Accepts",
@@ -301,3 +418,84 @@ _READERS: Final[dict[_Kind, Callable[[Any], ScaledPayload | Refusal]]] = {
     ("torchao.float8", "Float8Tensor"): _read_torchao_training,
     ("torchao", "Float8Tensor"): _read_torchao_inference,
 }
+
+
+# --- scaled mm --------------------------------------------------------------------------------------------------------
+# Consumers of FP8 payloads: `torch._scaled_mm`, and the pairs that DeepGEMM takes.
+#
+# Each says what it takes; `quantized_tensor.hand_over` does the rest. What cannot be taken is multiplied in bf16, and
+# the product says so.
+
+
+SCALED_MM: Final = Accepts("torch._scaled_mm", frozenset({"tensor", "row"}), frozenset({"e4m3", "e5m2"}))
+_ONE_E5M2: Final = Accepts("torch._scaled_mm beside E5M2", frozenset({"tensor"}))
+_NO_WIDTH: Final = Accepts("torch._scaled_mm with K or N that is no multiple of 16", frozenset())
+DEEP_GEMM_ROWS: Final = Accepts("DeepGEMM", frozenset({"1x128"}))
+DEEP_GEMM_WEIGHTS: Final = Accepts("DeepGEMM", frozenset({"128x128"}))
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """What was multiplied, and in what.
+
+    Attributes:
+        values: [M, N] in bf16.
+        ran: "fp8", or "dequantized" where a side had to be.
+        because: why it was; empty for "fp8".
+    """
+
+    values: Any
+    ran: Literal["fp8", "dequantized"]
+    because: str = ""
+
+
+def multiply(rows: Any, weight: Any) -> Product:
+    """Rows [M, K] x weight [N, K]^T of two quantized tensors -> bf16 [M, N].
+
+    Args:
+        rows: quantized, one scale in all or one a row.
+        weight: quantized, the same; E4M3 where the rows are E5M2.
+
+    Raises:
+        WrongShape: the two have no K in common.
+        WrongDtype: one of them is no quantized tensor.
+    """
+    if rows.dim() != 2 or weight.dim() != 2 or rows.shape[1] != weight.shape[1]:
+        raise WrongShape(
+            f"rows {tuple(rows.shape)} and a weight {tuple(weight.shape)} have no product [M, K] x [N, K]^T. Next "
+            "step: flatten the rows, and pass the weight as a linear layer holds it."
+        )
+    accepts = _NO_WIDTH if any(size % 16 for size in weight.shape) else SCALED_MM
+    left = hand_over(rows, accepts)
+    is_e5m2 = isinstance(left, ScaledPayload) and left.format == "e5m2"
+    right = hand_over(weight, _ONE_E5M2 if is_e5m2 else accepts)
+    if isinstance(left, ScaledPayload) and isinstance(right, ScaledPayload):
+        return Product(_scaled_mm(left, right), "fp8")
+    if isinstance(left, ScaledPayload):
+        left = dequantize(rows, "the weight beside it had to be")
+    if isinstance(right, ScaledPayload):
+        right = dequantize(weight, "the rows beside it had to be")
+    said = "; ".join(f"{side.source} {side.because}" for side in (left, right))
+    numbers = left.values.to(torch.bfloat16), right.values.to(torch.bfloat16)
+    return Product(numbers[0] @ numbers[1].t(), "dequantized", said)
+
+
+def as_deep_gemm(payload: ScaledPayload) -> tuple[Any, Any]:
+    """Values and fp32 scales that multiply, as DeepGEMM takes them: E4M3 [R, K], one for each block."""
+    return payload.payload, payload.multiplier()
+
+
+def _scaled_mm(left: ScaledPayload, right: ScaledPayload) -> Any:
+    scales = left.multiplier(), right.multiplier()
+    if left.block != right.block:  # one scale in all is also one a row
+        scales = scales[0].expand(left.rows, 1), scales[1].expand(right.rows, 1)
+    by_row = "row" in (left.block, right.block)
+    first, second = (scales[0].contiguous(), scales[1].t().contiguous()) if by_row else scales
+    return torch._scaled_mm(
+        left.payload.contiguous(),
+        right.payload.contiguous().t(),
+        scale_a=first,
+        scale_b=second,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )

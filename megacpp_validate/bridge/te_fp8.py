@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import Context, copy_context
 from typing import Any, Literal
 
 from . import imports as te
@@ -140,7 +141,19 @@ def reset_te_state() -> None:
 
 
 def te_recompute(function: Callable[..., Any], *tensors: Any, use_reentrant: bool, tp_group: Any = None) -> Any:
-    """Run `function(*tensors)` and recompute it in the backward pass, FP8 state kept right."""
+    """Run `function(*tensors)` and recompute it in the backward pass, FP8 state kept right.
+
+    The second pass has the context of the first: a backward pass runs in threads of autograd's, where none of the
+    scopes around this call is known (`open_scopes`).
+    """
+    first: list[Context] = []
+
+    def run(*given: Any, **options: Any) -> Any:
+        if first:
+            return first[0].copy().run(function, *given, **options)
+        first.append(copy_context())
+        return function(*given, **options)
+
     return te.checkpoint.require()(
-        function, *tensors, use_reentrant=use_reentrant, distribute_saved_activations=False, tp_group=tp_group
+        run, *tensors, use_reentrant=use_reentrant, distribute_saved_activations=False, tp_group=tp_group
     )

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from .errors import BridgeError
-from .fault_text import say_fault
-from .shared_objects import find_cut_short
+from .failures import describe_fault, find_cut_short, place_in, read_failure
 
 T = TypeVar("T")
 
@@ -104,7 +103,10 @@ class Vendor:
         switch: environment variable that turns the library off; `<switch>_<PRESET>` does so for one preset.
         trial: environment variable with a number of seconds. Where it is set, the import is first tried in a
             process of its own, so that an import that hangs or aborts costs a verdict, not this process.
-        explain: turns the exception of a failed import into words: what happened, likely cause, next step.
+        explain: turns the exception of a failed import into words: what happened, and the next step.
+
+    Attributes:
+        failure: what a failed import raised, as `failures.read_failure` has it; None where none failed.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Vendor:
         self.module: Final = module
         self.switch: Final = switch
         self.trial: Final = trial
+        self.failure: dict[str, Any] | None = None
         self._explain = explain
         self._required: list[Entry[Any]] = []
         self._lock = threading.RLock()
@@ -226,15 +229,22 @@ class Vendor:
             except BaseException as fault:
                 # An emptied folder can be imported, as a namespace package: then this is the first sign.
                 lost = f"{self.module} can be imported, its required entry point `{entry.name}` cannot"
-                return Verdict(False, f"{lost}. {_explain_safely(self._explain, fault)}")
+                return Verdict(False, f"{lost}. {self._refuse(fault).reason}")
         return Verdict(True, "")
 
     def _refuse(self, fault: BaseException) -> Verdict:
-        return Verdict(False, _explain_safely(self._explain, fault))
+        try:
+            self.failure = read_failure(fault)
+            return Verdict(False, self._explain(fault))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as second:  # an odd exception may raise anything from its own attributes
+            reason = f"{describe_fault(fault)} (and the explanation of it failed: {describe_fault(second)})"
+            return Verdict(False, reason)
 
     def _say_missing(self, name: str, fault: BaseException) -> str:
         return (
-            f"{self.name} is there, but its entry point `{name}` is not: {say_fault(fault)}. "
+            f"{self.name} is there, but its entry point `{name}` is not: {describe_fault(fault)}. "
             f"Likely cause: this release moved, renamed or never had it. "
             f"Next step: run the upgrade canary between a release that has it and this one."
         )
@@ -328,25 +338,24 @@ def _read_switch(variable: str) -> str:
     return f"turned off by {variable}={value}{odd}. Next step: unset {variable} to use it again."
 
 
-def explain_plainly(name: str, install: str) -> Callable[[BaseException], str]:
-    """An `explain` for a library without rules of its own: what was raised, and how it is installed."""
+def explain_plainly(
+    name: str, install: str, look: Callable[[], str] = lambda: "", package: str = ""
+) -> Callable[[BaseException], str]:
+    """An `explain` of the facts: what was raised and where, what is on the path, and how the library is installed.
+
+    Args:
+        name: what people call the library.
+        install: the command that installs it.
+        look: what of the library is on the path, in words; empty for what is not known.
+        package: name of the folder whose innermost frame is the place that raised; empty for no place.
+    """
 
     def explain(fault: BaseException) -> str:
         missing = fault.name if isinstance(fault, ModuleNotFoundError) else None
-        cause = (
-            f"the Python package `{missing}` is not here" if missing else "a damaged install, or one for another torch"
-        )
-        return (
-            f"{name} cannot be used: {say_fault(fault)}. Likely cause: {cause}. Next step: {install}, or stay native."
-        )
+        absent = f" (the Python package `{missing}` is not installed)" if missing else ""
+        place = place_in(fault, package) if package else ""
+        found = f" Found: {there}." if (there := look()) else ""
+        said = f"{name} cannot be used: {describe_fault(fault)}{place}."
+        return f"{said}{found} Next step: {install}, or stay native{absent}."
 
     return explain
-
-
-def _explain_safely(explain: Callable[[BaseException], str], fault: BaseException) -> str:
-    try:
-        return explain(fault)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as second:  # an odd exception may raise anything from its own text
-        return f"{say_fault(fault)} (and the explanation of it failed: {say_fault(second)})"

@@ -47,7 +47,7 @@ _DURING: Final = "During handling of the above exception, another exception occu
 _LAST_LINE: Final = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$", re.MULTILINE)
 _BY_SIGNAL: Final = re.compile(r"^(?:SIG[A-Z0-9]+|signal \d+|exit status -?\d+|no-receipt|timeout)$")
 _SAID: Final = re.compile(
-    r"cannot be used: (?P<kind>\w[\w.]*): (?P<text>.*?)(?: \(at (?P<at>[^()]+)\))?\. Likely cause:"
+    r"cannot be used: (?P<kind>\w[\w.]*): (?P<text>.*?)(?: \(at (?P<at>[^()]+)\))?\. (?:Likely cause|Found|Next step):"
 )
 _ENDED: Final = re.compile(
     r"(?:ends the interpreter \((?P<how>[^)]*)\)|(?P<hangs>did not end within \S+ s: it hangs))"

@@ -198,7 +198,7 @@ def _why_te_is_missing() -> str:
 def _stopped_by_te(order: Order, reason: str, seen: _Seen) -> None:
     """Transformer Engine is requested and cannot be used: one cell carries that, the others are blocked by it."""
     if order.probe == FIREWALL:
-        raised = re.search(r"cannot be used: (\w[\w.]*): (.*?)(?: \(at ([^()]+)\))?\. Likely cause:", reason)
+        raised = re.search(r"cannot be used: (\w[\w.]*): (.*?)(?: \(at ([^()]+)\))?\. (?:Likely cause|Found):", reason)
         failure = Failure(raised[1], raised[2], _below_the_path(raised[3] or "")) if raised else None
         seen.ended(Outcome.IMPORT_ERROR, reason, failure)
         return

@@ -40,7 +40,7 @@ class Scopes:
 
     Attributes:
         dense: makes the scope, with the amax group of layers A, M and R.
-        experts: inside it, makes the region of an E-layer (`bridge.amax_region`); None where the same ranks hold both.
+        experts: inside it, makes the region of an E-layer (`bridge.fp8_scope`); None where the same ranks hold both.
     """
 
     dense: ScopeFactory

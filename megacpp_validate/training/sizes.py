@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from ..bridge.zones import Zones
+from ..bridge.fp8_scope import Zones
 from .errors import UnknownSize, WrongSize
 from .language import Grammar
 from .pattern import Letter, read_pattern

@@ -14,16 +14,21 @@ import pytest
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megacpp_validate.bridge import amax_region
+from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.amax_owner import SINGLE_OWNER, AmaxGroupChanged, AmaxGroupMissing
-from megacpp_validate.bridge.amax_region import amax_shared_with
 from megacpp_validate.bridge.errors import BridgeError, ScopeEnteredTwice
-from megacpp_validate.bridge.fp8_scope import current_scope, high_precision, low_precision, te_amax_state, te_state
+from megacpp_validate.bridge.fp8_scope import (
+    amax_shared_with,
+    current_scope,
+    high_precision,
+    low_precision,
+    te_amax_state,
+    te_state,
+)
 from megacpp_validate.bridge.layer_watch import watch_layers
 from megacpp_validate.bridge.open_scopes import AmaxRegionMisplaced
-from megacpp_validate.bridge.recompute import recompute
-from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner
+from megacpp_validate.bridge.recompute import WrongRecomputeOwner, recompute
 from tests.bridge.scope_paths import low, on_path
 
 STEPS = 3
@@ -136,7 +141,7 @@ def test_an_exit_that_updates_histories_is_caught(world: Any, monkeypatch: pytes
 
 def test_experts_in_the_group_of_the_rest_are_caught(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the region takes the group of the scope around it."""
-    monkeypatch.setattr(amax_region, "reduction_of", lambda _: (world, True))
+    monkeypatch.setattr(fp8_scope, "reduction_of", lambda _: (world, True))
     assert [one.split(":")[0] for one in faults_of(world, torch.distributed.new_group([0, 2]))] == [
         f"groups of E{place}, {direction}" for place in (0, 2) for direction in ("forward", "backward")
     ]
@@ -144,7 +149,7 @@ def test_experts_in_the_group_of_the_rest_are_caught(world: Any, monkeypatch: py
 
 def test_a_first_layer_that_the_region_forgets_is_caught(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the end of a region brings back that no layer has run; backward histories then move twice."""
-    monkeypatch.setattr(amax_region, "_take_first", lambda: False)
+    monkeypatch.setattr(fp8_scope, "_take_first", lambda: False)
     found = faults_of(world, SINGLE_OWNER)
     assert any(one.startswith("backward history of A1") for one in found)
     assert faults_of(world, SINGLE_OWNER, pattern="AEA") == []  # there a layer has run ahead of the region

@@ -18,12 +18,11 @@ import pytest
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megacpp_validate.bridge import amax_region
+from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.amax_owner import SINGLE_OWNER
-from megacpp_validate.bridge.amax_region import amax_shared_with
 from megacpp_validate.bridge.backends import Choice
-from megacpp_validate.bridge.fp8_scope import _te_turned_on
+from megacpp_validate.bridge.fp8_scope import _te_turned_on, amax_shared_with
 from megacpp_validate.bridge.open_scopes import Plan, PrecisionScope
 from megacpp_validate.bridge.vendor import Verdict
 from megacpp_validate.selftest.double import entries
@@ -164,7 +163,7 @@ def test_a_single_owner_in_a_region_reduces_with_nobody(world: Any) -> None:
 
 def test_the_first_layer_has_to_be_kept(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the end of a region brings back that no layer has run."""
-    monkeypatch.setattr(amax_region, "_take_first", lambda: False)
+    monkeypatch.setattr(fp8_scope, "_take_first", lambda: False)
     wrong, _ = steps(world, SINGLE_OWNER, "EAEA")
     assert any(one.startswith("bwd of A1") for one in wrong)
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge.deep_gemm_rule import SOURCE, SWITCH, read_when, why_bf16_is_faster
 from megacpp_validate.bridge.errors import UnknownName
+from megacpp_validate.bridge.expert_gemm import SOURCE, SWITCH, read_when, why_bf16_is_faster
 
 ROOT = Path(__file__).parents[2]
 FIGURES = (ROOT / SOURCE).with_suffix(".json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megacpp_validate.bridge.errors import UnknownName
-from megacpp_validate.bridge.zones import HEADS, WrongZone, Zones
+from megacpp_validate.bridge.fp8_scope import HEADS, WrongZone, Zones
 
 
 @pytest.mark.parametrize(

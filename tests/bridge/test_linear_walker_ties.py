@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 
 from megacpp_validate.bridge.linear_walker import plan_walk, swap_linears  # noqa: E402
-from megacpp_validate.bridge.walk_graph import MOST_NAMES  # noqa: E402
+from megacpp_validate.bridge.walk_plan import MOST_NAMES  # noqa: E402
 from tests.bridge.linear_trees import codes, holder  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import ScopeEnteredTwice
 from megacpp_validate.bridge.fp8_scope import current_scope, high_precision, te_recompute, te_state
 from megacpp_validate.bridge.layer_watch import watch_layers
-from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner, recompute_owners
+from megacpp_validate.bridge.recompute import WrongRecomputeOwner, recompute_owners
 from tests.bridge.scope_paths import low, on_path
 
 WAYS = [True, False]
@@ -122,34 +121,31 @@ def test_a_second_watch_changes_nothing(on_te: None) -> None:
     assert [len(layer._forward_pre_hooks) for layer in model] == [1, 0, 1]
 
 
-def test_high_precision_in_a_backward_thread_beside_the_scope_that_waits_for_it(
+def test_what_is_run_again_in_a_thread_of_autograd_s_has_the_scopes_of_its_first_pass(
     on_te: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU the second pass runs in a thread of autograd's; on a CPU one is made, and where the first one waits."""
-    engine = SimpleNamespace(f_code=torch.autograd.graph._engine_run_backward.__code__)
-    elsewhere = SimpleNamespace(f_code=threading.Thread.join.__code__)
+    """On a GPU the second pass runs in a thread of autograd's; here the checkpoint makes one."""
+    found: list[Any] = []
 
-    def in_a_thread(task: int, first_thread: Any) -> Any:
-        found: list[Any] = []
+    def kept() -> None:
+        try:
+            with high_precision("a projection that stays"):
+                found.append(te_state()["enabled"])
+        except ScopeEnteredTwice as refusal:
+            found.append(refusal)
 
-        def second_pass() -> None:
-            try:
-                with high_precision("a projection that stays"):
-                    found.append(te_state()["enabled"])
-            except ScopeEnteredTwice as refusal:
-                found.append(refusal)
+    def twice(function: Callable[..., Any], **_: Any) -> None:
+        function()
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
 
-        with monkeypatch.context() as patch:
-            patch.setattr(torch._C, "_current_graph_task_id", lambda: task)
-            patch.setattr(sys, "_current_frames", lambda: {threading.main_thread().ident: first_thread})
-            thread = threading.Thread(target=second_pass)
-            thread.start()
-            thread.join()
-        return found[0]
-
+    twice.__module__ = "no module that owns a recomputation"
+    monkeypatch.setattr(te.checkpoint, "_found", (twice, ""))
     with low():
-        assert in_a_thread(7, engine) is False
+        te_recompute(kept, use_reentrant=True)
+        assert found == [False, False]
         assert te_state()["enabled"] is True
-        assert isinstance(in_a_thread(-1, engine), ScopeEnteredTwice)  # no thread of a backward pass
-        assert isinstance(in_a_thread(7, elsewhere), ScopeEnteredTwice)  # the first one may go on with layers
+        twice(kept)
+    assert isinstance(found[-1], ScopeEnteredTwice)  # a thread that is no part of this program
     assert te_state()["enabled"] is False

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module  # noqa: E402
 
-from megacpp_validate.bridge import torchao_lane, torchao_linear  # noqa: E402
+from megacpp_validate.bridge import torchao, torchao_lane  # noqa: E402
 from megacpp_validate.bridge.errors import UnknownName, WrongOption, WrongTarget  # noqa: E402
 from megacpp_validate.bridge.torchao_lane import Float8Lane, LaneLost, WrongOrder  # noqa: E402
 from tests.bridge.torchao_ready import ROWS, Block, fill, on_meta, one_rank, shard_with  # noqa: E402
@@ -99,13 +99,13 @@ def test_what_the_lane_does_not_take(options: dict[str, Any], error: type[Except
 @pytest.mark.parametrize(("capability", "refused"), [((8, 0), True), ((8, 9), False), ((9, 0), False)])
 def test_the_least_capability(capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    found = torchao_linear.why_not_float8("cuda")
+    found = torchao.why_not_float8("cuda")
     assert (found is not None and found.code == "arch") is refused
 
 
 def test_without_torchao_the_lane_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchao_linear.TORCHAO, "is_available", lambda: False)
-    monkeypatch.setattr(torchao_linear.TORCHAO, "why_unavailable", lambda: "it is not here. Next step: install it")
+    monkeypatch.setattr(torchao.TORCHAO, "is_available", lambda: False)
+    monkeypatch.setattr(torchao.TORCHAO, "why_unavailable", lambda: "it is not here. Next step: install it")
     with pytest.raises(WrongTarget, match=r"it is not here\. Next step: install it"):
         make()
 

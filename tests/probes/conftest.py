@@ -13,5 +13,5 @@ def nothing_stays_open() -> Iterator[None]:
     from megacpp_validate.bridge import open_scopes
 
     yield
-    open_scopes._threads.stack.clear()
+    open_scopes._around.set(())
     open_scopes._claims.clear()

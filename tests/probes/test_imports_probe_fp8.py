@@ -12,7 +12,7 @@ import torch
 
 from megacpp_validate.bridge import fp8_scope, open_scopes, te_fp8
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.zones import Zones
+from megacpp_validate.bridge.fp8_scope import Zones
 from megacpp_validate.evidence.receipt import Check
 from megacpp_validate.probes import imports as imports_probe
 from tests.probes.imports_bench import DOUBLE, Patch, failed, new_bench, run
@@ -79,8 +79,7 @@ def unguarded_entry(self: Any) -> Any:
     self._turned = plan.turn(place)
     self._turned.__enter__()
     self.scope = open_scopes.Scope(plan.recipe, plan.choice, place, plan.reason)
-    self._stack = open_scopes._threads.stack
-    self._stack.append(self)
+    open_scopes._around.set((*open_scopes.open_here(), self))
     return self.scope
 
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 
-from megacpp_validate.bridge import linear_walker, walk_graph, walk_plan, walk_rules  # noqa: E402
+from megacpp_validate.bridge import linear_walker, walk_plan, walk_rules  # noqa: E402
 from megacpp_validate.probes import linear_walker as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.linear_walker import (  # noqa: E402
@@ -99,8 +99,8 @@ def lost_siblings(patch: pytest.MonkeyPatch) -> None:
 
 
 def opened_wrappers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walk_graph, "is_wrapper", lambda _: False)
-    patch.setattr(walk_graph, "wraps_child", lambda *_: False)
+    patch.setattr(walk_plan, "is_wrapper", lambda _: False)
+    patch.setattr(walk_plan, "wraps_child", lambda *_: False)
 
 
 def copied_parameters(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import expert_gemm, fp8_scope, open_scopes, permute, plain_checkpoints  # noqa: E402
+from megacpp_validate.bridge import expert_gemm, extra_state, fp8_scope, open_scopes, permute  # noqa: E402
 from megacpp_validate.bridge import linear_walker as walker  # noqa: E402
 from megacpp_validate.bridge import native_block as block  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm  # noqa: E402
@@ -214,6 +214,6 @@ def test_fp8_state_that_is_left_out_of_a_checkpoint_is_seen(monkeypatch: Patch) 
     def drop(layer: Any, state: Any, prefix: str, metadata: Any) -> None:
         state.pop(f"{prefix}_extra_state", None)
 
-    monkeypatch.setattr(plain_checkpoints, "_leave_out_empty", drop)
+    monkeypatch.setattr(extra_state, "_leave_out_empty", drop)
     walker_probe._check_filled_state(bench, walker)
     assert failed(bench) == {"state.saved"}

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import attention_masks, fp8_scope, linear_walker, zones  # noqa: E402
+from megacpp_validate.bridge import attention_masks, fp8_scope, linear_walker  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge.attention import Attention  # noqa: E402
 from megacpp_validate.bridge.native_block import TeBlock  # noqa: E402
@@ -238,10 +238,10 @@ def test_an_item_is_lost() -> None:
 
 
 def test_a_method_answers_always_the_same() -> None:
-    with planted(wrapper("zones.Zones.why_bf16", Fault.ANSWERS, value="")) as trace:
-        assert not zones.Zones(4, first=1).is_bf16(3)
+    with planted(wrapper("fp8_scope.Zones.why_bf16", Fault.ANSWERS, value="")) as trace:
+        assert not fp8_scope.Zones(4, first=1).is_bf16(3)
         assert trace.reached == 0
-        assert not zones.Zones(4, first=1).is_bf16(0)
+        assert not fp8_scope.Zones(4, first=1).is_bf16(0)
         assert trace.reached == 1
 
 
@@ -330,7 +330,7 @@ GONE: dict[str, Mutant] = {
     "module": wrapper("gone.x", Fault.ZEROS),
     "no-attribute": wrapper("attention", Fault.ZEROS),
     "attribute": wrapper("attention.gone", Fault.ZEROS),
-    "attribute-of-a-class": wrapper("zones.Zones.gone", Fault.ANSWERS, value=""),
+    "attribute-of-a-class": wrapper("fp8_scope.Zones.gone", Fault.ANSWERS, value=""),
     "attribute-of-a-value": vendor("fp8_state_manager.gone", Fault.SKIPPED),
     "parameter": vendor("linear", Fault.ARGUMENT, call="init", name="gone", value=1),
     "parameter-of-a-call": vendor("linear", Fault.ARGUMENT_LOST, name="gone"),

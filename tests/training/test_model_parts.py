@@ -11,9 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge.amax_region import amax_shared_with  # noqa: E402
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
-from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
+from megacpp_validate.bridge.fp8_scope import (  # noqa: E402
+    amax_shared_with,
+    current_scope,
+    low_precision,
+)
 from megacpp_validate.native.mlp import gated_activation  # noqa: E402
 from megacpp_validate.training import expert_layer, model  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import low_precision  # noqa: E402
-from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner  # noqa: E402
+from megacpp_validate.bridge.recompute import WrongRecomputeOwner  # noqa: E402
 from megacpp_validate.evidence.loss_curve import curve_text  # noqa: E402
 from megacpp_validate.evidence.loss_curves import parse_curve  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402

@@ -49,13 +49,20 @@ def ask(package: str, names: list[str]) -> dict[str, Any]:
     """Import every module, then ask for the verdict; what a question raises is an answer too."""
     imported = import_modules([f"{package}.{name}" for name in names])
     native = {name: getattr(sys.modules.get(f"{package}.{name}"), "NATIVE_PATH", "") for name in names}
-    answer: dict[str, Any] = {"imported": imported, "native_paths": native, "available": None, "reason": ""}
+    answer: dict[str, Any] = {
+        "imported": imported,
+        "native_paths": native,
+        "available": None,
+        "reason": "",
+        "failure": None,
+    }
     problems = ["importing the bridge imported transformer_engine"] if "transformer_engine" in sys.modules else []
     missing: dict[str, str] = {}
     try:
         imports = importlib.import_module(f"{package}.imports")
         answer["available"] = imports.is_te_available()
         answer["reason"] = imports.why_te_is_unavailable()
+        answer["failure"] = imports.te_import_failure()
         if imports.is_te_available() != answer["available"]:
             problems.append("is_te_available() gave two answers in one process")
         missing, contradictions = ask_entries(imports)

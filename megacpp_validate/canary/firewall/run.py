@@ -23,6 +23,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from ...catalog.bridge import BridgeModule
+from ...diagnosis.installs import ImportFailure, explain_reason
 from ...errors import WrongArguments
 from ...evidence.values import Frozen
 from ...process import Ended, Processes, Stopped, run_command
@@ -59,6 +60,7 @@ class Answer(Frozen):
         imported: module of the bridge -> what importing it raised; empty if nothing.
         native_paths: module -> its NATIVE_PATH.
         available, reason: the verdict.
+        failure: the facts of a failed import; None where none failed.
         missing: accessor that gives None -> its reason.
         problems: what is wrong whatever the install is like.
     """
@@ -67,6 +69,7 @@ class Answer(Frozen):
     native_paths: dict[str, str]
     available: bool | None
     reason: str
+    failure: ImportFailure | None
     missing: dict[str, str]
     problems: tuple[str, ...]
 
@@ -222,7 +225,7 @@ class _Tier:
         }
 
     def _ask(self, python: Path, folder: Path, variables: Mapping[str, str]) -> tuple[Answer | None, Ended]:
-        """Start the process of a case and read its answer; None where it gave none."""
+        """Start the process of a case and read its answer, with the likely cause in it; None where it gave none."""
         target = folder / "answer.json"
         names = sorted(path.stem for path in (self.work / "bridge").glob("*/bridge/*.py") if path.stem != "__init__")
         command = [str(python), "-P", str(_CHILD), str(target), f"{self.limit_s * 0.7:g}", _PACKAGE, *names]
@@ -230,9 +233,12 @@ class _Tier:
             command, limit_s=self.limit_s, folder=folder, variables=variables, processes=self.processes
         )  # fmt: skip
         try:
-            return Answer.model_validate_json(target.read_bytes()), ended
+            answer = Answer.model_validate_json(target.read_bytes())
         except (OSError, ValidationError):
             return None, ended
+        if answer.failure is not None:  # while the damaged files are there: some rows look at them
+            answer = answer.model_copy(update={"reason": explain_reason(answer.reason, answer.failure)})
+        return answer, ended
 
 
 # --- the judge ------------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from ...bridge import imports as te
-from ...bridge.amax_region import amax_shared_with
-from ...bridge.fp8_scope import SINGLE_OWNER, low_precision, reset_te_state, te_amax_state
+from ...bridge.fp8_scope import SINGLE_OWNER, amax_shared_with, low_precision, reset_te_state, te_amax_state
 from ...bridge.layer_watch import watch_layers
 from ...evidence.receipt import Backend
 from ..bench import Bench

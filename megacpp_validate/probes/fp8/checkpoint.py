@@ -139,7 +139,7 @@ def _batch(bench: Bench, factors: tuple[float, ...]) -> list[tuple[Any, Any]]:
 
 def _check_owner(bench: Bench, enter: Enter, *, delayed: bool) -> None:
     """torch's checkpoint is refused, for a reason; a scope inside a checkpoint is refused as well."""
-    error = bench.bridge("recompute_owner").WrongRecomputeOwner
+    error = bench.bridge("recompute").WrongRecomputeOwner
     for way, reentrant in WAYS.items():
         inside = partial(torch_checkpoint, use_reentrant=reentrant)
         bench.refuses(f"torch.{way}", error, lambda call=inside: _step(bench, enter, call, watched=True))  # type: ignore[misc]

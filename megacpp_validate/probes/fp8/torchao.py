@@ -261,7 +261,7 @@ def _operand(read: Any) -> Operand:
 def check_recipe(bench: Bench, mesh: Any, recipe: str, backend: str, *, float8_all_gather: bool) -> None:
     """One recipe through the whole order; numbers, operands and products, eager and compiled."""
     name = f"{recipe}.all-gather" if float8_all_gather else recipe
-    lanes, gemms, linear = (bench.bridge(one) for one in ("torchao_lane", "float8_gemms", "torchao_linear"))
+    lanes, gemms, linear = (bench.bridge(one) for one in ("torchao_lane", "float8_gemms", "torchao"))
     with bench.scope(name):
         lane = lanes.Float8Lane(on_meta(), recipe, device=bench.device, float8_all_gather=float8_all_gather)
         lane.convert()

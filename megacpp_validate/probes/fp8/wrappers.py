@@ -427,7 +427,7 @@ def check_control(bench: Bench, tensor: Any) -> None:
 
 def _check_products(bench: Bench, recipe: str, made: dict[str, Any]) -> None:
     """The tensors in a consumer's hands: FP8 where it takes them, and said where it does not."""
-    bridge, consumer = bench.bridge("quantized_tensor"), bench.bridge("scaled_mm")
+    bridge, consumer = bench.bridge("quantized_tensor"), bench.bridge("quantized_tensor")
     with watching_dequantizations(bridge.saying) as watch:
         product = consumer.multiply(made["rows"], made["weight"])
     takes = recipe in ("delayed", "current")
@@ -441,7 +441,7 @@ def _check_products(bench: Bench, recipe: str, made: dict[str, Any]) -> None:
 
 def _check_deep_gemm(bench: Bench, made: dict[str, Any]) -> None:
     """Transformer Engine's blocks in DeepGEMM's hands, without a cast or a copy of the payload."""
-    bridge, consumer, vendor = (bench.bridge(one) for one in ("quantized_tensor", "scaled_mm", "deep_gemm"))
+    bridge, consumer, vendor = (bench.bridge(one) for one in ("quantized_tensor", "quantized_tensor", "deep_gemm"))
     if not vendor.is_deep_gemm_available():
         bench.check("deep_gemm", True, f"not judged: {vendor.why_deep_gemm_is_unavailable()}")
         return

@@ -12,11 +12,9 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from ...bridge.amax_owner import SINGLE_OWNER
-from ...bridge.amax_region import amax_shared_with
+from ...bridge.amax_owner import SINGLE_OWNER, delayed_scaling_kept, pending_amax_kept
 from ...bridge.backends import Choice
-from ...bridge.fp8_scope import low_precision
-from ...bridge.pending_amax import delayed_scaling_kept, pending_amax_kept
+from ...bridge.fp8_scope import amax_shared_with, low_precision
 from ...jit.monitor import mark
 from ..errors import TrainingError, WrongSize
 from ..graphs import capture_attention

@@ -169,14 +169,20 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
     "the reason is empty": (
         "absent",
-        (("te_reasons.py", before("    install = look_for_te()", "    return ''"), "the reason does not say"),),
+        (
+            (
+                "vendor.py",
+                edit("return Verdict(False, self._explain(fault))", "return Verdict(False, '')"),
+                "the reason does not say",
+            ),
+        ),
     ),
     "the verdict is always good": (
         "absent",
         (
             (
                 "vendor.py",
-                edit("return Verdict(False, _explain_safely", "return Verdict(True, _explain_safely"),
+                edit("return Verdict(False, self._explain", "return Verdict(True, self._explain"),
                 r"is_te_available\(\) is True, not False",
             ),
         ),
@@ -185,8 +191,8 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
         "absent",
         (
             (
-                "te_reasons.py",
-                edit("    _not_installed,\n", ""),
+                "failures.py",
+                edit('"name": name if', '"name": "" if'),
                 "the reason does not say 'cause: Transformer Engine is not installed'",
             ),
             ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import amax_region, fp8_scope, layer_watch
+from megacpp_validate.bridge import fp8_scope, layer_watch
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import amax_group as probe
 from megacpp_validate.probes.fp8.amax_group import Place, check_groups, places, run_rank, start_ranks, wrong_amaxes
@@ -31,8 +31,9 @@ def takes_any_group() -> None:
 
 def region_forgets_its_owner() -> None:
     """It leaves the first layer to the one behind it, and takes the group of the scope."""
-    amax_region.reduction_of = lambda _: (torch.distributed.group.WORLD, True)
-    amax_region._take_first = lambda: False
+    plain = fp8_scope._te_regrouped
+    fp8_scope._te_regrouped = lambda delayed, _, __, place: plain(delayed, torch.distributed.group.WORLD, True, place)
+    fp8_scope._take_first = lambda: False
 
 
 def rank_1_fails() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
-from megacpp_validate.bridge import quantized_tensor, scaled_mm  # noqa: E402
+from megacpp_validate.bridge import quantized_tensor  # noqa: E402
 from megacpp_validate.probes.fp8.wrappers import Watch, watching_dequantizations  # noqa: E402
 from tests.bridge import te_tensors as te  # noqa: E402
 
@@ -70,8 +70,8 @@ def test_where_names_the_code_that_asked() -> None:
     "deed",
     [
         lambda: quantized_tensor.read_payload(te.one_scale()),
-        lambda: quantized_tensor.hand_over(te.one_scale(), scaled_mm.SCALED_MM),
-        lambda: scaled_mm.multiply(te.one_scale(48, 32), te.one_scale(64, 32)),
+        lambda: quantized_tensor.hand_over(te.one_scale(), quantized_tensor.SCALED_MM),
+        lambda: quantized_tensor.multiply(te.one_scale(48, 32), te.one_scale(64, 32)),
         lambda: torch.ones(4, 4).to(torch.float8_e4m3fn),
         lambda: torch.ones(4).to(torch.bfloat16).to(torch.float32),
     ],
@@ -81,7 +81,7 @@ def test_what_dequantizes_nothing_is_not_counted(deed: Callable[[], Any]) -> Non
 
 
 def test_what_was_said_is_seen_and_not_silent() -> None:
-    seen = watch(lambda: quantized_tensor.hand_over(te.blocks(8, 128, square=False), scaled_mm.SCALED_MM))
+    seen = watch(lambda: quantized_tensor.hand_over(te.blocks(8, 128, square=False), quantized_tensor.SCALED_MM))
     assert [bool(one.because) for one in seen.seen] == [True]
     assert seen.silent == ()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
-from megacpp_validate.bridge import quantized_tensor, scaled_mm, torchao
-from megacpp_validate.bridge.scaled_payload import ScaledPayload
+from megacpp_validate.bridge import quantized_tensor, torchao
+from megacpp_validate.bridge.quantized_tensor import ScaledPayload
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import wrappers
 from megacpp_validate.probes.fp8 import wrappers as derive
@@ -166,17 +166,17 @@ def test_a_tensor_that_nobody_reads_fails(monkeypatch: Patch) -> None:
 
 def test_a_consumer_that_dequantizes_in_silence_fails(monkeypatch: Patch) -> None:
     def multiply(rows: Any, weight: Any) -> Any:
-        return scaled_mm.Product(rows.dequantize() @ weight.dequantize().t(), "fp8")
+        return quantized_tensor.Product(rows.dequantize() @ weight.dequantize().t(), "fp8")
 
-    monkeypatch.setattr(scaled_mm, "multiply", multiply)
+    monkeypatch.setattr(quantized_tensor, "multiply", multiply)
     assert {"scaled_mm.silent", "scaled_mm.said"} <= failed(judged("delayed"))
     assert {"scaled_mm.ran", "scaled_mm.silent", "scaled_mm.said"} <= failed(judged("block"))
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 1.05])
 def test_a_consumer_that_takes_another_scale_fails(factor: float, monkeypatch: Patch) -> None:
-    plain = scaled_mm._scaled_mm
-    monkeypatch.setattr(scaled_mm, "_scaled_mm", lambda left, right: plain(left, right) * factor)
+    plain = quantized_tensor._scaled_mm
+    monkeypatch.setattr(quantized_tensor, "_scaled_mm", lambda left, right: plain(left, right) * factor)
     assert failed(judged("current")) == {"scaled_mm.product"}
 
 

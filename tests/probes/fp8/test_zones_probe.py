@@ -11,7 +11,7 @@ import torch
 
 from megacpp_validate.bridge import fp8_scope, open_scopes
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.zones import Zones
+from megacpp_validate.bridge.fp8_scope import Zones
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import zones as probe
 from megacpp_validate.probes.fp8.quantizers import Operand
@@ -191,8 +191,8 @@ def test_a_second_entry_that_is_let_in_is_told(monkeypatch: Patch) -> None:
     real = open_scopes.PrecisionScope.__enter__
 
     def enter(self: Any) -> Any:
-        if self.plan.exclusive and open_scopes._threads.stack:
-            return open_scopes._threads.stack[-1].scope
+        if self.plan.exclusive and open_scopes.open_here():
+            return open_scopes.open_here()[-1].scope
         return real(self)
 
     monkeypatch.setattr(open_scopes.PrecisionScope, "__enter__", enter)

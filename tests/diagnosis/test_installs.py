@@ -1,7 +1,8 @@
-"""Each rule turns what a real install raises into what is wrong, its likely cause and the next step."""
+"""Each row turns what a real install raises, as the bridge keeps it, into its likely cause and the next step."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,13 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.bridge import te_reasons
-from megacpp_validate.bridge.te_install import Install, look_for_te
-from megacpp_validate.bridge.te_reasons import explain_te_import
+from megacpp_validate.bridge.failures import Install, look_for_te, read_failure
+from megacpp_validate.bridge.imports import TE
+from megacpp_validate.diagnosis.installs import ImportFailure, explain_reason
 from tests.bridge.small_elf import elf
 
 NAMES = ("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch")
 WHOLE = dict.fromkeys(NAMES, "2.20.2")
+
+
+def explain(fault: BaseException, install: Install | None = None) -> str:
+    """What the host makes of a failed import: the facts travel as JSON."""
+    facts = json.dumps({**read_failure(fault), "install": (install or look_for_te())._asdict()})
+    return explain_reason(TE._explain(fault), ImportFailure.model_validate_json(facts))
 
 
 @pytest.fixture
@@ -137,7 +144,6 @@ SAID = [
 @pytest.mark.parametrize(("fault", "versions", "cause", "following"), SAID, ids=lambda value: str(value)[:40])
 def test_what_is_raised_becomes_words_to_act_on(
     package: Path,
-    monkeypatch: pytest.MonkeyPatch,
     fault: BaseException,
     versions: dict[str, str],
     cause: str,
@@ -145,9 +151,7 @@ def test_what_is_raised_becomes_words_to_act_on(
 ) -> None:
     files_there = not isinstance(fault, FileNotFoundError) and versions is WHOLE
     install = Install(versions, (str(package),), files_there, files_there)
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: install)
-    monkeypatch.setattr(te_reasons, "_no_record", lambda *_: None)
-    reason = explain_te_import(fault)
+    reason = explain(fault, install)
     assert reason.startswith(f"Transformer Engine cannot be used: {type(fault).__name__}: ")
     assert re.search(f"Likely cause: .*{cause}.* Next step: ", reason)
     assert re.search(f"Next step: .*{following}", reason)
@@ -164,90 +168,41 @@ def test_what_is_raised_becomes_words_to_act_on(
     ],
 )  # fmt: skip
 def test_what_is_too_old_is_named_with_the_least_version(
-    package: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException, cause: str, following: str
+    package: Path, fault: BaseException, cause: str, following: str
 ) -> None:
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (str(package),), True, True))
-    reason = explain_te_import(fault)
+    install = Install(WHOLE, (str(package),), True, True)
+    reason = explain(fault, install)
     assert re.search(f"Likely cause: {cause}", reason)
     assert re.search(following, reason)
 
 
-def test_absence_is_not_a_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install({}, (), False, False))
-    reason = explain_te_import(missing_module("transformer_engine"))
+def test_absence_is_not_a_damage() -> None:
+    install = Install({}, (), False, False)
+    reason = explain(missing_module("transformer_engine"), install)
     assert "Transformer Engine is not installed in this interpreter" in reason
     assert "==VERSION" in reason  # nothing is installed that would say which
 
 
-def test_the_next_step_names_the_release_that_is_installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_names_the_release_that_is_installed(package: Path) -> None:
     versions = {**WHOLE, "transformer-engine": "2.20.2+abc"}
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(versions, (str(package),), True, True))
-    assert '"transformer-engine[pytorch]==2.20.2"' in explain_te_import(AssertionError("mismatch"))
+    install = Install(versions, (str(package),), True, True)
+    assert '"transformer-engine[pytorch]==2.20.2"' in explain(AssertionError("mismatch"), install)
 
 
-def test_a_second_copy_is_blamed_for_what_it_can_do_only(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_copy_is_blamed_for_what_it_can_do_only(package: Path) -> None:
     install = Install(WHOLE, (str(package), "/site/transformer_engine"), True, True)
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: install)
-    assert "a second copy" in explain_te_import(AssertionError("mismatch"))
-    assert "a second copy" not in explain_te_import(missing_module("einops"))
+    assert "a second copy" in explain(AssertionError("mismatch"), install)
+    assert "a second copy" not in explain(missing_module("einops"), install)
 
 
-def test_an_emptied_folder_is_called_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emptied_folder_is_called_leftovers(tmp_path: Path) -> None:
     (tmp_path / "transformer_engine" / "pytorch").mkdir(parents=True)
     install = Install({}, (str(tmp_path / "transformer_engine"),), False, False)
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: install)
     fault = ImportError("cannot import name 'Linear' from 'transformer_engine.pytorch' (unknown location)")
-    assert "leftovers of an uninstall" in explain_te_import(fault)
+    assert "leftovers of an uninstall" in explain(fault, install)
 
 
-# --- looking at the path ----------------------------------------------------------------------------------
-
-
-def write(site: Path, name: str, data: bytes) -> None:
-    folder = site / f"{name}-2.20.2.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_bytes(data)
-
-
-def good(name: str) -> bytes:
-    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.20.2\n".encode()
-
-
-def test_parts_copies_and_libraries_are_found(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("transformer_engine", "transformer_engine_cu13", "transformer_engine_torch"):
-        write(package.parent, name, good(name))
-    (package / "wheel_lib").mkdir()
-    (package / "wheel_lib" / "libtransformer_engine.so").touch()
-    (package / "wheel_lib" / "transformer_engine_torch.cpython-312-x86_64-linux-gnu.so").touch()
-    monkeypatch.setattr(sys, "path", [str(package.parent)])
-    install = look_for_te()
-    assert install == Install(WHOLE, (str(package),), True, True)
-    assert install.core == "transformer-engine-cu13"
-    assert str(package) in install.say()
-
-
-def test_metadata_that_cannot_be_read_is_told_apart(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(package.parent, "transformer_engine", b"\xff\xfe\x00")
-    write(package.parent, "transformer_engine_torch", good("transformer_engine_torch"))
-    monkeypatch.setattr(sys, "path", [str(package.parent)])
-    install = look_for_te()
-    assert install.unreadable == ("transformer-engine",)
-    assert "metadata cannot be read" in install.say()
-    assert "metadata of transformer-engine cannot be read" in explain_te_import(
-        UnicodeDecodeError("utf-8", b"", 0, 1, "x")
-    )
-
-
-def test_a_list_of_files_that_is_gone_is_named(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(package.parent, "transformer_engine", good("transformer_engine"))
-    monkeypatch.setattr(sys, "path", [str(package.parent)])
-    assert "has no list of files (RECORD)" in explain_te_import(TypeError("'NoneType' object is not iterable"))
-
-
-def test_an_unreadable_path_entry_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), "\x00", ""])
-    monkeypatch.chdir(tmp_path)
-    assert look_for_te().copies == ()
+# --- files on the path ----------------------------------------------------------------------
 
 
 def test_a_file_of_the_same_name_is_named_and_not_the_install_behind_it(
@@ -257,7 +212,7 @@ def test_a_file_of_the_same_name_is_named_and_not_the_install_behind_it(
     own.parent.mkdir()
     own.touch()
     monkeypatch.setattr(sys, "path", [str(own.parent), str(package.parent)])
-    reason = explain_te_import(missing_module("transformer_engine.pytorch"))
+    reason = explain(missing_module("transformer_engine.pytorch"))
     assert f"the file {own} has the name of the package" in reason
     assert "rename that file" in reason
     assert "remove that folder" not in reason
@@ -266,20 +221,20 @@ def test_a_file_of_the_same_name_is_named_and_not_the_install_behind_it(
 def test_a_broken_link_in_its_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "transformer_engine").symlink_to(tmp_path / "gone")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert "is a link that leads nowhere" in explain_te_import(missing_module("transformer_engine"))
+    assert "is a link that leads nowhere" in explain(missing_module("transformer_engine"))
 
 
-def test_a_library_of_another_machine_is_there_and_says_so(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_machine_is_there_and_says_so(package: Path) -> None:
     library = package / "libtransformer_engine.so"
     library.write_bytes(elf(machine=8, loaded=64))  # MIPS
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (str(package),), True, True))
-    reason = explain_te_import(OSError(f"{library}: cannot open shared object file: No such file or directory"))
+    install = Install(WHOLE, (str(package),), True, True)
+    reason = explain(OSError(f"{library}: cannot open shared object file: No such file or directory"), install)
     assert "was built for 64-bit machine 8" in reason
 
 
-def test_sources_without_metadata_say_so(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install({}, (str(package),), True, True))
-    assert "no metadata (dist-info)" in explain_te_import(AssertionError("Could not find `transformer-engine`."))
+def test_sources_without_metadata_say_so(package: Path) -> None:
+    install = Install({}, (str(package),), True, True)
+    assert "no metadata (dist-info)" in explain(AssertionError("Could not find `transformer-engine`."), install)
 
 
 @pytest.mark.parametrize(
@@ -290,15 +245,13 @@ def test_sources_without_metadata_say_so(package: Path, monkeypatch: pytest.Monk
         (b"x = 1", "name", "moved, renamed or never had"),
     ],
 )
-def test_a_file_without_its_code_is_named(
-    content: bytes, fault: str, said: str, package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_its_code_is_named(content: bytes, fault: str, said: str, package: Path) -> None:
     file = package / "pytorch" / "__init__.py"
     file.write_bytes(content)
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (str(package),), True, True))
+    install = Install(WHOLE, (str(package),), True, True)
     text = f"cannot import name 'Linear' from 'transformer_engine.pytorch' ({file})"
     nulls = SyntaxError("source code string cannot contain null bytes")
-    reason = explain_te_import(ImportError(text, path=str(file)) if fault == "name" else nulls)
+    reason = explain(ImportError(text, path=str(file)) if fault == "name" else nulls, install)
     assert said in reason
     assert str(file) in reason
 
@@ -307,7 +260,5 @@ def test_a_file_that_hides_a_package_is_named(tmp_path: Path, monkeypatch: pytes
     hides = types.ModuleType("einops")
     hides.__file__ = str(tmp_path / "einops.py")
     monkeypatch.setitem(sys.modules, "einops", hides)
-    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (), True, True))
-    assert f"the file {hides.__file__} has the name of the package" in explain_te_import(
-        missing_module("einops.layers")
-    )
+    install = Install(WHOLE, (), True, True)
+    assert f"the file {hides.__file__} has the name of the package" in explain(missing_module("einops.layers"), install)

@@ -1,0 +1,528 @@
+"""Why Transformer Engine could not be imported: the rows that turn the facts of a failed import into a likely cause.
+
+The bridge keeps the facts (`te_import_failure()` of its module `imports`): what was raised and from what, and which of
+the three parts (Python sources, core library, torch extension) lie on the path. TE's own messages name the symptom; the
+cause is often in which parts are there, of which release, and where. Rows that look at a file do so on this host: where
+the environment lies elsewhere they match nothing, and the rows below them count.
+
+To add a failure that was seen, add a row to `ROWS`: the first row that matches has the answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..evidence.values import Frozen
+
+SOURCES: Final = "transformer-engine"
+CORES: Final = ("transformer-engine-cu12", "transformer-engine-cu13")
+EXTENSION: Final = "transformer-engine-torch"
+
+INSTALL: Final = 'pip install --no-build-isolation "transformer-engine[pytorch]==VERSION"'
+REINSTALL: Final = f"reinstall: uninstall all parts, then {INSTALL}"
+UNINSTALL: Final = f"uninstall all of them, then {INSTALL}"
+RENAME: Final = "rename that file, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"
+
+
+class Fault(Frozen):
+    """One exception of a failed import.
+
+    Attributes:
+        kinds: its class, then the classes that one derives from.
+        text: in one line.
+        name: the module or attribute that it names; empty for none.
+        file: the file that it is about; empty for none.
+        number: the system's error number; 0 for none.
+        line: of a syntax error; 0 for none.
+        owner: name of what lacks the attribute; empty for none.
+        root_loaded, root_file: whether the top-level module of `name` was loaded, and its file where it is no package.
+    """
+
+    kinds: tuple[str, ...]
+    text: str
+    name: str = ""
+    file: str = ""
+    number: int = 0
+    line: int = 0
+    owner: str = ""
+    root_loaded: bool = False
+    root_file: str = ""
+
+    def is_a(self, *kinds: type[BaseException]) -> bool:
+        """Whether it is of one of these built-in classes."""
+        return any(kind.__name__ in self.kinds for kind in kinds)
+
+    @property
+    def lacks_te_module(self) -> bool:
+        """Whether a module of Transformer Engine was not found."""
+        return self.is_a(ModuleNotFoundError) and self.name.startswith("transformer_engine")
+
+
+class Install(Frozen):
+    """What of Transformer Engine lay on the path of the process; `bridge/failures.py` has the attributes."""
+
+    versions: dict[str, str]
+    copies: tuple[str, ...]
+    has_core: bool
+    has_extension: bool
+    unreadable: tuple[str, ...] = ()
+    has_record: bool = True
+    in_the_way: tuple[str, ...] = ()
+
+    @property
+    def core(self) -> str | None:
+        """Name of the installed core library's distribution."""
+        return next((name for name in CORES if name in self.versions), None)
+
+
+class ImportFailure(Frozen):
+    """The facts of a failed import, as the bridge writes them."""
+
+    raised: tuple[Fault, ...]
+    handled: tuple[Fault, ...] = ()
+    install: Install
+
+
+class LikelyCause(NamedTuple):
+    """The likely cause of a failed import and the next step."""
+
+    likely: str
+    next_step: str
+
+
+Words = Mapping[str, object]
+Match = Callable[[Fault, Install], Words | None]
+
+
+class Row(NamedTuple):
+    """One cause: what it matches, and what is said of it with the words that the match found.
+
+    Attributes:
+        matches: a pattern of the exception's text, whose named groups are the words, or a function that returns the
+            words, None where the row does not match.
+        likely, next_step: with the words as {names}; `library` and `package` belong to the word `symbol`.
+        seen: where; empty where `canary/firewall/damage.py` or a test of this table reproduces it.
+    """
+
+    matches: str | Match
+    likely: str
+    next_step: str
+    seen: str = ""
+
+
+def explain_import(failure: ImportFailure) -> LikelyCause:
+    """The likely cause and the next step of a failed import."""
+    install = failure.install
+    found = _find(failure.raised, install) or _find(failure.handled, install)
+    cause = found or LikelyCause(
+        "an install that this project has not seen yet",
+        f"read the exception above, compare with a clean install: {INSTALL}",
+    )
+    release = install.versions.get(SOURCES, "VERSION").partition("+")[0]
+    return LikelyCause(cause.likely, cause.next_step.replace("VERSION", release))
+
+
+def explain_reason(reason: str, failure: ImportFailure) -> str:
+    """A reason of the bridge with the likely cause and the next step in it."""
+    cause = explain_import(failure)
+    said, _, rest = reason.rpartition(" Found: ")
+    found = rest.partition(". Next step: ")[0]
+    return f"{said} Likely cause: {cause.likely}. Next step: {cause.next_step}. Found: {found}."
+
+
+def _find(faults: tuple[Fault, ...], install: Install) -> LikelyCause | None:
+    """What the first row that matches any of the exceptions says of it."""
+    for row in ROWS:
+        for fault in faults:
+            words = _match(row, fault, install)
+            if words is not None:
+                library, package = _owner(str(words.get("symbol", "")))
+                all_words = {"library": library, "package": package, **words}
+                return LikelyCause(row.likely.format_map(all_words), row.next_step.format_map(all_words))
+    return None
+
+
+def _match(row: Row, fault: Fault, install: Install) -> Words | None:
+    if callable(row.matches):
+        return row.matches(fault, install)
+    found = re.search(row.matches, fault.text)
+    return found.groupdict() if found else None
+
+
+# --- files that cannot be used ----------------------------------------------------------------------------------------
+
+
+def _numbers(*names: str) -> tuple[int, ...]:
+    """Of the errors that this system has: not every one has all."""
+    return tuple(getattr(errno, name) for name in names if hasattr(errno, name))
+
+
+_NO_RIGHT: Final = _numbers("EACCES", "EPERM")
+_AWAY: Final = _numbers("EIO", "ESTALE", "ENOTCONN", "ESHUTDOWN", "EREMOTEIO", "ETIMEDOUT", "EHOSTDOWN")
+_FULL: Final = _numbers("ENOSPC", "EDQUOT")
+_TOO_MANY: Final = _numbers("EMFILE", "ENFILE")
+_LOOP: Final = _numbers("ELOOP")
+_ALL: Final = (*_NO_RIGHT, *_AWAY, *_FULL, *_TOO_MANY, *_LOOP)
+# What the loader puts before the system's own words (glibc, elf/dl-load.c).
+_LOADER: Final = re.compile(r"(\S+): (?:cannot open shared object file|cannot read file data)[^:]*: ")
+_MACHINES: Final = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}  # elf.h, e_machine
+
+
+def _system(*numbers: int) -> Match:
+    """The system refuses a file, by the number of its error or in the words of the loader."""
+
+    def match(fault: Fault, install: Install) -> Words | None:
+        number, file = _system_error(fault)
+        if not number and fault.lacks_te_module and (closed := _find_closed(install)):
+            number, file = errno.EACCES, closed
+        return {"file": file or "a file of it", "error": os.strerror(number)} if number in numbers else None
+
+    return match
+
+
+def _system_error(fault: Fault) -> tuple[int, str]:
+    if fault.is_a(OSError) and fault.number in _ALL:
+        return fault.number, fault.file
+    if fault.is_a(OSError, ImportError) and (found := _LOADER.search(fault.text)):
+        return next((one for one in _ALL if fault.text[found.end() :].startswith(os.strerror(one))), 0), found[1]
+    return 0, ""
+
+
+def _find_closed(install: Install) -> str:
+    """The first copy, or its folder of modules for torch, where this user may not look into it."""
+    folders = [place for copy in install.copies[:1] for place in (Path(copy), Path(copy, "pytorch"))]
+    return next((str(one) for one in folders if one.is_dir() and not os.access(one, os.R_OK | os.X_OK)), "")
+
+
+def _in_the_way(fault: Fault, install: Install) -> Words | None:
+    if not fault.lacks_te_module or install.copies or not install.in_the_way:
+        return None
+    place = Path(install.in_the_way[0])
+    return {"place": place, "what": "a link that leads nowhere" if place.is_symlink() else "no folder"}
+
+
+def _shadowed(_: Fault, install: Install) -> Words | None:
+    if not install.copies or not Path(install.copies[0]).is_file():
+        return None
+    first, *others = install.copies
+    return {"file": first, "hides": f" and hides {', '.join(others)}" if others else ""}
+
+
+def _leftovers(fault: Fault, install: Install) -> Words | None:
+    missing = fault.name if fault.is_a(ModuleNotFoundError) else ""
+    if missing == EXTENSION.replace("-", "_") or not install.copies:
+        return None
+    inner = [Path(install.copies[0], *parts, "__init__.py") for parts in ((), ("pytorch",), ("common",))]
+    of_te = missing.startswith("transformer_engine")
+    if not of_te and all(file.is_file() for file in inner):
+        return None
+    return {"folder": install.copies[0], "what": f"its module {missing}" if of_te else "its sources"}
+
+
+def _damaged_source(fault: Fault, install: Install) -> Words | None:
+    if not fault.is_a(SyntaxError):
+        return None
+    place = fault.file or _with_null_bytes(install) or "a source file"
+    return {"file": f"{place} is damaged (line {fault.line})" if fault.line else f"{place} is damaged"}
+
+
+def _with_null_bytes(install: Install) -> str:
+    """The first source file that holds zeros, which Python refuses without saying which it is; empty if none does."""
+    try:
+        files = (file for copy in install.copies[:1] for file in sorted(Path(copy).rglob("*.py")))
+        return next((str(file) for file in files if b"\0" in file.read_bytes()), "")
+    except OSError:
+        return ""
+
+
+def _of_another_machine(fault: Fault, _: Install) -> Words | None:
+    """A library for another processor: of one that is named by its path the loader says that there is none."""
+    found = re.search(r"(/\S*\.so[\w.]*): (?:cannot open shared object file|wrong ELF class)", fault.text)
+    built = _built_for(Path(found[1])) if found else ""
+    here = f"{64 if sys.maxsize > 2**32 else 32}-bit {os.uname().machine}"
+    return {"file": found[1], "built": built, "here": here} if found and built and built != here else None
+
+
+def _built_for(file: Path) -> str:
+    """Width and machine of a shared library, "64-bit aarch64"; empty where the file is none."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(20)
+        if start[:4] != b"\x7fELF":
+            return ""
+        machine = struct.unpack_from(f"{'>' if start[5] == 2 else '<'}H", start, 18)[0]
+    except (OSError, struct.error):
+        return ""
+    return f"{64 if start[4] == 2 else 32}-bit {_MACHINES.get(machine, f'machine {machine}')}"
+
+
+def _emptied(fault: Fault, _: Install) -> Words | None:
+    """A source file without a byte in it, from which a name is wanted."""
+    if not fault.is_a(ImportError, AttributeError) or "transformer_engine" not in Path(fault.file).parts:
+        return None
+    try:
+        return {"file": fault.file} if Path(fault.file).stat().st_size == 0 else None
+    except OSError:
+        return None
+
+
+# --- modules, names and metadata --------------------------------------------------------------------------------------
+
+
+def _module_hidden(fault: Fault, _: Install) -> Words | None:
+    words = _other_module(fault)
+    return {**words, "file": fault.root_file} if words and fault.root_file and fault.name != words["missing"] else None
+
+
+def _module_gone(fault: Fault, _: Install) -> Words | None:
+    words = _other_module(fault)
+    return {**words, "name": fault.name} if words and fault.root_loaded and fault.name != words["missing"] else None
+
+
+def _other_module(fault: Fault) -> dict[str, str] | None:
+    """A missing module that is none of Transformer Engine's."""
+    if not fault.is_a(ModuleNotFoundError) or not fault.name or fault.name.startswith("transformer_engine"):
+        return None
+    return {"missing": fault.name.partition(".")[0]}
+
+
+def _flash_attention_4(fault: Fault, _: Install) -> Words | None:
+    of_it = fault.is_a(ImportError) and fault.name.partition(".")[0] in {"cutlass", "quack", "tvm_ffi"}
+    return {"name": fault.name} if of_it else None
+
+
+def _name_of(*roots: str, other: bool = False, attribute: bool = False) -> Match:
+    """A name that is not where the sources look for it, by the package that lacks it.
+
+    Args:
+        roots: packages or modules, the latter with a dot.
+        other: any package, instead.
+        attribute: an attribute of any package, too.
+    """
+
+    def match(fault: Fault, _: Install) -> Words | None:
+        owner, name = fault.owner, fault.name
+        if not (fault.is_a(AttributeError) and owner and name):
+            found = re.search(
+                r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'", fault.text
+            )
+            if found is None:
+                return None
+            owner, name = found[2], found[1]
+        root = owner.partition(".")[0]
+        named = any(owner == one if "." in one else re.fullmatch(one, root) for one in roots)
+        of_attribute = attribute and fault.is_a(AttributeError)
+        return {"owner": owner, "name": name, "root": root} if named or other or of_attribute else None
+
+    return match
+
+
+def _no_metadata(fault: Fault, install: Install) -> Words | None:
+    wanted = re.search(r"Could not find `?transformer.engine`?\.?$|No package metadata was found", fault.text)
+    if wanted is None or SOURCES in install.versions or not install.copies:
+        return None
+    return {"folder": install.copies[0]}
+
+
+def _two_copies(_: Fault, install: Install) -> Words | None:
+    first, *others = install.copies or ("",)
+    return {"first": first, "hidden": ", ".join(others)} if others else None
+
+
+def _two_builds(fault: Fault, _: Install) -> Words | None:
+    found = re.search(r"Multiple files found: \[(.+)\]", fault.text)
+    return {"files": ", ".join(re.findall(r"'([^']+)'", found[1])) or found[1]} if found else None
+
+
+# --- libraries and parts ----------------------------------------------------------------------------------------------
+
+
+def _missing_library(of_driver: bool) -> Match:
+    """A shared library that is not there; `of_driver`: one that comes with the NVIDIA driver, and no package has."""
+
+    def match(fault: Fault, _: Install) -> Words | None:
+        found = (
+            re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", fault.text)
+            or re.search(r"^(\w+) shared object not found", fault.text)
+            or (re.search(r"grep '?(lib[\w.]+)", fault.text) if "CalledProcessError" in fault.kinds else None)
+        )
+        if found is None or (_owner(found[1])[1] == _DRIVER) is not of_driver:
+            return None
+        return {"symbol": found[1]}
+
+    return match
+
+
+def _undefined_symbol(fault: Fault, _: Install) -> Words | None:
+    found = re.search(r"(\S+): undefined symbol: (\w+)", fault.text)
+    return {"file": Path(found[1]).name, "symbol": found[2]} if found else None
+
+
+def _part_lacks(core: bool, extension: bool) -> Match:
+    """Which of the compiled parts are neither installed nor beside a copy."""
+
+    def match(_: Fault, install: Install) -> Words | None:
+        has_core = install.has_core or install.core is not None
+        has_extension = install.has_extension or EXTENSION in install.versions
+        return {} if (not has_core, not has_extension) == (core, extension) else None
+
+    return match
+
+
+def _different_releases(_: Fault, install: Install) -> Words | None:
+    listed = ", ".join(f"{name} {version}" for name, version in install.versions.items())
+    return {"listed": listed} if len(set(install.versions.values())) > 1 else None
+
+
+def _library_gone(_: Fault, install: Install) -> Words | None:
+    gone = [name for name, here in ((install.core, install.has_core), (EXTENSION, install.has_extension)) if not here]
+    return {"gone": " and ".join(map(str, gone))} if gone else None
+
+
+def _too_old(fault: Fault, _: Install) -> Words | None:
+    found = re.search(
+        r"[Mm]inimum (?P<a>\S+) version (?P<b>[\d.]*\d) required|requires (?P<c>\w+) (?P<d>[\d.]*\d) or later"
+        r"|(?P<e>\w+) (?:version )?>=? ?(?P<f>[\d.]*\d)",
+        fault.text,
+    )
+    if found is None:
+        return None
+    return {"what": found["a"] or found["c"] or found["e"], "version": found["b"] or found["d"] or found["f"]}
+
+
+# Which library a missing symbol or file belongs to, and the package that brings it. First match wins.
+_DRIVER: Final = "the NVIDIA driver"
+_OWNERS: Final = (
+    (r"cublas", "cuBLAS", "nvidia-cublas"),
+    (r"cudnn", "cuDNN", "nvidia-cudnn-cu13 (or -cu12)"),
+    (r"nvrtc", "NVRTC", "nvidia-cuda-nvrtc"),
+    (r"curand", "cuRAND", "nvidia-curand"),
+    (r"cusolver", "cuSOLVER", "nvidia-cusolver"),
+    (r"nccl", "NCCL", "nvidia-nccl-cu13 (or -cu12)"),
+    (r"nvshmem", "NVSHMEM", "nvidia-nvshmem-cu13 (or -cu12)"),
+    (r"nvte_|transformer_engine", "Transformer Engine's core library", "transformer-engine[pytorch]"),
+    (r"libcuda\.so", _DRIVER, _DRIVER),
+    (r"c10|torch|_ZN2at|_ZNK2at|aoti", "torch", "torch"),
+    (r"cudart|cuda|^cu[A-Z]", "the CUDA runtime or driver", "nvidia-cuda-runtime"),
+    (r"^_?Py", "Python", "python"),
+)
+
+
+def _owner(symbol: str) -> tuple[str, str]:
+    found = ((library, package) for pattern, library, package in _OWNERS if re.search(pattern, symbol))
+    return next(found, ("another library", f"package that brings {symbol}"))
+
+
+def _when(*kinds: type[BaseException], text: str = "", install: Callable[[Install], bool] = lambda _: True) -> Match:
+    """An exception of one of these classes, whose text matches, over such an install."""
+
+    def match(fault: Fault, found: Install) -> Words | None:
+        holds = (not kinds or fault.is_a(*kinds)) and re.search(text, fault.text) and install(found)
+        return {"text": fault.text, "unreadable": ", ".join(found.unreadable)} if holds else None
+
+    return match
+
+
+def _absent(fault: Fault, install: Install) -> Words | None:
+    absent = fault.is_a(ModuleNotFoundError) and fault.name == "transformer_engine" and not install.copies
+    return {} if absent else None
+
+
+# What the exception itself says comes before what lies on the path.
+ROWS: Final = (
+    Row(_in_the_way, "{place} is {what}", f"remove it, then {INSTALL}"),
+    Row(_absent, "Transformer Engine is not installed in this interpreter", f"{INSTALL}, or stay native"),
+    Row(_when(SystemExit), "code that runs while it is imported ends the program, which a library must not do",
+        "look at the line named above; a plugin or a patched file does that rather than a release"),
+    Row(_system(*_NO_RIGHT), "{file} may not be used by this user (permission denied)",
+        "give this user the rights on it and on every folder above it, or install into a folder of its own"),
+    Row(_system(*_AWAY), "the file system that {file} lies on fails ({error}); of the install nothing is known",
+        "look at that mount (dmesg, its server), and import again"),
+    Row(_system(*_FULL), "there is no space for {file} ({error})", "make room, and import again"),
+    Row(_system(*_TOO_MANY), "no more files may be open ({error})", "raise the limit (ulimit -n), import again"),
+    Row(_system(*_LOOP), "{file} is a link that leads to itself", f"remove it, then {INSTALL}"),
+    Row(_shadowed, "the file {file} has the name of the package, comes first on the path{hides}", RENAME),
+    Row(_leftovers, "the folder {folder} lacks {what}: leftovers of an uninstall, or a damaged install",
+        f"remove that folder, then {INSTALL}"),
+    Row(_damaged_source, "{file}: cut short, edited, or written for a newer Python", REINSTALL),
+    Row(_when(EOFError, ValueError, text=r"marshal|null bytes"), "a source or compiled Python file is damaged",
+        f"remove its __pycache__ folders, or {REINSTALL}"),
+    Row(r"(?P<file>\S+?\.so[\w.]*): (?P<what>file too short|invalid ELF header|cannot read file data)",
+        "{file} is damaged ({what}), as a full disk or a broken copy leaves it", REINSTALL),
+    Row(_of_another_machine, "{file} was built for {built}, and this Python runs on {here}", REINSTALL),
+    Row(r"is already registered!", "the torch extension is none of this process: it is loaded twice, from two builds",
+        REINSTALL, "pybind11.h"),
+    Row(r"does not define module export function|initialization of \w+ failed without raising|Python version mismatch",
+        "the torch extension is none of this process: it was built for another Python, or is damaged", REINSTALL,
+        "CPython importdl.c; pybind11.h"),
+    Row(_emptied, "{file} is empty, as a full disk or a copy cut short leaves it", REINSTALL),
+    Row(r"numpy\.\w+ size changed|compiled using NumPy|numpy\.core\.multiarray failed",
+        "a compiled module was built for another numpy than the one that is here",
+        "install the numpy that it was built for (numpy<2, as a rule), or reinstall the package of that module"),
+    Row(r"driver version is insufficient|NVIDIA driver on your system is too old",
+        "the NVIDIA driver is older than what this CUDA runtime needs",
+        "update the driver, or install torch and Transformer Engine for the CUDA that nvidia-smi names"),
+    Row(_flash_attention_4,
+        "flash-attn-4 is installed without the CuTe DSL (`{name}` is missing), and this release of Transformer Engine "
+        "imports it as soon as it sees it",
+        "pip install nvidia-cutlass-dsl quack-kernels, or pip uninstall flash-attn-4"),
+    Row(_module_hidden, "the file {file} has the name of the package `{missing}` and hides it", RENAME),
+    Row(_module_gone, "this `{missing}` has no module {name}", "use the {missing} that this release was made for"),
+    Row(lambda fault, _: _other_module(fault),
+        "Transformer Engine needs the Python package `{missing}`, which is not here", "pip install {missing}"),
+    Row(_when(install=lambda install: bool(install.unreadable)),
+        "the metadata of {unreadable} cannot be read: damaged, or deleted", REINSTALL),
+    Row(_no_metadata,
+        "the sources in {folder} have no metadata (dist-info) beside them, which this release reads while it is "
+        "imported: copied by hand, or half uninstalled", REINSTALL),
+    Row(_when(TypeError, install=lambda install: not install.has_record),
+        f"the metadata of {SOURCES} has no list of files (RECORD), which this release reads while it is imported: not "
+        "installed by pip, or damaged", REINSTALL),
+    Row(_two_copies,
+        "a second copy of Transformer Engine: {first} comes first on the path and hides {hidden}; sources of one are "
+        "loaded with libraries or metadata of the other",
+        "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"),
+    Row(_two_builds, "the libraries of two builds lie beside each other: {files}", "remove the one of the older build"),
+    Row(_undefined_symbol,
+        "{file} was built against another build of {library}: it wants the symbol {symbol}, which the one that is "
+        "loaded does not have",
+        "install the {package} that this release was built for (or rebuild the extension against yours), or go back to "
+        "the release that worked", "TE 2.14.1"),
+    Row(r"version [`'](?P<what>GLIBC|GLIBCXX|CXXABI)_(?P<version>[\d.]+)' not found",
+        "the libraries were built on a newer Linux: they want {what} {version}",
+        "use a newer base image, or build the extension on this one", "ld.so"),
+    Row(r"Multiple lib", "two CUDA runtimes are visible to this process",
+        "keep one of them on LD_LIBRARY_PATH and in site-packages", "TE 2.12.0"),
+    Row(_name_of("torch"), "this torch has no `{owner}.{name}`", "use the torch that this release was built for"),
+    Row(_name_of("transformer_engine.pytorch"), "this release moved, renamed or never had `{owner}.{name}`",
+        "run the upgrade canary between a release that has it and this one"),
+    Row(_name_of(r"transformer_engine\w*", attribute=True),
+        "`{owner}` has no `{name}`: the Python sources and the compiled extension are not of one build",
+        f"uninstall all parts, then {INSTALL}"),
+    Row(_name_of(other=True), "this `{root}` has no `{owner}.{name}`",
+        "use the {root} that this release was made for"),
+    Row(_missing_library(of_driver=True),
+        "the shared library {symbol} ({library}) is not installed or not on the loader's path",
+        "run on a GPU host, in a container with its driver (docker run --gpus all)"),
+    Row(_missing_library(of_driver=False),
+        "the shared library {symbol} ({library}) is not installed or not on the loader's path",
+        "pip install {package} for the CUDA of this install, or put its folder on LD_LIBRARY_PATH"),
+    Row(_different_releases,
+        "the parts of Transformer Engine are of different releases ({listed}); a +local suffix counts", UNINSTALL),
+    Row(_part_lacks(core=True, extension=True),
+        "only the Python half is installed (the metapackage): no core library, no torch extension", INSTALL),
+    Row(_part_lacks(core=False, extension=True),
+        "the core library is here, the torch extension (transformer_engine_torch) is not", INSTALL),
+    Row(_part_lacks(core=True, extension=False),
+        "the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL),
+    Row(_library_gone, "{gone} is installed, and its library file is not there", REINSTALL),
+    Row(_too_old, "{what} is older than {version}, the least this release takes",
+        "upgrade {what} to {version} or later"),
+)  # fmt: skip

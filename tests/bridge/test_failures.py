@@ -1,0 +1,179 @@
+"""Facts of a failed import: bounded, printable, as JSON; a library that is cut short is found before the import."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.bridge.failures import (
+    LONGEST,
+    Install,
+    bytes_needed,
+    describe_fault,
+    find_cut_short,
+    look_for_te,
+    raised_from,
+    read_failure,
+    text_of,
+)
+from tests.bridge.small_elf import elf
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "vendor_x"
+    (made / "wheel_lib").mkdir(parents=True)
+    (made / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return made
+
+
+def test_a_header_has_the_bytes_that_are_mapped(tmp_path: Path) -> None:
+    (tmp_path / "a.so").write_bytes(elf(machine=183, loaded=4096))
+    assert bytes_needed(tmp_path / "a.so") == 4096
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x7fELF", b"version https://git-lfs", elf(loaded=200)[:64], b"\x7fELF" + b"\xff" * 90]
+)
+def test_what_is_no_library_promises_nothing(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.so").write_bytes(data)
+    assert bytes_needed(tmp_path / "a.so") == bytes_needed(tmp_path) == bytes_needed(tmp_path / "nothing.so") == 0
+
+
+@pytest.mark.parametrize("place", ["libvendor_x.so", "wheel_lib/libvendor_x.so", "../vendor_x_torch.cpython-312.so"])
+def test_one_that_is_cut_short_is_named(package: Path, place: str) -> None:
+    whole = package / "whole.so"
+    whole.write_bytes(elf(loaded=4096))
+    (package / "libvendor_x.so.debug").write_bytes(elf(loaded=4096, size=2048))  # what a build strips off
+    assert find_cut_short("vendor_x") == ""
+    (package / place).write_bytes(elf(loaded=4096, size=2048))
+    assert Path(place).name in find_cut_short("vendor_x")
+    assert "file too short: 2048 bytes of the 4096" in find_cut_short("vendor_x")
+
+
+def test_a_copy_that_is_not_imported_is_not_looked_at(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package / "a.so").write_bytes(elf(loaded=4096, size=2048))
+    first = tmp_path / "first" / "vendor_x"
+    first.mkdir(parents=True)
+    (first / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(first.parent), str(tmp_path), "/nonexistent"])
+    assert find_cut_short("vendor_x") == ""
+
+
+def test_libraries_that_are_in_use_here_are_whole() -> None:
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    for file in map(Path, mapped):
+        assert bytes_needed(file) <= file.stat().st_size
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (ValueError(), "no text"),
+        (ValueError("two\nlines\tand a tab"), "two lines and a tab"),
+        (ValueError("\x1b[31mred \udc80 \x00"), "\\x1b[31mred \\udc80 \\x00"),
+        (Odd(), "its text cannot be made"),
+    ],
+)
+def test_it_is_one_line_that_any_stream_takes(fault: BaseException, text: str) -> None:
+    assert text_of(fault) == text
+    text_of(fault).encode("ascii")
+
+
+def test_of_a_long_text_both_ends_are_kept() -> None:
+    text = text_of(RuntimeError("first" + "x" * 5_000_000 + "last"))
+    assert text.startswith("first")
+    assert text.endswith("last")
+    assert len(text) < LONGEST + 60
+
+
+def test_what_it_was_raised_from_is_told_once() -> None:
+    first, last = OSError("libx.so"), ImportError("it failed")
+    last.__cause__, first.__cause__ = first, last
+    assert raised_from(last) == (last, first)
+    assert describe_fault(last) == "ImportError: it failed (from OSError: libx.so)"
+    group = ExceptionGroup("many", [OSError("liby.so")])
+    assert describe_fault(group) == "ExceptionGroup: many (1 sub-exception) (from OSError: liby.so)"
+
+
+def test_the_facts_are_json_with_what_rules_ask_for() -> None:
+    try:
+        raise AttributeError("no x", name="x", obj=json)
+    except AttributeError as fault:
+        other = PermissionError(13, "Permission denied", "/s/x.py")
+        fault.__cause__ = other
+        facts = json.loads(json.dumps(read_failure(fault)))
+    first, second = facts["raised"]
+    assert (first["kinds"][0], first["name"], first["owner"], first["file"]) == (
+        "AttributeError",
+        "x",
+        "json",
+        json.__file__,
+    )
+    assert second["kinds"][:2] == ["PermissionError", "OSError"]
+    assert (second["number"], second["file"]) == (13, "/s/x.py")
+    assert facts["handled"] == []
+
+
+WHOLE = dict.fromkeys(("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch"), "2.20.2")
+
+
+@pytest.fixture
+def package_of_te(tmp_path: Path) -> Path:
+    made = tmp_path / "transformer_engine"
+    made.mkdir()
+    return made
+
+
+def write(site: Path, name: str, data: bytes) -> None:
+    folder = site / f"{name}-2.20.2.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_bytes(data)
+
+
+def good(name: str) -> bytes:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.20.2\n".encode()
+
+
+def test_parts_copies_and_libraries_are_found(package_of_te: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("transformer_engine", "transformer_engine_cu13", "transformer_engine_torch"):
+        write(package_of_te.parent, name, good(name))
+    (package_of_te / "wheel_lib").mkdir()
+    (package_of_te / "wheel_lib" / "libtransformer_engine.so").touch()
+    (package_of_te / "wheel_lib" / "transformer_engine_torch.cpython-312-x86_64-linux-gnu.so").touch()
+    monkeypatch.setattr(sys, "path", [str(package_of_te.parent)])
+    install = look_for_te()
+    assert install == Install(WHOLE, (str(package_of_te),), True, True, has_record=False)
+    assert str(package_of_te) in install.describe()
+
+
+def test_metadata_that_cannot_be_read_is_told_apart(package_of_te: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(package_of_te.parent, "transformer_engine", b"\xff\xfe\x00")
+    write(package_of_te.parent, "transformer_engine_torch", good("transformer_engine_torch"))
+    monkeypatch.setattr(sys, "path", [str(package_of_te.parent)])
+    install = look_for_te()
+    assert install.unreadable == ("transformer-engine",)
+    assert "metadata cannot be read" in install.describe()
+
+
+def test_a_list_of_files_that_is_gone_is_noted(package_of_te: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(package_of_te.parent, "transformer_engine", good("transformer_engine"))
+    monkeypatch.setattr(sys, "path", [str(package_of_te.parent)])
+    assert not look_for_te().has_record
+
+
+def test_an_unreadable_path_entry_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), "\x00", ""])
+    monkeypatch.chdir(tmp_path)
+    assert look_for_te().copies == ()
