@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,21 +10,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import attention as bridge  # noqa: E402
-from megacpp_validate.probes.attention import (  # noqa: E402
-    check_kernel,
-    probe,
-    probe_last,
-)
+from megacpp_validate.probes import attention as probe_module  # noqa: E402
+from megacpp_validate.probes.attention import check_kernel  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from tests.probes.planted_numbers import failed  # noqa: E402
+from tests.probes.planted_numbers import failed, new_bench, run_probe  # noqa: E402
 
-
-def run(requested: str, *, quick: bool = True) -> Bench:
-    bench = Bench(Order("attention", "stack", Target("cpu", ""), requested, quick=quick))
-    probe(bench)
-    probe_last(bench)
-    return bench
+run = partial(run_probe, probe_module)
 
 
 def kernels_of(bench: Bench) -> dict[str, bool]:
@@ -69,7 +61,7 @@ def test_nothing_fused_is_expected_where_there_may_be_none(monkeypatch: pytest.M
     ],
 )
 def test_which_calls_have_a_fused_kernel(arch: str, dtype: Any, made: str, passed: bool) -> None:
-    bench = Bench(Order("attention", "stack", Target("cpu", arch), "te"))
+    bench = new_bench("attention", "te", arch=arch)
     leaf = torch.ones(2, 4, dtype=dtype, requires_grad=True)
     check_kernel(bench, "case", leaf.softmax(-1) if made == "softmax" else leaf * 2)
     (check,) = bench.checks
