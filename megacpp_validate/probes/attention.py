@@ -215,7 +215,7 @@ def _trial(bench: Bench, layer: Any, sample: Sample, dtype: str, path: str) -> T
         choice=lambda: layer.choice,
         formula=sample.formula,
         roundings=lambda tensor: _roundings(bench, sample, tensor, dtype=dtype, backend=layer.choice.observed),
-        native=sample.native,
+        native=None if "block_mask" in sample.options else sample.native,  # it has no routing
         gradient=sample.gradient,
         code=sample.case.code,
         marked=True,

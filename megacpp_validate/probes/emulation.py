@@ -76,7 +76,7 @@ BLOCKS: Final[dict[Recipe, dict[Literal["rows", "weight"], Block]]] = {
 }
 
 
-def steps_of(recipe: Recipe | None) -> int:
+def steps_of(recipe: str | None) -> int:
     """Passes until the scales are those of the tensors at hand: delayed scaling takes them from the step before."""
     return 2 if recipe == "delayed" else 1
 

@@ -23,7 +23,7 @@ from .references import layers as reference
 from .references import roundings as counted
 from .references.experts import expert_bank
 from .trial import Formula, Tensors, formula_of, layer_trial, try_case
-from .whole_layer import check_native_layers, check_whole_layer
+from .whole_layer import calm_mixer, check_native_layers, check_whole_layer
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
@@ -298,17 +298,9 @@ def _plain_mixer(sizes: _Sizes, made: dict[str, Any], mixer: Any) -> Formula:
 
 
 def _mixer(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> Any:
-    """A mixer whose scan counts: steps of about 0.2, decays around 0.9 a step."""
     chunk = 8 if sizes.length < 64 else 64
     mixer = spec.build_mamba_mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=chunk, **made)
-    # A scan multiplies four projections. Left alone, one channel is now and then so large that it rules the norm of its
-    # group, whose gradient is then a small difference of large numbers: so taps, steps and directions vary little.
-    own = {"a_log": (-0.3, 0.3), "dt_bias": (-1.5, 0.3), "skip": (1.0, 0.1), "conv_bias": (0.0, 0.5)}
-    _filled(bench, mixer, conv_weight=(0.0, 0.25), **own)
-    with torch.no_grad():
-        mixer.in_projection.weight[-mixer.heads :] *= 0.3
-        mixer.conv_bias[mixer.inner :] += 1.0
-    return mixer
+    return calm_mixer(bench, mixer, torch.float32)
 
 
 def _recurrent(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> tuple[Any, Any]:

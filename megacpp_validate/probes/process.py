@@ -299,6 +299,7 @@ def _synchronize(torch: Any) -> None:
 
 def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
     gpu = "torch" in sys.modules and order.target.id != "cpu"
+    lists: dict[str, Any] = {name: tuple(getattr(seen.bench, name, ())) for name in _LISTS}
     return Receipt(
         cell=order.cell,
         stack=order.stack,
@@ -308,7 +309,7 @@ def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
         reason=seen.reason,
         requested=order.requested,
         requested_because=order.requested_because,
-        **{name: tuple(getattr(seen.bench, name, ())) for name in _LISTS},
+        **lists,
         packages=read_packages(),
         libraries=read_libraries() if gpu else (),
         machine=seen.machine,

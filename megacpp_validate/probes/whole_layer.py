@@ -59,7 +59,7 @@ def check_native_layers(bench: Bench) -> None:
     _check(bench, "norm-linear", _filled(bench, layer), partial(layers.layer_norm_linear, eps=EPS))
     sizes: dict[str, Any] = {"state": 8, "head_dim": 4, "groups": 2}
     mixer = Mamba2Mixer(WIDTH, **sizes, eps=EPS, chunk=CHUNK, **made)
-    _calm(bench, mixer)
+    calm_mixer(bench, mixer)
     _check(bench, "mixer", mixer, partial(layers.mamba_mixer, **sizes, eps=EPS), LENGTH)
     block = MatrixRecurrentBlock(WIDTH, num_heads=4, key_dim=8, value_dim=4, eps=EPS, chunk=CHUNK, **made)
     _check(
@@ -74,11 +74,11 @@ def check_native_layers(bench: Bench) -> None:
     _check_autocast(bench)
 
 
-def _calm(bench: Bench, mixer: Any) -> None:
-    """Taps, steps and directions that vary little, as the layer spec's probe has them.
+def calm_mixer(bench: Bench, mixer: Any, dtype: Any = torch.float64) -> Any:
+    """Fill a mixer whose scan counts: steps of about 0.2, decays around 0.9 a step; the mixer is given back.
 
-    A scan multiplies four projections: left alone, one channel rules the norm of its group now and then, whose gradient
-    is then a small difference of large numbers.
+    A scan multiplies four projections. Left alone, one channel is now and then so large that it rules the norm of its
+    group, whose gradient is then a small difference of large numbers: so taps, steps and directions vary little.
     """
     own = {"a_log": (-0.3, 0.3), "dt_bias": (-1.5, 0.3), "skip": (1.0, 0.1), "conv_bias": (0.0, 0.5)}
     own |= {"conv_weight": (0.0, 0.25)}
@@ -86,9 +86,10 @@ def _calm(bench: Bench, mixer: Any) -> None:
         for name, value in mixer.named_parameters():
             usual = (1.0, 0.2) if value.dim() == 1 else (0.0, value.shape[-1] ** -0.5)
             mean, deviation = own.get(name, usual)
-            value.copy_(mean + bench.randn(*value.shape, dtype=torch.float64, scale=deviation))
+            value.copy_(mean + bench.randn(*value.shape, dtype=dtype, scale=deviation))
         mixer.in_projection.weight[-mixer.heads :] *= 0.3
         mixer.conv_bias[mixer.inner :] += 1.0
+    return mixer
 
 
 def _filled(bench: Bench, layer: Any) -> Any:

@@ -290,7 +290,7 @@ def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
 
     seen = process._Seen()
     bench = Bench(ORDER)
-    seen.checks = bench.checks
+    seen.bench = bench
     probe(bench)
     process._use_again(ORDER, probe, seen, torch)
     assert runs[:2] == [False, True]
