@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ from ..evidence.receipt import Backend
 from ..native.attention import attention as native_attention
 from .bench import Bench
 from .bounds import Roundings
-from .observe import attention_kernels, graph_nodes, marking_vendor_layers
+from .observe import attention_kernels, graph_nodes
 from .references.attention import attend, visible
-from .trial import Tensors, reference_pass, run_pass
+from .trial import Tensors, Trial, try_again, try_case
 
 # Architectures on which every release from 2.12.0 to 2.20.2 has cuDNN's attention for what the wrapper hands on: half
 # precision, head sizes 64 and 128, two tokens or more, causal or unmasked, no dropout (`get_attention_backend` in
@@ -143,16 +143,30 @@ class Sample:
     """The tensors of one case in one dtype: inputs as leaves, upstream gradient, options of the call."""
 
     case: Case
-    query: Any
-    key: Any
-    value: Any
+    leaves: dict[str, Any]
     gradient: Any
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def leaves(self) -> dict[str, Any]:
-        """What gradients are taken of."""
-        return {"query": self.query, "key": self.key, "value": self.value}
+    def shape(self) -> Any:
+        """Of the query, [B, H, T, D]."""
+        return self.leaves["query"].shape
+
+    def visible(self) -> Any:
+        """[B, H, T, T]: which key each query sees."""
+        batch, heads, length, _ = self.shape
+        masks = {name: value for name, value in self.options.items() if name != "softcap"}
+        return visible(batch, heads, length, causal=self.case.causal, device=self.gradient.device, **masks)
+
+    def formula(self, given: Tensors) -> Any:
+        """In fp64."""
+        query, key, value = given.values()
+        softcap = self.options.get("softcap")
+        return attend(query, key, value, self.visible(), scale=self.case.scale, softcap=softcap)
+
+    def native(self, given: Tensors) -> Any:
+        """The plain path in the same precision, on tensors that lie alike."""
+        return native_attention(*given.values(), causal=self.case.causal, scale=self.case.scale, **self.options)
 
 
 def probe(bench: Bench) -> None:
@@ -167,7 +181,7 @@ def probe(bench: Bench) -> None:
             _run(bench, bridge, case, name)
         with bench.scope("again"):
             _check_again(bench, bridge)
-    layer = _layer(bench, bridge, CASES[0], bridge.BACKENDS if bench.wants_te else ("te", "sdpa"))
+    layer = _layer(bench, bridge, CASES[0])
     check_attention_memory(bench, layer, heads=HEADS, groups=CASES[0].groups, width=64, length=_length(bench))
     _refusals(bench, bridge)
 
@@ -182,35 +196,37 @@ def probe_last(bench: Bench) -> None:
             _run_flash(bench, bridge, backend)
 
 
-def _run(bench: Bench, bridge: Any, case: Case, dtype: str, backends: tuple[str, ...] = (), wanted: str = "") -> None:
-    """One case in one dtype, through the wrapper."""
+def _run(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "") -> None:
+    """One case in one dtype, through the wrapper; by one FlashAttention where it is named."""
     sample = _sample(bench, case, ON_CPU[dtype])
-    # Without Transformer Engine the native path is meant, not another vendor's.
-    asked = backends or (bridge.BACKENDS if bench.wants_te else ("te", "sdpa"))
-    layer = _layer(bench, bridge, case, asked)
-    with marking_vendor_layers():
-        seen = _step(layer, sample)
-    out = seen["forward"]
-    is_native = layer.choice.observed == "sdpa" or "block_mask" in case.options  # which plain torch alone may take
-    prefix = f"{wanted}.{dtype}.{case.name}" if wanted else f"{dtype}.{case.name}"
-    native = None if is_native else run_pass(partial(_native, sample), sample.leaves, sample.gradient)
-    with bench.scope(prefix):
-        _compare(bench, sample, dtype, layer.choice.observed, seen, native)
-    bench.check(f"{prefix}.dtype", out.dtype == sample.query.dtype, f"{out.dtype} from {sample.query.dtype}")
-    if not case.code:
-        bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=wanted)
-        if layer.choice.observed == "te":
-            check_kernel(bench, prefix, out)
-        return
-    codes = [refusal.code for refusal in layer.choice.refusals if refusal.backend == "te"]
-    passed = codes == [case.code] and layer.choice.observed != "te"
-    bench.check(
-        f"{prefix}.refused", passed, f"Transformer Engine refused with {codes}; {layer.choice.observed} took the call"
+    layer = _layer(bench, bridge, case, flash)
+    path = f"{flash}.{dtype}.{case.name}".removeprefix(".")
+    trial = replace(_trial(bench, layer, sample, dtype, path), ran_as=f"attention.{path}", wanted=flash)
+    out = try_case(bench, trial).seen["forward"]
+    if layer.choice.observed == "te" and not case.code:
+        check_kernel(bench, path, out)
+
+
+def _trial(bench: Bench, layer: Any, sample: Sample, dtype: str, path: str) -> Trial:
+    return Trial(
+        path,
+        call=partial(layer, *sample.leaves.values(), causal=sample.case.causal, **sample.options),
+        leaves=sample.leaves,
+        choice=lambda: layer.choice,
+        formula=sample.formula,
+        roundings=lambda tensor: _roundings(bench, sample, tensor, dtype=dtype, backend=layer.choice.observed),
+        native=None if "block_mask" in sample.options else sample.native,  # it has no routing
+        gradient=sample.gradient,
+        code=sample.case.code,
+        marked=True,
+        tf32=False,
+        scales=_cancelled(sample),
     )
-    bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=layer.choice.observed)
 
 
-def _layer(bench: Bench, bridge: Any, case: Case, backends: tuple[str, ...]) -> Any:
+def _layer(bench: Bench, bridge: Any, case: Case, flash: str = "") -> Any:
+    # Without Transformer Engine the native path is meant, not another vendor's.
+    backends = (flash,) if flash else bridge.BACKENDS if bench.wants_te else ("te", "sdpa")
     return bridge.Attention(
         num_heads=case.heads,
         head_dim=case.width,
@@ -226,30 +242,17 @@ def _check_again(bench: Bench, bridge: Any) -> None:
 
     What it kept of the call before must give the same bits for the same call, and decide nothing about another one.
     """
-    layer = _layer(bench, bridge, CASES[0], ("te", "sdpa"))
+    layer = _layer(bench, bridge, CASES[0])
     one = Case("one-token", length=1, code="one-token")
     window = Case("window", options=("window",), code="local-window")
     for case in (Case("first"), Case("others"), window, Case("plain"), one, Case("longer", extra=3)):
-        sample = _sample(bench, case, torch.float32)
-        seen = _step(layer, sample)
-        bench.same_bits(f"{case.name}.bits", seen.values(), _step(layer, sample).values())
-        codes = [refusal.code for refusal in layer.choice.refusals if refusal.backend == "te"]
-        right = codes == [case.code] if case.code else (layer.choice.observed == "te") is bench.wants_te
-        bench.check(f"{case.name}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
-        with bench.scope(case.name):
-            _compare(bench, sample, "fp32", layer.choice.observed, seen, None)
-
-
-def _compare(bench: Bench, sample: Sample, dtype: str, backend: str, seen: Tensors, native: Tensors | None) -> None:
-    wanted, _ = reference_pass(partial(_formula, sample), sample.leaves, sample.gradient)
-    roundings = partial(_roundings, bench, sample, dtype=dtype, backend=backend)
-    bench.compare_pass(seen, wanted, roundings, native=native, scales=_cancelled(sample))
-
-
-def _step(layer: Any, sample: Sample) -> dict[str, Any]:
-    """Output and gradients."""
-    call = partial(layer, *sample.leaves.values(), causal=sample.case.causal, **sample.options)
-    return run_pass(call, sample.leaves, sample.gradient)
+        trial = _trial(bench, layer, _sample(bench, case, torch.float32), "fp32", case.name)
+        try_again(bench, replace(trial, checks_dtype=False))
+        if case.code:
+            bench.refused_by_te(f"{case.name}.choice", layer.choice, case.code)
+        else:
+            right = (layer.choice.observed == "te") is bench.wants_te
+            bench.check(f"{case.name}.choice", right, f"{layer.choice.observed} took it")
 
 
 def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
@@ -264,36 +267,34 @@ def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
         return
     bench.check(f"{backend}.present", True, f"{vendor.name} can be imported")
     for case in FLASH[backend][-1:] if bench.quick else FLASH[backend]:
-        _run(bench, bridge, case, "bf16", backends=(backend,), wanted=backend)
+        _run(bench, bridge, case, "bf16", flash=backend)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------
 
 
 def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
-    batch = 2
-    length = case.length or _length(bench) + case.extra
+    batch, length = 2, case.length or _length(bench) + case.extra
+
+    def new(heads: int, scale: float = 1.0) -> Any:
+        """[B, H, T, D]; of a strided case as from a projection."""
+        if case.strided:
+            return bench.randn(batch, length, heads, case.width, dtype=dtype, scale=scale).transpose(1, 2)
+        return bench.randn(batch, heads, length, case.width, dtype=dtype, scale=scale)
+
     shapes = (case.heads, case.groups, case.groups)
-    if case.strided:  # as from a projection, and a key whose last axis has a stride of two
-        query, key, value = (
-            bench.randn(batch, length, heads, case.width, dtype=dtype, scale=scale)
-            for heads, scale in zip(shapes, SCALES, strict=True)
-        )
+    query, key, value = (new(heads, scale) for heads, scale in zip(shapes, SCALES, strict=True))
+    if case.strided:  # a key whose last axis has a stride of two
         wide = bench.randn(batch, case.groups, length, 2 * case.width, dtype=dtype)
-        wide[..., ::2] = key.transpose(1, 2)
-        tensors = (query.transpose(1, 2), wide[..., ::2], value.transpose(1, 2))
-        gradient = bench.randn(batch, length, case.heads, case.width, dtype=dtype).transpose(1, 2)
-    else:
-        tensors = tuple(
-            bench.randn(batch, heads, length, case.width, dtype=dtype, scale=scale)
-            for heads, scale in zip(shapes, SCALES, strict=True)
-        )
-        gradient = bench.randn(batch, case.heads, length, case.width, dtype=dtype)
-    query, key, value = (tensor.detach().requires_grad_() for tensor in tensors)
-    sample = Sample(case, query, key, value, gradient, _options(bench, case, batch, length))
+        wide[..., ::2] = key
+        key = wide[..., ::2]
+    gradient = new(case.heads)
+    leaves = {"query": query, "key": key, "value": value}
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in leaves.items()}
+    sample = Sample(case, leaves, gradient, _options(bench, case, batch, length))
     # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
     # that row. So such rows weigh less in the loss; their output is held to its reference all the same.
-    weights = _visible(sample).sum(-1, keepdim=True).clamp_max(ENOUGH_KEYS) / ENOUGH_KEYS
+    weights = sample.visible().sum(-1, keepdim=True).clamp_max(ENOUGH_KEYS) / ENOUGH_KEYS
     sample.gradient = (gradient * weights).to(dtype)
     return sample
 
@@ -318,31 +319,13 @@ def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any
     return {name.removeprefix("wide_"): made[name]() for name in case.options}
 
 
-def _native(sample: Sample) -> Any:
-    """The plain path in the same precision, on tensors that lie alike."""
-    case, (query, key, value) = sample.case, sample.leaves.values()
-    return native_attention(query, key, value, causal=case.causal, scale=case.scale, **sample.options)
-
-
-def _visible(sample: Sample) -> Any:
-    batch, _, length, _ = sample.query.shape
-    masks = {name: value for name, value in sample.options.items() if name != "softcap"}
-    return visible(batch, sample.case.heads, length, causal=sample.case.causal, device=sample.query.device, **masks)
-
-
-def _formula(sample: Sample, given: Tensors) -> Any:
-    query, key, value = given.values()
-    softcap = sample.options.get("softcap")
-    return attend(query, key, value, _visible(sample), scale=sample.case.scale, softcap=softcap)
-
-
 def _cancelled(sample: Sample) -> dict[str, float]:
     """Norms of what cancels in the gradients of a single token.
 
     The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
     """
     query, key, value, upstream = (one.detach().double() for one in (*sample.leaves.values(), sample.gradient))
-    length, width = query.shape[2:]
+    length, width = sample.shape[2:]
     if length > 1:
         return {}
     keys, values = (tensor.repeat_interleave(sample.case.heads // key.shape[1], dim=1) for tensor in (key, value))
@@ -359,7 +342,7 @@ def _roundings(bench: Bench, sample: Sample, tensor: str, *, dtype: str, backend
     A fused kernel keeps scores and sums in fp32, and rounds the weights P for the product with V, the score gradients
     dS for those with K and Q, and what it returns. The backward pass starts from the rounded output, D = <dO, O>, once.
     """
-    length, width = sample.query.shape[2], sample.query.shape[3]
+    length, width = sample.shape[2:]
     longest = max(length, width)
     if dtype == "fp32":
         if bench.device == "cuda":
@@ -390,7 +373,7 @@ def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]
         return (1, "each query head's part rounded before those of a group are summed") if share > 1 else (0, "")
     # PyTorch's CPU kernel adds blocks of 32 queries, and without a mask the heads of a group, into a bf16 result: n
     # partial sums that grow evenly have (n + 1) / 2 times the squared error of one rounding.
-    blocks = math.ceil(sample.query.shape[2] / 32)
+    blocks = math.ceil(sample.shape[2] / 32)
     if sample.options:
         return math.ceil((blocks + 1) / 2), f"{blocks} partial sums in bf16, then a group's heads summed"
     return math.ceil((share * blocks + 1) / 2) - 1, f"{share * blocks} partial sums in bf16"
@@ -429,5 +412,4 @@ def _refusals(bench: Bench, bridge: Any) -> None:
         "heads-by-ranks": (errors.NotDivisible, lambda: make(**sizes, tp_size=4)),
         "unknown-backend": (errors.UnknownName, lambda: make(**sizes, backends=("te", "fa2"))),
     }
-    for name, (error, call) in calls.items():
-        bench.refuses(f"refuses.{name}", error, call)
+    bench.refuses_each(calls)

@@ -13,6 +13,7 @@ import torch
 
 from ..evidence.receipt import Backend, Check, Compiler, Quantizer, TrainingRecord
 from .bounds import Roundings, compare
+from .emulation import EMULATED
 from .jit_record import RankJit
 from .memory import Enter, check_memory, use_of
 from .observe import attention_kernels, observed_backends
@@ -80,6 +81,18 @@ class Bench:
             self._recipes = tuple(one for one in asked if one not in lacking)
         return self._recipes
 
+    def judged_recipes(self, path: str) -> tuple[Any, ...]:
+        """The recipes that are held to an emulation; one that has none, and so no bound, is a failed check.
+
+        Args:
+            path: of that check, before the recipe: `{path}{recipe}.reference`.
+        """
+        for recipe in self.recipes if self.wants_te else ():
+            if recipe not in EMULATED:
+                said = f"nothing emulates {recipe}: there is no bound to hold it to"
+                self.check(f"{path}{recipe}.reference", False, said)
+        return tuple(recipe for recipe in self.recipes if recipe in EMULATED) if self.wants_te else ()
+
     def require_recipes(self) -> tuple[Any, ...]:
         """`recipes`, for a cell that has nothing to look at without them, or without the one that production runs.
 
@@ -108,6 +121,17 @@ class Bench:
     def bridge(self, module: str | None = None) -> Any:
         """A bridge module by id; the probe's own without one."""
         return importlib.import_module(f"{BRIDGE}.{module or self.order.bridge_modules[0]}")
+
+    def low_precision(self, recipe: str | None = None, **other: Any) -> Enter:
+        """What makes the bridge's low-precision scope of the target; its production recipe without one.
+
+        Args:
+            recipe: one that the target has.
+            other: arguments of `fp8_scope.low_precision` that are not the usual ones.
+        """
+        scope = self.bridge("fp8_scope")
+        given = {"target": self.order.target.id, "amax_reduction_group": scope.SINGLE_OWNER, "recipe": recipe}
+        return lambda **last: scope.low_precision(**{**given, **other, **last})
 
     def setting(self, name: str, default: str = "") -> str:
         """What the cell's row sets under this name."""
@@ -180,6 +204,7 @@ class Bench:
         *,
         native: Mapping[str, Any] | None = None,
         scales: Mapping[str, float] | None = None,
+        shown: Callable[[str], str] = str,
     ) -> None:
         """Hold every tensor of a pass, by its name, to its fp64 reference; one that `seen` lacks was never computed.
 
@@ -189,11 +214,12 @@ class Bench:
             roundings: of a tensor by its name.
             native: the same in plain PyTorch in the same precision.
             scales: of tensors that are small differences of large terms; see `bounds.compare`.
+            shown: name of a tensor -> how its check names it.
         """
         for name, tensor in wanted.items():
             plain = None if native is None else native[name]
             scale = (scales or {}).get(name)
-            self.compare(name, seen.get(name), tensor, roundings=roundings(name), native=plain, scale=scale)
+            self.compare(shown(name), seen.get(name), tensor, roundings=roundings(name), native=plain, scale=scale)
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         """A check that is no comparison of tensors; `detail` says what was seen."""
@@ -220,6 +246,17 @@ class Bench:
             self.check(name, False, f"{type(other).__name__} instead of {error.__name__}: {other}")
         else:
             self.check(name, False, f"nothing was raised; {error.__name__} was expected")
+
+    def refuses_each(self, calls: Mapping[str, tuple[type[BaseException], Callable[[], Any]]]) -> None:
+        """Each of some calls must raise its class of error; the checks are `refuses.NAME`."""
+        for name, (error, call) in calls.items():
+            self.refuses(f"refuses.{name}", error, call)
+
+    def refused_by_te(self, name: str, choice: Any, code: str) -> None:
+        """Transformer Engine must have refused with this code alone, and another backend taken the call."""
+        codes = [refusal.code for refusal in choice.refusals if refusal.backend == "te"]
+        passed = codes == [code] and choice.observed != "te"
+        self.check(name, passed, f"Transformer Engine refused with {codes}; {choice.observed} took the call")
 
     def keeps_nothing(self, name: str, call: Callable[[], Any]) -> None:
         """Calls of forward and backward leave no tensor behind on the device; the check is `NAME.memory`.

@@ -20,10 +20,9 @@ import stat
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
@@ -35,47 +34,11 @@ from ..evidence.receipt import Failure
 from . import doctor_visible as visible
 from .doctor_elf import find_compiled, look_at, torch_headers
 from .doctor_visible import show_behaviours
-from .fingerprint import PACKAGES, read_libraries, read_packages
+from .fingerprint import PACKAGES, find_copies, read_libraries, read_packages, read_version
 from .identify import read_gpu
 from .process import describe
 
 _MODE: Final = "sha256="
-
-
-def compare_meanwhile(top: str, names: Sequence[str], folder: Path) -> Callable[[], Record]:
-    """`compare_record` in a process of its own, while this one imports the package; what is returned waits for it.
-
-    Twelve thousand files are half a second, and the import that goes on beside them needs none of it. To be called
-    while this process has one thread: it forks.
-    """
-    ours, theirs = os.pipe()
-    try:
-        child = os.fork()
-    except OSError:  # a limit of processes
-        os.close(ours)
-        os.close(theirs)
-        return partial(compare_record, top, names, folder)
-    if not child:
-        try:
-            os.close(ours)
-            with os.fdopen(theirs, "w", encoding="utf-8") as out:
-                json.dump(asdict(compare_record(top, names, folder)), out)
-        finally:
-            os._exit(0)
-    os.close(theirs)
-
-    def wait() -> Record:
-        try:
-            with os.fdopen(ours, encoding="utf-8") as answer:
-                told = json.load(answer)
-        except (OSError, ValueError):  # an import may close what it did not open, or end its process's children
-            return compare_record(top, names, folder)
-        finally:
-            with suppress(OSError):
-                os.waitpid(child, 0)
-        return Record(told["compared"], tuple(told["changed"]), tuple(told["gone"]), told["elsewhere"])
-
-    return wait
 
 
 def compare_record(top: str, names: Sequence[str], folder: Path) -> Record:
@@ -159,7 +122,7 @@ def look_at_package(name: str) -> PackageLook:
     folders, first = _find(top)
     if not folders and first is None:
         return PackageLook(name, installed=False)
-    record = compare_meanwhile(top, PACKAGES.get(top, (top,)), folders[0]) if folders else Record
+    names = PACKAGES.get(top, (top,))
     torch_failed = None if top == "torch" else _import("torch") if _find("torch")[0] else None
     before = set(visible.read_mapped())
     start = time.perf_counter()
@@ -169,20 +132,20 @@ def look_at_package(name: str) -> PackageLook:
     look = PackageLook(
         package=name,
         installed=True,
-        version=_version(top),
+        version=read_version(names),
         file=str(first or folders[0]),
         failure=failure,
         libraries=read_libraries(),
         mapped=visible.group_cuda(mapped),
         extensions=tuple(_look_at_extensions(top, folders, [file for file in mapped if file not in before], mapped)),
-        record=record(),
+        record=compare_record(top, names, folders[0]) if folders else Record(),
         seconds=seconds,
     )
     if loaded := next((package for package in read_packages() if package.name == top), None):
         version = loaded.version or look.version
         look = replace(look, version=version, file=loaded.file, copies=loaded.other_copies)
     else:
-        look = replace(look, copies=_copies(top, str(first or "")))
+        look = replace(look, copies=find_copies(top, str(first or ""), tuple(sys.path)))
     return replace(look, runtimes=visible.open_runtimes())  # last: it maps what it finds
 
 
@@ -246,24 +209,6 @@ def _find(top: str) -> tuple[tuple[Path, ...], Path | None]:
         return (), None
     origin = Path(spec.origin) if spec.origin and spec.has_location else None
     return tuple(Path(place) for place in spec.submodule_search_locations or ()), origin
-
-
-def _copies(top: str, first: str) -> tuple[str, ...]:
-    places = (Path(entry, *rest) for entry in sys.path for rest in ((top, "__init__.py"), (f"{top}.py",)))
-    found: dict[str, None] = {}
-    for place in places:
-        with suppress(OSError):
-            if place.is_file() and os.path.realpath(place) != os.path.realpath(first):
-                found.setdefault(str(place))
-    return tuple(found)
-
-
-def _version(top: str) -> str:
-    for name in PACKAGES.get(top, (top,)):
-        with suppress(Exception):
-            if version := metadata.version(name):
-                return version
-    return ""
 
 
 def _torch_says(what: str) -> str:

@@ -76,6 +76,11 @@ BLOCKS: Final[dict[Recipe, dict[Literal["rows", "weight"], Block]]] = {
 }
 
 
+def steps_of(recipe: str | None) -> int:
+    """Passes until the scales are those of the tensors at hand: delayed scaling takes them from the step before."""
+    return 2 if recipe == "delayed" else 1
+
+
 @dataclass(frozen=True)
 class DelayedScales:
     """The scales that delayed scaling uses in one step, as its history has them; all 1 in the very first one."""

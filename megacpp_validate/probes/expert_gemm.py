@@ -11,13 +11,12 @@ import torch
 from ..evidence.receipt import Backend
 from .bench import Bench
 from .bounds import Roundings
-from .emulation import EMULATED, Product, emulated_grouped, operand_roundings
+from .emulation import Product, emulated_grouped, operand_roundings
 from .expert_bank import Bank, Bound, leaves_of, named, new_bank, new_layer, run_bank
 from .low_precision import check_kept_weights
-from .memory import Enter
 from .observe import recording_argument
 from .references.experts import block_scaled_experts
-from .trial import Tensors, Trial, Tried, try_case
+from .trial import Tensors, Trial, Tried, try_again, try_case
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -45,12 +44,14 @@ def probe(bench: Bench) -> None:
         for routing in QUICK if bench.quick else ROUTINGS:
             with bench.scope(f"{dtype}.{routing}"):
                 _plain(bench, dtype, routing)
+    recipes = bench.judged_recipes("fp8.")
+    for recipe in recipes:
+        for routing in IN_FP8[:1] if bench.quick else IN_FP8:
+            with bench.scope(f"fp8.{recipe}.{routing}"):
+                _low_precision(bench, recipe, routing)
+    if recipes:
+        _odd_width(bench, recipes[0])
     if bench.wants_te:
-        for recipe in bench.recipes:
-            for routing in IN_FP8[:1] if bench.quick else IN_FP8:
-                with bench.scope(f"fp8.{recipe}.{routing}"):
-                    _low_precision(bench, recipe, routing)
-        _odd_width(bench)
         _deep_gemm(bench)
     if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
         with bench.scope("again"):
@@ -60,15 +61,15 @@ def probe(bench: Bench) -> None:
         if not bench.wants_te:
             with bench.scope("native"):
                 _other_dtypes(bench)
-    _uses(bench)
+    _uses(bench, recipes)
     _weights(bench)
     _no_rows(bench)
     _refusals(bench, bridge)
 
 
-def _try(bench: Bench, layer: Any, bank: Bank, bound: Bound, name: str = "expert_gemm", **more: Any) -> Tried:
+def _trial(layer: Any, bank: Bank, bound: Bound, name: str = "expert_gemm", **more: Any) -> Trial:
     """One call of a wrapper, forward and backward."""
-    trial = Trial(
+    return Trial(
         path="",
         call=lambda: layer(bank.rows, bank.counts),
         leaves=leaves_of(layer, bank),
@@ -82,7 +83,10 @@ def _try(bench: Bench, layer: Any, bank: Bank, bound: Bound, name: str = "expert
         checks_dtype=False,
         **more,
     )
-    return try_case(bench, trial)
+
+
+def _try(bench: Bench, *given: Any, **more: Any) -> Tried:
+    return try_case(bench, _trial(*given, **more))
 
 
 def _plain(bench: Bench, dtype: str, routing: str) -> None:
@@ -99,35 +103,26 @@ def _plain(bench: Bench, dtype: str, routing: str) -> None:
     _try(bench, new_layer(bench, bank), bank, bound, f"expert_gemm.{dtype}.{routing}", native=bank.native)
 
 
-def _low_precision(bench: Bench, recipe: str, routing: str) -> None:
+def _low_precision(bench: Bench, recipe: Any, routing: str) -> None:
     """One routing under a recipe; each expert has scales of its own."""
-    if recipe not in EMULATED:
-        bench.check("reference", False, f"nothing emulates {recipe}: there is no bound to hold it to")
-        return
     bank = _sample(bench, torch.bfloat16, routing, times=TIMES_IN_FP8)
 
     def emulated(given: Tensors) -> Any:
         weights = [given[f"weight{expert}"] for expert in range(EXPERTS)]
         return emulated_grouped(given["rows"], weights, bank.counts, recipe)
 
-    # Delayed scaling takes its scales from the steps before: one of them, on the same tensors.
-    more = {"native": emulated, "enter": _scope(bench, recipe), "steps": 2}
+    more = {"native": emulated, "enter": bench.low_precision(recipe), "steps": 2}
     bound = partial(operand_roundings, recipe)
     tried = _try(bench, new_layer(bench, bank), bank, bound, f"expert_gemm.{recipe}.{routing}", **more)
+    if tried.native is None:
+        return  # another backend ran: a failed check says so
     for name in ("forward", "grad.rows"):  # an error far below that of the recipe is no success
         exact = tried.wanted[name]
         error, own = (
-            float((one[name].detach().double() - exact).norm() / exact.norm())
-            for one in (tried.seen, tried.native or {})
+            float((one[name].detach().double() - exact).norm() / exact.norm()) for one in (tried.seen, tried.native)
         )
         said = f"relative error {error:.3g}; half of the recipe's own {own:.3g}"
         bench.check(f"{name}.rounded", error >= own / 2, said)
-
-
-def _scope(bench: Bench, recipe: str) -> Enter:
-    fp8 = bench.bridge("fp8_scope")
-    target = bench.order.target.id
-    return partial(fp8.low_precision, target=target, recipe=recipe, amax_reduction_group=fp8.SINGLE_OWNER)
 
 
 def _again(bench: Bench) -> None:
@@ -140,12 +135,9 @@ def _again(bench: Bench) -> None:
             pieces = (bank.weights,) if len(held) == 1 else bank.weights.unbind(0)
             for into, given in zip(held, pieces, strict=True):
                 into.copy_(given)
-        seen, again = run_bank(layer, bank), run_bank(layer, bank)
         with bench.scope(f"{index}.{routing}"):
-            bench.same_bits("bits", seen.values(), again.values())
-            bench.compare_pass(again, bank.exact(), bank.roundings(_summed("fp32")))
-            frozen = layer(bank.rows.detach(), bank.counts)
-            bench.same_bits("frozen-rows", [seen["forward"]], [frozen])
+            seen = try_again(bench, _trial(layer, bank, _summed("fp32"))).seen
+            bench.same_bits("frozen-rows", [seen["forward"]], [layer(bank.rows.detach(), bank.counts)])
 
 
 def _check_microbatch(bench: Bench) -> None:
@@ -167,15 +159,13 @@ def _other_dtypes(bench: Bench) -> None:
             bench.compare_pass(seen, bank.exact(), bank.roundings(_summed(name)))
 
 
-def _odd_width(bench: Bench) -> None:
+def _odd_width(bench: Bench, recipe: Any) -> None:
     """Widths that FP8 does not take: the call goes native, and says why."""
-    if not bench.recipes:
-        return
     weights = bench.randn(EXPERTS, 24, 40, scale=40**-0.5).bfloat16()
     rows = bench.randn(15, 40, dtype=torch.bfloat16, grad=True)
     bank = Bank(rows, weights, (5, 0, 7, 3), bench.randn(15, 24, dtype=torch.bfloat16))
     with bench.scope("fp8.odd-width"):
-        enter = _scope(bench, bench.recipes[0])
+        enter = bench.low_precision(recipe)
         _try(bench, new_layer(bench, bank), bank, _summed("bf16"), enter=enter, wanted="native")
 
 
@@ -233,7 +223,7 @@ def _no_rows(bench: Bench) -> None:
         _try(bench, new_layer(bench, bank), bank, _summed("bf16"), wanted="native")
 
 
-def _uses(bench: Bench) -> None:
+def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
     """Forward and backward leave nothing behind, and take the weights of this step, in FP8 too."""
     on_gpu = bench.device == "cuda"
     inputs, outputs, times = (256, 384, TIMES_ON_GPU) if on_gpu else (32, 48, 1)
@@ -246,11 +236,10 @@ def _uses(bench: Bench) -> None:
     def use(layer: Any, given: Any, first: bool | None) -> Any:
         return layer(given, counts, is_first_microbatch=first)
 
-    for recipe in bench.recipes if bench.wants_te else ():
-        if recipe in EMULATED:  # a failed check of the probe tells of any other
-            scope, pair = _scope(bench, recipe), (new_layer(bench, bank), new_layer(bench, bank))
-            bench.layer_keeps_nothing(f"fp8.{recipe}", new_layer(bench, bank), rows, counts, enter=scope)
-            check_kept_weights(bench, f"fp8.{recipe}.bank", pair, rows, bank.gradient, scope, use)
+    for recipe in recipes:
+        scope, pair = bench.low_precision(recipe), (new_layer(bench, bank), new_layer(bench, bank))
+        bench.layer_keeps_nothing(f"fp8.{recipe}", new_layer(bench, bank), rows, counts, enter=scope)
+        check_kept_weights(bench, f"fp8.{recipe}.bank", pair, rows, bank.gradient, scope, use)
 
 
 # --- wrong input ------------------------------------------------------------------------------------------
@@ -274,8 +263,7 @@ def _refusals(bench: Bench, bridge: Any) -> None:
         "backend": (errors.UnknownName, lambda: bridge.ExpertGemm(**sizes, backends=("cutlass",))),
         "weights": (errors.WeightMismatch, lambda: layer.load_native_state_dict({"weight": weights[1:]})),
     }
-    for name, (error, call) in calls.items():
-        bench.refuses(f"refuses.{name}", error, call)
+    bench.refuses_each(calls)
 
 
 def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: bool = False) -> Bank:

@@ -45,8 +45,8 @@ def read_packages() -> tuple[Package, ...]:
         if module is None:
             continue
         file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-        version = _version(distributions) or str(getattr(module, "__version__", ""))
-        packages.append(Package(name, version, file, _other_copies(name, file, tuple(sys.path))))
+        version = read_version(distributions) or str(getattr(module, "__version__", ""))
+        packages.append(Package(name, version, file, find_copies(name, file, tuple(sys.path))))
     return tuple(packages)
 
 
@@ -98,7 +98,8 @@ def read_machine(gpu: bool) -> Machine:
 
 
 @cache
-def _version(distributions: tuple[str, ...]) -> str:
+def read_version(distributions: tuple[str, ...]) -> str:
+    """The version of the first of some distributions that is installed; empty where none is."""
     for name in distributions:
         # A damaged install raises what it likes, and gives None where METADATA is gone.
         with suppress(Exception):
@@ -108,7 +109,7 @@ def _version(distributions: tuple[str, ...]) -> str:
 
 
 @cache
-def _other_copies(name: str, file: str, path: tuple[str, ...]) -> tuple[str, ...]:
+def find_copies(name: str, file: str, path: tuple[str, ...]) -> tuple[str, ...]:
     """Folders and files on the path that would be imported under this name if they came first."""
     loaded = os.path.realpath(file) if file else ""
     copies: dict[str, None] = {}

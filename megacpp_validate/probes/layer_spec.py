@@ -5,9 +5,11 @@ The layer of kind A comes last: where its attention cannot run, which has a cell
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -15,13 +17,13 @@ from ..native.mamba import Mamba2Mixer
 from ..native.mlp import NormMLP
 from ..native.norms import NormLinear, RMSNorm, rms_norm
 from .bench import Bench
-from .emulation import EMULATED, emulated_linear, emulated_mlp
+from .bounds import Roundings
+from .emulation import emulated_linear, emulated_mlp, steps_of
 from .references import layers as reference
 from .references import roundings as counted
 from .references.experts import expert_bank
-from .references.layers import Tensors
-from .trial import formula_of, layer_trial, try_case
-from .whole_layer import check_native_layers, check_whole_layer
+from .trial import Formula, Tensors, formula_of, layer_trial, try_case
+from .whole_layer import calm_mixer, check_native_layers, check_whole_layer
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
@@ -67,18 +69,17 @@ def probe(bench: Bench) -> None:
     with bench.scope("checkpoints"):
         _check_names(bench, spec, sizes)
     for name in DTYPES:
-        _check_norm(bench, spec, sizes, name)
-        _check_mlp(bench, spec, sizes, name)
-        _check_in_projection(bench, spec, sizes, name)
+        for row in LAYERS:
+            _check(bench, spec, sizes, row, name)
         _check_experts(bench, spec, sizes, name)
-        if not bench.quick or name == "bf16":  # what of them is native differs by precision in nothing else
-            _check_mixer(bench, spec, sizes, name)
-            _check_recurrent(bench, spec, sizes, name)
+        for row in SCANS if not bench.quick or name == "bf16" else ():  # by precision, nothing else of them differs
+            _check(bench, spec, sizes, row, name)
     if bench.device == "cpu":
         with bench.scope("native"):
             check_native_layers(bench)
-    for recipe in bench.recipes if bench.wants_te else ():
-        _check_recipe(bench, spec, sizes, recipe)
+    for recipe in bench.judged_recipes(""):
+        for row in IN_RECIPES:
+            _check(bench, spec, sizes, row, "bf16", recipe)
     check_whole_layer(bench, spec)
 
 
@@ -220,113 +221,91 @@ def _rows(bench: Bench, *shape: int, dtype: Any, size: float = 1.0) -> Any:
     return ((bench.randn(*shape) + 0.5) * size).to(dtype).requires_grad_(True)
 
 
-def _try(bench: Bench, path: str, layer: Any, choice: Any, rows: Any, formula: Any, roundings: Any, native: Any = None,
-         **more: Any) -> None:  # fmt: skip
-    """One layer, forward and every gradient; a layer of each kind leaves nothing behind on the device."""
-    spread = reference.EXPANDED
-    trial = layer_trial(
-        path, layer, rows, choice, formula=formula, roundings=roundings, native=native, spread=spread, **more
-    )
-    try_case(bench, trial)
-    if rows.dtype is torch.bfloat16 and path.endswith((".norm.unit", ".in_projection", ".mlp.swiglu")):
-        bench.layer_keeps_nothing(path, layer, rows, enter=trial.enter)
+def _rows_by_norm(given: Tensors, recipe: Any) -> Any:
+    normed = rms_norm(given["input"], given["layer_norm_weight"], eps=EPS)
+    return emulated_linear(normed, given["weight"], recipe)
 
 
-def _precision(bench: Bench, name: str, recipe: Any = None) -> counted.Precision:
-    return counted.precision_of(name, tf32=bench.wants_te and bench.device == "cuda", recipe=recipe)
+class _Row(NamedTuple):
+    """One layer in every precision, forward and every gradient.
+
+    Attributes:
+        name: of the checks, after the precision.
+        make: bench, spec, sizes and what a layer is made with -> the layer and its `Choice`.
+        formula: sizes -> the layer in fp64.
+        roundings: sizes, precision -> of a tensor by its name.
+        native: sizes, what a layer is made with, the layer -> the same in plain PyTorch; None where TE has nothing.
+        emulated: recipe -> the same under it.
+        size: of the rows: 1, or so small that eps counts; in a recipe it is 1.
+        memory: whether it is seen to leave nothing behind.
+        wanted: the backend that must run, where it is not the requested one.
+    """
+
+    name: str
+    make: Callable[..., tuple[Any, Any]]
+    formula: Callable[[_Sizes], Formula]
+    roundings: Callable[[_Sizes, counted.Precision], Callable[[str], Roundings]]
+    native: Callable[..., Formula | None] = lambda *_: None
+    emulated: Callable[[Any], Formula | None] = lambda _: None
+    size: float = 1.0
+    memory: bool = False
+    wanted: str = ""
 
 
-def _check_norm(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
-    """RMSNorm, on rows of size 1 and on rows where eps counts."""
-    dtype, precision = DTYPES[name], _precision(bench, name)
-    for case, size in {"unit": 1.0, "small": SMALL}.items():
-        layer = _filled(bench, spec.build_norm(sizes.hidden, eps=EPS, dtype=dtype, device=bench.device))
-        rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype, size=size)
-        _try(
-            bench,
-            f"{name}.norm.{case}",
-            layer,
-            layer.choice,
-            rows,
-            lambda given: reference.rms_norm(given["input"], given["weight"], EPS),
-            lambda tensor: counted.norm_roundings(tensor, precision, sizes.hidden),
-            lambda given: rms_norm(given["input"], given["weight"], eps=EPS),
-        )
-
-
-def _check_mlp(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
-    """Gated and plain, and rows where eps counts."""
-    dtype, precision = DTYPES[name], _precision(bench, name)
-    for case, gated, size in (("swiglu", True, 1.0), ("gelu", False, SMALL)):
-        made = {"activation": case, "eps": EPS, "dtype": dtype, "device": bench.device}
-        layer = _filled(bench, spec.build_mlp(sizes.hidden, sizes.ffn, **made))
-        rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype, size=size)
-        _try(
-            bench,
-            f"{name}.mlp.{case}",
-            layer,
-            layer.choice,
-            rows,
-            partial(reference.mlp, activation=case, eps=EPS),
-            partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=gated),
-            formula_of(NormMLP(sizes.hidden, sizes.ffn, **made)),
-        )
-
-
-def _mixer(bench: Bench, spec: Any, sizes: _Sizes, dtype: Any, recipe: Any = None) -> Any:
-    """A mixer whose scan counts: steps of about 0.2, decays around 0.9 a step."""
-    made = {"eps": EPS, "chunk": 8 if sizes.length < 64 else 64, "dtype": dtype, "device": bench.device}
-    mixer = spec.build_mamba_mixer(sizes.hidden, **sizes.mixer, recipe=recipe, **made)
-    # A scan multiplies four projections. Left alone, one channel is now and then so large that it rules the norm of its
-    # group, whose gradient is then a small difference of large numbers: so taps, steps and directions vary little.
-    own = {"a_log": (-0.3, 0.3), "dt_bias": (-1.5, 0.3), "skip": (1.0, 0.1), "conv_bias": (0.0, 0.5)}
-    _filled(bench, mixer, conv_weight=(0.0, 0.25), **own)
-    with torch.no_grad():
-        mixer.in_projection.weight[-mixer.heads :] *= 0.3
-        mixer.conv_bias[mixer.inner :] += 1.0
-    return mixer
-
-
-def _check_in_projection(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
-    """The in-projection of the mixer alone, on rows where eps counts."""
-    dtype, precision = DTYPES[name], _precision(bench, name)
-    mixer = _mixer(bench, spec, sizes, dtype)
-    rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype, size=SMALL)
-    _try(
-        bench,
-        f"{name}.in_projection",
-        mixer.in_projection,
-        mixer.choice,
-        rows,
-        partial(reference.norm_linear, eps=EPS),
-        partial(counted.norm_linear_roundings, precision=precision, length=sizes.hidden),
-        formula_of(NormLinear(sizes.hidden, mixer.in_projection.out_features, eps=EPS, device=bench.device)),
+def _norm_row(case: str, size: float, *, memory: bool) -> _Row:
+    return _Row(
+        f"norm.{case}",
+        lambda bench, spec, sizes, made: _chosen(_filled(bench, spec.build_norm(sizes.hidden, eps=EPS, **made))),
+        lambda _: lambda given: reference.rms_norm(given["input"], given["weight"], EPS),
+        lambda sizes, precision: partial(counted.norm_roundings, precision=precision, length=sizes.hidden),
+        lambda *_: lambda given: rms_norm(given["input"], given["weight"], eps=EPS),
+        size=size,
+        memory=memory,
     )
 
 
-def _check_mixer(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
-    """The whole mixer against the recurrence, one row after another."""
-    dtype, precision = DTYPES[name], _precision(bench, name)
-    mixer = _mixer(bench, spec, sizes, dtype)
-    rows = _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype)
-    native = Mamba2Mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=mixer.chunk, device=bench.device)
-    _try(
-        bench,
-        f"{name}.mixer",
-        mixer,
-        mixer.choice,
-        rows,
-        partial(reference.mamba_mixer, **sizes.mixer, eps=EPS),
-        partial(counted.mixer_roundings, precision=precision, length=2 * sizes.hidden),
-        formula_of(native),
+def _mlp_row(activation: Any, size: float, *, gated: bool) -> _Row:
+    options = {"activation": activation, "eps": EPS}
+    return _Row(
+        f"mlp.{activation}",
+        lambda bench, spec, sizes, made: _chosen(
+            _filled(bench, spec.build_mlp(sizes.hidden, sizes.ffn, **options, **made))
+        ),
+        lambda _: partial(reference.mlp, **options),
+        lambda sizes, precision: partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=gated),
+        lambda sizes, made, _: formula_of(NormMLP(sizes.hidden, sizes.ffn, **options, **made)),
+        lambda recipe: partial(emulated_mlp, recipe=recipe, **options),
+        size=size,
+        memory=gated,
     )
 
 
-def _check_recurrent(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
-    """The recurrent block, which TE has nothing for, against its recurrence."""
-    dtype = DTYPES[name]
+def _chosen(layer: Any) -> tuple[Any, Any]:
+    return layer, layer.choice
+
+
+def _in_projection(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> tuple[Any, Any]:
+    mixer = _mixer(bench, spec, sizes, made)
+    return mixer.in_projection, mixer.choice
+
+
+def _plain_projection(sizes: _Sizes, made: dict[str, Any], layer: Any) -> Formula:
+    return formula_of(NormLinear(sizes.hidden, layer.out_features, eps=EPS, device=made["device"]))
+
+
+def _plain_mixer(sizes: _Sizes, made: dict[str, Any], mixer: Any) -> Formula:
+    return formula_of(Mamba2Mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=mixer.chunk, device=made["device"]))
+
+
+def _mixer(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> Any:
+    chunk = 8 if sizes.length < 64 else 64
+    mixer = spec.build_mamba_mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=chunk, **made)
+    return calm_mixer(bench, mixer, torch.float32)
+
+
+def _recurrent(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> tuple[Any, Any]:
     entry = spec.kind_spec("R", device=bench.device)
-    layer = entry.layer(sizes.hidden, **sizes.recurrent, eps=EPS, chunk=8, dtype=dtype, device=bench.device)
+    layer = entry.layer(sizes.hidden, **sizes.recurrent, eps=EPS, chunk=8, **made)
     layer = _filled(bench, layer, input_bias=(-2.0, 0.3), forget_bias=(0.5, 0.3))
     keys = layer.num_heads * layer.key_dim
     with torch.no_grad():
@@ -334,22 +313,87 @@ def _check_recurrent(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
         # that follows it makes noise of it, in any precision.
         layer.in_projection.weight[keys : 2 * keys] = layer.in_projection.weight[:keys]
         layer.in_projection.weight[-2 * layer.num_heads :] *= 0.2
+    return layer, entry.choice
+
+
+def _by_recurrence(sizes: _Sizes) -> Formula:
     heads = {key.removeprefix("num_"): value for key, value in sizes.recurrent.items()}
-    _try(
-        bench,
-        f"{name}.recurrent",
-        layer,
-        entry.choice,
-        _rows(bench, sizes.batch, sizes.length, sizes.hidden, dtype=dtype),
-        partial(reference.recurrent_block, **heads, eps=EPS),
-        partial(counted.recurrent_roundings, precision=counted.precision_of(name), length=sizes.hidden),
+    return partial(reference.recurrent_block, **heads, eps=EPS)
+
+
+NORMS_AND_MLPS: Final = (
+    _norm_row("unit", 1.0, memory=True),
+    _norm_row("small", SMALL, memory=False),
+    _mlp_row("swiglu", 1.0, gated=True),
+    _mlp_row("gelu", SMALL, gated=False),
+)
+IN_PROJECTION: Final = _Row(
+    "in_projection",
+    _in_projection,
+    lambda _: partial(reference.norm_linear, eps=EPS),
+    lambda sizes, precision: partial(counted.norm_linear_roundings, precision=precision, length=sizes.hidden),
+    _plain_projection,
+    lambda recipe: partial(_rows_by_norm, recipe=recipe),
+    size=SMALL,
+    memory=True,
+)
+LAYERS: Final = (*NORMS_AND_MLPS, IN_PROJECTION)
+# The mixer against the recurrence, one row after another, and the block that TE has nothing for.
+SCANS: Final = (
+    _Row(
+        "mixer",
+        lambda bench, spec, sizes, made: _chosen(_mixer(bench, spec, sizes, made)),
+        lambda sizes: partial(reference.mamba_mixer, **sizes.mixer, eps=EPS),
+        lambda sizes, precision: partial(counted.mixer_roundings, precision=precision, length=2 * sizes.hidden),
+        _plain_mixer,
+    ),
+    _Row(
+        "recurrent",
+        _recurrent,
+        _by_recurrence,
+        lambda sizes, precision: partial(
+            counted.recurrent_roundings, precision=replace(precision, operand="", gradient=""), length=sizes.hidden
+        ),
         wanted="native",
+    ),
+)
+IN_RECIPES: Final = (IN_PROJECTION, *NORMS_AND_MLPS[2:])
+
+
+def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, recipe: Any = None) -> None:
+    """One row in one precision, or under a recipe; a layer of each kind leaves nothing behind on the device."""
+    dtype, path = DTYPES[precision], f"{recipe or precision}.{row.name}"
+    made = {"dtype": dtype, "device": bench.device}
+    layer, choice = row.make(bench, spec, sizes, {**made, "recipe": recipe} if row is IN_PROJECTION else made)
+    # Under a recipe: a number of rows that it takes.
+    shape = (8, 32 if sizes.length < 64 else 128) if recipe else (sizes.batch, sizes.length)
+    rows = ((bench.randn(*shape, sizes.hidden) + 0.5) * (1.0 if recipe else row.size)).to(dtype).requires_grad_(True)
+    stored = counted.precision_of(precision, tf32=bench.wants_te and bench.device == "cuda", recipe=recipe)
+    if recipe:
+        widest = layer.out_features if row is IN_PROJECTION else sizes.ffn
+        stored = replace(stored, smallest=sizes.hidden * min(shape[0] * shape[1], widest))
+    trial = layer_trial(
+        path,
+        layer,
+        rows,
+        choice,
+        formula=row.formula(sizes),
+        roundings=row.roundings(sizes, stored),
+        native=row.emulated(recipe) if recipe else row.native(sizes, made, layer),
+        spread=reference.EXPANDED,
+        enter=bench.low_precision(recipe) if recipe else nullcontext,
+        steps=steps_of(recipe),
+        wanted=row.wanted,
     )
+    try_case(bench, trial)
+    if row.memory and precision == "bf16":
+        bench.layer_keeps_nothing(path, layer, rows, enter=trial.enter)
 
 
 def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
     """The class of kind E, forward only: its gradients, paddings and recipes have a cell of their own."""
     dtype, counts = DTYPES[name], [16, 0, 32, 16]
+    precision = counted.precision_of(name, tf32=bench.wants_te and bench.device == "cuda")
     entry = spec.kind_spec("E", device=bench.device)
     shape = sizes.hidden, sizes.ffn
     if entry.choice.observed == "te":
@@ -363,7 +407,7 @@ def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
             weight.copy_(bench.randn(*weight.shape, scale=sizes.hidden**-0.5))
     rows = bench.randn(sum(counts), sizes.hidden, dtype=dtype, grad=True)
     out = bank(rows, counts)
-    rounded = counted.Count(1, 2).roundings(_precision(bench, name), sizes.hidden, "exact products, rounded once")
+    rounded = counted.Count(1, 2).roundings(precision, sizes.hidden, "exact products, rounded once")
     bench.ran_on(f"{name}.experts", entry.choice, out)
     bench.compare(
         f"{name}.experts.forward",
@@ -371,54 +415,3 @@ def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:
         expert_bank(rows.detach().double(), [one.detach().double() for one in weights], counts),
         roundings=rounded,
     )
-
-
-# --- FP8 --------------------------------------------------------------------------------------------------------------
-
-
-def _check_recipe(bench: Bench, spec: Any, sizes: _Sizes, recipe: Any) -> None:
-    """MLP and in-projection under one recipe, on a number of rows that it takes."""
-    if recipe not in EMULATED:
-        bench.check(f"{recipe}.reference", False, "there is no emulation of this recipe to judge it by")
-        return
-    fp8, precision = bench.bridge("fp8_scope"), _precision(bench, "bf16", recipe)
-    scope = partial(
-        fp8.low_precision, target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe
-    )
-    steps = 2 if recipe == "delayed" else 1  # its scales come from the step before; see `emulation`
-    count = 32 if sizes.length < 64 else 128
-
-    def norm_linear(given: Tensors) -> Any:
-        normed = rms_norm(given["input"], given["layer_norm_weight"], eps=EPS)
-        return emulated_linear(normed, given["weight"], recipe)
-
-    mixer = _mixer(bench, spec, sizes, torch.bfloat16, recipe)
-    precision = replace(precision, smallest=sizes.hidden * min(8 * count, mixer.in_projection.out_features))
-    _try(
-        bench,
-        f"{recipe}.in_projection",
-        mixer.in_projection,
-        mixer.choice,
-        _rows(bench, 8, count, sizes.hidden, dtype=torch.bfloat16),
-        partial(reference.norm_linear, eps=EPS),
-        partial(counted.norm_linear_roundings, precision=precision, length=sizes.hidden),
-        norm_linear,
-        enter=scope,
-        steps=steps,
-    )
-    precision = replace(precision, smallest=sizes.hidden * min(8 * count, sizes.ffn))
-    for case, gated in (("swiglu", True), ("gelu", False)):
-        made = {"activation": case, "eps": EPS, "dtype": torch.bfloat16, "device": bench.device}
-        layer = _filled(bench, spec.build_mlp(sizes.hidden, sizes.ffn, **made))
-        _try(
-            bench,
-            f"{recipe}.mlp.{case}",
-            layer,
-            layer.choice,
-            _rows(bench, 8, count, sizes.hidden, dtype=torch.bfloat16),
-            partial(reference.mlp, activation=case, eps=EPS),
-            partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=gated),
-            partial(emulated_mlp, recipe=recipe, activation=case, eps=EPS),
-            enter=scope,
-            steps=steps,
-        )

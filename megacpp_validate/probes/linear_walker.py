@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 
 from .bench import Bench
 from .bounds import Roundings
-from .emulation import EMULATED, emulated_linear, operand_roundings
+from .emulation import emulated_linear, operand_roundings, steps_of
 from .low_precision import check_kept_weights, takes_microbatch
 from .references.layers import linear
 from .trial import Tensors, Trial, run_pass, try_case
@@ -129,13 +129,15 @@ def probe(bench: Bench) -> None:
     for name in DTYPES:
         for case in _cases(bench):
             _check_numbers(bench, walker, case, name, None)
-    if bench.wants_te:
-        for recipe in bench.recipes:
-            _check_recipe(bench, walker, recipe)
-        if bench.device == "cpu" and "delayed" in bench.recipes:  # a real one reads pickles on request only
-            _check_filled_state(bench, walker)
-        for recipe in bench.recipes:
-            _check_kept(bench, walker, recipe)
+    recipes = bench.judged_recipes("")
+    for recipe in recipes:
+        for case in _cases(bench, walker.ALIGNMENT[recipe]):
+            _check_numbers(bench, walker, case, "bf16", recipe)
+        _check_unpadded(bench, walker, recipe)
+    if bench.device == "cpu" and "delayed" in recipes:  # a real one reads pickles on request only
+        _check_filled_state(bench, walker)
+    for recipe in recipes:
+        _check_kept(bench, walker, recipe)
 
 
 def _is_te(module: Any) -> bool:
@@ -326,17 +328,12 @@ def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recip
         native=partial(_native, recipe),
         operands={"input": rows, **dict(plain.named_parameters())},
         gradient=gradient,
-        enter=partial(_scope, bench, recipe) if recipe else nullcontext,
-        steps=2 if recipe == "delayed" else 1,  # its scales come from the step before; see `emulation`
+        enter=bench.low_precision(recipe) if recipe else nullcontext,
+        steps=steps_of(recipe),
     )
     try_case(bench, trial)
     if precision == "bf16" and case.name == "bias":
-        bench.keeps_nothing(trial.path, lambda: _use_again(trial, layer, case, rows))
-
-
-def _use_again(trial: Trial, layer: Any, case: _Case, rows: Any) -> None:
-    leaf = rows.detach().clone().requires_grad_()
-    run_pass(lambda: _padded(layer, case, leaf), {**trial.leaves, "input": leaf}, trial.gradient, trial.enter)
+        bench.layer_keeps_nothing(trial.path, layer, rows, enter=trial.enter)
 
 
 def _roundings(bench: Bench, case: _Case, precision: str, recipe: str | None, tensor: str) -> Roundings:
@@ -371,34 +368,15 @@ def _native(recipe: Any, given: Tensors) -> Any:
 # --- FP8 --------------------------------------------------------------------------------------------------------------
 
 
-def _scope(bench: Bench, recipe: str | None) -> AbstractContextManager[Any]:
-    """The low-precision scope of the target."""
-    fp8 = bench.bridge("fp8_scope")
-    return fp8.low_precision(target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe)
-
-
-def _check_recipe(bench: Bench, walker: Any, recipe: str) -> None:
-    """All cases under one recipe, rows padded where it wants that; and rows that do not fit."""
-    if recipe not in EMULATED:
-        bench.check(f"{recipe}.reference", False, "there is no emulation of this recipe to judge it by")
-        return
-    pad = walker.ALIGNMENT[recipe]
-    for case in _cases(bench, pad):
-        _check_numbers(bench, walker, case, "bf16", recipe)
-    _check_unpadded(bench, walker, recipe)
-
-
 def _check_kept(bench: Bench, walker: Any, recipe: str) -> None:
     """A swapped layer that is told the microbatch takes the weights of this step, in FP8, and no others."""
-    if recipe not in EMULATED:
-        return  # a failed check says so
     case = _cases(bench)[0]
     told, plain = (_swapped_layer(bench, walker, case, torch.bfloat16, recipe)[1] for _ in range(2))
     if not takes_microbatch(told):  # a tree of linear layers never tells them: the block does, and its cell sees that
         bench.check(f"{recipe}.microbatch", True, "not judged: the layer cannot be told; see native_block")
         return
     rows, gradient = _inputs(bench, case, torch.bfloat16)
-    check_kept_weights(bench, recipe, (told, plain), rows, gradient, lambda: _scope(bench, recipe))
+    check_kept_weights(bench, recipe, (told, plain), rows, gradient, bench.low_precision(recipe))
 
 
 def _check_filled_state(bench: Bench, walker: Any) -> None:
@@ -410,7 +388,7 @@ def _check_filled_state(bench: Bench, walker: Any) -> None:
         layers.append(layer)
         for _ in range(3 - number):
             rows, gradient = _inputs(bench, case, torch.bfloat16)
-            run_pass(partial(layer, rows), {"input": rows}, gradient, partial(_scope, bench, "delayed"))
+            run_pass(partial(layer, rows), {"input": rows}, gradient, bench.low_precision("delayed"))
     first, second = layers
     state = first.state_dict()
     added = state.get("_extra_state")
@@ -434,7 +412,7 @@ def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:
     plain, layer, _ = _swapped_layer(bench, walker, case, torch.bfloat16, recipe)
     rows, _ = _inputs(bench, case, torch.bfloat16)
     try:
-        with _scope(bench, recipe):
+        with bench.low_precision(recipe)():
             out = layer(rows)
     except (AssertionError, ValueError, RuntimeError) as refusal:
         bench.check(f"{recipe}.unpadded", True, f"refused: {type(refusal).__name__}: {refusal}")

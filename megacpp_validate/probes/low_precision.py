@@ -20,6 +20,7 @@ scope does not reach gives the very same bits, and one whose backward pass it do
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from .bench import Bench
 from .bounds import RMS_OF_ROUNDING, SAFETY, Roundings, unit_roundoff
 from .emulation import Product, Recipe, operand_roundings
 from .memory import Enter
+from .trial import run_pass
 
 
 def low_precision_ran(error: float, roundings: Roundings, of: str = "") -> Part:
@@ -92,13 +94,10 @@ def check_kept_weights(
             own.copy_(other)
 
     def step(layer: Any, first: bool | None, scope: Enter = enter) -> dict[str, Any]:
-        layer.zero_grad(set_to_none=True)
         leaf = rows.detach().clone().requires_grad_()
-        with scope():
-            out = run(layer, leaf, first)
-        out.backward(gradient)
-        weights = {f"grad.{part}": weight.grad for part, weight in layer.named_parameters()}
-        return {"forward": out.detach(), "grad.input": leaf.grad, **weights}
+        leaves = {"input": leaf, **dict(layer.named_parameters())}
+        seen = run_pass(lambda: run(layer, leaf, first), leaves, gradient, scope)
+        return {**seen, "forward": seen["forward"].detach()}
 
     step(told, True)
     before = step(plain, None)
@@ -134,14 +133,19 @@ def _compared(name: str, seen: dict[str, Any], wanted: dict[str, Any], low: list
     return Check(name, all(part.passed for part in parts), parts)
 
 
-def _off(seen: Any, wanted: Any) -> float:
-    """How far apart two tensors are, relative to the second; infinity where one is not there."""
+def _off(seen: Any, wanted: Any, lost: float = math.inf) -> float:
+    """How far apart two tensors are, relative to the second.
+
+    Args:
+        seen, wanted: the same shape; None where there is none.
+        lost: the answer where one is missing, or where the second holds nothing but zeros. Two zeros, as gradients of
+            an idle expert are, are the same unless `lost` is NaN.
+    """
     if seen is None or wanted is None or seen.shape != wanted.shape:
-        return float("inf")
-    if torch.equal(seen, wanted):
-        return 0.0
-    norm = wanted.double().norm()
-    return float((seen.double() - wanted.double()).norm() / norm)
+        return lost
+    if not bool(wanted.any()):
+        return lost if math.isnan(lost) or bool(seen.any()) else 0.0
+    return float((seen.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 @dataclass
@@ -242,14 +246,7 @@ def _parts(watched: Watched, recipe: Recipe) -> list[Part]:
             continue
         product: Product = "forward" if part == "forward" else "dgrad" if part == "grad.input" else "wgrad"
         roundings = operand_roundings(recipe, product, lengths[product])
-        floor, off = roundings.bound() / SAFETY / 2, _off_of_layers_in_low_precision(tensor, outside[part])
+        floor, off = roundings.bound() / SAFETY / 2, _off(tensor, outside[part], math.nan)  # a lost one is no fallback
         why = f"half the error that the roundings must make: {roundings.why}"
         made.append(Part(part, off, floor, off >= floor, why, at_least=True))
     return made
-
-
-def _off_of_layers_in_low_precision(seen: Any, wanted: Any) -> float:
-    """How far apart two tensors are, relative to the second; NaN where one is not there, or there is nothing in it."""
-    if seen is None or wanted is None or seen.shape != wanted.shape or not bool(wanted.any()):
-        return float("nan")
-    return float((seen.double() - wanted.double()).norm() / wanted.double().norm())

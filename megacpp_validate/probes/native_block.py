@@ -8,12 +8,12 @@ A pass of an A-block beside its fp64 reference: output and every gradient, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.func import functional_call
 
 from ..native.attention import attention
 from ..native.block import ABlock
@@ -22,16 +22,16 @@ from ..native.norms import rms_norm
 from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
 from .bounds import Roundings
-from .emulation import EMULATED, emulated_linear, emulated_mlp
+from .emulation import emulated_linear, emulated_mlp, steps_of
 from .low_precision import MICROBATCH, check_kept_weights, check_layers_in_low_precision, watching_layers
-from .memory import Enter
-from .observe import graph_nodes, marking_vendor_layers, recording_argument
+from .observe import graph_nodes, recording_argument
 from .references.attention import Sizes, attention_branch, block_step, mlp_branch, rotary_tables, rotated, visible
-from .references.roundings import Precision, block_roundings, precision_of
-from .trial import Tensors, formula_pass, run_pass, tf32_products
+from .references.roundings import block_roundings, precision_of
+from .trial import Formula, Tensors, Trial, try_again, try_case
 
 HEADS: Final = 8
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
+PARTS: Final = ("query", "key", "value")
 SMALL: Final = 2.0**-8  # rows of this size have a mean square of about eps
 
 
@@ -156,18 +156,6 @@ def new_layer(bench: Bench, bridge: Any, sample: Sample) -> Any:
     return layer
 
 
-def layer_step(layer: Any, sample: Sample, enter: Enter) -> dict[str, Any]:
-    """A pass of the wrapper, weights by native names."""
-    parameters = dict((layer.native or layer.te).named_parameters())
-    call = partial(layer, sample.rows, rope=sample.rope, **sample.options)
-    with marking_vendor_layers():
-        seen = run_pass(call, {"rows": sample.rows, **parameters}, sample.gradient, enter)
-    if layer.te is not None:
-        split = [seen.pop(f"grad.qkv.{part}_weight") for part in ("query", "key", "value")]
-        seen["grad.qkv.weight"] = None if any(part is None for part in split) else torch.cat(split)
-    return seen
-
-
 def layer_inputs(bench: Bench, sample: Sample) -> dict[str, tuple[Any, Any]]:
     """For each layer of the block alone: rows that it takes, and the gradient of what it gives."""
     weights = sample.weights
@@ -180,28 +168,31 @@ def layer_inputs(bench: Bench, sample: Sample) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def native_step(sample: Sample) -> dict[str, Any]:
-    """The plain block in the same precision."""
+def native_formula(sample: Sample) -> Formula:
+    """The plain block, of parted operands."""
     case, weights = sample.case, sample.weights
     block = ABlock(
         weights["out.weight"].shape[0], weights["mlp.fc2_weight"].shape[1], HEADS, case.width, case.groups,
         activation=case.activation, eps=sample.eps, dtype=sample.rows.dtype, device=sample.rows.device,
     )  # fmt: skip
-    block.load_state_dict(weights)
-    rows = sample.rows.detach().clone().requires_grad_()
-    leaves = {"rows": rows, **dict(block.named_parameters())}
-    return run_pass(lambda: block(rows, rope=sample.rope, **sample.options), leaves, sample.gradient)
+
+    def formula(given: Tensors) -> Any:
+        joint = _joined(given)
+        return functional_call(block, joint, (joint.pop("rows"),), {"rope": sample.rope, **sample.options})
+
+    return formula
 
 
-def emulated_step(sample: Sample, recipe: Any) -> dict[str, Any]:
+def emulated_formula(sample: Sample, recipe: Any) -> Formula:
     """The plain block with the operands of its four linear layers rounded as the recipe rounds them."""
     case, width, eps = sample.case, sample.case.width, sample.eps
 
-    def block(given: Tensors) -> Any:
+    def block(parts: Tensors) -> Any:
+        given = _joined(parts)
         normed = rms_norm(given["rows"], given["qkv.layer_norm_weight"], eps=eps)
         mixed = emulated_linear(normed, given["qkv.weight"], recipe)
-        parts = mixed.split([HEADS * width, case.groups * width, case.groups * width], dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
+        heads = mixed.split([HEADS * width, case.groups * width, case.groups * width], dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in heads)
         if sample.rope is not None:
             query, key = apply_rope(query, *sample.rope), apply_rope(key, *sample.rope)
         attended = attention(query, key, value).transpose(1, 2).flatten(2)
@@ -209,70 +200,69 @@ def emulated_step(sample: Sample, recipe: Any) -> dict[str, Any]:
         mlp = {name.removeprefix("mlp."): weight for name, weight in given.items()}
         return stream + emulated_mlp({**mlp, "input": stream}, recipe, activation=case.activation, eps=eps)
 
-    return formula_pass(block, {"rows": sample.rows, **sample.weights}, sample.gradient)
+    return block
 
 
-def compare_block(
-    bench: Bench, path: str, sample: Sample, seen: dict[str, Any], native: dict[str, Any] | None, precision: Precision,
-    *, shown: Callable[[str], str] = str,
-) -> dict[str, Any]:  # fmt: skip
-    """Output and every gradient against fp64, which is given back by native names.
+def block_trial(
+    path: str, sample: Sample, call: Callable[[], Any], leaves: Tensors, choice: Callable[[], Any], *,
+    recipe: Any = None, **more: Any,
+) -> Trial:  # fmt: skip
+    """A pass of an A-block beside its fp64 reference.
 
     Args:
-        bench: where checks go.
-        path: of their names.
-        sample: that the pass was of.
-        seen: output "out", gradients of "rows" and of weights, by native names.
-        native: the same of plain torch in the same precision, where there is one.
-        precision: of the pass.
-        shown: native name of a gradient -> how a check names it.
+        path: of the checks.
+        sample: that the pass is of.
+        call: the block under test.
+        leaves: "rows" and its parameters; `named` of `more` gives native names to their gradients.
+        choice: of the block.
+        recipe: that its products are rounded by.
+        more: of the trial.
     """
     wanted = block_step(sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen(), sample.rope)
     batch, length, hidden = sample.rows.shape
     ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * sample.case.width
-    bounds = partial(
-        block_roundings,
-        shares=wanted.shares,
-        precision=precision,
-        length=max(joint, batch * length, hidden, ffn),
-        gated=is_gated(sample.case.activation),
-    )
     smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
     # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
     independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
-    out = seen["forward"]
-    bench.check(f"{path}.dtype", out.dtype == sample.rows.dtype, f"{out.dtype} from {sample.rows.dtype}")
-    found = {"forward": wanted.out, **{f"grad.{name}": tensor for name, tensor in wanted.gradients.items()}}
-    reference = _parted(found, sample)
+    exact = parted({"forward": wanted.out, **{f"grad.{name}": one for name, one in wanted.gradients.items()}}, sample)
     # The weight of a single key is 1, so its score has no gradient: what is left is small beside that of the values.
-    alone = {f"grad.{name}": float(reference["grad.qkv.weight.value"].norm()) for name in independent if length == 1}
+    alone = {f"grad.{name}": float(exact["grad.qkv.weight.value"].norm()) for name in independent if length == 1}
+    stored = "fp32" if sample.rows.dtype == torch.float32 else "bf16"
 
     def roundings(tensor: str) -> Roundings:
-        name = tensor.removeprefix("grad.")
-        return bounds(name, independent=independent.get(name, smallest))
-
-    def named(tensors: dict[str, Any]) -> dict[str, Any]:
-        return {shown(name): tensor for name, tensor in _parted(tensors, sample).items()}
-
-    plain = {shown(name): name for name in reference}
-    with bench.scope(path):
-        bench.compare_pass(
-            named(seen),
-            named(found),
-            lambda name: roundings(plain[name]),
-            native=None if native is None else named(native),
-            scales={shown(name): scale for name, scale in alone.items()},
+        name, by_te = tensor.removeprefix("grad."), choice().observed == "te"
+        return block_roundings(
+            name,
+            wanted.shares,
+            precision_of(stored, tf32=by_te and sample.rows.is_cuda, recipe=recipe),
+            max(joint, batch * length, hidden, ffn),
+            gated=is_gated(sample.case.activation),
+            independent=independent.get(name, smallest),
         )
+
+    native = native_formula(sample) if recipe is None else emulated_formula(sample, recipe)
+    operands = parted({"rows": sample.rows, **sample.weights}, sample)
+    given = {"operands": operands, "exact": exact, "scales": alone, "gradient": sample.gradient, "marked": True, **more}
+    return Trial(path, call, leaves, choice, native, roundings, native, **given)
+
+
+def parted(tensors: Tensors, sample: Sample) -> dict[str, Any]:
+    """The joint QKV weight, or its gradient, in its three parts, each held to its own norm."""
+    width, groups, found = sample.case.width, sample.case.groups, dict[str, Any]()
+    for name, tensor in tensors.items():
+        if name.removeprefix("grad.") != "qkv.weight":
+            found[name] = tensor
+            continue
+        sizes = [HEADS * width, groups * width, groups * width]
+        parts = (None,) * 3 if tensor is None else tensor.detach().split(sizes)
+        found |= dict(zip((f"{name}.{part}" for part in PARTS), parts, strict=True))
     return found
 
 
-def _parted(tensors: dict[str, Any], sample: Sample) -> dict[str, Any]:
-    """The gradient of the joint QKV weight in its three parts, each held to its own norm."""
-    joint = tensors["grad.qkv.weight"]
-    width, groups = sample.case.width, sample.case.groups
-    parts = (None,) * 3 if joint is None else joint.split([HEADS * width, groups * width, groups * width])
-    rest = {name: tensor for name, tensor in tensors.items() if name != "grad.qkv.weight"}
-    return rest | dict(zip((f"grad.qkv.weight.{part}" for part in ("query", "key", "value")), parts, strict=True))
+def _joined(given: Tensors) -> dict[str, Any]:
+    """The other way round."""
+    rest = {name: tensor for name, tensor in given.items() if not name.startswith("qkv.weight.")}
+    return {**rest, "qkv.weight": torch.cat([given[f"qkv.weight.{part}"] for part in PARTS])}
 
 
 def check_layers_ran(bench: Bench, path: str, out: Any, layers: Sequence[str]) -> None:
@@ -312,9 +302,9 @@ def probe(bench: Bench) -> None:
                 _run(bench, bridge, case, dtype)
     for case in REFUSED:
         _run(bench, bridge, case, "bf16")
-    if bench.wants_te:
-        for recipe in bench.recipes:
-            _run_recipe(bench, bridge, recipe)
+    recipes = bench.judged_recipes("fp8.")
+    for recipe in recipes:
+        _run_recipe(bench, bridge, recipe)
     if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
         _check_again(bench, bridge)
         if bench.wants_te:
@@ -323,26 +313,31 @@ def probe(bench: Bench) -> None:
     _check_weights(bench, bridge)
     _check_shards(bench)
     _refusals(bench, bridge)
-    for recipe in bench.recipes if bench.wants_te else ():
+    for recipe in recipes:
         _check_kept(bench, bridge, recipe)
+
+
+def layer_trial(path: str, layer: Any, sample: Sample, **more: Any) -> Trial:
+    """A pass of the wrapper."""
+    leaves = {"rows": sample.rows, **dict((layer.native or layer.te).named_parameters())}
+
+    own = {f"grad.qkv.{part}_weight": f"grad.qkv.weight.{part}" for part in PARTS}  # of Transformer Engine's layer
+
+    def named(seen: dict[str, Any]) -> dict[str, Any]:
+        return parted({own.get(name, name): tensor for name, tensor in seen.items()}, sample)
+
+    call = partial(layer, sample.rows, rope=sample.rope, **sample.options)
+    return block_trial(path, sample, call, leaves, lambda: layer.choice, named=named, **more)
 
 
 def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     """One case in one dtype, outside of FP8."""
-    sample = new_sample(bench, case, DTYPES[dtype])
+    sample, path = new_sample(bench, case, DTYPES[dtype]), f"{dtype}.{case.name}"
     layer = new_layer(bench, bridge, sample)
-    with marking_vendor_layers():
-        seen = layer_step(layer, sample, nullcontext)
-    path = f"{dtype}.{case.name}"
-    if case.code:
-        _check_refused(bench, path, layer.choice, case.code)
-    bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"], wanted="native" if case.code else "")
+    trial = layer_trial(path, layer, sample, code=case.code, ran_as=f"native_block.{path}")
+    out = try_case(bench, trial).seen["forward"]
     if bench.wants_te and not case.code:
-        check_layers_ran(bench, path, seen["forward"], LAYERS)
-    tf32 = dtype == "fp32" and layer.choice.observed == "te" and bench.device == "cuda"
-    with tf32_products() if tf32 else nullcontext():
-        native = native_step(sample) if layer.choice.observed == "te" else None
-    compare_block(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32))
+        check_layers_ran(bench, path, out, LAYERS)
     if case is PLAIN and dtype == "bf16":
         bench.layer_keeps_nothing(dtype, layer, sample.rows, rope=sample.rope)
 
@@ -353,15 +348,12 @@ def _check_again(bench: Bench, bridge: Any) -> None:
     for index, case in enumerate(
         (GATED, GATED, REFUSED[1], REFUSED[0], replace(ODD, activation=GATED.activation), GATED)
     ):
-        sample = new_sample(bench, case, torch.float32)
+        sample, path = new_sample(bench, case, torch.float32), f"again.{index}.{case.name}"
         layer.load_native_state_dict(sample.weights)
-        seen, again = (layer_step(layer, sample, nullcontext) for _ in range(2))
-        path = f"again.{index}.{case.name}"
-        bench.same_bits(f"{path}.bits", seen.values(), again.values())
+        try_again(bench, layer_trial(path, layer, sample))
         codes = [refusal.code for refusal in layer.choice.refusals]
         right = codes == [case.code] if bench.wants_te and case.code else not bench.wants_te or not codes
         bench.check(f"{path}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
-        compare_block(bench, path, sample, again, None, precision_of("fp32"))
 
 
 def _check_microbatch(bench: Bench, bridge: Any) -> None:
@@ -390,41 +382,21 @@ def _check_rotation(bench: Bench) -> None:
 
 
 def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
-    """A gated and a plain block under one FP8 recipe."""
-    if recipe not in EMULATED:
-        bench.check(f"fp8.{recipe}.reference", False, f"nothing emulates {recipe}: there is no bound to hold it to")
-        return
-    enter = _scope(bench, recipe)
+    """A gated and a plain block under one FP8 recipe, and one that it does not take."""
+    enter = bench.low_precision(recipe)
     for case in (GATED,) if bench.quick else (GATED, PLAIN):
         # With branches as large as elsewhere, what each adds to the other's errors would widen FP8 bounds beyond use.
-        sample = new_sample(bench, case, torch.bfloat16, branches=0.5)
+        sample, path = new_sample(bench, case, torch.bfloat16, branches=0.5), f"fp8.{recipe}.{case.name}"
         layer = new_layer(bench, bridge, sample)
-        if recipe == "delayed":  # its scales come from the step before; see `emulation`
-            layer_step(layer, sample, enter)
+        trial = layer_trial(path, layer, sample, recipe=recipe, enter=enter, ran_as=f"native_block.{path}")
         with watching_layers(_low_layers(layer)) as watched:
-            seen = layer_step(layer, sample, enter)
-        path = f"fp8.{recipe}.{case.name}"
-        bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"])
-        native = emulated_step(sample, recipe)
-        compare_block(bench, path, sample, seen, native, precision_of("bf16", recipe=recipe))
+            try_case(bench, replace(trial, steps=steps_of(recipe)))
         check_layers_in_low_precision(bench, path, recipe, watched)
         if case is GATED:
             bench.layer_keeps_nothing(f"fp8.{recipe}", layer, sample.rows, enter=enter, rope=sample.rope)
-    sample = new_sample(bench, ODD, torch.bfloat16)
-    layer = new_layer(bench, bridge, sample)
-    seen = layer_step(layer, sample, enter)
-    path = f"fp8.{recipe}.{ODD.name}"
-    _check_refused(bench, path, layer.choice, "fp8-alignment")
-    bench.ran_on(f"native_block.{path}", layer.choice, seen["forward"], wanted="native")
-    compare_block(bench, path, sample, seen, None, precision_of("bf16"))
-
-
-def _scope(bench: Bench, recipe: str) -> Any:
-    """What makes the low-precision scope of the target."""
-    fp8 = bench.bridge("fp8_scope")
-    return partial(
-        fp8.low_precision, target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe
-    )
+    sample, path = new_sample(bench, ODD, torch.bfloat16), f"fp8.{recipe}.{ODD.name}"
+    trial = layer_trial(path, new_layer(bench, bridge, sample), sample, enter=enter, ran_as=f"native_block.{path}")
+    try_case(bench, replace(trial, code="fp8-alignment"))
 
 
 def _low_layers(layer: Any) -> dict[str, Any]:
@@ -434,19 +406,12 @@ def _low_layers(layer: Any) -> dict[str, Any]:
 
 def _check_kept(bench: Bench, bridge: Any, recipe: Any) -> None:
     """Each layer of the block takes the weights of this step, in FP8, and no others."""
-    if recipe not in EMULATED:
-        return  # a failed check says so
     sample = new_sample(bench, GATED, torch.bfloat16)
     told, plain = (_low_layers(new_layer(bench, bridge, sample)) for _ in range(2))
     for name, (rows, gradient) in layer_inputs(bench, sample).items():
         if name in told:
-            pair = told[name], plain[name]
-            check_kept_weights(bench, f"fp8.{recipe}.{name}", pair, rows, gradient, _scope(bench, recipe))
-
-
-def _check_refused(bench: Bench, path: str, choice: Any, code: str) -> None:
-    codes = [refusal.code for refusal in choice.refusals]
-    bench.check(f"{path}.refused", codes == [code], f"Transformer Engine refused with {codes}")
+            pair, path = (told[name], plain[name]), f"fp8.{recipe}.{name}"
+            check_kept_weights(bench, path, pair, rows, gradient, bench.low_precision(recipe))
 
 
 # --- weights ----------------------------------------------------------------------------------------------
@@ -535,5 +500,4 @@ def _refusals(bench: Bench, bridge: Any) -> None:
         "split-rows": (errors.WeightMismatch, lambda: weights.split_qkv(qkv, 0, 2, 8, 4, 16)),
         "split-gate": (errors.NotDivisible, lambda: weights.split_gated(qkv[:6], 0, 2)),
     }
-    for name, (error, call) in calls.items():
-        bench.refuses(f"refuses.{name}", error, call)
+    bench.refuses_each(calls)

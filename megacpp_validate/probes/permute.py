@@ -17,6 +17,7 @@ from .bench import Bench
 from .bounds import Roundings
 from .memory import drop_gradients
 from .references.experts import Entry, copied, count, entries, picked, places, put_back, reordered, spread, summed
+from .trial import Tensors, Trial, try_case
 
 EXPERTS: Final = 8
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -262,51 +263,47 @@ def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layou
 def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     """Rows to tokens, summed as they are and weighted, and the gradients of rows and weights."""
     routed = route(bench, case, DTYPES[dtype])
-    dispatch = bridge.Dispatch(EXPERTS)
+    dispatch, ids, number = bridge.Dispatch(EXPERTS), token_ids(routed), len(routed.tokens)
     sent = dispatch.permute(routed.tokens.requires_grad_(), routed.probs, routed.routing_map)
     upstream = bench.randn(*routed.tokens.shape, dtype=DTYPES[dtype])
+    copies = copied(upstream, routed.rows)
+    in_fp32 = Roundings((("fp32", 2),), routed.tokens.shape[1], why="products of gradient and row summed in fp32")
+    once = Roundings((("fp32", 1), (dtype, 1)), 1, why="gradient times weight in fp32, rounded")
     for weights in (None, bench.rand(*routed.probs.shape).add_(0.1).requires_grad_()):
         name = "sum" if weights is None else "weighted"
         rows = bench.randn(*sent.rows.shape, dtype=DTYPES[dtype], grad=True)
-        back = dispatch.unpermute(rows, sent.row_map, probs=weights)
-        bench.ran_on(f"unpermute.{dtype}.{case.name}.{name}", dispatch.choice, back)
-        back.backward(upstream)
-        _compare_back(bench, case, dtype, routed, rows, weights, back, upstream)
+        leaves, wanted = {"rows": rows}, {"forward": summed(rows, routed.rows, number, weights)}
+        scales, bounds = {}, {"grad.rows": once, "grad.probs": in_fp32}
+        bounds["forward"] = sum_of_rows(case, dtype, "a token's rows summed", weighted=weights is not None)
+        if weights is not None:
+            leaves["probs"] = weights
+            wanted["grad.rows"] = copies.double() * picked(weights, routed.rows).double()[:, None]
+            terms = copies.double() * rows.detach().double()
+            wanted["grad.probs"] = put_back(terms.sum(1), routed.rows, weights.shape)
+            if case.one_token:  # both of its two sums may cancel
+                scales["grad.probs"] = float(terms.norm())
 
+        def plain(given: Tensors) -> Any:
+            own = pick(given["probs"], routed) if "probs" in given else None
+            return native.unpermute(given["rows"], ids, num_tokens=number, row_probs=own)
 
-def _compare_back(
-    bench: Bench, case: Case, dtype: str, routed: Routed, rows: Any, weights: Any, back: Any, upstream: Any
-) -> None:
-    """Held to fp64: the way back, and its gradients."""
-    name = "sum" if weights is None else "weighted"
-    plain = _native_back(rows, routed, weights, upstream) if bench.wants_te else (None, None, None)
-    bench.compare(
-        f"{name}.forward",
-        back,
-        summed(rows, routed.rows, len(routed.tokens), weights),
-        roundings=sum_of_rows(case, dtype, "a token's rows summed", weighted=weights is not None),
-        native=plain[0],
-    )
-    copies = copied(upstream, routed.rows)
-    if weights is None:
-        exact(bench, f"{name}.grad.rows", rows.grad, copies)
-        return
-    bench.compare(
-        f"{name}.grad.rows",
-        rows.grad,
-        copies.double() * picked(weights, routed.rows).double()[:, None],
-        roundings=Roundings((("fp32", 1), (dtype, 1)), 1, why="gradient times weight in fp32, rounded"),
-        native=plain[1],
-    )
-    terms = copies.double() * rows.detach().double()
-    bench.compare(
-        f"{name}.grad.probs",
-        weights.grad,
-        put_back(terms.sum(1), routed.rows, weights.shape),
-        roundings=Roundings((("fp32", 2),), rows.shape[1], why="products of gradient and row summed in fp32"),
-        native=plain[2],
-        scale=float(terms.norm()) if case.one_token else None,  # both of its two sums may cancel
-    )
+        trial = Trial(
+            name,
+            call=partial(dispatch.unpermute, rows, sent.row_map, probs=weights),
+            leaves=leaves,
+            choice=lambda: dispatch.choice,
+            formula=plain,
+            roundings=bounds.__getitem__,
+            native=plain,
+            gradient=upstream,
+            ran_as=f"unpermute.{dtype}.{case.name}.{name}",
+            exact=wanted,
+            scales=scales,
+            checks_dtype=False,
+        )
+        tried = try_case(bench, trial)
+        if weights is None:
+            exact(bench, f"{name}.grad.rows", tried.seen["grad.rows"], copies)
 
 
 def _padded(bench: Bench, bridge: Any, **layout: Any) -> None:
@@ -473,63 +470,36 @@ def _empty(bench: Bench, bridge: Any) -> None:
                 exact(bench, "grad.tokens", tokens.grad, torch.zeros_like(tokens))
 
 
-def _native_back(rows: Any, routed: Routed, weights: Any, upstream: Any) -> tuple[Any, ...]:
-    """The plain path in the same precision: tokens, gradients of rows and of weights."""
-    leaf = rows.detach().requires_grad_()
-    if weights is None:
-        back = native.unpermute(leaf, token_ids(routed), num_tokens=len(routed.tokens))
-        return (back, *torch.autograd.grad(back, leaf, upstream), None)
-    own = weights.detach().requires_grad_()
-    back = native.unpermute(leaf, token_ids(routed), num_tokens=len(routed.tokens), row_probs=pick(own, routed))
-    return (back, *torch.autograd.grad(back, (leaf, own), upstream))
-
-
 # --- wrong input ------------------------------------------------------------------------------------------
 
 
 def _refusals(bench: Bench, bridge: Any) -> None:
     """What must be refused before any kernel, by class, with a next step."""
     errors = bench.bridge("errors")
+    shape, dtype, number = errors.WrongShape, errors.WrongDtype, errors.TokenCountMismatch
     routed = route(bench, MIXED, torch.bfloat16)
     tokens, probs, routing_map, counts = routed.tokens, routed.probs, routed.routing_map, routed.counts
-    make = bridge.Dispatch
-    dispatch = make(EXPERTS)
-    sent = dispatch.permute(tokens, probs, routing_map)
+    make, dispatch = bridge.Dispatch, bridge.Dispatch(EXPERTS)
+    permute, back, sort = dispatch.permute, dispatch.unpermute, dispatch.sort_chunks
+    sent = permute(tokens, probs, routing_map)
+    rows, row_map = sent.rows, sent.row_map
     wrong = [counts[0] + 1, *counts[1:]] if bench.device == "cpu" else [len(tokens) + 1, *counts[1:]]
-    calls: dict[str, tuple[type[BaseException], Callable[[], Any]]] = {
-        "rank": (errors.WrongShape, lambda: dispatch.permute(tokens[None], probs, routing_map)),
-        "map-shape": (errors.WrongShape, lambda: dispatch.permute(tokens, probs, routing_map[:, :-1])),
-        "map-dtype": (errors.WrongDtype, lambda: dispatch.permute(tokens, probs, routing_map.int())),
-        "probs-shape": (errors.WrongShape, lambda: dispatch.permute(tokens, probs[:, :2], routing_map)),
-        "probs-dtype": (errors.WrongDtype, lambda: dispatch.permute(tokens, probs.int(), routing_map)),
-        "counts": (
-            errors.TokenCountMismatch,
-            lambda: dispatch.permute(tokens, probs, routing_map, rows_per_expert=wrong),
-        ),
-        "counts-length": (
-            errors.TokenCountMismatch,
-            lambda: dispatch.permute(tokens, probs, routing_map, rows_per_expert=counts[:-1]),
-        ),
-        "rows": (errors.TokenCountMismatch, lambda: dispatch.unpermute(sent.rows[:-1], sent.row_map)),
-        "rows-rank": (errors.WrongShape, lambda: dispatch.unpermute(sent.rows[None], sent.row_map)),
-        "rows-dtype": (
-            errors.WrongDtype,
-            lambda: dispatch.unpermute(sent.rows.to(torch.float8_e4m3fn), sent.row_map),
-        ),
-        "weights-shape": (
-            errors.WrongShape,
-            lambda: dispatch.unpermute(sent.rows, sent.row_map, probs=sent.row_probs),
-        ),
-        "chunk-sizes": (
-            errors.TokenCountMismatch,
-            lambda: dispatch.sort_chunks(sent.rows, [1, 1], [0, 1]),
-        ),
-        "chunk-order": (
-            errors.WrongShape,
-            lambda: dispatch.sort_chunks(sent.rows, [len(sent.rows), 0], [0, 0]),
-        ),
-        "layout": (errors.UnknownName, lambda: make(EXPERTS, layout="ragged")),
-        "capacity": (errors.WrongShape, lambda: make(EXPERTS, layout="padded")),
-    }
-    for name, (error, call) in calls.items():
-        bench.refuses(f"refuses.{name}", error, call)
+    bench.refuses_each(
+        {
+            "rank": (shape, lambda: permute(tokens[None], probs, routing_map)),
+            "map-shape": (shape, lambda: permute(tokens, probs, routing_map[:, :-1])),
+            "map-dtype": (dtype, lambda: permute(tokens, probs, routing_map.int())),
+            "probs-shape": (shape, lambda: permute(tokens, probs[:, :2], routing_map)),
+            "probs-dtype": (dtype, lambda: permute(tokens, probs.int(), routing_map)),
+            "counts": (number, lambda: permute(tokens, probs, routing_map, rows_per_expert=wrong)),
+            "counts-length": (number, lambda: permute(tokens, probs, routing_map, rows_per_expert=counts[:-1])),
+            "rows": (number, lambda: back(rows[:-1], row_map)),
+            "rows-rank": (shape, lambda: back(rows[None], row_map)),
+            "rows-dtype": (dtype, lambda: back(rows.to(torch.float8_e4m3fn), row_map)),
+            "weights-shape": (shape, lambda: back(rows, row_map, probs=sent.row_probs)),
+            "chunk-sizes": (number, lambda: sort(rows, [1, 1], [0, 1])),
+            "chunk-order": (shape, lambda: sort(rows, [len(rows), 0], [0, 0])),
+            "layout": (errors.UnknownName, lambda: make(EXPERTS, layout="ragged")),
+            "capacity": (shape, lambda: make(EXPERTS, layout="padded")),
+        }
+    )

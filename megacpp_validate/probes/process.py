@@ -17,19 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from ..evidence.receipt import (
-    Backend,
-    Check,
-    Compiler,
-    Failure,
-    Machine,
-    Outcome,
-    Quantizer,
-    Receipt,
-    Timing,
-    TrainingRecord,
-    cell_id,
-)
+from ..evidence.receipt import Check, Failure, Machine, Outcome, Receipt, Timing, cell_id
 from ..jit import monitor
 from .fingerprint import read_libraries, read_machine, read_packages
 from .jit_record import JitRecord
@@ -48,6 +36,7 @@ _VENDORS: Final = frozenset({
     "transformer_engine", "flash_attn", "flash_attn_interface", "flash_attn_3", "deep_gemm", "cutlass", "triton",
     "liger_kernel", "cudnn", "torch",
 })  # fmt: skip
+_LISTS: Final = ("checks", "backends", "quantizers", "compilers", "training")  # of a bench and of a receipt
 _LONGEST_TEXT: Final = 20_000
 
 
@@ -59,15 +48,10 @@ class _Seen:
     reason: str = ""
     failure: Failure | None = None
     blocked_by: str = ""
-    checks: list[Check] = field(default_factory=list)
-    backends: list[Backend] = field(default_factory=list)
-    quantizers: list[Quantizer] = field(default_factory=list)
-    compilers: list[Compiler] = field(default_factory=list)
-    training: list[TrainingRecord] = field(default_factory=list)
+    bench: Bench | None = None
     timings: tuple[Timing, ...] = ()
     note: str = ""  # what there is to say of a pass
     lacking: str = ""  # what the probe needs and is not here
-    unsupported: str = ""  # why the target has not what the cell is about
     seconds: dict[str, float] = field(default_factory=dict)
     jit: JitRecord = field(default_factory=JitRecord)
     machine: Machine = field(default_factory=Machine)
@@ -80,6 +64,11 @@ class _Seen:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
+
+    @property
+    def checks(self) -> list[Check]:
+        """Of the bench, as far as the probe came."""
+        return self.bench.checks if self.bench else []
 
     def ended(self, outcome: Outcome, reason: str, failure: Failure | None = None) -> None:
         self.outcome, self.reason, self.failure = outcome, reason, failure
@@ -135,10 +124,7 @@ def _run(order: Order, seen: _Seen) -> None:
                 return seen.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
     module = importlib.import_module(f"{PROBES}.{order.code or order.probe}")
     with _in_turn(seen, order, computing):
-        bench = _new_bench(order, torch)
-        # Kept also where the probe raises half way.
-        seen.checks, seen.backends = bench.checks, bench.backends
-        seen.quantizers, seen.compilers, seen.training = bench.quantizers, bench.compilers, bench.training
+        bench = seen.bench = _new_bench(order, torch)  # kept also where the probe raises half way
         seen.jit.ranks = bench.rank_jit
         if not order.only_times:
             _observe(order, module.probe, bench, seen, torch)
@@ -169,7 +155,6 @@ def _observe(order: Order, probe: Any, bench: Bench, seen: _Seen, torch: Any) ->
         seen.lacking = str(lacking)
     finally:
         seen.jit.warm_up = monitor.compiled_since(before)
-        seen.unsupported = bench.unsupported
     _judge(seen)
     if bench.device == "cuda" and seen.outcome is Outcome.PASS and not (order.quick or order.once):
         with seen.phase("second-use"):
@@ -226,8 +211,8 @@ def _judge(seen: _Seen) -> None:
         return seen.ended(Outcome.NOT_RUN, seen.lacking)
     if not seen.checks:
         return seen.ended(Outcome.ERROR, "the probe checked nothing")
-    if seen.unsupported:
-        return seen.ended(Outcome.EXPECTED_UNSUPPORTED, seen.unsupported)
+    if seen.bench is not None and seen.bench.unsupported:
+        return seen.ended(Outcome.EXPECTED_UNSUPPORTED, seen.bench.unsupported)
     return seen.ended(Outcome.PASS, seen.note)
 
 
@@ -313,6 +298,7 @@ def _synchronize(torch: Any) -> None:
 
 def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
     gpu = "torch" in sys.modules and order.target.id != "cpu"
+    lists: dict[str, Any] = {name: tuple(getattr(seen.bench, name, ())) for name in _LISTS}
     return Receipt(
         cell=order.cell,
         stack=order.stack,
@@ -322,8 +308,7 @@ def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
         reason=seen.reason,
         requested=order.requested,
         requested_because=order.requested_because,
-        checks=tuple(seen.checks),
-        backends=tuple(seen.backends),
+        **lists,
         packages=read_packages(),
         libraries=read_libraries() if gpu else (),
         machine=seen.machine,
@@ -335,9 +320,6 @@ def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
         seconds=dict(seen.seconds),
         peak_memory_mib=_peak_memory_mib(gpu),
         timings=seen.timings,
-        quantizers=tuple(seen.quantizers),
-        compilers=tuple(seen.compilers),
-        training=tuple(seen.training),
         environment=order.environment,
         image_digest=os.environ.get(IMAGE_DIGEST, order.image_digest),
         lock_hash=order.lock_hash,

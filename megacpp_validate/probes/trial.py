@@ -1,23 +1,24 @@
 """The harness of every probe: one layer is run on its tensors, forward and backward, and held to a formula in fp64.
 
-A pass is a mapping: "forward" -> the output, "grad.NAME" -> the gradient of the tensor NAME. A probe states a case as a
-`Trial`: which tensors, how the bridge's layer is called, the formula, what is rounded on the way to each tensor, the
-same in plain PyTorch, and which backend must run. Everything else is done here.
+A pass is a mapping: "forward" -> the output, "grad.NAME" -> the gradient of the tensor NAME. A probe has a table of
+cases, and makes a `Trial` of each: which tensors, how the bridge's layer is called, the formula, what is rounded on the
+way to each tensor, the same in plain PyTorch, and which backend must run. Everything else is done here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
 
-from .bench import Bench
+from .bench import VENDOR_BACKENDS, Bench
 from .bounds import Roundings
 from .memory import Enter
+from .observe import marking_vendor_layers
 
 Tensors = Mapping[str, Any]
 Formula = Callable[[Tensors], Any]
@@ -42,10 +43,15 @@ def run_pass(call: Callable[[], Any], leaves: Tensors, gradient: Any, enter: Ent
 
 
 def formula_pass(formula: Formula, operands: Tensors, gradient: Any, dtype: Any = None) -> dict[str, Any]:
-    """The same of a formula, on copies of the operands: in their own dtype, or in `dtype`."""
-    given = {name: tensor.detach().clone().to(dtype or tensor.dtype) for name, tensor in operands.items()}
-    leaves = {name: tensor.requires_grad_() for name, tensor in given.items()}
+    """The same of a formula, on copies of the operands that lie alike: in their own dtype, or in `dtype`."""
+    leaves = {name: _copied(tensor.detach(), dtype).requires_grad_() for name, tensor in operands.items()}
     return run_pass(lambda: formula(leaves), leaves, gradient.detach())
+
+
+def _copied(tensor: Any, dtype: Any) -> Any:
+    if dtype is not None or 0 in tensor.stride():  # what is expanded holds a value several times
+        return tensor.clone().to(dtype or tensor.dtype)
+    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def reference_pass(
@@ -73,25 +79,13 @@ def reference_pass(
 
 
 @contextmanager
-def tf32_products(allowed: bool = True) -> Iterator[None]:
-    """torch multiplies fp32 matrices on a GPU as TF32, as Transformer Engine does."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed or before
+def _tf32(backend: Any, *, allowed: bool) -> Iterator[None]:
+    before = backend.allow_tf32
+    backend.allow_tf32 = allowed
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@contextmanager
-def plain_convolutions() -> Iterator[None]:
-    """cuDNN convolves fp32 as fp32, not as TF32, which is torch's default."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+        backend.allow_tf32 = before
 
 
 @dataclass(frozen=True)
@@ -105,16 +99,23 @@ class Trial:
         choice: gives the wrapper's `Choice`, asked after the call.
         formula: in fp64.
         roundings: of a tensor of the pass: "forward", "input", ...
-        native: the same in plain PyTorch; taken only where Transformer Engine is requested.
+        native: the same in plain PyTorch; taken only where Transformer Engine is requested and a vendor's code ran.
         operands: of both formulas, by name; the leaves without them.
         named: the layer's pass with the names of the formula's, where they differ.
         gradient: of the output; drawn from the bench without one.
         wanted: the backend that must run, where it is not the requested one.
+        code: of the refusal that Transformer Engine must give; any backend may take the call then.
         ran_as: name of the row of backends; the path without one.
         enter: scope of the forward pass.
         steps: how many passes are run; the last one counts.
+        repeated: whether the last two outputs must have the same bits; the check is "forward.repeated".
+        marked: whether layers of vendors that leave no name in the graph are marked in it; see `observe`.
+        tf32: whether plain PyTorch multiplies fp32 on a GPU as TF32, as Transformer Engine does.
         spread: as of `reference_pass`.
+        exact: the pass in fp64, where it is known before.
+        scales: of tensors that are small differences of large terms; see `bounds.compare`.
         checks_dtype: whether the output must have the dtype of the first leaf.
+        shown: name of a tensor -> how checks name it.
     """
 
     path: str
@@ -128,43 +129,76 @@ class Trial:
     named: Callable[[dict[str, Any]], dict[str, Any]] = dict
     gradient: Any = None
     wanted: str = ""
+    code: str = ""
     ran_as: str = ""
     enter: Enter = nullcontext
     steps: int = 1
+    repeated: bool = False
+    marked: bool = False
+    tf32: bool = True
     spread: tuple[str, ...] = ()
+    exact: Mapping[str, Any] | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
     checks_dtype: bool = True
+    shown: Callable[[str], str] = str
+
+    def run(self) -> dict[str, Any]:
+        """One pass of the layer."""
+        # cuDNN convolves fp32 as fp32 here, not as TF32, which is torch's default.
+        with marking_vendor_layers() if self.marked else nullcontext(), _tf32(torch.backends.cudnn, allowed=False):
+            return run_pass(self.call, self.leaves, self.gradient, self.enter)
 
 
 class Tried(NamedTuple):
     """The passes of a case: of the layer, of the formula in fp64, and of plain PyTorch where that was taken."""
 
     seen: dict[str, Any]
-    wanted: dict[str, Any]
+    wanted: Mapping[str, Any]
     native: dict[str, Any] | None
 
 
 def try_case(bench: Bench, trial: Trial) -> Tried:
     """Run one case, record what ran it, and hold the output and every gradient to the formula."""
-    operands, gradient = trial.operands or trial.leaves, trial.gradient
-    if gradient is None:
+    if trial.gradient is None:
         with torch.no_grad():
             out = trial.call()
-        gradient = bench.randn(*out.shape, dtype=out.dtype)
-    with plain_convolutions():
-        for _ in range(trial.steps):
-            seen = run_pass(trial.call, trial.leaves, gradient, trial.enter)
-    wanted, scales = reference_pass(trial.formula, operands, gradient, trial.spread)
-    native = None
-    if trial.native is not None and bench.wants_te:
-        with tf32_products(bench.device == "cuda"):
-            native = formula_pass(trial.native, operands, gradient)
+        trial = replace(trial, gradient=bench.randn(*out.shape, dtype=out.dtype))
+    passes = [trial.run() for _ in range(trial.steps)]
+    seen, choice = passes[-1], trial.choice()
+    with bench.scope(trial.path) if trial.path else nullcontext():
+        if trial.code:
+            bench.refused_by_te("refused", choice, trial.code)
+        if trial.repeated:
+            bench.same_bits("forward.repeated", [passes[-2]["forward"]], [seen["forward"]])
+    wanted = trial.wanted or (choice.observed if trial.code else "")
+    bench.ran_on(trial.ran_as or trial.path, choice, seen["forward"], wanted=wanted)
+    return _compare(bench, trial, seen, plainly=choice.observed in VENDOR_BACKENDS)
+
+
+def try_again(bench: Bench, trial: Trial) -> Tried:
+    """Run one case twice: the same bits, and right. What kept something of the call before it shows."""
+    seen, again = trial.run(), trial.run()
+    with bench.scope(trial.path) if trial.path else nullcontext():
+        bench.same_bits("bits", seen.values(), again.values())
+    return _compare(bench, trial, again, plainly=False)
+
+
+def _compare(bench: Bench, trial: Trial, seen: dict[str, Any], *, plainly: bool) -> Tried:
+    operands, native = trial.operands or trial.leaves, None
+    wanted, scales = trial.exact, trial.scales
+    if wanted is None:
+        wanted, spread = reference_pass(trial.formula, operands, trial.gradient, trial.spread)
+        scales = {**scales, **spread}
+    if trial.native is not None and bench.wants_te and plainly:
+        products = torch.backends.cuda.matmul
+        with _tf32(products, allowed=(trial.tf32 and bench.device == "cuda") or products.allow_tf32):
+            native = formula_pass(trial.native, operands, trial.gradient)
     out, dtype = seen["forward"], next(iter(trial.leaves.values())).dtype
-    bench.ran_on(trial.ran_as or trial.path, trial.choice(), out, wanted=trial.wanted)
     seen = trial.named(seen)
     with bench.scope(trial.path) if trial.path else nullcontext():
         if trial.checks_dtype:
-            bench.check("dtype", out.dtype == dtype, str(out.dtype))
-        bench.compare_pass(seen, wanted, trial.roundings, native=native, scales=scales)
+            bench.check("dtype", out.dtype == dtype, f"{out.dtype} from {dtype}")
+        bench.compare_pass(seen, wanted, trial.roundings, native=native, scales=scales, shown=trial.shown)
     return Tried(seen, wanted, native)
 
 

@@ -15,7 +15,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final
 
 DOOR: Final = ".door"
@@ -40,54 +40,50 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
-@contextmanager
-def computing(path: str, patience_s: float = PATIENCE_S) -> Iterator[bool]:
+def computing(path: str, patience_s: float = PATIENCE_S) -> AbstractContextManager[bool]:
     """Hold the room together with others that compute.
 
     Args:
         path: of the room; its door is beside it. Empty where there is nobody else: then nothing is locked.
         patience_s: after that many seconds of waiting, go on without the lock.
 
-    Yields:
+    Returns:
         Whether the room is held. To go on without it spoils nobody's numbers, at worst somebody's times.
 
     Raises:
         NoTurnstile: a file cannot be opened or locked.
     """
-    if not path:
-        yield True
-        return
-    deadline = time.monotonic() + patience_s
-    with ExitStack() as room:
-        with _locked(path + DOOR, fcntl.LOCK_EX, deadline) as through:
-            held = through and room.enter_context(_locked(path, fcntl.LOCK_SH, deadline))
-        yield held
+    return _held(path, fcntl.LOCK_SH, patience_s)
 
 
-@contextmanager
-def alone(path: str, patience_s: float = PATIENCE_S) -> Iterator[bool]:
+def alone(path: str, patience_s: float = PATIENCE_S) -> AbstractContextManager[bool]:
     """Hold the room against everybody else; newcomers wait at the door from now on.
 
     Args:
         path: as of `computing`.
         patience_s: after that many seconds of waiting, give up.
 
-    Yields:
+    Returns:
         Whether the room is held. Without it nothing may be timed.
 
     Raises:
         NoTurnstile: a file cannot be opened or locked.
     """
-    if not path:
-        yield True
-        return
+    return _held(path, fcntl.LOCK_EX, patience_s)
+
+
+@contextmanager
+def _held(path: str, how: int, patience_s: float) -> Iterator[bool]:
     deadline = time.monotonic() + patience_s
-    with _locked(path + DOOR, fcntl.LOCK_EX, deadline) as through:
-        if not through:
-            yield False
-            return
-        with _locked(path, fcntl.LOCK_EX, deadline) as held:
-            yield held
+    with ExitStack() as room:
+        with ExitStack() as door:
+            held = not path or (
+                door.enter_context(_locked(path + DOOR, fcntl.LOCK_EX, deadline))
+                and room.enter_context(_locked(path, how, deadline))
+            )
+            if how == fcntl.LOCK_EX:
+                room.push(door.pop_all())
+        yield held
 
 
 @contextmanager

@@ -9,7 +9,6 @@ Each is held to its formula written out, forward and every gradient; and the sam
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -24,24 +23,11 @@ from ..native.recurrent import MatrixRecurrentBlock
 from ..native.router import TopKRouter
 from .bench import Bench
 from .bounds import Roundings
-from .emulation import EMULATED, operand_roundings
+from .emulation import EMULATED, operand_roundings, steps_of
 from .low_precision import low_precision_ran
-from .memory import Enter
-from .native_block import (
-    HEADS,
-    SMALL,
-    Case,
-    Sample,
-    check_layers_ran,
-    compare_block,
-    emulated_step,
-    native_step,
-    new_weights,
-)
-from .observe import marking_vendor_layers
+from .native_block import HEADS, SMALL, Case, Sample, block_trial, check_layers_ran, new_weights, parted
 from .references import layers
-from .references.roundings import precision_of
-from .trial import Formula, reference_pass, run_pass, tf32_products
+from .trial import Formula, Tried, layer_trial, try_again, try_case
 
 EPS: Final = 3e-5
 WIDTH: Final = 24
@@ -73,7 +59,7 @@ def check_native_layers(bench: Bench) -> None:
     _check(bench, "norm-linear", _filled(bench, layer), partial(layers.layer_norm_linear, eps=EPS))
     sizes: dict[str, Any] = {"state": 8, "head_dim": 4, "groups": 2}
     mixer = Mamba2Mixer(WIDTH, **sizes, eps=EPS, chunk=CHUNK, **made)
-    _calm(bench, mixer)
+    calm_mixer(bench, mixer)
     _check(bench, "mixer", mixer, partial(layers.mamba_mixer, **sizes, eps=EPS), LENGTH)
     block = MatrixRecurrentBlock(WIDTH, num_heads=4, key_dim=8, value_dim=4, eps=EPS, chunk=CHUNK, **made)
     _check(
@@ -88,11 +74,11 @@ def check_native_layers(bench: Bench) -> None:
     _check_autocast(bench)
 
 
-def _calm(bench: Bench, mixer: Any) -> None:
-    """Taps, steps and directions that vary little, as the layer spec's probe has them.
+def calm_mixer(bench: Bench, mixer: Any, dtype: Any = torch.float64) -> Any:
+    """Fill a mixer whose scan counts: steps of about 0.2, decays around 0.9 a step; the mixer is given back.
 
-    A scan multiplies four projections: left alone, one channel rules the norm of its group now and then, whose gradient
-    is then a small difference of large numbers.
+    A scan multiplies four projections. Left alone, one channel is now and then so large that it rules the norm of its
+    group, whose gradient is then a small difference of large numbers: so taps, steps and directions vary little.
     """
     own = {"a_log": (-0.3, 0.3), "dt_bias": (-1.5, 0.3), "skip": (1.0, 0.1), "conv_bias": (0.0, 0.5)}
     own |= {"conv_weight": (0.0, 0.25)}
@@ -100,9 +86,10 @@ def _calm(bench: Bench, mixer: Any) -> None:
         for name, value in mixer.named_parameters():
             usual = (1.0, 0.2) if value.dim() == 1 else (0.0, value.shape[-1] ** -0.5)
             mean, deviation = own.get(name, usual)
-            value.copy_(mean + bench.randn(*value.shape, dtype=torch.float64, scale=deviation))
+            value.copy_(mean + bench.randn(*value.shape, dtype=dtype, scale=deviation))
         mixer.in_projection.weight[-mixer.heads :] *= 0.3
         mixer.conv_bias[mixer.inner :] += 1.0
+    return mixer
 
 
 def _filled(bench: Bench, layer: Any) -> Any:
@@ -121,13 +108,8 @@ def _check(bench: Bench, name: str, layer: Any, formula: Formula, length: int = 
     rows = (bench.randn(ROWS[0], length, WIDTH, dtype=torch.float64) + 0.5).requires_grad_()
     with torch.no_grad():
         shape = layer(rows).shape
-    gradient = bench.randn(*shape, dtype=torch.float64)
-    leaves = {"input": rows, **dict(layer.named_parameters())}
-    seen, again = (run_pass(partial(layer, rows), leaves, gradient) for _ in range(2))
-    wanted, scales = reference_pass(formula, leaves, gradient, layers.EXPANDED)
-    with bench.scope(name):
-        bench.same_bits("bits", seen.values(), again.values())
-        bench.compare_pass(seen, wanted, lambda _: EXACT, scales=scales)
+    more = {"formula": formula, "roundings": lambda _: EXACT, "spread": layers.EXPANDED, "checks_dtype": False}
+    try_again(bench, layer_trial(name, layer, rows, None, gradient=bench.randn(*shape, dtype=torch.float64), **more))
 
 
 def _check_scans(bench: Bench) -> None:
@@ -210,66 +192,43 @@ def check_whole_layer(bench: Bench, spec: Any) -> None:
     for name in DTYPES:
         cases = (PLAIN, SMALL_ROWS) if not bench.quick else (SMALL_ROWS if name == "fp32" else PLAIN,)
         for case in cases:
-            _check_case(bench, spec, case, name)
-    if not bench.wants_te:
-        return
-    recipes = [recipe for recipe in bench.recipes if recipe in EMULATED]  # the probe tells of any other
-    for recipe in recipes[:1] if bench.quick else recipes:
-        _check_recipe(bench, spec, recipe)
+            sample, path = _new_sample(bench, case, DTYPES[name]), f"{name}.whole.{case.name}"
+            # In training mode: what drops anything out gives other values each time. Backward passes may sum in any
+            # order.
+            tried = _try(bench, spec, sample, path, steps=2, repeated=True)
+            if tried is not None and bench.wants_te:
+                check_layers_ran(bench, path, tried.seen["forward"], LAYERS)
+    recipes = [recipe for recipe in bench.recipes if recipe in EMULATED] if bench.wants_te else []
+    for recipe in recipes[:1] if bench.quick else recipes:  # the probe tells of any other
+        # With larger branches, what each adds to the other's errors would widen FP8 bounds beyond use.
+        sample, path = _new_sample(bench, PLAIN, torch.bfloat16, branches=0.5), f"{recipe}.whole.{PLAIN.name}"
+        more = {"recipe": recipe, "enter": bench.low_precision(recipe), "steps": steps_of(recipe)}
+        tried = _try(bench, spec, sample, path, **more)
+        if tried is not None:
+            bench.checks.append(_low_precision_ran(f"{path}.grad.applied", tried, recipe, sample))
 
 
-def _check_case(bench: Bench, spec: Any, case: Case, dtype: str) -> None:
-    sample, path = _new_sample(bench, case, DTYPES[dtype]), f"{dtype}.whole.{case.name}"
+def _try(bench: Bench, spec: Any, sample: Sample, path: str, **more: Any) -> Tried | None:
+    """One case; None where the layer has other parameters: a check has failed, and there is nothing to compare."""
     layer, choice = _new_layer(bench, spec, sample, path)
     if layer is None:
-        return
-    first = _step(layer, sample, nullcontext)
-    seen = _step(layer, sample, nullcontext)
-    bench.ran_on(path, choice, seen["forward"])
-    # In training mode: what drops anything out gives other values each time. Backward passes may sum in any order.
-    bench.same_bits(f"{path}.forward.repeated", [first["forward"]], [seen["forward"]])
-    if bench.wants_te:
-        check_layers_ran(bench, path, seen["forward"], LAYERS)
-    tf32 = dtype == "fp32" and bench.wants_te and bench.device == "cuda"
-    with tf32_products() if tf32 else nullcontext():
-        native = native_step(sample) if bench.wants_te else None
-    compare_block(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32), shown=_shown)
+        return None
+    leaves = {"rows": sample.rows, **dict(layer.named_parameters())}
+    call, named = partial(layer, sample.rows), partial(_named, sample)
+    trial = block_trial(path, sample, call, leaves, lambda: choice, named=named, shown=_shown, **more)
+    return try_case(bench, trial)
 
 
-def _check_recipe(bench: Bench, spec: Any, recipe: Any) -> None:
-    fp8 = bench.bridge("fp8_scope")
-    enter = partial(
-        fp8.low_precision, target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe
-    )
-    # With larger branches, what each adds to the other's errors would widen FP8 bounds beyond use.
-    sample, path = _new_sample(bench, PLAIN, torch.bfloat16, branches=0.5), f"{recipe}.whole.{PLAIN.name}"
-    layer, choice = _new_layer(bench, spec, sample, path)
-    if layer is None:
-        return
-    if recipe == "delayed":  # its scales come from the step before; see `emulation`
-        _step(layer, sample, enter)
-    seen = _step(layer, sample, enter)
-    bench.ran_on(path, choice, seen["forward"])
-    precision = precision_of("bf16", recipe=recipe)
-    wanted = compare_block(bench, path, sample, seen, emulated_step(sample, recipe), precision, shown=_shown)
-    bench.checks.append(
-        _low_precision_ran(f"{path}.grad.applied", seen, wanted, recipe, len(sample.rows.flatten(0, 1)))
-    )
-
-
-def _low_precision_ran(name: str, seen: dict[str, Any], wanted: dict[str, Any], recipe: Any, count: int) -> Check:
-    """That each of the four products did: a gradient that is too accurate was made of operands as they were.
-
-    Args:
-        name: of the check.
-        seen, wanted: gradients by native names.
-        recipe: which one.
-        count: rows, which the gradient of a weight is a sum over.
-    """
-    last, parts = operand_roundings(recipe, "wgrad", count), []
+def _low_precision_ran(name: str, tried: Tried, recipe: Any, sample: Sample) -> Check:
+    """That each of the four products did: a gradient that is too accurate was made of operands as they were."""
+    last, parts = operand_roundings(recipe, "wgrad", len(sample.rows.flatten(0, 1))), []
     for weight in ("qkv.weight", "out.weight", "mlp.fc1_weight", "mlp.fc2_weight"):
-        grad, reference = seen[f"grad.{weight}"], wanted[f"grad.{weight}"]
-        error = 0.0 if grad is None else float((grad.double() - reference).norm() / reference.norm())
+        own = [part for part in tried.wanted if part.removeprefix("grad.").startswith(weight)]
+        found, exact = ([one[part] for part in own] for one in (tried.seen, tried.wanted))
+        error = 0.0
+        if all(grad is not None for grad in found):
+            wanted = torch.cat(exact)
+            error = float((torch.cat(found).double() - wanted).norm() / wanted.norm())
         parts.append(low_precision_ran(error, last, f"{NAMES[weight]}, of its last product alone"))
     return Check(name, all(part.passed for part in parts), tuple(parts))
 
@@ -333,22 +292,19 @@ def _interleaved(sample: Sample) -> Any:
     return (first + torch.arange(width, device=sample.rows.device)).flatten()
 
 
-# --- passes -----------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------
 
 
-def _step(layer: Any, sample: Sample, enter: Enter) -> dict[str, Any]:
-    """Forward in the scope, backward outside: output and gradients by native names."""
-    leaves = {"rows": sample.rows, **dict(layer.named_parameters())}
-    with marking_vendor_layers():
-        seen = run_pass(partial(layer, sample.rows), leaves, sample.gradient, enter)
+def _named(sample: Sample, seen: dict[str, Any]) -> dict[str, Any]:
+    """A pass by native names."""
     if f"grad.{NAMES['qkv.weight']}" not in seen:
-        return seen
+        return parted(seen, sample)
     found = {"forward": seen["forward"], "grad.rows": seen["grad.rows"]}
     found |= {f"grad.{name}": seen[f"grad.{own}"] for name, own in NAMES.items()}
     if (joint := found["grad.qkv.weight"]) is not None:
         found["grad.qkv.weight"] = torch.empty_like(joint)
         found["grad.qkv.weight"][_interleaved(sample)] = joint
-    return found
+    return parted(found, sample)
 
 
 def _shown(name: str) -> str:

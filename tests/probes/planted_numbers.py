@@ -8,8 +8,28 @@ from typing import Any
 import torch
 
 from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.order import Order, Target
 
+RECIPES = ("delayed", "current", "block")
 Fault = Callable[..., Any]
+
+
+def new_bench(probe: str, requested: str = "native", recipes: tuple[str, ...] = (), **more: Any) -> Bench:
+    """A bench on the CPU, of the smallest shapes unless `quick` is False; `arch`, `attention`, ... are the target's."""
+    of_target = {
+        name: more.pop(name) for name in ("arch", "attention", "deep_gemm", "production_recipe") if name in more
+    }
+    target = Target("cpu", of_target.pop("arch", ""), recipes, **of_target)
+    return Bench(Order(probe, "stack", target, requested, **{"quick": True, **more}))
+
+
+def run_probe(module: Any, requested: str = "native", recipes: tuple[str, ...] = (), **more: Any) -> Bench:
+    """A bench on which a probe ran, and what it keeps for the end."""
+    bench = new_bench(module.__name__.rpartition(".")[2], requested, recipes, **more)
+    module.probe(bench)
+    if hasattr(module, "probe_last"):
+        module.probe_last(bench)
+    return bench
 
 
 def failed(bench: Bench) -> set[str]:
@@ -60,3 +80,15 @@ def half_of_axis_1(tensor: Any) -> Any:
     keep = torch.ones_like(tensor)
     keep[:, : tensor.shape[1] // 2] = 0
     return tensor * keep
+
+
+VALUES: dict[str, Fault] = {
+    "zeros": lambda tensor: tensor * 0,
+    "half zeros": half_zeros,
+    "x0.5": lambda tensor: tensor * 0.5,
+    "x2": lambda tensor: tensor * 2,
+    "x1.01": lambda tensor: tensor * 1.01,
+    "sign": lambda tensor: -tensor,
+    "shuffled": lambda tensor: tensor.roll(1, -1),
+    "one NaN": one_nan,
+}

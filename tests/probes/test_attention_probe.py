@@ -16,22 +16,16 @@ from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
 from megacpp_validate.bridge.errors import BridgeError, WrongShape  # noqa: E402
 from megacpp_validate.bridge.flash_attention import KERNELS  # noqa: E402
 from megacpp_validate.native.attention import attention as native_attention  # noqa: E402
-from megacpp_validate.probes.attention import CASES, PLAIN, QUICK, REFUSED, probe, probe_last  # noqa: E402
+from megacpp_validate.probes import attention as probe_module  # noqa: E402
+from megacpp_validate.probes.attention import CASES, PLAIN, QUICK, REFUSED, check_kernel  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from tests.probes.planted_numbers import failed, half_of_axis_1, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import VALUES, failed, half_of_axis_1, in_gradient, new_bench, run_probe  # noqa: E402
 
 Fault = Callable[..., Any]
 
 
-def run(
-    requested: str = "native", seed: int = 0, *, quick: bool = True, backends: tuple[str, ...] = ("sdpa",)
-) -> Bench:
-    target = Target("cpu", "", attention=backends)
-    bench = Bench(Order("attention", "stack", target, requested, seed=seed, quick=quick))
-    probe(bench)
-    probe_last(bench)
-    return bench
+def run(requested: str = "native", *, quick: bool = True, backends: tuple[str, ...] = ("sdpa",)) -> Bench:
+    return run_probe(probe_module, requested, quick=quick, attention=backends)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -122,15 +116,10 @@ def sees_the_next(attend: Fault, query: Any, key: Any, value: Any, *, causal: bo
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
-    "zeros": (out(lambda x: x * 0), "forward"),
+    **{name: (out(fault), "forward") for name, fault in VALUES.items() if name not in ("half zeros", "shuffled")},
     "half-zeros": (out(half_of_axis_1), "forward"),
-    "x0.5": (out(lambda x: x * 0.5), "forward"),
-    "x2": (out(lambda x: x * 2), "forward"),
-    "x1.01": (out(lambda x: x * 1.01), "forward"),
-    "sign": (out(lambda x: -x), "forward"),
     "shuffled-heads": (out(lambda x: x.roll(1, 1)), "forward"),
     "shuffled-rows": (out(lambda x: x.roll(1, 2)), "forward"),
-    "one-nan": (out(one_nan), "forward"),
     "another-dtype": (out(lambda x: x.double()), "dtype"),
     "groups-swapped": (given(key=lambda x: x.flip(1), value=lambda x: x.flip(1)), "forward"),
     "keys-of-another-group": (given(key=lambda x: x.flip(1)), "forward"),
@@ -334,3 +323,57 @@ def test_input_that_is_let_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     wrong = failed(run())
     assert {"refuses.packed-and-windowed", "refuses.window-of-none", "refuses.documents-shape"} <= wrong
     assert all(name.startswith("refuses.") for name in wrong)
+
+
+# --- the kernel by which TE's attention ran: written down, and half precision that runs unfused is a failure ----
+
+
+def kernels_of(bench: Bench) -> dict[str, bool]:
+    tail = ".kernel.backend"
+    return {check.name.removesuffix(tail): check.passed for check in bench.checks if check.name.endswith(tail)}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_the_kernel_of_every_path_by_te_is_written_down() -> None:
+    bench = run("te", quick=False)
+    rows = {row.path.removeprefix("attention."): row for row in bench.backends if row.claimed == "te"}
+    assert kernels_of(bench) == dict.fromkeys(rows, True)
+    for path, row in rows.items():
+        assert row.observed == ("te", "unfused" if path.startswith("fp32") else "cudnn")
+
+
+@pytest.mark.usefixtures("te_double")
+def test_grouped_queries_that_run_unfused_are_a_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = bridge.te.dot_product_attention.require()
+    fused = kind.is_fused
+    monkeypatch.setattr(kind, "is_fused", lambda layer, q, k: q.shape[2] == k.shape[2] and fused(layer, q, k))
+    grouped = {f"bf16.gqa4.d64.{name}" for name in ("odd", "strided", "no-mask")} | {"fp16.gqa4.d64.fp16"}
+    assert failed(run("te")) == {f"{name}.kernel.backend" for name in grouped}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_nothing_fused_is_expected_where_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge.te.dot_product_attention.require(), "is_fused", lambda layer, query, key: False)
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")  # the user's own wish
+    assert failed(run("te")) == set()
+    monkeypatch.delenv("NVTE_FUSED_ATTN")
+    assert failed(run("te")) != set()
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "made", "passed"),
+    [
+        ("sm_90", torch.bfloat16, "softmax", False),  # no name of Transformer Engine's, and torch's own softmax
+        ("sm_100", torch.float16, "softmax", False),
+        ("sm_121", torch.bfloat16, "softmax", True),
+        ("sm_90", torch.float32, "softmax", True),
+        ("sm_90", torch.bfloat16, "unknown", True),
+    ],
+)
+def test_which_calls_have_a_fused_kernel(arch: str, dtype: Any, made: str, passed: bool) -> None:
+    bench = new_bench("attention", "te", arch=arch)
+    leaf = torch.ones(2, 4, dtype=dtype, requires_grad=True)
+    check_kernel(bench, "case", leaf.softmax(-1) if made == "softmax" else leaf * 2)
+    (check,) = bench.checks
+    assert check.passed is passed
+    assert ("unfused" in check.detail) is (made == "softmax")

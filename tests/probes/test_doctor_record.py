@@ -1,11 +1,9 @@
-"""The files of a package against the record of its installer: in this process, and in one beside the import."""
+"""The files of a package against the record of its installer, and a package that is not there."""
 
 from __future__ import annotations
 
 import base64
 import importlib.metadata
-import os
-import signal
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 
 from megacpp_validate.evidence.doctor_look import Record
 from megacpp_validate.probes.doctor import is_there, main
-from megacpp_validate.probes.doctor_look import compare_meanwhile, compare_record
+from megacpp_validate.probes.doctor_look import compare_record
 
 CHANGED = Record(4, ("odd/patched.py", "odd/short.so"), ("odd/gone.py",))
 
@@ -45,36 +43,6 @@ def test_what_is_gone_is_seen_by_every_python(odd: Path, monkeypatch: pytest.Mon
     assert compare_record("odd", ("no-such", "odd"), odd) == CHANGED
     assert compare_record("odd", ("no-such",), odd) == Record()
     assert compare_record("odd", ("odd",), odd.parent / "else/odd") == Record(elsewhere=str(odd.parent))
-
-
-def _read_children() -> str:
-    """Process ids of the children of this thread, zombies included; other tests may have left some running."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-
-
-def test_it_is_compared_beside_the_import(odd: Path) -> None:
-    before = _read_children()
-    assert compare_meanwhile("odd", ("odd",), odd)() == CHANGED
-    assert _read_children() == before
-
-
-def test_an_import_that_ends_its_children_loses_nothing(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    fork = os.fork
-
-    def stopped() -> int:
-        child = fork()
-        if not child:
-            signal.pause()
-        started.append(child)
-        os.kill(child, signal.SIGKILL)
-        return child
-
-    monkeypatch.setattr(os, "fork", stopped)
-    assert compare_meanwhile("odd", ("odd",), odd)() == CHANGED
-    monkeypatch.setattr(os, "fork", lambda: (_ for _ in ()).throw(BlockingIOError()))
-    assert compare_meanwhile("odd", ("odd",), odd)() == CHANGED
-    assert len(started) == 1
 
 
 def test_a_package_that_is_not_there_is_told_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,29 +17,27 @@ from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop
 from megacpp_validate.probes import expert_gemm as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.expert_bank import new_bank  # noqa: E402
-from megacpp_validate.probes.expert_gemm import probe  # noqa: E402
-from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
-from tests.probes.planted_numbers import failed, half_of_the_rows, in_gradient, one_nan  # noqa: E402
+from tests.probes import planted_numbers  # noqa: E402
+from tests.probes.planted_numbers import (  # noqa: E402
+    RECIPES,
+    failed,
+    half_of_the_rows,
+    in_gradient,
+    new_bench,
+    one_nan,
+    run_probe,
+)
 
 Fault = Callable[[Any], Any]
-RECIPES = ("delayed", "current", "block")
 
 
-def run(requested: str = "native", recipes: tuple[str, ...] = (), seed: int = 0, **more: Any) -> Bench:
-    target = Target("cpu", more.pop("arch", ""), recipes=recipes, deep_gemm=more.pop("deep_gemm", False))
-    bench = Bench(Order("expert_gemm", "stack", target, requested, seed=seed, quick=True))
-    probe(bench)
-    return bench
+run = partial(run_probe, probe_module)
 
 
 VALUES: dict[str, Fault] = {
-    "zeros": lambda tensor: tensor * 0,
+    **planted_numbers.VALUES,
     "half zeros": half_of_the_rows,
-    "x0.5": lambda tensor: tensor * 0.5,
-    "x2": lambda tensor: tensor * 2,
-    "x1.01": lambda tensor: tensor * 1.01,
-    "sign": lambda tensor: -tensor,
     "shuffled": lambda tensor: tensor.roll(1, 0),
     "one NaN": partial(one_nan, at=0),  # the last rows are padding in FP8
 }
@@ -212,11 +210,10 @@ def test_a_weight_without_a_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> N
     assert {"bf16.middle-idle.grad.weight0", "bf16.middle-idle.grad.weight1"} <= found
 
 
-def test_a_recipe_that_nothing_emulates_is_no_pass(request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("te_double")
-    bench = Bench(Order("expert_gemm", "stack", Target("cpu", "", recipes=("nvfp4",)), "te", quick=True))
-    probe_module._low_precision(bench, "nvfp4", "middle-idle")
-    assert [check.passed for check in bench.checks] == [False]
+@pytest.mark.usefixtures("te_double")
+def test_a_recipe_that_nothing_emulates_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "recipes", ("nvfp4",))  # the double has no such GPU
+    assert failed(run("te", ("nvfp4",))) == {"fp8.nvfp4.reference"}
 
 
 @pytest.mark.parametrize("check", ["rank", "width", "dtype", "sum", "number", "negative"])
@@ -229,7 +226,7 @@ def test_a_refusal_that_is_not_made(monkeypatch: pytest.MonkeyPatch, check: str)
 
 
 def test_an_absent_deep_gemm_is_said_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(Order("expert_gemm", "stack", Target("cpu", "sm_90", deep_gemm=True), "te", quick=True))
+    bench = new_bench("expert_gemm", "te", arch="sm_90", deep_gemm=True)
     probe_module._deep_gemm(bench)
     assert failed(bench) == set()
     assert [row.path for row in bench.backends] == ["expert_gemm.deep_gemm"]
@@ -246,7 +243,7 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch) -> Bench:
         return new_bank(bench, [count * 19 for count in made.counts], 256, 128, dtype)
 
     monkeypatch.setattr(probe_module, "_sample", whole_blocks)
-    bench = Bench(Order("expert_gemm", "stack", Target("cpu", "sm_90", deep_gemm=True), "te"))
+    bench = new_bench("expert_gemm", "te", arch="sm_90", deep_gemm=True, quick=False)
     probe_module._deep_gemm(bench)
     return bench
 

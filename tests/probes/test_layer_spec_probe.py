@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,21 +20,15 @@ from megacpp_validate.native.norms import NormLinear, RMSNorm  # noqa: E402
 from megacpp_validate.probes import layer_spec as module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.layer_spec import probe  # noqa: E402
-from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.references import layers as reference  # noqa: E402
 from megacpp_validate.probes.trial import reference_pass  # noqa: E402
-from tests.probes.planted_numbers import failed, half_zeros, in_gradient, one_nan  # noqa: E402
+from tests.probes.planted_numbers import RECIPES, VALUES, failed, in_gradient, new_bench, run_probe  # noqa: E402
 
 Fault = Callable[[Any], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
-RECIPES = ("delayed", "current", "block")
 
 
-def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: bool = True) -> Bench:
-    target = Target("cpu", "", recipes=recipes)
-    bench = Bench(Order("layer_spec", "stack", target, requested, seed=seed, quick=quick))
-    probe(bench)
-    return bench
+run = partial(run_probe, module)
 
 
 @pytest.fixture
@@ -69,7 +64,7 @@ def test_attention_that_cannot_run_is_met_after_everything_else(monkeypatch: pyt
         raise RuntimeError("cuDNN: set_attribute on a reshape operation")
 
     monkeypatch.setattr(te.dot_product_attention.require(), "forward", broken)
-    bench = Bench(Order("layer_spec", "stack", Target("cpu", "", recipes=RECIPES), "te", quick=True))
+    bench = new_bench("layer_spec", "te", RECIPES)
     with pytest.raises(RuntimeError, match="reshape"):
         probe(bench)
     assert failed(bench) == set()
@@ -151,7 +146,7 @@ def test_a_planted_fault_of_the_table_is_caught(
     plant: Plant, caught: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    bench = Bench(Order("layer_spec", "stack", Target("cpu", ""), "te", quick=True))
+    bench = new_bench("layer_spec", "te")
     try:
         probe(bench)
     except (AttributeError, KeyError):  # where a fault breaks what comes later, what was seen before it counts
@@ -163,16 +158,6 @@ def test_a_planted_fault_of_the_table_is_caught(
 # --- faults of numbers ------------------------------------------------------------------------------------------------
 
 
-VALUES: dict[str, Fault] = {
-    "zeros": lambda tensor: tensor * 0,
-    "half zeros": half_zeros,
-    "x0.5": lambda tensor: tensor * 0.5,
-    "x2": lambda tensor: tensor * 2,
-    "x1.01": lambda tensor: tensor * 1.01,
-    "sign": lambda tensor: -tensor,
-    "shuffled": lambda tensor: tensor.roll(1, -1),
-    "one NaN": one_nan,
-}
 BUILDERS = {"te_norm": "norm.unit", "te_mlp": "mlp.swiglu", "te_mamba_in_projection": "in_projection"}
 
 
@@ -191,28 +176,19 @@ def faulty(patch: pytest.MonkeyPatch, builder: str, change: Callable[[Any, Any],
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("part", ["forward", "grad.input"])
 @pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
-def test_a_wrong_output_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_is_caught(fault: Fault, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for builder in BUILDERS:
-        faulty(monkeypatch, builder, lambda forward, rows: fault(forward(rows)))
+        if part == "forward":
+            faulty(monkeypatch, builder, lambda forward, rows: fault(forward(rows)))
+        else:
+            faulty(monkeypatch, builder, lambda forward, rows: forward(in_gradient(fault)(rows)))
     found = failed(run("te", ("delayed",)))
     for path in BUILDERS.values():
-        assert {f"fp32.{path}.forward", f"bf16.{path}.forward"} <= found
+        assert {f"fp32.{path}.{part}", f"bf16.{path}.{part}"} <= found
     if fault is not VALUES["x1.01"]:  # less than FP8 itself is off by
-        assert {"delayed.mlp.swiglu.forward", "delayed.in_projection.forward"} <= found
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("te_double")
-@pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
-def test_a_wrong_gradient_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    for builder in BUILDERS:
-        faulty(monkeypatch, builder, lambda forward, rows: forward(in_gradient(fault)(rows)))
-    found = failed(run("te", ("delayed",)))
-    for path in BUILDERS.values():
-        assert {f"fp32.{path}.grad.input", f"bf16.{path}.grad.input"} <= found
-    if fault is not VALUES["x1.01"]:
-        assert {"delayed.mlp.swiglu.grad.input", "delayed.in_projection.grad.input"} <= found
+        assert {f"delayed.mlp.swiglu.{part}", f"delayed.in_projection.{part}"} <= found
 
 
 def argument(builder: str, **other: Any) -> Plant:

@@ -17,7 +17,7 @@ from megacpp_validate.probes.low_precision import (  # noqa: E402
     check_layers_in_low_precision,
     watching_layers,
 )
-from megacpp_validate.probes.native_block import layer_step, new_layer, new_sample  # noqa: E402
+from megacpp_validate.probes.native_block import layer_trial, new_layer, new_sample  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
 Patch = pytest.MonkeyPatch
@@ -34,7 +34,7 @@ def judge(recipe: str = "current") -> Bench:
     layer = new_layer(bench, bench.bridge(), sample)
     for _ in range(2):
         with watching_layers(probe._low_layers(layer)) as watched:
-            layer_step(layer, sample, probe._scope(bench, recipe))
+            layer_trial("", layer, sample, enter=bench.low_precision(recipe)).run()
     check_layers_in_low_precision(bench, "fp8", recipe, watched)  # type: ignore[arg-type]
     return bench
 
@@ -142,10 +142,11 @@ def test_watching_changes_nothing() -> None:
     bench = Bench(Order("native_block", "stack", target, "te", quick=True))
     sample = new_sample(bench, probe.GATED, torch.bfloat16)
     layer = new_layer(bench, bench.bridge(), sample)
-    plain = layer_step(layer, sample, probe._scope(bench, "current"))
+    trial = layer_trial("", layer, sample, enter=bench.low_precision("current"))
+    plain = trial.run()
     plain = {name: tensor.clone() for name, tensor in plain.items()}
     with watching_layers(probe._low_layers(layer)) as watched:
-        seen = layer_step(layer, sample, probe._scope(bench, "current"))
+        seen = trial.run()
     assert all(torch.equal(seen[name], plain[name]) for name in plain)
     assert all(row.to_out is not None and row.to_rows is not None for row in watched.values())
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in layer.modules())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,19 +16,17 @@ from megacpp_validate.bridge import native_block as bridge  # noqa: E402
 from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
 from megacpp_validate.native import block as native  # noqa: E402
 from megacpp_validate.native.rope import apply_rope  # noqa: E402
+from megacpp_validate.probes import native_block as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.native_block import CASES, QUICK, REFUSED, probe  # noqa: E402
-from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from tests.probes.planted_numbers import failed, half_of_axis_1, in_gradient, one_nan  # noqa: E402
+from megacpp_validate.probes.native_block import CASES, QUICK, REFUSED  # noqa: E402
+from tests.probes import planted_numbers  # noqa: E402
+from tests.probes.planted_numbers import RECIPES, failed, half_of_axis_1, in_gradient, run_probe  # noqa: E402
 
 Fault = Callable[..., Any]
 CPU_ONLY = ("again.", "microbatch.")  # which Transformer Engine must take too
 
 
-def run(requested: str = "native", seed: int = 0, *, quick: bool = True, recipes: tuple[str, ...] = ()) -> Bench:
-    bench = Bench(Order("native_block", "stack", Target("cpu", "", recipes=recipes), requested, seed=seed, quick=quick))
-    probe(bench)
-    return bench
+run = partial(run_probe, probe_module)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -44,16 +43,15 @@ def test_the_native_path_passes(quick: bool) -> None:
 
 @pytest.mark.usefixtures("te_double")
 def test_te_passes_in_every_recipe_and_is_seen() -> None:
-    bench = run("te", recipes=("delayed", "current", "block"))
+    bench = run("te", RECIPES)
     assert failed(bench) == set()
-    recipes = ("delayed", "current", "block")
     refused = {f"native_block.bf16.{case.name}" for case in REFUSED}
-    refused |= {f"native_block.fp8.{recipe}.gqa4.d64.odd" for recipe in recipes}
+    refused |= {f"native_block.fp8.{recipe}.gqa4.d64.odd" for recipe in RECIPES}
     for row in bench.backends:
         assert row.claimed == ("native" if row.path in refused else "te")
         assert ("te" in row.observed) == (row.path not in refused)
     low = {row.path for row in bench.backends if ".fp8." in row.path} - refused
-    assert low == {f"native_block.fp8.{recipe}.gqa4.d64.swiglu" for recipe in recipes}
+    assert low == {f"native_block.fp8.{recipe}.gqa4.d64.swiglu" for recipe in RECIPES}
 
 
 @pytest.mark.usefixtures("te_double")
@@ -76,14 +74,9 @@ def test_a_recipe_that_this_release_refuses_is_the_firewalls_to_fail() -> None:
 
 
 VALUES: dict[str, tuple[Fault, str]] = {
-    "zeros": (lambda x: x * 0, "forward"),
-    "half-zeros": (half_of_axis_1, "forward"),
-    "x0.5": (lambda x: x * 0.5, "forward"),
-    "x2": (lambda x: x * 2, "forward"),
-    "x1.01": (lambda x: x * 1.01, "forward"),
-    "sign": (lambda x: -x, "forward"),
+    **{name: (fault, "forward") for name, fault in planted_numbers.VALUES.items()},
+    "half zeros": (half_of_axis_1, "forward"),
     "shuffled": (lambda x: x.roll(1, 1), "forward"),
-    "one-nan": (one_nan, "forward"),
     "another-dtype": (lambda x: x.double(), "dtype"),
     "gradient-zeroed": (in_gradient(torch.zeros_like), "grad.rows"),
     "gradient-x1.01": (in_gradient(lambda g: g * 1.01), "grad.qkv.weight.value"),
@@ -91,7 +84,7 @@ VALUES: dict[str, tuple[Fault, str]] = {
 
 
 # The native path goes through the same comparison, without a native result beside it.
-ON_BOTH = ("half-zeros", "x1.01", "one-nan", "another-dtype", "gradient-x1.01")
+ON_BOTH = ("half zeros", "x1.01", "one NaN", "another-dtype", "gradient-x1.01")
 
 
 @pytest.mark.thorough

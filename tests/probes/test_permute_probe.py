@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,19 +13,14 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge import permute as bridge  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
 from megacpp_validate.native import permute as native  # noqa: E402
-from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from megacpp_validate.probes.permute import probe  # noqa: E402
-from tests.probes.planted_numbers import failed, half_of_the_rows, in_gradient, one_nan  # noqa: E402
+from megacpp_validate.probes import permute as probe_module  # noqa: E402
+from tests.probes import planted_numbers  # noqa: E402
+from tests.probes.planted_numbers import failed, half_of_the_rows, in_gradient, run_probe  # noqa: E402
 
 Fault = Callable[[Any], Any]
 
 
-def run(requested: str = "native", seed: int = 0) -> Bench:
-    order = Order("permute", "stack", Target("cpu", ""), requested, seed=seed, quick=True)
-    bench = Bench(order)
-    probe(bench)
-    return bench
+run = partial(run_probe, probe_module)
 
 
 def first(fault: Fault) -> Fault:
@@ -41,14 +37,9 @@ def floating(fault: Fault) -> Fault:
 
 
 VALUES: dict[str, Fault] = {
-    "zeros": lambda tensor: tensor * 0,
+    **planted_numbers.VALUES,
     "half zeros": half_of_the_rows,
-    "x0.5": lambda tensor: tensor * 0.5,
-    "x2": lambda tensor: tensor * 2,
-    "x1.01": lambda tensor: tensor * 1.01,
-    "sign": lambda tensor: -tensor,
     "shuffled": lambda tensor: tensor.roll(1, 0),
-    "one NaN": one_nan,
     "gradient zeroed": in_gradient(torch.zeros_like),
     "gradient scaled": in_gradient(lambda gradient: gradient * 1.01),
     "gradient shuffled": in_gradient(lambda gradient: gradient.roll(1, 0)),

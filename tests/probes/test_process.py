@@ -291,7 +291,7 @@ def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
 
     seen = process._Seen()
     bench = Bench(ORDER)
-    seen.checks = bench.checks
+    seen.bench = bench
     probe(bench)
     process._use_again(ORDER, probe, seen, torch)
     assert runs[:2] == [False, True]
@@ -346,7 +346,7 @@ def test_the_same_seed_gives_the_same_weights_and_inputs(plant: Plant) -> None:
 def test_a_second_probe_in_a_warm_process_reads_nothing_again(plant: Plant) -> None:
     """The suite's own score runs hundreds of them, and metadata and the path are what costs."""
     plant(good)
-    readers = (fingerprint.read_machine, fingerprint._version, fingerprint._other_copies)
+    readers = (fingerprint.read_machine, fingerprint.read_version, fingerprint.find_copies)
 
     def reads() -> list[int]:
         return [reader.cache_info().misses for reader in readers]

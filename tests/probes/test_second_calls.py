@@ -21,17 +21,14 @@ from megacpp_validate.probes import native_block as block_probe  # noqa: E402
 from megacpp_validate.probes import permute as permute_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.native_block import new_layer, new_sample  # noqa: E402
-from megacpp_validate.probes.order import Order, Target  # noqa: E402
-from tests.probes.planted_numbers import failed  # noqa: E402
+from tests.probes.planted_numbers import RECIPES, failed, new_bench  # noqa: E402
 
 Patch = pytest.MonkeyPatch
-RECIPES = ("delayed", "current", "block")
 
 
 def bench_of(probe: str, requested: str = "native") -> Bench:
     recipes = RECIPES if requested == "te" else ()
-    target = Target("cpu", "", recipes=recipes, production_recipe="delayed" if recipes else "")
-    return Bench(Order(probe, "stack", target, requested, quick=True))
+    return new_bench(probe, requested, recipes, production_recipe="delayed" if recipes else "")
 
 
 def test_bits_and_tensors_that_are_missing() -> None:

@@ -160,12 +160,9 @@ def test_a_layer_with_other_parameters_is_caught(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("te_double")
 def test_a_gradient_that_is_not_there_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = whole_layer._step
-
-    def step(*given: Any) -> dict[str, Any]:
-        return real(*given) | {"grad.qkv.weight": None, "grad.out.weight": None}
-
-    monkeypatch.setattr(whole_layer, "_step", step)
+    real, lost = whole_layer._named, [f"grad.qkv.weight.{part}" for part in ("query", "key", "value")]
+    lost.append("grad.out.weight")
+    monkeypatch.setattr(whole_layer, "_named", lambda *given: real(*given) | dict.fromkeys(lost))
     found = failed(run("te", quick=True))
     assert {
         f"bf16.whole.gqa4.grad.self_attention.layernorm_qkv.weight.{part}" for part in ("query", "key", "value")
