@@ -79,7 +79,6 @@ VERBS = {
     "lock": Verb("Write pins and locks of every image: lock -- [TARGET] [--check].", ("lock",), ("images",)),
     "images": Verb("Plan, build and prove the golden images: images -- --plan | cpu.", ("images",), ("images",)),
     "image_proof": Verb("Build, push, pull and run the cpu image; starts a Docker Engine on Debian.", ("images", "cpu", "--prove", "--own-engine"), ("images",)),
-    "image_keys": Verb("Make a pair of keys that signs images: image_keys -- PREFIX.", ("image-keys",), ("images",)),
     "image_sign": Verb("Sign an image with its SBOM: image_sign -- REPOSITORY@sha256:DIGEST --key KEY.", ("image-sign",), ("images",)),
     "image_verify": Verb("Verify an image against pins, locks and signature: image_verify -- REPOSITORY@sha256:DIGEST --key KEY.", ("image-verify",), ("images",)),
     "bundle": Verb("An image, its wheels and caches for hosts without a network: bundle -- TARGET --image ...", ("bundle",), ("images",)),

@@ -106,7 +106,9 @@ class Posture(Row):
         """
         rows = {feature.id: feature for feature in self.features}
         if name not in rows:
-            raise WrongArguments(f"there is no feature {name!r}. Next step: choose of {', '.join(rows)}, or say all.")
+            raise WrongArguments(
+                f"there is no feature {name!r}. Next step: choose one of {', '.join(rows)}, or say all."
+            )
         return rows[name]
 
 

@@ -22,8 +22,7 @@ def load_verbs(verb: str = "") -> None:
     files = {file.stem.replace("_", "-"): file.stem for file in sorted(Path(__file__).parent.glob("[a-z]*.py"))}
     verb = _EARLIER.get(verb, verb)
     for name in [files[verb]] if verb in files else files.values():
-        if name != "result_again":
-            import_module(f".{name}", __name__)
+        import_module(f".{name}", __name__)
 
 
 def main() -> None:

@@ -109,6 +109,9 @@ def _check_output(output: Path | None) -> Path | None:
 
 
 Output = Annotated[Path | None, typer.Option(help="Write the result to this file.", callback=_check_output)]
+_AsJson = Annotated[
+    Path | None, typer.Option("--json", hidden=True)
+]  # the entry point of an image keeps a result by it
 FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
 
 
@@ -127,6 +130,7 @@ def verb(described: str = "", *, verbose: str = "", alias: str = "") -> Callable
     common: dict[str, tuple[Any, Any]] = {"output": (Output, None)}
     if described:
         common["fmt"] = (FormatOption, Format.TABLE)
+        common["as_json"] = (_AsJson, None)
     if verbose:
         common["verbose"] = (Annotated[bool, typer.Option("--verbose", help=verbose)], False)
 

@@ -17,7 +17,7 @@ def fp8_policy(
         list[str] | None, typer.Option(help="Rows of fp8_presets.toml, with commas or repeated; all without it.")
     ] = None,
     today: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The day of the answer; default: today.")
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Day on which waivers are checked; default: today.")
     ] = None,
     matrix: Matrix = None,
 ) -> Result:

@@ -19,9 +19,6 @@ def images(
         list[str] | None, typer.Argument(help="Targets to build for: h200, b200, gb10, cpu; all for a plan.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be built, and build nothing.")] = False,
-    write_bake: Annotated[
-        bool, typer.Option("--write-bake", help="Write containers/docker-bake.json anew, and build nothing.")
-    ] = False,
     own_base: Base = "",
     push: Annotated[str | None, typer.Option(help="Registry to push to, as 127.0.0.1:5000.")] = None,
     tag: Annotated[str, typer.Option(help="In place of the version.")] = "",
@@ -55,9 +52,6 @@ def images(
     build.check_options(options, rows)
     if own_engine:  # after a wrong argument was reported
         rows, options = build.use_own_engine(rows, options)
-    if write_bake:
-        write_error_line(f"written: {build.write_bake(rows)}")
-        return None
     if plan:
         return Answer(build.plan_all(rows, options), "images:describe_plans")
     for built in build.build_all(rows, options, write_error_line):

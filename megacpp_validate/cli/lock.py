@@ -24,7 +24,7 @@ def lock(
         Literal["pins", "locks", ""], typer.Option(help="Digests of bases, or packages, alone.", show_default=False)
     ] = "",
     accept: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="A tag that may be another image now; repeated.")
+        list[str] | None, typer.Option(metavar="TAG", help="Tag whose digest may change; repeated.")
     ] = None,
     upgrade: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A package to take anew; all for all.")

@@ -12,9 +12,7 @@ LONGEST_LIMIT_S: Final = 604_800.0  # a week. More is a typing error, and infini
 
 Matrix = Annotated[Path | None, typer.Option(help="Folder of the matrix files.")]
 Receipts = Annotated[Path, typer.Option(help="Folder for the receipts and logs.")]
-Seed = Annotated[
-    int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; the same seed gives the same numbers.")
-]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights and inputs.")]
 Python = Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")]
 Overlays = Annotated[
     list[Path] | None, typer.Option(help="Site folders, or folders of them; repeated. Default: MEGACPP_OVERLAYS.")

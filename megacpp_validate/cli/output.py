@@ -16,13 +16,16 @@ from ..evidence.whole_file import write_whole
 from .app import Answer, Format
 
 
-def write_answer(answer: Any, described: str, *, output: Path | None, **options: Any) -> int:
+def write_answer(
+    answer: Any, described: str, *, output: Path | None, as_json: Path | None = None, **options: Any
+) -> int:
     """Write what a verb returned, and return the exit code of the verb.
 
     Args:
         answer: a text, an `Answer`, or a result that `described` describes.
         described: see `app.verb`.
         output: the file; standard output without one.
+        as_json: a second file, for the same result as JSON.
         options: of the verb: `fmt`, `verbose`, and what the description takes.
 
     Raises:
@@ -32,6 +35,8 @@ def write_answer(answer: Any, described: str, *, output: Path | None, **options:
         write_text(answer, output)
         return Exit.OPEN
     answer = answer if isinstance(answer, Answer) else Answer(answer, described)
+    if as_json is not None:
+        write_result(answer.result, "", as_json, fmt=Format.JSON)
     write_result(answer.result, answer.described, output, **options)
     return int(answer.result.exit if answer.exit is None else answer.exit)
 

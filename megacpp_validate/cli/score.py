@@ -21,7 +21,7 @@ def score(
     blame: Annotated[Path, typer.Option(help="What blame-score wrote as JSON.")] = Path(
         "docs/evidence/blame_score.json"
     ),
-    held_out: Annotated[Path, typer.Option(help="The same on faults that nobody tuned the blame on.")] = Path(
+    held_out: Annotated[Path, typer.Option(help="The same for faults that the blame rules were not tuned on.")] = Path(
         "docs/evidence/blame_score_held_out.json"
     ),
     write: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, Result, split_names, verb
+from .app import Result, split_names, verb
 from .options import Faults, Limit, Matrix, Python, Receipts, Seed, Target
 
 
@@ -20,7 +20,6 @@ def smoke_faults(
     limit: Limit = 900.0,
     receipts: Receipts = Path(".megacpp/smoke_faults"),
     python: Python = "",
-    page: Annotated[Path | None, typer.Option(help="A file that gets the table in Markdown, too.")] = None,
     matrix: Matrix = None,
 ) -> Result:
     """Is what goes wrong between ranks caught, and named? Faults are planted in real runs of tiny models.
@@ -32,14 +31,10 @@ def smoke_faults(
     from ..catalog.bridge import read_catalog
     from ..catalog.planted import read_smoke_faults
     from ..environments.host_session import SessionOptions
-    from .output import write_result
     from .progress import Progress
 
     names, catalog = split_names(faults), read_catalog(matrix)
     known = read_smoke_faults((row.id for row in catalog.targets), matrix)
     options = SessionOptions(target, None, seed, jobs, limit, receipts, python)
     with Progress() as progress:
-        result = run_smoke_faults(catalog, known, names, options, progress.show_cell)
-    if page is not None:
-        write_result(result, "scores:describe_planted", page, fmt=Format.MARKDOWN)
-    return result
+        return run_smoke_faults(catalog, known, names, options, progress.show_cell)

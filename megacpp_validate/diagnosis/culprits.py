@@ -186,11 +186,11 @@ def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], be
     if red or case.name != case.first.module or culprit.cause not in _OF_MODULES:
         return culprit
     if all(name in seen and seen[name].outcome.is_good for name in USES):
-        says = "Every bridge module holds by itself: the fault lies between them."
-        step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which it "
-        step += f"holds does not fit; stay on {before} until then"
+        says = "Each bridge module passes alone: the fault lies in their combination."
+        step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which "
+        step += f"the run passes is incompatible; stay on {before} until then"
     elif culprit.cause is Cause.API and case.first.raised is None:  # a contract of its own, which no module has
-        says = "Not every bridge module was run beside it: whether the fault lies in one or between them is unknown."
+        says = "Not every bridge module was run beside it: the fault may lie in one module or in their combination."
         step = f"run the bridge modules in both releases first (`nox -s h200_parity`); stay on {before} until then"
     else:
         return culprit
@@ -253,7 +253,7 @@ def _summary(case: Case, diagnosis: Diagnosis, sides: Sides) -> str:
             "there, or in what it calls."
         )
     if first.before is None or first.before.outcome is Outcome.NOT_RUN:
-        return f"{said} Nothing was seen of it on {before}: this may not be new."
+        return f"{said} There is no result for it on {before}, so the failure may not be new."
     if first.before.outcome is Outcome.BLOCKED:
         return f"{said} It was hidden on {before}, where {first.before.blocked_by or 'another cell'} blocked it."
     return said if first.was_good else f"{said} On {before} it failed in another way."
@@ -278,7 +278,7 @@ def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
     if version := version_of(diagnosis.component, red.receipt):
         lines.append(f"{diagnosis.component} as loaded: {version}")
     lines += [
-        f"{copy.name} is there twice: {shorter(copy.kept)} and {', '.join(map(shorter, copy.others))}"
+        f"{copy.name} has two copies: {shorter(copy.kept)} and {', '.join(map(shorter, copy.others))}"
         for copy in second_copies(red.receipt, diagnosis.component)
     ]
     lines += [

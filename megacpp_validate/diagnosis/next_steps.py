@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..evidence.receipt import Library, Outcome, Package, Receipt
-from ..evidence.values import Cause, Frozen
+from ..evidence.values import Cause, Frozen, read_version
 from .blame import Red
 from .checks import CheckKind
 from .diagnose import Diagnosis, diagnose
@@ -58,13 +58,13 @@ STEPS: Final = (
          "install {package}: it brings {missing}, which the loader does not find{or_back}"),
     Step(Cause.ENVIRONMENT, (), "^ModuleNotFoundError", "pip install {package} (`{missing}` is missing){or_back}"),
     Step(Cause.ENVIRONMENT, ("package",), "",
-         "{copies}pin {package} to {newer} ({subject} was built against another one){or_back}"),
+         "{copies}pin {package} to {newer} ({subject} was built against another version){or_back}"),
     Step(Cause.ENVIRONMENT, ("component",), "",
          "{copies}use the {component} that this release was made for{has}{or_back}"),
     Step(Cause.ENVIRONMENT, (), "",
          f"read {_RECEIPT}: {{kind}} comes from outside the process (memory, a scheduler){{or_back}}"),
     Step(Cause.BINARY, ("torch ABI",), "",
-         "rebuild the extension against torch {torch} (it was built for another one){or_back}"),
+         "rebuild the extension against torch {torch} (the extension was built for another torch){or_back}"),
     Step(Cause.BINARY, ("GPU architecture",), "", "rebuild {subject} with NVTE_CUDA_ARCHS for {gpu}{or_back}"),
     Step(Cause.BINARY, ("component", "missing"), "",
          "pin {package} to the release that {subject} was built for, one that has {missing}{has}; or rebuild {subject} "
@@ -88,11 +88,11 @@ STEPS: Final = (
     Step(Cause.API, (), r"missing \d+ required",
          f"{{file}}: argument `{{missing}}` is required now{{whom}}: pass it; {_STATIC}"),
     Step(Cause.API, (), r"'(?:tuple|NoneType)' object (?:has no|is not)|values? to unpack|cannot unpack",
-         f"{{file}}: the call returns something else now (`{{said}}`): take it as it comes; {_STATIC}"),
+         f"{{file}}: the call returns something else now (`{{said}}`): handle the new return value; {_STATIC}"),
     Step(Cause.API, (), "^TypeError", f"{{file}}: the call no longer fits{{whom}}; {_STATIC}"),
     Step(Cause.API, ("missing",), "",
          f"{{file}}: `{{missing}}` was moved, renamed or removed: take it from its new place; {_STATIC}"),
-    Step(Cause.API, ("import",), "", "do what Transformer Engine asks for where it is imported (`{said}`){or_back}"),
+    Step(Cause.API, ("import",), "", "satisfy the check that Transformer Engine makes at import (`{said}`){or_back}"),
     Step(Cause.API, ("contract",), "", f"{{file}}: `{{contract}}` no longer holds; adapt the call; {_STATIC}"),
     Step(Cause.API, (), "", f"{{file}}: what is passed is refused now; adapt the call; {_STATIC}"),
     Step(Cause.NUMERICS, (), "",
@@ -302,7 +302,7 @@ def _why_passed_over(red: Red) -> str:
         return f"it was passed over because {why}"
     fell = {check.name for check in red.checks if check.kind is CheckKind.BACKEND}
     said = (" ".join(one.detail.split()) for one in red.receipt.checks if one.name in fell and one.detail)
-    return next(said, "nothing says why another path ran")
+    return next(said, "the receipt has no reason for the other path")
 
 
 def _say_copies(red: Red, component: str) -> str:
@@ -344,14 +344,7 @@ def _versions(name: str, receipt: Receipt) -> Iterator[Version]:
     names = {name, *(loaded for row in COMPONENTS if row.package == name for loaded in row.loaded)}
     loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
     texts = (one.strip() for row in loaded if row.name in names for one in row.version.split(","))
-    return (version for version in map(_read_version, dict.fromkeys(texts)) if version is not None)
-
-
-def _read_version(text: str) -> Version | None:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        return None
+    return (version for version in map(read_version, dict.fromkeys(texts)) if version is not None)
 
 
 def _broke(need: Need, red: Red) -> bool:
@@ -359,7 +352,7 @@ def _broke(need: Need, red: Red) -> bool:
 
     def has(receipt: Receipt) -> bool:
         """Whether a fact holds."""
-        release = _read_version(release_of({receipt.probe: receipt}))
+        release = read_version(release_of({receipt.probe: receipt}))
         return release is not None and need.holds_for(release)
 
     harmless = red.before is not None and red.was_good and _is_unmet(need, red.before) and has(red.before)

@@ -116,7 +116,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component("GPU memory",
               says=r"CUDA out of memory|CUDA [Ee]rror: out of memory|\[CUDA\]: out of memory|OutOfMemoryError|"
               r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAlloc|CUBLAS_STATUS_ALLOC_FAILED",
-              advice="run the cell with less beside it on the GPU (lower --jobs); this failure says nothing about the "
+              advice="run fewer cells at a time on the GPU (lower --jobs); this failure says nothing about the "
               "release", seen="torch.OutOfMemoryError"),
     Component("GPU architecture",
               says=r"no kernel image is available|invalid device function|CUDA_ERROR_NO_BINARY_FOR_GPU|"

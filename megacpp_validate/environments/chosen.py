@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..catalog.bridge import Stack, matrix_folder
 from ..errors import WrongArguments
+from ..evidence.values import read_version
 from .container import open_container
 from .environment import Environment, NoEnvironment
 from .interpreter import InterpreterEnvironment, host_interpreter, put_over
@@ -71,7 +72,7 @@ def read_spec(text: str) -> Spec:
     ways: dict[str, Way] = {known: known for known in get_args(Way)}
     if not _NAME.fullmatch(name) or way not in ways or not value:
         raise WrongArguments(
-            f"{text!r} is no environment. Next step: write {_FORM}; a name has letters, digits, '.', '_', '+'."
+            f"{text!r} is not an environment. Next step: write {_FORM}; a name has letters, digits, '.', '_', '+'."
         )
     return Spec(name, ways[way], value)
 
@@ -209,9 +210,7 @@ def _sort(every: Sequence[Found]) -> tuple[Found, ...]:
     return (*(usable[version] for version in sorted(usable)), *others)
 
 
-def resolve_environment(
-    release: str, found: Sequence[Found], stacks: Sequence[Stack], means: Means, root: Path | None = None
-) -> Environment:
+def resolve_environment(release: str, found: Sequence[Found], stacks: Sequence[Stack], means: Means) -> Environment:
     """The environment of a release: what the host has, else what a row of the matrix names.
 
     An overlay comes before the interpreter's own, as in `find_environments`. Of a row that names both, the image is
@@ -222,7 +221,6 @@ def resolve_environment(
         found: what the host has.
         stacks: rows of the matrix.
         means: what environments are made with.
-        root: folder that the locks of the rows are relative to; where `matrix/` lies, if None.
 
     Raises:
         NoEnvironment: nothing provides it, or what does cannot be made.
@@ -234,7 +232,7 @@ def resolve_environment(
     if row is not None and row.image and (not row.lock or shutil.which("docker", path=means.variables.get("PATH"))):
         return make_environment(Spec(row.id, "image", row.image), means)
     if row is not None:
-        return make_environment(Spec(row.id, "venv", str((root or matrix_folder().parent) / row.lock)), means)
+        return make_environment(Spec(row.id, "venv", str(matrix_folder().parent / row.lock)), means)
     usable = ", ".join(place.release for place in found if place.environment is not None) or "no release"
     # A folder of this very release that cannot be used is the likely answer.
     broken = [f"{place.place}: {place.reason}" for place in found if place.environment is None and place.reason]
@@ -248,7 +246,6 @@ def resolve_environment(
 
 def is_same_release(one: str, other: str) -> bool:
     """Whether two texts name one release: 2.12 is 2.12.0, and a build of one is that one."""
-    try:
-        return Version(Version(one).public) == Version(Version(other).public)
-    except InvalidVersion:
-        return False
+    versions = [read_version(text) for text in (one, other)]
+    public = {Version(version.public) for version in versions if version is not None}
+    return None not in versions and len(public) == 1

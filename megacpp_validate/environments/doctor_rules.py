@@ -15,13 +15,14 @@ from typing import Final, NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..catalog.bridge import Stack, Target
 from ..catalog.needs import CudaLibrary, Need, Needs, VendorPackage
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.next_steps import advise
 from ..evidence.doctor_look import Distribution, Extension, PackageLook, PathLook, Wanted
+from ..evidence.values import read_version
 from .doctor_result import Aspect, Difference, Weight
 
 TE: Final = "transformer_engine.pytorch"
@@ -55,15 +56,16 @@ KINDS: Final = {
     "gpu": Kind(UNKNOWN, Aspect.LOOK, "{gpu}", "a GPU of the target {target} ({arch})",
         "the doctor did not check what needs that GPU",
         "run it on a machine of the target {target}, or give --target cpu"),
-    "machine": Kind(UNKNOWN, Aspect.LOOK, "{machine}", "{wanted}", "its packages are other files than the target's",
+    "machine": Kind(UNKNOWN, Aspect.LOOK, "{machine}", "{wanted}",
+        "packages for this machine are not those of the target",
         "run it on a machine of the target {target}"),
     "stack": Kind(NOTE, Aspect.VERSION, "{te}", "{release}, the {which} stack {stack}",
         "results of that stack do not hold for this one",
         "install transformer-engine=={release}{grid}"),
-    "missing": Kind(NOTE, Aspect.MISSING, "`import {id}` finds nothing", "{distribution}, for the target {target}",
-        "what stands on it falls back to native PyTorch",
+    "missing": Kind(NOTE, Aspect.MISSING, "`import {id}` finds no module", "{distribution}, for the target {target}",
+        "features that need it fall back to native PyTorch",
         "install {distribution} for torch {torch}, or go without it"),
-    "no torch": Kind(BREAKS, Aspect.MISSING, "`import torch` finds nothing", "torch, for the target {target}",
+    "no torch": Kind(BREAKS, Aspect.MISSING, "`import torch` finds no module", "torch, for the target {target}",
         "nothing runs", "install torch, or give another interpreter with --python"),
     "import": Kind(BREAKS, Aspect.IMPORT, "{what}", "an import without an error",
         "every path of it is lost; the bridge falls back", "{advice}"),
@@ -75,7 +77,7 @@ KINDS: Final = {
     "patched": Kind(RISK, Aspect.METADATA,
         "of {compared} files that its installer recorded, {changed} are changed and {gone} are gone: {shown}",
         "the files of the release in its metadata", "its code differs from the release",
-        "install {distribution} again; keep the difference in mind where somebody patched it"),
+        "install {distribution} again; if the change is a deliberate patch, apply it again"),
     "elsewhere": Kind(RISK, Aspect.METADATA, "loaded from {file}, while the metadata in {folder} gives its version",
         "the metadata of the loaded copy", "the loaded release is unknown",
         "take the unwanted copy off the path, or install it with its metadata"),
@@ -91,7 +93,7 @@ KINDS: Final = {
         "one for {soabi} (Python {python}), or for abi3", "the import does not find its compiled half",
         "install {distribution} with this interpreter's own pip"),
     "reads": Kind(BREAKS, Aspect.TORCH_ABI, "given a {given}, `{call}` answers: {answered}", "the tensor as it is",
-        "it reads the sizes of tensors from the wrong place, so its results are refused or wrong", "{build}"),
+        "it reads tensor sizes at wrong memory offsets: calls fail, or results are wrong", "{build}"),
     "not called": Kind(UNKNOWN, Aspect.LOOK, "`{call}` could not be called: {answered}", "its answer to a {given}",
         "whether it reads tensors correctly is unknown", "run the parity of this stack, which computes with it"),
     "libraries": Kind(NOTE, Aspect.LIBRARY, "`{name}` needs {missing}, which the loader does not find",
@@ -106,16 +108,17 @@ KINDS: Final = {
     "other torch": Kind(RISK, Aspect.TORCH_ABI, "`{name}` was not built for torch {torch}: {found}",
         "a build for torch {torch}", "{how}", "{build}"),
     "wheel": Kind(RISK, Aspect.METADATA, "{seen}", "{wanted}, as its metadata says",
-        "its compiled files were made for something else", "install a {id} for what is there"),
+        "its compiled files were made for something else", "install a build of {id} for the installed torch and CUDA"),
     "driver": Kind(NOTE, Aspect.DRIVER, "driver {driver} runs CUDA {runs}, torch is built for CUDA {built}",
-        "a driver for CUDA {built}, or the same major release", "kernels run; what a driver compiles from PTX may not",
+        "a driver for CUDA {built}, or the same major release",
+        "kernels run, except perhaps those that the driver compiles from PTX",
         "install a driver for CUDA {built} or later"),
     "old driver": Kind(BREAKS, Aspect.DRIVER, "driver {driver} runs CUDA {runs}, torch is built for CUDA {built}",
         "a driver for CUDA {major}", "no kernel starts",
         "install a driver for CUDA {built} or later, or the forward-compatibility package where the GPU is a "
         "data-centre one"),
     "two files": Kind(RISK, Aspect.SECOND_COPY, "importing {package} loads {title} {found} from {folders}", "one",
-        "which one runs depends on what was imported first, and parts of both may be mixed",
+        "the order of imports decides which one runs, and one process may mix both",
         "leave one: remove the system's, or point {home}_HOME at torch's own folder"),
     "runtimes": Kind(RISK, Aspect.CUDA_RUNTIME, "a process that imports {package} can open {found}",
         "one, as torch has", "{says}", "{next}"),
@@ -206,14 +209,6 @@ class Host:
         looks = filter(None, (self.look(TE), self.look("torch")))
         texts = (one.version for look in looks for one in look.libraries if one.name == library and one.version)
         return tuple(sorted(filter(None, map(read_version, next(texts, "").split(", ")))))
-
-
-def read_version(text: str) -> Version | None:
-    """A version, where the text is one."""
-    try:
-        return Version(text)
-    except InvalidVersion:
-        return None
 
 
 def judge_host(host: Host) -> tuple[Difference, ...]:
@@ -413,10 +408,10 @@ def _judge_torch(part: _Part, extension: Extension, symbols: Sequence[Wanted], r
     right = any(call.right for call in part.look.behaviours)
     rows = (
         (BREAKS, symbols and refused, "the loader refuses it"),
-        (BREAKS, layout and not right, "it loads, and reads the sizes of tensors where another torch has them"),
+        (BREAKS, layout and not right, "it loads, but reads tensor sizes at the memory offsets of another torch"),
         (RISK, symbols, "it loads; a call that needs one of them ends the process"),
         (NOTE, moved and right, "the call that reads a tensor gave the right answer"),
-        (RISK, moved, "the torch code that it inlines is another one; sizes of tensors seem to be the same"),
+        (RISK, moved, "it inlines code of another torch; tensor sizes seem to lie at the same offsets"),
     )
     words = {"name": PurePath(extension.file).name, "found": "; ".join(said), "build": _another_build(part)}
     for weight, how in [(weight, how) for weight, holds, how in rows if holds][:1]:

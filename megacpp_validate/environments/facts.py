@@ -68,9 +68,9 @@ def read_facts(environment: Environment, processes: Processes) -> Facts:
             return Facts.model_validate_json(answer.read_bytes())
         except (OSError, ValidationError) as fault:
             raise NoEnvironment(
-                f"{environment.shown} does not report what it has ({words or fault}). Likely cause: it does not exist, "
-                "it is a Python older than 3.11, or it finds another megacpp-validate first. Next step: start it by "
-                "hand, or give another with --python."
+                f"{environment.shown} does not report its packages ({words or fault}). Likely cause: it does not "
+                "exist, it is a Python older than 3.11, or another megacpp-validate comes first on its path. Next "
+                "step: start it by hand, or give another with --python."
             ) from fault
 
 

@@ -15,12 +15,12 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..catalog.images import Range
 from ..catalog.needs import Needs
 from ..errors import WrongArguments
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, read_version
 
 LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
 _ASKED: Final = "asked for"
@@ -124,14 +124,6 @@ class Stack:
         return (int(found[2]) if found[2] else found[1]) if found else None
 
 
-def read_version(text: str) -> Version | None:
-    """A version; None for a text that is none."""
-    try:
-        return Version(text) if text else None
-    except InvalidVersion:
-        return None
-
-
 def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, target: str = "") -> Stack:
     """A stack that is given as "component=version"; "component=" is there in an unknown version.
 
@@ -144,7 +136,7 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
         name, version = canonicalize_name(name.strip()), version.lstrip("=").strip()
         name, why = names.get(name, name), ""
         if not sign or not name or (version and read_version(version) is None):
-            why = "is no component and version. Next step: write cublas=13.1.0.3, or cublas= for an unknown version"
+            why = "is not COMPONENT=VERSION. Next step: write cublas=13.1.0.3, or cublas= for an unknown version"
         elif name in found:
             why = "names a component that is given twice. Next step: give the one that is loaded"
         elif name in LIBRARIES.values() and version.isdecimal() and int(version) >= 1000:  # cudnnGetVersion(): 91100
@@ -153,7 +145,7 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
             raise WrongArguments(f"{word!r} {why}.")
         found[name] = Part(name=name, version=version, brought_by=_ASKED)
     if read_version(te) is None:
-        raise WrongArguments(f"{te!r} is no release of Transformer Engine. Next step: write one as in 2.20.2.")
+        raise WrongArguments(f"{te!r} is not a release of Transformer Engine. Next step: write one as in 2.20.2.")
     return Stack("asked", te, found, whole=False, target=target)
 
 

@@ -18,9 +18,10 @@ from pydantic import ValidationError
 from ..catalog.images import Base
 from ..catalog.needs import Needs
 from ..errors import WrongArguments
+from ..evidence.values import read_version
 from .doctor_result import DoctorResult
 from .environment import NoEnvironment
-from .fits import CORE, LIBRARIES, Part, Stack, read_version, stack_of_words
+from .fits import CORE, LIBRARIES, Part, Stack, stack_of_words
 from .interpreter import host_interpreter
 
 _LIST: Final = (
@@ -87,7 +88,7 @@ def _read_one(text: str, needs: Needs, bases: tuple[Base, ...], variables: Mappi
         return _read_interpreter(str(place) if place.is_file() else text, variables)
     known = ", ".join(base.tag for base in bases if base.distributions)
     raise WrongArguments(
-        f"--env {text!r} names no environment. Likely cause: a typing error, or a folder that is no virtual "
+        f"--env {text!r} names no environment. Likely cause: a typing error, or a folder without a virtual "
         f"environment. Next step: give {_WAYS} of the matrix ({known})."
     )
 
@@ -135,7 +136,7 @@ def _read_freeze(file: Path, text: str) -> tuple[Part, ...]:
         try:
             requirement = Requirement(name)
         except InvalidRequirement as fault:
-            raise _not_read(file, f"line {number} is no requirement: {line.strip()[:60]!r}") from fault
+            raise _not_read(file, f"line {number} is not a requirement: {line.strip()[:60]!r}") from fault
         exact = [one.version for one in requirement.specifier if one.operator in ("==", "===")]
         found.append(_part(requirement.name, exact[0] if exact else "", file.name))
     if not found:

@@ -116,7 +116,7 @@ class InterpreterEnvironment:
         except (OSError, ValueError, LookupError) as fault:
             words = str(fault)
         raise NoEnvironment(
-            f"{self.shown} does not answer: {words}. Likely cause: {cause}. Next step: start it by hand, or give "
+            f"{self.shown} cannot be queried: {words}. Likely cause: {cause}. Next step: start it by hand, or give "
             "another Python with --python."
         )
 

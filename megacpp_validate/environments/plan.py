@@ -60,8 +60,8 @@ def why_not_here(target: TargetRow, facts: Facts) -> str:
         return f"the target {target.id} is {target.machine}, and this machine is {facts.machine}. {step}."
     if target.arch and facts.gpu is None:
         return (
-            f"the target {target.id} wants a GPU of {target.arch}, and there is none: {facts.why_no_gpu}. {step}; "
-            "`nox -s cpu_parity` is what runs here."
+            f"the target {target.id} needs a GPU of {target.arch}, and none is present: {facts.why_no_gpu}. {step}; "
+            "`nox -s cpu_parity` runs here."
         )
     if target.arch and facts.gpu is not None and facts.gpu.arch != target.arch:
         return (
@@ -90,7 +90,7 @@ def plan_blank(
     elif switch.lower() not in _OFF:
         backend, because = "native", f"{SWITCH}={switch} turns Transformer Engine off"
     else:
-        backend, because = "te", f"the target {target.id} is there for Transformer Engine"
+        backend, because = "te", f"Transformer Engine is the default on the target {target.id}"
     stack = f"te{facts.te.partition('+')[0]}" if facts.te else "te-unknown" if facts.te_folder else "te-absent"
     same = {name: getattr(target, name) for name in ("id", "arch", "production_recipe", "deep_gemm")}
     return Order(

@@ -206,8 +206,8 @@ class SlurmJobs:
             )
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise InfrastructureFailed(
-                "there is no Slurm here: sbatch or srun is not on the PATH. Likely cause: this is no login node of a "
-                "cluster. Next step: start it on one, or use --launcher local."
+                "there is no Slurm here: sbatch or srun is not on the PATH. Likely cause: this host is not a login "
+                "node. Next step: start it on one, or use --launcher local."
             )
         self._look()
 
@@ -384,6 +384,6 @@ def _ask(*words: str) -> str:
         said = str(fault)
     raise InfrastructureFailed(
         f"the scheduler does not answer: {words[0]}: {said[-_LAST_WORDS:]}. Likely cause: its controller is down or "
-        "restarts, or this is no machine of the cluster. Next step: `scontrol ping`; then the same command again: jobs "
-        "that were submitted stay, and the run goes on from them."
+        "restarts, or this host is not part of the cluster. Next step: `scontrol ping`; then the same command again: "
+        "jobs that were submitted stay, and the run goes on from them."
     )

@@ -179,8 +179,8 @@ def _prepare(request: StackRequest, processes: Processes) -> Stack:
         return Stack(
             request.name,
             problem=f"{request.name} stands for Transformer Engine {request.release}, and {environment.shown} has "
-            f"{has}. Likely cause: a folder or an image with another release than its name says. Next step: look at "
-            f"what is there ({environment.because}).",
+            f"{has}. Likely cause: the folder or image holds another release than its name. Next step: check what it "
+            f"holds ({environment.because}).",
         )
     return Stack(request.name, environment, facts)
 

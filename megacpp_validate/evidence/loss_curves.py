@@ -78,7 +78,7 @@ def read_curve(path: Path) -> LossCurve:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for who writes to it
-            raise CurveInvalid(path, "it is no regular file")
+            raise CurveInvalid(path, "it is not a regular file")
         text = path.read_bytes()
     except OSError as fault:
         raise CurveInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault

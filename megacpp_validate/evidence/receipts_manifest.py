@@ -58,7 +58,7 @@ def read_manifest_text(text: str) -> dict[str, str]:
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         match = _LINE.fullmatch(line)
         if match is None:
-            raise ManifestInvalid(f"line {number} of {MANIFEST} is none that `sha256sum` writes: {line[:80]!r}")
+            raise ManifestInvalid(f"line {number} of {MANIFEST} is not in the format of `sha256sum`: {line[:80]!r}")
         sha256, file = match.groups()
         if file in found:
             raise ManifestInvalid(f"{MANIFEST} names {file!r} twice")
@@ -90,8 +90,8 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
     done = _ask(["sign", "-q", "-f", str(key), "-n", NAMESPACE], text.encode(), variables)
     if done.code:
         raise ManifestInvalid(
-            f"{folder} was not signed: {done.last_words}. Likely cause: {key} is no key, has a passphrase, or others "
-            "may read it. Next step: load a key with a passphrase into ssh-agent and name its .pub here."
+            f"{folder} was not signed: {done.last_words}. Likely cause: {key} is not a key, has a passphrase, or is "
+            "readable by other users. Next step: load a key with a passphrase into ssh-agent and name its .pub here."
         )
     try:
         # The signature first: a manifest that no signature fits yet is refused, and so is a folder half signed.
@@ -101,8 +101,8 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
         if fault.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # a full disk ends every verb in one way
         raise ManifestInvalid(
-            f"{folder} was not signed: {fault.strerror or fault}. Likely cause: the folder is not "
-            "yours. Next step: sign a copy that is yours."
+            f"{folder} was not signed: {fault.strerror or fault}. Likely cause: this user may not write to the folder. "
+            "Next step: sign a copy of the folder."
         ) from fault
 
 
@@ -141,7 +141,9 @@ def _read(path: Path) -> bytes:
     try:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # a pipe would wait for who writes to it
-            raise ManifestInvalid(f"{path.name} is no regular file. Next step: remove it, and sign the folder again.")
+            raise ManifestInvalid(
+                f"{path.name} is not a regular file. Next step: remove it, and sign the folder again."
+            )
         return path.read_bytes()
     except OSError as fault:
         raise ManifestInvalid(

@@ -306,7 +306,7 @@ def read_runs(text: str) -> tuple[SelftestRun, ...]:
             runs.append(reader.validate_json(line, strict=True))
         except ValidationError as fault:
             raise RunInvalid(
-                f"line {number} is no run of the selftest: {list_errors(fault)}. Likely cause: it was cut short, or "
+                f"line {number} is not a run of the selftest: {list_errors(fault)}. Likely cause: it was cut short, or "
                 "written by another version. Next step: run the selftest again."
             ) from fault
     return tuple(runs)

@@ -406,7 +406,7 @@ def _read_file(path: str, file: str) -> ReceiptFile:
         with os.fdopen(handle, "rb", buffering=0) as stream:
             state = os.fstat(handle)
             if not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST:
-                why = f"it is no regular file, or has more bytes than any receipt ({_LARGEST})"
+                why = f"it is not a regular file, or has more bytes than any receipt ({_LARGEST})"
                 return ReceiptFile(file, "", None, why)
             text = stream.read()
     except OSError as fault:

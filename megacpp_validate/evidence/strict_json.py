@@ -66,14 +66,14 @@ def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} is there twice in one object")
+            raise ValueError(f"the key {key!r} appears twice in one object")
         found[key] = value
     return found
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"the number {text} is none that is finite")
+        raise ValueError(f"the number {text} is not finite")
     return number
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -34,3 +35,11 @@ class SourceLine(Frozen):
 
 
 ENVIRONMENT: Final = "environment"  # blamed in place of a module where all of them share the change
+
+
+def read_version(text: str) -> Version | None:
+    """A version; None for a text that is not one."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

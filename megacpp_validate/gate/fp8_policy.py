@@ -223,7 +223,7 @@ def _find(rule: Rule, preset: Preset, rules: PolicyRules) -> Iterator[str]:
         case TogetherRule():
             missing = [owner for owner in rule.owners if not preset.owners.get(owner, "").strip()]
             if preset.low and preset.graphs and preset.recompute == "selective" and missing:
-                yield f"low precision, graphs and selective recompute, and nobody is named for {', '.join(missing)}"
+                yield f"low precision, graphs and selective recompute, and no owner is named for {', '.join(missing)}"
         case HistoryRule():
             if preset.amax_history < rule.least and any(low.recipe == "delayed" for low in preset.low):
                 yield f"amax_history is {preset.amax_history}; at least {rule.least} is required"

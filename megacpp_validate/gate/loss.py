@@ -319,7 +319,7 @@ def _find_wrong_records(reference: Curves, candidate: Curves) -> Iterator[str]:
             if damage := find_damage(curve):
                 yield f"{_name(curve)} is damaged: {'; '.join(damage)}. Next step: train it again"
             elif why := _find_no_learning(curve):
-                yield f"{_name(curve)} is no reference: {why}. Next step: fix the training in {REFERENCE} first"
+                yield f"{_name(curve)} is not a reference: {why}. Next step: fix the training in {REFERENCE} first"
             if curve.quantizers or curve.histories:
                 yield f"{_name(curve)} trained in low precision. Next step: train it outside of every FP8 scope"
     curves = (*reference, *candidate)
@@ -341,7 +341,7 @@ def _find_no_learning(curve: LossCurve) -> str:
     lowest = min(means)
     fall, rise = means[0] - lowest, means[-1] - lowest
     if not fall > CAP:
-        return f"its smoothed loss falls by {fall:.4f} nats, and what is looked for is {CAP}"
+        return f"its smoothed loss falls by {fall:.4f} nats, and the gate looks for differences of {CAP}"
     if not rise <= CAP + 4 * find_noise(curve.losses) / math.sqrt(window):
         return f"its smoothed loss ends {rise:.4f} nats above its lowest: it diverged"
     return ""

@@ -212,7 +212,7 @@ def _make_check(name: str, seen: Iterable[_Extreme], derivation: str) -> Check:
 def _check_long_gaps(pairs: Pairs, planned: int, bars: Bars) -> Iterator[Check]:
     window, half = planned // 10, planned // 2
     gaps = {bf16.seed: subtract(fp8.losses, bf16.losses) for bf16, fp8 in pairs}
-    said = f"Student's t of {len(pairs)} seeds x the root of 2 x the largest spread of {REFERENCE} there"
+    said = f"Student's t of {len(pairs)} seeds x sqrt(2) x the largest spread of {REFERENCE} there"
 
     def look(name: str, *stretches: tuple[int, int, float]) -> Iterator[Check]:
         for seed, gap in gaps.items():
@@ -227,7 +227,7 @@ def _check_long_gaps(pairs: Pairs, planned: int, bars: Bars) -> Iterator[Check]:
     start = planned - planned // 5
     bias = sum(sum(gap[start:]) for gap in gaps.values()) / (len(gaps) * (planned - start))
     where = f"{bias:+.4f} nats over steps {start} and later"
-    yield _make_check("gap.tail", [_Extreme(abs(bias), bars.tail, where)], f"{said}, over the root of the seeds")
+    yield _make_check("gap.tail", [_Extreme(abs(bias), bars.tail, where)], f"{said}, over sqrt(seeds)")
     yield from look("gap.learning", (0, half, bars.early), (window, half, bars.later))
 
 
@@ -246,7 +246,7 @@ def _check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
         ("settled", second, second, CAP),
     ):
         seen = find("loss", losses, (steps, beside), cap, long=False)  # the long window is that of `gap.settled`
-        yield _make_check(f"gap.short.{name}", seen, f"{said}; {CAP} x the root of {window} over them at most")
+        yield _make_check(f"gap.short.{name}", seen, f"{said}; at most {CAP} x sqrt({window} / steps of the window)")
     yield _check_noise("gap.noise.learning", learning, losses, window)
     yield _check_noise("gap.noise.settled", second, losses, window)
     norms = _take(pairs, lambda curve: [math.log(norm) if norm > 0 else math.nan for norm in curve.gradient_norms])

@@ -193,7 +193,7 @@ def _find_unsigned(one: ReceiptFile, context: GateContext) -> list[Reason]:
     signed, text = context.signed, ""
     if signed is None:
         if context.rules.kind.signature == "required":
-            text = f"{context.rules.kind.id} requires a signed folder, and --signers names nobody who may sign"
+            text = f"{context.rules.kind.id} requires a signed folder, and --signers is missing"
     elif signed.problem:
         text = signed.problem
     elif signed.hashes.get(one.file) != one.sha256:

@@ -54,8 +54,7 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
     """
     if options.commit and not _COMMIT.fullmatch(options.commit):
         raise WrongArguments(
-            f"{options.commit!r} is not a whole commit, and no receipt is of it. Next step: give the output of "
-            "`git rev-parse HEAD`."
+            f"{options.commit!r} is not a full commit hash. Next step: give the output of `git rev-parse HEAD`."
         )
     store = _read(options.store)
     catalog = read_catalog(matrix)
@@ -143,7 +142,7 @@ def _make_order(options: GateOptions, stack: str, catalog: Catalog, matrix: Path
     """With the time of the decision in UTC, and the image digest and lock that the row of the stack pins."""
     at = options.at or datetime.now(UTC).replace(microsecond=0)
     if not 2000 <= at.year <= 2200:  # beyond, arithmetic of time overflows
-        raise WrongArguments(f"--at {at.isoformat()} is not the time of a decision. Next step: give another --at.")
+        raise WrongArguments(f"--at {at.isoformat()} is outside the years 2000 to 2200. Next step: give another --at.")
     at = (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
     row = next((row for row in catalog.stacks if row.id == stack), None)
     image, lock = options.image, options.lock

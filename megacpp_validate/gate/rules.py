@@ -172,7 +172,7 @@ def _compare(
 
     whole = _COMMIT.fullmatch(receipt.commit)
     yield GateRule.COMMIT, not whole, f"{receipt.commit[:60]!r} is not a commit"
-    text = f"it is of the commit {receipt.commit[:12]}, and the newest receipt of {newest.commit[:12]}"
+    text = f"its commit is {receipt.commit[:12]}, and that of the newest receipt is {newest.commit[:12]}"
     yield GateRule.COMMIT, whole and receipt.commit != newest.commit, text
     dirty = kind.commit == "clean" and receipt.commit.endswith(DIRTY)
     yield GateRule.COMMIT, dirty, f"files differed from the commit {receipt.commit[:12]} when it ran"
@@ -192,7 +192,7 @@ def _schema(receipt: Receipt) -> int:
 def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Receipt]) -> Iterator[Finding]:
     outcome, unsupported = receipt.outcome, receipt.probe in rules.unsupported
     if outcome is Outcome.EXPECTED_UNSUPPORTED and not unsupported:
-        text = f"it reports that {rules.target.id} does not support it, which {rules.kind.id} has no row for"
+        text = f"it is unsupported on {rules.target.id}, and no row of {rules.kind.id} allows that"
         yield Reason(GateRule.OUTCOME, f"{text}: {receipt.reason}")
     elif outcome is Outcome.NOT_RUN:
         yield Reason(GateRule.NOT_RUN, f"it was not run: {receipt.reason}")
@@ -244,7 +244,7 @@ def _find_compiles(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
         numbers = ", ".join(f"{name} {number}" for name, number in sorted(after.items()))
         kernels = ", ".join(sorted({row.kernel for row in late})[:3])
         which = f"{numbers} ({kernels})" if kernels else numbers
-        yield Reason(GateRule.JIT, f"compiled after warm-up: {which}; at most {rules.kind.jit_after} may be")
+        yield Reason(GateRule.JIT, f"compiled after warm-up: {which}; at most {rules.kind.jit_after} allowed")
     for library, why in sorted(receipt.jit.unwatched.items()):
         reason = Reason(GateRule.UNWATCHED, f"compiles of {library} were not watched: {why}")
         yield _allow(reason, receipt, (row for row in rules.unwatched if row.library == library))
@@ -370,7 +370,7 @@ def _find_looser(receipt: Receipt, before: Receipt, stack: str) -> Iterator[Find
     for key, part in now.items():
         old = known.get(key)
         if part and old and old.bound and part.bound and not part.at_least and part.bound > _WIDER * old.bound:
-            yield f"the bound of {' '.join(key)} is {part.bound:.3g}, {old.bound:.3g} in {stack}: read its derivation"
+            yield f"the bound of {' '.join(key)} is {part.bound:.3g}, {old.bound:.3g} in {stack}: check why"
             return
 
 

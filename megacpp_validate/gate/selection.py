@@ -124,7 +124,7 @@ def _find_faults(
         (GateRule.LOCK, head.lock_hash, order.lock or head.lock_hash),
     ):
         if has != wants:
-            yield rule, f"{rule.value}: it is of {has or 'none'}, and {rules.kind.id} judges {wants}", False
+            yield rule, f"{rule.value}: this receipt has {has or 'none'}, and {rules.kind.id} requires {wants}", False
     if head.only_timed:
         yield GateRule.ONLY_TIMED, "it timed its module, and judged nothing of it", False
     started = read_time(head.started)
@@ -152,7 +152,7 @@ def _choose_newest(group: Sequence[Entry], rules: GateRules) -> None:
         assert one is not None
         first = firsts.setdefault(one.sha256, one)
         if first is not one:
-            entry.refuse(GateRule.REPLAYED, f"the same receipt lies in {first.shown}: a copy is not a second run")
+            entry.refuse(GateRule.REPLAYED, f"{first.shown} is the same receipt: a copy does not count as a second run")
         else:
             by_start.setdefault(rank_by_time(one)[0], []).append((entry, one))
     newest = max(by_start)
@@ -181,7 +181,7 @@ def _refuse_older(entry: Entry, one: ReceiptFile, young: ReceiptFile, age: timed
         return
     entry.refuse(GateRule.SUPERSEDED, f"{young.shown} is younger: {young.claims.started}")
     if contradicts:
-        entry.warnings.append(f"{one.shown}: {words}; files differed from the commit, so it may be mended since")
+        entry.warnings.append(f"{one.shown}: {words}; files differed from the commit, so it may be fixed since")
 
 
 def _contradicts(one: ReceiptFile, young: ReceiptFile, rules: GateRules) -> bool:
@@ -194,7 +194,7 @@ def _contradicts(one: ReceiptFile, young: ReceiptFile, rules: GateRules) -> bool
 def _describe_pair(one: ReceiptFile, young: ReceiptFile) -> str:
     return (
         f"it is {one.claims.outcome.value}, and {young.shown} of the same commit and environment is "
-        f"{young.claims.outcome.value}: an intermittent failure is one"
+        f"{young.claims.outcome.value}: an intermittent failure counts as a failure"
     )
 
 

@@ -20,10 +20,8 @@ from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected,
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
-from .locking import write_changed
 from .locks import read_image_lock
 from .plan import (
-    BAKE_FILE,
     DOCKERFILE,
     BuildSettings,
     ImagePlan,
@@ -166,10 +164,10 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
         WrongArguments: with the first one.
     """
     if options.tag and not _TAG.match(options.tag):
-        raise WrongArguments(f"{options.tag!r} is no tag. Next step: use letters, digits, dots and dashes.")
+        raise WrongArguments(f"{options.tag!r} is not a valid tag. Next step: use letters, digits, dots and dashes.")
     if options.push is not None and not REGISTRY.match(options.push):
         raise WrongArguments(
-            f"{options.push!r} is no registry. Next step: write host[:port][/prefix], without a scheme, as "
+            f"{options.push!r} is not a registry address. Next step: write host[:port][/prefix], without a scheme, as "
             "127.0.0.1:5000."
         )
     if options.own_base:
@@ -186,20 +184,6 @@ def use_own_engine(rows: ImageRows, options: ImageOptions) -> tuple[ImageRows, I
     found = start_engine(rows.root, rows.variables)
     own_base = options.own_base or found.get("MEGACPP_BASE", "")
     return replace(rows, variables=found), replace(options, own_base=own_base)
-
-
-def write_bake(rows: ImageRows) -> Path:
-    """Write the committed bake file.
-
-    Raises:
-        ImageClosed: an image cannot be planned.
-        InfrastructureFailed: it cannot be written.
-    """
-    try:
-        write_changed(rows.root, {BAKE_FILE: rows.render_bake()})
-    except ImageRefused as fault:
-        raise ImageClosed(str(fault)) from fault
-    return rows.root / BAKE_FILE
 
 
 def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
@@ -285,8 +269,8 @@ def _build(
         write_whole(folder / f"{plan.target}.json", build.model_dump_json(indent=2) + "\n")
     except OSError as fault:
         raise InfrastructureFailed(
-            f"the receipt of the build cannot be written to {folder}: {fault}. Likely cause: its disk is full, or it "
-            "is not yours. Next step: make room, or give --receipts a folder that you can write."
+            f"the receipt of the build cannot be written to {folder}: {fault}. Likely cause: its disk is full, or this "
+            "user may not write there. Next step: make room, or give --receipts a folder that you can write."
         ) from fault
     return build
 

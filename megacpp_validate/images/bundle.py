@@ -124,7 +124,8 @@ def write_bundle(rows: ImageRows, options: BundleOptions, say: Callable[[str], N
     except OSError as fault:
         raise InfrastructureFailed(
             f"the bundle {out} cannot be written: {fault}. Nothing of it is left. Likely cause: the disk of "
-            f"{out.parent} is full, or that folder is not yours. Next step: make room, or name another folder (--out)."
+            f"{out.parent} is full, or this user may not write there. Next step: make room, or name another folder "
+            "(--out)."
         ) from fault
     sizes = Counter[str]()
     for row in manifest["files"]:
@@ -141,8 +142,8 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
     found = _Contents()
     if options.out.exists():
         raise ImageRefused(
-            f"{options.out} is there already. Next step: `python3 {options.out}/restore.py` shows whether it is a "
-            "whole bundle; name another folder, or move this one away."
+            f"{options.out} already exists. Next step: `python3 {options.out}/restore.py` shows whether it is a whole "
+            "bundle; name another folder, or move this one away."
         )
     if options.key:
         found.files["cosign.pub"] = read_public_key(options.key)  # given away: never a private one
@@ -163,7 +164,7 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
             raise ImageRefused(
                 f"the label {label} of {options.image} is {seen or 'absent'}, and the bundle would have {value}. "
                 "Likely cause: it was built from another lock, for another target, or by something else than this "
-                "project. Next step: build it anew, and push it."
+                "project. Next step: build it again, and push it."
             )
     try:
         if options.key and (why := find_signature(found.shown, options.key, rows.variables)):
@@ -247,7 +248,7 @@ def _write_image(contents: _Contents, target: str, aside: Path, variables: Mappi
         archive.add(layout, ".")
     shutil.rmtree(layout)
     if len(rows) == 1:
-        contents.absent.setdefault("signature", "nobody has signed the image")
+        contents.absent.setdefault("signature", "the image is not signed")
     return {**rows[0], "signatures": rows[1:]}
 
 

@@ -44,7 +44,7 @@ _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
     (
         r".*(failed to push|error: failed to .*push).*", InfrastructureFailed,
         "the registry is down, speaks no TLS, or requires a login. Next step: `docker login` there, or start it; the "
-        "same command then builds nothing anew",
+        "same command then reuses everything that was built",
     ),
     (
         rf".*{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b).*|.*(no match for "
@@ -92,8 +92,9 @@ def find_engine(variables: Mapping[str, str]) -> Engine:
     if info.code or not machine or buildx.code:
         said = info.last_words if info.code or not machine else buildx.last_words
         raise NoEnvironment(
-            f"no Docker Engine with buildx answers {docker}: {said}. Likely cause: it does not run, is not yours, "
-            f"DOCKER_HOST is of another one, or docker-buildx is missing. Next step: start it, or: {_HOW_TO_GET_ONE}."
+            f"{docker} cannot reach a Docker Engine with buildx: {said}. Likely cause: the engine is not running, this "
+            "user may not access it, DOCKER_HOST names another engine, or docker-buildx is not installed. Next step: "
+            f"start it, or: {_HOW_TO_GET_ONE}."
         )
     bridges = call([docker, "network", "ls", "--quiet", "--filter", "driver=bridge"], variables)
     listed = re.findall(r"Platforms:(.*)$", call([docker, "buildx", "inspect"], variables).words, re.MULTILINE)
@@ -145,7 +146,8 @@ def read_build_settings(variables: Mapping[str, str], *, has_bridge: bool, clone
         name, _, place = word.partition("=")
         if not place or not Path(place).exists():
             raise ImageRefused(
-                f"{word!r} names what is not there. Next step: name a folder or file that is, or unset it."
+                f"{word!r} names a path that does not exist. Next step: give an existing folder or file, or unset the "
+                "setting."
             )
         found[name] = Path(place).absolute()
     links = variables.get("PIP_FIND_LINKS", "")
@@ -225,7 +227,7 @@ def bake(  # noqa: PLR0913 - what one build takes
             digest = str(json.loads(metadata.read_text(encoding="utf-8"))[plan.target]["containerimage.digest"])
         except (OSError, ValueError, KeyError, TypeError) as fault:
             raise NoEnvironment(
-                f"the build of {plan.target} ended well, and gives no digest: {fault!r}. Likely cause: an engine "
+                f"the build of {plan.target} succeeded, but reports no digest: {fault!r}. Likely cause: an engine "
                 "without the containerd image store. Next step: switch it on (`features: {containerd-snapshotter: "
                 "true}` in daemon.json) and build again."
             ) from fault

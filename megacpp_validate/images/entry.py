@@ -200,8 +200,8 @@ def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
         full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (InfrastructureFailed if full else WrongArguments)(
             f"receipts cannot be written to {folder}: {fault.strerror}. Likely cause: its disk is full, it is mounted "
-            f"read-only, or it belongs to somebody else than {os.geteuid()}:{os.getegid()}, as whom this container "
-            f'runs. Next step: make room; or `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...` '
+            f"read-only, or the user of this container ({os.geteuid()}:{os.getegid()}) may not write there. Next step: "
+            f'make room; or `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...` '
             "without `:ro`, with a folder that this user can write."
         ) from fault
 
@@ -237,8 +237,8 @@ def make_room(variables: Mapping[str, str]) -> dict[str, str]:
         return {**variables, **cache_variables(new, arch, nvrtc=variables.get(MODE_VARIABLE) == NVRTC)}
     except OSError as fault:
         raise NoEnvironment(
-            f"the JIT caches cannot be read, or there is no room for temporary files: {fault}. Likely cause: the "
-            f"mounted caches are closed to {os.geteuid()}:{os.getegid()}, as whom this container runs; or its root is "
+            f"the JIT caches cannot be read, or there is no room for temporary files: {fault}. Likely cause: the user "
+            f"of this container ({os.geteuid()}:{os.getegid()}) may not read the mounted caches; or its root is "
             "read-only and nothing is mounted at /tmp, or /tmp is full. Next step: `chmod -R a+rX` of the caches; "
             "`docker run --read-only --tmpfs /tmp ...`."
         ) from fault
@@ -304,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
         return _run_session(session, tuple(rest), image)
     if not shutil.which(name):
         raise WrongArguments(
-            f"there is no session {name!r}, and no command of that name. Next step: choose of "
+            f"there is no session {name!r}, and no command of that name. Next step: choose one of "
             f"{', '.join(row.name for row in image.sessions)}; or `megacpp --help`."
         )
     variables = make_room(os.environ)  # an image must run what it is given: other tools start their processes in it
@@ -332,8 +332,7 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
         )
     if {"--help", "-h"} & {*arguments}:  # a question, and no run: an earlier result stays
         return run_child([*_PYTHON, _CLI, session.verb[0], "--help"], variables)
-    options = {word.partition("=")[0] for word in arguments}
-    keeps = session.leaves == "result" and mounted and options.isdisjoint({"--format", "--output", "--list"})
+    keeps = session.leaves == "result" and mounted and "--list" not in arguments
     record, result = folder / f"{session.name}.run.json", folder / f"{session.name}.json"
     try:
         for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
@@ -343,10 +342,8 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     started, clock = datetime.now(UTC), time.monotonic()
     words = [*_PYTHON, _CLI, *(word.format(target=image.target) for word in session.verb)]
     words += ["--receipts", str(folder / session.name)] if session.leaves == "receipts" else []
-    words += ["--format", "json", "--output", str(result)] if keeps else []
+    words += ["--json", str(result)] if keeps else []
     code = run_child([*words, *arguments], variables)  # of an option that is given twice, the caller's is the last
-    if keeps and result.is_file():
-        run_child([*_PYTHON, f"{_CLI}.result_again", str(result)], variables)
     run = {
         "schema_id": "megacpp-validate/image-run/1", "session": session.name, "arguments": arguments,
         "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "driver": machine.driver,
@@ -358,7 +355,7 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     except OSError as fault:
         _say(
             f"the record of this run cannot be written to {folder}: {fault.strerror}. Likely cause: its disk is full, "
-            "or somebody removed it meanwhile. Next step: make room, or mount another folder."
+            "or the folder was removed during the run. Next step: make room, or mount another folder."
         )
         return code or Exit.INFRASTRUCTURE  # a run that nobody can show later is none that went well
     return code

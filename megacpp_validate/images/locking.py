@@ -142,7 +142,7 @@ def run_lock(rows: ImageRows, options: LockOptions, say: Callable[[str], None] =
     if unknown := sorted(options.accept - known):
         raise ImageRefused(
             f"--accept names {', '.join(unknown)}, and no base of matrix/images.toml has such a tag. Next step: choose "
-            f"of {', '.join(sorted(known))}."
+            f"one of {', '.join(sorted(known))}."
         )
     if options.check and (options.accept or options.upgrade):
         raise ImageRefused("--check writes nothing, and takes neither --accept nor --upgrade. Next step: leave it out.")
@@ -180,8 +180,8 @@ def _check(context: _Context, images: Iterable[Image]) -> LockResult:
     refusals = [line.refusal for line in pins]
     if (bake := context.render_bake()) and context.read(BAKE_FILE) != bake:
         refusals.append(
-            f"{BAKE_FILE} is not what the matrix, the pins and the locks say. Likely cause: somebody edited one of "
-            "them. Next step: `nox -s lock` writes it anew; look at what it changes, and commit it."
+            f"{BAKE_FILE} is not what the matrix, the pins and the locks say. Likely cause: one of them was edited by "
+            "hand. Next step: `nox -s lock` rewrites it; review the difference and commit it."
         )
     return LockResult(
         tool=rows.tool, check=True, pins=pins, locks=tuple(lines), fits=tuple(fits),
@@ -237,7 +237,8 @@ def write_changed(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     except OSError as fault:
         raise InfrastructureFailed(
             f"pins and locks cannot be written: {fault}. Likely cause: the disk is full, or {root / 'containers'} is "
-            "not yours. Next step: make room, or run it as its owner; the same command writes what is missing."
+            "not writable by this user. Next step: make room, or run it as its owner; the same command writes what is "
+            "missing."
         ) from fault
     return tuple(changed)
 
@@ -267,9 +268,9 @@ def _compare(context: _Context, target: str, file: str, text: str) -> LockLine:
     ]
     refusal = (
         f"{file}: the index no longer has files of {', '.join(lost)}, which are locked in the same version. Likely "
-        "cause: another index than the lock was made from, or somebody replaced a file. Next step: use the index that "
-        f"the lock was made from; find out what changed, then `nox -s lock -- --upgrade {lost[0].split()[0]}`, and "
-        "commit it."
+        "cause: another index than the lock was made from, or a file on the index was replaced. Next step: use the "
+        "index that the lock was made from; find out what changed, then `nox -s lock -- --upgrade "
+        f"{lost[0].split()[0]}`, and commit it."
         if lost
         else ""
     )

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from ..catalog.images import MACHINES, Image, Images
 from .tools import ImageRefused
 
-STEP: Final = "Next step: `nox -s lock` writes it anew; look at what it changes, and commit it."
+STEP: Final = "Next step: `nox -s lock` rewrites it; review the difference and commit it."
 EDITED: Final = "was edited by hand: its text does not hash to its `# content:`"
 
 _CONTENT: Final = "# content: sha256:"
@@ -175,8 +175,8 @@ def parse_lock(text: str, file: Path) -> ImageLock:
     packages: dict[str, LockedPackage] = {}
     for name, package in list_packages(text):
         if not package.hashes or name in packages:
-            words = "is there twice" if name in packages else "is no package in one version with hashes"
-            raise ImageRefused(f"{file}: {name[:60]!r} {words}. Likely cause: somebody edited it. {STEP}")
+            words = "is there twice" if name in packages else "is not pinned to one version with hashes"
+            raise ImageRefused(f"{file}: {name[:60]!r} {words}. Likely cause: the file was edited by hand. {STEP}")
         packages[name] = package
     if not is_sealed(text):
         raise ImageRefused(f"the lock {file} {EDITED}. {STEP}")
@@ -225,4 +225,6 @@ def check_lock(lock: ImageLock, inputs: LockInputs, file: Path) -> None:
     elif doubled:
         why = f"installs {', '.join(doubled)}, which the base {inputs.base} provides"
     if why:
-        raise ImageRefused(f"the lock {file} {why}. Likely cause: the matrix changed, or somebody edited it. {STEP}")
+        raise ImageRefused(
+            f"the lock {file} {why}. Likely cause: the matrix changed, or the file was edited by hand. {STEP}"
+        )

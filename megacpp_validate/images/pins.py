@@ -134,9 +134,9 @@ def read_pins(file: Path) -> Pins:
         return Pins()
     except (OSError, ValueError) as fault:  # a ValidationError is a ValueError
         raise PinsDamaged(
-            f"{file} is no file of pins: {' '.join(str(fault).split())[:400]}. Likely cause: somebody edited it, or an "
-            "earlier release of this tool wrote it. Next step: restore it from version control, or delete it and let "
-            f"`{WRITER}` write it."
+            f"{file} is not a valid file of pins: {' '.join(str(fault).split())[:400]}. Likely cause: the file was "
+            "edited by hand, or an earlier release of this tool wrote it. Next step: restore it from version control, "
+            f"or delete it and let `{WRITER}` write it."
         ) from fault
     return found
 
@@ -154,7 +154,7 @@ def _find_faults(pins: Pins) -> Iterator[str]:
             or {*pin.digests.items()} - {*shown.items()}
             or (index is None) == bool(pin.index_digest)
         ):
-            yield f"{pin.base} has a day of verification, and its document is of other digests ({found})"
+            yield f"{pin.base} has a date of verification, but its document hashes to another digest ({found})"
 
 
 def read_index(raw: bytes) -> dict[str, str] | None:
@@ -172,7 +172,7 @@ def read_index(raw: bytes) -> dict[str, str] | None:
         rows.sort(key=lambda row: row["platform"].get("variant", "") in ("", "v8"))
         found = {f"{row['platform']['os']}/{row['platform']['architecture']}": str(row["digest"]) for row in rows}
     except (KeyError, TypeError, AttributeError) as fault:
-        raise ValueError(f"{raw[:60]!r} is no manifest of an image: {fault!r}") from fault
+        raise ValueError(f"{raw[:60]!r} is not an image manifest: {fault!r}") from fault
     return found if "manifests" in body else None
 
 
@@ -260,11 +260,11 @@ def _pin_base(
     changed = _compare(known, now) if known else ""
     if accepts or not changed:
         return now, _line(base, known if changed else old, now, PinNews.VERIFIED)
-    whose = "was verified" if known and known.verified else f"is what others say ({known.source if known else ''})"
+    whose = "was verified" if known and known.verified else f"is a claim of {known.source if known else ''}"
     refusal = (
-        f"{base.repository}:{base.tag} is another image now: {changed}; the first {whose}. Likely cause: somebody "
-        "pushed the tag again, or the registry is not the one that you think. Next step: find out what changed; then "
-        f"`{WRITER} -- --accept {base.tag}`, and commit what it writes."
+        f"{base.repository}:{base.tag} is another image now: {changed}; the earlier digest {whose}. Likely cause: the "
+        f"tag was pushed again, or this is not the intended registry. Next step: find out what changed; then `{WRITER} "
+        f"-- --accept {base.tag}`, and commit what it writes."
     )
     return known or now, _line(base, known, now, PinNews.CHANGED, refusal)
 
@@ -296,9 +296,9 @@ def refuse_unclaimed(images: Images, base: Base, pin: Pin | None) -> str:
         return ""
     return (
         f"the pin of {base.id} ({base.repository}:{base.tag}) is not verified, and is not what the matrix claims: "
-        f"{FILE} has {_show(pin)}, matrix/images.toml has {_show(claim)} ({claim.source}). Likely cause: somebody "
-        f"edited one of them. Next step: restore {FILE} from version control, or delete it and run `{WRITER}`; where "
-        f"a registry can be reached, `{WRITER} -- --accept {base.tag}` takes its word."
+        f"{FILE} has {_show(pin)}, matrix/images.toml has {_show(claim)} ({claim.source}). Likely cause: one of them "
+        f"was edited by hand. Next step: restore {FILE} from version control, or delete it and run `{WRITER}`; where a "
+        f"registry can be reached, `{WRITER} -- --accept {base.tag}` accepts the digest of the registry."
     )
 
 

@@ -87,7 +87,9 @@ def read_bundle(root: Path) -> dict[str, Any]:
         bundle: dict[str, Any] = json.loads(text)
         files = _read_rows(bundle)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as fault:
-        raise Refused(f"{root} is no whole bundle: {fault!r}. Nothing was installed. Likely cause: {_COPY}.") from fault
+        raise Refused(
+            f"{root} is not a complete bundle: {fault!r}. Nothing was installed. Likely cause: {_COPY}."
+        ) from fault
     listed = {name: row["sha256"] for name, row in files.items()}
     listed |= {SIGNATURE: sums[SIGNATURE]} if SIGNATURE in sums else {}
     bundle["sums"], known = listed, {*listed, MANIFEST, SUMS}
@@ -98,7 +100,7 @@ def read_bundle(root: Path) -> dict[str, Any]:
         if stat.S_ISDIR(status.st_mode):
             continue
         if not stat.S_ISREG(status.st_mode):
-            faults.append(f"{name}: is no plain file, but a link or a device")
+            faults.append(f"{name}: is a link or a device, not a regular file")
         elif name not in known:
             faults.append(f"{name}: does not belong to the bundle")
         elif name in files and status.st_size != files[name]["bytes"]:
@@ -196,7 +198,7 @@ def install(root: Path, bundle: dict[str, Any], wanted: dict[Path, str]) -> None
 
 def _require_empty(folder: Path) -> None:
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        raise NotTaken(f"{folder} is there already. Nothing was installed. Next step: name another folder, or move it.")
+        raise NotTaken(f"{folder} already exists. Nothing was installed. Next step: name another folder, or move it.")
 
 
 def _run(words: list[str], cause: str, variables: dict[str, str] | None = None) -> str:
@@ -209,7 +211,10 @@ def _run(words: list[str], cause: str, variables: dict[str, str] | None = None) 
 
 
 def _docker(*words: str) -> str:
-    return _run(["docker", *words], "no Docker Engine is installed or runs here, it is not yours, or its disk is full")
+    return _run(
+        ["docker", *words],
+        "no Docker Engine is installed or running here, this user may not access it, or its disk is full",
+    )
 
 
 def load_image(root: Path, bundle: dict[str, Any], place: str) -> str:

@@ -46,19 +46,6 @@ _REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest
 _SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` attests the SBOM, and signs the image"
 
 
-class KeysResult(Frozen):
-    """A pair of keys that was made."""
-
-    schema_id: Literal["megacpp-validate/image-keys/1"] = "megacpp-validate/image-keys/1"
-    private: str
-    public: str
-
-    @property
-    def exit(self) -> Exit:
-        """It is there."""
-        return Exit.OPEN
-
-
 class SignResult(Frozen):
     """An image that was signed: how many packages its SBOM lists, and how many of them declare no licence."""
 
@@ -145,7 +132,7 @@ def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> En
         told = call([cosign, verb, "--help"], variables)
         newer = ["--use-signing-config=false", "--new-bundle-format=false"]  # of cosign 3
         how = ["--yes", "--tlog-upload=false", *(newer if newer[0][:20] in told.words + told.errors else [])]
-    if verb in ("sign", "attest", "sign-blob", "public-key", "generate-key-pair") and PASSWORD not in variables:
+    if verb in ("sign", "attest", "sign-blob", "public-key") and PASSWORD not in variables:
         raise ImageRefused(
             f"the variable {PASSWORD} is not set, and cosign would ask for it. Next step: set it to the password of "
             "the key; empty for a key without one."
@@ -172,25 +159,6 @@ def _require_cosign(variables: Mapping[str, str], *words: str, image: str = "") 
     return done.words
 
 
-def make_keys(prefix: Path, variables: Mapping[str, str]) -> KeysResult:
-    """A key pair of one's own: `PREFIX.key`, under the password of COSIGN_PASSWORD, and `PREFIX.pub`.
-
-    Raises:
-        NoEnvironment: cosign is missing, or fails.
-        ImageRefused: a key is there already, or there is no password.
-    """
-    require_program("cosign", variables)
-    pair = prefix.with_name(f"{prefix.name}.key"), prefix.with_name(f"{prefix.name}.pub")
-    if there := [str(path) for path in pair if path.exists()]:
-        raise ImageRefused(
-            f"{' and '.join(there)} would be overwritten, and what that key signed could not be signed again. Next "
-            "step: name another prefix, or move it away."
-        )
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    _require_cosign(variables, "generate-key-pair", "--output-key-prefix", str(prefix.absolute()))
-    return KeysResult(private=str(pair[0]), public=str(pair[1]))
-
-
 def check_private_key(key: Path, variables: Mapping[str, str], public: str = "") -> None:
     """Open a private key before anything that takes long.
 
@@ -204,14 +172,14 @@ def check_private_key(key: Path, variables: Mapping[str, str], public: str = "")
     require_program("cosign", variables)
     if not key.is_file() or b"PRIVATE KEY-----" not in key.read_bytes():
         raise ImageRefused(
-            f"{key} is no private key. Likely cause: it is missing, the public one, or another file. Next step: name "
-            "the PREFIX.key that `nox -s image_keys` made."
+            f"{key} is not a private key. Likely cause: it is missing, the public one, or another file. Next step: "
+            "name the cosign.key that `cosign generate-key-pair` made."
         )
     printed = _require_cosign(variables, "public-key", "--key", str(key))
     if public and printed.split() != public.split():
         raise ImageRefused(
             f"the public key does not belong to {key}. Likely cause: the two are of different pairs. Next step: name "
-            "the PREFIX.pub and the PREFIX.key that `nox -s image_keys` made together."
+            "the cosign.pub and the cosign.key that `cosign generate-key-pair` made together."
         )
 
 
@@ -224,8 +192,8 @@ def read_public_key(path: Path) -> str:
     text = read_text_file(path)
     if "BEGIN PUBLIC KEY" not in text or "PRIVATE" in text:
         raise ImageRefused(
-            f"{path} is no public key. Likely cause: it is another file, or the private key. Next step: name the "
-            "PREFIX.pub that `nox -s image_keys` made."
+            f"{path} is not a public key. Likely cause: it is another file, or the private key. Next step: name the "
+            "cosign.pub that `cosign generate-key-pair` made."
         )
     return text
 
@@ -273,7 +241,7 @@ def sign_image(
     if why := compare_with_lock(packages, read_image_lock(rows.root / row.lock).packages):
         raise ImageRefused(
             f"{sbom or 'the SBOM'} is not of an image for {target}: {why}. Likely cause: the SBOM or the image is of "
-            "another lock. Next step: leave --sbom out, and syft makes one; or build the image anew."
+            "another lock. Next step: leave --sbom out, and syft makes one; or build the image again."
         )
     with tempfile.TemporaryDirectory(prefix="megacpp-sign-") as room:
         file = Path(room, "sbom.json")
@@ -324,8 +292,8 @@ def read_sbom(body: Any) -> tuple[Package, ...]:
             raise ValueError(f"{body['spdxVersion']} with {len(found)} packages")
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise ImageRefused(
-            f"this is no SBOM in SPDX 2 that names packages: {fault!r}. Likely cause: another form, or it was cut off. "
-            "Next step: make it with `nox -s image_sign`."
+            f"this is not an SBOM in SPDX 2 that lists packages: {fault!r}. Likely cause: another form, or it was cut "
+            "off. Next step: make it with `nox -s image_sign`."
         ) from fault
     return tuple(found)
 

@@ -110,8 +110,8 @@ def use_mirror(repository: str, mirror: str) -> str:
         return repository
     if not REGISTRY.match(mirror.rstrip("/")):
         raise ImageRefused(
-            f"{MIRROR}={mirror!r} is no registry. Next step: write host[:port][/prefix], without a scheme, as in "
-            "registry.example:5000/mirror."
+            f"{MIRROR}={mirror!r} is not a registry address. Next step: write host[:port][/prefix], without a scheme, "
+            "as in registry.example:5000/mirror."
         )
     return f"{mirror.rstrip('/')}/{repository.partition('/')[2]}"
 
@@ -125,8 +125,8 @@ def locate_image(reference: str, variables: Mapping[str, str]) -> str:
     found = _REFERENCE.fullmatch(reference)
     if found is None:
         raise ImageRefused(
-            f"the image {reference!r} names no registry, or has no digest, so it may be another image tomorrow. Next "
-            "step: write HOST/REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect "
+            f"the image {reference!r} names no registry, or has no digest, so its content may change. Next step: write "
+            "HOST/REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect "
             f"{reference.partition('@')[0] or 'NAME'}` prints the digest."
         )
     repository, mirror = found[1], variables.get(MIRROR, "")
@@ -142,8 +142,8 @@ def _inspect(shown: str, variables: Mapping[str, str], *options: str) -> str:
         return done.words
     if done.code != 127 and re.search("not found|unexpected digest", done.last_words):  # seen: buildx 0.13, 0.29
         raise (RegistryLies if "@" in shown else NotInRegistry)(
-            f"the registry has no {shown}, or returns other bytes: {done.last_words}. Likely cause: nobody pushed it "
-            "there, somebody removed it, or the registry damaged it. Next step: choose a tag or digest that is there."
+            f"the registry has no {shown}, or returns other bytes: {done.last_words}. Likely cause: the image was "
+            "never pushed there, was removed, or was damaged. Next step: give a tag or digest that the registry has."
         )
     host = shown.partition("/")[0]
     raise RegistryUnreachable(
@@ -205,7 +205,7 @@ def read_image(shown: str, variables: Mapping[str, str]) -> PushedImage:
         found = {name: one["SLSA"] for name, one in provenance.items() if one.get("SLSA")}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
         raise ImageRefused(
-            f"{shown} is no image: {fault!r}. Likely cause: the digest is that of something else, or "
-            "another tool wrote it. Next step: give the digest that `docker buildx build --push` printed."
+            f"{shown} is not an image: {fault!r}. Likely cause: the digest is that of something else, or another tool "
+            "wrote it. Next step: give the digest that `docker buildx build --push` printed."
         ) from fault
     return PushedImage(tuple(image), agreed, found)

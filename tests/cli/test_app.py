@@ -110,7 +110,7 @@ CALLS = (
     ("matrix --targets cpu --stacks te2.17.1", 3, "no cell is selected"),
     ("matrix --targets cpu --probes ,", 3, "nothing is selected"),
     ("matrix --targets tpu", 2, "there is no target 'tpu'"),
-    ("matrix --targets cpu --environment one", 2, "is no environment"),
+    ("matrix --targets cpu --environment one", 2, "is not an environment"),
     ("matrix --targets cpu --cluster nowhere.toml", 2, "cannot be read"),
     ("matrix --targets cpu --plan --limit inf", 2, "--limit"),
     ("matrix --targets cpu --plan --limit 604801", 2, "--limit"),

@@ -116,12 +116,12 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
     code, out, _ = call("--target", "h200", "--matrix", "matrix")
     assert code == MISSING
     assert "none ran." in " ".join(out.split())
-    assert "not-run: the target h200 wants a GPU" in " ".join(out.split())
+    assert "not-run: the target h200 needs a GPU" in " ".join(out.split())
     assert not host.exists()
     code, out, _ = call("--target", "h200", "--matrix", "matrix", "--format", "markdown")
     assert code == MISSING
     assert "none ran." in out
-    assert "not-run: the target h200 wants a GPU" in out
+    assert "not-run: the target h200 needs a GPU" in out
 
 
 @pytest.mark.parametrize(

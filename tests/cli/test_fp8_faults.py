@@ -107,7 +107,7 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
         code, out, _ = call("--target", "h200", "--matrix", "matrix", "--format", form)
         assert code == MISSING
         assert "none ran." in " ".join(out.split())
-        assert "not-run: the target h200 wants a GPU" in " ".join(out.split())
+        assert "not-run: the target h200 needs a GPU" in " ".join(out.split())
     assert not host.exists()
 
 

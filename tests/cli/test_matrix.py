@@ -72,4 +72,4 @@ def test_cells_of_another_machine_are_not_run_and_have_receipts_that_say_so(matr
     assert (done.code, "1 not run" in done.out) == (4, True), done.err
     (receipt,) = read_receipts(tmp_path).found.values()
     assert (receipt.cell, receipt.outcome.value) == ("native-h200-imports", "not-run")
-    assert "there is none" in receipt.reason
+    assert "none is present" in receipt.reason

@@ -49,7 +49,9 @@ def test_every_format_goes_to_stdout_and_to_a_file(
     fmt: Format, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "megacpp_validate.report.describe.verdict", SimpleNamespace(describe=describe))
-    assert write_answer(Verdict(), "verdict:describe", output=None, fmt=fmt) == Exit.CLOSED
+    kept = tmp_path / "kept.json"
+    assert write_answer(Verdict(), "verdict:describe", output=None, as_json=kept, fmt=fmt) == Exit.CLOSED
+    assert json.loads(kept.read_text(encoding="utf-8")) == {"name": "permute"}
     out, err = capsys.readouterr()
     assert err == ""
     file = tmp_path / "new" / "result"

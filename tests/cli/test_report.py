@@ -53,7 +53,7 @@ def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
         ((tmp_path / "none", "--output", site), WRONG, "there is no folder"),
         ((tmp_path / "empty", "--output", site), NOTHING, "there is no receipt"),
         ((EVIDENCE, "--output", tmp_path / "precious"), WRONG, "which no report wrote"),
-        ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is no decision of the release gate"),
+        ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is not a decision of the release gate"),
         ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
         ((EVIDENCE, "--output", site, "--summary", site / "told.txt"), WRONG, "Next step"),
         ((EVIDENCE, "--output", site, "--summary", EVIDENCE / "told.txt"), WRONG, "--summary"),

@@ -164,7 +164,7 @@ def test_a_process_that_gives_no_runs_is_no_environment(run: Run, planter: Plant
 def test_a_line_that_was_cut_short_is_told(run: Run, killed: str, clean: str) -> None:
     said = run(Planter(killed + clean[:-20]))
     assert said.code == INFRASTRUCTURE
-    assert "line 4 is no run of the selftest" in said.err
+    assert "line 4 is not a run of the selftest" in said.err
 
 
 def test_an_installed_package_without_the_stand_in_is_no_environment(

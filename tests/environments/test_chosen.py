@@ -99,8 +99,9 @@ def test_a_row_that_names_a_lock_or_an_image(tmp_path: Path, monkeypatch: pytest
     both = Stack(id="b", te="2.1", lock="locks/a.txt", image=DIGEST)
     image = Stack(id="c", te="2.1", image=DIGEST)
     bare, with_docker = means(tmp_path, PATH=""), means(tmp_path, PATH=str(docker.parent))
+    monkeypatch.setattr(chosen, "matrix_folder", lambda: tmp_path / "matrix")
     for row, asked in ((lock, with_docker), (both, bare), (both, with_docker), (image, bare)):
-        resolve_environment("2.1", (), [Stack(id="other", te="2.2"), row], asked, tmp_path)
+        resolve_environment("2.1", (), [Stack(id="other", te="2.2"), row], asked)
     assert [(spec.name, spec.way) for spec in made] == [("a", "venv"), ("b", "venv"), ("b", "image"), ("c", "image")]
     assert made[0].value == str(tmp_path / "locks" / "a.txt")
     assert made[2].value == DIGEST

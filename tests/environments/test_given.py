@@ -128,7 +128,7 @@ def test_a_text_that_names_no_environment_is_refused(read, text: str) -> None:  
 def test_a_program_that_is_no_python_is_refused(read, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "program").write_text("#!/bin/sh\necho hello\n")
     (tmp_path / "program").chmod(0o755)
-    with pytest.raises(WrongArguments, match="does not answer"):
+    with pytest.raises(WrongArguments, match="cannot be queried"):
         read(str(tmp_path / "program"))
-    with pytest.raises(WrongArguments, match="no virtual environment"):
+    with pytest.raises(WrongArguments, match="without a virtual environment"):
         read(str(tmp_path))

@@ -72,7 +72,7 @@ def test_no_key_may_be_missing(key: str) -> None:
         (curve_text(CURVE)[:-20], "Unterminated|Expecting value"),
         (curve_text(CURVE).replace("2.5", "NaN"), "finite"),
         (curve_text(CURVE).replace("2.5", "1e999"), "finite"),
-        (curve_text(CURVE).replace('"seed": 3', '"seed": 3, "seed": 4'), "the key 'seed' is there twice"),
+        (curve_text(CURVE).replace('"seed": 3', '"seed": 3, "seed": 4'), "the key 'seed' appears twice"),
         ("", "Unterminated|Expecting value"),
         ("[]", "the file"),
     ],
@@ -99,7 +99,7 @@ def test_a_pipe_and_a_nest_are_no_curves(tmp_path: Path) -> None:
     pipe, nest = tmp_path / "x.bf16-0.curve", tmp_path / "x.bf16-1.curve"
     os.mkfifo(pipe)
     nest.write_text("[" * 100_000)
-    with pytest.raises(CurveInvalid, match="no regular file"):
+    with pytest.raises(CurveInvalid, match="not a regular file"):
         read_curve(pipe)
     with pytest.raises(CurveInvalid):
         read_curve(nest)

@@ -81,7 +81,7 @@ def test_a_key_in_several_rows_may_sign_by_any_of_them(tmp_path: Path, keys: Pat
 @needs_ssh
 def test_a_pipe_in_place_of_a_file_holds_nobody(tmp_path: Path, keys: Path) -> None:
     os.mkfifo(tmp_path / MANIFEST)
-    with pytest.raises(ManifestInvalid, match="no regular file"):
+    with pytest.raises(ManifestInvalid, match="not a regular file"):
         verify(tmp_path, keys / "signers")
     (tmp_path / MANIFEST).rename(tmp_path / "pipe")
     with pytest.raises(ManifestInvalid, match="no key in"):

@@ -84,7 +84,7 @@ def test_a_number_that_json_has_not_is_left_out() -> None:
 @pytest.mark.parametrize("line", ["", "{", "{}", '{"mutant": "a", "colour": 1}'])
 def test_a_line_that_is_no_run_is_refused(line: str) -> None:
     good = run_line(SelftestRun("", "te", 3, (RECEIPT,)))
-    with pytest.raises(RunInvalid, match=r"line 2 is no run.*Next step"):
+    with pytest.raises(RunInvalid, match=r"line 2 is not a run.*Next step"):
         read_runs(good + line + "\n")
 
 

@@ -229,7 +229,7 @@ def test_a_key_that_is_there_twice_is_refused_at_every_depth(key: str, tmp_path:
     text = receipt_text(FULL)
     line = next(line.strip().rstrip(",") for line in text.splitlines() if line.strip().startswith(f'"{key}"'))
     (tmp_path / NAME).write_text(text.replace(line, f"{line}, {line}", 1))
-    with pytest.raises(ReceiptInvalid, match=f"the key '{key}' is there twice"):
+    with pytest.raises(ReceiptInvalid, match=f"the key '{key}' appears twice"):
         read_receipt(tmp_path / NAME)
 
 

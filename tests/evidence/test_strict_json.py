@@ -39,7 +39,7 @@ def test_what_is_nested_too_deep_is_refused(
     ("text", "said"),
     [
         ("[" * 100_000, "nested too deep"),
-        ('{"a": 1, "b": {"a": 2, "a": 3}}', "the key 'a' is there twice"),
+        ('{"a": 1, "b": {"a": 2, "a": 3}}', "the key 'a' appears twice"),
         ("[NaN]", "NaN"),
         ("[1e999]", "1e999"),
     ],

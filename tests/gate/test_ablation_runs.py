@@ -133,7 +133,7 @@ def test_a_run_that_is_no_evidence(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("feature=fast",), WRONG, "there is no feature 'fast'. Next step: choose of auto_dispatch, "),
+        (("feature=fast",), WRONG, "there is no feature 'fast'. Next step: choose one of auto_dispatch, "),
         (("feature=",), NOTHING_SELECTED, "no feature is selected"),
         (("recompute", "--plan", "data"), WRONG, "--plan has 'data'"),
         (("recompute", "--plan", "world=2", "--ranks", "4"), WRONG, "a world of 2, and --ranks 4"),

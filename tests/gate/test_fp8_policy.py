@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "scores": ({"low": [low("score_projections")]}, "score-projections", "score_projections"),
     "no-owners": ({"owners": {}}, "graphs-and-recompute-unowned", "amax, graphs, recompute"),
     "one-owner-missing": (
-        {"owners": {**OWNERS, "graphs": " "}}, "graphs-and-recompute-unowned", "nobody is named for graphs",
+        {"owners": {**OWNERS, "graphs": " "}}, "graphs-and-recompute-unowned", "no owner is named for graphs",
     ),
     "no-history": ({"amax_history": 0}, "no-history", "amax_history is 0; at least 1"),
     "mxfp8-on-hopper": (

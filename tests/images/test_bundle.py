@@ -167,10 +167,10 @@ def test_files_that_are_short_gone_or_too_many(bundle: Path, capsys: pytest.Capt
     assert "torch-9.9-py3-none-any.whl: does not belong" in refuse(bundle, capsys)
     extra.unlink()
     extra.symlink_to("/etc/passwd")
-    assert "torch-9.9-py3-none-any.whl: is no plain file" in refuse(bundle, capsys)
+    assert "torch-9.9-py3-none-any.whl: is a link or a device" in refuse(bundle, capsys)
     extra.unlink()
     (bundle / "SHA256SUMS").unlink()
-    assert "is no whole bundle" in refuse(bundle, capsys)
+    assert "is not a complete bundle" in refuse(bundle, capsys)
 
 
 @pytest.mark.parametrize("name", ["../../etc/cron.d/x", "/etc/x", "a/./b", "a\\b", "a\x1bb", "", "lock.txt"])
@@ -313,15 +313,15 @@ def test_a_bundle_that_cannot_be(
     cases: list[tuple[tuple[object, ...], int, str]] = [
         (("--image", h200), 2, "org.megacpp.target of 127.0.0.1:5000/small@"),
         (("--image", bare), 2, "is absent, and the bundle would have cpu"),
-        (("--image", none), 2, "is no image"),
+        (("--image", none), 2, "is not an image"),
         (("--image", f"{fresh.registry.repository}:1"), 2, "has no digest"),
         (("--image", ""), 2, "has no digest"),  # a variable without a value is not a bundle without an image
         (("--image", f"{fresh.registry.repository}@sha256:{'0' * 64}"), 1, "the registry has no"),
         (("--out", root / "matrix/targets.toml/out"), 6, "cannot be written"),
         (("--jit", root / "nowhere"), 2, "no JIT caches of cpu"),
         (("--jit", root / "shelf"), 2, "no JIT caches of cpu"),
-        (("--key", root / "one.key"), 2, "is no public key"),  # a private key never goes into a bundle
-        (("--sign-key", root / "one.pub"), 2, "is no private key"),
+        (("--key", root / "one.key"), 2, "is not a public key"),  # a private key never goes into a bundle
+        (("--sign-key", root / "one.pub"), 2, "is not a private key"),
         (("--sign-key", root / "one.key", "--key", root / "other.pub"), 2, "of different pairs"),
     ]
     for more, code, text in cases:

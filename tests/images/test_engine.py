@@ -57,7 +57,7 @@ SAID = [
     (
         'ERROR: failed to solve: failed to push 127.0.0.1:5999/cpu:0.1.0: failed to do request: Head "h": dial '
         "tcp 127.0.0.1:5999: connect: connection refused",
-        "builds nothing anew",
+        "reuses everything that was built",
         True,
     ),
     (
@@ -132,7 +132,7 @@ def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:
     client.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\necho ' '\nexit 1\n")
     client.chmod(0o755)
     with pytest.raises(
-        NoEnvironment, match=r"no Docker Engine with buildx answers .*Cannot connect.*containers/docker_engine up"
+        NoEnvironment, match=r"cannot reach a Docker Engine with buildx.*Cannot connect.*containers/docker_engine up"
     ):
         find_engine({"PATH": f"{tmp_path}:/bin:/usr/bin"})
 
@@ -164,5 +164,5 @@ def test_wheels_and_certificates_of_the_host(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_names_nothing_is_refused() -> None:
-    with pytest.raises(ImageRefused, match="names what is not there"):
+    with pytest.raises(ImageRefused, match="names a path that does not exist"):
         read_build_settings({"MEGACPP_BUILD_WHEELS": "/nowhere", "PATH": "/bin"}, has_bridge=True)

@@ -190,10 +190,11 @@ def test_a_sealed_cache_is_verified_where_it_lies(
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def run_in(folder: Path, patch: pytest.MonkeyPatch, *words: str, child: Callable[[], int] = lambda: 0) -> int:
-    """The entry point with a mounted folder, its verb replaced by a function."""
+def run_in(folder: Path, patch: pytest.MonkeyPatch, *words: str, child: Callable[[], int] | None = None) -> int:
+    """The entry point with a mounted folder; `child` takes the place of its verb."""
     patch.setattr(entry, "choose_place", lambda: (folder, True))
-    patch.setattr(entry, "run_child", lambda *_: child())
+    if child is not None:
+        patch.setattr(entry, "run_child", lambda *_: child())
     patch.setenv("MEGACPP_TARGET", "cpu")
     return run_main(words)
 
@@ -228,6 +229,20 @@ def test_a_run_that_is_killed_leaves_no_result_of_an_earlier_one(
     assert (told["exit_code"], told["image"]["target"], told["session"]) == (0, "cpu", "doctor")
     (tmp_path / "doctor.json").mkdir()
     assert run_in(tmp_path, monkeypatch, "doctor", child=lambda: pytest.fail("it was started")) == 2
+
+
+@pytest.mark.parametrize(("form", "opening"), [((), "Transformer Engine"), (("--format", "github"), "::")])
+def test_a_result_is_printed_and_kept_as_json(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    form: tuple[str, ...],
+    opening: str,
+) -> None:
+    assert run_in(tmp_path, monkeypatch, "te_canary", "2.14.1", "2.15.0", *form) == 0
+    assert capfd.readouterr().out.startswith(opening)
+    kept = json.loads((tmp_path / "te_canary.json").read_text())
+    assert (kept["schema_id"], kept["new"]["version"]) == ("megacpp-validate/static/1", "2.15.0")
 
 
 def start(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

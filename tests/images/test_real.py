@@ -21,7 +21,7 @@ from megacpp_validate.errors import NoEnvironment
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
 from megacpp_validate.images.engine import Engine, bake, find_engine
 from megacpp_validate.images.plan import BuildSettings, ImagePlan, ImageRows, name_image
-from megacpp_validate.images.supply import CheckOutcome, make_keys, sign_image, verify_image
+from megacpp_validate.images.supply import CheckOutcome, run_cosign, sign_image, verify_image
 from megacpp_validate.images.tools import RegistryLies, find_program, read_manifest
 from tests.images.test_bundle import make_project
 
@@ -82,7 +82,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     rows = ImageRows(root / "matrix", "a test", variables)
     made = Site(root, engine, variables, rows, "", f"{base}@{digest}")
     for name in ("one", "other"):
-        make_keys(root / name, variables)
+        run_cosign(variables, "generate-key-pair", "--output-key-prefix", str(root / name))
     image = made.bake("real")
     signed = sign_image(rows, image, root / "one.key", None, "", lambda _: None)
     assert (signed.packages, signed.unknown) == (1, 1)

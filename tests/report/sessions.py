@@ -76,7 +76,7 @@ def session(*receipts: Receipt) -> ParityResult:
         target="h200",
         stack="te2.20.2",
         requested="te",
-        requested_because="the target h200 is there for Transformer Engine",
+        requested_because="Transformer Engine is the default on the target h200",
         interpreter="/usr/bin/python3",
         folder=".megacpp/receipts",
         seed=3,

@@ -33,7 +33,7 @@ def read_session() -> SmokeSession:
         target=first.target,
         stack=first.stack,
         requested=first.requested,
-        requested_because="the target h200 is there for Transformer Engine",
+        requested_because="Transformer Engine is the default on the target h200",
         interpreter="two sessions on the same two H200s",
         folder="",
         seed=first.seed,

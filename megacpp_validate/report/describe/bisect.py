@@ -23,7 +23,7 @@ _ANSWERS: Final = {
     SearchEnd.END_UNBUILT: "An end cannot be built: {why}.",
 }
 _NEXT: Final = {
-    SearchEnd.NARROWED: "make one of the points usable that give no answer, and start again: receipts are kept",
+    SearchEnd.NARROWED: "make one of the points without a result usable, and run again: finished receipts are reused",
     SearchEnd.GOOD_IS_BAD: "name an older good end, one that was seen to be good",
     SearchEnd.BAD_IS_GOOD: "search by `--tier gpu`, which runs the module, or give what else differs as --axis",
     SearchEnd.END_UNTOLD: "choose the nearest release that can be judged",

@@ -89,7 +89,7 @@ def _list_notes(row: HistoryRow) -> Iterator[str]:
     if row.only_timed:
         yield "the module was timed again and not judged; this receipt counts for no rate"
     elif row.outcome is not None and read_time(row.started) is None:
-        yield "the time of start has no zone, so this receipt is never the newest one"
+        yield "the start time has no time zone, so this receipt never counts as the newest"
     if row.same_as:
         yield f"a copy of {row.same_as}, which is not evidence of its own"
     if row.contradicts:

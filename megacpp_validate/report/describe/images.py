@@ -12,7 +12,7 @@ from ...images.locking import LockResult
 from ...images.pins import PinNews
 from ...images.plan import ImagePlan
 from ...images.prove import ImageProof
-from ...images.supply import ImageVerdict, KeysResult, SignResult
+from ...images.supply import ImageVerdict, SignResult
 from ...text import count
 from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Mark, bad, good, mark_exit, mark_of, risk
@@ -172,20 +172,15 @@ def describe_bundle(result: BundleResult) -> Document:
     """What is in a bundle, what is not, and its id."""
     rows = tuple((name, f"{size / 1e6:,.1f}") for name, size in result.sizes.items())
     absent = {**result.absent, **dict.fromkeys(result.wheels_absent, "the image compiles and holds this wheel")}
-    size, signer = sum(result.sizes.values()) / 1e6, result.signed_by or "nobody (--sign-key)"
+    size = sum(result.sizes.values()) / 1e6
+    signed = f"signed by {result.signed_by}" if result.signed_by else "not signed (--sign-key signs it)"
     answer = (
-        f"{result.folder}: {size:,.1f} MB, signed by {signer}. Its id is {result.id}: give it to whoever restores the "
+        f"{result.folder}: {size:,.1f} MB, {signed}. Its id is {result.id}: give it to whoever restores the "
         "bundle (`python3 restore.py --id`)."
     )
     lacking = Bullets(tuple(f"not inside: {names}: {why}" for names, why in join_same(absent.items())))
     table = Table(("what", "MB"), rows, numeric=frozenset({1}))
     return Document(f"Bundle of {result.target}", answer, good("written"), (table, lacking))
-
-
-def describe_keys(result: KeysResult) -> Document:
-    """Which half of a pair of keys goes where."""
-    answer = f"{result.private} signs: keep it. {result.public} verifies: give it away, by another way than the images."
-    return Document("Keys", answer, good("made"))
 
 
 def describe_signing(result: SignResult) -> Document:

@@ -18,11 +18,10 @@ _MOST_FAILED: Final = 12  # checks of one cell that are listed by name
 _VERBS: Final = {"fp8_": ("fp8", "--probes"), "smoke_": ("moe-smoke", "--cells")}
 
 
-def describe_receipt(receipt: Receipt, *, name: str = "", group: str = "") -> Diagnostic:
+def describe_receipt(receipt: Receipt, *, group: str = "") -> Diagnostic:
     """One cell: why, the checks that failed, what fell back, the next step; the traceback as output.
 
     Args:
-        name: shown instead of the name of the probe.
         group: what the cell belongs to.
     """
     failed = find_failed(receipt)
@@ -34,7 +33,7 @@ def describe_receipt(receipt: Receipt, *, name: str = "", group: str = "") -> Di
         ("fell back", tuple(map(describe_fallback, find_fallbacks(receipt)))),
     )
     return Diagnostic(
-        name=name or receipt.probe,
+        name=receipt.probe,
         mark=mark_of(receipt.outcome),
         group=group,
         message=find_cause(receipt),

@@ -79,7 +79,7 @@ class _Stack:
         elif receipt is not None:
             self.receipts[cell.probe] = receipt
             if cell.doubt and cell.outcome.is_good:
-                self.doubts[cell.cell] = f"{cell.doubt}: the newest receipt is no evidence"
+                self.doubts[cell.cell] = f"{cell.doubt}: the newest receipt does not count as evidence"
 
 
 def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
@@ -139,7 +139,7 @@ def read_decision(file: Path) -> GateDecision:
         return GateDecision.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as fault:
         raise WrongArguments(
-            f"{file} is no decision of the release gate: {str(fault).splitlines()[0]}. Likely cause: it has another "
+            f"{file} is not a decision of the release gate: {str(fault).splitlines()[0]}. Likely cause: it has another "
             "form, or was cut short. Next step: write it with `release-gate --format json --output FILE`."
         ) from fault
 

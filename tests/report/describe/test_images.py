@@ -11,7 +11,7 @@ from megacpp_validate.images.bundle import BundleResult
 from megacpp_validate.images.fits import FitResult, judge_stacks, read_all_images
 from megacpp_validate.images.locking import LockLine, LockResult
 from megacpp_validate.images.pins import PinLine, PinNews
-from megacpp_validate.images.supply import CheckOutcome, ImageCheck, ImageVerdict, KeysResult, SignResult
+from megacpp_validate.images.supply import CheckOutcome, ImageCheck, ImageVerdict, SignResult
 from megacpp_validate.report.describe import images as describe
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.images.test_plan import read_plans
@@ -56,7 +56,6 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
     documents = (
         describe.describe_lock(lock), describe.describe_fits(FitResult(tool="t", stacks=stacks)),
         describe.describe_verdict(verdict), describe.describe_bundle(bundle), describe.describe_build(build),
-        describe.describe_keys(KeysResult(private="a.key", public="a.pub")),
         describe.describe_signing(SignResult(image="r", packages=2, unknown=1)),
     )  # fmt: skip
     assert "\n\n".join(map(render_markdown, documents)) == snapshot
