@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from ...training.parallel.goodput import Ledger
-from ...training.parallel.rank_start import Rank
+from ...training.parallel.ranks import Rank
 from ...training.smoke.faults import refuse_fault
 from ...training.smoke.order import SmokeOrder
 from ...training.smoke.run import SmokeResult, run_smoke

@@ -20,8 +20,8 @@ import torch
 from ...evidence.receipt import Backend, TrainingRecord, TrainingStep
 from ...evidence.rounding import Depth
 from ...training.forms import Forms
-from ...training.parallel.gather import read_end
 from ...training.parallel.plan import ParallelPlan
+from ...training.parallel.verdict import read_end
 from ...training.sizes import Size, read_size
 from ...training.smoke.order import SmokeOrder, write_order
 from ...training.smoke.run import ORDER, RANK, SILENT_S, environment_of, run_smoke
@@ -29,7 +29,7 @@ from ..bench import Bench
 from .trajectories import Trajectory
 
 LIMIT_S: Final = 300.0
-_LAUNCH: Final = "megacpp_validate.training.parallel.host_launch"
+_LAUNCH: Final = "megacpp_validate.training.parallel"
 # Refusals that are no fallback: what the order did not ask for, and a bank that no token reached in its last pass.
 _AS_ASKED: Final = frozenset({"flag-off", "no-rows"})
 
@@ -101,7 +101,7 @@ class Runs:
 
     @property
     def launcher(self) -> str:
-        """Who starts the ranks: "local" in this process, or one of `host_launch`."""
+        """Where torchrun is started: "local" (or "torchrun") on this host, "slurm" in a job."""
         return self.bench.setting("launcher", "local")
 
     def order(self, **changes: Any) -> SmokeOrder:
@@ -165,13 +165,12 @@ class Runs:
     def _train(self, name: str, order: SmokeOrder, place: Mapping[str, str]) -> Run:
         limit_s = float(self.bench.setting("limit_s", str(LIMIT_S)))
         cores = {**_share_cores(order.read_plan().world), **place}
-        launcher = self.launcher
-        if launcher == "local":
+        if self.launcher != "slurm":
             result = run_smoke(order, self.folder / name, limit_s=limit_s, environment=cores)
             receipts = tuple(result.receipts[rank] for rank in sorted(result.receipts))
             run = Run(name, order, self.size, result.ending, result.words, receipts, result.culprits, result.seconds)
         else:
-            run = Run(name, order, self.size, *launch_elsewhere(order, self.folder / name, launcher, limit_s, cores))
+            run = Run(name, order, self.size, *run_as_job(order, self.folder / name, limit_s, cores))
         return run
 
     def _keep(self, run: Run) -> Run:
@@ -182,18 +181,18 @@ class Runs:
         return run
 
 
-def launch_elsewhere(
-    order: SmokeOrder, folder: Path, launcher: str, limit_s: float, variables: Mapping[str, str]
+def run_as_job(
+    order: SmokeOrder, folder: Path, limit_s: float, variables: Mapping[str, str]
 ) -> tuple[str, str, tuple[Mapping[str, Any], ...], tuple[int, ...], float]:
-    """Let another launcher run an order: its ending, its words, what each rank left, whom it accuses, seconds."""
+    """Run an order as a Slurm job: its ending, its words, the receipt of each rank, ranks at fault, seconds."""
     order.refuse()
     folder.mkdir(parents=True, exist_ok=True)
     write_order(order, folder / ORDER)
     world = str(order.read_plan().world)
-    slurm = ["--submit", *(["--gpus-per-host", world] if order.device == "cuda" else [])] if launcher == "slurm" else []
     command = [
-        sys.executable, "-m", _LAUNCH, "--launcher", launcher, "--ranks-per-host", world, "--folder", str(folder),
-        "--limit-s", str(limit_s), "--silent-s", str(min(SILENT_S, limit_s)), *slurm, RANK, str(folder / ORDER),
+        sys.executable, "-m", _LAUNCH, "--slurm", "--nproc-per-node", world, "--folder", str(folder),
+        "--limit-s", str(limit_s), "--silent-s", str(min(SILENT_S, limit_s)),
+        *(["--gpus-per-host", world] if order.device == "cuda" else []), RANK, str(folder / ORDER),
     ]  # fmt: skip
     given = {**os.environ, **environment_of(order), **variables}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, env=given)

@@ -1,6 +1,6 @@
 """One rank of a smoke run: trains its part, and leaves its receipt, also of a run that fails.
 
-    python -m megacpp_validate.training.parallel.rank_start megacpp_validate.training.smoke.rank ORDER
+    torchrun --nproc-per-node 2 -m megacpp_validate.training.smoke.rank ORDER
 
 ORDER is a file of `order.SmokeOrder`.
 """
@@ -18,7 +18,7 @@ import torch
 
 from ...jit.start import start_compiling
 from ..parallel.goodput import Ledger, process_began_ns
-from ..parallel.rank_start import Rank, join_ranks
+from ..parallel.ranks import Rank, join_ranks
 from .order import SmokeOrder, read_order
 from .receipt import make_receipt
 from .same_bits import keep_bits

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import torch
 
-from ..parallel.launch import Limits, RunEnd, launch
+from ..parallel.launch import launch
 from ..parallel.plan import WrongPlan
+from ..parallel.verdict import Limits, RunEnd
 from . import same_bits
 from .order import SmokeOrder, write_order
 

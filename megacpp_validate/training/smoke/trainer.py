@@ -28,7 +28,7 @@ from ..parallel.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from ..parallel.goodput import Ledger
 from ..parallel.mesh import RankGroups, make_groups
 from ..parallel.non_finite import FiniteWatch, NonFinite
-from ..parallel.rank_start import Rank
+from ..parallel.ranks import Rank
 from ..parallel.sharding import Sharded, shard_model
 from ..records import StepRecord
 from .audit import Audit

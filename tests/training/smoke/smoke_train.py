@@ -12,7 +12,7 @@ from torch import distributed
 
 from megacpp_validate.training.parallel.goodput import Ledger
 from megacpp_validate.training.parallel.gradient_sums import local_part
-from megacpp_validate.training.parallel.rank_start import Rank
+from megacpp_validate.training.parallel.ranks import Rank
 from megacpp_validate.training.smoke.order import SmokeOrder
 from megacpp_validate.training.smoke.trainer import SmokeTrainer
 
