@@ -15,7 +15,7 @@ from torch import nn
 
 from megacpp_validate.training.errors import WrongSize
 from megacpp_validate.training.optimizer import MasterAdamW, Schedule
-from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint
+from megacpp_validate.training.parallel.checkpoint import WrongCheckpoint
 from megacpp_validate.training.parallel.gradient_sums import GradientSums
 from megacpp_validate.training.parallel.plan import ParallelPlan
 from megacpp_validate.training.parallel.sharding import Sharded
