@@ -13,13 +13,15 @@ before them makes. Distances, turns and what token stands for which class and wo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Final
 
 import torch
 
 from .errors import WrongSize
-from .seeds import generator_of
 
 MOST_STEPS: Final = 4  # distances that a chain may move by
 DECAY: Final = 0.4  # each is as much less probable than the one before it
@@ -164,3 +166,29 @@ def _surprise_of(steps: Any, states: int, moved: Any) -> Any:
     table = torch.full((states,), math.inf, dtype=torch.float64)
     table[steps] = -torch.tensor(step_probabilities(states), dtype=torch.float64).log()
     return table[moved % states]
+
+
+# --- seeds
+#
+# Seeds by name: what is drawn for one part depends on the run's seed and that part's name, on nothing else.
+#
+# A part that is added, left out or built by another backend therefore shifts no other part's numbers.
+
+
+def seed_of(seed: int, *name: str | int) -> int:
+    """The seed of one named part of a run, from 0 to 2^63 - 1; the same on every machine and release."""
+    text = "/".join(map(str, (seed, *name)))
+    return int.from_bytes(sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def generator_of(seed: int, *name: str | int) -> Any:
+    """A generator for that part. It lies on the CPU, whose stream is the same beside every GPU."""
+    return torch.Generator("cpu").manual_seed(seed_of(seed, *name))
+
+
+@contextmanager
+def drawn_from(seed: int, *name: str | int) -> Iterator[None]:
+    """A region in which torch's own CPU generator starts from that part's seed; left as it was found."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_of(seed, *name))
+        yield

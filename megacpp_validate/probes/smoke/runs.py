@@ -19,10 +19,9 @@ import torch
 
 from ...evidence.receipt import Backend, TrainingRecord, TrainingStep
 from ...evidence.rounding import Depth
-from ...training.forms import Forms
 from ...training.parallel.plan import ParallelPlan
 from ...training.parallel.verdict import read_end
-from ...training.sizes import Size, read_size
+from ...training.sizes import Forms, Size, read_size
 from ...training.smoke.order import SmokeOrder, write_order
 from ...training.smoke.run import ORDER, RANK, SILENT_S, environment_of, run_smoke
 from ..bench import Bench

@@ -15,8 +15,7 @@ import torch
 
 from ...bridge.errors import WeightMismatch
 from ..errors import WrongSize
-from ..pattern import Letter
-from ..sizes import Size
+from ..sizes import Letter, Size
 
 # Not Megatron-LM's mark alone, `tensor_model_parallel`: Transformer Engine puts that on every weight of its linear
 # layers, the experts' too, whether they are split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).

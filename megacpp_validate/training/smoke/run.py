@@ -84,6 +84,10 @@ def run_smoke(
         OSError: the folder cannot be written.
     """
     order.refuse()
+    if order.fault:
+        from .faults import refuse_fault  # and FSDP2 with it
+
+        refuse_fault(order)
     order.refuse_target()
     _refuse_devices(order)
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,8 @@ import torch
 from ..model import HybridModel
 from ..optimizer import MasterAdamW
 from ..parallel.checkpoint import OF_RANK, stored_tensors
+from ..parallel.plan import Spread
 from ..parallel.sharding import Sharded
-from ..spread import Spread
 from .order import SmokeOrder
 
 EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
