@@ -1,4 +1,4 @@
-"""A synthetic language with structure to learn and a loss that nobody can beat, known in closed form.
+"""A synthetic language with structure to learn and a least possible loss, known in closed form.
 
 A token is a class and a word. The next class depends on the class before it; the next word on the word `lag` tokens
 back and the class before it: a Markov source of order `lag` (Shannon 1948). Each chain walks a cycle: it moves on by
@@ -146,9 +146,9 @@ class Language:
         classes, words = places // grammar.words, places % grammar.words
         total = _surprise_of(self._class_steps, grammar.classes, classes[:, 1:] - classes[:, :-1])
         moved = words[:, lag:] - words[:, :-lag] - self._turns[classes[:, lag - 1 : -1]]
-        told = _surprise_of(self._word_steps, grammar.words, moved)
+        of_words = _surprise_of(self._word_steps, grammar.words, moved)
         total[:, : lag - 1] += math.log(grammar.words)
-        total[:, lag - 1 :] += told
+        total[:, lag - 1 :] += of_words
         return total
 
 

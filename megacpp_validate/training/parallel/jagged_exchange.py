@@ -129,22 +129,22 @@ class JaggedExchange:
 
     def start_numbers(self, ends: Any) -> Flight:
         """Tell every rank how many rows it gets for each of its experts; `ends` int32 [E] of the rows here."""
-        told = ends.new_empty(2, self.num_experts)
-        told[0].copy_(ends)
-        told[0, 1:].sub_(ends[:-1])
-        work = distributed.all_to_all_single(told[1], told[0], group=self.group, async_op=True)
-        return Flight(told, ends, work)
+        announced = ends.new_empty(2, self.num_experts)
+        announced[0].copy_(ends)
+        announced[0, 1:].sub_(ends[:-1])
+        work = distributed.all_to_all_single(announced[1], announced[0], group=self.group, async_op=True)
+        return Flight(announced, ends, work)
 
     def hear(self, flight: Flight) -> Numbers:
         """The numbers; the host waits."""
-        told = flight.land()
-        sent, flat = told.tolist()
+        announced = flight.land()
+        sent, flat = announced.tolist()
         each = self.local_experts
         received = tuple(tuple(flat[first : first + each]) for first in range(0, len(flat), each))
         self.counts = TokenCounts(tuple(sent), received)
         per_rank = tuple(sum(sent[first : first + each]) for first in range(0, len(sent), each))
         per_expert = tuple(map(sum, zip(*received, strict=True)))
-        return Numbers(self.counts, told[1], per_rank, tuple(map(sum, received)), per_expert)
+        return Numbers(self.counts, announced[1], per_rank, tuple(map(sum, received)), per_expert)
 
     def order_arrived(self, numbers: Numbers) -> Order:
         """Where what arrives by source rank lies when it is sorted by expert, and within an expert by source."""
@@ -162,9 +162,9 @@ class JaggedExchange:
         flat = tuple(count for source in numbers.counts.received for count in source)
         chunks = (numbers.counts.sent, flat) if stage == "dispatch" else (flat, numbers.counts.sent)
         mine = digest_chunks(sent, chunks[0]).values
-        said = torch.empty_like(mine)
-        distributed.all_to_all_single(said, mine, group=self.group)
-        refuse_difference(stage, RowDigest(said), digest_chunks(arrived, chunks[1]), self.group)
+        expected = torch.empty_like(mine)
+        distributed.all_to_all_single(expected, mine, group=self.group)
+        refuse_difference(stage, RowDigest(expected), digest_chunks(arrived, chunks[1]), self.group)
 
     def _check(self, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> None:
         fits = (

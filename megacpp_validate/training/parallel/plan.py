@@ -1,4 +1,4 @@
-"""How a run is spread over ranks, and why a plan cannot be: said before any process starts.
+"""How a run is spread over ranks, and why a plan cannot be: checked before any process starts.
 
 Ranks form a mesh [expert_data, expert, tensor], the last index moving fastest, so that the ranks that talk most, those
 of one tensor group, are neighbours:

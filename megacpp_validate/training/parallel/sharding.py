@@ -27,7 +27,7 @@ from .tensor_weights import share_parameters
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# What layers give beside tensors: FSDP2 finds the tensors in them only if it is told how.
+# What layers give beside tensors: FSDP2 finds the tensors in them only if they are registered.
 _GIVEN: Final = (Stepped, Routing, Trunk, Losses)
 
 
@@ -97,7 +97,7 @@ def _share_out(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
         register_fsdp_forward_method,
     )
 
-    _tell_pytree()
+    _register_with_pytree()
     low = model.build.dtype in (torch.bfloat16, torch.float16)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False)
     made: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "ignored_params": whole}
@@ -121,7 +121,7 @@ def is_expert(model: HybridModel, name: str) -> bool:
 
 
 @cache
-def _tell_pytree() -> None:
+def _register_with_pytree() -> None:
     for kind in _GIVEN:
         names = tuple(kind.__dataclass_fields__)
         pytree.register_pytree_node(
@@ -133,7 +133,7 @@ def _tell_pytree() -> None:
 
 # --- mesh
 #
-# The ranks of a run as a DeviceMesh [expert_data, expert, tensor], and what each layer is told of it.
+# The ranks of a run as a DeviceMesh [expert_data, expert, tensor], and what each layer needs to know of it.
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class RankGroups:
     """The groups of one rank.
 
     Attributes:
-        spread: what layers are told.
+        spread: what layers need to know of the plan.
         data_mesh: of one dimension, "data": what FSDP2 shards over; None where data is 1.
         same_experts: ranks that hold the same experts and see other tokens; None where that is this rank alone.
     """

@@ -92,7 +92,7 @@ def cut_state(state: Mapping[str, Any], cuts: Mapping[str, Cut], rank: int, rank
     Args:
         state: native name -> weight, as a layer of one rank gives it.
         cuts: as `plan_cuts` gives them.
-        rank, ranks: which share of how many; `plan.why_not` has said that they divide.
+        rank, ranks: which share of how many; `plan.why_not` has checked that they divide.
 
     Raises:
         WeightMismatch: other names than the cuts have.

@@ -228,7 +228,7 @@ def lose_passes(trainer: SmokeTrainer, _: int) -> None:
 
 
 def average_gradients(trainer: SmokeTrainer, _: int) -> None:
-    """FSDP2 divides by the number of ranks, as it does unless it is told otherwise."""
+    """FSDP2 divides by the number of ranks, as it does by default."""
     for block in trainer.model.modules():
         if isinstance(block, FSDPModule):
             block.set_gradient_divide_factor(float(trainer.plan.data))

@@ -88,7 +88,7 @@ def read_fault(text: str) -> tuple[Fault, int]:
 
 
 def _refuse(text: str, fault: Fault, step: int, order: SmokeOrder) -> None:
-    lacking = [said for need in fault.needs if (said := need(order))]
+    lacking = [reason for need in fault.needs if (reason := need(order))]
     if fault.of_step and step >= order.steps:
         lacking.append(f"the run ends before its step {step}: train {step + 1} steps or more")
     if lacking:

@@ -159,7 +159,7 @@ def _jit(warm_at: int | None) -> dict[str, Any]:
 
 
 def _audited(audit: Audit | None) -> dict[str, Any]:
-    """What was checked; None where nobody was asked to."""
+    """What was checked; None without an audit."""
     if audit is None:
         return dict.fromkeys(_AUDITED)
     return {
@@ -185,7 +185,7 @@ def _account(trainer: SmokeTrainer, ledger: Ledger) -> Goodput:
     """The account of the time, with what only counters tell given to its phase.
 
     A wait is on the CPU what the record of collectives says of each step, and on a GPU that of the profiled step in
-    every step; without a profile nobody knows it there, and it stays in the steps. What the first step took beyond
+    every step; without a profile it is unknown there and stays in the steps. What the first step took beyond
     the median of those after it, waits left aside, is compilation and warm-up.
     """
     seconds = [record.seconds for record in trainer.records]

@@ -26,7 +26,7 @@ class SmokeResult:
 
     Attributes:
         ending: "done" only where every rank ended well and left a receipt.
-        culprits: ranks at fault; none where all ranks said together that the run cannot go on.
+        culprits: ranks at fault; none where all ranks raise the same error.
         words: what happened, likely cause, next step; empty where it is done.
         seconds: wall time, of starting processes too.
         receipts: rank -> what it left; ranks that left nothing are missing.

@@ -43,7 +43,7 @@ class NotFinite(TrainingError, ArithmeticError):
     """A value that is no number; the weights are those from before the step.
 
     Attributes:
-        found: the first such value; None where nobody watched, or it did not come again.
+        found: the first such value; None without a watch, or where it did not come again.
     """
 
     def __init__(self, text: str, found: NonFinite | None) -> None:
