@@ -32,7 +32,8 @@ SECONDS: Final = 240.0
 
 def measure(ranks: int, device: str, backends: Sequence[str], rounds: int) -> dict[str, Any]:
     """Start the ranks, wait for them, and put their figures together."""
-    from megacpp_validate.training.parallel.launch import Limits, launch
+    from megacpp_validate.training.parallel.launch import launch
+    from megacpp_validate.training.parallel.verdict import Limits
 
     arguments = [
         "--device", device, "--backends", *backends, "--rounds", str(rounds),

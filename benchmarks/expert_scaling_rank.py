@@ -28,7 +28,7 @@ from megacpp_validate.native.router import TopKRouter
 from megacpp_validate.training.parallel import expert_parallel, jagged_exchange
 from megacpp_validate.training.parallel.expert_parallel import ExpertExchange
 from megacpp_validate.training.parallel.jagged_exchange import Flight, JaggedExchange
-from megacpp_validate.training.parallel.rank_start import join_ranks
+from megacpp_validate.training.parallel.ranks import join_ranks
 
 WARM_UP: Final = 5
 JAGGED: Final = "jagged"

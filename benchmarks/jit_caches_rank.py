@@ -53,7 +53,7 @@ def run(asked: Any) -> dict[str, Any]:
     from torch import distributed
 
     from megacpp_validate.training.parallel.goodput import Ledger, process_began_ns
-    from megacpp_validate.training.parallel.rank_start import Rank
+    from megacpp_validate.training.parallel.ranks import Rank
     from megacpp_validate.training.smoke.order import SmokeOrder
     from megacpp_validate.training.smoke.trainer import SmokeTrainer
 

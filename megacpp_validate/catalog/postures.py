@@ -26,7 +26,7 @@ class Settings(Row):
     Attributes:
         changes: numbers of a size, by the names of `training.sizes.Size`.
         features: a preset and flags, by the names of `bridge.features.Features`.
-        forms: by the names of `training.forms.Forms`.
+        forms: by the names of `training.sizes.Forms`.
         precision, audit, watch, profile: as `training.smoke.order.SmokeOrder` has them.
     """
 

@@ -37,7 +37,7 @@ class LastDispatch:
 
     Attributes:
         counts: rows that were sent and received.
-        routing_map: [T, E] bool, what the router said.
+        routing_map: [T, E] bool, what the router chose.
     """
 
     counts: TokenCounts

@@ -53,8 +53,8 @@ def see_quantizers(model: Any) -> tuple[QuantizerSeen, ...]:
 def format_of(quantizer: Any) -> str:
     """The format that a quantizer casts to: "e4m3", "e5m2", or what it says otherwise."""
     dtype = getattr(quantizer, "dtype", "")
-    said = str(getattr(dtype, "name", dtype)).lower()
-    return next((name for name in _LARGEST if name in said), said or "unknown")
+    dtype_name = str(getattr(dtype, "name", dtype)).lower()
+    return next((name for name in _LARGEST if name in dtype_name), dtype_name or "unknown")
 
 
 class HistoryWatch:

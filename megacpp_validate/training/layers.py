@@ -21,9 +21,8 @@ from ..bridge.native_block import NativeBlock
 from ..bridge.recipes import RecipeName
 from ..bridge.residual_norm import add_rms_norm
 from ..native.router import Routing
-from .forms import Forms
-from .sizes import Size
-from .spread import ALONE, Spread
+from .parallel.plan import ALONE, Spread
+from .sizes import Forms, Size
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class AttentionLayer(nn.Module):
 
     Attributes:
         block: the A-block.
-        graph: what replays its training pass (`training.graphs`); None where nothing was captured.
+        graph: what replays its training pass (`smoke.trainer.capture_attention`); None where nothing was captured.
     """
 
     def __init__(self, size: Size, build: Build) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from .errors import TrainingError, WrongSize
 from .language import Language
 from .model import HybridModel, ScopeFactory
 from .optimizer import MasterAdamW, Schedule
-from .records import StepRecord
 
 
 class NotFinite(TrainingError, ArithmeticError):
@@ -173,3 +173,35 @@ def bytes_of(tokens: Any) -> bytes:
     """The bytes of a tensor on the CPU; a GPU host need not have numpy."""
     whole = tokens.contiguous()
     return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
+
+
+# --- records
+#
+# What one step of training leaves behind.
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step.
+
+    Attributes:
+        step: from 0.
+        loss: cross-entropy of the language, nats a prediction, before the step's update.
+        perfect: what a model that knows the language exactly would have scored on the same batch.
+        aux_loss: what the routers add to the loss (load balance and z).
+        grad_norm: L2, of all gradients, before clipping.
+        learning_rate: of the update.
+        seconds: wall time from reading its batch until its loss is known and its update is launched.
+    """
+
+    step: int
+    loss: float
+    perfect: float
+    aux_loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+
+    def is_finite(self) -> bool:
+        """Whether loss, auxiliary loss and gradient norm are numbers."""
+        return all(map(math.isfinite, (self.loss, self.aux_loss, self.grad_norm)))

@@ -25,10 +25,9 @@ from ..native.norms import INIT_STD
 from ..native.rope import rope_tables
 from .errors import WrongSize, WrongTokens
 from .first_weights import build_layer
-from .layers import Build, Stepped, norm_of_sum
-from .mtp import MtpJoin, summed_surprise, targets_of
+from .language import generator_of
+from .layers import Build, Stepped, copy_weights, norm_of_sum, take_weights
 from .parallel.replicas import mark_split
-from .seeds import generator_of
 from .sizes import Size
 
 ScopeFactory = Callable[[], AbstractContextManager[Scope]]
@@ -213,8 +212,6 @@ class HybridModel(nn.Module):
             mtp = self._mtp_loss(self.mtp, seen.stream, tokens)
             total = total + mtp
         if self.size.trajectory_coefficient:
-            from .trajectory import trajectory_loss
-
             trajectory = self.size.trajectory_coefficient * trajectory_loss(seen.rows) * share
             total = total + trajectory
         return Losses(language, seen.aux_loss, seen.z_loss, mtp, trajectory, total, seen.tokens_per_expert)
@@ -378,3 +375,123 @@ def _check_trajectory(size: Size, build: Build) -> None:
             "a trajectory loss and sequence parallelism: a trajectory goes through neighbouring positions, which lie "
             "on several ranks. Next step: trajectory_coefficient 0, or sequence_parallel off."
         )
+
+
+# --- mtp
+#
+# The head that predicts the token after the next one (multi-token prediction).
+#
+# Source: DeepSeek-V3, arXiv:2412.19437, section 2.2, with one module: the representation of the trunk at position t,
+# ahead of its last norm, and the embedding of token t + 1 are normed each, joined, projected to the width of the
+# stream, and run through one layer, which here is the last of the trunk, before the trunk's own norm and head predict
+# token t + 2.
+
+
+NO_TARGET: Final = -100  # what `cross_entropy` leaves out
+
+
+class MtpJoin(nn.Module):
+    """What is this head's own: two norms and the projection. Layer, last norm and head are the trunk's.
+
+    Args:
+        size, build, seed: as `HybridModel` takes them.
+
+    Attributes:
+        hidden_norm, token_norm: of the stream, and of the embedding of the next token.
+        projection: nn.Linear without bias, [hidden, 2 hidden]; the stream comes first.
+    """
+
+    def __init__(self, size: Size, build: Build, *, seed: int) -> None:
+        super().__init__()
+        made = {"dtype": build.dtype, "device": build.device}
+        self.hidden_norm = build_norm(size.hidden, eps=size.eps, features=build.features, **made)
+        self.token_norm = build_norm(size.hidden, eps=size.eps, features=build.features, **made)
+        drawn = torch.randn(size.hidden, 2 * size.hidden, generator=generator_of(seed, "weights", "mtp"))
+        self.projection = nn.Linear(2 * size.hidden, size.hidden, bias=False, device="meta", dtype=build.dtype)
+        self.projection.weight = nn.Parameter(drawn.mul_(INIT_STD).to(build.device, build.dtype))
+
+    def forward(self, stream: Any, ahead: Any) -> Any:
+        """Stream and embeddings of the next tokens, each [B, T, hidden] -> [B, T, hidden] for the shared layer."""
+        return self.projection(torch.cat([self.hidden_norm(stream), self.token_norm(ahead)], dim=-1))
+
+    def choices(self) -> dict[str, Choice]:
+        """Part -> what the last call took."""
+        return {"hidden_norm": self.hidden_norm.choice, "token_norm": self.token_norm.choice}
+
+    def native_state_dict(self) -> dict[str, Any]:
+        """The weights under their own names."""
+        return copy_weights(self)
+
+    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take such weights, exactly."""
+        take_weights(self, state)
+
+
+def targets_of(tokens: Any, here: range) -> tuple[Any, Any]:
+    """Of tokens [B, T + 1]: those after each position, and those after these; int64 [B, positions here].
+
+    The last position of a sequence has no token to predict, and gets `NO_TARGET`. Every rank reads whole sequences, so
+    nothing is asked of the others.
+    """
+    positions = slice(here.start, here.stop)
+    behind = functional.pad(tokens[:, 2:], (0, 1), value=NO_TARGET)
+    return tokens[:, 1:][:, positions], behind[:, positions]
+
+
+def summed_surprise(logits: Any, targets: Any) -> Any:
+    """[] the cross-entropies of logits [B, T, V] summed, nats, in fp32 at least; `NO_TARGET` counts nothing."""
+    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(wide, targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
+
+
+# --- trajectory
+#
+# The trajectory loss: hidden states of a sequence are to move along locally straight lines.
+#
+# Source: Huang, LeCun and Balestriero 2026, "Semantic Tube Prediction: Beating LLM Data Efficiency with JEPA",
+# arXiv:2602.22617, section 3: the mean of 1 - cos(h_t - h_r, h_r - h_s) over positions s < r < t. There the positions
+# are drawn at random; here they are equally spaced, so that two runs of one seed take the same ones, whatever else
+# draws.
+
+
+STRIDE: Final = 8  # positions from s to r and from r to t, of a sequence that is long enough
+
+
+def trajectory_loss(rows: Any, *, stride: int = STRIDE) -> Any:
+    """Mean of 1 - cos(h_r - h_s, h_t - h_r) over equally spaced s < r < t: 0 where all goes straight on, 2 where it
+    turns back.
+
+    A step that is no longer than the rounding of the states that it lies between has no direction: it counts 0, and has
+    no gradient. The number of triples does not depend on the values, so shares of ranks add up to the whole mean.
+
+    Under sequence parallelism a rank sees the positions that lie on it, and none of the triples that reach over to
+    another rank: the loss is that of shorter sequences, not that of one rank.
+
+    Args:
+        rows: [B, T, hidden], any floating dtype.
+        stride: positions of a step; as many as leave a triple where the sequence is too short for it.
+
+    Returns:
+        [], in fp32 at least; 0 for fewer than 3 positions, with a gradient of zeros.
+
+    Raises:
+        ValueError: rows of another rank, or a stride below 1.
+    """
+    if rows.dim() != 3 or stride < 1:
+        raise ValueError(
+            f"the trajectory loss takes rows [B, T, hidden] and a stride from 1 up, and got {tuple(rows.shape)} and "
+            f"{stride}. Next step: pass the residual stream, tokens not flattened."
+        )
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    if rows.shape[1] < 3 or rows.shape[0] == 0:
+        return rows.to(wide).sum() * 0
+    stride = min(stride, (rows.shape[1] - 1) // 2)
+    points = rows[:, ::stride].to(wide)
+    steps = points.diff(dim=1)
+    lengths = steps.square().sum(-1)
+    sizes = points.detach().square().sum(-1)
+    moved = lengths > torch.finfo(rows.dtype).eps ** 2 * torch.maximum(sizes[:, 1:], sizes[:, :-1])
+    # One where there is no direction: the branch that is not taken has a finite gradient too, which is then zeroed.
+    inverse = torch.where(moved, lengths, 1).rsqrt()
+    cosines = (steps[:, 1:] * steps[:, :-1]).sum(-1) * inverse[:, 1:] * inverse[:, :-1]
+    return torch.where(moved[:, 1:] & moved[:, :-1], 1 - cosines, 0).mean()

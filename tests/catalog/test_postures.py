@@ -16,7 +16,7 @@ from megacpp_validate.catalog.postures import (
     settings_of,
 )
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.training.forms import Forms
+from megacpp_validate.training.sizes import Forms
 from megacpp_validate.training.smoke.order import SmokeOrder
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 

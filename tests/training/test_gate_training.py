@@ -15,7 +15,7 @@ from megacpp_validate.evidence.loss_curve import curve_text  # noqa: E402
 from megacpp_validate.evidence.loss_curves import parse_curve  # noqa: E402
 from megacpp_validate.probes.emulation import LARGEST, FormatName, round_to_fp8  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402
-from megacpp_validate.training.gate_data import (  # noqa: E402
+from megacpp_validate.training.gate_run import (  # noqa: E402
     FIRST_LEVEL,
     LAST_LEVEL,
     LEVEL_UNIT,
@@ -23,10 +23,11 @@ from megacpp_validate.training.gate_data import (  # noqa: E402
     SPIKE,
     SPIKE_STEP,
     GateData,
+    GateModel,
+    GateRun,
+    GateTrainer,
     Lesson,
 )
-from megacpp_validate.training.gate_model import GateModel  # noqa: E402
-from megacpp_validate.training.gate_run import GateRun, GateTrainer  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.sizes import read_size  # noqa: E402
 

@@ -15,10 +15,9 @@ from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.native.mla import reference_mla  # noqa: E402
 from megacpp_validate.native.rope import rope_tables  # noqa: E402
 from megacpp_validate.probes.bounds import Roundings  # noqa: E402
-from megacpp_validate.training.forms import Forms  # noqa: E402
+from megacpp_validate.training.first_weights import MlaLayer  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
-from megacpp_validate.training.mla import MlaLayer  # noqa: E402
-from megacpp_validate.training.sizes import read_size  # noqa: E402
+from megacpp_validate.training.sizes import Forms, read_size  # noqa: E402
 
 SIZE = read_size("tiny", attention="mla", num_heads=3, num_gqa_groups=1, head_dim=16, kv_latent=24, rope_dim=6)
 NATIVE = Build(PRESETS["off"], torch.float64)

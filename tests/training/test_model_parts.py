@@ -22,13 +22,15 @@ from megacpp_validate.training import expert_layer, model  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402
 from megacpp_validate.training.expert_layer import capacity_of  # noqa: E402
 from megacpp_validate.training.first_weights import build_layer, draw_expert  # noqa: E402
-from megacpp_validate.training.forms import Forms  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import HybridModel, Scopes  # noqa: E402
-from megacpp_validate.training.parallel.plan import ParallelPlan  # noqa: E402
-from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
-from megacpp_validate.training.spread import Spread  # noqa: E402
+from megacpp_validate.training.parallel.plan import ParallelPlan, Spread  # noqa: E402
+from megacpp_validate.training.sizes import (  # noqa: E402
+    Forms,
+    Size,
+    read_size,
+)
 
 EXACT = Build(PRESETS["off"], torch.float64)
 

@@ -15,8 +15,11 @@ from megacpp_validate.training import model as model_room  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
-from megacpp_validate.training.model import HybridModel  # noqa: E402
-from megacpp_validate.training.mtp import NO_TARGET, targets_of  # noqa: E402
+from megacpp_validate.training.model import (  # noqa: E402
+    NO_TARGET,
+    HybridModel,
+    targets_of,
+)
 from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
 
 EXACT = Build(PRESETS["off"], torch.float64)

@@ -10,8 +10,11 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.fp8_scope import WrongZone  # noqa: E402
 from megacpp_validate.training.errors import UnknownSize, WrongPattern, WrongSize  # noqa: E402
-from megacpp_validate.training.pattern import read_pattern  # noqa: E402
-from megacpp_validate.training.sizes import SIZES, read_size  # noqa: E402
+from megacpp_validate.training.sizes import (  # noqa: E402
+    SIZES,
+    read_pattern,
+    read_size,
+)
 
 
 @pytest.mark.parametrize("text", ["A", "R", "AEMEAEMEAEMR", "EEEE"])

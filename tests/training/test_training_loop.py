@@ -21,10 +21,14 @@ from megacpp_validate.evidence.loss_curves import parse_curve  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402
 from megacpp_validate.training.language import Grammar, Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
-from megacpp_validate.training.loop import NotFinite, Trainer, train  # noqa: E402
+from megacpp_validate.training.loop import (  # noqa: E402
+    NotFinite,
+    StepRecord,
+    Trainer,
+    train,
+)
 from megacpp_validate.training.model import HybridModel  # noqa: E402
 from megacpp_validate.training.optimizer import MasterAdamW, Schedule  # noqa: E402
-from megacpp_validate.training.records import StepRecord  # noqa: E402
 from megacpp_validate.training.sizes import read_size  # noqa: E402
 
 NATIVE = Build(PRESETS["off"])

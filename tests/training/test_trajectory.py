@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.training.trajectory import STRIDE, trajectory_loss  # noqa: E402
+from megacpp_validate.training.model import STRIDE, trajectory_loss  # noqa: E402
 
 WIDTH = 6
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from ..bench import Bench
 
 REFERENCE: Final = "bf16"
-PROCESS: Final = "megacpp_validate.training.gate_process"
+PROCESS: Final = "megacpp_validate.training.gate_run"
 # Recipe -> the values that share a scale: of inputs and gradients, and of weights.
 BLOCKS: Final = {"delayed": ("tensor", "tensor"), "current": ("tensor", "tensor"), "block": ("1x128", "128x128")}
 QUICK_STEPS: Final = 30

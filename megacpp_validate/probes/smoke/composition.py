@@ -17,7 +17,7 @@ from torch import distributed
 
 from ...evidence.receipt import Backend
 from ...training.parallel.goodput import Ledger
-from ...training.parallel.rank_start import Rank
+from ...training.parallel.ranks import Rank
 from ...training.smoke.order import SmokeOrder
 from ...training.smoke.trainer import SmokeTrainer
 from ..bench import Bench

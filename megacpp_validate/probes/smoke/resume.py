@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import Final
 
 from ...training.parallel.checkpoint import LATEST
+from ...training.parallel.ranks import LAUNCHER
 from ..bench import Bench
 from .reproduce import check_follows, have_ended, reference_of, run_reference
 from .runs import Run, Runs, open_runs
 from .trajectories import Trajectory
 
 _LOOK_EVERY: Final = 0.01  # seconds
-_LAUNCHER: Final = b"MEGACPP_LAUNCHER_PID="  # training.parallel.rank_start names it
+_LAUNCHER: Final = f"{LAUNCHER}=".encode()
 
 
 def probe(bench: Bench) -> None:
     """Train without a break; train, kill and resume; resume on one rank."""
     every = int(bench.setting("checkpoint_every", "3"))
     with open_runs(bench) as runs:
-        if runs.launcher != "local":
+        if runs.launcher == "slurm":
             bench.cannot_run(
                 f"the rank to kill is looked for among the processes of this one, and {runs.launcher} starts ranks "
                 "elsewhere. Next step: run this cell with --launcher local."

@@ -17,17 +17,16 @@ from typing import Any, Final
 import torch
 
 from ...evidence.receipt import Backend, TrainingRecord, TrainingStep
-from ...training.forms import Forms
-from ...training.parallel.gather import read_end
 from ...training.parallel.plan import ParallelPlan
-from ...training.sizes import Size, read_size
+from ...training.parallel.verdict import read_end
+from ...training.sizes import Forms, Size, read_size
 from ...training.smoke.order import SmokeOrder, write_order
 from ...training.smoke.run import ORDER, RANK, SILENT_S, environment_of, run_smoke
 from ..bench import Bench
 from .trajectories import Trajectory, read_number, read_trajectory
 
 LIMIT_S: Final = 300.0
-_LAUNCH: Final = "megacpp_validate.training.parallel.host_launch"
+_LAUNCH: Final = "megacpp_validate.training.parallel"
 # Refusals that are no fallback: what the order did not ask for, and a bank that no token reached in its last pass.
 _AS_ASKED: Final = frozenset({"flag-off", "no-rows"})
 
@@ -91,7 +90,7 @@ class Runs:
 
     @property
     def launcher(self) -> str:
-        """Who starts the ranks: "local" in this process, or one of `host_launch`."""
+        """Where torchrun is started: "local" (or "torchrun") on this host, "slurm" in a job."""
         return self.bench.setting("launcher", "local")
 
     def order(self, **changes: Any) -> SmokeOrder:
@@ -162,8 +161,8 @@ class Runs:
         """
         cores = {**_share_cores(order.read_plan().world), **(place or {})}
         folder = self.folder / name
-        if self.launcher != "local":
-            return Run(name, order, self.size, *launch_elsewhere(order, folder, self.launcher, self.limit_s, cores))
+        if self.launcher == "slurm":
+            return Run(name, order, self.size, *run_as_job(order, folder, self.limit_s, cores))
         end = run_smoke(order, folder, limit_s=self.limit_s, silent_s=self.silent_s, environment=cores)
         receipts = tuple(end.receipts[rank] for rank in sorted(end.receipts))
         return Run(name, order, self.size, end.ending, end.words, receipts, end.culprits, end.seconds)
@@ -180,18 +179,18 @@ class Runs:
         return run
 
 
-def launch_elsewhere(
-    order: SmokeOrder, folder: Path, launcher: str, limit_s: float, variables: Mapping[str, str]
+def run_as_job(
+    order: SmokeOrder, folder: Path, limit_s: float, variables: Mapping[str, str]
 ) -> tuple[str, str, tuple[Mapping[str, Any], ...], tuple[int, ...], float]:
-    """Let another launcher run an order: its ending, its words, what each rank left, whom it accuses, seconds."""
+    """Run an order as a Slurm job: its ending, its words, the receipt of each rank, ranks at fault, seconds."""
     order.refuse()
     folder.mkdir(parents=True, exist_ok=True)
     write_order(order, folder / ORDER)
     world = str(order.read_plan().world)
-    slurm = ["--submit", *(["--gpus-per-host", world] if order.device == "cuda" else [])] if launcher == "slurm" else []
     command = [
-        sys.executable, "-m", _LAUNCH, "--launcher", launcher, "--ranks-per-host", world, "--folder", str(folder),
-        "--limit-s", str(limit_s), "--silent-s", str(min(SILENT_S, limit_s)), *slurm, RANK, str(folder / ORDER),
+        sys.executable, "-m", _LAUNCH, "--slurm", "--nproc-per-node", world, "--folder", str(folder),
+        "--limit-s", str(limit_s), "--silent-s", str(min(SILENT_S, limit_s)),
+        *(["--gpus-per-host", world] if order.device == "cuda" else []), RANK, str(folder / ORDER),
     ]  # fmt: skip
     given = {**os.environ, **environment_of(order), **variables}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, env=given)

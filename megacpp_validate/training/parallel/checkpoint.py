@@ -1,12 +1,12 @@
 """Checkpoints of a run on several ranks: whole or not there, and of this model or refused.
 
-Tensors go through torch.distributed.checkpoint, which stores each once and shares it out anew among other ranks: a
-tensor that ranks hold parts of is a DTensor; a plain tensor is the same on all ranks that have its name, and experts,
-which not all have, are named by their number.
+torch.distributed.checkpoint (DCP) stores each tensor once and shares it out anew among other ranks: a tensor that ranks
+hold parts of is a DTensor; a plain tensor is the same on all ranks that have its name, and experts, which not all have,
+are named by their number. The step and the identity of the model are an entry of the same checkpoint.
 
 A checkpoint is written aside, its folder renamed, and then named by the file `latest`, which is replaced at once. So
-whatever dies half way, kill -9 or a full disk, the one before is still the latest. A manifest says of which model it
-is, and the size and CRC-32 of every file (which finds damage, not forgery: load what you wrote).
+whatever dies half way, kill -9 or a full disk, the one before is still the latest. DCP does not notice changed bytes:
+`checksums.json` has the size and CRC-32 of every file (which finds damage, not forgery: load what you wrote).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import os
 import re
 import secrets
 import shutil
+import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,20 +29,30 @@ from torch import distributed
 
 from ...evidence.whole_file import write_whole
 from ..errors import TrainingError
-from .checkpoint_manifest import (
-    Manifest,
-    WrongCheckpoint,
-    describe_tensors,
-    find_damage,
-    find_differences,
-    measure_file,
-    read_manifest,
-)
 
 LATEST: Final = "latest"
-MANIFEST: Final = "manifest.json"
-ASIDE: Final = ".writing-"
+OF_RANK: Final = "rank/"  # tensors of one rank and its build, which another world has no use for
+_CHECKSUMS: Final = "checksums.json"
+_ASIDE: Final = ".writing-"
+_RUN: Final = "run"  # the entry beside tensors: step, world, identity and plain values as JSON
 _NAME: Final = re.compile(r"[\w-][\w.-]*", re.ASCII)  # of one folder: no way out, and nothing that is written aside
+_SHOWN: Final = 6  # differences
+_CHUNK: Final = 1 << 22  # bytes
+
+
+class WrongCheckpoint(TrainingError, ValueError):
+    """A checkpoint that is not there, damaged, or of another model.
+
+    Attributes:
+        faults: all of them.
+    """
+
+    def __init__(self, text: str, faults: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.faults = faults
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.faults)  # it goes from rank to rank
 
 
 class CheckpointNotSaved(TrainingError, OSError):
@@ -77,7 +89,7 @@ def save_checkpoint(
 
     Args:
         folder: of all checkpoints of the run, on a file system that all ranks share.
-        state: name -> tensor or DTensor; ranks may have other names.
+        state: name -> tensor or DTensor; ranks may have other names; none is called "run".
         step: steps that are done.
         identity: what tells this model from another: name -> JSON value, such as the fields of its `Size`.
         plain: name -> JSON value, the same on all ranks.
@@ -90,20 +102,15 @@ def save_checkpoint(
         CheckpointNotSaved: with what every rank saw.
     """
     name: str = _from_first(lambda: _begin(folder, step), "begin")
-    aside = folder / f"{ASIDE}{name}"
-    told = _from_all(_write_parts(aside, state))
-    if found := sorted({fault for some, _ in told for fault in some}):
+    aside = folder / f"{_ASIDE}{name}"
+    world = distributed.get_world_size()
+    run = {"step": step, "world": world, "identity": dict(identity), "plain": dict(plain or {})}
+    written = _from_all(_write_parts(aside, {**state, _RUN: json.dumps(run, allow_nan=False)}))
+    if found := sorted({fault for some, _ in written for fault in some}):
         _from_first(lambda: _remove(aside), "remove")
         raise _not_saved("; ".join(found))
-    manifest = Manifest(
-        step=step,
-        world=distributed.get_world_size(),
-        identity=dict(identity),
-        tensors=_describe_all(state),
-        plain=dict(plain or {}),
-        files={file: measured for _, some in told for file, measured in some.items()},
-    )
-    _from_first(lambda: _commit(folder, name, manifest, keep), "commit")
+    files = {file: measured for _, some in written for file, measured in some.items()}
+    _from_first(lambda: _commit(folder, name, files, keep), "commit")
     return folder / name
 
 
@@ -120,18 +127,10 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
         WrongCheckpoint: there is none, it is damaged, or it is of another model; every difference is named. Nothing of
             `state` was changed then.
     """
-    name, manifest = _from_first(lambda: _read_latest(folder), "read", _not_read)
-    path = folder / name
-    if faults := find_differences(manifest, identity, _describe_all(state)):
-        raise WrongCheckpoint(
-            f"the checkpoint {path} is of another model: {'; '.join(faults)}. Next step: resume with the size and "
-            "pattern that it was saved with, or begin a new folder.",
-            tuple(faults),
-        )
-    world, rank = distributed.get_world_size(), distributed.get_rank()
-    mine = sorted(manifest.files.items())[rank::world]
+    path, files = _from_first(lambda: _find_latest(folder), "read", _not_read)
+    mine = sorted(files.items())[distributed.get_rank() :: distributed.get_world_size()]
     damage = [
-        fault for some in _from_all([find_damage(path / file, wanted) for file, wanted in mine]) for fault in some
+        fault for some in _from_all([_find_damage(path / file, wanted) for file, wanted in mine]) for fault in some
     ]
     if found := sorted(filter(None, damage)):
         raise WrongCheckpoint(
@@ -140,15 +139,85 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
             f"older one into {folder / LATEST}.",
             tuple(found),
         )
+    run, stored = _from_first(lambda: _read_run(path), "read", _not_read)
+    here = {name: kind for some in _from_all(_describe(state)) for name, kind in some.items()}
+    given = json.loads(json.dumps(dict(identity)))  # a tuple is a list in JSON
+    if faults := _find_differences("", run["identity"], given) + _find_differences("tensor ", stored, here):
+        raise WrongCheckpoint(
+            f"the checkpoint {path} is of another model: {'; '.join(faults)}. Next step: resume with the size and "
+            "pattern that it was saved with, or begin a new folder.",
+            tuple(faults),
+        )
     from torch.distributed import checkpoint as dcp  # takes most of a second
 
     dcp.load(dict(state), storage_reader=dcp.FileSystemReader(path))
-    return Resumed(manifest.step, manifest.plain, manifest.world, path)
+    return Resumed(run["step"], run["plain"], run["world"], path)
 
 
-def _describe_all(state: Mapping[str, Any]) -> dict[str, str]:
-    """Of the tensors of all ranks."""
-    return {name: said for some in _from_all(describe_tensors(state)) for name, said in sorted(some.items())}
+def stored_tensors(folder: Path) -> dict[str, str]:
+    """Name -> dtype and whole shape, as in "float32[4, 8]", of the latest checkpoint; none where it cannot be read."""
+    from torch.distributed import checkpoint as dcp
+
+    try:
+        metadata = dcp.FileSystemReader(folder / read_latest(folder)).read_metadata().state_dict_metadata
+    except Exception:  # `load_checkpoint` says on all ranks why
+        return {}
+    return _describe_stored(metadata)
+
+
+def _describe_stored(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: f"{str(one.properties.dtype).removeprefix('torch.')}{list(one.size)}"
+        for name, one in metadata.items()
+        if hasattr(one, "properties")
+    }
+
+
+def _describe(state: Mapping[str, Any]) -> dict[str, str]:
+    """As `stored_tensors`, of tensors; of a DTensor the shape of all its parts."""
+    return {name: f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for name, one in state.items()}
+
+
+def _find_differences(kind: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """In what a checkpoint is of another model; the first of them."""
+    found = [
+        f"{kind}{name} is {saved.get(name, 'missing')} in the checkpoint and {wanted.get(name, 'missing')} here"
+        for name in sorted(saved.keys() | wanted.keys())
+        if saved.get(name, "missing") != wanted.get(name, "missing") and not name.startswith(OF_RANK)
+    ]
+    return found[:_SHOWN] + ([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
+
+
+def _read_run(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The entry beside the tensors, and what tensors there are; on the first rank."""
+    from torch.distributed import checkpoint as dcp
+
+    entry = {_RUN: ""}
+    reader = dcp.FileSystemReader(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # this rank alone: as intended
+        dcp.load(entry, storage_reader=reader, no_dist=True)
+    return json.loads(entry[_RUN]), _describe_stored(reader.read_metadata().state_dict_metadata)
+
+
+def _find_damage(path: Path, wanted: list[int]) -> str:
+    """What is wrong with a file that has the given bytes and CRC-32; empty where nothing is."""
+    try:
+        seen = measure_file(path)
+    except OSError as fault:
+        return f"{path.name} cannot be read ({fault.strerror})"
+    if seen[0] != wanted[0]:
+        return f"{path.name} has {seen[0]} bytes of {wanted[0]}"
+    return "" if seen == wanted else f"{path.name} has other bytes than were written"
+
+
+def measure_file(path: Path) -> list[int]:
+    """[bytes, CRC-32]."""
+    size = crc = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]
 
 
 def _write_parts(aside: Path, state: Mapping[str, Any]) -> tuple[list[str], dict[str, list[int]]]:
@@ -167,21 +236,20 @@ def _write_parts(aside: Path, state: Mapping[str, Any]) -> tuple[list[str], dict
 
 def _begin(folder: Path, step: int) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(f"{ASIDE}*"):  # of a run that was killed while it wrote
+    for stale in folder.glob(f"{_ASIDE}*"):  # of a run that was killed while it wrote
         shutil.rmtree(stale, ignore_errors=True)
     name = f"step-{step:08d}-{secrets.token_hex(4)}"
-    (folder / f"{ASIDE}{name}").mkdir()
+    (folder / f"{_ASIDE}{name}").mkdir()
     return name
 
 
-def _commit(folder: Path, name: str, manifest: Manifest, keep: int) -> None:
+def _commit(folder: Path, name: str, files: Mapping[str, list[int]], keep: int) -> None:
     """On the first rank, after all files are written."""
-    aside, path = folder / f"{ASIDE}{name}", folder / name
+    aside, path = folder / f"{_ASIDE}{name}", folder / name
     try:
-        _refuse_other_disks(aside, manifest)
+        _refuse_other_disks(aside, files)
         metadata = aside / ".metadata"
-        whole = Manifest(**{**vars(manifest), "files": {**manifest.files, metadata.name: measure_file(metadata)}})
-        write_whole(aside / MANIFEST, json.dumps(vars(whole), allow_nan=False))
+        write_whole(aside / _CHECKSUMS, json.dumps({**files, metadata.name: measure_file(metadata)}))
         _sync(aside)
         aside.rename(path)
         write_whole(folder / LATEST, name)
@@ -195,12 +263,12 @@ def _commit(folder: Path, name: str, manifest: Manifest, keep: int) -> None:
         _remove(old)
 
 
-def _refuse_other_disks(aside: Path, manifest: Manifest) -> None:
+def _refuse_other_disks(aside: Path, files: Mapping[str, list[int]]) -> None:
     """What other ranks wrote is seen from here."""
-    if lacking := sorted(file for file in manifest.files if not (aside / file).exists()):
+    if lacking := sorted(file for file in files if not (aside / file).exists()):
         raise CheckpointNotSaved(
-            f"the checkpoint was not saved: of {len(manifest.files)} files that ranks wrote, the first rank does not "
-            f"see {', '.join(lacking[:3])}. Likely cause: {aside.parent} is no folder that all hosts share. Next step: "
+            f"the checkpoint was not saved: of {len(files)} files that ranks wrote, the first rank does not see "
+            f"{', '.join(lacking[:3])}. Likely cause: {aside.parent} is no folder that all hosts share. Next step: "
             "name one that is; the one before is whole: resume from it."
         )
 
@@ -229,9 +297,18 @@ def read_latest(folder: Path) -> str:
     return name
 
 
-def _read_latest(folder: Path) -> tuple[str, Manifest]:
-    name = read_latest(folder)
-    return name, read_manifest(folder / name / MANIFEST)
+def _find_latest(folder: Path) -> tuple[Path, dict[str, list[int]]]:
+    """The latest checkpoint, and file -> [bytes, CRC-32]."""
+    path = folder / read_latest(folder)
+    try:
+        files = json.loads((path / _CHECKSUMS).read_text(encoding="utf-8"))
+        return path, {str(name): [int(size), int(crc)] for name, (size, crc) in files.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as fault:
+        raise WrongCheckpoint(
+            f"{path / _CHECKSUMS} cannot be read: {fault}. Likely cause: a copy that was cut short, or a folder that "
+            "is no checkpoint. Next step: copy it again, or take an older checkpoint.",
+            (str(fault),),
+        ) from fault
 
 
 def _from_all(value: Any) -> list[Any]:
@@ -242,7 +319,7 @@ def _from_all(value: Any) -> list[Any]:
 
 
 def _from_first(action: Callable[[], Any], stage: str, word: Callable[[str], TrainingError] | None = None) -> Any:
-    """What the first rank's action gave, or its fault, on all ranks; `word` makes an error of what nobody foresaw."""
+    """What the first rank's action gave, or its fault, on all ranks; `word` makes an error of any other exception."""
     word = word or _not_saved
     said: list[Any] = [None, None]
     if distributed.get_rank() == 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import mmap
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -65,11 +66,23 @@ class Collective:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What a rank left: its last sign of life, and the last collective of each group, the latest one last."""
+    """What a rank left.
+
+    Attributes:
+        alive_at: its last sign of life, seconds of its host's monotonic clock; 0 until its process group is up.
+        step: of that sign; -1 before the first step.
+        collectives: the last one of each group, the latest last.
+        pid: of its process.
+        host: which launcher started it.
+        steps: whether it is between its first step and the end of its run; a start and an exit give no sign of life.
+    """
 
     alive_at: float = 0.0
     step: int = -1
     collectives: tuple[Collective, ...] = ()
+    pid: int = 0
+    host: str = ""
+    steps: bool = False
 
     @property
     def last(self) -> Collective | None:
@@ -87,13 +100,14 @@ class CollectiveRecord:
 
     Args:
         path: of the file; made anew.
+        host: which launcher started the rank.
 
     Attributes:
         seconds_inside: in collectives, of the calls that wait.
         is_inside: whether one is open.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, host: str = "") -> None:
         with path.open("wb") as stream:
             stream.truncate(SLOT * SLOTS)
         with path.open("r+b") as stream:
@@ -101,11 +115,19 @@ class CollectiveRecord:
         self._slots: dict[tuple[int, ...], int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._order, self.seconds_inside, self.is_inside = 0, 0.0, False
-        self.beat(-1)
+        self._who = {"pid": os.getpid(), "host": host}
+        self._step = -1
+        self._write(0, {"alive_at": 0.0, "step": -1, **self._who})
 
-    def beat(self, step: int) -> None:
-        """A sign of life: a run whose ranks give none, and are in no new collective, is taken to hang."""
-        self._write(0, {"alive_at": time.monotonic(), "step": step})
+    def beat(self, step: int | None = None) -> None:
+        """A sign of life: a run whose ranks give none, and are in no new collective, is taken to hang.
+
+        Args:
+            step: that begins; None outside of the steps, before the first and after the last.
+        """
+        self._step = self._step if step is None else step
+        sign = {"alive_at": time.monotonic(), "step": self._step, "steps": step is not None}
+        self._write(0, {**sign, **self._who})
 
     @contextmanager
     def inside(self, operation: str, group: tuple[int, ...], shape: str = "") -> Iterator[None]:
@@ -153,7 +175,7 @@ def read_record(path: Path) -> RankRecord:
     alive = slots[0] if slots and slots[0] else {}
     found = [Collective(**{**slot, "group": tuple(slot["group"])}) for slot in slots[1:] if slot]
     latest_last = tuple(sorted(found, key=lambda one: one.order))
-    return RankRecord(float(alive.get("alive_at", 0.0)), int(alive.get("step", -1)), latest_last)
+    return RankRecord(**alive, collectives=latest_last)
 
 
 def find_behind(records: Mapping[int, RankRecord]) -> tuple[int, ...]:
@@ -174,7 +196,7 @@ def find_behind(records: Mapping[int, RankRecord]) -> tuple[int, ...]:
         if len(set(places.values())) == 1 and len(set(operations)) > 1:
             usual = max(sorted(set(operations)), key=operations.count)
             behind |= {rank for rank, one in in_group.items() if one is not None and one.operation != usual}
-    absent = {rank for rank, record in records.items() if not record.seen_at}
+    absent = {rank for rank, record in records.items() if not record.seen_at and not record.pid}
     behind |= absent if len(absent) < len(records) else set()  # the others wait at the rendezvous
     free = {rank for rank in behind if (last := records[rank].last) is None or last.state == "left"}
     return tuple(sorted(free or behind))

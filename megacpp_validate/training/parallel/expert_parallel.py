@@ -103,13 +103,13 @@ class ExpertExchange:
         """
         sent = _whole(rows, rows_per_expert, self.num_experts)
         digests = digest_chunks(rows, sent) if self.audit else None
-        came, said, wanted = self._tell(rows, sent, digests)
+        came, expected, wanted = self._tell(rows, sent, digests)
         if wanted and not rows.requires_grad:
             rows = rows.detach().requires_grad_()  # its backward is an exchange too, and the others wait for it
         sizes = tuple(count for source in came for count in source)
         moved = exchange_rows(rows, self._per_rank(sent), [sum(source) for source in came], self.group)
-        if said is not None:
-            refuse_difference("dispatch", said, digest_chunks(moved, sizes), self.group)
+        if expected is not None:
+            refuse_difference("dispatch", expected, digest_chunks(moved, sizes), self.group)
         ordered, _ = self._sorting.sort_chunks(moved, sizes, self._by_expert)
         self.counts = TokenCounts(tuple(sent), came)
         return Arrived(ordered, tuple(map(sum, zip(*came, strict=True))), self.counts, sizes)
@@ -128,10 +128,10 @@ class ExpertExchange:
             back, [sum(source) for source in arrived.counts.received], self._per_rank(arrived.counts.sent), self.group
         )
         if self.audit:
-            told = torch.empty(self.num_experts, dtype=torch.int64, device=rows.device)
-            distributed.all_to_all_single(told, digest_chunks(back, arrived.sizes).values, group=self.group)
+            announced = torch.empty(self.num_experts, dtype=torch.int64, device=rows.device)
+            distributed.all_to_all_single(announced, digest_chunks(back, arrived.sizes).values, group=self.group)
             seen = digest_chunks(returned, arrived.counts.sent)
-            refuse_difference("combine", RowDigest(told), seen, self.group)
+            refuse_difference("combine", RowDigest(announced), seen, self.group)
         return returned
 
     def run(self, rows: Any, rows_per_expert: Sequence[int] | Any, bank: Callable[[Any, Sequence[int]], Any]) -> Any:
@@ -149,17 +149,17 @@ class ExpertExchange:
     ) -> tuple[tuple[tuple[int, ...], ...], RowDigest | None, bool]:
         """Exchange numbers of rows, digests where there are any, and whether a gradient is wanted."""
         wants = torch.is_grad_enabled() and rows.requires_grad
-        told = torch.tensor(sent, device=rows.device).reshape(self.ranks, self.local_experts)
-        parts = [told, torch.full_like(told[:, :1], int(wants))]
+        announced = torch.tensor(sent, device=rows.device).reshape(self.ranks, self.local_experts)
+        parts = [announced, torch.full_like(announced[:, :1], int(wants))]
         if digests is not None:
             parts.append(digests.values.reshape(self.ranks, self.local_experts))
         asked = torch.cat(parts, dim=1)
-        heard = torch.empty_like(asked)
-        distributed.all_to_all_single(heard, asked, group=self.group)
-        came = heard.tolist()  # the host waits here
+        received_all = torch.empty_like(asked)
+        distributed.all_to_all_single(received_all, asked, group=self.group)
+        came = received_all.tolist()  # the host waits here
         counts = tuple(tuple(source[: self.local_experts]) for source in came)
-        said = RowDigest(heard[:, self.local_experts + 1 :].flatten()) if digests is not None else None
-        return counts, said, torch.is_grad_enabled() and any(source[self.local_experts] for source in came)
+        expected = RowDigest(received_all[:, self.local_experts + 1 :].flatten()) if digests is not None else None
+        return counts, expected, torch.is_grad_enabled() and any(source[self.local_experts] for source in came)
 
     def _per_rank(self, sent: Sequence[int]) -> list[int]:
         return [sum(sent[first : first + self.local_experts]) for first in range(0, len(sent), self.local_experts)]

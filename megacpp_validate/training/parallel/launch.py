@@ -1,30 +1,35 @@
-"""Ranks as processes of this host: started together, watched, and gone when this is over, whatever becomes of them.
+"""The ranks of a run: torchrun starts them on each host, and this watches them and names the rank at fault.
 
-The variables of a rank are torchrun's, so that one module runs under either. This launcher does what torchrun does not:
-it holds the rendezvous port from before the first rank starts, ends a run that hangs, and says which rank is at fault
-and in which collective each one was. It needs the standard library alone.
+torchrun does not notice a rank that hangs, and does not keep in which collective each rank was. So each host's launcher
+starts torchrun (`agent`), reads the records of its own ranks while they run, and leaves a file in the folder of the run
+when they are over, by which launchers of other hosts end theirs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
+from ...evidence.whole_file import write_whole
 from ..errors import TrainingError
-from .collective_record import find_behind
-from .rank_process import HOST, RankEnd, RankProcess, RankTrace, reserve_port
-from .rank_start import FOLDER, LAUNCHER, STORE
+from .collective_record import RankRecord, read_record
+from .ranks import FOLDER, HOST, LAUNCHER, STACKS, record_path
+from .verdict import Ending, Limits, RankTrace, RunEnd, judge, read_trace
 
-LOOK_EVERY: Final = 0.05  # seconds
-
-Ending = Literal["done", "died", "hung", "late", "stopped", "no-receipt"]
+_LOOK_EVERY: Final = 0.05  # seconds
+_STACKS_WITHIN: Final = 0.2
+_AGENT_ENDS_WITHIN: Final = 5.0
+_OTHERS_END_WITHIN: Final = 15.0  # until a host has seen that the run is over, and ended its ranks
 
 
 class WrongLaunch(TrainingError, ValueError):
@@ -32,40 +37,18 @@ class WrongLaunch(TrainingError, ValueError):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How long a run may take, in seconds.
+class Hosts:
+    """The hosts of a run; the same on each of them.
 
     Attributes:
-        whole: the run, start-up included.
-        silent: without a sign of life or a new collective on any rank, once all have joined; longer than the longest
-            compile.
-        joining: until every rank has joined (`join_ranks`).
-        grace: after the first rank died, for the others to say what they saw.
+        count: how many; torchrun's --nnodes.
+        endpoint: HOST:PORT of the c10d rendezvous, on one of the hosts; torchrun's --rdzv-endpoint.
+        run: of this run and no other; torchrun's --rdzv-id.
     """
 
-    whole: float
-    silent: float
-    joining: float = 120.0
-    grace: float = 1.0
-
-
-@dataclass(frozen=True)
-class RunEnd:
-    """What became of a run.
-
-    Attributes:
-        ending: "done" only where every rank ended well and left a receipt; "stopped" by a signal to the launcher.
-        culprits: ranks at fault; empty where the records do not tell.
-        words: what happened, likely cause, next step; empty where it is done.
-        ranks: of each rank.
-        seconds: wall time.
-    """
-
-    ending: Ending
-    culprits: tuple[int, ...]
-    words: str
-    ranks: tuple[RankEnd, ...]
-    seconds: float
+    count: int = 1
+    endpoint: str = "localhost:0"
+    run: str = "run"
 
 
 def launch(
@@ -75,170 +58,206 @@ def launch(
     ranks: int,
     folder: Path,
     limits: Limits,
-    port: int = 0,
+    hosts: Hosts | None = None,
     environment: Mapping[str, str] | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> RunEnd:
-    """Run a module on several ranks of this host, and wait for them.
+    """Run a module on several ranks of this host, and wait for the whole run.
 
-    When one dies, or all are silent, the others are ended. No process of a rank's group is left.
+    When a rank dies, all are silent, or another host reports either, the ranks of this host are ended.
 
     Args:
-        module: that is run as `python -m`, by each rank.
+        module: run as `python -m`, by each rank; it calls `join_ranks`.
         arguments: of the module.
-        ranks: how many.
-        folder: of logs and receipts; what an earlier run left there of its ranks is removed.
+        ranks: on this host, and on every other one.
+        folder: of logs, records and receipts, shared by all hosts; a run on one host clears what an earlier one left.
         limits: of time.
-        port: of the rendezvous; 0 takes a free one.
+        hosts: where there are several; each calls this function.
         environment: added to this process's.
+        is_stopped: asked while the run goes on; true ends the run.
 
     Raises:
-        PortInUse: another process has the port.
-        WrongLaunch: no rank, or no time.
+        WrongLaunch: no rank, no time, or a folder that holds the end of a run of the same name.
     """
-    prepare(ranks, folder, limits)
+    hosts = hosts or Hosts()
+    _refuse(ranks, hosts, limits)
+    _prepare(folder, hosts)
     started = time.monotonic()
-    processes: list[RankProcess] = []
-    with reserve_port(port) as listening:
-        given = {**_environment(ranks, folder, listening), **(environment or {})}
-        try:
-            for rank in range(ranks):
-                processes.append(RankProcess(rank, [module, *arguments], folder, given, listening))  # noqa: PERF401
-            listening.close()  # rank 0 has it: where that dies, nobody connects to a socket that no one answers
-            ending = _watch(processes, limits, started)
-        finally:
-            for process in processes:
-                process.end()
-    return judge(ending, [process.trace() for process in processes], limits, time.monotonic() - started)
+    own = _OwnRanks([module, *arguments], ranks, folder, limits, hosts, environment or {})
+    try:
+        ending = own.watch(started, is_stopped)
+    finally:
+        own.end()
+    own.leave(ending)
+    ends = _await_hosts(folder, hosts, own.name)
+    return _judge(ending, own, ends, limits, time.monotonic() - started)
 
 
-def prepare(ranks: int, folder: Path, limits: Limits) -> None:
-    """Make the folder of a run, without what an earlier run left there of its ranks.
-
-    Raises:
-        WrongLaunch: no rank, or no time.
-    """
-    if ranks < 1 or not 0 < limits.silent <= limits.whole:
+def _refuse(ranks: int, hosts: Hosts, limits: Limits) -> None:
+    if ranks < 1 or hosts.count < 1 or not 0 < limits.silent <= limits.whole:
         raise WrongLaunch(
-            f"{ranks} ranks within {limits}. Next step: ask for 1 or more, and for more than 0 seconds, those of "
-            "silence within those of the whole run."
+            f"{hosts.count} host(s) with {ranks} rank(s) each, within {limits}, cannot be launched. Next step: pass 1 "
+            "or more of both, and limits above 0 s, that of silence within that of the whole run."
         )
+
+
+def _prepare(folder: Path, hosts: Hosts) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("rank-*"):
-        old.unlink()
-
-
-def _environment(ranks: int, folder: Path, listening: socket.socket) -> dict[str, str]:
-    """This process's, with what torchrun gives all of its ranks, and what `rank_start` reads."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(listening.getsockname()[1]),
-        STORE: str(listening.fileno()),
-        FOLDER: str(folder.absolute()),
-        LAUNCHER: str(os.getpid()),
-    }
-
-
-def _watch(processes: Sequence[RankProcess], limits: Limits, started: float) -> Ending:
-    while True:
-        codes = [process.look() for process in processes]
-        if any(codes):  # None and 0 did not fail
-            until = time.monotonic() + limits.grace
-            while time.monotonic() < until and None in [process.look() for process in processes]:
-                time.sleep(LOOK_EVERY)
-            return "died"
-        if None not in codes:
-            return "done"
-        now, seen = time.monotonic(), [process.record().seen_at for process in processes]
-        silent = now - max(seen) > limits.silent if all(seen) else now - started > limits.joining
-        if silent or now - started > limits.whole:
-            for process in processes:
-                process.ask_where()
-            time.sleep(4 * LOOK_EVERY)  # the stacks are written by then
-            return "hung" if silent else "late"
-        time.sleep(LOOK_EVERY)
-
-
-def judge(
-    ending: Ending,
-    traces: Sequence[RankTrace],
-    limits: Limits,
-    seconds: float,
-    *,
-    at_fault: Sequence[int] = (),
-    happened: str = "",
-) -> RunEnd:
-    """What became of a run, from what its ranks left.
-
-    Args:
-        ending: as it was seen.
-        traces: of all ranks, in their order.
-        limits: of the run.
-        seconds: that it took.
-        at_fault: ranks that are known to be; those of a host that is gone.
-        happened: words for that.
-    """
-    ranks = tuple(trace.end for trace in traces)
-    if ending == "done":
-        without = tuple(rank.rank for rank in ranks if rank.receipt is None)
-        words = (
-            f"rank {_list(without)} ended well and left no receipt. Next step: see the logs in {ranks[0].log.parent}."
+    if hosts.count == 1:
+        for old in (*folder.glob("rank-*"), *folder.glob("host-*")):
+            old.unlink()
+    elif found := _read_ends(folder, hosts):
+        raise WrongLaunch(
+            f"{folder} holds the end of a run {hosts.run!r} already ({', '.join(sorted(found))}). Likely cause: an "
+            "earlier run, or another host that failed already. Next step: pass a new --folder or another --rdzv-id."
         )
-        return RunEnd("no-receipt" if without else "done", without, words if without else "", ranks, seconds)
-    records = {trace.end.rank: trace.record for trace in traces}
-    culprits = tuple(at_fault)  # a run that is late and still moves accuses nobody
-    if ending == "died":
-        culprits = culprits or _first_dead(traces) or find_behind(records) or _first_of(traces)
-    elif ending == "hung":
-        culprits = culprits or find_behind(records)
-    happened = happened or _happened(ending, traces, limits)
-    return RunEnd(ending, culprits, _words(happened, culprits, traces), ranks, seconds)
 
 
-def _first_dead(traces: Sequence[RankTrace]) -> tuple[int, ...]:
-    """The rank that died first of itself; one whose collective raised lost another rank, and is none."""
-    own = []
-    for trace in traces:
-        last = trace.record.last
-        lost_another = (trace.end.code or 0) > 0 and last is not None and last.state == "raised"
-        own += [trace] if not lost_another else []
-    return _first_of(own)
+class _OwnRanks:
+    """torchrun on this host and its ranks."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        ranks: int,
+        folder: Path,
+        limits: Limits,
+        hosts: Hosts,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}"
+        self.folder, self.hosts, self.ranks, self.limits = folder, hosts, ranks, limits
+        self.log = folder / f"host-{self.name}.log"
+        self._failures = folder / f"host-{self.name}.failures"
+        order = {
+            "hosts": hosts.count, "ranks": ranks, "endpoint": hosts.endpoint, "run": hosts.run, "words": list(words),
+            "joining": limits.joining, "folder": str(folder.absolute()), "failures": str(self._failures.absolute()),
+        }  # fmt: skip
+        own = {FOLDER: str(folder.absolute()), HOST: self.name, LAUNCHER: str(os.getpid())}
+        with self.log.open("wb") as log:
+            self._agent = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.agent", json.dumps(order)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={"OMP_NUM_THREADS": "1", **os.environ, **own, **environment},
+            )
+
+    def watch(self, started: float, is_stopped: Callable[[], bool]) -> Ending:
+        """Wait until the run is over or has to end: how it ended."""
+        while True:
+            if (code := self._agent.poll()) is not None:
+                return "done" if code == 0 else "died" if self.records() else "not-started"
+            if is_stopped():
+                return "stopped"
+            for other in _read_ends(self.folder, self.hosts).values():
+                if other["ending"] != "done":
+                    return other["ending"]
+            now = time.monotonic()
+            if (silent := self._is_silent(now, started)) or now - started > self.limits.whole:
+                self._write_stacks()
+                return ("hung" if self.records() else "not-started") if silent else "late"
+            time.sleep(_LOOK_EVERY)
+
+    def records(self) -> dict[int, RankRecord]:
+        """Rank -> record, of the ranks of this host that have begun."""
+        found = {rank: read_record(record_path(self.folder, rank)) for rank in range(self.hosts.count * self.ranks)}
+        return {rank: record for rank, record in found.items() if record.host == self.name}
+
+    def _is_silent(self, now: float, started: float) -> bool:
+        """Silence counts once the process group is up on all ranks: imports and the rendezvous give no sign of life."""
+        records = self.records().values()
+        if len(records) < self.ranks or not all(record.seen_at for record in records):
+            return now - started > self.limits.joining
+        limit = (
+            self.limits.silent
+            if all(record.steps for record in records)
+            else max(self.limits.silent, self.limits.joining)
+        )
+        return now - max(record.seen_at for record in records) > limit
+
+    def _write_stacks(self) -> None:
+        """Have every rank that has joined write its stacks to its log."""
+        for record in self.records().values():
+            if record.seen_at:
+                with suppress(ProcessLookupError):
+                    os.kill(record.pid, STACKS)
+        time.sleep(_STACKS_WITHIN)
+
+    def end(self) -> None:
+        """End torchrun and its ranks, and what is left of a rank's process group."""
+        if self._agent.poll() is None:
+            self._agent.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._agent.wait(_AGENT_ENDS_WITHIN)
+        self._agent.kill()  # the kernel then kills its ranks: `end_with_parent`
+        self._agent.wait()
+        for record in self.records().values():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(record.pid, signal.SIGKILL)
+
+    def leave(self, ending: Ending) -> None:
+        """Leave a file for the other hosts: how it ended here, and rank -> exit code and time."""
+        well = 0 if self._agent.returncode == 0 else None
+        codes: dict[str, Any] = {str(rank): [well, 0.0] for rank in self.records()}
+        with suppress(OSError, ValueError):
+            codes |= json.loads(self._failures.read_text(encoding="utf-8"))
+        for rank in codes:
+            with suppress(OSError), record_path(self.folder, int(rank)).open("rb+") as record:
+                os.fsync(record)  # a mapped file reaches other hosts of a shared folder so
+        value = {"run": self.hosts.run, "ending": ending, "codes": codes}
+        write_whole(self.folder / f"host-{self.name}.json", json.dumps(value))
+
+    def traces(self, ends: Mapping[str, Mapping[str, Any]]) -> list[RankTrace]:
+        """Of all ranks of the run."""
+        codes = {rank: value for end in ends.values() for rank, value in end["codes"].items()}
+        world = self.hosts.count * self.ranks
+        return [read_trace(self.folder, rank, *codes.get(str(rank), (None, 0.0))) for rank in range(world)]
 
 
-def _first_of(traces: Sequence[RankTrace]) -> tuple[int, ...]:
-    dead = [(trace.failed_at, trace.end.rank) for trace in traces if trace.end.code]
-    return (min(dead)[1],) if dead else ()
+def _read_ends(folder: Path, hosts: Hosts) -> dict[str, Mapping[str, Any]]:
+    """Host -> what its launcher left of this run."""
+    found = {}
+    for path in folder.glob("host-*.json"):
+        with suppress(OSError, ValueError):
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if value["run"] == hosts.run:
+                found[path.stem.removeprefix("host-")] = value
+    return found
 
 
-def _happened(ending: Ending, traces: Sequence[RankTrace], limits: Limits) -> str:
-    return {
-        "died": "a rank died, and the others were ended",
-        "hung": f"no rank gave a sign of life for {limits.silent:g} s, and all were ended",
-        "absent": f"not every rank had joined after {limits.joining:g} s, and all were ended",
-        "late": f"the run was not done after {limits.whole:g} s, and all ranks were ended",
-        "stopped": "the launcher was asked to end (SIGTERM or SIGINT), and all ranks were ended",
-    }["absent" if ending == "hung" and not all(trace.record.seen_at for trace in traces) else ending]
+def _await_hosts(folder: Path, hosts: Hosts, own: str) -> dict[str, Mapping[str, Any]]:
+    """The ends that all hosts left; without those of a host that is lost."""
+    until = time.monotonic() + _OTHERS_END_WITHIN
+    ends = _read_ends(folder, hosts)
+    started = ends[own]["ending"] != "not-started"  # torchrun starts ranks on all hosts or on none
+    while started and len(ends) < hosts.count and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY)
+        ends = _read_ends(folder, hosts)
+    return ends
 
 
-def _words(happened: str, culprits: Sequence[int], traces: Sequence[RankTrace]) -> str:
-    lines = [f"{happened}. At fault: {f'rank {_list(culprits)}' if culprits else 'not to be told from the records'}."]
-    for end in (trace.end for trace in traces):
-        how = "was ended" if end.code is None else f"ended by {_code(end.code)}"
-        said = f"; {end.fault}" if end.fault else ""
-        lines.append(f"rank {end.rank} {how}; last collective: {end.last.words() if end.last else 'none'}{said}")
-    at_fault = [trace for trace in traces if trace.end.rank in culprits]
-    lines += [f"rank {trace.end.rank} said last ({trace.end.log}): {trace.said or 'nothing'}" for trace in at_fault]
-    return "\n".join(lines)
-
-
-def _code(code: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return f"exit status {code}"
-
-
-def _list(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _judge(
+    ending: Ending, own: _OwnRanks, ends: Mapping[str, Mapping[str, Any]], limits: Limits, seconds: float
+) -> RunEnd:
+    traces = own.traces(ends)
+    ranks = tuple(trace.end for trace in traces)
+    if ending == "not-started":
+        last = own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        words = (
+            f"torchrun started no rank: {''.join(last)}. Likely cause: not all {own.hosts.count} host(s) "
+            f"reached the rendezvous {own.hosts.endpoint} within {limits.joining:g} s, or its port is in use. Next "
+            f"step: see {own.log}."
+        )
+        return RunEnd(ending, (), words, ranks, seconds)
+    if ending != "stopped" and len(ends) < own.hosts.count:
+        lost = [trace.end.rank for trace in traces if trace.record.host not in ends]
+        happened = (
+            f"{own.hosts.count - len(ends)} of {own.hosts.count} host(s) left no report ("
+            f"{', '.join(sorted({trace.record.host for trace in traces} - ends.keys() - {''})) or 'unknown'}), and the "
+            "others were ended. Likely cause: the host or its launcher was ended (memory, a reboot, the scheduler), or "
+            f"{own.folder} is no folder that all hosts share. Next step: see the system log of that host"
+        )
+        return judge("died", traces, limits, seconds, at_fault=lost, happened=happened)
+    return judge(ending, traces, limits, seconds)

@@ -1,4 +1,4 @@
-"""How a run is spread over ranks, and why a plan cannot be: said before any process starts.
+"""How a run is spread over ranks, and why a plan cannot be: checked before any process starts.
 
 Ranks form a mesh [expert_data, expert, tensor], the last index moving fastest, so that the ranks that talk most, those
 of one tensor group, are neighbours:
@@ -12,15 +12,14 @@ of one tensor group, are neighbours:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 from ...bridge.native_block import FP8_TOKENS, MXFP8_TOKENS
 from ...bridge.recipes import RecipeName
 from ...bridge.walk_plan import ALIGNMENT
 from ..errors import TrainingError
-from ..pattern import Letter
-from ..sizes import Size
+from ..sizes import Letter, Size
 
 MESH_NAMES: Final = ("expert_data", "expert", "tensor")
 
@@ -144,13 +143,13 @@ def refuse_plan(plan: ParallelPlan, size: Size, *, recipe: RecipeName | None = N
 
 
 def _number_faults(plan: ParallelPlan) -> Iterator[str]:
-    for field in fields(plan):
-        value = getattr(plan, field.name)
-        if field.name == "sequence_parallel":
+    for one in fields(plan):
+        value = getattr(plan, one.name)
+        if one.name == "sequence_parallel":
             if not isinstance(value, bool):
                 yield f"sequence_parallel is {value!r}, and is True or False"
         elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            yield f"{field.name} is {value!r}, which is no whole number from 1 up"
+            yield f"{one.name} is {value!r}, which is no whole number from 1 up"
 
 
 def _world_faults(plan: ParallelPlan) -> Iterator[str]:
@@ -234,3 +233,52 @@ def _split_widths(size: Size, ranks: int, letters: set[Letter]) -> dict[str, tup
         "the MLP of A": size.ffn_hidden,
     }
     return {name: (whole, whole / ranks) for name, whole in attention.items() if "A" in letters}
+
+
+# --- spread
+#
+# How the layers of this rank lie among those of other ranks: what a layer needs to know of the plan, and no more.
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """One rank's place.
+
+    Losses and gradients are shares: each rank takes its losses times `share`, and gradients are summed over ranks,
+    never averaged. The sum over ranks and passes is the loss of one rank that reads the whole batch.
+
+    Attributes:
+        plan: of the run.
+        rank: of the world.
+        expert_group: process group that shares out the experts; None where expert_parallel is 1.
+        tensor_group: process group that splits heads and columns; None where tensor_parallel is 1.
+        data_group: process group that reads different sequences; None where data is 1.
+        token_group: ranks that hold different tokens of one pass: data, and with sequence parallelism tensor too; None
+            where that is this rank alone.
+        audit: whether what experts are sent is compared bit by bit with what arrives; the host then waits.
+    """
+
+    plan: ParallelPlan = field(default_factory=ParallelPlan)
+    rank: int = 0
+    expert_group: Any = None
+    tensor_group: Any = None
+    data_group: Any = None
+    token_group: Any = None
+    audit: bool = False
+
+    @property
+    def share(self) -> float:
+        """This rank's part of the tokens of a step, in one of its passes."""
+        plan = self.plan
+        return 1 / (plan.data * plan.accumulate * (plan.tensor_parallel if plan.sequence_parallel else 1))
+
+    def experts(self, num_experts: int) -> range:
+        """Numbers of the experts that lie here."""
+        return self.plan.local_experts(self.rank, num_experts)
+
+    def positions(self, length: int) -> range:
+        """Positions of each sequence that lie here between the layers that split heads."""
+        return self.plan.positions(self.rank, length)
+
+
+ALONE: Final = Spread()

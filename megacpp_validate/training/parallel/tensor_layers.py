@@ -11,10 +11,12 @@ one on each rank, or whole on all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ...bridge.backends import Choice, Refusal, choose
@@ -23,18 +25,16 @@ from ...bridge.features import why_not_te
 from ...bridge.native_block import NativeBlock
 from ...bridge.walk_plan import TE_DTYPES
 from ...native.block import ABlock
+from ...native.mamba import at_least_fp32, ssd_chunked
 from ...native.mlp import MLP, NormMLP
-from ...native.norms import NormLinear
+from ...native.norms import NormLinear, RMSNorm
 from ...native.recurrent import MatrixRecurrentBlock
 from ..errors import WrongSize
 from ..first_weights import first_weights
 from ..layers import Build, Stepped, copy_weights, take_weights
-from ..pattern import Letter
-from ..sizes import Size
+from ..sizes import Letter, Size
 from .replicas import mark_split
-from .tensor_collectives import TensorBorder
-from .tensor_mamba import SplitMambaMixer, SplitOut
-from .tensor_weights import cut_state, mark_shares, plan_cuts
+from .tensor_weights import MAMBA_EXPAND, cut_state, mark_shares, plan_cuts
 
 
 def build_split_layer(letter: Letter, size: Size, build: Build, *, seed: int, name: str) -> Any:
@@ -251,3 +251,269 @@ def _mark(layer: Any, in_parts: Any, *, whole: Any) -> None:
     mark_split(in_parts)
     known = {id(parameter) for parameter in whole}
     mark_shares(parameter for parameter in layer.parameters() if id(parameter) not in known)
+
+
+# --- tensor collectives
+#
+# How rows come into a layer whose heads and columns are split over a tensor group, and how its parts are summed.
+#
+# With sequence parallelism a rank holds some positions of each sequence between layers: they are gathered on the way
+# in, and parts are summed and scattered on the way out (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2: g
+# and its conjugate). Without it every rank holds all positions: nothing moves on the way in, and parts are summed on
+# the way out (Shoeybi et al. 2019, arXiv:1909.08053, section 3: f and g). The backward pass of each is the forward
+# pass of the other.
+#
+# Called under names that torch 2.11 and 2.13 both have: those that take a whole tensor were renamed in 2.13.
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBorder:
+    """Where the stream meets a layer that is split.
+
+    Attributes:
+        group: the tensor group, in the order of the parts.
+        sequence_parallel: whether the stream holds this rank's positions only.
+    """
+
+    group: Any
+    sequence_parallel: bool
+
+    def enter(self, rows: Any) -> Any:
+        """[B, T / tp, hidden] or, without sequence parallelism, [B, T, hidden] -> [B, T, hidden], on every rank."""
+        return _Gather.apply(rows, self.group) if self.sequence_parallel else _Copy.apply(rows, self.group)
+
+    def leave(self, parts: Any) -> Any:
+        """The sum of [B, T, hidden] over the group, as the stream holds it: the inverse way of `enter`."""
+        return _Scatter.apply(parts, self.group) if self.sequence_parallel else _Sum.apply(parts, self.group)
+
+    def sum_inside(self, parts: Any) -> Any:
+        """The sum of tensors of one shape over the group, which every rank goes on with for its own part.
+
+        Each rank's gradient of the sum is a part too: they are summed on the way back.
+        """
+        return _SumBothWays.apply(parts, self.group)
+
+
+def gather_positions(rows: Any, group: Any) -> Any:
+    """[B, T / tp, ...] -> [B, T, ...], positions by the order of the ranks; nothing is differentiated."""
+    rows = rows.contiguous()
+    parts = [torch.empty_like(rows) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(parts, rows, group=group)
+    return torch.cat(parts, dim=1)
+
+
+def scatter_positions(parts: Any, group: Any) -> Any:
+    """[B, T, ...] -> [B, T / tp, ...], the sum over the group; nothing is differentiated."""
+    each = [part.contiguous() for part in parts.chunk(distributed.get_world_size(group), dim=1)]
+    mine = torch.empty_like(each[0])
+    distributed.reduce_scatter(mine, each, group=group)
+    return mine
+
+
+def sum_parts(parts: Any, group: Any) -> Any:
+    """The sum over the group, a new tensor; nothing is differentiated."""
+    summed = parts.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(summed, group=group)
+    return summed
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Any, group: Any) -> Any:
+        ctx.group = group
+        return gather_positions(rows, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return scatter_positions(gradient, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Any, group: Any) -> Any:
+        ctx.group = group
+        return scatter_positions(parts, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return gather_positions(gradient, ctx.group), None
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Any, group: Any) -> Any:
+        ctx.group = group
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return sum_parts(gradient, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Any, group: Any) -> Any:  # noqa: ARG004 - what autograd calls it with
+        return sum_parts(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:  # noqa: ARG004 - as above
+        return gradient, None
+
+
+class _SumBothWays(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Any, group: Any) -> Any:
+        ctx.group = group
+        return sum_parts(parts, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return sum_parts(gradient, ctx.group), None
+
+
+# --- tensor mamba
+#
+# The Mamba-2 mixer with its heads split over a tensor group, and the way out of every split layer.
+#
+# Gate, values and steps belong to heads, and a rank has those of its own. The directions b and c are one group's: every
+# head reads them, so every rank computes them whole, for its heads alone; what a rank learns of their weights is a
+# part. They are parameters of their own, so that each parameter is either a share or whole. The gated norm is over
+# the width of all heads: its sum of squares is taken over the group.
+
+
+TAPS = 4  # of the causal convolution, as `native.mamba.Mamba2Mixer` has them by default
+
+
+class SplitOut(nn.Linear):
+    """This rank's columns of an out-projection, summed over the group."""
+
+    def __init__(self, width: int, hidden: int, border: TensorBorder, *, dtype: Any, device: Any) -> None:
+        super().__init__(width, hidden, bias=False, dtype=dtype, device=device)
+        self.border = border
+
+    def forward(self, x: Any) -> Any:
+        """[B, T, this rank's columns] -> [B, T, hidden] as the stream holds it."""
+        return self.border.leave(super().forward(x))
+
+
+class SplitMambaMixer(nn.Module):
+    """One rank's heads of `native.mamba.Mamba2Mixer` with one group; parameters have no values before they are loaded.
+
+    Args:
+        hidden, state, head_dim, chunk, eps: of the whole mixer.
+        dtype, device: of the parameters.
+        ranks: of the tensor group.
+        border: where the stream meets it.
+
+    Attributes:
+        inner, heads: I and H of this rank.
+        norm: in front, [hidden]; whole.
+        in_share: [2 * I + H, hidden], rows of gate, values and steps.
+        in_directions: [2 * N, hidden], rows of b and c; whole.
+        conv_weight, conv_bias: [I, taps] and [I], of the values.
+        directions_conv_weight, directions_conv_bias: [2 * N, taps] and [2 * N]; whole.
+        a_log, skip, dt_bias: [H].
+        norm_weight: [I] of the gated norm.
+        out_projection: `SplitOut`.
+        scan: what is called in the place of `ssd_chunked`; None is `ssd_chunked`.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        *,
+        state: int,
+        head_dim: int,
+        chunk: int,
+        eps: float,
+        dtype: Any,
+        device: Any,
+        ranks: int,
+        border: TensorBorder,
+    ) -> None:
+        super().__init__()
+        made = {"dtype": dtype, "device": device}
+        self.whole_inner = MAMBA_EXPAND * hidden
+        self.inner = inner = self.whole_inner // ranks
+        self.heads = heads = inner // head_dim
+        self.head_dim, self.state, self.chunk, self.eps, self.border = head_dim, state, chunk, eps, border
+        self.scan: Any = None
+
+        def empty(*shape: int) -> Any:
+            return nn.Parameter(torch.empty(*shape, **made))
+
+        self.norm = RMSNorm(hidden, eps=eps, **made)
+        self.in_share, self.in_directions = empty(2 * inner + heads, hidden), empty(2 * state, hidden)
+        self.conv_weight, self.conv_bias = empty(inner, TAPS), empty(inner)
+        self.directions_conv_weight, self.directions_conv_bias = empty(2 * state, TAPS), empty(2 * state)
+        self.a_log, self.skip, self.dt_bias = empty(heads), empty(heads), empty(heads)
+        self.norm_weight = empty(inner)
+        self.out_projection = SplitOut(inner, hidden, border, **made)
+
+    def forward(self, rows: Any) -> Any:
+        """Rows as the stream holds them -> the same, without the residual connection."""
+        normed = self.border.enter(self.norm(rows))
+        gate, values, steps = functional.linear(normed, self.in_share).split([self.inner, self.inner, self.heads], -1)
+        directions = functional.linear(normed, self.in_directions)
+        values = _convolve(values, self.conv_weight, self.conv_bias).unflatten(-1, (self.heads, self.head_dim))
+        directions = _convolve(directions, self.directions_conv_weight, self.directions_conv_bias)
+        ins, outs = directions.unsqueeze(2).split(self.state, dim=-1)
+        y, _ = (self.scan or ssd_chunked)(
+            values,
+            functional.softplus(at_least_fp32(steps) + at_least_fp32(self.dt_bias)),
+            -at_least_fp32(self.a_log).exp(),
+            ins,
+            outs,
+            chunk=self.chunk,
+        )
+        y = y + self.skip.unsqueeze(-1) * values
+        return self.out_projection(self._gated_norm(y.flatten(2), gate))
+
+    def _gated_norm(self, y: Any, gate: Any) -> Any:
+        """RMSNorm of y * silu(gate) over the width of all ranks, [B, T, I] -> [B, T, I]."""
+        gated = at_least_fp32(y) * functional.silu(at_least_fp32(gate))
+        squares = self.border.sum_inside(gated.square().sum(dim=-1, keepdim=True))
+        normed = gated * torch.rsqrt(squares / self.whole_inner + self.eps)
+        return (normed * at_least_fp32(self.norm_weight)).to(y.dtype)
+
+    def whole_parameters(self) -> list[Any]:
+        """Those of b and c: whole on every rank, with a part of their gradient on each."""
+        return [self.in_directions, self.directions_conv_weight, self.directions_conv_bias]
+
+    def join_parts(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        """What has the names of this module's parameters, under those of `Mamba2Mixer`, cut as `plan_cuts` says."""
+        gate_and_values, steps = held["in_share"].split([2 * self.inner, self.heads])
+        return {
+            "in_projection.layer_norm_weight": held["norm.weight"],
+            "in_projection.weight": torch.cat([gate_and_values, held["in_directions"], steps]),
+            "conv_weight": torch.cat([held["conv_weight"], held["directions_conv_weight"]]),
+            "conv_bias": torch.cat([held["conv_bias"], held["directions_conv_bias"]]),
+            **{name: held[name] for name in ("a_log", "skip", "dt_bias", "norm_weight", "out_projection.weight")},
+        }
+
+    def cut_parts(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The inverse of `join_parts`; names that `Mamba2Mixer` does not have stay, so that who takes them refuses."""
+        left = dict(state)
+        cut: dict[str, Any] = {}
+        if "in_projection.layer_norm_weight" in left:
+            cut["norm.weight"] = left.pop("in_projection.layer_norm_weight")
+        if "in_projection.weight" in left:
+            weight = left.pop("in_projection.weight")
+            first, last = 2 * self.inner, 2 * self.inner + 2 * self.state
+            cut["in_share"], cut["in_directions"] = torch.cat([weight[:first], weight[last:]]), weight[first:last]
+        for name in ("conv_weight", "conv_bias"):
+            if name in left:
+                whole = left.pop(name)
+                cut[name], cut[f"directions_{name}"] = whole[: self.inner], whole[self.inner :]
+        return {**cut, **left}
+
+
+def _convolve(mixed: Any, weight: Any, bias: Any) -> Any:
+    """Causal depthwise convolution and SiLU over [B, T, C], as `native.mamba.Mamba2Mixer` has it."""
+    padded = functional.pad(mixed.transpose(1, 2), (weight.shape[1] - 1, 0))
+    convolved = functional.conv1d(padded, weight.unsqueeze(1), bias, groups=mixed.shape[2])
+    return functional.silu(convolved).transpose(1, 2)

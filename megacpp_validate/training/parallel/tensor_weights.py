@@ -15,8 +15,7 @@ import torch
 
 from ...bridge.errors import WeightMismatch
 from ..errors import WrongSize
-from ..pattern import Letter
-from ..sizes import Size
+from ..sizes import Letter, Size
 
 # Not Megatron-LM's mark alone, `tensor_model_parallel`: Transformer Engine puts that on every weight of its linear
 # layers, the experts' too, whether they are split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).
@@ -93,7 +92,7 @@ def cut_state(state: Mapping[str, Any], cuts: Mapping[str, Cut], rank: int, rank
     Args:
         state: native name -> weight, as a layer of one rank gives it.
         cuts: as `plan_cuts` gives them.
-        rank, ranks: which share of how many; `plan.why_not` has said that they divide.
+        rank, ranks: which share of how many; `plan.why_not` has checked that they divide.
 
     Raises:
         WeightMismatch: other names than the cuts have.

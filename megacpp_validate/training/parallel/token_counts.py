@@ -71,20 +71,20 @@ def digest_chunks(rows: Any, sizes: Sequence[int]) -> RowDigest:
     return RowDigest(torch.zeros(len(sizes), dtype=torch.int64, device=device).index_add(0, chunk, weighted))
 
 
-def refuse_difference(stage: Literal["dispatch", "combine"], said: RowDigest, seen: RowDigest, group: Any) -> None:
+def refuse_difference(stage: Literal["dispatch", "combine"], expected: RowDigest, seen: RowDigest, group: Any) -> None:
     """Refuse chunks that are not what their rank sent: a collective call, that raises on all ranks or on none.
 
     Args:
         stage: in a dispatch the E chunks of a rank are by source rank and then by its own experts, in a combine by
             expert of the layer.
-        said, seen: [E] what the sender had, and what is here.
+        expected, seen: [E] what the sender had, and what is here.
         group: process group; None is the whole world.
 
     Raises:
         TokensNotConserved: each chunk at fault is named.
     """
-    ranks, experts = distributed.get_world_size(group), said.values.numel()
-    differs = (said.values != seen.values).to(torch.int64)
+    ranks, experts = distributed.get_world_size(group), expected.values.numel()
+    differs = (expected.values != seen.values).to(torch.int64)
     each, faults = experts // ranks, []
     for place in gather_equal(differs, group).flatten().nonzero().flatten().tolist():
         rank, chunk = divmod(place, experts)

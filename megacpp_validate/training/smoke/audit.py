@@ -14,11 +14,9 @@ from ..expert_layer import ExpertLayer
 from ..gate_audit import low_layers
 from ..layers import Stepped
 from ..model import HybridModel
-from ..optimizer import MasterAdamW
-from ..parallel.gradient_sums import local_part
-from ..parallel.mesh import RankGroups
+from ..optimizer import MasterAdamW, local_part
 from ..parallel.replicas import check_replicas, digest_tensor
-from ..parallel.sharding import Sharded, is_expert
+from ..parallel.sharding import RankGroups, Sharded, is_expert
 from ..parallel.token_counts import TokensNotConserved, check_conservation
 from .saved import EXPERT
 

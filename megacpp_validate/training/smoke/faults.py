@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import TrainingError
-from . import faults_of_rows as rows
-from . import faults_of_runs as runs
-from . import faults_of_updates as updates
+from . import fault_plants as plants
 from .order import SmokeOrder
 
 if TYPE_CHECKING:
@@ -90,7 +88,7 @@ def read_fault(text: str) -> tuple[Fault, int]:
 
 
 def _refuse(text: str, fault: Fault, step: int, order: SmokeOrder) -> None:
-    lacking = [said for need in fault.needs if (said := need(order))]
+    lacking = [reason for need in fault.needs if (reason := need(order))]
     if fault.of_step and step >= order.steps:
         lacking.append(f"the run ends before its step {step}: train {step + 1} steps or more")
     if lacking:
@@ -171,32 +169,32 @@ def _two_layers(order: SmokeOrder) -> str:
 
 _LAYER_OF_EXPERTS: Final = (_experts, _several_ranks)
 FAULTS: Final[dict[str, Fault]] = {
-    "experts-not-synchronised": Fault(updates.keep_experts_apart, (_experts, _same_experts)),
-    "norm-gradient-not-summed": Fault(updates.leave_norm_out, (_positions,)),
-    "token-dropped": Fault(rows.drop_token, (*_LAYER_OF_EXPERTS, _bridge_dispatch)),
-    "rows-swapped": Fault(rows.swap_rows, (_experts, _exchange)),
-    "experts-swapped": Fault(rows.swap_experts, (*_LAYER_OF_EXPERTS, _two_experts)),
-    "weights-exchanged": Fault(rows.exchange_weights, (*_LAYER_OF_EXPERTS, _bridge_dispatch, _top_2)),
-    "expert-without-gradient": Fault(rows.stop_expert, _LAYER_OF_EXPERTS),
-    "balance-not-shared": Fault(rows.keep_balance_apart, (*_LAYER_OF_EXPERTS, _balance)),
-    "wrong-sequences": Fault(updates.read_as_first, (_readers,)),
-    "pass-lost": Fault(updates.lose_passes, (_passes,)),
-    "gradients-averaged": Fault(updates.average_gradients, (_readers,)),
-    "block-gradient-lost": Fault(updates.lose_block, (_readers, _two_layers)),
-    "mtp-counted-twice": Fault(updates.count_mtp_twice, (_mtp,)),
-    "shard-not-updated": Fault(updates.skip_update, (_readers, _two_layers), of_step=True),
-    "learning-rate-apart": Fault(updates.raise_rate, (_several_ranks,)),
-    "wrong-amax-group": Fault(updates.scale_alone, (_several_ranks, _amax)),
-    "evaluation-moves-data": Fault(runs.move_data_by_evaluation, (_evaluations,), of_step=True),
-    "stale-checkpoint": Fault(runs.save_old_weights, (_checkpoints,), of_step=True),
-    "nan": Fault(rows.make_nan, (_two_layers,), of_step=True),
-    "dies": Fault(runs.die, (_several_ranks,), of_step=True),
-    "hangs": Fault(runs.hang, (_several_ranks,), of_step=True),
-    "rope-reversed": Fault(rows.reverse_rope, (_several_ranks,)),
-    "router-drawn-apart": Fault(rows.draw_router_apart, _LAYER_OF_EXPERTS),
-    "gradient-infinite": Fault(rows.make_infinite_gradient, (_two_layers,), of_step=True),
-    "expert-gradients-late": Fault(updates.delay_expert_gradients, _LAYER_OF_EXPERTS),
-    "weight-bit-flipped": Fault(updates.flip_bit, (_several_ranks,), of_step=True),
-    "moments-lost": Fault(runs.lose_moments, (_resumes,)),
-    "data-from-the-start": Fault(runs.read_from_the_start, (_resumes,)),
+    "experts-not-synchronised": Fault(plants.keep_experts_apart, (_experts, _same_experts)),
+    "norm-gradient-not-summed": Fault(plants.leave_norm_out, (_positions,)),
+    "token-dropped": Fault(plants.drop_token, (*_LAYER_OF_EXPERTS, _bridge_dispatch)),
+    "rows-swapped": Fault(plants.swap_rows, (_experts, _exchange)),
+    "experts-swapped": Fault(plants.swap_experts, (*_LAYER_OF_EXPERTS, _two_experts)),
+    "weights-exchanged": Fault(plants.exchange_weights, (*_LAYER_OF_EXPERTS, _bridge_dispatch, _top_2)),
+    "expert-without-gradient": Fault(plants.stop_expert, _LAYER_OF_EXPERTS),
+    "balance-not-shared": Fault(plants.keep_balance_apart, (*_LAYER_OF_EXPERTS, _balance)),
+    "wrong-sequences": Fault(plants.read_as_first, (_readers,)),
+    "pass-lost": Fault(plants.lose_passes, (_passes,)),
+    "gradients-averaged": Fault(plants.average_gradients, (_readers,)),
+    "block-gradient-lost": Fault(plants.lose_block, (_readers, _two_layers)),
+    "mtp-counted-twice": Fault(plants.count_mtp_twice, (_mtp,)),
+    "shard-not-updated": Fault(plants.skip_update, (_readers, _two_layers), of_step=True),
+    "learning-rate-apart": Fault(plants.raise_rate, (_several_ranks,)),
+    "wrong-amax-group": Fault(plants.scale_alone, (_several_ranks, _amax)),
+    "evaluation-moves-data": Fault(plants.move_data_by_evaluation, (_evaluations,), of_step=True),
+    "stale-checkpoint": Fault(plants.save_old_weights, (_checkpoints,), of_step=True),
+    "nan": Fault(plants.make_nan, (_two_layers,), of_step=True),
+    "dies": Fault(plants.die, (_several_ranks,), of_step=True),
+    "hangs": Fault(plants.hang, (_several_ranks,), of_step=True),
+    "rope-reversed": Fault(plants.reverse_rope, (_several_ranks,)),
+    "router-drawn-apart": Fault(plants.draw_router_apart, _LAYER_OF_EXPERTS),
+    "gradient-infinite": Fault(plants.make_infinite_gradient, (_two_layers,), of_step=True),
+    "expert-gradients-late": Fault(plants.delay_expert_gradients, _LAYER_OF_EXPERTS),
+    "weight-bit-flipped": Fault(plants.flip_bit, (_several_ranks,), of_step=True),
+    "moments-lost": Fault(plants.lose_moments, (_resumes,)),
+    "data-from-the-start": Fault(plants.read_from_the_start, (_resumes,)),
 }

@@ -13,10 +13,9 @@ from ...bridge.features import Features, read_features
 from ...bridge.recipes import TARGETS, RecipeName
 from ...evidence.whole_file import write_whole
 from ..errors import WrongSize
-from ..forms import Forms
 from ..optimizer import Schedule
 from ..parallel.plan import ParallelPlan, refuse_plan
-from ..sizes import Size, read_size
+from ..sizes import Forms, Size, read_size
 
 Precision = Literal["fp64", "fp32", "bf16", "delayed", "current", "block", "mxfp8", "nvfp4"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
@@ -137,21 +136,16 @@ class SmokeOrder:
         return None if self.precision in PLAIN else self.precision  # type: ignore[return-value]
 
     def refuse(self) -> None:
-        """Refuse what cannot be, before any process is started.
+        """Refuse what cannot be, before any process is started; a planted fault is judged by `faults.refuse_fault`.
 
         Raises:
             WrongPlan: with all reasons.
             WrongSize, UnknownSize, WrongPattern, WrongZone: the size, the schedule, or forms that do not go together.
             UnknownName: features that there are not.
-            UnknownFault: a fault that there is not, or that has no place in this run.
         """
         plan, forms = self.read_plan(), self.read_forms()
         self.read_features(), self.read_schedule()
         refuse_plan(plan, self.read_size(), recipe=self.recipe)
-        if self.fault:
-            from .faults import refuse_fault  # and FSDP2 with it
-
-            refuse_fault(self)
         if forms.graphs and plan.world > 1:
             raise WrongSize(
                 "graphs hold the addresses of parameters, which FSDP2 and the exchange of rows make anew in each step. "

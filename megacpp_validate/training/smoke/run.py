@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import torch
 
-from ..parallel.launch import Limits, RunEnd, launch
+from ..parallel.launch import launch
 from ..parallel.plan import WrongPlan
+from ..parallel.verdict import Limits, RunEnd
 from . import same_bits
 from .order import SmokeOrder, write_order
 
@@ -25,7 +26,7 @@ class SmokeResult:
 
     Attributes:
         ending: "done" only where every rank ended well and left a receipt.
-        culprits: ranks at fault; none where all ranks said together that the run cannot go on.
+        culprits: ranks at fault; none where all ranks raise the same error.
         words: what happened, likely cause, next step; empty where it is done.
         seconds: wall time, of starting processes too.
         receipts: rank -> what it left; ranks that left nothing are missing.
@@ -83,6 +84,10 @@ def run_smoke(
         OSError: the folder cannot be written.
     """
     order.refuse()
+    if order.fault:
+        from .faults import refuse_fault  # and FSDP2 with it
+
+        refuse_fault(order)
     order.refuse_target()
     _refuse_devices(order)
     folder.mkdir(parents=True, exist_ok=True)

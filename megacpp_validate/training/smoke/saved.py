@@ -18,10 +18,9 @@ import torch
 
 from ..model import HybridModel
 from ..optimizer import MasterAdamW
-from ..parallel.checkpoint import MANIFEST, read_latest
-from ..parallel.checkpoint_manifest import OF_RANK, WrongCheckpoint, read_manifest
+from ..parallel.checkpoint import OF_RANK, stored_tensors
+from ..parallel.plan import Spread
 from ..parallel.sharding import Sharded
-from ..spread import Spread
 from .order import SmokeOrder
 
 EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
@@ -68,13 +67,10 @@ def room_for_extra_state(folder: Path, model: HybridModel, spread: Spread) -> di
 
     Nothing where there is no checkpoint, which `load_checkpoint` then says on all ranks.
     """
-    try:
-        tensors = read_manifest(folder / read_latest(folder) / MANIFEST).tensors
-    except WrongCheckpoint:
-        return {}
     start = f"{OF_RANK}{spread.rank}of{spread.plan.world}/"
-    here = {key: said for key, said in tensors.items() if key.startswith(start) and _layer_of(key, model) is not None}
-    return {key: torch.empty(int(said[said.index("[") + 1 : -1]), dtype=torch.uint8) for key, said in here.items()}
+    stored = stored_tensors(folder)
+    here = {key: kind for key, kind in stored.items() if key.startswith(start) and _layer_of(key, model) is not None}
+    return {key: torch.empty(int(kind[kind.index("[") + 1 : -1]), dtype=torch.uint8) for key, kind in here.items()}
 
 
 def take_extra_state(model: HybridModel, state: Mapping[str, Any]) -> None:

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from ...bridge.amax_owner import SINGLE_OWNER, delayed_scaling_kept, pending_amax_kept
 from ...bridge.backends import Choice
-from ...bridge.fp8_scope import amax_shared_with, low_precision
+from ...bridge.fp8_scope import amax_shared_with, high_precision, low_precision
+from ...bridge.graph_capture import capture_graphs
 from ...jit.monitor import mark
 from ..errors import TrainingError, WrongSize
-from ..graphs import capture_attention
 from ..language import Language
-from ..layers import Build
-from ..model import HybridModel, Scopes
+from ..layers import AttentionLayer, Build
+from ..loop import StepRecord
+from ..model import HybridModel, ScopeFactory, Scopes
 from ..optimizer import MasterAdamW
 from ..parallel.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from ..parallel.goodput import Ledger
-from ..parallel.mesh import RankGroups, make_groups
 from ..parallel.non_finite import FiniteWatch, NonFinite
-from ..parallel.rank_start import Rank
-from ..parallel.sharding import Sharded, shard_model
-from ..records import StepRecord
+from ..parallel.ranks import Rank
+from ..parallel.sharding import RankGroups, Sharded, make_groups, shard_model
 from .audit import Audit
 from .order import SmokeOrder
 from .saved import extra_state_of, identity_of, room_for_extra_state, state_of, take_extra_state
-from .waits import PROFILED, WARM, StepWaits, profile_step
 
 DTYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}
 NEVER_TRAINED_ON: Final = 1 << 40  # number of the first batch that is only evaluated
@@ -42,7 +41,7 @@ class NotFinite(TrainingError, ArithmeticError):
     """A value that is no number; the weights are those from before the step.
 
     Attributes:
-        found: the first such value; None where nobody watched, or it did not come again.
+        found: the first such value; None without a watch, or where it did not come again.
     """
 
     def __init__(self, text: str, found: NonFinite | None) -> None:
@@ -316,3 +315,128 @@ class SmokeTrainer:
             return Scopes(dense)
         same = self.groups.same_experts if self.groups.same_experts is not None else alone
         return Scopes(dense, partial(amax_shared_with, same))
+
+
+# --- waits
+#
+# How long a step waits for other ranks: the time in which collectives run on the device and nothing else does.
+#
+# On the CPU it is the time inside collectives whose call waits, of which the record of a rank keeps the sum; those that
+# are waited for later (FSDP2's, the sums of gradients) count as step. On a GPU a step is profiled: the union of the
+# kernels of NCCL less the union of all other kernels.
+
+
+Interval = tuple[float, float]
+PROFILED: Final = 5  # steps that are done before one is profiled: kernels are compiled by then
+WARM: Final = 3  # steps that compile and warm up
+
+
+@dataclass(frozen=True)
+class StepWaits:
+    """Of one profiled step, in seconds.
+
+    Attributes:
+        step: which.
+        communication: in which a collective ran.
+        exposed: in which a collective ran and no other kernel.
+        busy: in which any kernel ran.
+    """
+
+    step: int
+    communication: float
+    exposed: float
+    busy: float
+
+
+def measure_waits(step: int, collectives: Iterable[Interval], others: Iterable[Interval]) -> StepWaits:
+    """From the intervals of kernels, in microseconds: each (begin, end)."""
+    talking, working = merge(collectives), merge(others)
+    both = length(merge([*talking, *working]))
+    return StepWaits(step, length(talking) / 1e6, (both - length(working)) / 1e6, both / 1e6)
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union, as intervals that do not touch, in order."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(merged: Sequence[Interval]) -> float:
+    """The sum of their lengths."""
+    return sum(end - begin for begin, end in merged)
+
+
+def profile_step(trainer: SmokeTrainer) -> StepWaits | None:
+    """Do one step under the profiler, which makes it slower; without a GPU a plain step, and None."""
+    if trainer.order.device != "cuda":
+        trainer.step()
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        trainer.step()
+        torch.cuda.synchronize()
+    collectives: list[Interval] = []
+    others: list[Interval] = []
+    for event in seen.events():
+        # A region that the host names, such as FSDP2's, spans gaps and the kernels of both kinds.
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+            span = event.time_range.start, event.time_range.end
+            (collectives if "nccl" in event.name.lower() else others).append(span)
+    trainer.waits = measure_waits(trainer.done - 1, collectives, others)
+    return trainer.waits
+
+
+def as_json(waits: StepWaits | None) -> dict[str, Any] | None:
+    """For a receipt."""
+    return None if waits is None else vars(waits)
+
+
+# --- graphs
+#
+# CUDA graphs of the layers A of a model: their training pass is replayed, everything else is launched as before.
+
+
+class TurnedBlock(nn.Module):
+    """An A-block with its rotary tables: what is captured takes rows alone."""
+
+    def __init__(self, block: Any, rope: tuple[Any, Any]) -> None:
+        super().__init__()
+        self.block, self.rope = block, rope
+
+    def forward(self, rows: Any) -> Any:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        return self.block(rows, rope=self.rope)
+
+
+def capture_attention(model: HybridModel, batch: int, scope: ScopeFactory | None) -> dict[str, Choice]:
+    """Capture every layer A that runs once in a pass, in the precision that it is trained in.
+
+    Args:
+        model: on a GPU, in training mode, without hooks; one rank holds all of it.
+        batch: sequences of a pass.
+        scope: of the layers outside of the BF16 zones; None for none.
+
+    Returns:
+        Part, as in layers.4.graph -> "te" where there is a graph now, "native" where there is nothing to capture by.
+    """
+    size, taken = model.size, dict[str, Choice]()
+    for place, layer in enumerate(model.layers):
+        twice = size.mtp and place == len(model.layers) - 1
+        if not isinstance(layer, AttentionLayer) or twice:
+            continue
+        low = scope is not None and not size.zones.is_bf16(place)
+        turned = TurnedBlock(layer.block, (model.cos, model.sin))
+        rows = torch.randn(
+            batch, size.length, size.hidden, device=model.cos.device, dtype=model.build.dtype
+        ).requires_grad_()
+        made = scope() if low and scope is not None else high_precision("a layer of the BF16 zone is captured")
+        taken[f"layers.{place}.graph"] = choice = capture_graphs([turned], [(rows,)], made)  # type: ignore[arg-type]
+        if choice.observed == "te":
+            layer.__dict__["graph"] = turned  # past nn.Module: its parameters are the block's
+    return taken

@@ -16,8 +16,7 @@ from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import loss
 from megacpp_validate.probes.fp8.loss import Ended, Job, check_runs, plan_jobs, train_side_by_side
 from megacpp_validate.probes.order import Order, Target
-from megacpp_validate.training.gate_process import train_to_file
-from megacpp_validate.training.gate_run import GateRun
+from megacpp_validate.training.gate_run import GateRun, train_to_file
 
 DOUBLE = Target("cpu", "", ("delayed", "current", "block"), "delayed")
 

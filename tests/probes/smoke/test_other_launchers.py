@@ -13,24 +13,26 @@ import pytest
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke import resume
-from megacpp_validate.probes.smoke.runs import Run, launch_elsewhere, read_plan
+from megacpp_validate.probes.smoke.runs import Run, read_plan, run_as_job
 from megacpp_validate.training.sizes import read_size
 from megacpp_validate.training.smoke.order import SmokeOrder
 from megacpp_validate.training.smoke.run import environment_of
 from megacpp_validate.training.smoke.same_bits import VARIABLES
 
 PLAN = asdict(read_plan("data=2 expert_parallel=2"))
-# Notes what it was given, and leaves the end of a run as host 0 does.
+# Notes what it was given, and leaves the end of a run as its launchers do.
 SBATCH = """#!/bin/sh
 for script; do :; done
-folder=$(dirname "$script")
+folder=$(dirname "$(dirname "$script")")
 env > "$folder/environment"
+cp "$script" "$folder/job.sh"
 cat > "$folder/run.json" <<'END'
 {"ending": "died", "culprits": [1], "words": "rank 1 died", "seconds": 1.0,
  "ranks": [{"receipt": {"rank": 0}}, {"receipt": null}]}
 END
-exit 1
+echo Submitted batch job 7
 """
+GONE = "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
 
 
 def new_bench(**settings: str) -> Bench:
@@ -70,17 +72,17 @@ def test_slurm_is_given_what_a_local_run_has(device: Any, tmp_path: Path, monkey
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     order = SmokeOrder(plan=PLAN, device=device, deterministic=device == "cuda")
-    program = tmp_path / "bin" / "sbatch"
-    program.parent.mkdir()
-    program.write_text(SBATCH)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    end = launch_elsewhere(order, tmp_path / "run", "slurm", 77.0, {"OMP_NUM_THREADS": "3"})
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", GONE), ("squeue", GONE)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    end = run_as_job(order, tmp_path / "run", 77.0, {"OMP_NUM_THREADS": "3"})
     assert end[:4] == ("died", "rank 1 died", ({"rank": 0},), (1,))
     given = dict(line.split("=", 1) for line in (tmp_path / "run/environment").read_text().splitlines() if "=" in line)
     assert given["OMP_NUM_THREADS"] == "3"
     assert {name: given[name] for name in VARIABLES if name in given} == environment_of(order)
     job = (tmp_path / "run/job.sh").read_text()
     assert ("#SBATCH --gres=gpu:2" in job) is (device == "cuda")
-    assert "--limit-s 77.0 --silent-s 77.0" in job
     assert json.loads((tmp_path / "run/order.json").read_text())["device"] == device

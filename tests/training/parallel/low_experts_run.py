@@ -23,7 +23,7 @@ def histories_on_a_rank(planted: str) -> dict[str, Any]:
     from megacpp_validate.bridge import imports as te
     from megacpp_validate.bridge.fp8_scope import te_amax_state
     from megacpp_validate.training.parallel.goodput import Ledger
-    from megacpp_validate.training.parallel.rank_start import Rank
+    from megacpp_validate.training.parallel.ranks import Rank
     from megacpp_validate.training.smoke.order import SmokeOrder
     from megacpp_validate.training.smoke.trainer import SmokeTrainer
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.norms import rms_norm
-from megacpp_validate.training.parallel.tensor_collectives import TensorBorder
+from megacpp_validate.training.parallel.tensor_layers import TensorBorder
 
 
 class Split(nn.Module):

@@ -32,13 +32,13 @@ from megacpp_validate.bridge.layer_watch import watch_layers
 from megacpp_validate.native.rope import rope_tables
 from megacpp_validate.training.first_weights import build_layer, first_weights
 from megacpp_validate.training.layers import Build
-from megacpp_validate.training.parallel.launch import Limits, launch
-from megacpp_validate.training.parallel.plan import ParallelPlan
-from megacpp_validate.training.parallel.rank_start import join_ranks
+from megacpp_validate.training.parallel.launch import launch
+from megacpp_validate.training.parallel.plan import ParallelPlan, Spread
+from megacpp_validate.training.parallel.ranks import join_ranks
 from megacpp_validate.training.parallel.replicas import reduce_split_gradients, split_parameters
 from megacpp_validate.training.parallel.tensor_weights import cut_state, plan_cuts
+from megacpp_validate.training.parallel.verdict import Limits
 from megacpp_validate.training.sizes import Size, read_size
-from megacpp_validate.training.spread import Spread
 
 MODULE: Final = "tests.training.parallel.te_tensor_ranks"
 RECIPES: Final = ("bf16", "delayed", "current", "block")

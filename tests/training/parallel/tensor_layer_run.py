@@ -21,8 +21,8 @@ from megacpp_validate.bridge.features import PRESETS
 from megacpp_validate.native.rope import rope_tables
 from megacpp_validate.training.first_weights import build_layer, first_weights
 from megacpp_validate.training.layers import Build
-from megacpp_validate.training.parallel import tensor_collectives
-from megacpp_validate.training.parallel.plan import ParallelPlan
+from megacpp_validate.training.parallel import tensor_layers
+from megacpp_validate.training.parallel.plan import ParallelPlan, Spread
 from megacpp_validate.training.parallel.replicas import reduce_split_gradients, split_parameters
 from megacpp_validate.training.parallel.tensor_layers import build_split_layer
 from megacpp_validate.training.parallel.tensor_weights import (
@@ -33,7 +33,6 @@ from megacpp_validate.training.parallel.tensor_weights import (
     share_parameters,
 )
 from megacpp_validate.training.sizes import read_size
-from megacpp_validate.training.spread import Spread
 
 SIZE = read_size("tiny", num_heads=4, num_gqa_groups=2, recurrent_heads=4, length=8, chunk=4)
 BATCH, LENGTH, SEED = 2, 8, 3
@@ -133,18 +132,18 @@ def told_of(pair: WholeAndSplit) -> dict[str, Any]:
     return told
 
 
-class LocalMean(tensor_collectives.TensorBorder):
+class LocalMean(tensor_layers.TensorBorder):
     """The planted fault: the gated norm takes this rank's mean for that of all."""
 
     def sum_inside(self, parts: Any) -> Any:
         return 2 * parts
 
 
-class ForwardMean(tensor_collectives.TensorBorder):
+class ForwardMean(tensor_layers.TensorBorder):
     """The planted fault: what the others' outputs say of this rank's part of the sum is lost."""
 
     def sum_inside(self, parts: Any) -> Any:
-        return tensor_collectives._Sum.apply(parts, self.group)
+        return tensor_layers._Sum.apply(parts, self.group)
 
 
 def joined(layer: Any, pair: WholeAndSplit) -> bool:
@@ -170,13 +169,13 @@ def wrong_slice(pair: WholeAndSplit) -> dict[str, float]:
 
 def unsummed_rows() -> dict[str, float]:
     """The planted fault: without sequence parallelism, gradients of rows are not summed where they came in."""
-    kept = tensor_collectives._Copy.backward
-    tensor_collectives._Copy.backward = staticmethod(lambda ctx, gradient: (gradient, None))  # type: ignore[method-assign]
+    kept = tensor_layers._Copy.backward
+    tensor_layers._Copy.backward = staticmethod(lambda ctx, gradient: (gradient, None))  # type: ignore[method-assign]
     try:
         pair = WholeAndSplit("R", sequence_parallel=False)
         return pair.run(pair.new())
     finally:
-        tensor_collectives._Copy.backward = kept  # type: ignore[method-assign]
+        tensor_layers._Copy.backward = kept  # type: ignore[method-assign]
 
 
 def first_bf16() -> bool:

@@ -9,9 +9,9 @@ import torch
 from torch import distributed
 
 from megacpp_validate.training.model import HybridModel
-from megacpp_validate.training.parallel.mesh import make_groups
 from megacpp_validate.training.parallel.plan import ParallelPlan
 from megacpp_validate.training.parallel.replicas import check_replicas, reduce_split_gradients, split_parameters
+from megacpp_validate.training.parallel.sharding import make_groups
 from megacpp_validate.training.parallel.tensor_weights import share_parameters
 from megacpp_validate.training.sizes import read_size
 from tests.training.parallel.tensor_layer_run import PLAIN, SLACK

@@ -10,8 +10,8 @@ import torch
 from megacpp_validate.bridge.features import PRESETS
 from megacpp_validate.training.first_weights import layer_class
 from megacpp_validate.training.layers import Build
-from megacpp_validate.training.mtp import MtpJoin
-from megacpp_validate.training.parallel.flops import block_flops, forward_flops
+from megacpp_validate.training.model import MtpJoin
+from megacpp_validate.training.parallel.goodput import block_flops, forward_flops
 from megacpp_validate.training.sizes import Size, read_size
 
 pytestmark = pytest.mark.thorough

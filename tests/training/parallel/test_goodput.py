@@ -15,18 +15,20 @@ from hypothesis import strategies as st
 from megacpp_validate.bridge.features import PRESETS
 from megacpp_validate.training.first_weights import LAYERS
 from megacpp_validate.training.layers import Build
-from megacpp_validate.training.parallel.flops import PEAK, block_flops, forward_flops, training_flops
 from megacpp_validate.training.parallel.goodput import (
     NS,
+    PEAK,
     PHASES,
     Goodput,
     Ledger,
     StepTimes,
     WrongAccount,
+    block_flops,
+    forward_flops,
     process_began_ns,
+    training_flops,
 )
-from megacpp_validate.training.pattern import LETTERS
-from megacpp_validate.training.sizes import SIZES, read_size
+from megacpp_validate.training.sizes import LETTERS, SIZES, read_size
 
 pytestmark = pytest.mark.thorough
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from megacpp_validate.training.optimizer import MasterAdamW, Schedule
-from megacpp_validate.training.parallel.gradient_sums import GradientSums
+from megacpp_validate.training.optimizer import GradientSums, MasterAdamW, Schedule
 from tests.training.parallel.gloo_ranks import on_ranks
 
 pytestmark = pytest.mark.thorough

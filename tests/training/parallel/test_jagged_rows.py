@@ -13,8 +13,7 @@ import torch
 from torch import distributed
 
 from megacpp_validate.bridge.jagged_experts import jagged_moe, sort_by_expert
-from megacpp_validate.training.parallel.jagged_exchange import JaggedExchange
-from megacpp_validate.training.parallel.jagged_rows import FusedRows, PlainRows, rows_path
+from megacpp_validate.training.parallel.jagged_exchange import FusedRows, JaggedExchange, PlainRows, rows_path
 
 pytestmark = pytest.mark.thorough
 

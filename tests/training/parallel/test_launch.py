@@ -1,169 +1,246 @@
-"""Ranks are started, watched and ended; who died or hangs is named with its last collective, and nothing is left."""
+"""torchrun's ranks are watched and ended; who died or hangs is named with its last collective, and no rank is left."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # a test runs this file's `run` in a process of its own
 from megacpp_validate.training.parallel.collective_record import read_record
-from megacpp_validate.training.parallel.launch import Limits, RunEnd, WrongLaunch, launch
-from megacpp_validate.training.parallel.rank_process import PortInUse, reserve_port
+from megacpp_validate.training.parallel.launch import Hosts, WrongLaunch, launch
+from megacpp_validate.training.parallel.verdict import Limits, RunEnd, read_end
 from tests.running_processes import processes_of
 
 pytestmark = pytest.mark.thorough
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
-ENOUGH = Limits(whole=60, silent=40)
+PATHS = os.pathsep.join([str(HERE), str(ROOT)])
+ENOUGH = Limits(whole=100, silent=60)
+Launcher = subprocess.Popen[str]
 
 
-def run(what: str, folder: Path, *, ranks: int = 2, limits: Limits = ENOUGH, port: int = 0) -> RunEnd:
-    paths = os.pathsep.join([str(HERE), str(ROOT)])
-    return launch(
-        "launched_rank", [what], ranks=ranks, folder=folder, limits=limits, port=port, environment={"PYTHONPATH": paths}
-    )
+def run(what: str, folder: Path, *, ranks: int = 2, limits: Limits = ENOUGH) -> RunEnd:
+    return launch("launched_rank", [what], ranks=ranks, folder=folder, limits=limits, environment={"PYTHONPATH": PATHS})
 
 
-def test_ranks_that_end_well_leave_receipts_and_logs(tmp_path: Path) -> None:
+def wait_for(happened: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_end_well_leave_receipts_and_logs(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "rank-5.json").write_text("{}")  # of an earlier run, with more ranks
-    end = run("gloo-fine", tmp_path)
+    end = run("fine", tmp_path, ranks=ranks)
     assert end.ending == "done", end.words
     assert end.words == ""
+    total = [float(sum(range(ranks)))] * 3
     assert [rank.receipt for rank in end.ranks] == [
-        {"rank": rank, "total": [1.0, 1.0, 1.0], "world": 2, "local": rank} for rank in range(2)
+        {"rank": rank, "total": total, "world": ranks, "local": rank} for rank in range(ranks)
     ]
-    assert [rank.log.read_text().splitlines()[-1] for rank in end.ranks] == ["total [1.0, 1.0, 1.0]"] * 2
+    assert all(f"total {total}\n" == (tmp_path / f"rank-{rank}.stdout.log").read_text() for rank in range(ranks))
     assert not (tmp_path / "rank-5.json").exists()
     record = read_record(tmp_path / "rank-0.collectives")
-    assert record.step == 1
+    assert record.step == 3
     assert [(one.operation, one.group, one.number) for one in record.collectives] == [
-        ("broadcast", (0, 1), 2),
+        ("all_reduce", tuple(range(ranks)), 2),
         ("all_reduce", (0,), 1),
     ]
     assert record.last is not None
     assert record.last.shape == "float32[3]"
 
 
-def test_a_killed_rank_is_named_and_the_others_are_not(tmp_path: Path) -> None:
-    end = run("gloo-killed", tmp_path)
-    assert (end.ending, end.culprits) == ("died", (1,)), end.words
-    assert "At fault: rank 1." in end.words
-    assert "rank 1 ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left)" in end.words
-    assert end.ranks[0].last is not None
-    assert end.ranks[0].last.operation == "broadcast"
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_killed_rank_is_named_and_the_others_are_not(tmp_path: Path, ranks: int) -> None:
+    end, last = run("leaves-child", tmp_path, ranks=ranks), ranks - 1
+    assert (end.ending, end.culprits) == ("died", (last,)), end.words
+    assert f"At fault: rank {last}." in end.words
+    group = ", ".join(map(str, range(ranks)))
+    line = f"rank {last} ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks {group} (left)"
+    assert line in end.words
     assert processes_of(tmp_path) == []
 
 
-def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
-    end = run("alone-hangs", tmp_path, limits=Limits(whole=60, silent=1))
-    assert (end.ending, end.culprits) == ("hung", (1,)), end.words
-    assert "rank 1 was ended; last collective: all_reduce float32[4] #1 of ranks 0, 1 (left)" in end.words
-    assert "no rank gave a sign of life for 1 s" in end.words
-    assert "launched_rank.py" in end.words  # where rank 1 stood
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, ranks: int) -> None:
+    end, last = run("hangs", tmp_path, ranks=ranks, limits=Limits(whole=100, silent=2)), ranks - 1
+    assert (end.ending, end.culprits) == ("hung", (last,)), end.words
+    group = ", ".join(map(str, range(ranks)))
+    assert f"rank {last} was ended; last collective: all_reduce float32[3] #1 of ranks {group} (left)" in end.words
+    assert f"rank 0 was ended; last collective: all_reduce float32[3] #2 of ranks {group} (inside)" in end.words
+    assert "no rank gave a sign of life for 2 s" in end.words
+    assert "launched_rank.py" in end.words  # where the rank stood
     assert processes_of(tmp_path) == []
+
+
+def test_a_start_that_is_slow_is_no_hang(tmp_path: Path) -> None:
+    end = run("slow-start", tmp_path, limits=Limits(whole=100, silent=1))
+    assert end.ending == "done", end.words
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "words"),
     [
-        ("alone-raises", "rank 2 ended by exit status 1; last collective: all_reduce float32[4] #1 of ranks 0, 1, 2"),
-        ("alone-raises", "(left); ValueError: a planted fault"),
-        ("alone-exits", "rank 2 ended by exit status 7"),
-        ("alone-leaves-children", "rank 2 ended by SIGKILL"),
+        ("raises", "rank 1 ended by exit status 1; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left); "
+            "ValueError: a planted fault"),
+        ("exits", "rank 1 ended by exit status 7"),
     ],
-)
-def test_who_dies_is_named_and_nothing_is_left(tmp_path: Path, what: str, said: str) -> None:
-    end = run(what, tmp_path, ranks=3, limits=Limits(20, 20, grace=0.2))
-    assert (end.ending, end.culprits) == ("died", (2,)), end.words
-    assert said in end.words
-    assert "rank 0 was ended; last collective: barrier #2 of ranks 0, 1, 2 (inside)" in end.words
-    assert end.seconds < 15
-    assert end.ranks[0].step == 3
+)  # fmt: skip
+def test_who_fails_is_named(tmp_path: Path, what: str, words: str) -> None:
+    end = run(what, tmp_path)
+    assert (end.ending, end.culprits) == ("died", (1,)), end.words
+    assert words in end.words
     assert processes_of(tmp_path) == []
 
 
 def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
-    end = run("alone-never-joins", tmp_path, limits=Limits(20, 20, joining=1.5))
+    end = run("never-joins", tmp_path, limits=Limits(100, 100, joining=12))
     assert (end.ending, end.culprits) == ("hung", (1,)), end.words
-    assert "not every rank had joined after 1.5 s" in end.words
+    assert "not every rank had joined after 12 s" in end.words
     assert processes_of(tmp_path) == []
 
 
-def test_a_run_that_moves_but_is_late_accuses_nobody(tmp_path: Path) -> None:
-    end = run("alone-slow", tmp_path, limits=Limits(1.2, 1.0))
+def test_a_run_that_moves_but_is_late_has_no_culprit(tmp_path: Path) -> None:
+    end = run("slow", tmp_path, limits=Limits(20, 19))
     assert (end.ending, end.culprits) == ("late", ()), end.words
-    assert "was not done after 1.2 s" in end.words
+    assert "was not done after 20 s" in end.words
     assert processes_of(tmp_path) == []
 
 
 def test_a_rank_without_a_receipt_is_no_success(tmp_path: Path) -> None:
-    end = run("alone-forgets", tmp_path)
+    end = run("forgets", tmp_path)
     assert (end.ending, end.culprits) == ("no-receipt", (1,))
     assert "rank 1 ended well and left no receipt" in end.words
-
-
-def test_a_port_in_use_is_told_before_a_rank_starts(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(PortInUse, match=f"port {port} of 127.0.0.1 cannot be had.*pass port 0"):
-            run("alone-fine", tmp_path, port=port)
-    assert list(tmp_path.iterdir()) == []
-    with reserve_port(port) as again:
-        assert again.getsockname()[1] == port
 
 
 @pytest.mark.parametrize(("ranks", "limits"), [(0, ENOUGH), (1, Limits(1, 2)), (1, Limits(1, 0))])
 def test_what_cannot_be_launched_is_refused(tmp_path: Path, ranks: int, limits: Limits) -> None:
     with pytest.raises(WrongLaunch):
-        run("alone-fine", tmp_path, ranks=ranks, limits=limits)
+        run("fine", tmp_path, ranks=ranks, limits=limits)
 
 
-def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["launcher", "agent"])
+def test_ranks_end_with_what_started_them(tmp_path: Path, victim: str) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[1:3]; from pathlib import Path; from test_launch import run; "
-        "run('alone-waits', Path(sys.argv[3]))"
+        "run('hangs', Path(sys.argv[3]))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", script, str(HERE), str(ROOT), str(tmp_path)])
-    records = [tmp_path / f"rank-{rank}.collectives" for rank in range(2)]
-    wait_for(lambda: all((one := read_record(path).last) and one.state == "inside" for path in records))
-    assert len(processes_of(tmp_path)) == 2 * (2 + 2)  # a rank, its guard, its children
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
+    wait_for(lambda: all(read_record(tmp_path / f"rank-{rank}.collectives").step == 3 for rank in range(2)))
+    ranks = {read_record(tmp_path / f"rank-{rank}.collectives").pid for rank in range(2)}
+    (agent,) = set(processes_of(tmp_path)) - ranks
+    os.kill(launcher.pid if victim == "launcher" else agent, signal.SIGKILL)
+    wait_for(lambda: processes_of(tmp_path) == [])
+    launcher.wait(60)
+
+
+# --- two hosts: two launchers on this machine
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def start(folder: Path, port: int, what: str, *options: str, ranks: int = 1, hosts: int = 2) -> Launcher:
+    words = [sys.executable, "-m", "megacpp_validate.training.parallel", "--nnodes", str(hosts)]
+    words += ["--nproc-per-node", str(ranks), "--folder", str(folder), "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    given = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    given["PYTHONPATH"] = PATHS
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    return subprocess.Popen([*words, *options, "launched_rank", what], env=given, text=True, **pipes)
+
+
+def finish(*launchers: Launcher) -> tuple[list[int], list[str]]:
+    words = [launcher.communicate(timeout=100)[1] for launcher in launchers]
+    return [launcher.returncode for launcher in launchers], words
+
+
+def run_two(folder: Path, what: str, *options: str, ranks: int = 1) -> tuple[list[int], list[str]]:
+    port = free_port()
+    return finish(*[start(folder, port, what, *options, ranks=ranks) for _ in range(2)])
+
+
+def test_two_hosts_reduce_together_and_receipts_are_gathered(tmp_path: Path) -> None:
+    codes, words = run_two(tmp_path, "fine", ranks=2)
+    assert codes == [0, 0], words
+    end = read_end(tmp_path)
+    assert end is not None
+    assert [rank["receipt"] for rank in end["ranks"]] == [
+        {"rank": rank, "total": [6.0] * 3, "world": 4, "local": rank % 2} for rank in range(4)
+    ]
+    assert len(list(tmp_path.glob("host-*.json"))) == 2
+    assert processes_of(tmp_path) == []
+    codes, words = run_two(tmp_path, "fine")
+    assert codes == [2, 2]
+    assert all("holds the end of a run" in one for one in words), words
+
+
+def test_a_rank_killed_on_one_host_is_named_by_both(tmp_path: Path) -> None:
+    codes, words = run_two(tmp_path, "killed")
+    assert codes == [1, 1]
+    for one in words:
+        assert "At fault: rank 1." in one
+        assert "rank 1 ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left)" in one
+    assert processes_of(tmp_path) == []
+
+
+def test_a_rank_that_hangs_on_one_host_is_named_with_its_stack(tmp_path: Path) -> None:
+    codes, words = run_two(tmp_path, "hangs", "--silent-s", "3")
+    assert codes == [1, 1]
+    for one in words:
+        assert "no rank gave a sign of life for" in one
+        assert "At fault: rank 1." in one
+        assert "launched_rank.py" in one
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_host_that_is_lost_or_stopped_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    port = free_port()
+    launchers = [start(tmp_path, port, "hangs") for _ in range(2)]
+    records = [tmp_path / f"rank-{rank}.collectives" for rank in (0, 1)]
+    wait_for(lambda: all(read_record(path).step == 3 for path in records))
+    name, pid = read_record(records[1]).host, int(read_record(records[1]).host.rpartition("-")[2])
+    os.kill(pid, number)
+    codes, words = finish(*launchers)
+    ended = dict(zip([launcher.pid for launcher in launchers], zip(codes, words, strict=True), strict=True))
+    code, text = next(value for other, value in ended.items() if other != pid)
+    assert code == 1
+    if number == signal.SIGKILL:
+        assert f"1 of 2 host(s) left no report ({name})" in text
+        assert "At fault: rank 1." in text
+    else:
+        assert "the launcher was asked to end (SIGTERM or SIGINT)" in text
+        assert ended[pid][0] == 1
     wait_for(lambda: processes_of(tmp_path) == [])
 
 
-def test_a_rank_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MEGACPP_RUN_FOLDER": str(tmp_path)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT)])
-    module = "megacpp_validate.training.parallel.rank_start"
-    guard = subprocess.Popen([sys.executable, "-m", module, "launched_rank", "alone-hangs"], env=environment)
-    wait_for(lambda: len(processes_of(tmp_path)) == 2)
-    wait_for((tmp_path / "rank-0.collectives").exists)
-    guard.kill()
-    guard.wait()
-    wait_for(lambda: processes_of(tmp_path) == [])
+def test_a_host_that_never_comes_is_reported_before_a_rank_starts(tmp_path: Path) -> None:
+    (launcher,) = [start(tmp_path, free_port(), "fine", "--joining-s", "3")]
+    codes, words = finish(launcher)
+    assert codes == [6], words
+    assert "torchrun started no rank" in words[0]
+    assert "not all 2 host(s) reached the rendezvous" in words[0]
+    assert not list(tmp_path.glob("rank-*"))
 
 
-def test_nothing_starts_for_a_launcher_that_is_gone(tmp_path: Path) -> None:
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MEGACPP_LAUNCHER_PID": "1"}
-    module = "megacpp_validate.training.parallel.rank_start"
-    done = subprocess.run(
-        [sys.executable, "-m", module, "launched_rank"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (1, "the launcher is gone\n")
-
-
-def wait_for(happened) -> None:  # type: ignore[no-untyped-def]
-    until = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+def test_ends_of_another_run_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "host-other-1.json").write_text(json.dumps({"run": "earlier", "ending": "died", "codes": {}}))
+    port, hosts = free_port(), Hosts(2, "127.0.0.1:1", "earlier")
+    with pytest.raises(WrongLaunch, match=r"host\(s\)|holds the end of a run 'earlier'"):
+        launch("launched_rank", ["fine"], ranks=1, folder=tmp_path, limits=ENOUGH, hosts=hosts)
+    codes, words = finish(*[start(tmp_path, port, "fine", "--rdzv-id", "later") for _ in range(2)])
+    assert codes == [0, 0], words

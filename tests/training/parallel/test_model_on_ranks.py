@@ -11,15 +11,13 @@ from torch import distributed
 from megacpp_validate.bridge.features import PRESETS
 from megacpp_validate.native.router import load_balancing_loss
 from megacpp_validate.training import expert_layer
-from megacpp_validate.training.forms import Forms
 from megacpp_validate.training.language import Language
 from megacpp_validate.training.layers import Build
 from megacpp_validate.training.model import HybridModel
-from megacpp_validate.training.parallel.plan import ParallelPlan
+from megacpp_validate.training.parallel.plan import ALONE, ParallelPlan, Spread
 from megacpp_validate.training.parallel.replicas import split_parameters
 from megacpp_validate.training.parallel.token_counts import check_conservation
-from megacpp_validate.training.sizes import Size, read_size
-from megacpp_validate.training.spread import ALONE, Spread
+from megacpp_validate.training.sizes import Forms, Size, read_size
 from tests.training.parallel.gloo_ranks import on_ranks
 
 pytestmark = pytest.mark.thorough

@@ -12,7 +12,7 @@ from megacpp_validate.bridge.block_weights import BlockShape, shard_native_state
 from megacpp_validate.bridge.errors import WeightMismatch
 from megacpp_validate.training.errors import WrongSize
 from megacpp_validate.training.first_weights import build_layer, first_weights
-from megacpp_validate.training.parallel.plan import ParallelPlan
+from megacpp_validate.training.parallel.plan import ParallelPlan, Spread
 from megacpp_validate.training.parallel.tensor_weights import (
     cut_state,
     join_states,
@@ -20,7 +20,6 @@ from megacpp_validate.training.parallel.tensor_weights import (
     plan_cuts,
     share_parameters,
 )
-from megacpp_validate.training.spread import Spread
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.parallel.tensor_layer_run import PLAIN, SIZE, everything_on_a_rank
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import distributed
 
+from megacpp_validate.training.optimizer import local_part
 from megacpp_validate.training.parallel.goodput import Ledger
-from megacpp_validate.training.parallel.gradient_sums import local_part
-from megacpp_validate.training.parallel.rank_start import Rank
+from megacpp_validate.training.parallel.ranks import Rank
+from megacpp_validate.training.smoke.faults import refuse_fault
 from megacpp_validate.training.smoke.order import SmokeOrder
 from megacpp_validate.training.smoke.trainer import SmokeTrainer
 
@@ -29,6 +30,7 @@ def order_of(**given: Any) -> SmokeOrder:
     """Of `tiny`, in fp64, a few steps."""
     order = SmokeOrder(**{"precision": "fp64", "steps": 3, "changes": CHANGES, "features": {"preset": "off"}, **given})
     order.refuse()
+    refuse_fault(order)
     return order
 
 

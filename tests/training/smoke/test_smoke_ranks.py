@@ -12,9 +12,8 @@ import pytest
 from torch import distributed
 
 from megacpp_validate.training.errors import TrainingError
-from megacpp_validate.training.parallel.checkpoint import CheckpointNotSaved
-from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint
-from megacpp_validate.training.parallel.gradient_sums import GradientSums
+from megacpp_validate.training.optimizer import GradientSums
+from megacpp_validate.training.parallel.checkpoint import CheckpointNotSaved, WrongCheckpoint
 from megacpp_validate.training.parallel.plan import WrongPlan
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.smoke.smoke_train import (

@@ -14,8 +14,8 @@ import torch
 from megacpp_validate.jit import compiles
 from megacpp_validate.jit.compiles import saw
 from megacpp_validate.training.smoke import trainer as trainer_module
-from megacpp_validate.training.smoke.receipt import make_receipt
-from megacpp_validate.training.smoke.waits import WARM
+from megacpp_validate.training.smoke.rank import make_receipt
+from megacpp_validate.training.smoke.trainer import WARM
 from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_weights, train
 
 

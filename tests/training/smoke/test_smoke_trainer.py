@@ -14,16 +14,14 @@ import torch
 from torch import nn
 
 from megacpp_validate.training.errors import WrongSize
-from megacpp_validate.training.optimizer import MasterAdamW, Schedule
-from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint
-from megacpp_validate.training.parallel.gradient_sums import GradientSums
-from megacpp_validate.training.parallel.plan import ParallelPlan
+from megacpp_validate.training.optimizer import GradientSums, MasterAdamW, Schedule
+from megacpp_validate.training.parallel.checkpoint import WrongCheckpoint
+from megacpp_validate.training.parallel.plan import ParallelPlan, Spread
 from megacpp_validate.training.parallel.sharding import Sharded
 from megacpp_validate.training.parallel.token_counts import TokensNotConserved
-from megacpp_validate.training.smoke.receipt import make_receipt
+from megacpp_validate.training.smoke.rank import make_receipt
 from megacpp_validate.training.smoke.saved import state_of
 from megacpp_validate.training.smoke.trainer import NotFinite
-from megacpp_validate.training.spread import Spread
 from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_weights, train
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from megacpp_validate.training.parallel.goodput import NS, Ledger
-from megacpp_validate.training.smoke.receipt import _account
-from megacpp_validate.training.smoke.waits import StepWaits, length, measure_waits, merge
+from megacpp_validate.training.smoke.rank import _account
+from megacpp_validate.training.smoke.trainer import StepWaits, length, measure_waits, merge
 
 
 def test_intervals_are_merged() -> None:
