@@ -148,7 +148,9 @@ class Calls(Expressions):
 
     def _call_function(self, callee: Function, call: Call) -> Values:
         bound = self._bind_arguments(callee, call)
-        if self._minds_version(callee) and len(self._reading) < _DEEPEST and self._steps < _STEPS:
+        made = [one for one in self._returns.get(callee.node, ()) if isinstance(one, Vendor)]
+        by_argument = len(made) > 1 and any(isinstance(one, Const) for values in bound.values() for one in values)
+        if (by_argument or self._minds_version(callee)) and len(self._reading) < _DEEPEST and self._steps < _STEPS:
             return forked(self._read_again(callee, bound))
         known = self._parameters.setdefault(callee.node, {})
         for name, values in bound.items():

@@ -28,7 +28,7 @@ from .interpret import Interpreter
 from .literal_fields import compare_literals
 from .project import Source, SourceUnreadable
 from .reach import constant_in
-from .release import Absent, Found, Release
+from .release import BINARY, Absent, Found, Release
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
     Shape,
@@ -219,6 +219,8 @@ class _Comparison:
         before, after = self._before[use.accessor], self._after[use.accessor]
         if before is None:
             return
+        if after is not None and after.found is None and before.found is not None and self._left_binary(before):
+            after = None
         if after is None:
             if use.optional and (use.module, use.function) in self.renewed:
                 return
@@ -247,6 +249,12 @@ class _Comparison:
                     if isinstance(after.found.obj, griffe.Class):
                         yield self._at_objects(change, before.found.obj, after.found.obj)
 
+    def _left_binary(self, before: Resolved) -> bool:
+        """Whether a name that the package defined itself is now at best one of its binary, which it does not use."""
+        holder = self.new.module(before.symbol.module)
+        is_binary = holder is not None and f"{BINARY}/*" in holder.members
+        return is_binary and before.symbol.name not in self.new.names_of_binary()
+
     def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
         one, other = before.obj, after.obj
         if isinstance(one, griffe.Function) and isinstance(other, griffe.Class):
@@ -262,9 +270,7 @@ class _Comparison:
         place = moved or renamed
         after = None
         if place:
-            owner, _, name = place.rpartition(".")
-            found = self.new.lookup(owner, name)
-            after = self.new.where(found.obj) if isinstance(found, Found) else None
+            after = self.new.where_named(*place.rpartition(".")[::2])
         where = self.old.where(before.found.obj) if before.found else None
         return Change(
             kind,
@@ -301,7 +307,7 @@ class _Comparison:
         first, second = self._runs(first), self._runs(second)
         if first is None or second is None:
             return
-        for change in compare_bodies(self.old, self.new, first, second, given, use):
+        for change in compare_bodies(self.old, self.new, first, second, given, bind(one, use).given, use):
             yield self._at(change, before, after)
         for change in compare_deprecations(self.old, self.new, first, second, given):
             yield self._at(change, before, after)

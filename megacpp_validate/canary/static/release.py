@@ -35,6 +35,8 @@ from .syntax_nodes import ParsedFiles, statements_below
 
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
 
+BINARY = "transformer_engine_torch"
+_OF_BINARY = re.compile(r"\b(?:tex|transformer_engine_torch)\.(\w+)")
 _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
 
 logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
@@ -156,6 +158,15 @@ class Release:
         """The file, relative to the wheel's root, and the line of a definition."""
         return SourceLine(file=str(obj.filepath), line=max(obj.lineno or 0, 0))
 
+    def where_named(self, module: str, name: str) -> SourceLine | None:
+        """The file and the line where a module defines or imports a name."""
+        holder = self.module(module)
+        member = holder.members.get(name) if holder is not None else None
+        if isinstance(member, griffe.Alias) and holder is not None:
+            return SourceLine(file=str(holder.filepath), line=max(member.alias_lineno or 0, 0))
+        found = self.lookup(module, name)
+        return self.where(found.obj) if isinstance(found, Found) else None
+
     def node_of(self, obj: griffe.Object) -> ast.AST | None:
         """The syntax tree of a definition; None where griffe made it up (a synthesised constructor)."""
         return self._definitions(str(obj.filepath)).get((obj.name, obj.lineno or 0))
@@ -247,6 +258,8 @@ class Release:
             return self._lookup_in_class(module, name, seen)
         member = holder.members.get(name)
         lost = name in self._deleted(holder)
+        if member is None and not lost and self._takes_binary_names(holder):
+            return Opaque(f"{holder.path} takes every name of the binary {BINARY}")
         if member is None or lost or (isinstance(member, griffe.Alias) and not member.runtime):
             # not there, no longer there, or under TYPE_CHECKING only
             return self._lookup_lazy(holder, name, seen)
@@ -258,6 +271,18 @@ class Release:
         if isinstance(member, griffe.Attribute):
             return self._lookup_assigned(holder, member, seen)
         return Found(member)
+
+    def _takes_binary_names(self, module: griffe.Module) -> bool:
+        """Whether a module has `from transformer_engine_torch import *`: what that binary holds is not in a wheel."""
+        return f"{BINARY}/*" in module.members
+
+    def names_of_binary(self) -> frozenset[str]:
+        """Names that the package's own Python takes from the binary: it surely has those."""
+        if "names of the binary" not in self.memory:
+            texts = (self.text(file) for file in self.files() if BINARY in self.text(file))
+            self.memory["names of the binary"] = frozenset(n for text in texts for n in _OF_BINARY.findall(text))
+        found: frozenset[str] = self.memory["names of the binary"]
+        return found
 
     def _deleted(self, module: griffe.Module) -> set[str]:
         """Names that a module deletes again when it is run, and does not bind anew behind that."""
