@@ -119,18 +119,22 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             parts = [ast.Compare(one, [op], [other]) for one, op, other in pairs]
             return _evaluate(ast.BoolOp(ast.And(), parts), values, never_none)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-            try:
-                one, other = _constant(left, values), _constant(right, values)
-                if isinstance(one, Member) is not isinstance(other, Member):
-                    return None  # a member may be a text, too
-                return bool(_OPERATORS[type(op)](one, other))
-            except (Unknowable, TypeError):
-                return None
+            return _compares(left, op, right, values)
     try:
         value = _constant(node, values)
     except Unknowable:
         return None
     return None if isinstance(value, Member) else bool(value)
+
+
+def _compares(left: ast.expr, op: ast.cmpop, right: ast.expr, values: Mapping[str, object]) -> bool | None:
+    try:
+        one, other = _constant(left, values), _constant(right, values)
+        if isinstance(one, Member) is not isinstance(other, Member):
+            return None  # a member may be a text, too
+        return bool(_OPERATORS[type(op)](one, other))
+    except (Unknowable, TypeError):
+        return None
 
 
 def _is_instance(value: object, kinds: ast.expr) -> bool | None:

@@ -69,7 +69,7 @@ def compare_guards(
         concerned = view.concerned_by(about) or (view.concerned_by(own, passed=True) if reached.through else set())
         if fires is False or not (concerned or (fires and not reached.through)):
             continue
-        narrowed = any(_lost_values(own, old_view.own_tests_of(one), given) for one in on_the_way)
+        narrowed = any(_lost_values(own[-1:], old_view.own_tests_of(one)[-1:], given) for one in on_the_way)
         if not narrowed and any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
             continue
         if any(_asks_for(test, view.far, new_features) for test in tests):
@@ -107,7 +107,7 @@ def _told(reached: Reached, parameters: set[str], *, certain: bool) -> Change:
         parameter=", ".join(sorted(parameters)),
         after=SourceLine(file=reached.file, line=guard.line),
         new=f"{guard.exception or guard.kind} if {guard.said or 'it is called'}",
-        suggestion=guard.message[:200],
+        suggestion=(guard.message or reached.message)[:400],
     )
 
 

@@ -28,6 +28,7 @@ class Reached:
         own: those of its tests that stand in the function that holds it; the others lead to the call of that function.
         through: the function that it stands in, where that is another one.
         called_at: the line of the call through which it is reached; 0 where there is none.
+        message: what a function gives that makes the text of what is raised.
     """
 
     guard: bodies.Guard
@@ -35,6 +36,7 @@ class Reached:
     own: tuple[bodies.Test, ...]
     through: str = ""
     called_at: int = 0
+    message: str = ""
 
 
 def guards_reached(
@@ -57,9 +59,12 @@ def guards_reached(
 def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, depth: int) -> Iterator[Reached]:
     file = str(function.filepath)
     constants = _Constants(release, function.module)
+    called = {id(call): callee for call, callee, _ in callees(release, function, node)}
     for guard in bodies.guards(node):
         tests = _rewritten(constants, guard.tests)
-        yield Reached(bodies.Guard(guard.kind, guard.node, tests), file, tests)
+        given = [called[id(n)] for n in walk(guard.node) if id(n) in called]
+        texts = [bodies.text_of(s) for callee in given for s in callee.body if isinstance(s, ast.Return)]
+        yield Reached(bodies.Guard(guard.kind, guard.node, tests), file, tests, message=" ".join(texts))
     if depth == 0:
         return
     before_calls = bodies.tests_before_calls(node)
@@ -73,7 +78,7 @@ def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, d
             tests = _rewritten(renamed, deeper.guard.tests)
             guard = bodies.Guard(deeper.guard.kind, deeper.guard.node, (*leading, *tests))
             own = tests[len(tests) - len(deeper.own) :]
-            yield Reached(guard, deeper.file, own, callee.name, call.lineno)
+            yield Reached(guard, deeper.file, own, callee.name, call.lineno, deeper.message)
 
 
 def _rewritten(names: ast.NodeTransformer, tests: tuple[bodies.Test, ...]) -> tuple[bodies.Test, ...]:

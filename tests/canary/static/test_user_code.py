@@ -1,0 +1,99 @@
+"""Files as users of Transformer Engine write them, judged between real releases whose two sources were read first.
+
+A row is a file, a pair of releases, and everything that is said: "line kind [parameter] impact". What importing any of
+the releases asks for (`import-requirement-added`) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import pytest
+
+from megacpp_validate.canary.static.findings import ChangeKind, Impact
+from megacpp_validate.canary.static.project import Project, Source
+from megacpp_validate.canary.static.release import Release
+from megacpp_validate.canary.static.sweep import run_pair
+
+TENSORS = """
+    from transformer_engine.pytorch.tensor.float8_tensor import Float8Tensor
+    from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockwiseQTensor
+    def old_style(data, meta):
+        return Float8Tensor(data=data, fp8_meta=meta, fp8_scale_inv=data, fp8_dtype=1)
+    def blocks(data, s):
+        return Float8BlockwiseQTensor(
+            shape=data.shape, dtype=data.dtype, rowwise_data=data, rowwise_scale_inv=s, columnwise_data=None,
+            columnwise_scale_inv=None, fp8_dtype=1, is_2D_scaled=True, quantizer=None, data_format=1)
+"""
+PERMUTE = """
+    import transformer_engine.pytorch as te
+    def by_index(x, idx):
+        return te.moe_permute(x, idx)
+    def by_mask(x, routing_map):
+        return te.moe_permute(x, routing_map, map_type="mask")
+"""
+RESUME = """
+    import torch
+    from transformer_engine.pytorch import fp8_autocast
+    def resume(model, optimizer, path):
+        state = torch.load(path)
+        optimizer.load_state_dict(state["optimizer"])
+        model.load_state_dict(state["model"])
+    def layer_by_layer(model, states):
+        for name, layer in model.named_modules():
+            layer.set_extra_state(states[name])
+"""
+BF16 = """
+    import transformer_engine.pytorch as te
+    def resume(path, state):
+        layer = te.Linear(8, 8)
+        layer.load_state_dict(state)
+"""
+EXTENSIONS = """
+    from transformer_engine.pytorch.cpp_extensions import fp8_gemm
+    from transformer_engine.pytorch.cpp_extensions import bgrad_of_the_binary
+"""
+READING = """
+    import transformer_engine.pytorch as te
+    def scale(layer):
+        te.Linear(8, 8)
+        return getattr(te.Linear, "no_such_thing", None), getattr(layer, "other", 1)
+"""
+
+
+class Row(NamedTuple):
+    """A file, a pair of releases, and what is said."""
+
+    name: str
+    code: str
+    pair: tuple[str, str]
+    said: set[str]
+
+
+ROWS = [
+    Row("constructor-through-a-mixin", TENSORS, ("1.13.0", "2.1.0"), {
+        "5 parameter-removed fp8_meta breaking"}),
+    Row("data-format", TENSORS, ("2.11.0", "2.12.0"), {"7 parameter-removed data_format breaking"}),
+    Row("index-read-as-a-mask", PERMUTE, ("1.13.0", "2.1.0"), {"4 parameter-renamed indices risk"}),
+    Row("state-of-delayed-scaling", RESUME, ("2.16.0", "2.16.1"), {
+        "7 guard-added state risk", "10 guard-added state risk"}),
+    Row("state-without-fp8", BF16, ("2.16.0", "2.16.1"), set()),
+    Row("names-of-the-binary", EXTENSIONS, ("1.13.0", "2.1.0"), {"2 removed breaking"}),
+    Row("getattr-with-a-default", READING, ("2.12.0", "2.17.1"), set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_what_is_said_of_a_users_file(row: Row, release_of: Callable[[str], Release], tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(dedent(row.code))
+    old, new = map(release_of, row.pair)
+    result = run_pair(old, new, Source(Project([tmp_path])), tool="test")
+    left_out = {ChangeKind.IMPORT_REQUIREMENT_ADDED}
+    said = {
+        " ".join(filter(None, (str(site.line), f.kind, f.parameter, f.impact)))
+        for f in result.findings if f.impact is not Impact.HARMLESS and f.kind not in left_out for site in f.call_sites
+    }  # fmt: skip
+    assert said == row.said
