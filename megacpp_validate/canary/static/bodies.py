@@ -209,6 +209,11 @@ def _guard(part: ast.AST, tests: tuple[Test, ...]) -> Guard | None:
     return None
 
 
+def returns_reached(node: ast.FunctionDef) -> list[tuple[ast.Return, tuple[Test, ...]]]:
+    """A function's own `return` statements, each with the tests that lead to it."""
+    return [(part, tests) for part, tests in _reached_in(node.body, ()) if isinstance(part, ast.Return)]
+
+
 @once_per_node
 def tests_before_calls(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[int, tuple[Test, ...]]:
     """`id` of each call in a function's own body -> the tests that lead to the statement it stands in."""

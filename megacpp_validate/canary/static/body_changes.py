@@ -54,7 +54,7 @@ def compare_bodies(
         first, second = (f.parent.members.get(name) if f.parent is not None else None for f in (before, after))
         if isinstance(first, griffe.Function) and isinstance(second, griffe.Function):
             yield from compare_body_names(old, new, first, second)
-    yield from compare_returns(old, new, before, after, use)
+    yield from compare_returns(old, new, before, after, use, given)
 
 
 def compare_deprecations(

@@ -24,6 +24,9 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
     ast.In: lambda one, group: one in group,  # type: ignore[operator]
     ast.NotIn: lambda one, group: one not in group,  # type: ignore[operator]
 }
+_ARITHMETIC: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+}  # fmt: skip
 _MOST_COMBINATIONS = 64
 # Of every target: there is no Transformer Engine for any other system.
 _TARGET: Final[dict[str, object]] = {"sys.platform": "linux", "os.name": "posix", "platform.system()": "Linux"}
@@ -165,6 +168,10 @@ def _constant(node: ast.expr, values: Mapping[str, object]) -> object:
         return Member(node.value.id, node.attr)
     if ast.unparse(node) in _TARGET:
         return _TARGET[ast.unparse(node)]
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        one, other = _constant(node.left, values), _constant(node.right, values)
+        if isinstance(one, int | float) and isinstance(other, int | float):
+            return _ARITHMETIC[type(node.op)](one, other)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError) as fault:

@@ -198,6 +198,13 @@ def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> 
             return not hasattr(builtins, kind) and not any(
                 kind in module.members for module in (function.module, *old.modules())
             )
+        case bodies.Test(ast.UnaryOp(op=ast.Not(), operand=operand), wanted=wanted):
+            return _is_new_kind(bodies.Test(operand, not wanted), old, function)
+        case bodies.Test(ast.Call(func=ast.Name(id=name), args=[_, *_]), wanted=True) if "is_" in name:
+            kind = name.partition("is_")[2]  # `_is_nvfp4_row_scaled_tensor(a)`
+            return not any(kind in old.text(file) for file in old.files())
+        case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=False):
+            return all(_is_new_kind(bodies.Test(value, False), old, function) for value in values)
         case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=True):
             return any(_is_new_kind(bodies.Test(value, True), old, function) for value in values)
     return False

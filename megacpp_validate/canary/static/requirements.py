@@ -25,7 +25,8 @@ def _stands_on(row: str, fit: Fit, surface: Surface) -> bool:
         return True
     if row in USES:  # of the bridge, and not named by the row of the matrix
         return False
-    entries = {entry for module in fit.breaks for entry in USES.get(module, ())}
+    works = {entry for module, used in USES.items() if module not in fit.breaks for entry in used}
+    entries = {entry for module in fit.breaks for entry in USES.get(module, ())} - works
     return any(not entries.isdisjoint(entries_of_symbol(use.accessor)) for use in surface.uses if use.module == row)
 
 
