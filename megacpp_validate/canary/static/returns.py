@@ -44,7 +44,8 @@ def compare_returns(
     never = _never_given(new, after, given)
     one, other = set(returned(old, before)), set(returned(new, after))
     wanted = use.unpack or 1
-    lengths = {r.length for r in other} - never
+    lengths = {r.length for r in other}
+    lengths -= never if lengths - {wanted, None} <= never and lengths - never else set()
     where = SourceLine(file=str(after.filepath), line=after.lineno or 1)
     wrong, before_all = lengths - {wanted, None}, {r.length for r in one}
     if wrong and (before_all == {wanted} or (lengths == wrong and _may_have_given(wanted, before_all, before))):
