@@ -1,4 +1,4 @@
-"""Files as users of Transformer Engine write them, judged between real releases whose two sources were read first.
+"""Files as users of Transformer Engine write them, judged between real releases: what the tier said, mostly recorded.
 
 A row is a file, a pair of releases, and everything that is said: "line kind [parameter] impact". What importing any of
 the releases asks for (`import-requirement-added`) is left out.
