@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from ..catalog.bridge import Catalog
 from ..catalog.images import Images, read_images
 from ..catalog.needs import Needs, read_needs
-from ..environments.fits import Fit, FitVerdict, Stack, judge_stack
+from ..environments.fits import Fit, FitVerdict, Stack, judge_stack, read_version
 from ..environments.given import Given, read_given
 from ..errors import WrongArguments
 
@@ -43,10 +45,18 @@ class Requirements:
         return self.given.shown
 
     def find_new(self, old: str, new: str) -> tuple[Fit, ...]:
-        """Requirements that NEW has and OLD had not, compared with the environment, worst first."""
+        """Requirements that NEW has and OLD had not, compared with the environment, worst first.
+
+        The rows were made from the releases of the matrix. Whether an older OLD had a requirement of the first of them
+        is unknown, so that such a requirement is no new one; what the environment does not meet is listed all the same.
+        """
         before = {fit.need for fit in self._judge(self.given.with_release(old))}
-        after = self._judge(self.given.with_release(new))
-        return tuple(_name_option(fit) for fit in after if fit.need not in before)
+        first = min(self._releases, key=Version)
+        is_older = (version := read_version(old)) is not None and version < Version(first)
+        of_first = {fit.need for fit in self._judge(self.given.with_release(first))} if is_older else set()
+        after = [fit for fit in self._judge(self.given.with_release(new)) if fit.need not in before]
+        kept = (fit for fit in after if fit.need not in of_first or fit.verdict is FitVerdict.REFUSED)
+        return tuple(map(_name_option, kept))
 
     def _judge(self, stack: Stack) -> tuple[Fit, ...]:
         return judge_stack(stack, self._needs, self._ranges, self._releases).fits

@@ -18,6 +18,7 @@ from packaging.version import Version
 from pydantic import Field, ValidationError
 
 from ..catalog.bridge import Catalog, matrix_folder
+from ..catalog.file import PACKAGE_ROOT
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
@@ -160,6 +161,7 @@ def _run_canary(old: str, new: str, matrix: Path) -> tuple[UpgradeResult | None,
     with tempfile.TemporaryDirectory(prefix="megacpp-te-watch-") as scratch:
         file = Path(scratch, "result.json")
         command = [sys.executable, "-m", "megacpp_validate.cli", "te-canary", old, new, "--tiers", TIERS]
+        command += ["--source", str(PACKAGE_ROOT / "bridge")]  # else a project in the current folder is judged
         command += ["--format", "json", "--output", str(file), "--matrix", str(matrix.absolute())]
         ended = run_command(
             command, limit_s=_LIMIT_S, variables={**os.environ, "TMPDIR": scratch}

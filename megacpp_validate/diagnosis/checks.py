@@ -116,6 +116,15 @@ SHARED_PARTS: Final = (
 )  # fmt: skip
 
 
+def entries_of_symbol(path: str) -> frozenset[str]:
+    """Accessors that a dotted name of Transformer Engine stands for; a layer of several parts stands for each part."""
+    name = path.rpartition(".")[2]
+    if name in ("TransformerLayer", "MultiheadAttention"):
+        return frozenset((*USES[BLOCK], _NAMES.get(name, BLOCK)))
+    files = (entries for pattern, entries in _FILES if re.search(pattern, f"{path.replace('.', '/')}.py"))
+    return frozenset({_NAMES[name]} if name in _NAMES else set().union(*files))
+
+
 def entries_of_check(probe: str, check: Check) -> frozenset[str] | None:
     """Accessors that a check can be about; None where it can be any that its module uses."""
     words = check.name.split(".")

@@ -66,7 +66,9 @@ def given_to_super(node: ast.AST | None, positionals: list[str]) -> set[str]:
     given: set[str] = set()
     for found in walk(node) if node is not None else ():
         if isinstance(found, ast.Call) and ast.unparse(found.func).startswith("super()."):
-            given |= set(positionals[: len([a for a in found.args if not isinstance(a, ast.Starred)])])
+            plain = [a for a in found.args if not isinstance(a, ast.Starred)]
+            plain = plain[1:] if ast.unparse(found.func) == "super().__new__" else plain  # the class itself
+            given |= set(positionals[: len(plain)])
             given |= {keyword.arg for keyword in found.keywords if keyword.arg}
     return given
 
@@ -188,39 +190,66 @@ def guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Guard]:
 
 @once_per_node
 def _guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[Guard, ...]:
-    return tuple(_guards_in(node.body, ()))
+    return tuple(guards_of(node.body))
 
 
 def guards_of(body: list[ast.stmt]) -> list[Guard]:
     """Every guard in a list of statements."""
-    return list(_guards_in(body, ()))
+    return [guard for part, tests in _reached_in(body, ()) if (guard := _guard(part, tests)) is not None]
 
 
-def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]:
+def _guard(part: ast.AST, tests: tuple[Test, ...]) -> Guard | None:
+    match part:
+        case ast.Raise():
+            return Guard("raise", part, tests)
+        case ast.Assert(test=test):
+            return Guard("assert", part, (*tests, _test(test, False)))
+        case ast.Expr(value=ast.Call(func=func)) if re.search(r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)):
+            return Guard("warn", part, tests)
+    return None
+
+
+def returns_reached(node: ast.FunctionDef) -> list[tuple[ast.Return, tuple[Test, ...]]]:
+    """A function's own `return` statements, each with the tests that lead to it."""
+    return [(part, tests) for part, tests in _reached_in(node.body, ()) if isinstance(part, ast.Return)]
+
+
+@once_per_node
+def tests_before_calls(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[int, tuple[Test, ...]]:
+    """`id` of each call in a function's own body -> the tests that lead to the statement it stands in."""
+    parts = _reached_in(node.body, ())
+    return {id(call): tests for part, tests in parts for call in walk(part) if isinstance(call, ast.Call)}
+
+
+def _reached_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[tuple[ast.AST, tuple[Test, ...]]]:
+    """Statements without a body of their own and heads of the others, each with the tests that lead to it."""
     for statement in body:
         match statement:
-            case ast.Raise():
-                yield Guard("raise", statement, tests)
-            case ast.Assert(test=test):
-                yield Guard("assert", statement, (*tests, _test(test, False)))
-            case ast.Expr(value=ast.Call(func=func)) if re.search(r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)):
-                yield Guard("warn", statement, tests)
             case ast.If(test=test, body=then, orelse=orelse):
-                yield from _guards_in(then, (*tests, _test(test, True)))
-                yield from _guards_in(orelse, (*tests, _test(test, False)))
+                yield test, tests
+                yield from _reached_in(then, (*tests, _test(test, True)))
+                yield from _reached_in(orelse, (*tests, _test(test, False)))
                 tests = (*tests, *_passed(statement))
             case ast.Match(subject=subject, cases=cases):
                 tried: list[ast.expr] = []
                 for one in cases:
                     took = _matches(subject, one)
-                    yield from _guards_in(
+                    yield from _reached_in(
                         one.body, (*tests, *(_test(t, False) for t in tried), *(_test(t, True) for t in took))
                     )
                     tried += took
-            case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner):
-                yield from _guards_in(inner, tests)
+            case ast.With(body=inner, items=items) | ast.AsyncWith(body=inner, items=items):
+                yield from ((item.context_expr, tests) for item in items)
+                yield from _reached_in(inner, tests)
+            case ast.For(body=inner, iter=head) | ast.While(body=inner, test=head):
+                yield head, tests
+                yield from _reached_in(inner, tests)
             case ast.Try(body=inner, orelse=orelse, finalbody=final):
-                yield from _guards_in([*inner, *orelse, *final], tests)
+                yield from _reached_in([*inner, *orelse, *final], tests)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                pass  # run later, if at all
+            case _:
+                yield statement, tests
         if not isinstance(statement, ast.If) and _may_leave(statement):
             tests = (*tests, Test(ast.Name(_LEAVES, ast.Load(), lineno=statement.lineno), True, passed_by=True))
 

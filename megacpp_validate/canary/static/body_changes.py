@@ -27,6 +27,7 @@ def compare_bodies(
     before: griffe.Function,
     after: griffe.Function,
     given: Mapping[str, Argument],
+    given_before: Mapping[str, Argument],
     use: Use,
 ) -> Iterator[Change]:
     """Every change in the body of a consumed function that the call meets.
@@ -35,6 +36,7 @@ def compare_bodies(
         old, new: the releases.
         before, after: the function in each.
         given: parameter -> what the call passes for it; a parameter that is left out is not in it.
+        given_before: the same for the parameters of the old release.
         use: the call.
     """
     one, other = old.node_of(before), new.node_of(after)
@@ -44,7 +46,7 @@ def compare_bodies(
         yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old="a value", new="a coroutine")
     if not isinstance(one, ast.FunctionDef) or not isinstance(other, ast.FunctionDef):
         return
-    yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), given)
+    yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), given, given_before)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
     yield from _environment(old, new, (before, one), (after, other))
     yield from compare_body_names(old, new, before, after, use.keywords)
@@ -52,7 +54,7 @@ def compare_bodies(
         first, second = (f.parent.members.get(name) if f.parent is not None else None for f in (before, after))
         if isinstance(first, griffe.Function) and isinstance(second, griffe.Function):
             yield from compare_body_names(old, new, first, second)
-    yield from compare_returns(old, new, before, after, use)
+    yield from compare_returns(old, new, before, after, use, given)
 
 
 def compare_deprecations(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import griffe
 
@@ -134,7 +135,11 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
                 new=_order(after),
             )
             return  # the rest of the row has moved with it
-        elif likely_rename(had, old, new) == has.name:
+        elif (mode := _new_mode(has, old, new, use)) is not None:
+            yield replace(
+                _renamed_in_place(had, has), impact=Impact.RISK, old=_text(had), new=f"{has.name}, {_text(mode)}"
+            )
+        elif has.default is None or had.default is not None:
             yield _renamed_in_place(had, has)
         else:
             yield Change(
@@ -144,6 +149,19 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
                 old=_text(had),
                 new=_text(has),
             )
+
+
+def _new_mode(has: Parameter, old: Signature, new: Signature, use: Use) -> Parameter | None:
+    """A parameter that is new beside a renamed one, and says by a word of its name how that one is read by default.
+
+    `moe_permute(inp, indices)` became `moe_permute(inp, routing_map, ..., map_type="mask")` in 2.1.0.
+    """
+    words = set(has.name.split("_"))
+    for parameter in new.parameters:
+        is_new = old.named(parameter.name) is None and parameter.name not in use.keywords
+        if is_new and parameter.default and parameter.default[0] in "'\"" and words & set(parameter.name.split("_")):
+            return parameter
+    return None
 
 
 def _is_alias(had: Parameter, has: Parameter, index: int, old: Signature, new: Signature) -> bool:

@@ -26,6 +26,7 @@ from .interpreted import (
     Names,
     ProjectModule,
     Super,
+    Unknown,
     Value,
     Values,
     Vendor,
@@ -38,11 +39,17 @@ from .notes import ImportFails
 from .release import Absent, Found
 from .shapes import shape_of
 from .source_files import PACKAGE
-from .surface import RESULT, Symbol, UseKind
+from .surface import RESULT, UNKNOWN, Symbol, UseKind
 from .syntax_nodes import once_per_node
 
 _DEEPEST: Final = 12  # calls within calls
 _STEPS: Final = 20_000  # calls for which a function is read again
+# Methods that load the state of a module, what Transformer Engine runs then, and what else has such a method.
+_LOADS: Final = frozenset({"load_state_dict", "set_extra_state"})
+_LAYER_STATE: Final = Vendor(
+    Symbol("transformer_engine.pytorch.module.base", "TransformerEngineBaseModule"), (RESULT, "set_extra_state")
+)
+_NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
 _MINDS_VERSION: Final = frozenset({"__version__", "get_distribution", "version"})
 
 
@@ -98,7 +105,22 @@ class Calls(Expressions):
         given = [self._value(argument, names) for argument in node.args]
         for keyword in node.keywords:
             self._value(keyword.value, names)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS:
+            self._note_load(node, node.func, names, {type(one) for one, _ in callees})
         return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
+
+    def _note_load(self, node: ast.Call, func: ast.Attribute, names: Names, called: set[type]) -> None:
+        """Note that a state is loaded: of any module, the layers of Transformer Engine in it load theirs.
+
+        Which layers those are is decided where the code runs (a loop over modules, a model of another file). A call
+        counts where nothing shows that it is about something else, and `load_state_dict` only where the code names FP8:
+        without FP8 the state of a layer is empty.
+        """
+        owner = ast.unparse(func.value).lower()
+        is_module = not any(word in owner for word in _NO_MODULES) and called <= {Unknown, External, Vendor}
+        if is_module and not self._quiet and (func.attr == "set_extra_state" or self.project.names_fp8):
+            use = self._use(_LAYER_STATE, UseKind.CALL, node, names)
+            self._keep_use(replace(use, positionals=(UNKNOWN,)), func)
 
     def _call_one(self, callee: Value, call: Call) -> Values:
         caller: Callable[..., Values] | None = getattr(self, f"_call_{type(callee).__name__.lower()}", None)
@@ -148,7 +170,9 @@ class Calls(Expressions):
 
     def _call_function(self, callee: Function, call: Call) -> Values:
         bound = self._bind_arguments(callee, call)
-        if self._minds_version(callee) and len(self._reading) < _DEEPEST and self._steps < _STEPS:
+        made = [one for one in self._returns.get(callee.node, ()) if isinstance(one, Vendor)]
+        by_argument = len(made) > 1 and any(isinstance(one, Const) for values in bound.values() for one in values)
+        if (by_argument or self._minds_version(callee)) and len(self._reading) < _DEEPEST and self._steps < _STEPS:
             return forked(self._read_again(callee, bound))
         known = self._parameters.setdefault(callee.node, {})
         for name, values in bound.items():

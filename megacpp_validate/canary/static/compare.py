@@ -26,9 +26,9 @@ from .import_faults import compare_conditions, compare_import_faults
 from .import_time import compare_import_time, deprecated_modules
 from .interpret import Interpreter
 from .literal_fields import compare_literals
-from .project import Source, SourceUnreadable
+from .project import Source, SourceUnused
 from .reach import constant_in
-from .release import Absent, Found, Release
+from .release import Absent, Found, Release, takes_binary_names
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
     Shape,
@@ -73,7 +73,7 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     """Findings of the step from `old` to `new`, faults that `old` has in the same way, and what the source uses.
 
     Raises:
-        SourceUnreadable: nothing of the source uses Transformer Engine.
+        SourceUnused: nothing of the source uses Transformer Engine.
     """
     pairs, rows, entry = read_pairs(old, new, source)
     accessors: dict[str, Accessor] = {}
@@ -120,9 +120,12 @@ def read_pairs(
                 pairs.append(Pair(use, same))
         pairs += itertools.starmap(Pair, itertools.zip_longest(before, after))
     if not pairs:
-        raise SourceUnreadable(
-            f"none of {len(source.project.files)} Python files uses Transformer Engine. Likely cause: --source is "
-            "another folder than that of the code. Next step: give the folder that holds `import transformer_engine`."
+        known = source.project
+        named = [file.shown for file in known.using if not known.uses(file)] or [file.shown for file in known.using]
+        only = f" ({', '.join(named[:3])} names it in comments or texts only)" if named else ""
+        raise SourceUnused(
+            f"None of {len(known.files)} Python files uses Transformer Engine{only}: no release of it can break them. "
+            "Next step: nothing, or give the folder that holds `import transformer_engine` as --source."
         )
     used = {pair.use.module for pair in pairs}
     order = source.order or tuple(row for row in (readers[1].order | readers[0].order) if row in used)
@@ -145,6 +148,16 @@ class _Comparison:
     def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
         """Why a call fails in both releases alike."""
         known = self._faults_before(use, pair)
+        lost = self._before[use.accessor] is None and self._after[use.accessor] is None
+        if (
+            use.kind is UseKind.NAME
+            and lost
+            and pair.before is not None
+            and pair.after is not None
+            and not use.optional
+        ):
+            path = self.surface.accessors[use.accessor].symbols[0].path
+            yield self._met(Change(ChangeKind.REMOVED, Impact.BREAKING, old=path), use)
         for change in self._faults(self.new, use, self._after) if pair.after is not None else ():
             if (change.kind, change.parameter) in known or (pair.before is None and use.site in self.failing):
                 yield self._met(change, use)
@@ -219,6 +232,8 @@ class _Comparison:
         before, after = self._before[use.accessor], self._after[use.accessor]
         if before is None:
             return
+        if after is not None and after.found is None and before.found is not None and self._left_binary(before):
+            after = None
         if after is None:
             if use.optional and (use.module, use.function) in self.renewed:
                 return
@@ -247,6 +262,12 @@ class _Comparison:
                     if isinstance(after.found.obj, griffe.Class):
                         yield self._at_objects(change, before.found.obj, after.found.obj)
 
+    def _left_binary(self, before: Resolved) -> bool:
+        """Whether a name that the package defined itself is now at best one of its binary, which it does not use."""
+        holder = self.new.module(before.symbol.module)
+        is_binary = holder is not None and takes_binary_names(holder)
+        return is_binary and before.symbol.name not in self.new.names_of_binary()
+
     def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
         one, other = before.obj, after.obj
         if isinstance(one, griffe.Function) and isinstance(other, griffe.Class):
@@ -262,9 +283,7 @@ class _Comparison:
         place = moved or renamed
         after = None
         if place:
-            owner, _, name = place.rpartition(".")
-            found = self.new.lookup(owner, name)
-            after = self.new.where(found.obj) if isinstance(found, Found) else None
+            after = self.new.where_named(*place.rpartition(".")[::2])
         where = self.old.where(before.found.obj) if before.found else None
         return Change(
             kind,
@@ -301,7 +320,7 @@ class _Comparison:
         first, second = self._runs(first), self._runs(second)
         if first is None or second is None:
             return
-        for change in compare_bodies(self.old, self.new, first, second, given, use):
+        for change in compare_bodies(self.old, self.new, first, second, given, bind(one, use).given, use):
             yield self._at(change, before, after)
         for change in compare_deprecations(self.old, self.new, first, second, given):
             yield self._at(change, before, after)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .bodies import Test
-from .surface import Argument
+from .surface import Argument, Member
 from .syntax_nodes import walk
 
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
@@ -24,6 +24,9 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
     ast.In: lambda one, group: one in group,  # type: ignore[operator]
     ast.NotIn: lambda one, group: one not in group,  # type: ignore[operator]
 }
+_ARITHMETIC: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+}  # fmt: skip
 _MOST_COMBINATIONS = 64
 # Of every target: there is no Transformer Engine for any other system.
 _TARGET: Final[dict[str, object]] = {"sys.platform": "linux", "os.name": "posix", "platform.system()": "Linux"}
@@ -47,10 +50,40 @@ def can_fire(tests: Iterable[Test], known_at: Callable[[int], Mapping[str, Argum
         tests: the tests that lead to a guard.
         known_at: line -> parameter -> what is known of its value there.
     """
-    outcomes = [_possible(test.expression, test.wanted, known_at(test.expression.lineno)) for test in tests]
-    if False in outcomes:
-        return False
-    return None if None in outcomes else True
+    asked = [(test, _known_names(test.expression, known_at(test.expression.lineno))) for test in tests]
+    choices: dict[tuple[str, str], list[object]] = {}
+    for _, known in asked:
+        for name, argument in known.items():
+            if argument.values is not None:
+                choices[name, repr(argument)] = list(argument.values)
+            elif argument.type_name:
+                choices[name, repr(argument)] = [OfType(argument.type_name)]
+    seen: set[bool | None] = set()
+    for combination in itertools.islice(itertools.product(*choices.values()), _MOST_COMBINATIONS):
+        chosen = dict(zip(choices, combination, strict=True))
+        outcomes = {_comes_out(test, known, chosen) for test, known in asked}
+        seen.add(False if False in outcomes else None if None in outcomes else True)
+    # One of several members is what a function of the code may give: which of them is not known.
+    several = any(isinstance(value, Member) for values in choices.values() for value in values[1:])
+    if None in seen or (several and len(seen) > 1):
+        return None
+    return True in seen
+
+
+def _known_names(test: ast.expr, given: Mapping[str, Argument]) -> dict[str, Argument]:
+    """What is known of the names in a test."""
+    return {node.id: given[node.id] for node in walk(test) if isinstance(node, ast.Name) and node.id in given}
+
+
+def _comes_out(
+    test: Test, known: Mapping[str, Argument], chosen: Mapping[tuple[str, str], object]
+) -> bool | None:  # fmt: skip
+    """Whether a test comes out as wanted for one choice of values."""
+    keys = {name: (name, repr(argument)) for name, argument in known.items()}
+    values = {name: chosen[key] for name, key in keys.items() if key in chosen}
+    never_none = {name for name, argument in known.items() if argument.never_none and name not in values}
+    value = _evaluate(test.expression, values, never_none)
+    return None if value is None else value is test.wanted
 
 
 def on_targets(condition: str) -> bool | None:
@@ -61,27 +94,6 @@ def on_targets(condition: str) -> bool | None:
         return None
     asked = (node for node in walk(test) if isinstance(node, ast.Attribute | ast.Call))
     return _evaluate(test, {}, set()) if any(ast.unparse(node) in _TARGET for node in asked) else None
-
-
-def _possible(test: ast.expr, wanted: bool, given: Mapping[str, Argument]) -> bool | None:
-    names = {node.id for node in walk(test) if isinstance(node, ast.Name)}
-    choices: list[list[tuple[str, object]]] = []
-    never_none: set[str] = set()
-    for name in sorted(names):
-        argument = given.get(name)
-        if argument is not None and argument.values is not None:
-            choices.append([(name, value) for value in argument.values])
-        elif argument is not None and argument.type_name:
-            choices.append([(name, OfType(argument.type_name))])
-        elif argument is not None and argument.never_none:
-            never_none.add(name)
-    seen: set[bool | None] = set()
-    for combination in itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS):
-        value = _evaluate(test, dict(combination), never_none)
-        seen.add(None if value is None else value is wanted)
-    if seen == {True} or (True in seen and None not in seen):
-        return True
-    return None if None in seen else False
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]) -> bool | None:
@@ -110,18 +122,28 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             parts = [ast.Compare(one, [op], [other]) for one, op, other in pairs]
             return _evaluate(ast.BoolOp(ast.And(), parts), values, never_none)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-            try:
-                return bool(_OPERATORS[type(op)](_constant(left, values), _constant(right, values)))
-            except (Unknowable, TypeError):
-                return None
+            return _compares(left, op, right, values)
     try:
-        return bool(_constant(node, values))
+        value = _constant(node, values)
     except Unknowable:
+        return None
+    return None if isinstance(value, Member) else bool(value)
+
+
+def _compares(left: ast.expr, op: ast.cmpop, right: ast.expr, values: Mapping[str, object]) -> bool | None:
+    try:
+        one, other = _constant(left, values), _constant(right, values)
+        if isinstance(one, Member) is not isinstance(other, Member):
+            return None  # a member may be a text, too
+        return bool(_OPERATORS[type(op)](one, other))
+    except (Unknowable, TypeError):
         return None
 
 
 def _is_instance(value: object, kinds: ast.expr) -> bool | None:
     """Of `isinstance(value, kinds)`; a class that is not known by its plain name is none of the builtin ones."""
+    if isinstance(value, Member):
+        return None
     made = getattr(builtins, value.name) if isinstance(value, OfType) else type(value)
     every = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
     if any(isinstance(kind, ast.Name) and kind.id in {cls.__name__ for cls in made.__mro__} for kind in every):
@@ -142,8 +164,14 @@ def _constant(node: ast.expr, values: Mapping[str, object]) -> object:
         raise Unknowable
     if isinstance(node, ast.Name) and node.id in values:
         return values[node.id]
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.isupper():
+        return Member(node.value.id, node.attr)
     if ast.unparse(node) in _TARGET:
         return _TARGET[ast.unparse(node)]
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        one, other = _constant(node.left, values), _constant(node.right, values)
+        if isinstance(one, int | float) and isinstance(other, int | float):
+            return _ARITHMETIC[type(node.op)](one, other)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError) as fault:

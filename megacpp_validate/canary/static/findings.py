@@ -163,8 +163,9 @@ class StaticResult(Frozen):
 
     @property
     def risks(self) -> bool:
-        """Whether a change that the code does not follow yet is a risk to it."""
-        return any(finding.impact is Impact.RISK and not finding.follows for finding in self.findings)
+        """Whether a change that the code does not follow yet is a risk to it, or a requirement is unknown."""
+        at_risk = any(finding.impact is Impact.RISK and not finding.follows for finding in self.findings)
+        return at_risk or bool(self.requirements_of(FitVerdict.UNKNOWN))
 
     @property
     def exit(self) -> Exit:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import copy
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from .syntax_nodes import children, once_per_node, statements_below, walk
 
 _REWORDED = 0.6  # likeness of two guards' messages from which one is the other, if both test the same names
 _SAME_WORDS = 0.75  # ... if they test others, in nearly the same way
+_SHARED_WORDS = 0.8  # ... if they test one of the same names: words that the shorter message shares with the other
 _KNOWN_DEPTH = 3  # calls to follow in the old release: a check that only moved is not new
 
 
@@ -38,15 +40,19 @@ class Consumed:
     node: ast.FunctionDef
 
 
-def compare_guards(before: Consumed, after: Consumed, given: Mapping[str, Argument]) -> Iterator[Change]:
+def compare_guards(
+    before: Consumed, after: Consumed, given: Mapping[str, Argument], given_before: Mapping[str, Argument]
+) -> Iterator[Change]:
     """Checks that the new release has and the old one had not, and that the call may run into.
 
     Args:
         before, after: the function in each release.
         given: parameter -> what the call passes for it; a parameter that is left out is not in it.
+        given_before: the same for the parameters of the old release.
     """
-    known = [r.guard for r in _on_the_way(before, depth=_KNOWN_DEPTH)]
-    old_view, view = _View(before, given), _View(after, given)
+    on_the_way = _on_the_way(before, depth=_KNOWN_DEPTH)
+    known = [reached.guard for reached in on_the_way]
+    old_view, view = _View(before, given_before), _View(after, given)
     new_features = _parameter_names(after.node) - _parameter_names(before.node) - set(given)
     for reached in _on_the_way(after):
         guard = reached.guard
@@ -57,19 +63,21 @@ def compare_guards(before: Consumed, after: Consumed, given: Mapping[str, Argume
         same = [one for one in known if (one.kind == "warn", one.condition) == (guard.kind == "warn", guard.condition)]
         if same and not (fires and all(old_view.never(one) for one in same)):
             continue  # it was there before, and it is not only now that this call runs into it
-        concerned = view.concerned_by(tests)
+        own = view.own_tests_of(reached)
+        # A helper that raises whatever it is given is about what leads to its call, and what it lets pass before.
+        about = own if any(not test.passed_by for test in own) or not reached.through else tests
+        concerned = view.concerned_by(about) or (view.concerned_by(own, passed=True) if reached.through else set())
         if fires is False or not (concerned or (fires and not reached.through)):
             continue
-        narrowed = any(_lost_values(tests, old_view.tests_of(one), given) for one in known)
+        narrowed = any(_lost_values(own[-1:], old_view.own_tests_of(one)[-1:], given) for one in on_the_way)
         if not narrowed and any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
             continue
         if any(_asks_for(test, view.far, new_features) for test in tests):
             continue  # it guards a feature that this release brings and that the bridge does not ask for
         if any(_is_new_kind(test, before.release, before.function) for test in tests):
             continue  # it is about a class that the old release did not have: no value of it was ever passed
-        enclosing = [test for test in tests if not test.passed_by]
-        if enclosing and all(ast.unparse(test.expression).endswith(".is_cuda") for test in enclosing):
-            continue  # the bridge takes this path with tensors of the GPU only
+        if any(ast.unparse(test.expression).endswith(".is_cuda") for test in tests if test.wanted is test.passed_by):
+            continue  # this path is taken with tensors of the GPU only
         certain = fires is True or (narrowed and _ways_of(before.node, concerned) == _ways_of(after.node, concerned))
         yield _told(reached, concerned or view.left_out(tests), certain=certain)
 
@@ -99,7 +107,7 @@ def _told(reached: Reached, parameters: set[str], *, certain: bool) -> Change:
         parameter=", ".join(sorted(parameters)),
         after=SourceLine(file=reached.file, line=guard.line),
         new=f"{guard.exception or guard.kind} if {guard.said or 'it is called'}",
-        suggestion=guard.message[:200],
+        suggestion=(guard.message or reached.message)[:400],
     )
 
 
@@ -121,9 +129,15 @@ class _View:
             self._tests[guard] = tuple(test._replace(expression=expression) for test, expression in told)
         return self._tests[guard]
 
-    def concerned_by(self, tests: Iterable[bodies.Test]) -> set[str]:
-        """The parameters that the call passes and that the enclosing tests are about."""
-        return {p for name in _names_in(tests) for p in self.near.get(name, {name})} & set(self._given)
+    def own_tests_of(self, reached: Reached) -> tuple[bodies.Test, ...]:
+        """The same of the tests that stand in the function which holds the guard."""
+        tests = self.tests_of(reached.guard)
+        return tests[len(tests) - len(reached.own) :]
+
+    def concerned_by(self, tests: Iterable[bodies.Test], *, passed: bool = False) -> set[str]:
+        """The parameters that the call passes and that the enclosing tests are about; with `passed` the others."""
+        origins = self.far if passed else self.near
+        return {p for name in _names_in(tests, passed=passed) for p in origins.get(name, {name})} & set(self._given)
 
     def left_out(self, tests: Iterable[bodies.Test]) -> set[str]:
         """The parameters that the call leaves at their defaults and that the enclosing tests are about."""
@@ -171,8 +185,8 @@ def _ways_of(node: ast.FunctionDef, names: set[str]) -> set[str]:
     }
 
 
-def _names_in(tests: Iterable[bodies.Test]) -> set[str]:
-    return {n.id for t in tests if not t.passed_by for n in walk(t.expression) if isinstance(n, ast.Name)}
+def _names_in(tests: Iterable[bodies.Test], *, passed: bool = False) -> set[str]:
+    return {n.id for t in tests if t.passed_by is passed for n in walk(t.expression) if isinstance(n, ast.Name)}
 
 
 def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> bool:
@@ -184,6 +198,13 @@ def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> 
             return not hasattr(builtins, kind) and not any(
                 kind in module.members for module in (function.module, *old.modules())
             )
+        case bodies.Test(ast.UnaryOp(op=ast.Not(), operand=operand), wanted=wanted):
+            return _is_new_kind(bodies.Test(operand, not wanted), old, function)
+        case bodies.Test(ast.Call(func=ast.Name(id=name), args=[_, *_]), wanted=True) if "is_" in name:
+            kind = name.partition("is_")[2]  # `_is_nvfp4_row_scaled_tensor(a)`
+            return not any(kind in old.text(file) for file in old.files())
+        case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=False):
+            return all(_is_new_kind(bodies.Test(value, False), old, function) for value in values)
         case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=True):
             return any(_is_new_kind(bodies.Test(value, True), old, function) for value in values)
     return False
@@ -251,7 +272,15 @@ def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
     likeness = SequenceMatcher(None, new.message, old.message).ratio()
     if likeness > _REWORDED and new.names == old.names:
         return True
+    if new.names & old.names and _shared_words(new.message, old.message) >= _SHARED_WORDS:
+        return True
     return likeness > _SAME_WORDS and SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
+
+
+def _shared_words(one: str, other: str) -> float:
+    """Share of the words of the shorter message that the other has too; 0 for messages of a word or two."""
+    words, others = (set(re.findall(r"[a-z_]{3,}", text.lower())) for text in (one, other))
+    return len(words & others) / min(len(words), len(others)) if min(len(words), len(others)) > 2 else 0.0
 
 
 @once_per_node

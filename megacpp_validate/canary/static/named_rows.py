@@ -32,7 +32,7 @@ def choose_roots(given: Sequence[Path], here: Path) -> tuple[Path, ...]:
 
     Returns:
         None at all for the bridge of this project: in a checkout of this project, and where no Python file below `here`
-        mentions Transformer Engine. A home folder and `/` are no project: reading them takes minutes.
+        names Transformer Engine outside of comments. A home folder and `/` are no project: reading them takes minutes.
     """
     if given:
         return tuple(given)
@@ -43,7 +43,7 @@ def choose_roots(given: Sequence[Path], here: Path) -> tuple[Path, ...]:
         project = Project([here])
     except SourceUnreadable:
         return ()
-    return (here,) if any(map(project.mentions, project.files.values())) else ()
+    return (here,) if any(map(project.uses, project.files.values())) else ()
 
 
 def read_source(roots: Sequence[Path]) -> Source:

@@ -23,7 +23,7 @@ from .interpreted import (
 )
 from .project import Source, SourceFile
 from .release import Release
-from .surface import UNKNOWN, Argument, Symbol, Use, UseKind
+from .surface import UNKNOWN, Argument, Member, Symbol, Use, UseKind
 
 Key = tuple[str, int, int, UseKind]
 """A place that uses something: file, line, column, kind."""
@@ -140,6 +140,17 @@ def _of_values(values: Values) -> Argument | None:
     if all(isinstance(one, Const) for one in values):
         literals = tuple(sorted((one.value for one in values if isinstance(one, Const)), key=repr))
         return Argument(literals, never_none=None not in literals)
+    members = [_member(one) for one in values]
+    if None not in members:
+        return Argument(tuple(sorted(members, key=repr)), never_none=True)
     if all(isinstance(one, Vendor | VendorModule | Function | Class | Method) for one in values):
         return Argument(never_none=True)
+    return None
+
+
+def _member(value: object) -> Member | None:
+    """`Format.E4M3`: what a class of Transformer Engine holds under a name in capitals."""
+    match value:
+        case Vendor(symbol=Symbol(name=owner), path=(name,)) if name.isupper() and owner[:1].isupper():
+            return Member(owner, name)
     return None

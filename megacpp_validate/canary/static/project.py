@@ -17,12 +17,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from ...errors import WrongArguments
+from ...errors import NothingSelected, WrongArguments
 from .source_files import PACKAGE, decoded
 
 _SKIPPED: Final = frozenset({"build", "dist", "node_modules", "site-packages", "__pycache__", "venv"})
 _LARGEST: Final = 4_000_000  # bytes; no person wrote a longer file
+_USED: Final = re.compile(r"^[^#\n]*\btransformer[_-]engine", re.MULTILINE)
 _NAMED: Final = (PACKAGE, "transformer-engine")
+
+
+class SourceUnused(NothingSelected):
+    """A source tree that uses nothing of Transformer Engine: there is nothing to judge."""
 
 
 class SourceUnreadable(WrongArguments):
@@ -85,14 +90,24 @@ class Project:
         """Files that mention Transformer Engine, in the order of their names."""
         return tuple(f for _, f in sorted(self.files.items()) if self.mentions(f) and self.tree(f) is not None)
 
+    @cached_property
+    def names_fp8(self) -> bool:
+        """Whether a file that uses Transformer Engine names FP8 or its stateful recipe."""
+        return any(re.search("fp8|DelayedScaling", self._text(file), re.IGNORECASE) for file in self.using)
+
     def near(self, exported: Collection[str]) -> tuple[SourceFile, ...]:
-        """Files that do not, and import one of these names from the project all the same."""
+        """Files that do not, and import one of these names from the project all the same, or set extra states."""
         if not exported:
             return ()
         words = "|".join(map(re.escape, sorted(exported)))
         pattern = re.compile(rf"^\s*from\s[^#\n]+\simport\s(?:\([^)]*|[^\n]*)\b(?:{words})\b", re.MULTILINE)
-        others = (f for _, f in sorted(self.files.items()) if not self.mentions(f) and pattern.search(self._text(f)))
-        return tuple(f for f in others if self.tree(f) is not None)
+        others = [f for _, f in sorted(self.files.items()) if not self.mentions(f)]
+        found = (f for f in others if pattern.search(self._text(f)) or ".set_extra_state(" in self._text(f))
+        return tuple(f for f in found if self.tree(f) is not None)
+
+    def uses(self, file: SourceFile) -> bool:
+        """Whether a file names Transformer Engine outside of comments."""
+        return _USED.search(self._text(file)) is not None
 
     def mentions(self, file: SourceFile) -> bool:
         """Whether a file itself names Transformer Engine."""

@@ -25,14 +25,18 @@ class Reached:
     Attributes:
         guard: its tests speak of the parameters of the function that the bridge calls.
         file: where it stands.
+        own: those of its tests that stand in the function that holds it; the others lead to the call of that function.
         through: the function that it stands in, where that is another one.
         called_at: the line of the call through which it is reached; 0 where there is none.
+        message: what a function gives that makes the text of what is raised.
     """
 
     guard: bodies.Guard
     file: str
+    own: tuple[bodies.Test, ...]
     through: str = ""
     called_at: int = 0
+    message: str = ""
 
 
 def guards_reached(
@@ -55,20 +59,30 @@ def guards_reached(
 def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, depth: int) -> Iterator[Reached]:
     file = str(function.filepath)
     constants = _Constants(release, function.module)
+    called = {id(call): callee for call, callee, _ in callees(release, function, node)}
     for guard in bodies.guards(node):
-        tests = tuple(t._replace(expression=constants.visit(copy.deepcopy(t.expression))) for t in guard.tests)
-        yield Reached(bodies.Guard(guard.kind, guard.node, tests), file)
+        tests = _rewritten(constants, guard.tests)
+        given = [called[id(n)] for n in walk(guard.node) if id(n) in called]
+        texts = [bodies.text_of(s) for callee in given for s in callee.body if isinstance(s, ast.Return)]
+        yield Reached(bodies.Guard(guard.kind, guard.node, tests), file, tests, message=" ".join(texts))
     if depth == 0:
         return
+    before_calls = bodies.tests_before_calls(node)
     for call, callee, source in callees(release, function, node):
         names = _bound_names(call, callee)
         if not names:
             continue
         renamed = _Renamed(names, _own_names(callee))
+        leading = _rewritten(constants, before_calls.get(id(call), ()))
         for deeper in _reach(release, source, callee, depth - 1):
-            guard = deeper.guard
-            tests = tuple(t._replace(expression=renamed.visit(copy.deepcopy(t.expression))) for t in guard.tests)
-            yield Reached(bodies.Guard(guard.kind, guard.node, tests), deeper.file, callee.name, call.lineno)
+            tests = _rewritten(renamed, deeper.guard.tests)
+            guard = bodies.Guard(deeper.guard.kind, deeper.guard.node, (*leading, *tests))
+            own = tests[len(tests) - len(deeper.own) :]
+            yield Reached(guard, deeper.file, own, callee.name, call.lineno, deeper.message)
+
+
+def _rewritten(names: ast.NodeTransformer, tests: tuple[bodies.Test, ...]) -> tuple[bodies.Test, ...]:
+    return tuple(test._replace(expression=names.visit(copy.deepcopy(test.expression))) for test in tests)
 
 
 def callees(release: Release, function: griffe.Function, node: ast.FunctionDef) -> list[Callee]:

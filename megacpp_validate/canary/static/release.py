@@ -35,6 +35,9 @@ from .syntax_nodes import ParsedFiles, statements_below
 
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
 
+MOST_VERDICTS = 500  # on pairs of releases, kept beside the trees; some 10 kB each
+BINARY = "transformer_engine_torch"
+_OF_BINARY = re.compile(r"\b(?:tex|transformer_engine_torch)\.(\w+)")
 _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
 
 logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
@@ -156,6 +159,15 @@ class Release:
         """The file, relative to the wheel's root, and the line of a definition."""
         return SourceLine(file=str(obj.filepath), line=max(obj.lineno or 0, 0))
 
+    def where_named(self, module: str, name: str) -> SourceLine | None:
+        """The file and the line where a module defines or imports a name."""
+        holder = self.module(module)
+        member = holder.members.get(name) if holder is not None else None
+        if isinstance(member, griffe.Alias) and holder is not None:
+            return SourceLine(file=str(holder.filepath), line=max(member.alias_lineno or 0, 0))
+        found = self.lookup(module, name)
+        return self.where(found.obj) if isinstance(found, Found) else None
+
     def node_of(self, obj: griffe.Object) -> ast.AST | None:
         """The syntax tree of a definition; None where griffe made it up (a synthesised constructor)."""
         return self._definitions(str(obj.filepath)).get((obj.name, obj.lineno or 0))
@@ -251,13 +263,20 @@ class Release:
             # not there, no longer there, or under TYPE_CHECKING only
             return self._lookup_lazy(holder, name, seen)
         if isinstance(member, griffe.Alias):
+            target = self.module(member.target_path)
             owner, _, last = member.target_path.rpartition(".")
-            if self.module(member.target_path) is not None:
-                return Found(self.module(member.target_path))  # type: ignore[arg-type]
-            return self._lookup(owner, last, seen)
+            return Found(target) if target is not None else self._lookup(owner, last, seen)
         if isinstance(member, griffe.Attribute):
             return self._lookup_assigned(holder, member, seen)
         return Found(member)
+
+    def names_of_binary(self) -> frozenset[str]:
+        """Names that the package's own Python takes from the binary: it surely has those."""
+        if "names of the binary" not in self.memory:
+            texts = (self.text(file) for file in self.files() if BINARY in self.text(file))
+            self.memory["names of the binary"] = frozenset(n for text in texts for n in _OF_BINARY.findall(text))
+        found: frozenset[str] = self.memory["names of the binary"]
+        return found
 
     def _deleted(self, module: griffe.Module) -> set[str]:
         """Names that a module deletes again when it is run, and does not bind anew behind that."""
@@ -297,7 +316,8 @@ class Release:
         if "__getattr__" not in holder.members and not any(
             isinstance(m, griffe.Alias) and _LAZY.search(m.target_path) for m in holder.members.values()
         ):
-            return Absent()
+            opaque = Opaque(f"{holder.path} takes every name of the binary {BINARY}")
+            return opaque if takes_binary_names(holder) and name not in holder.members else Absent()
         target = lazy_target(self.syntax(str(holder.filepath)), holder.path, name)
         if target is None:
             return Opaque(f"{holder.path} makes names at run time (__getattr__)")
@@ -313,6 +333,11 @@ class Release:
             found = self.in_scope(holder, str(value), seen)
             return found if isinstance(found, Found) else Found(member, wrapped=True)
         return Found(member, wrapped=isinstance(value, griffe.ExprCall))
+
+
+def takes_binary_names(module: griffe.Module) -> bool:
+    """Whether a module has `from transformer_engine_torch import *`: no wheel says what that binary holds."""
+    return f"{BINARY}/*" in module.members
 
 
 @cache
@@ -383,6 +408,9 @@ def _keep(path: Path, text: str) -> None:
         for old in path.parent.glob(f"{release}-*"):
             if not old.name.startswith(reader.partition(".")[0], len(release) + 1):
                 old.unlink()  # written by an earlier version of the code that reads releases
+        verdicts = sorted(path.parent.glob("*.pair-*"), key=lambda one: one.stat().st_mtime)
+        for old in verdicts[:-MOST_VERDICTS]:
+            old.unlink()
 
 
 def write_aside(path: Path, data: bytes) -> None:

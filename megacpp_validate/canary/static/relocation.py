@@ -13,13 +13,20 @@ _LIKELY = 0.6
 
 def moved_to(release: Release, symbol: Symbol) -> str:
     """Dotted path under which a release has the name that `symbol` no longer gives; empty if none."""
+    for name in dict.fromkeys((symbol.name, symbol.name.lstrip("_"))):  # a private name may have become a public one
+        if place := _place_of(release, Symbol(symbol.module, name)):
+            return f"{place}.{name}"
+    return ""
+
+
+def _place_of(release: Release, symbol: Symbol) -> str:
+    """The module that most likely is the one to import a name from; empty if none has it."""
     places = [m.path for m in release.modules() if symbol.name in m.members and m.path != symbol.module]
     found = [place for place in places if isinstance(release.lookup(place, symbol.name), Found)]
     shared = symbol.module.split(".")[:2]
     near = [place for place in found if place.split(".")[:2] == shared] or found
     public = [place for place in near if not any(part.startswith("_") for part in place.split("."))] or near
-    best = min(public, key=lambda place: (place.count("."), place), default="")
-    return f"{best}.{symbol.name}" if best else ""
+    return min(public, key=lambda place: (place.count("."), place), default="")
 
 
 def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:

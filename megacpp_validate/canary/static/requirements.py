@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
+from ...diagnosis.checks import FIREWALL, USES, entries_of_symbol
 from ...environments.fits import Fit, FitVerdict
 from .findings import ModuleResult, ModuleVerdict
 from .surface import Surface
-
-# Rows of needs.toml name modules of the bridge. A module of another tree is one of them by the names that it uses.
-_NAMES: Final = {
-    "attention": "attention|attn|transformerlayer",
-    "native_block": "layernorm|transformerlayer|multiheadattention",
-    "layer_spec": "layernorm|linear|transformerlayer",
-    "linear_walker": "linear|layernormmlp|transformerlayer",
-    "expert_gemm": "grouped",
-    "permute": "permute|sort_chunks",
-}
 
 
 def place_requirements(fits: Iterable[Fit], surface: Surface) -> Iterator[Fit]:
@@ -31,13 +20,14 @@ def place_requirements(fits: Iterable[Fit], surface: Surface) -> Iterator[Fit]:
 
 
 def _stands_on(row: str, fit: Fit, surface: Surface) -> bool:
-    if not fit.breaks or "imports" in fit.breaks or row in fit.breaks:
+    """Whether a requirement breaks a row: by its name, else by what the row uses of what the named modules use."""
+    if not fit.breaks or FIREWALL in fit.breaks or row in fit.breaks:
         return True
-    if row in _NAMES:  # of the bridge, and not named by the row of the matrix
+    if row in USES:  # of the bridge, and not named by the row of the matrix
         return False
-    names = "|".join(_NAMES[one] for one in fit.breaks if one in _NAMES)
-    used = (f"{use.accessor} {' '.join(use.path)}" for use in surface.uses if use.module == row)
-    return bool(names) and any(re.search(names, one, re.IGNORECASE) for one in used)
+    works = {entry for module, used in USES.items() if module not in fit.breaks for entry in used}
+    entries = {entry for module in fit.breaks for entry in USES.get(module, ())} - works
+    return any(not entries.isdisjoint(entries_of_symbol(use.accessor)) for use in surface.uses if use.module == row)
 
 
 def blame_requirements(modules: Sequence[ModuleResult], fits: Iterable[Fit]) -> tuple[ModuleResult, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import griffe
@@ -12,10 +12,12 @@ import griffe
 from ...evidence.values import SourceLine
 from . import bodies
 from .changes import Change
+from .conditions import can_fire
 from .findings import ChangeKind, Impact
+from .guard_changes import known_inside
 from .release import Found, Release
 from .source_files import PACKAGE
-from .surface import Use
+from .surface import Argument, Use
 from .syntax_nodes import walk
 
 _DEPTH = 2  # calls to follow: `return helper(x)`
@@ -35,12 +37,15 @@ class Returned(NamedTuple):
 
 
 def compare_returns(
-    old: Release, new: Release, before: griffe.Function, after: griffe.Function, use: Use
-) -> Iterator[Change]:
+    old: Release, new: Release, before: griffe.Function, after: griffe.Function, use: Use,
+    given: Mapping[str, Argument],
+) -> Iterator[Change]:  # fmt: skip
     """Another number of values, or the same ones in another order, where the call takes the result apart."""
+    never = _never_given(new, after, given)
     one, other = set(returned(old, before)), set(returned(new, after))
     wanted = use.unpack or 1
     lengths = {r.length for r in other}
+    lengths -= never if lengths - {wanted, None} <= never and lengths - never else set()
     where = SourceLine(file=str(after.filepath), line=after.lineno or 1)
     wrong, before_all = lengths - {wanted, None}, {r.length for r in one}
     if wrong and (before_all == {wanted} or (lengths == wrong and _may_have_given(wanted, before_all, before))):
@@ -61,6 +66,19 @@ def compare_returns(
             yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=names[0], new=names[1])
     if lengths & {None, 1}:
         yield from _annotations(old, new, (before, after), use, where)
+
+
+def _never_given(release: Release, function: griffe.Function, given: Mapping[str, Argument]) -> set[int | None]:
+    """Numbers of values that only returns give which are not reached with what the call passes."""
+    node = release.node_of(function)
+    if not isinstance(node, ast.FunctionDef):
+        return set()
+    lengths: dict[bool, set[int | None]] = {True: set(), False: set()}
+    for found, tests in bodies.returns_reached(node):
+        is_reached = can_fire(tests, lambda line: known_inside(node, given, line)) is not False
+        length = len(found.value.elts) if isinstance(found.value, ast.Tuple) else None
+        lengths[is_reached].add(length)
+    return lengths[False] - lengths[True] - {None}
 
 
 def _joined(

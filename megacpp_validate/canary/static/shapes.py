@@ -124,8 +124,14 @@ def callee_of(release: Release, shape: Shape) -> tuple[griffe.Function | None, b
     return None, False
 
 
-def signature_of(release: Release, shape: Shape) -> Signature | None:
-    """How a shape is called; None where that cannot be known."""
+def signature_of(release: Release, shape: Shape, lineage: Sequence[griffe.Class] = ()) -> Signature | None:
+    """How a shape is called; None where that cannot be known.
+
+    Args:
+        lineage: of the class whose constructor a function is reached from, beginning with the one that holds it.
+    """
+    if shape.what == "class" and isinstance(shape.obj, griffe.Class):
+        lineage = (shape.obj, *release.bases(shape.obj)[0])
     function, bound = callee_of(release, shape)
     if function is None:
         return Signature(()) if shape.what == "class" and _takes_nothing(release, shape.obj) else None
@@ -142,11 +148,11 @@ def signature_of(release: Release, shape: Shape) -> Signature | None:
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
         labels = function.labels
         return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in labels, is_checked=CHECKS_VALUES in labels)
-    extra, is_open, swallows = _keywords_in(release, function)
+    extra, is_open, swallows, beyond = _keywords_in(release, function, lineage)
     names = {p.name for p in known}
     known += [p for p in extra if p.name not in names]
     node = release.node_of(function)
-    texts, refused = bodies.texts_in(node), bodies.refused_keys(node)
+    texts, refused = bodies.texts_in(node), bodies.refused_keys(node) | beyond
     return Signature(tuple(known), swallows, is_open, mentioned=texts, refused=refused)
 
 
@@ -155,7 +161,8 @@ def made_by(release: Release, shape: Shape) -> Signature | None:
     if shape.what != "class" or not isinstance(shape.obj, griffe.Class) or not _method(release, shape.obj, "__init__"):
         return None
     made = _method(release, shape.obj, "__new__")
-    return signature_of(release, Shape("function", made, bound=True)) if made is not None else None
+    lineage = (shape.obj, *release.bases(shape.obj)[0])
+    return signature_of(release, Shape("function", made, bound=True), lineage) if made is not None else None
 
 
 def is_context_manager(release: Release, shape: Shape) -> bool | None:
@@ -389,21 +396,37 @@ def _with_old_names(known: list[Parameter], wrappers: Iterable[Wrapper]) -> list
     return known
 
 
-def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[Parameter], bool, bool]:
-    """Keys that a function takes out of its `**kwargs`; whether it hands the rest on, and whether it drops it."""
+def _keywords_in(
+    release: Release, function: griffe.Function, lineage: Sequence[griffe.Class]
+) -> tuple[Iterable[Parameter], bool, bool, frozenset[str]]:
+    """Keys that a function takes out of its `**kwargs`; whether the rest may hold any key, and whether it is dropped.
+
+    Last the keys for which what it hands them to raises.
+    """
     node = release.node_of(function)
     taken, handed_on = bodies.keywords_taken(node)
     only = griffe.ParameterKind.keyword_only
     parameters = [Parameter(name, only, default, popped=True) for name, default in taken.items()]
-    if handed_on == "super" and isinstance(function.parent, griffe.Class):
-        for base in release.bases(function.parent)[0]:
-            method = base.members.get(function.name)
-            if isinstance(method, griffe.Function):
-                shape = Shape("function", method, bound=True)
-                above = signature_of(release, shape)
-                if above is not None:
-                    filled = bodies.given_to_super(node, [p.name for p in above.positionals])
-                    free = [p for p in above.parameters if p.name not in filled]
-                    given = {Parameter(p.name, only, p.default or "...", p.annotation) for p in free}
-                    return [*parameters, *given], above.open_keywords, above.ignores_unknown
-    return parameters, handed_on != "", handed_on == ""
+    above = _above(release, function, lineage) if handed_on == "super" else None
+    if above is None:
+        return parameters, handed_on != "", handed_on == "", frozenset()
+    filled = bodies.given_to_super(node, [p.name for p in above.positionals])
+    free = [p for p in above.parameters if p.name not in filled]
+    given = {Parameter(p.name, only, p.default or "...", p.annotation) for p in free}
+    return [*parameters, *given], above.open_keywords, above.ignores_unknown, above.refused
+
+
+def _above(release: Release, function: griffe.Function, lineage: Sequence[griffe.Class]) -> Signature | None:
+    """What `super()` reaches from a method: in the lineage of the class that is called, not of the one that holds it.
+
+    A mixin (`class Tensor(Storage, Base)`) hands on to `Base`, which is none of its own bases.
+    """
+    holder = function.parent
+    if not isinstance(holder, griffe.Class):
+        return None
+    rest = list(lineage[lineage.index(holder) + 1 :]) if holder in lineage else release.bases(holder)[0]
+    for index, base in enumerate(rest):
+        method = base.members.get(function.name)
+        if isinstance(method, griffe.Function):
+            return signature_of(release, Shape("function", method, bound=True), rest[index:])
+    return None

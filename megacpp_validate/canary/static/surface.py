@@ -36,6 +36,14 @@ class Symbol:
 
 
 @dataclass(frozen=True)
+class Member:
+    """A member of an enumeration, by the names that the code has for both."""
+
+    owner: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Argument:
     """What is known, without running it, of a value that the bridge passes.
 

@@ -37,17 +37,20 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 OLDEST = "1.9.0.post1"  # the first release with a pure-Python wheel
 
 
+BRIDGE = PACKAGE_ROOT / "bridge"
+
+
 def read_bridge(catalog: Catalog) -> Source:
     """The bridge of this project, a row a module."""
-    project = Project([PACKAGE_ROOT / "bridge"])
+    project = Project([BRIDGE])
     rows = {Path(name).name: module.id for module in catalog.modules for name in module.files}
     order = tuple(module.id for module in catalog.modules)
     return Source(project, _reached_rows(project, rows, order), order, f"{PACKAGE_ROOT.name}/bridge/")
 
 
 def read_chosen(roots: Sequence[Path], catalog: Catalog) -> Source:
-    """The source tree below some folders, or the bridge of this project without any."""
-    return read_source(roots) if roots else read_bridge(catalog)
+    """The source tree below some folders; the bridge of this project without any, and by its own folder."""
+    return read_source(roots) if roots and tuple(roots) != (BRIDGE,) else read_bridge(catalog)
 
 
 def _reached_rows(project: Project, rows: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 from ...canary.static.findings import ChangeKind, Finding, Impact
 from ...evidence.values import Cause
 
-_LONGEST_QUOTE: Final = 120
-
 
 class Words(NamedTuple):
     """Templates about one kind of change; `breaking` is its consequence."""
@@ -231,7 +229,7 @@ def _values(finding: Finding, old: str) -> dict[str, str]:
 def _quote(text: str) -> str:
     """A piece of source on one line between backticks; empty where there is none."""
     line = " ".join(text.replace("`", "'").split())
-    return f"`{line if len(line) <= _LONGEST_QUOTE else line[: _LONGEST_QUOTE - 1] + '…'}`" if line else ""
+    return f"`{line}`" if line else ""
 
 
 def quote_subject(finding: Finding) -> str:

@@ -18,7 +18,6 @@ from .words import list_some, tabulate_facts
 
 _MOST_NAMED: Final = 6
 _MOST_ROWS: Final = 8  # of the answer; a source tree has a row a file
-_LINE: Final = 98  # characters of a finding beside its mark
 _BRIDGE: Final = "the bridge of megacpp-validate"
 _MET: Final = {
     FitVerdict.REFUSED: bad("broken"), FitVerdict.UNKNOWN: missing("unknown"), FitVerdict.WARNED: risk("not used"),
@@ -91,7 +90,10 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
     first_bad = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. " if first_bad_in else ""
     modules = list(dict.fromkeys(row.module for step in sweep.steps for row in _rows(step)))
     grid = tuple((step.new.version, *(_grid_cell(step, module) for module in modules)) for step in sweep.steps)
-    caption = "Each release beside the one before it; a number counts findings."
+    caption = (
+        "Each release beside the one before it; a number counts findings. `fail before`: uses that fail in the older "
+        "release already, so that the module runs in neither."
+    )
     blocks: list[Block] = [Table(("release", *modules), grid, caption)]
     for step in sweep.steps:
         downgrade = " (a downgrade)" if step.downgrade else ""
@@ -179,19 +181,11 @@ def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> Iter
     first, old = findings[0], result.old.version
     also = list(dict.fromkeys(f"`{one.parameter or one.new or one.symbol}`" for one in findings[1:]))
     more = f"; also {', '.join(also)}" if also else ""
-    what = _shorten(f"{first.module}: {headline(first)}", _LINE - len(more))
-    yield Paragraph(f"{what}{more}", mark_of(first.impact))
+    yield Paragraph(f"{first.module}: {headline(first)}{more}", mark_of(first.impact))
     at, version = (first.after, result.new.version) if first.after else (first.before, old)
     where = f"{at.file.removeprefix('transformer_engine/')}:{at.line} in {version}" if at else ""
     used = list_some([str(_place(site)) for site in first.call_sites], 1)
     yield Bullets(("; ".join(filter(None, (" <- ".join(filter(None, (where, used))), next_step(first, old)))),))
-
-
-def _shorten(text: str, longest: int) -> str:
-    """A text that ends with quoted code, which is cut until both fit into a line."""
-    head, _, code = text.removesuffix("`").rpartition("`")
-    over = len(text) - longest
-    return f"{head}`{code[: -over - 1]}…`" if text.endswith("`") and 0 < over < len(code) - 1 else text
 
 
 def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
@@ -244,6 +238,9 @@ def _grid_cell(step: StaticResult, module: str) -> Inline:
     row = next((row for row in _rows(step) if row.module == module), None)
     if row is None:
         return ""
+    failing = sum(module in one.modules for one in step.unchanged_faults)
+    if row.verdict is ModuleVerdict.CLEAN and failing:
+        return risk(f"{failing} fail before")
     if row.verdict is ModuleVerdict.CLEAN:
         return quiet("")  # quieter than a tick: the others stand out
     number = sum(one.module == module and (one.impact is not Impact.HARMLESS or one.follows) for one in step.findings)

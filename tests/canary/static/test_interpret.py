@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.static.interpret import Interpreter
-from megacpp_validate.canary.static.project import Project, Source, SourceUnreadable
+from megacpp_validate.canary.static.project import Project, Source, SourceUnreadable, SourceUnused
 from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.surface import Argument, Use, UseKind
 from megacpp_validate.canary.static.sweep import read_bridge
@@ -277,9 +277,11 @@ def test_rows_come_after_those_that_they_import(tmp_path: Path) -> None:
     assert [(row.module, row.verdict) for row in result.modules] == [("z.py", "breaks"), ("a.py", "clean")]
 
 
-@pytest.mark.parametrize("code", ["", "import torch", "def f(:"])
+@pytest.mark.parametrize(
+    "code", ["", "import torch", "def f(:", "# import transformer_engine", '"""transformer_engine"""']
+)
 def test_a_tree_without_a_use_is_refused(code: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceUnreadable, match="Next step"):
+    with pytest.raises(SourceUnused, match="uses Transformer Engine"):
         compare_source(tmp_path, LAYER, NO_BIAS, {"a.py": code})
 
 
