@@ -150,7 +150,7 @@ def test_without_a_gpu_its_cells_are_not_run_and_the_other_tiers_are_told(run: R
     assert said.code == MISSING, said.err
     told = json.loads(said.out)
     assert len(told["static"]) == 1
-    assert all("sm_90" in stack["problem"] and "there is none" in stack["problem"] for stack in told["stacks"])
+    assert all("sm_90" in stack["problem"] and "none is present" in stack["problem"] for stack in told["stacks"])
     assert {cell["outcome"] for row in told["grid"]["rows"] for cell in row["cells"]} == {"not-run"}
     assert list((tmp_path / "work").rglob("*.json")) == []
 

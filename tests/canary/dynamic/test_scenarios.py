@@ -182,7 +182,7 @@ def test_a_cell_that_nothing_red_blocks_is_lost() -> None:
 
 def test_nothing_seen_before_is_said() -> None:
     found = step(raises("permute", *keyword("permute")), before=StackReceipts("te1"))
-    assert "Nothing was seen of it on te1" in found.culprits[0].summary
+    assert "There is no result for it on te1" in found.culprits[0].summary
 
 
 # --- the release is the same ----------------------------------------------------------------------------
