@@ -63,7 +63,8 @@ def test_a_change_of_the_pin_that_breaks_fails_at_the_line(repository: Path, tmp
     assert "::error file=train.py,line=3," in done.stdout
     assert "train.py" in (tmp_path / "summary.md").read_text()
     results = json.loads((repository / "canary.sarif").read_text())["runs"][0]["results"]
-    assert [result["level"] for result in results] == ["error"]
+    (found,) = results
+    assert found["level"] == "error"
     assert found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
 
 
