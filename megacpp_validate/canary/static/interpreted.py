@@ -143,7 +143,9 @@ class ProjectModule:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Anything."""
+    """Anything; `is_true` is what its truth is known to be."""
+
+    is_true: bool | None = None
 
 
 Value: TypeAlias = (
