@@ -47,7 +47,7 @@ def bind(signature: Signature, use: Use) -> Binding:
     for name, argument in use.keywords.items():
         parameter = signature.named(name)
         if parameter is None or parameter.kind is griffe.ParameterKind.positional_only:
-            if not signature.open_keywords:
+            if not (signature.open_keywords or signature.ignores_unknown):
                 binding.unexpected.append(name)
         elif name in binding.given:
             binding.doubled.append(name)

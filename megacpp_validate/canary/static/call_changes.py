@@ -19,7 +19,7 @@ from .surface import Use
 def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
     """Every change between two signatures that the call `use` meets; faults it already had in `old` left out."""
     before, after = bind(old, use), bind(new, use)
-    yield from _lost_keywords(old, new, use, before)
+    yield from _lost_keywords(old, new, use)
     yield from _no_longer_swallowed(old, new, before, after)
     moved = list(_moved_positionals(old, new, use))
     yield from moved
@@ -54,10 +54,10 @@ def call_faults(signature: Signature, use: Use) -> Iterator[Change]:
         yield Change(ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter=parameter.name, new=parameter.name)
 
 
-def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) -> Iterator[Change]:
+def _lost_keywords(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
     for name in use.keywords:
         had, has = old.named(name), new.named(name)
-        if had is None or name in before.unexpected:
+        if had is None or had.kind is griffe.ParameterKind.positional_only:
             continue
         if has is not None and has.kind is not griffe.ParameterKind.positional_only:
             continue
@@ -74,7 +74,8 @@ def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) ->
         kind = ChangeKind.PARAMETER_RENAMED if suggestion else ChangeKind.PARAMETER_REMOVED
         # **kwargs may still take it; one that is taken by another name there is handed on to what does not know it.
         elsewhere = suggestion and had.popped and name not in new.mentioned
-        lenient = new.open_keywords and not elsewhere and name not in new.refused
+        lenient = new.ignores_unknown or (new.open_keywords and not elsewhere)
+        lenient &= name not in new.refused
         impact = Impact.RISK if lenient else Impact.BREAKING
         cause = _lost_cause(new)
         yield Change(kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion)
@@ -83,9 +84,7 @@ def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) ->
 def _no_longer_swallowed(old: Signature, new: Signature, before: Binding, after: Binding) -> Iterator[Change]:
     """Arguments that `*args` and `**kwargs` of the old release took without naming them."""
     for name in after.unexpected:
-        swallowed = name in before.unexpected and old.ignores_unknown and not new.ignores_unknown
-        handed_on = name not in before.unexpected and old.named(name) is None
-        if swallowed or handed_on:
+        if name not in before.unexpected and old.named(name) is None:
             yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(new), parameter=name, old="**")
     for index in after.surplus:
         if index >= len(old.positionals) and index not in before.surplus:

@@ -262,8 +262,10 @@ class Calls(Expressions):
                 keys = [one.value for one in call.given[0] if isinstance(one, Const)] if call.given else []
                 found = [made.items[key] for key in keys if key in made.items]
                 if call.attr == "pop":
-                    for key in found and keys:
+                    for key in keys or list(made.items):
                         made.items.pop(str(key), None)
+                    made.is_open |= not keys
+                    made.is_drained |= not keys
                 if call.attr == "setdefault" and len(call.given) > 1:
                     made.items |= {key: call.given[1] for key in keys if isinstance(key, str) and key not in made.items}
                 return either(*found, *call.given[1:2], *([] if found and not made.is_open else [ANYTHING]))

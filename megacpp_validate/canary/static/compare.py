@@ -92,10 +92,10 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
     new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
     renewed = frozenset((use.module, use.function) for use in new_ways)
-    # Where OLD has no such symbol and the code insists on it, OLD fails there, too.
+    # Where OLD has no such symbol and the code insists on it, OLD fails there, too; at import, the file does.
     failing = frozenset(
-        use.site for use, pair in named if use.kind is UseKind.NAME and pair.before is not None
-        and not pair.before.optional and resolved[0][use.accessor] is None
+        use.site if use.function else use.site.file for use, pair in named if use.kind is UseKind.NAME
+        and pair.before is not None and not pair.before.optional and resolved[0][use.accessor] is None
     )  # fmt: skip
     comparison = _Comparison(old, new, surface, resolved, renewed, failing)
     changes = [met for use, pair in named for met in comparison.changes(use, pair)]
@@ -135,14 +135,14 @@ def read_pairs(
 class _Comparison:
     def __init__(
         self, old: Release, new: Release, surface: Surface, resolved: Sequence[Mapping[str, Resolved | None]],
-        renewed: Collection[tuple[str, str]], failing: Collection[SourceLine],
+        renewed: Collection[tuple[str, str]], failing: Collection[SourceLine | str],
     ) -> None:  # fmt: skip
         self.old, self.new, self.surface, self.renewed, self.failing = old, new, surface, renewed, failing
         self._before, self._after = resolved
 
     def changes(self, use: Use, pair: Pair) -> Iterator[Met]:
         """Every change that one use meets in the step from old to new."""
-        for change in self._changes_of_pair(use, pair):
+        for change in self._changes_of_pair(use, pair) if use.site.file not in self.failing else ():
             yield self._met(change, use)
 
     def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
@@ -159,7 +159,8 @@ class _Comparison:
             path = self.surface.accessors[use.accessor].symbols[0].path
             yield self._met(Change(ChangeKind.REMOVED, Impact.BREAKING, old=path), use)
         for change in self._faults(self.new, use, self._after) if pair.after is not None else ():
-            if (change.kind, change.parameter) in known or (pair.before is None and use.site in self.failing):
+            fails = use.site.file in self.failing or (pair.before is None and use.site in self.failing)
+            if fails or (change.kind, change.parameter) in known:
                 yield self._met(change, use)
 
     def _changes_of_pair(self, use: Use, pair: Pair) -> Iterator[Change]:
@@ -297,7 +298,7 @@ class _Comparison:
 
     def _call(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
         one, other = signature_of(self.old, before), signature_of(self.new, after)
-        if one is None:
+        if one is None or not bind(one, use).fits:  # a call that the old release refuses is no regression
             return
         if other is None:
             if after.what in {"value", "instance", "module"} and not after.maybe:
@@ -329,7 +330,7 @@ class _Comparison:
         """What refuses a call beside the signature of its constructor."""
         made = made_by(self.new, after)
         if made is not None and made != made_by(self.old, before):
-            yield from call_faults(replace(made, open_keywords=made.open_keywords or made.ignores_unknown), use)
+            yield from call_faults(made, use)
         for one_of, other_of in {
             (before.obj, after.obj),
             (callee_of(self.old, before)[0], callee_of(self.new, after)[0]),

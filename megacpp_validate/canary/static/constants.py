@@ -20,6 +20,7 @@ from .interpreted import (
     Method,
     Missing,
     ProjectModule,
+    Unknown,
     Value,
     Values,
     Vendor,
@@ -65,6 +66,8 @@ def _truth(value: Value) -> bool | None:
             return bool(parts)
         case Missing():
             return False
+        case Unknown(is_true=known):
+            return known
     return True if isinstance(value, _THERE) else None
 
 

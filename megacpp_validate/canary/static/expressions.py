@@ -143,7 +143,8 @@ class Expressions(Notes):
             if known is (not passes) or part is node.values[-1]:
                 return either(*found, values)
             if known is None:
-                found.append(frozenset(v for v in values if truth_of(frozenset({v})) is not passes))
+                left = (v for v in values if truth_of(frozenset({v})) is not passes)
+                found.append(frozenset(Unknown(not passes) if isinstance(v, Unknown) else v for v in left))
             if not self._narrow(part, way, wanted=passes):
                 break
         return either(*found)

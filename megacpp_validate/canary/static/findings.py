@@ -46,8 +46,8 @@ class ChangeKind(StrEnum):
 class Impact(StrEnum):
     """What a change does to the bridge as it is written."""
 
-    BREAKING = "breaking"  # the call as written fails, or what it asks for is silently ignored
-    RISK = "risk"  # a default that it leans on moved, a deprecation, another path is taken
+    BREAKING = "breaking"  # the call or the import as written fails
+    RISK = "risk"  # an argument is ignored, a default that it leans on moved, a deprecation, another path is taken
     HARMLESS = "harmless"  # not consumed, or consumed in a way that the change does not touch
 
 

@@ -121,10 +121,12 @@ class Keywords:
 
     Attributes:
         is_open: it may have other keys, too.
+        is_drained: a key was taken out that is not known: of what is held since, only what every way holds is sure.
     """
 
     items: dict[str, Values] = field(default_factory=dict)
     is_open: bool = False
+    is_drained: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,9 @@ class ProjectModule:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Anything."""
+    """Anything; `is_true` is what its truth is known to be."""
+
+    is_true: bool | None = None
 
 
 Value: TypeAlias = (
@@ -245,7 +249,7 @@ class Names:
 
 def forked(values: Values) -> Values:
     """The same values; a dictionary among them is a copy, which grows on its own."""
-    return frozenset(Keywords(dict(v.items), v.is_open) if isinstance(v, Keywords) else v for v in values)
+    return frozenset(replace(v, items=dict(v.items)) if isinstance(v, Keywords) else v for v in values)
 
 
 def _joined(sides: list[Values]) -> Values:
@@ -254,9 +258,13 @@ def _joined(sides: list[Values]) -> Values:
     made = [one for one in both if isinstance(one, Keywords)]
     if len(made) < 2:
         return both
+    is_drained = any(one.is_drained for one in made)
     keys = dict.fromkeys(key for one in made for key in one.items)
+    if is_drained:
+        keys = {key: None for key in keys if all(key in one.items for one in made)}
     whole = Keywords(
         {key: either(*(one.items[key] for one in made if key in one.items)) for key in keys},
         any(one.is_open for one in made),
+        is_drained,
     )
     return frozenset({one for one in both if not isinstance(one, Keywords)} | {whole})

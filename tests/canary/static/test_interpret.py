@@ -220,6 +220,9 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "guard-that-holds": ({"a.py": MINIMUM + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:7 {BIAS}"),
     "guard-of-another-file": ({"u.py": MINIMUM, "a.py": "from u import is_te_min_version\n" + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:4 {BIAS}"),
     "keyword-under-a-guard": ({"a.py": MINIMUM + HEAD + "kw = {}\nif is_te_min_version('1.5'):\n    kw['bias'] = True\nte.Layer(8, **kw)"}, f"a.py:9 {BIAS}"),
+    "keys-taken-out-in-a-loop": ({"a.py": HEAD + "kw = {'bias': True}\nfor k in set(kw) - names():\n    kw.pop(k)\nte.Layer(8, **kw)"}, ""),
+    "call-that-the-old-release-refuses": ({"a.py": HEAD + "te.Layer(8, True, 3, bias=True)"}, ""),
+    "file-that-the-old-release-does-not-import": ({"a.py": HEAD + "from transformer_engine.pytorch import Other\nte.Layer(8, bias=True)"}, ""),
     # not alive under the new release
     "guard": ({"a.py": MINIMUM + HEAD + "if not is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, ""),
     "guard-by-version": ({"a.py": "import transformer_engine\nfrom packaging import version\n" + HEAD + "if version.parse(transformer_engine.__version__) < version.parse('2.0'):\n    te.Layer(8, bias=True)"}, ""),
@@ -227,6 +230,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "guard-by-tuple": ({"a.py": "import transformer_engine as t\n" + HEAD + "V = tuple(int(x) for x in t.__version__.split('.')[:2])\nif V < (2, 0):\n    te.Layer(8, bias=True)"}, ""),
     "guard-that-returns": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        return None\n    return te.Layer(8, bias=True)"}, ""),
     "guard-that-raises": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        raise ValueError\n    return te.Layer(8, bias=True)"}, ""),
+    "guard-beside-what-is-not-known": ({"a.py": MINIMUM + HEAD + "def f(n):\n    if n == 1:\n        pass\n    elif n == 2 and not is_te_min_version('1.5'):\n        te.Layer(8, bias=True)"}, ""),
     "in-an-expression": ({"a.py": MINIMUM + HEAD + "te.Layer(8) if is_te_min_version('2.0') else te.Layer(8, bias=True)"}, ""),
     "another-argument": ({"a.py": HEAD + "te.Layer(8)"}, ""),
     "not-transformer-engine": ({"a.py": HEAD + "te.Layer(8)\nimport torch\ntorch.Layer(8, bias=True)"}, ""),

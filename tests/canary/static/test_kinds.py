@@ -160,7 +160,7 @@ PARAMETERS = [
     call("keyword-gone-not-passed", "x, scale=1", "x", "1", set()),
     call("keyword-renamed", "x, amax_group=None", "x, amax_reduction_group=None", "1, amax_group=2", {"user parameter-renamed amax_group breaking"}),
     call("positional-renamed", "inp, mask", "inp, masks", "1, 2", {"user parameter-renamed mask harmless"}),
-    call("swallowed-by-kwargs", "x, scale=1", "x, **kwargs", "1, scale=2", {"user parameter-removed scale breaking"}),
+    call("swallowed-by-kwargs", "x, scale=1", "x, **kwargs", "1, scale=2", {"user parameter-removed scale risk"}),
     call("positional-only", "x, y", "x, y, /", "x=1, y=2", {"user parameter-positional-only x breaking", "user parameter-positional-only y breaking"}),
     call("positional-only-passed-so", "x, y", "x, y, /", "1, 2", set()),
     call("keyword-only", "x, y", "x, *, y", "1, 2", {"user parameter-keyword-only y breaking"}),
@@ -271,11 +271,11 @@ PLAIN_RECIPE = RECIPE.replace("pydantic.dataclasses", "dataclasses")
 MAKES = "te.Recipe.require()(margin=0, interval=1)"
 
 DATACLASSES = [
-    Case("field-gone-pydantic", RECIPE + "    interval: int = 1\n", RECIPE, MAKES, {"user parameter-removed interval breaking"}),
+    Case("field-gone-pydantic", RECIPE + "    interval: int = 1\n", RECIPE, MAKES, {"user parameter-removed interval risk"}),
     Case("field-gone-standard-library", PLAIN_RECIPE + "    interval: int = 1\n", PLAIN_RECIPE, MAKES, {"user parameter-removed interval breaking"}),
     Case("field-default-changed", RECIPE + "    algo: str = 'max'\n", RECIPE + "    algo: str = 'most_recent'\n", "te.Recipe.require()(margin=0)", {"user default-changed algo risk"}),
     Case("field-newly-required", RECIPE, RECIPE.replace(" = 0", ""), "te.Recipe.require()()", {"user parameter-required margin breaking"}),
-    Case("field-of-a-base", RECIPE + "@dataclass()\nclass Mine(Recipe):\n    b: int = 1\n", RECIPE.replace("margin", "slack") + "@dataclass()\nclass Mine(Recipe):\n    b: int = 1\n", "te.Mine.require()(margin=0, b=1)", {"user parameter-renamed margin breaking"}),
+    Case("field-of-a-base", RECIPE + "@dataclass()\nclass Mine(Recipe):\n    b: int = 1\n", RECIPE.replace("margin", "slack") + "@dataclass()\nclass Mine(Recipe):\n    b: int = 1\n", "te.Mine.require()(margin=0, b=1)", {"user parameter-renamed margin risk"}),
     Case("fields-made-keyword-only", RECIPE, RECIPE.replace("dataclass()", "dataclass(kw_only=True)"), "te.Recipe.require()(3)", {"user parameter-keyword-only margin breaking"}),
     Case("class-variable-is-no-field", RECIPE, RECIPE + "    from typing import ClassVar\n    kind: ClassVar[str]\n", "te.Recipe.require()(margin=1)", set()),
 ]  # fmt: skip
@@ -323,8 +323,8 @@ MORE_BODIES = [
     Case("constant-behind-a-default-passed", CONSTANT, CONSTANT.replace("1", "2"), "te.f.require()(3, limit=3)", set()),
     Case("decorated-as-deprecated", "def f(x): ...", "from warnings import deprecated\n@deprecated('use g')\ndef f(x): ...", "te.f.require()(3)", {"user deprecated risk"}),
     Case("class-decorated-as-deprecated", "class f: ...", "from warnings import deprecated\n@deprecated('use g')\nclass f: ...", "te.f.require()()", {"user deprecated risk"}),
-    Case("key-no-longer-popped", KEYS, KEYS.replace("    tp = kwargs.pop('tp', None)\n", ""), "te.f.require()(3, tp=1)", {"user parameter-removed tp breaking"}),
-    Case("key-popped-under-another-name", KEYS, KEYS.replace("'tp'", "'tp_group'"), "te.f.require()(3, tp=1)", {"user parameter-renamed tp breaking"}),
+    Case("key-no-longer-popped", KEYS, KEYS.replace("    tp = kwargs.pop('tp', None)\n", ""), "te.f.require()(3, tp=1)", {"user parameter-removed tp risk"}),
+    Case("key-popped-under-another-name", KEYS, KEYS.replace("'tp'", "'tp_group'"), "te.f.require()(3, tp=1)", {"user parameter-renamed tp risk"}),
     Case("default-of-a-popped-key", KEYS, KEYS.replace("'a'", "'b'"), "te.f.require()(3, tp=1)", {"user default-changed mode risk"}),
     Case("keys-handed-on", KEYS, "def run(*args, **options): ...\ndef f(x, **kwargs):\n    return run(x, **kwargs)", "te.f.require()(3, tp=1)", {"user parameter-removed tp risk"}),
 ]  # fmt: skip
@@ -332,8 +332,8 @@ MORE_BODIES = [
 BASE = "class Base:\n    def __init__(self, *, size, dtype=None): ...\n"
 LOOKS = "class L(Base):\n    def __init__(self, old=None, **kwargs):\n        if 'dtype' in kwargs: pass\n        kwargs['dtype'] = old\n        super().__init__(**kwargs)"
 DATACLASSES += [
-    Case("field-not-in-init", RECIPE + "    interval: int = 1\n", RECIPE.replace("dataclass\n", "dataclass\nfrom dataclasses import field\n", 1) + "    interval: int = field(default=1, init=False)\n", MAKES, {"user parameter-removed interval breaking"}),
-    Case("dataclass-under-another-name", RECIPE + "    interval: int = 1\n", RECIPE.replace("@dataclass()", "recipe = dataclass()\n@recipe"), MAKES, {"user parameter-removed interval breaking"}),
+    Case("field-not-in-init", RECIPE + "    interval: int = 1\n", RECIPE.replace("dataclass\n", "dataclass\nfrom dataclasses import field\n", 1) + "    interval: int = field(default=1, init=False)\n", MAKES, {"user parameter-removed interval risk"}),
+    Case("dataclass-under-another-name", RECIPE + "    interval: int = 1\n", RECIPE.replace("@dataclass()", "recipe = dataclass()\n@recipe"), MAKES, {"user parameter-removed interval risk"}),
     Case("key-only-looked-at", BASE + LOOKS, BASE.replace("dtype", "kind") + LOOKS, "te.L.require()(size=8, dtype=1)", {"user parameter-removed dtype breaking"}),
 ]  # fmt: skip
 

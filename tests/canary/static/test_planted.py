@@ -79,7 +79,7 @@ REMOVED = [
 ]  # fmt: skip
 
 OTHER_KINDS = [
-    Plant("imports", K.PARAMETER_REMOVED, RECIPES, r"(class DelayedScaling\(.*?)    reduce_amax: bool = True\n", r"\1", "DelayedScaling", "reduce_amax"),
+    Plant("imports", K.PARAMETER_REMOVED, RECIPES, r"(class DelayedScaling\(.*?)    reduce_amax: bool = True\n", r"\1", "DelayedScaling", "reduce_amax", Impact.RISK),
     Plant("imports", K.ATTRIBUTE_REMOVED, f"{PYTORCH}/quantization.py", r"def get_fp8_group\(", "def group_of_fp8(", "FP8GlobalStateManager", "get_fp8_group"),
     Plant("imports", K.IMPORT_REQUIREMENT_ADDED, INIT, r"\nimport torch\n", "\nimport torch\nimport nvdlfw_inspect\n", "pytorch", "nvdlfw_inspect", Impact.RISK),
     Plant("attention", K.GUARD_ADDED, ATTENTION, r"(class DotProductAttention\(.*?super\(\).__init__\([^)]*\)\n)", r'\1        if qkv_format == "bshd":\n            raise ValueError("bshd is gone")\n', "DotProductAttention", "qkv_format"),

@@ -162,7 +162,7 @@ ROWS = [
     Row("convert", CONVERT, ("1.13.0", "2.20.2"), set()),
     Row("version-guards", GUARDED, ("1.13.0", "2.20.2"), set()),
     Row("recipe-and-scope", SCOPES, ("1.13.0", "2.20.2"), {
-        "5 parameter-removed override_linear_precision breaking", "7 deprecated risk"}),
+        "5 parameter-removed override_linear_precision risk", "7 deprecated risk"}),
     Row("check-of-a-new-kind", NEW_KIND, ("2.12.0", "2.17.1"), set()),
     Row("getattr-with-a-default", READING, ("2.12.0", "2.17.1"), set()),
 ]  # fmt: skip

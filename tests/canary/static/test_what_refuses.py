@@ -81,7 +81,7 @@ GUARDS = [
 
 RECIPE = "from pydantic import Field\nfrom pydantic.dataclasses import dataclass\nfrom typing import Callable, Literal, Optional, Union\n@dataclass\nclass R:\n    "
 FIELDS = [
-    Case("alias-is-the-keyword", RECIPE + "form: str = 'a'", RECIPE + "form: str = Field(default='a', alias='format')", "te.R.require()(form='a')", {"user parameter-renamed form breaking"}),
+    Case("alias-is-the-keyword", RECIPE + "form: str = 'a'", RECIPE + "form: str = Field(default='a', alias='format')", "te.R.require()(form='a')", {"user parameter-renamed form risk"}),
     Case("literal-without-it", RECIPE + "algo: Literal['max', 'last'] = 'max'", RECIPE + "algo: Literal['largest'] = 'largest'", "te.R.require()(algo='max')", {"user guard-added algo breaking"}),
     Case("literal-beside-any-text", RECIPE + "algo: Literal['max'] = 'max'", RECIPE + "algo: Union[Literal['largest'], str] = 'largest'", "te.R.require()(algo='max')", set()),
 ]  # fmt: skip
