@@ -142,8 +142,10 @@ class _Comparison:
 
     def changes(self, use: Use, pair: Pair) -> Iterator[Met]:
         """Every change that one use meets in the step from old to new."""
-        for change in self._changes_of_pair(use, pair) if use.site.file not in self.failing else ():
-            yield self._met(change, use)
+        for change in self._changes_of_pair(use, pair):
+            # A file that OLD cannot import has no behaviour to lose; what NEW refuses in it stays a breakage.
+            if change.impact is Impact.BREAKING or use.site.file not in self.failing:
+                yield self._met(change, use)
 
     def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
         """Why a call fails in both releases alike."""
