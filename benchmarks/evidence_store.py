@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from megacpp_validate.evidence.receipt import seal
+
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
 _TOTAL: Final = re.compile(rb'("(?:total|probe)": )([0-9.]+)')
@@ -24,6 +26,7 @@ _STARTED: Final = re.compile(rb'(\n  "started": )"[^"]*"')
 _COMMIT: Final = re.compile(rb'(\n  "commit": )"[^"]*"')
 _FIRST: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _TURN: Final = timedelta(days=2)  # the committed receipts are of little more than one
+_SEAL: Final = re.compile(rb'"seal": "[0-9a-f]*"')
 _HOST: Final = re.compile(rb'(\n    "host": )"[^"]*"')
 
 
@@ -61,7 +64,8 @@ def write_store(store: Path, receipts: int, samples: tuple[Sample, ...], first: 
     for turn, sample in islice(_take_turns(samples, first), receipts):
         folder = store / f"run{turn:+05}" / sample.folder
         folder.mkdir(parents=True, exist_ok=True)
-        text = sample.body + _vary(sample, turn, noise)
+        text = _SEAL.sub(b'"seal": ""', sample.body + _vary(sample, turn, noise))
+        text = seal(text.decode()).encode()
         (folder / sample.name).write_bytes(text)
         size += len(text)
     return size

@@ -14,7 +14,7 @@ from pydantic import Field
 from ..errors import Exit, NothingSelected, WrongArguments
 from .receipt import Outcome, read_time
 from .selftest import wilson_interval
-from .store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_store
+from .store import ReceiptFile, ReceiptStore, read_store
 from .values import Frozen
 
 DIRTY = "-dirty"  # behind a commit from which files differed
@@ -135,8 +135,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
     """The history of cells.
 
     Args:
-        patterns: names of cells, with `*`, `?` and `[...]`; their receipts are read whole. None for all cells, whose
-            heads alone are read.
+        patterns: names of cells, with `*`, `?` and `[...]`; None for all cells.
 
     Raises:
         WrongArguments: there is no such folder.
@@ -149,7 +148,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
             f"the folder {folder} cannot be read: {fault.strerror or fault}. Likely cause: nothing has run here, or "
             "the receipts lie elsewhere. Next step: name the folder: history STORE --cell NAME."
         ) from fault
-    rows = list_rows(store, patterns or ())
+    rows = list_rows(store)
     by_cell: dict[str, list[HistoryRow]] = defaultdict(list)
     for row in rows:
         if row.cell and _matches(row.cell, patterns):
@@ -169,13 +168,9 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
     )  # fmt: skip
 
 
-def list_rows(store: ReceiptStore, whole: Sequence[str] = ()) -> tuple[HistoryRow, ...]:
-    """A row for every file that is a receipt or should be one: oldest first, unreadable ones last.
-
-    Args:
-        whole: patterns of cells whose receipts are read whole, as are those whose head cannot be trusted alone.
-    """
-    rows = [_make_row(store, one, whole) for one in store.files if not one.other]
+def list_rows(store: ReceiptStore) -> tuple[HistoryRow, ...]:
+    """A row for every file that is a receipt or should be one: oldest first, unreadable ones last."""
+    rows = [_make_row(one) for one in store.files]
     rows.sort(key=lambda row: (row.outcome is None, *_place(row)))
     return tuple(_mark_twins(rows))
 
@@ -201,13 +196,10 @@ def rate_flakes(rows: Iterable[HistoryRow]) -> FlakeRate:
     )  # fmt: skip
 
 
-def _make_row(store: ReceiptStore, one: ReceiptFile, whole: Sequence[str]) -> HistoryRow:
+def _make_row(one: ReceiptFile) -> HistoryRow:
     head, fault = one.head, one.problem
-    if head is not None and (one.doubtful or one.stem != head.cell or _matches(head.cell, whole)):
-        try:
-            store.load(one)
-        except ReceiptInvalid as found:
-            head, fault = None, found.reason
+    if head is not None and one.stem != head.cell:
+        head, fault = None, f"it holds the cell {head.cell!r}, which its name does not say"
     fields: dict[str, Any] = {"run": one.run, "path": one.shown, "sha256": one.sha256}
     if head is None:
         cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell

@@ -9,17 +9,22 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from .whole_file import write_whole
 
-SCHEMA_ID: Final = "megacpp-validate/receipt/5"
-# 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training, 4 no kernels that were compiled.
-READABLE: Final = (*(f"megacpp-validate/receipt/{number}" for number in (1, 2, 3, 4)), SCHEMA_ID)
+# 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training, 4 no kernels that were compiled;
+# those of 1 to 5 that are committed were sealed afterwards.
+READABLE: Final = tuple(f"megacpp-validate/receipt/{number}" for number in range(1, 7))
+SCHEMA_ID: Final = READABLE[-1]
+_END: Final = '"\n}\n'  # of a file, behind the digits of its seal
+CODE_ROOMS: Final = ("bridge", "native", "probes", "training")  # of the package: what produces a receipt
 
 
 class Strict:
@@ -347,6 +352,8 @@ class Receipt(Strict):
         compilers: of the libraries whose kernels were compiled just in time.
         training: a row a training run that ended well.
         environment: identity of the environment that it ran in; a receipt of another one is no answer to a later run.
+        code: `hash_code()` of the checkout that produced it; empty where that is unknown.
+        seal: SHA-256 of the file without these digits; `write_receipt` sets both.
     """
 
     cell: str
@@ -380,6 +387,29 @@ class Receipt(Strict):
     commit: str = ""
     tool: str = ""
     schema_id: str = SCHEMA_ID
+    code: str = field(default="", compare=False)
+    seal: str = field(default="", compare=False)
+
+
+@cache
+def hash_code() -> str:
+    """SHA-256 over the name and content of every source file of `CODE_ROOMS`."""
+    root, digest = Path(__file__).parents[1], sha256()
+    for path in sorted(path for room in CODE_ROOMS for path in (root / room).rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def seal(text: str) -> str:
+    """A text that ends with an empty seal, with the SHA-256 of that text in it."""
+    return text.removesuffix(_END) + sha256(text.encode()).hexdigest() + _END
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether no byte of a receipt changed since it was sealed."""
+    at, end = len(content) - 64 - len(_END), len(content) - len(_END)
+    return at > 0 and sha256(content[:at] + content[end:]).hexdigest().encode() == content[at:end]
 
 
 def read_time(text: str) -> datetime | None:
@@ -397,11 +427,12 @@ def receipt_text(receipt: Receipt) -> str:
     JSON has no NaN and no Inf: such a number becomes null. What a vendor library says may hold half a character, which
     must not cost the receipt: it is written as its escape.
     """
-    return json.dumps(_plain(asdict(receipt)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    blank = replace(receipt, code=receipt.code or hash_code(), seal="")
+    return seal(json.dumps(_plain(asdict(blank)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_receipt(receipt: Receipt, path: Path) -> None:
-    """Write a receipt, whatever dies half way.
+    """Write a receipt, sealed, whatever dies half way.
 
     Raises:
         OSError: the place cannot be written.

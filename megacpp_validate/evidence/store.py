@@ -1,8 +1,7 @@
-"""The one reader of receipts: what is damaged, edited or contradicts itself is no evidence.
+"""The one reader of receipts: what was damaged, changed since it was sealed, or contradicts itself is no evidence.
 
-One file is read whole and strictly (`read_receipt`). A store of thousands is walked once (`read_store`): every file is
-hashed and read as far as its head, because nine tenths of a receipt are its checks; `ReceiptStore.load` reads those
-that matter whole.
+One file is read whole (`read_receipt`). A store of thousands is walked once (`read_store`): the seal of every file is
+verified and its head is read, because nine tenths of a receipt are its checks; `ReceiptStore.load` reads the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import re
 import stat
 import statistics
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,17 +21,13 @@ from typing import Any, Final
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id
+from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, cell_id, is_sealed
 from .strict_json import FileInvalid, list_errors, read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
 _CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
 _SCHEMA: Final = re.compile(rb'"schema_id":\s*"(megacpp-validate/[\w./-]{1,60})"')
-# `probes.stopwatch.new_timing` rounds to 1e-6 ms: each round errs by half of that, and so does the median of those
-# before they were rounded. The mean of the two rounds in the middle of an even number is rounded once more in fp64.
-_ROUNDED_MS: Final = 1e-6
-_RELATIVE: Final = 2.0**-50
 
 
 class ReceiptInvalid(FileInvalid):
@@ -62,14 +56,17 @@ def read_receipt(path: Path) -> Receipt:
     Raises:
         ReceiptInvalid: the file cannot be read, is not a receipt, or contradicts itself.
     """
-    return parse_receipt(_read_bytes(path), path)
+    try:
+        return parse_receipt(path.read_bytes(), path)
+    except OSError as fault:
+        raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
 
 
 def parse_receipt(text: bytes, path: Path) -> Receipt:
     """One receipt from its bytes; its file is not opened, but its name must be that of the cell.
 
     Raises:
-        ReceiptInvalid: the text is not a receipt, or contradicts itself.
+        ReceiptInvalid: the text is not a receipt, is not sealed, or contradicts itself.
     """
     named = _SCHEMA.search(text)
     if named and (schema := named[1].decode()) not in READABLE:
@@ -81,6 +78,8 @@ def parse_receipt(text: bytes, path: Path) -> Receipt:
         raise ReceiptInvalid(path, list_errors(fault)) from fault
     except ValueError as fault:
         raise ReceiptInvalid(path, str(fault)) from fault
+    if not is_sealed(text):
+        raise ReceiptInvalid(path, "its seal does not fit its content: it has none, or was changed after it was sealed")
     if contradictions := "; ".join(_find_contradictions(receipt, path)):
         raise ReceiptInvalid(path, contradictions)
     return receipt
@@ -112,103 +111,59 @@ def receipt_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as fault:
-        raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
-
-
-# --- What no probe writes: a good outcome over a bad check, a cell under another name, a median of other rounds. ---
+# --- A broken producer seals what it wrote, too: outcomes and verdicts are derived again from what they stand on. ---
 
 
 def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
-    """Everything in a receipt that cannot be true of one cell, in words."""
+    """Everything in a receipt that cannot be true of one cell."""
     failed = [check.name for check in receipt.checks if not check.passed]
-    outcome, raised = receipt.outcome, receipt.failure.type if receipt.failure is not None else ""
-    good, blocked = outcome.is_good, receipt.blocked_by
+    outcome, good = receipt.outcome, receipt.outcome.is_good
     for wrong, text in (
-        (receipt.schema_id not in READABLE, f"schema_id is {receipt.schema_id!r} instead of {SCHEMA_ID!r}"),
         (receipt.cell != cell_id(receipt.stack, receipt.target, receipt.probe),
          f"cell {receipt.cell!r} is not stack, target and probe joined"),
         (path.stem != receipt.cell, f"it holds the cell {receipt.cell!r}, which its name does not say"),
         (good and failed, f"outcome {outcome} with the failed check {', '.join(failed[:1])}"),
         (good and not receipt.checks, f"outcome {outcome} with no check at all"),
-        (good and receipt.failure is not None, f"outcome {outcome} over the failure {raised}"),
-        (good and blocked, f"outcome {outcome}, and blocked by {blocked}"),
+        (good and receipt.failure, f"outcome {outcome} over the failure {receipt.failure and receipt.failure.type}"),
+        (good and receipt.blocked_by, f"outcome {outcome}, and blocked by {receipt.blocked_by}"),
         (outcome is Outcome.FAIL and not failed, "outcome fail without a failed check"),
-        (outcome is Outcome.BLOCKED and not blocked, "outcome blocked, and not by which cell"),
+        (outcome is Outcome.BLOCKED and not receipt.blocked_by, "outcome blocked, and not by which cell"),
     ):  # fmt: skip
         if wrong:
             yield text
-    yield from _find_impossible_numbers(receipt)
     for check in receipt.checks:
         yield from _find_false_verdicts(check)
     if outcome is Outcome.PASS:
         yield from _find_false_backends(receipt)
 
 
-def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
-    """Numbers below nothing, what is listed twice, and sums, steps and medians that are not those of their parts."""
-    numbers: dict[str, float] = {f"seconds.{phase}": seconds for phase, seconds in receipt.seconds.items()}
-    for where in ("warm_up", "after", "hits"):
-        numbers |= {f"jit.{where}.{library}": number for library, number in getattr(receipt.jit, where).items()}
-    numbers["peak_memory_mib"] = receipt.peak_memory_mib
-    yield from (f"{name} is {number:g}" for name, number in numbers.items() if number < 0)
-    listed = Counter([
-        *(f"library {row.name}" for row in receipt.libraries), *(f"package {row.name}" for row in receipt.packages),
-        *(f"time of {row.name} by {row.clock}" for row in receipt.timings),
-    ])  # fmt: skip
-    yield from (f"the {name} is listed {times} times" for name, times in listed.items() if times > 1)
-    for row in receipt.timings:
-        median = statistics.median(row.rounds_ms or (0.0,))
-        if not row.rounds_ms or abs(median - row.median_ms) > _ROUNDED_MS + _RELATIVE * abs(median):
-            rounds = f"its {len(row.rounds_ms)} rounds is {median:g}"
-            yield f"{row.name}: median_ms is {row.median_ms:g}, and the median of {rounds}"
-    for record in receipt.training:
-        yield from find_record_faults(record)
-
-
-def find_record_faults(record: TrainingRecord) -> Iterator[str]:
-    """What no training run writes: phases that do not sum to the whole, steps that are missing or twice."""
-    summed, steps = sum(record.phases_ns.values()), [step.step for step in record.steps]
-    if summed != record.whole_ns or min(record.phases_ns.values(), default=0) < 0:
-        yield f"training {record.name}: phases sum to {summed} ns of {record.whole_ns}"
-    if steps and steps != list(range(steps[0], steps[0] + len(steps))):
-        yield f"training {record.name}: its steps do not follow each other"
-
-
 def _find_false_verdicts(check: Check) -> Iterator[str]:
     """Verdicts that are not those of the numbers beside them, as `probes.bounds` decides them."""
     for part in check.parts:
         said = f"check {check.name}: its part {part.name}"
-        if check.passed and not part.passed:
-            yield f"{said} failed, and the check passed"
         if part.observed is None or part.bound is None:
             # NaN, or Inf in both: where the check failed its other parts show it, and a floor holds for Inf.
             if check.passed:
                 yield f"{said} has no number, and the check passed"
-            continue
-        if part.name == "relative-error" and (part.bound >= 1.0 or part.observed < 0.0):
+        elif part.name == "relative-error" and (part.bound >= 1.0 or part.observed < 0.0):
             yield f"{said} is {part.observed:g}, and its bound {part.bound:g}: zeros would pass, or it is below 0"
         elif part.passed is not (part.observed >= part.bound if part.at_least else part.observed <= part.bound):
-            verb, side = ("passed", "beyond") if part.passed else ("failed", "within")
-            yield f"{said} {verb}, and {part.observed:g} is {side} its bound {part.bound:g}"
+            yield f"{said} has passed={part.passed}, which {part.observed:g} and its bound {part.bound:g} deny"
+        if check.passed and not part.passed:
+            yield f"{said} failed, and the check passed"
 
 
 def _find_false_backends(receipt: Receipt) -> Iterator[str]:
-    """Paths that took another side than was requested, in a cell that passed: `Bench.ran_on` fails those."""
+    """Paths that took another side than was requested, in a cell that passed."""
     looked = [check.name for check in receipt.checks if check.name.endswith(".backend")]
     if looked and not receipt.backends:
         yield f"{len(looked)} checks of the path that was taken, the first is {looked[0]}, and no path is on record"
     for row in receipt.backends:
-        shown = f"the path {row.path} requested {row.requested}, claims {row.claimed}, shows {', '.join(row.observed)}"
-        if row.requested == "te" and not (row.claimed == "te" and "te" in row.observed):
-            yield f"outcome pass, and {shown}"
-        if "native" in row.observed and len(row.observed) > 1:
-            yield f"{shown}: native is what shows where nothing else does"
-        if receipt.requested == "native" and "te" in (row.requested, row.claimed, *row.observed):
-            yield f"outcome pass where native was requested, and {shown}"
+        took_te = row.claimed == "te" and "te" in row.observed
+        any_te = "te" in (row.requested, row.claimed, *row.observed)
+        if (row.requested == "te" and not took_te) or (receipt.requested == "native" and any_te):
+            shown = f"{row.path} requested {row.requested}, claims {row.claimed}, shows {', '.join(row.observed)}"
+            yield f"outcome pass where {receipt.requested} was requested, and the path {shown}"
 
 
 # --- A store: a tree of folders, each of them one run. ---
@@ -237,8 +192,6 @@ class ReceiptHead(BaseModel):
     image_digest: str = ""
     lock_hash: str = ""
     commit: str = ""
-    blocked_by: str = ""
-    failure: dict[str, str] | None = None
     peak_memory_mib: float = 0.0
     host: str = Field("", validation_alias=AliasPath("machine", "host"))
     gpu: str = Field("", validation_alias=AliasPath("machine", "gpu"))
@@ -269,13 +222,10 @@ class ReceiptFile:
     Attributes:
         file: relative to the store, with `/` between its parts.
         sha256: of its bytes; empty where they could not be read.
-        head: None where the file is not a receipt.
+        head: None where the file is not a receipt, or not the one that was sealed.
         problem: why it is not.
         leads_out: whether receipts may lie behind it that nobody sees: a link out of the store, a folder that cannot be
             read.
-        other: whether it is whole JSON that does not claim to be a receipt: the result of a verb.
-        doubtful: whether its head alone cannot be trusted: a good outcome over a failed check, a key twice, a number
-            below 0, another layout. Those that matter are read whole.
     """
 
     file: str
@@ -283,8 +233,6 @@ class ReceiptFile:
     head: ReceiptHead | None
     problem: str = ""
     leads_out: bool = False
-    other: bool = False
-    doubtful: bool = False
 
     @cached_property
     def shown(self) -> str:
@@ -320,12 +268,7 @@ class ReceiptFile:
 
 @dataclass(frozen=True)
 class ReceiptStore:
-    """Every receipt of a store.
-
-    Attributes:
-        folder: where it lies.
-        files: sorted by file.
-    """
+    """Every receipt of a folder and of those below it; `files` are sorted by file."""
 
     folder: Path
     files: tuple[ReceiptFile, ...]
@@ -344,14 +287,17 @@ class ReceiptStore:
         path = self.folder / one.file
         if one.head is None:
             raise ReceiptInvalid(path, one.problem)
-        text = _read_bytes(path)
+        try:
+            text = path.read_bytes()
+        except OSError as fault:
+            raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
         if sha256(text).hexdigest() != one.sha256:
             raise ReceiptInvalid(path, "it was written while it was read")
         return parse_receipt(text, path)
 
 
 def read_store(folder: Path) -> ReceiptStore:
-    """Every `*.json` below a folder, and whatever else receipts may lie behind that cannot be read.
+    """Every `*.json` below a folder that is a receipt or should be one, and what hides receipts: links, closed folders.
 
     Links are listed and not followed; names that begin with a dot are still being written, or not for evidence.
 
@@ -376,8 +322,7 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
         except OSError as fault:
             if not below:
                 raise
-            why = f"the folder cannot be read: {fault.strerror or fault}"
-            yield ReceiptFile(below, "", None, why, leads_out=True)
+            yield ReceiptFile(below, "", None, f"the folder cannot be read: {fault.strerror or fault}", leads_out=True)
             continue
         for entry in listed:
             file = f"{below}/{entry.name}" if below else entry.name
@@ -387,8 +332,8 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
                 if entry.name.endswith(".json") or not Path(entry.path).is_file():  # a folder may hide receipts
                     why = "it cannot be read: it is a link, and what it points to is no part of the store"
                     yield ReceiptFile(file, "", None, why, _leads_out(folder, Path(entry.path)))
-            elif entry.name.endswith(".json"):
-                yield _read_file(entry.path, file)
+            elif entry.name.endswith(".json") and (found := _read_file(entry.path, file)) is not None:
+                yield found
 
 
 def _leads_out(folder: Path, link: Path) -> bool:
@@ -400,7 +345,8 @@ def _leads_out(folder: Path, link: Path) -> bool:
     return any(part.startswith(".") for part in inside.parts)
 
 
-def _read_file(path: str, file: str) -> ReceiptFile:
+def _read_file(path: str, file: str) -> ReceiptFile | None:
+    """None for a file that does not claim to be a receipt."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait
         with os.fdopen(handle, "rb", buffering=0) as stream:
@@ -412,59 +358,32 @@ def _read_file(path: str, file: str) -> ReceiptFile:
     except OSError as fault:
         return ReceiptFile(file, "", None, f"it cannot be read: {fault.strerror or fault}")
     digest = sha256(text).hexdigest()
-    with suppress(ValidationError):
-        head, doubtful = _read_head(text)
-        if head.schema_id in READABLE:
-            return ReceiptFile(file, digest, head, doubtful=doubtful)
-    problem = "it is not a receipt"
+    if is_sealed(text) and (head := _read_head(text)) is not None:
+        return ReceiptFile(file, digest, head)
+    if not _claims_to_be_a_receipt(text, PurePosixPath(show_file(file)).stem):
+        return None
     try:
         parse_receipt(text, Path(file))
     except ReceiptInvalid as fault:
-        problem = fault.reason
-    return ReceiptFile(file, digest, None, problem, other=_is_other(text, PurePosixPath(show_file(file)).stem))
+        return ReceiptFile(file, digest, None, fault.reason)
+    return ReceiptFile(file, digest, None, "it is not a receipt")
 
 
-# In a text laid out as `receipt_text` writes it, two spaces behind a line end begin a key of the receipt itself: no
-# string of JSON holds a line end. So the checks end where the last "backends" begin.
-_CHECKS: Final = b'\n  "checks": ['
-_AFTER_CHECKS: Final = b'\n  "backends": '
-_FAILED: Final = b'\n      "passed": false'  # of a check; of a part it stands deeper
-_KEY: Final = re.compile(rb'\n  "(\w+)"')
+def _read_head(text: bytes) -> ReceiptHead | None:
+    """The head of a sealed receipt, without its checks: they end where "backends" begins, as `receipt_text` writes."""
+    start, rest = text.find(b'\n  "checks": ['), text.rfind(b'\n  "backends": ')
+    short = text[:start] + text[rest:] if 0 <= start < rest else text
+    with suppress(ValidationError):
+        head = ReceiptHead.model_validate_json(short, strict=True)
+        return head if head.schema_id in READABLE else None
+    return None
 
 
-def _read_head(text: bytes) -> tuple[ReceiptHead, bool]:
-    """The head, and whether it is doubtful.
-
-    Raises:
-        ValidationError: the text has none.
-    """
-    start, rest = text.find(_CHECKS), text.rfind(_AFTER_CHECKS)
-    if 0 <= start < rest and text.endswith(b"],", 0, rest):
-        with suppress(ValidationError):  # no head without what was cut
-            short = text[:start] + text[rest:]
-            head = ReceiptHead.model_validate_json(short, strict=True)
-            keys = _KEY.findall(short)
-            empty = text.endswith(_CHECKS + b"],", 0, rest)
-            return head, len(keys) != len(set(keys)) or _is_doubtful(head, text.find(_FAILED, start, rest) >= 0, empty)
-    return ReceiptHead.model_validate_json(text, strict=True), True
-
-
-def _is_doubtful(head: ReceiptHead, failed: bool, empty: bool) -> bool:
-    numbers = [head.peak_memory_mib, *head.seconds.values(), *head.after.values()]
-    if head.cell != cell_id(head.stack, head.target, head.probe) or not all(number >= 0 for number in numbers):
-        return True
-    if head.outcome.is_good:
-        return failed or empty or bool(head.blocked_by) or head.failure is not None
-    return (head.outcome is Outcome.FAIL and not failed) or (head.outcome is Outcome.BLOCKED and not head.blocked_by)
-
-
-def _is_other(text: bytes, stem: str) -> bool:
-    """What lies under the name of a cell and does not say what else it is was a receipt that something overwrote."""
+def _claims_to_be_a_receipt(text: bytes, stem: str) -> bool:
+    """Whether a file says that it is a receipt, or lies under the name of a cell and does not say what else it is."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return bool(_CELL.fullmatch(stem)) or b'"megacpp-validate/receipt/' in text
     schema = data.get("schema_id") if isinstance(data, dict) else None
-    if (isinstance(data, dict) and "cell" in data) or str(schema).startswith("megacpp-validate/receipt/"):
-        return False
-    return (isinstance(schema, str) and schema != "") or not _CELL.fullmatch(stem)
+    return schema.startswith("megacpp-validate/receipt/") if isinstance(schema, str) else bool(_CELL.fullmatch(stem))

@@ -29,7 +29,7 @@ def make_probes(folder: Path, main: str) -> InterpreterEnvironment:
     (package.parent / "__init__.py").write_text("")
     (package / "__init__.py").write_text("")
     head = (
-        "import json, os, signal, subprocess, sys, time, faulthandler\n"
+        "import hashlib, json, os, signal, subprocess, sys, time, faulthandler\n"
         "faulthandler.enable()\n"
         "order = json.load(sys.stdin)\n"
         "place, cell = sys.argv[1], '{stack}-{id}-{probe}'.format(**order, **order['target'])\n"
@@ -37,7 +37,9 @@ def make_probes(folder: Path, main: str) -> InterpreterEnvironment:
         "    outcome='pass', reason='', requested=order['requested'], seed=order['seed'],\n"
         "    tool=order['tool'], commit=order['commit'], environment=order['environment'],\n"
         "    checks=[dict(name='one', passed=True)])\n"
-        "write = lambda **more: open(place, 'w').write(json.dumps({**receipt, **more}))\n"
+        "def write(**more):\n"
+        "    text = json.dumps({**receipt, **more, 'seal': ''}, indent=2) + '\\n'\n"
+        "    open(place, 'w').write(text[:-4] + hashlib.sha256(text.encode()).hexdigest() + text[-4:])\n"
     )
     (package / "__main__.py").write_text(head + main)
     return InterpreterEnvironment((sys.executable,), {"PYTHONPATH": str(folder / "fake"), "PATH": "/usr/bin:/bin"})

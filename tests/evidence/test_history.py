@@ -19,8 +19,8 @@ from tests.stored_receipts import make_receipt, put
 CELL = "te2.20.2-h200-attention"
 
 
-def rows(store: Path, *whole: str) -> dict[str, HistoryRow]:
-    return {row.run: row for row in list_rows(read_store(store), whole)}
+def rows(store: Path) -> dict[str, HistoryRow]:
+    return {row.run: row for row in list_rows(read_store(store))}
 
 
 def test_rows_are_oldest_first_and_say_what_their_receipt_says(tmp_path: Path) -> None:
@@ -34,87 +34,58 @@ def test_rows_are_oldest_first_and_say_what_their_receipt_says(tmp_path: Path) -
     assert (row.compiles_after, row.host, row.reason) == (1, "node-1", "it ended with fail")
 
 
-def test_a_copy_is_no_evidence_and_an_edited_copy_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_copy_is_no_evidence_and_two_receipts_of_one_process_count_for_nothing(tmp_path: Path) -> None:
     put(tmp_path, "first")
     put(tmp_path, "replayed")
     put(tmp_path, "edited", peak_memory_mib=1.0)
     put(tmp_path, "later", started="2026-11-23T00:00:00+00:00")
     put(tmp_path, "again", started="2026-11-24T00:00:00+00:00", seconds={"total": 1.0})
     found = rows(tmp_path)
-    assert {run: row.counts for run, row in found.items()} == {
-        "edited": False, "first": False, "replayed": False, "later": True, "again": False,
-    }  # fmt: skip
+    assert {run for run, row in found.items() if row.counts} == {"later"}
     assert found["replayed"].same_as == found["first"].path
     assert found["first"].contradicts == found["edited"].path
     assert found["again"].only_timed
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def replace(old: str, new: str) -> Callable[[Path], object]:
-    return lambda path: path.write_text(path.read_text().replace(old, new, 1))
-
-
 FAULTS: dict[str, Callable[[Path], object]] = {
-    "truncated": truncate,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-30]),
     "empty": lambda path: path.write_bytes(b""),
     "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
-    "an outcome edited": replace('"outcome": "pass"', '"outcome": "fail"'),
-    "a good outcome over a failed check": replace('\n      "passed": true', '\n      "passed": false'),
-    "NaN": replace('"peak_memory_mib": 512.5', '"peak_memory_mib": NaN'),
-    "a key twice": replace('"stack"', '"outcome": "fail",\n  "stack"'),
-    "nested too deep": lambda path: path.write_bytes(b'{"cell":' + b"[" * 100_000),
+    "a number edited": lambda path: path.write_text(path.read_text().replace("512.5", "512.4", 1)),
     "huge": lambda path: os.truncate(path, 65 << 20),
-    "less than no kernel": replace('"triton": 1\n', '"triton": -1\n'),
-    "a failure in a good one": replace('"failure": null', '"failure": {"type": "E", "message": ""}'),
+    "a list": lambda path: path.write_text("[]"),
+    "another name": lambda path: path.rename(path.with_name("te2.20.2-h200-permute.json")),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("patterns", [None, (CELL,)])
-def test_what_is_no_receipt_is_a_row_with_its_reason(
-    name: str, patterns: tuple[str, ...] | None, tmp_path: Path
-) -> None:
+def test_what_is_no_receipt_is_a_row_with_its_reason(name: str, tmp_path: Path) -> None:
     FAULTS[name](put(tmp_path, "run"))
-    result = read_history(tmp_path, patterns)
+    result = read_history(tmp_path)
     (row,) = result.cells[0].rows
-    assert (row.outcome, row.run, row.cell, bool(row.fault)) == (None, "run", CELL, True)
+    assert (row.outcome, row.run, bool(row.fault)) == (None, "run", True)
     assert (result.receipts, result.unreadable, result.exit) == (0, 1, Exit.EVIDENCE_MISSING)
 
 
-def test_the_numbers_within_checks_are_read_where_the_cell_is_named(tmp_path: Path) -> None:
-    replace('"observed": 0.001', '"observed": 0.5')(put(tmp_path, "run"))
-    assert rows(tmp_path)["run"].outcome is Outcome.PASS
-    assert rows(tmp_path, CELL)["run"].outcome is None
-
-
-def test_links_pipes_and_odd_names(tmp_path: Path) -> None:
+def test_links_pipes_odd_names_and_other_files(tmp_path: Path) -> None:
     store = tmp_path / "store"
     put(tmp_path / "elsewhere", "run")
-    for name in (b"a b", b"new\nline", b"\xff\xfe", "\u202egnp".encode()):
+    for name in (b"a b", b"new\nline", b"\xff\xfe"):
         put(store, os.fsdecode(name), seed=len(name))
     (store / "linked").symlink_to(tmp_path / "elsewhere")
     (store / "itself").symlink_to("itself")
     (store / "notes").symlink_to(__file__)
     os.mkfifo(store / f"{CELL}.json")
     (store / ".hidden.json").write_text("{")
-    found = list_rows(read_store(store))
-    assert sorted(row.path for row in found if row.outcome is None) == ["itself", "linked", f"{CELL}.json"]
-    assert sum(row.outcome is not None for row in found) == 4
-    assert r"\xff\xfe" in {row.run for row in found}
-    for row in found:
+    (store / "a-list-of.json").write_text('{"schema_id": "megacpp-validate/upgrade/1"}')
+    (store / "files.json").write_text("{}")
+    found = read_store(store).files
+    assert {one.shown: one.leads_out for one in found if one.head is None} == {
+        "itself": True, "linked": True, f"{CELL}.json": False,
+    }  # fmt: skip
+    assert sum(one.head is not None for one in found) == 3
+    for row in list_rows(read_store(store)):
         row.path.encode()  # can be printed
-
-
-@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"schema_id": null}'])
-def test_what_overwrote_a_receipt_is_unreadable_and_another_file_is_not(text: str, tmp_path: Path) -> None:
-    path = put(tmp_path, "run")
-    path.write_text(text)
-    path.with_name("files.json").write_text(text)
-    path.with_name("a-list-of.json").write_text('{"schema_id": "megacpp-validate/upgrade/1"}')
-    assert [row.cell for row in list_rows(read_store(tmp_path))] == [CELL]
 
 
 def row(outcome: Outcome, **changes: str) -> HistoryRow:
@@ -129,7 +100,6 @@ GOOD, BAD = row(Outcome.PASS), row(Outcome.FAIL)
     ("told", "expected"),
     [
         ([], (0, 0, 0, 0, 0)),
-        ([GOOD], (0, 0, 0, 0, 0)),
         ([GOOD, GOOD, BAD], (1, 1, 3, 1, 0)),
         ([BAD, BAD], (1, 0, 2, 0, 0)),  # always bad: a breakage
         ([GOOD, row(Outcome.FAIL, commit="d")], (0, 0, 0, 0, 0)),
@@ -137,34 +107,26 @@ GOOD, BAD = row(Outcome.PASS), row(Outcome.FAIL)
         ([GOOD, row(Outcome.BLOCKED), row(Outcome.NOT_RUN), row(Outcome.FAIL, same_as="x")], (0, 0, 0, 0, 0)),
     ],
 )
-def test_flakes_are_bad_where_the_same_state_was_good(
-    told: list[HistoryRow], expected: tuple[int, int, int, int, int]
-) -> None:
+def test_flakes_are_bad_where_the_same_state_was_good(told: list[HistoryRow], expected: tuple[int, ...]) -> None:
     rate = rate_flakes(told)
     assert (rate.states, rate.flaky_states, rate.runs, rate.flakes, rate.unbound) == expected
     assert rate.rate == (expected[3] / expected[2] if expected[2] else None)
     assert 0 <= rate.low <= (rate.rate or 0.0) <= rate.high <= 1
 
 
-def test_cells_by_pattern_and_what_selects_nothing(tmp_path: Path) -> None:
-    put(tmp_path, "run")
-    put(tmp_path, "run", make_receipt(probe="permute"))
-    assert [cell.cell for cell in read_history(tmp_path, ("*-perm*",)).cells] == ["te2.20.2-h200-permute"]
-    for patterns in ((), ("none",)):
-        with pytest.raises(NothingSelected):
-            read_history(tmp_path, patterns)
+def test_the_verb_and_what_selects_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, store = make_run(capfd, monkeypatch, "history"), tmp_path / "store"
+    put(store, "run")
+    put(store, "run", make_receipt(probe="permute"))
+    assert [cell.cell for cell in read_history(store, ("*-perm*",)).cells] == ["te2.20.2-h200-permute"]
+    for patterns, fault in (((), NothingSelected), (("none",), NothingSelected)):
+        with pytest.raises(fault):
+            read_history(store, patterns)
     with pytest.raises(WrongArguments):
         read_history(tmp_path / "nowhere")
-
-
-def test_the_verb(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(capfd, monkeypatch, "history")
-    store = tmp_path / "store"
-    put(store, "run")
     said = run(store, "--format", "json")
-    assert (said.code, json.loads(said.out)["receipts"]) == (0, 1)
-    for fmt in ("table", "html", "markdown", "junit", "github"):
-        assert run(store, "--format", fmt, "--cell", CELL).code == 0
+    assert (said.code, json.loads(said.out)["receipts"]) == (0, 2)
     assert run(store, "--output", store / "history.json").code == 2
     assert run(store, "--cell", "none").code == 3
-    assert run(tmp_path / "nowhere").code == 2

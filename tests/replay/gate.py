@@ -32,6 +32,7 @@ from .receipts import (
     put,
     raised,
     red,
+    sealed,
     timing,
 )
 
@@ -143,7 +144,7 @@ def _planted() -> Iterator[Scenario]:
             path = work / "store" / "te2.20.2-h200-permute.json"
             data = json.loads(path.read_text())
             change(data)
-            path.write_text(json.dumps(data, indent=2) + "\n")
+            path.write_text(sealed(data))
 
         yield _scenario(f"edited {name}", *own, prepare=edit, at=DAY)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from .receipts import (
     put,
     raised,
     red,
+    sealed,
 )
 
 Plant = Callable[[Path], object]
@@ -200,7 +200,7 @@ PLANTS: Final[dict[str, Plant]] = {
     "no JSON": lambda store: place(store, "attention").write_text("{"),
     "a list": lambda store: place(store, "attention").write_text("[]"),
     "nested too deep": lambda store: place(store, "attention").write_text("[" * 100_000),
-    "a later schema": edit("receipt/5", "receipt/9"),
+    "a later schema": attention(schema_id="megacpp-validate/receipt/9"),
     "NaN": edit("0.001", "NaN"),
     "infinity": edit("0.001", "Infinity"),
     "a number edited": edit("0.001", "0.5"),
@@ -209,7 +209,7 @@ PLANTS: Final[dict[str, Plant]] = {
     "a folder that leads out": link_out,
     "another name": lambda store: shutil.copy(place(store, "attention"), place(store, "permute")),
     "a red one as (1)": lambda store: (store / "run" / f"{CELL} (1).json").write_text(
-        json.dumps(red("attention", hours=0.5), indent=2)
+        sealed(red("attention", hours=0.5))
     ),
     "no environment": lambda store: fill(store, environment=""),
     "another cell": another_cell,

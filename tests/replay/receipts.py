@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ AT: Final = datetime(2026, 11, 22, 12, tzinfo=UTC)
 AT_WORDS: Final = "2026-11-22T12:00:00+00:00"
 STACK, TARGET = "te2.20.2", "h200"
 COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40
+CODE: Final = "0" * 64  # that produced every receipt; no checkout has it
 IMAGE, LOCK = f"sha256:{'1' * 64}", "c" * 64
 PROBES: Final = ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec")
 
@@ -73,7 +75,7 @@ def good(probe: str, *, hours: float = 1.0, stack: str = STACK, target: str = TA
         "seconds": {"import-torch": 3.0 + hours, "probe": sum(f"{probe}".encode()) / 1000, "total": 9.5 + hours},
         "peak_memory_mib": 100.0, "retries": [], "timings": [timing()], "quantizers": [], "compilers": [],
         "training": [], "environment": "e" * 64, "image_digest": "", "lock_hash": "", "commit": COMMIT, "tool": "",
-        "schema_id": "megacpp-validate/receipt/5",
+        "schema_id": "megacpp-validate/receipt/6", "code": CODE,
     }  # fmt: skip
     return receipt | changes
 
@@ -110,8 +112,14 @@ def put(folder: Path, *receipts: Receipt, run: str = "run") -> None:
     """Write receipts into one run of a store."""
     (folder / run).mkdir(parents=True, exist_ok=True)
     for receipt in receipts:
-        text = json.dumps(receipt, indent=2, ensure_ascii=False) + "\n"
-        (folder / run / f"{receipt['cell']}.json").write_text(text, encoding="utf-8")
+        (folder / run / f"{receipt['cell']}.json").write_text(sealed(receipt), encoding="utf-8")
+
+
+def sealed(receipt: Receipt) -> str:
+    """The text of a receipt, with the SHA-256 of all of it but these digits at its end."""
+    kept = {key: value for key, value in receipt.items() if key != "seal"}
+    text = json.dumps({**kept, "seal": ""}, indent=2, ensure_ascii=False) + "\n"
+    return text[:-4] + hashlib.sha256(text.encode()).hexdigest() + text[-4:]
 
 
 def fill(folder: Path, **changes: Any) -> Path:
