@@ -199,7 +199,7 @@ def rate_flakes(rows: Iterable[HistoryRow]) -> FlakeRate:
 def _make_row(one: ReceiptFile) -> HistoryRow:
     head, fault = one.head, one.problem
     if head is not None and one.stem != head.cell:
-        head, fault = None, f"it holds the cell {head.cell!r}, which its name does not say"
+        fault, head = f"it holds the cell {head.cell!r}, which its name does not say", None
     fields: dict[str, Any] = {"run": one.run, "path": one.shown, "sha256": one.sha256}
     if head is None:
         cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell
