@@ -50,7 +50,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "te_canary": Verb("Which modules a TE upgrade breaks: te_canary -- OLD NEW [--tiers static,firewall,gpu] | --all.", ("te-canary",)),
+    "te_canary": Verb("Which modules a TE upgrade breaks: te_canary -- OLD NEW [--tiers static,firewall,gpu] | --all.", ("canary",)),
     "te_bisect": Verb("The first release or library that breaks a module: te_bisect -- GOOD BAD --module NAME.", ("te-bisect",)),
     "te_requirements": Verb("Which cuBLAS, cuDNN and NCCL the wheels of a TE release need: te_requirements -- RELEASE [--write].", ("te-requirements",)),
     "import_firewall": Verb("Whether the bridge survives damaged TE installs.", ("import-firewall",)),
@@ -68,7 +68,7 @@ VERBS = {
     "fp8_faults": Verb("Plant faults in the FP8 of a real TE: fp8_faults -- [--faults ID].", ("fp8-faults",)),
     "blame_score": Verb("Plant faults in copies of TE and score the blame: blame_score -- [--faults ID].", ("blame-score",)),
     "selftest": Verb("Plant faults in wrappers and in what TE returns: selftest -- [MUTANT].", ("selftest",)),
-    "score": Verb("Kill rate, blame accuracy, false alarms: score -- [--write].", ("score",)),
+    "score": Verb("Kill rate, blame accuracy, false alarms: score -- [--format json --output FILE].", ("score",)),
     "loss_gate": Verb("Judge a folder of loss curves: loss_gate -- FOLDER.", ("loss-gate",)),
     "release_gate": Verb("May we release, by these receipts: release_gate -- FOLDER [--release te-upgrade].", ("release-gate",)),
     "receipts_sign": Verb("Sign a folder of receipts: receipts_sign -- FOLDER --key KEY.", ("receipts-sign",)),

@@ -10,17 +10,15 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from .. import TOOL
 from . import app as _app
 
 __all__ = ["load_verbs", "main"]
-
-_EARLIER = {"te-canary": "canary"}  # names that verbs had, and that still call them
 
 
 def load_verbs(verb: str = "") -> None:
     """Register one verb, or all of them where no file has that name."""
     files = {file.stem.replace("_", "-"): file.stem for file in sorted(Path(__file__).parent.glob("[a-z]*.py"))}
-    verb = _EARLIER.get(verb, verb)
     for name in [files[verb]] if verb in files else files.values():
         import_module(f".{name}", __name__)
 
@@ -28,6 +26,10 @@ def load_verbs(verb: str = "") -> None:
 def main() -> None:
     """Run the command line; only the file of the verb that is called is loaded."""
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    if verb != "--version":
-        load_verbs(verb)
+    if verb == "te-canary":  # its earlier name
+        verb = sys.argv[1] = "canary"
+    if verb == "--version":
+        print(TOOL)  # noqa: T201 - what was requested
+        return
+    load_verbs(verb)
     _app.main()

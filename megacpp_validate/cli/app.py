@@ -1,48 +1,59 @@
-"""What every verb shares: the application, the options of a result, and the exit code of each error."""
+"""What every verb shares: the application, its options, and the exit code of each error.
+
+The parameters of a verb are its command line: `Annotated[TYPE, HELP]`, before the `/` an argument and after it an
+option. HELP is a text, or what typer takes; a third value converts what was given. Options of a room are a dataclass
+there, and `fill` takes its fields from the parameters of the same names.
+"""
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
-import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from enum import StrEnum
-from inspect import Parameter, Signature, signature
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from inspect import BoundArguments, Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
+from types import GenericAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+)  # fmt: skip
 
 import typer
-from typer.core import TyperGroup
 
 from .. import TOOL
 from ..errors import Exit, NothingSelected, ToolError
 from ..text import clean
 
-_AS_JSON: Final = "megacpp-as-json"  # name of the handler of characters that a terminal's encoding lacks
+if TYPE_CHECKING:
+    from ..canary import upgrade
+    from ..catalog.bridge import Catalog
+    from ..environments.fleet import Event
+    from ..evidence.receipt import Receipt
+    from ..images.plan import ImageRows
+
+_T = TypeVar("_T")
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
-EXIT_CODES: Final = (
+EXIT_CODES = (
     "Exit codes: 0 open, nothing breaks; 1 closed by a breakage, or by a risk with --fail-on risk; 2 wrong matrix or "
     "arguments; 3 nothing selected; 4 evidence missing; 5 no sources or environment; 6 infrastructure, or a fault of "
     "this tool; 130 interrupted."
 )
-
-
-class Format(StrEnum):
-    """The form of a result."""
-
-    TABLE = "table"
-    JSON = "json"
-    HTML = "html"
-    MARKDOWN = "markdown"
-    JUNIT = "junit"
-    GITHUB = "github"
-    SARIF = "sarif"
+Format = Literal["table", "json", "html", "markdown", "junit", "github", "sarif"]
 
 
 class Result(Protocol):
@@ -66,39 +77,81 @@ class Answer(NamedTuple):
     exit: Exit | None = None
 
 
-class _Verbs(TyperGroup):
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A verb by its name; its help ends with the exit codes."""
-        found = super().get_command(ctx, cmd_name)
-        if found is not None:
-            found.epilog = EXIT_CODES
-        return found
+@dataclass(frozen=True)
+class Context:
+    """What a verb gets beside its own options.
+
+    Attributes:
+        matrix: folder of the matrix files; the project's own without it.
+        output: the file for the result; standard output without it.
+        fmt: the form of the result.
+        seed, limit_s, receipts, python: of a verb that runs probes.
+    """
+
+    matrix: Path | None = None
+    output: Path | None = None
+    fmt: Format = "table"
+    verbose: bool = False
+    seed: int = 0
+    limit_s: float = 0.0
+    receipts: Path = Path()
+    python: str = ""
+    tool: str = TOOL
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The matrix."""
+        from ..catalog.bridge import read_catalog
+
+        return read_catalog(self.matrix)
+
+    @property
+    def images(self) -> ImageRows:
+        """What the image verbs read of the checkout."""
+        from ..images.plan import ImageRows
+
+        return ImageRows(self.matrix, TOOL, dict(os.environ))
+
+    @property
+    def progress(self) -> upgrade.Progress:
+        """What the canary calls as its tiers go on: each thing that has ended is a line on standard error."""
+        from ..canary import upgrade
+
+        return upgrade.Progress(
+            pair=lambda line, done, total: say(f"{done}/{total} {line}"),
+            case=lambda case: say(f"{case.outcome.value:8} {case.case} ({case.seconds:.1f} s)"),
+            cell=show_event,
+            note=say,
+        )
+
+
+def show_cell(cell: str, receipt: Receipt | None, opening: str = "", took: str = "") -> None:
+    """A line about a cell that has ended; one that starts has no receipt, and no line."""
+    if receipt is not None:
+        took = took or f"{receipt.seconds.get('total', 0.0):.1f} s"
+        say(f"{opening}{receipt.outcome.value:12} {cell} ({took})")
+
+
+def show_event(event: Event) -> None:
+    """A line about a cell of many that has ended, or runs again after an infrastructure fault."""
+    order, count = event.cell.order, f"{event.done}/{event.total}"
+    name = f"{order.cell}{', again' if order.only_times else ''}"
+    if event.receipt is None and ": " in event.note:
+        say(f"{count:>7} {'again':12} {name}: {event.note}")
+    show_cell(name, event.receipt, f"{count:>7} ", "kept" if event.reused else "")
 
 
 app = typer.Typer(
-    cls=_Verbs,
     epilog=EXIT_CODES,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Which part of the bridge to Transformer Engine does an upgrade break, and why.",
+    help="Which part of the bridge to Transformer Engine does an upgrade break, and why. --version prints the version.",
 )
 
 
-def _print_version(requested: bool) -> None:
-    if requested:
-        typer.echo(TOOL)
-        raise typer.Exit
-
-
-@app.callback()
-def _take_options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
+app.callback()(lambda: None)  # a verb keeps its name where it is the only one that is loaded
 
 
 def _check_output(output: Path | None) -> Path | None:
@@ -108,56 +161,92 @@ def _check_output(output: Path | None) -> Path | None:
     return output
 
 
-Output = Annotated[Path | None, typer.Option(help="Write the result to this file.", callback=_check_output)]
-_AsJson = Annotated[
-    Path | None, typer.Option("--json", hidden=True)
-]  # the entry point of an image keeps a result by it
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
+LARGEST_SEED = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed
+LONGEST_LIMIT_S = 604_800.0  # a week. More is a typing error, and infinity is no time of a job
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights and inputs.")]
+Limit = Annotated[
+    float, typer.Option("--limit", min=1, max=LONGEST_LIMIT_S, help="Seconds that one cell, task or import may take.")
+]
+Python = Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")]
+Receipts = Annotated[Path, typer.Option(help="Folder for the receipts and logs.")]
+_MATRIX = Annotated[Path | None, typer.Option(help="Folder of the matrix files.")]
+_OUTPUT = Annotated[Path | None, typer.Option(help="Write the result to this file.", callback=_check_output)]
+_FORMAT = Annotated[Format, typer.Option("--format", help="Form of the result.")]
+_VERBOSE = Annotated[bool, typer.Option("--verbose", help="List everything: each check, case, change or need.")]
+_AS_JSON = Annotated[Path | None, typer.Option("--json", hidden=True)]  # the entry point of an image keeps it
 
 
-def verb(described: str = "", *, verbose: str = "", alias: str = "") -> Callable[[_Run], _Run]:
-    """Register a function as the verb of its name, with --format, --output and --verbose beside its own options.
+def verb(described: str = "", *, runs: tuple[str, float] | None = None) -> Callable[[_Run], _Run]:
+    """Register a function as the verb of its name, with --output, --format and --verbose beside its own options.
 
-    What the function returns is written, and the verb exits with its exit code. A text is written as it is, and None
-    writes nothing; both exit with 0. A function that has parameters `fmt`, `output` or `verbose` gets these, too.
+    What the function returns is written, and the verb exits with its exit code; a text is written as it is. A
+    parameter `context` gets a `Context`, and the verb has --matrix.
 
     Args:
-        described: MODULE:FUNCTION of `report.describe` that describes the result; without it the verb has no --format.
-            That function gets those options of the verb that it has parameters for.
-        verbose: help of --verbose; without it the verb has no such option.
-        alias: an earlier name of the verb, which help does not list.
+        described: MODULE:FUNCTION of `report.describe` that describes the result; without it the verb has neither
+            --format nor --verbose. That function gets those options of the verb that it has parameters for.
+        runs: of a verb that runs probes: the default folder of receipts below .megacpp, and the default limit in
+            seconds; it has --receipts, --limit, --seed and --python.
     """
-    common: dict[str, tuple[Any, Any]] = {"output": (Output, None)}
+    common: dict[str, tuple[Any, Any]] = {"output": (_OUTPUT, None)}
     if described:
-        common["fmt"] = (FormatOption, Format.TABLE)
-        common["as_json"] = (_AsJson, None)
-    if verbose:
-        common["verbose"] = (Annotated[bool, typer.Option("--verbose", help=verbose)], False)
+        common |= {"fmt": (_FORMAT, "table"), "verbose": (_VERBOSE, False), "as_json": (_AS_JSON, None)}
+    if runs:
+        common |= {"receipts": (Receipts, Path(".megacpp", runs[0])), "limit_s": (Limit, runs[1])}
+        common |= {"seed": (Seed, 0), "python": (Python, "")}
 
     def register(run: _Run) -> _Run:
-        """Register the function under its name, with the options of a result."""
-        own = signature(run, eval_str=True).parameters
-        parameters = [*own.values()]
-        for name, (annotation, default) in common.items():
-            if name not in own:
-                parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        """Register the function under its name."""
+        signed = signature(run, eval_str=True)
+        own = [one for one in signed.parameters.values() if one.name != "context"]
+        shared = common if len(own) == len(signed.parameters) else {**common, "matrix": (_MATRIX, None)}
+        adapted = {one.name: _adapt(one) for one in own}
+        listed = [one for one, _ in adapted.values()]
+        for name, (annotation, default) in shared.items():
+            if name not in adapted:
+                listed.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
 
-        def call(**options: Any) -> None:
-            answer = run(**{name: value for name, value in options.items() if name in own})
+        def call(**given: Any) -> None:
+            given |= {name: convert(given[name]) for name, (_, convert) in adapted.items()}
+            context = Context(**{one.name: given[one.name] for one in fields(Context) if one.name in given})
+            bound = BoundArguments(signed, {**given, "context": context})
+            answer = run(*bound.args, **bound.kwargs)
             if answer is not None:
                 from .output import write_answer
 
-                raise SystemExit(write_answer(answer, described, **options))
+                raise SystemExit(write_answer(answer, described, **given))
 
-        call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in listed}
         call.__doc__ = run.__doc__
-        app.command(run.__name__.replace("_", "-"))(call)
-        if alias:
-            app.command(alias, hidden=True)(call)
+        app.command(run.__name__.replace("_", "-"), epilog=EXIT_CODES)(call)
         return run
 
     return register
+
+
+def _adapt(one: Parameter) -> tuple[Parameter, Callable[[Any], Any]]:
+    """A parameter of a verb as typer reads it, and what converts its value."""
+    kind, about, *converts = get_args(one.annotation)
+    default = one.default
+    if isinstance(about, str) and one.kind is Parameter.POSITIONAL_ONLY:
+        about = typer.Argument(help=about)
+    elif isinstance(about, str):
+        flag = [f"--{one.name.replace('_', '-')}"] if kind is bool and default is False else []
+        about = typer.Option(*flag, help=about)
+    if get_origin(kind) is tuple:
+        kind = GenericAlias(list, get_args(kind)[:1])
+        kind, default = (kind | None, None) if default == () else (kind, default)
+        converts = converts or [lambda values: tuple(values or ())]
+    annotation = Annotated.__class_getitem__((kind, about))  # type: ignore[attr-defined]
+    adapted = one.replace(kind=Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return adapted, converts[0] if converts else lambda value: value
+
+
+def fill(kind: type[_T], given: Mapping[str, Any], **more: Any) -> _T:
+    """The options of a room: a dataclass whose fields are the parameters of a verb, or what its context holds."""
+    values = {**vars(given["context"]), **given, **more}
+    return kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -165,22 +254,19 @@ def main() -> None:
 
     An error that no code expects is a fault of this tool: Python would end with 1, the code of a breakage.
     """
-    spell_out_characters()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():  # docker stop, scancel and a closed terminal are interrupts too
-        if handler is not signal.SIG_IGN:  # with nohup, SIGHUP stays ignored
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # docker stop, scancel and a closed terminal are interrupts too
+        if signal.getsignal(number) is not signal.SIG_IGN:  # with nohup, SIGHUP stays ignored
             signal.signal(number, _interrupt)
     try:
         app(prog_name="megacpp-validate")
     except ToolError as fault:
-        refuse(str(fault), fault.exit)
+        _refuse(str(fault), fault.exit)
     except KeyboardInterrupt:
-        refuse("interrupted", Exit.INTERRUPTED)
+        _refuse("interrupted", Exit.INTERRUPTED)
     except Exception as fault:
-        refuse(_explain(fault), Exit.INFRASTRUCTURE)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _refuse(_explain(fault), Exit.INFRASTRUCTURE)
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -192,49 +278,27 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _explain(fault: Exception) -> str:
     if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"the run stopped: {fault}. Likely cause: the disk of {os.fsdecode(fault.filename or '.')} or of the "
-            "folder for temporary files is full. Next step: make room and run the same command: the run continues with "
-            "what is missing."
-        )
-    if type(fault).__name__ == "BrokenProcessPool":  # a worker was killed: seen in a container of 2 GiB
-        return (
-            f"the run stopped: {fault}. Likely cause: this machine or container ran out of memory, and the kernel "
-            "ended a worker process. Next step: give it more memory, or use fewer --jobs."
-        )
-    write_error_line(traceback.format_exc().rstrip())
-    return (
-        f"unexpected {type(fault).__name__}: {fault}. Likely cause: a fault of this tool; no release is judged. Next "
-        "step: report it with the lines above. Receipts that were written stay; the same command continues."
-    )
+        cause, step = "the disk is full", "make room and run the same command: the run continues with what is missing"
+    elif type(fault).__name__ == "BrokenProcessPool":  # a worker was killed: seen in a container of 2 GiB
+        cause = "this machine or container ran out of memory, and the kernel ended a worker process"
+        step = "give it more memory, or use fewer --jobs"
+    else:
+        say(traceback.format_exc().rstrip())
+        cause = "a fault of this tool; no release is judged"
+        step = "report it with the lines above; receipts that were written stay, and the same command continues"
+    return f"the run stopped: {type(fault).__name__}: {fault}. Likely cause: {cause}. Next step: {step}."
 
 
-def spell_out_characters() -> None:
-    """Write characters that the encoding of the terminal lacks as JSON escapes: a result in JSON stays JSON."""
-
-    def escape(fault: UnicodeError) -> tuple[str, int]:
-        if not isinstance(fault, UnicodeEncodeError):
-            raise fault
-        return json.dumps(fault.object[fault.start : fault.end])[1:-1], fault.end
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        codecs.register_error(_AS_JSON, escape)
-        sys.stdout.reconfigure(errors=_AS_JSON)
-
-
-def write_error_line(line: str) -> None:
+def say(line: str) -> None:
     """A line on standard error, which may be closed."""
-    if sys.stderr is None:
-        return
     try:
         print(clean(line), file=sys.stderr, flush=True)  # noqa: T201 - standard error is where messages go
     except OSError:  # its reader is gone; Python would end with 120 where its last flush fails
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def refuse(message: str, code: Exit) -> NoReturn:
-    """End with one message on standard error."""
-    write_error_line(f"megacpp-validate: {message}")
+def _refuse(message: str, code: Exit) -> NoReturn:
+    say(f"megacpp-validate: {message}")
     raise SystemExit(int(code))
 
 

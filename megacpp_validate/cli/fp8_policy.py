@@ -1,25 +1,18 @@
 """`fp8-policy`: what may run in low precision."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from .app import Result, split_names, verb
-from .options import Matrix
+from .app import Context, Result, split_names, verb
 
 
 @verb("policy:describe_policy")
 def fp8_policy(
-    preset: Annotated[
-        list[str] | None, typer.Option(help="Rows of fp8_presets.toml, with commas or repeated; all without it.")
-    ] = None,
-    today: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Day on which waivers are checked; default: today.")
-    ] = None,
-    matrix: Matrix = None,
+    context: Context,
+    preset: Annotated[tuple[str, ...], "Rows of fp8_presets.toml, with commas or repeated.", split_names] = (),
+    today: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Day of the decision.")] = None,
 ) -> Result:
     """Decide what may run in low precision, what may not, why, and until when by waiver.
 
@@ -28,4 +21,4 @@ def fp8_policy(
     """
     from ..gate.fp8_policy import decide_policy
 
-    return decide_policy(matrix, today.date() if today else None, split_names(preset) or None)
+    return decide_policy(context.matrix, today.date() if today else None, preset or None)

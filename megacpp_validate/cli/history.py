@@ -1,25 +1,21 @@
-"""`history`: what became of a cell over runs."""
-
-from __future__ import annotations
+"""`history`: outcomes of a cell over runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .app import Output, Result, split_names, verb
-from .options import Store
+from .app import Context, Result, verb
+from .options import Cells, Store
 
 
-@verb("history:describe_history", verbose="Every cell in rows.")
+@verb("history:describe_history")
 def history(
+    context: Context,
     store: Store = Path(".megacpp/receipts"),
-    cell: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Cells, with * and ?, with commas or repeated; all without it."),
-    ] = None,
+    /,
+    cell: Cells = (),
     last: Annotated[int, typer.Option(min=0, help="Newest rows of a cell; 0: all.")] = 20,  # noqa: ARG001 - for its words
-    output: Output = None,
 ) -> Result:
     """Show each cell over runs: outcomes, commits, stacks, times, and how often it fails without a change.
 
@@ -30,5 +26,5 @@ def history(
     from ..evidence.history import read_history
     from .output import require_apart
 
-    require_apart(store, output, "--output")
-    return read_history(store, split_names(cell) or None)
+    require_apart(store, context.output, "--output")
+    return read_history(store, cell or None)

@@ -1,32 +1,25 @@
 """`import-firewall`: whether the bridge can be imported beside damaged installs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer
 
-from .. import TOOL
-from .app import Result, verb
-from .options import Limit, Matrix
+from .app import Context, Limit, Result, verb
 
 
-@verb("firewall:describe_firewall", verbose="Show every case in full.")
+@verb("firewall:describe_firewall")
 def import_firewall(
-    cases: Annotated[list[str] | None, typer.Argument(help="Cases to run. Default: all.")] = None,
+    context: Context,
+    only: Annotated[tuple[str, ...], typer.Argument(metavar="[CASE]...", help="Cases to run. Default: all.")] = (),
+    /,
     install: Annotated[
-        Literal["wheels", "current"],
-        typer.Option(help="Damage laid-out wheels, or the install of this interpreter (current)."),
+        Literal["wheels", "current"], "Damage laid-out wheels, or this interpreter's install."
     ] = "wheels",
     jobs: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 2,
-    limit: Limit = 120.0,
-    matrix: Matrix = None,
+    limit_s: Limit = 120.0,
 ) -> Result:
     """Can the bridge be imported, and does it say why, whatever is wrong with an install of Transformer Engine?"""
     from ..canary.upgrade import run_firewall_tier
-    from ..catalog.bridge import read_catalog
-    from .progress import Progress
 
-    with Progress() as progress:
-        options = {"only": cases or (), "install": install, "limit_s": limit}
-        return run_firewall_tier(read_catalog(matrix), progress.callbacks, tool=TOOL, jobs=jobs, **options)
+    options = {"only": only, "install": install, "limit_s": limit_s}
+    return run_firewall_tier(context.catalog, context.progress, tool=context.tool, jobs=jobs, **options)

@@ -1,35 +1,21 @@
 """`lock`: pins and locks."""
 
-from __future__ import annotations
-
-import os
 from typing import Annotated, Literal
 
 import typer
 
-from .. import TOOL
-from .app import Result, verb, write_error_line
-from .options import Matrix
+from .app import Context, Result, say, verb
 
 
-@verb("images:describe_lock", verbose="List every need of every stack.")
+@verb("images:describe_lock")
 def lock(
-    targets: Annotated[
-        list[str] | None, typer.Argument(help="Images whose locks are made; all, and pins, without.")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare them with the matrix; write nothing, ask no index.")
-    ] = False,
-    only: Annotated[
-        Literal["pins", "locks", ""], typer.Option(help="Digests of bases, or packages, alone.", show_default=False)
-    ] = "",
-    accept: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="Tag whose digest may change; repeated.")
-    ] = None,
-    upgrade: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A package to take anew; all for all.")
-    ] = None,
-    matrix: Matrix = None,
+    context: Context,
+    targets: Annotated[tuple[str, ...], "Images whose locks are made; all, and pins, without."] = (),
+    /,
+    check: Annotated[bool, "Compare them with the matrix; write nothing, ask no index."] = False,
+    only: Annotated[Literal["pins", "locks", ""], "Digests of bases, or packages, alone."] = "",
+    accept: Annotated[tuple[str, ...], "A tag whose digest may change; repeated."] = (),
+    upgrade: Annotated[tuple[str, ...], typer.Option(metavar="NAME", help="A package to take anew; all for all.")] = (),
 ) -> Result:
     """Write containers/pins.json and containers/locks: digests from registries, packages with hashes from the index.
 
@@ -39,8 +25,6 @@ def lock(
     the index does not answer, a base has no digest because no registry answered, or the disk is full.
     """
     from ..images.locking import LockOptions, run_lock
-    from ..images.plan import ImageRows
 
-    every = tuple("*" if name == "all" else name for name in upgrade or ())
-    options = LockOptions(tuple(targets or ()), check, only, frozenset(accept or ()), every)
-    return run_lock(ImageRows(matrix, TOOL, os.environ), options, write_error_line)
+    every = tuple("*" if name == "all" else name for name in upgrade)
+    return run_lock(context.images, LockOptions(targets, check, only, frozenset(accept), every), say)

@@ -1,19 +1,13 @@
 """`loss-gate`: whether each FP8 recipe trained as BF16 did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from .app import Result, verb
 
 
-@verb("loss:describe_losses", verbose="List every check with its bounds.")
-def loss_gate(
-    folder: Annotated[Path, typer.Argument(help="Folder of curves, as `fp8` leaves them beside its receipts.")],
-) -> Result:
+@verb("loss:describe_losses")
+def loss_gate(folder: Annotated[Path, "Folder of curves, as `fp8` leaves them beside its receipts."], /) -> Result:
     """Compare the loss of each FP8 recipe with BF16 on the same data and seeds.
 
     Exit code 0: every recipe follows. 1: one does not. 2: there is no such folder. 4: curves are missing, cannot be

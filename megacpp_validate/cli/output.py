@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import tempfile
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from ..errors import Exit, InfrastructureFailed, ToolError, WrongArguments
-from ..evidence.whole_file import write_whole
 from .app import Answer, Format
 
 
@@ -36,7 +34,7 @@ def write_answer(
         return Exit.OPEN
     answer = answer if isinstance(answer, Answer) else Answer(answer, described)
     if as_json is not None:
-        write_result(answer.result, "", as_json, fmt=Format.JSON)
+        write_result(answer.result, "", as_json, fmt="json")
     write_result(answer.result, answer.described, output, **options)
     return int(answer.result.exit if answer.exit is None else answer.exit)
 
@@ -47,15 +45,16 @@ def write_result(result: Any, described: str, output: Path | None, *, fmt: Forma
     Raises:
         ToolError: it cannot be written.
     """
-    name = "terminal" if fmt is Format.TABLE else fmt.value
+    name = "terminal" if fmt == "table" else fmt
     render = getattr(import_module(f"megacpp_validate.report.render.{name}"), f"render_{name}")
     shown = {}
-    if fmt is not Format.JSON:
+    if fmt != "json":
         module, _, function = described.partition(":")
         describe = getattr(import_module(f"megacpp_validate.report.describe.{module}"), function)
-        takes = list(signature(describe).parameters)[1:]
-        result = describe(result, **{key: value for key, value in options.items() if key in takes})
-    if fmt is Format.TABLE:
+        result = describe(
+            result, **{key: options[key] for key in list(signature(describe).parameters)[1:] if key in options}
+        )
+    if fmt == "table":
         shown = {"verbose": options.get("verbose", False), "stream": None if output else sys.stdout}
     write_text(render(result, **shown), output)
 
@@ -67,27 +66,22 @@ def write_text(text: str, output: Path | None) -> None:
         InfrastructureFailed: standard output is closed, or a disk is full.
         WrongArguments: the file cannot be written.
     """
+    if output is None and sys.stdout is None:
+        raise _explain(None, OSError(errno.EBADF, "standard output is closed"))
     try:
-        if output is not None:
-            _write_file(text, output.resolve())  # through a link the file that it names
-        elif sys.stdout is None:
-            raise OSError(errno.EBADF, "standard output is closed")
+        if output is None:
+            print(text.removesuffix("\n"), flush=True)  # noqa: T201 - this is where results go
+        elif output.exists() and not output.is_file():  # a pipe or a device is written as it is
+            output.write_text(text, encoding="utf-8")
         else:
-            sys.stdout.write(text if text.endswith("\n") else text + "\n")
-            sys.stdout.flush()
+            from ..evidence.whole_file import write_whole
+
+            write_whole(output.resolve(), text)  # through a link the file that it names
     except OSError as fault:
-        if output is None and sys.stdout is not None:
-            # Python flushes what is left at the end, and would end with 120 if that failed.
+        if output is None:  # Python flushes what is left at the end, and would end with 120 if that failed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if output is not None or not isinstance(fault, BrokenPipeError):
             raise _explain(output, fault) from fault
-
-
-def _write_file(text: str, place: Path) -> None:
-    if place.exists() and not place.is_file():  # a pipe or a device is written as it is
-        place.write_text(text, encoding="utf-8")
-    else:
-        write_whole(place, text)
 
 
 def require_output(output: Path | None) -> None:
@@ -98,14 +92,10 @@ def require_output(output: Path | None) -> None:
     """
     if output is None or (output.exists() and not output.is_file() and not output.is_dir()):
         return  # a pipe or a device is left to whoever writes
-    place = output.resolve()
-    try:
-        if place.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with tempfile.TemporaryFile(dir=next(path for path in place.parents if path.exists())):
-            pass  # permissions alone do not decide: root can write nothing to /proc
-    except OSError as fault:
-        raise _explain(output, fault) from fault
+    place = next(path for path in output.absolute().parents if path.exists())
+    number = errno.EISDIR if output.is_dir() else 0 if place.is_dir() and os.access(place, os.W_OK) else errno.EACCES
+    if number:
+        raise _explain(output, OSError(number, os.strerror(number)))
 
 
 def require_apart(folder: Path, file: Path | None, option: str) -> None:
@@ -114,7 +104,7 @@ def require_apart(folder: Path, file: Path | None, option: str) -> None:
     Raises:
         WrongArguments: the file lies in the folder.
     """
-    if file is not None and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
+    if file is not None and file.resolve().is_relative_to(folder.resolve()):
         raise WrongArguments(
             f"{file} lies in the folder {folder}, which is read: it could replace one of its files. Next step: give "
             f"{option} a file elsewhere."
@@ -122,14 +112,13 @@ def require_apart(folder: Path, file: Path | None, option: str) -> None:
 
 
 def _explain(output: Path | None, fault: OSError) -> ToolError:
-    reason = fault.strerror or str(fault)
+    what = f"the result cannot be written to {output or 'standard output'}: {fault.strerror or fault}"
     if output is None or fault.errno in (errno.ENOSPC, errno.EDQUOT):
         return InfrastructureFailed(
-            f"the result cannot be written to {output or 'standard output'}: {reason}. A file that was there before is "
-            "unchanged. Likely cause: the disk is full. Next step: make room and run the command again, or give "
-            "another --output."
+            f"{what}. A file that was there before is unchanged. Likely cause: the disk is full. Next step: make room "
+            "and run the command again, or give another --output."
         )
     return WrongArguments(
-        f"the result cannot be written to {output}: {reason}. Likely cause: it is a folder, or you may not write "
-        "there. Next step: give --output a file in a folder that you can write."
+        f"{what}. Likely cause: it is a folder, or you may not write there. Next step: give --output a file in a "
+        "folder that you can write."
     )

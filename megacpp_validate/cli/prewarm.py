@@ -1,38 +1,25 @@
 """`prewarm`: JIT caches filled ahead of time, sealed and verified."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from .app import Result, split_names, verb, write_error_line
-from .options import AtBuild, Jobs, Limit, Matrix, Python, Ranks, Receipts, Root, Seed, Target, Tasks
+from .app import Context, Result, fill, say, verb
+from .options import AtBuild, Jobs, Ranks, Root, Target, Tasks
 
 
-@verb("jit:describe_prewarm", verbose="List every kernel and shape that was compiled.")
+@verb("jit:describe_prewarm", runs=("jit_verify", 900.0))
 def prewarm(
+    context: Context,
     target: Target,
     root: Root = None,
-    python: Python = "",
     at_build: AtBuild = False,
-    tasks: Tasks = None,
+    tasks: Tasks = (),
     jobs: Jobs = 0,
     ranks: Ranks = 1,
-    mode: Annotated[
-        Literal["nvcc", "nvrtc"], typer.Option(help="What compiles DeepGEMM's kernels; part of their keys.")
-    ] = "nvcc",
-    reopen: Annotated[bool, typer.Option("--reopen", help="Continue in a sealed cache, and seal it again.")] = False,
-    seal: Annotated[bool, typer.Option(help="Seal it when all is done.")] = True,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="Seal so that any user may add files, as in an image.")
-    ] = False,
-    verify: Annotated[bool, typer.Option(help="Verify the sealed cache, as `jit-verify` does.")] = True,
-    receipts: Receipts = Path(".megacpp/jit_verify"),
-    seed: Seed = 0,
-    limit: Limit = 900.0,
-    matrix: Matrix = None,
+    mode: Annotated[Literal["nvcc", "nvrtc"], "What compiles DeepGEMM's kernels; part of their keys."] = "nvcc",
+    reopen: Annotated[bool, "Continue in a sealed cache, and seal it again."] = False,
+    seal: Annotated[bool, "Seal it when all is done."] = True,
+    shared: Annotated[bool, "Seal so that any user may add files, as in an image."] = False,
+    verify: Annotated[bool, "Verify the sealed cache, as `jit-verify` does."] = True,
 ) -> Result:
     """Compile what the presets and the probes need into the JIT caches of one architecture, seal and verify them.
 
@@ -41,17 +28,14 @@ def prewarm(
     changed or is not warm, 2: another architecture's folder, or one that cannot be written, 4: a task did not run,
     6: a full disk.
     """
-    from ..catalog.bridge import read_catalog
     from ..catalog.prewarm import read_prewarm, read_unkept
     from ..jitcache.prewarm import SealOptions, run_prewarm
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_prewarm_and_verify
 
-    catalog, names = read_catalog(matrix), split_names(tasks) or None
-    options = JitOptions(target, names, root, python, mode, ranks, jobs, at_build, seed, limit)
-    sealing = SealOptions(reopen, seal, shared)
-    rows = read_prewarm(catalog, matrix)
+    options, sealing = fill(JitOptions, locals(), tasks=tasks or None), fill(SealOptions, locals())
+    rows = read_prewarm(context.catalog, context.matrix)
     if not verify:
-        return run_prewarm(catalog, rows, options, sealing, write_error_line)
-    unkept = read_unkept(matrix)
-    return run_prewarm_and_verify(catalog, rows, unkept, options, sealing, receipts, write_error_line)
+        return run_prewarm(context.catalog, rows, options, sealing, say)
+    unkept = read_unkept(context.matrix)
+    return run_prewarm_and_verify(context.catalog, rows, unkept, options, sealing, context.receipts, say)

@@ -1,11 +1,7 @@
 """`receipts-sign`: sign what a folder of receipts holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from .app import verb
 from .options import Store
@@ -13,8 +9,7 @@ from .options import Store
 
 @verb()
 def receipts_sign(
-    store: Store,
-    key: Annotated[Path, typer.Option(help="Private Ed25519 key, or the .pub of one that ssh-agent holds.")],
+    store: Store, /, key: Annotated[Path, "Private Ed25519 key, or the .pub of one that ssh-agent holds."]
 ) -> str:
     """Sign the receipts of a folder, so that the gate refuses what is edited, added or lost afterwards.
 

@@ -1,29 +1,23 @@
 """`te-requirements`: what the core wheels of a release need of NVIDIA's libraries."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from .. import TOOL
-from .app import Result, verb
-from .options import Matrix
+from .app import Context, Result, say, verb
 
 
 @verb("requirements:describe_requirements")
 def te_requirements(
+    context: Context,
     te: Annotated[str, typer.Argument(metavar="RELEASE", help="Of Transformer Engine.")],
-    write: Annotated[bool, typer.Option("--write", help="Add rows to matrix/needs.toml for what no row has.")] = False,
-    matrix: Matrix = None,
+    /,
+    write: Annotated[bool, "Add rows to matrix/needs.toml for what no row has."] = False,
 ) -> Result:
     """Which cuBLAS, cuDNN, NCCL and CUDA runtime a release needs: computed from the symbols of the wheels on the index.
 
     Exit code 0: all wheels were read, 2: the matrix is wrong, 4: a wheel could not be read.
     """
     from ..canary.wheel_requirements import run_requirements
-    from ..catalog.bridge import read_catalog
-    from .progress import Progress
 
-    with Progress() as progress:
-        return run_requirements(read_catalog(matrix), te, matrix, tool=TOOL, write=write, note=progress.say)
+    return run_requirements(context.catalog, te, context.matrix, tool=context.tool, write=write, note=say)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from .. import TOOL
-from .app import Result, verb
-from .options import Matrix
+from .app import Context, Result, say, verb
 
 if TYPE_CHECKING:
     from ..canary.dynamic.upgrade_result import UpgradeResult
@@ -17,10 +13,8 @@ if TYPE_CHECKING:
 
 @verb("watch:describe_watch")
 def te_watch(
-    state: Annotated[Path, typer.Option(help="Folder of the issue texts; a release with a text is judged.")] = Path(
-        ".megacpp/te_watch"
-    ),
-    matrix: Matrix = None,
+    context: Context,
+    state: Annotated[Path, "Folder of the issue texts; a release with a text is judged."] = Path(".megacpp/te_watch"),
 ) -> Result:
     """Is there a new release on the index? Judge each one once, without a GPU, and write an issue text for it,
     with what its wheels need of NVIDIA's libraries.
@@ -31,30 +25,13 @@ def te_watch(
     from ..canary.upgrade import list_releases
     from ..canary.watch import run_watch
     from ..canary.wheel_requirements import run_requirements
-    from ..catalog.bridge import read_catalog
-    from ..report.describe.requirements import describe_requirements
     from ..report.describe.watch import describe_release
     from ..report.render.markdown import render_markdown
-    from .progress import Progress
 
-    catalog = read_catalog(matrix)
+    catalog, matrix, tool = context.catalog, context.matrix, context.tool
 
-    with Progress() as progress:
+    def render(found: UpgradeResult, release: str) -> str:
+        page = describe_release(found, release, run_requirements(catalog, release, matrix, tool=tool, note=say))
+        return f"# {page.title}\n\n{render_markdown(page)}"
 
-        def render(found: UpgradeResult, release: str) -> str:
-            wheels = run_requirements(catalog, release, matrix, tool=TOOL, note=progress.say)
-            pages = describe_release(found, release), describe_requirements(wheels)
-            texts = [
-                f"{sign} {page.title}\n\n{render_markdown(page)}" for sign, page in zip(("#", "##"), pages, strict=True)
-            ]
-            return "\n\n".join(texts)
-
-        return run_watch(
-            catalog,
-            state,
-            list_releases,
-            render,
-            tool=TOOL,
-            matrix=matrix,
-            note=progress.say,
-        )
+    return run_watch(catalog, state, list_releases, render, tool=tool, matrix=matrix, note=say)

@@ -62,7 +62,7 @@ class Session:
 _OWN: Final = ("--target", "{target}")
 SESSIONS: Final = (
     Session("doctor", ("doctor", *_OWN), "", "result", "what the image loads, and what that breaks"),
-    Session("te_canary", ("te-canary",), "", "result", "which bridge module the step OLD NEW breaks; no network"),
+    Session("te_canary", ("canary",), "", "result", "which bridge module the step OLD NEW breaks; no network"),
     Session("cpu_parity", ("parity", "--target", "cpu"), "", "receipts", "native layers against fp64 references"),
     Session("h200_parity", ("parity", *_OWN), "gpu", "receipts", "every bridge module on an H200", "h200"),
     Session("b200_parity", ("parity", *_OWN), "gpu", "receipts", "every bridge module on a B200", "b200"),

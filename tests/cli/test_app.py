@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import subprocess
 import sys
@@ -43,7 +42,7 @@ HERE = [sys.executable, "-m", "megacpp_validate.cli"]
         (InfrastructureFailed("e\x1b[31m\u202e"), Exit.INFRASTRUCTURE, "megacpp-validate: e[31m\n"),
         (KeyboardInterrupt(), Exit.INTERRUPTED, "interrupted"),
         (BrokenProcessPool("a process was terminated"), Exit.INFRASTRUCTURE, "ran out of memory"),
-        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), Exit.INFRASTRUCTURE, "the disk of /some/file"),
+        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), Exit.INFRASTRUCTURE, "the disk is full"),
         (OSError(errno.ENOSPC, "No space left on device", b"/some/file"), Exit.INFRASTRUCTURE, "is full"),
         (OSError(errno.ENOSPC, "No space left on device"), Exit.INFRASTRUCTURE, "is full"),
     ],
@@ -85,8 +84,6 @@ CALLS = (
     ("parity --target cpu --limit 0", 2, "--limit"),
     ("parity --target h200 --seed -1", 2, "--seed"),
     (f"parity --target h200 --seed {2**63}", 2, "--seed"),
-    ("support-grid nowhere", 2, "no such folder"),
-    ("support-grid .", 3, "no receipt"),
     ("fp8 --target h100", 2, "there is no target 'h100'"),
     ("fp8 --probes delaid", 2, "there is no cell of FP8 'fp8_delaid'"),
     ("fp8 --target h200", 4, "not run"),
@@ -119,7 +116,7 @@ CALLS = (
     ("matrix --targets cpu --environment x=python:/nowhere/python", 5, "14 not run"),
     ("loss-gate nowhere", 2, "nowhere"),
     ("import-firewall --install wheel", 2, "--install"),
-    ("receipt-schema --output .", 2, "Next step"),
+    ("schema receipt --output .", 2, "Next step"),
 )
 
 
@@ -144,16 +141,16 @@ def test_the_version_and_the_name_in_usage_lines() -> None:
 
 def test_one_verb_loads_nothing_of_the_others() -> None:
     code = (
-        "import sys; sys.argv = ['x', 'receipt-schema', '--help']\n"
+        "import sys; sys.argv = ['x', 'schema', '--help']\n"
         "from megacpp_validate.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(*sorted(name for name in sys.modules if name.startswith(('rich', 'megacpp_validate.'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Usage: megacpp-validate receipt-schema" in done.stdout
+    assert "Usage: megacpp-validate schema" in done.stdout
     loaded = set(done.stdout.splitlines()[-1].split())
-    names = ("cli", "cli.app", "cli.receipt_schema", "errors", "text")
+    names = ("cli", "cli.app", "cli.schema", "errors", "text")
     assert loaded == {f"megacpp_validate.{name}" for name in names}
 
 
@@ -171,17 +168,17 @@ def test_a_terminal_of_another_encoding_shows_the_verdict_too(monkeypatch: pytes
     buffer = io.BytesIO()
     terminal = io.TextIOWrapper(buffer, encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(app_module, "app", lambda **_: terminal.write('"2.17.1 \u2192 2.20.2, \xe9\U0001f600"\n'))
+    monkeypatch.setattr(app_module, "app", lambda **_: terminal.write("2.17.1 \u2192 2.20.2\n"))
     app_module.main()
     terminal.flush()
-    assert json.loads(buffer.getvalue()) == "2.17.1 \u2192 2.20.2, \xe9\U0001f600", "what was JSON is JSON still"
+    assert buffer.getvalue() == b"2.17.1 \\u2192 2.20.2\n"
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_reader_that_is_gone_changes_no_exit_code(closed: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    words = [*HERE, "receipt-schema"] if closed == "stdout" else [*HERE, "moe-smoke", "--target", "nope"]
+    words = [*HERE, "schema", "receipt"] if closed == "stdout" else [*HERE, "moe-smoke", "--target", "nope"]
     with os.fdopen(writer, "wb") as gone:
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, closed: gone}
         ended = subprocess.run(words, check=False, cwd=tmp_path, **streams)  # type: ignore[call-overload]

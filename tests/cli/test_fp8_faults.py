@@ -117,7 +117,6 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
         (("--faults", "nothing"), "no fault 'nothing'"),
         (("--release", "1.0.0"), "not written for Transformer Engine 1.0.0"),
         (("--target", "h1000"), "no target 'h1000'"),
-        (("--judge-only", "--receipts", "nowhere"), "no folder nowhere to judge"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Run) -> None:

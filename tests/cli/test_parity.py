@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from megacpp_validate.cli.options import LARGEST_SEED
+from megacpp_validate.cli.app import LARGEST_SEED
 from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.evidence.store import read_receipts
 from tests.command_line import Run, make_run
@@ -101,12 +101,6 @@ def test_a_whole_session_of_one_stack(run: Run, stack: Callable[[str], Path], tm
     assert "Parity passes 5 probes of 7; error: attention, native_block." in said.out
     for words in ("died of SIGABRT", "next", "Transformer Engine 2.17.1"):
         assert words in said.out
-
-    said = run("support-grid", "kept", "--format", "markdown")
-    assert said.code == OPEN
-    assert "| te2.17.1 | h200 | ✓ pass | ✗ error | ✓ pass | ✓ pass | ✓ pass | ✗ error | ✓ pass |" in said.out
-    (tmp_path / "kept" / "te2.17.1-h200-permute.json").write_text("{")
-    assert run("support-grid", "kept").code == MISSING
 
 
 def test_te_turned_off_asks_for_the_native_paths_and_says_so(

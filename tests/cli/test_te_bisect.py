@@ -98,8 +98,8 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
     "no-such-target": (["2.8.0", "2.9.0", "--module", "permute", "--target", "h100"], ["'h100'"]),
     "no-axis": (["2.8.0", "2.9.0", "--module", "permute", "--target", "h200", "--axis", "cudnn=9.1"], ["NAME=VALUE"]),
     "answers": (
-        ["2.8.0", "2.13.0", "--module", "permute", "--target", "cpu", "--answers", "a-file"],
-        ["a-file", "--answers"],
+        ["2.8.0", "2.13.0", "--module", "permute", "--target", "cpu", "--receipts", "a-file"],
+        ["a-file", "--receipts"],
     ),
 }
 
@@ -266,8 +266,8 @@ def test_another_seed_or_limit_is_another_question(run: Run, host: Callable[...,
 def test_a_second_search_there_is_refused(run: Run, host: Callable[..., list[str]], tmp_path: Path) -> None:
     arguments = ["2.12.0", "2.17.1", *host(BLOCKED_AT_2_14, ("2.12.0", "2.17.1"))]
     with own_folder(tmp_path / "mine" / "receipts"):
-        said = run(*arguments, "--answers", str(tmp_path / "mine"))
-    assert (said.code, "--answers" in said.err) == (INFRASTRUCTURE, True)
+        said = run(*arguments, "--receipts", str(tmp_path / "mine"))
+    assert (said.code, "--receipts" in said.err) == (INFRASTRUCTURE, True)
 
 
 def test_another_gpu_than_the_target_runs_nothing(run: Run, host: Callable[..., list[str]]) -> None:

@@ -245,6 +245,6 @@ def test_a_folder_is_read_with_invalid_files_apart(tmp_path: Path) -> None:
 
 
 def test_the_published_schema_is_fresh() -> None:
-    """Written by `python -m megacpp_validate.cli receipt-schema >docs/schema/receipt.json`."""
+    """Written by `python -m megacpp_validate.cli schema receipt >docs/schema/receipt.json`."""
     published = (ROOT / "docs" / "schema" / "receipt.json").read_text(encoding="utf-8")
     assert json.loads(published) == receipt_schema()

@@ -175,6 +175,6 @@ def bisects() -> Iterator[Scenario]:
         ("native_block", "2.12.0", "2.20.2"), ("layer_spec", "1.11.0", "2.20.2"), ("none", "2.12.0", "2.20.2"),
         ("attention", "2.20.2", "2.12.0"),
     ):  # fmt: skip
-        more = ("--tier", "static", "--answers", "{work}/answers", "--format", "json")
+        more = ("--tier", "static", "--receipts", "{work}/answers", "--format", "json")
         words = ("te-bisect", good, bad, "--module", module, *more)
         yield Scenario(f"{module} {good} {bad}", words, read_bisect, lacks=(NO_SOURCES,))

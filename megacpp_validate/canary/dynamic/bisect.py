@@ -27,7 +27,7 @@ from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
 from ...diagnosis.diagnose import find_host_fault
 from ...diagnosis.rows import component_named
-from ...environments.cell import FolderTaken, own_folder
+from ...environments.cell import own_folder
 from ...environments.chosen import Means, find_environments, resolve_environment
 from ...environments.environment import Environment
 from ...environments.facts import read_facts, require_torch
@@ -211,10 +211,8 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
     processes, receipts = Processes(), options.answers.absolute() / "receipts"
     axes, probe = _open_stacks(catalog, options, receipts, processes)
     try:
-        with writing_to(options.answers, "receipts", "--answers"), own_folder(receipts):
+        with writing_to(options.answers, "receipts", "--receipts"), own_folder(receipts):
             return _search(options, axes, probe, progress)
-    except FolderTaken as fault:
-        raise FolderTaken(str(fault).replace("--receipts", "--answers")) from fault
     except BaseException:  # an interrupt too: nothing may keep running behind it
         processes.stop()
         raise

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from posixpath import relpath
 from typing import Any, Final
 
 from megacpp_validate.evidence.selftest import Fate, SelftestResult
 
 from ...canary.dynamic.scores import CellSeen, FaultResult, FaultScore, SmokeFinding, SuiteScore, Verdict
 from ...diagnosis.culprits import Culprit
-from ..document import Block, Bullets, Details, Diagnostic, Document, Inline, Link, Paragraph, Table
+from ..document import Block, Bullets, Details, Diagnostic, Document, Inline, Paragraph, Table
 from ..marks import Mark, bad, good, mark_exit, missing
 from .history import show_rate
 from .words import list_some, tabulate_facts
@@ -75,18 +74,14 @@ def describe_selftest(result: SelftestResult) -> Document:
     return Document("Selftest", summary, mark_exit(result.exit), blocks, tuple(cases.values()))
 
 
-def describe_score(score: SuiteScore, folder: str = ".") -> Document:
-    """A row a rate, then what the rates leave out.
-
-    Args:
-        folder: of the page, relative to the project: links lead from there.
-    """
+def describe_score(score: SuiteScore) -> Document:
+    """A row a rate, then what the rates leave out."""
     rows: list[tuple[Inline, ...]] = []
     for rate in score.rates:
         share = f"{rate.hits / rate.trials:.1%}" if rate.trials else ""
         day = f"{rate.day}{'' if rate.day_of == 'run' else ' or before'}" if rate.day else "unknown"
         numbers = (f"{rate.hits} of {rate.trials}", share, f"{rate.low:.1%} to {rate.high:.1%}", day)
-        rows.append((rate.says, *numbers, Link(rate.id, relpath(rate.source, folder))))
+        rows.append((rate.says, *numbers, f"`{rate.source}`"))
     table = Table(
         ("what", "how many", "rate", "95% Wilson", "run on", "evidence"), tuple(rows), numeric=frozenset({1, 2, 3})
     )

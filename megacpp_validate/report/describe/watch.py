@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.watch import JudgedRelease, WatchResult
+from ...canary.wheel_requirements import WheelRequirements
 from ...errors import Exit
 from ...text import count
 from ..document import Block, Bullets, Diagnostic, Document, Heading, Paragraph, Preformatted
 from ..marks import bad, find_worst_mark, good, missing
 from .firewall import summarize_firewall
+from .requirements import describe_requirements
 from .static import describe_static
 from .upgrade import mark_upgrade, summarize_upgrade
 
@@ -29,7 +31,7 @@ def describe_watch(result: WatchResult) -> Document:
     return Document("Releases of Transformer Engine", summary, mark, (*judged, *unjudged))
 
 
-def describe_release(result: UpgradeResult, release: str) -> Document:
+def describe_release(result: UpgradeResult, release: str, wheels: WheelRequirements) -> Document:
     """The issue about a new release; its title is the same whatever is found out about the release."""
     against = result.static[0].old.version if result.static else "the pinned release"
     again = f"./nox -s te_canary -- {against} {release}"
@@ -47,6 +49,8 @@ def describe_release(result: UpgradeResult, release: str) -> Document:
         )),
         Preformatted(f"{again} --tiers static,firewall\n{again} --tiers gpu --target h200"),
     ]  # fmt: skip
+    needs = describe_requirements(wheels)
+    blocks += [Heading(needs.title, mark=needs.mark), Paragraph(needs.summary), *needs.blocks]
     title = f"Transformer Engine {release} against {against}"
     return Document(title, summarize_upgrade(result), mark_upgrade(result), tuple(blocks))
 

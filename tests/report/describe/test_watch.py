@@ -7,6 +7,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
 from megacpp_validate.canary.watch import JudgedRelease, WatchResult
+from megacpp_validate.canary.wheel_requirements import WheelRequirements
 from megacpp_validate.report.describe.watch import describe_release, describe_watch
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
@@ -40,6 +41,8 @@ def test_the_answer_of_a_run(result: WatchResult, tone: Tone, words: str) -> Non
 
 def test_the_issue_of_a_release(snapshot: SnapshotAssertion) -> None:
     result = UpgradeResult(tool="t", target="", tiers=("static", "firewall"), static=(CASCADE,), firewall=FIREWALL)
-    document = describe_release(result, "2.21.0")
+    document = describe_release(
+        result, "2.21.0", WheelRequirements(tool="t", te="2.21.0", cores=(), needs=(), unknown={})
+    )
     assert (document.title, document.mark.tone) == ("Transformer Engine 2.21.0 against 2.20.2", Tone.BAD)
     assert render_markdown(document) == snapshot
