@@ -17,8 +17,6 @@ def ablate(
     size: Annotated[str, "Of the model: tiny, small, scaled."] = "small",
     steps: Annotated[int, typer.Option(min=8, help="Of each run.")] = 40,
     pairs: Annotated[int, typer.Option(min=2, help="Runs of each arm, in turn.")] = 2,
-    ranks: Annotated[int, typer.Option(min=0, help="Processes of a run; 0: as the plan says.")] = 0,
-    plan: Annotated[str, "As in data=4,expert_parallel=4."] = "",
     device: Annotated[Literal["cuda", "cpu"], "Where to train."] = "cuda",
     target: Annotated[str, "Whose FP8 recipes hold, on a GPU."] = "h200",
     base: Annotated[Literal["posture", "plain", ""], "What both arms begin with; the posture on a GPU."] = "",
@@ -29,12 +27,12 @@ def ablate(
     was judged. 2: arguments or the matrix are wrong. 4: a run failed, or did not run on what was requested.
     """
     from ..catalog.postures import read_postures
-    from ..gate.ablation_runs import AblationOptions, read_features, read_plan, run_ablation
+    from ..gate.ablation import AblationOptions, read_features, run_ablation
     from .output import write_result
 
     posture, on_gpu = read_postures(context.matrix), device == "cuda"
     options = fill(
-        AblationOptions, locals(), features=read_features(list(features), posture), plan=read_plan(plan, ranks),
+        AblationOptions, locals(), features=read_features(list(features), posture),
         target=target if on_gpu else "cpu", base=base or ("posture" if on_gpu else "plain"),
     )  # fmt: skip
     result = run_ablation(posture, options, say)

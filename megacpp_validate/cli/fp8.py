@@ -12,7 +12,7 @@ def fp8(context: Context, target: Target = "h200", probes: Probes = (), jobs: Jo
     target lacks must be refused there, which is good.
     """
     from ..environments.host_session import SessionOptions
-    from ..gate.fp8_session import run_fp8
+    from ..gate.fp8 import run_fp8
 
     options = fill(SessionOptions, locals(), probes=probes or None)
     return run_fp8(context.catalog, context.matrix, options, show_cell)

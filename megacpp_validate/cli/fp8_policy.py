@@ -1,9 +1,6 @@
 """`fp8-policy`: what may run in low precision."""
 
-from datetime import datetime
 from typing import Annotated
-
-import typer
 
 from .app import Context, Result, split_names, verb
 
@@ -12,13 +9,12 @@ from .app import Context, Result, split_names, verb
 def fp8_policy(
     context: Context,
     preset: Annotated[tuple[str, ...], "Rows of fp8_presets.toml, with commas or repeated.", split_names] = (),
-    today: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Day of the decision.")] = None,
 ) -> Result:
-    """Decide what may run in low precision, what may not, why, and until when by waiver.
+    """Decide what may run in low precision, what may not, and why.
 
     Exit code 0: presets that are meant to run are let through, and those that were rolled back are refused by the rules
     that must refuse them. 1: one of them is not so. 2: a file of the matrix, or an argument, is wrong.
     """
-    from ..gate.fp8_policy import decide_policy
+    from ..gate.fp8 import decide_policy
 
-    return decide_policy(context.matrix, today.date() if today else None, preset or None)
+    return decide_policy(context.matrix, preset or None)

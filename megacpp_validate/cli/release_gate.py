@@ -29,6 +29,7 @@ def release_gate(
     image: Annotated[str, "Digest that receipts must carry; default: the stack's."] = "",
     lock: Annotated[str, "SHA-256 of the lock; default: of the stack's lock."] = "",
     baseline: Annotated[Path | None, "Receipts to compare speed and memory with."] = None,
+    accept_code: Annotated[tuple[str, ...], "Hash of other code that may have produced receipts; repeated."] = (),
     signers: Annotated[Path | None, "Who may sign: an allowed_signers file of ssh-keygen(1)."] = None,
     at: Annotated[
         datetime | None,

@@ -1,4 +1,4 @@
-"""What matched pairs of runs show of a feature: a win, a tax or noise; or why they show nothing.
+"""Ablation: runs with and without a feature take turns; what they show is a win, a tax, noise, or no evidence.
 
 Runs come as off, on, off, on, and so forth. A machine that gets slower would make the arm that runs later look slower,
 so a linear trend over the runs is estimated together with the effect and taken out of it. The spread is that of runs of
@@ -8,20 +8,32 @@ change whose interval holds no change at all is noise.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from ..catalog.postures import Arm, Feature
-from ..errors import Exit, exit_for
+from .. import TOOL
+from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
+from ..environments.cell import own_folder
+from ..environments.environment import Environment
+from ..environments.facts import read_facts
+from ..environments.interpreter import host_interpreter, read_commit
+from ..environments.venv import find_cpu_python
+from ..errors import Exit, NothingSelected, exit_for
 from ..evidence.rounding import UNIT_ROUNDOFF, Depth
 from ..evidence.values import Frozen
+from ..evidence.whole_file import write_whole
+from ..process import Ended, Processes
 from .loss_checks import sample_deviation, t_of_one
 
 ArmName = Literal["off", "on"]
@@ -59,12 +71,12 @@ class AblationRun(Frozen):
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.
         parts: name of a part -> what it took.
-        step_seconds: of each step, the slowest rank's.
+        step_seconds: of each step, in its order.
         losses: of each step, nats a prediction; None where it was no number.
         tokens: a step, on all ranks; 0 where nobody said.
         peak_bytes: most memory that a rank had in use; 0 where it was not measured.
         versions: of what was loaded.
-        file: receipts of its ranks, relative to the folder of the ablation.
+        file: receipt of its rank, relative to the folder of the ablation.
     """
 
     arm: ArmName
@@ -234,7 +246,7 @@ def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Ite
                 got = _plain(held.get(name, "nothing"))
                 yield f"{kind}.{name} was requested as {_plain(wanted)}, and the run reports {got}"
     for pattern, backends in arm.parts.items():
-        found = {name: part for name, part in run.parts.items() if fnmatchcase(name.partition("@")[0], pattern)}
+        found = {name: part for name, part in run.parts.items() if fnmatchcase(name, pattern)}
         if not found:
             yield f"no part {pattern} was seen, which must be on {' or '.join(backends)}"
         wrong = {name: part.observed for name, part in found.items() if part.observed not in backends}
@@ -292,11 +304,8 @@ def compare(values: Sequence[float], *, lower_is_better: bool = True, least: flo
         values: of two pairs or more.
         least: change of the logarithm under which it is noise, however sure.
     """
-    logs, places, turns = (
-        [math.log(value / values[0]) for value in values],
-        range(len(values)),
-        [0.0, 1.0] * (len(values) // 2),
-    )
+    logs, places = [math.log(value / values[0]) for value in values], range(len(values))
+    turns = [0.0, 1.0] * (len(values) // 2)
     slope, start = statistics.linear_regression(places, turns)
     left = [turn - start - slope * place for turn, place in zip(turns, places, strict=True)]
     squares = math.fsum(one * one for one in left)
@@ -352,3 +361,190 @@ def _round_off(run: AblationRun, precision: str) -> float:
     longest = max(2 * hidden if isinstance(hidden, int) else 1, wide if isinstance(wide, int) else 1)
     depth = Depth(len(run.pattern) + 1, longest, run.tokens)
     return depth.floor(precision if precision in UNIT_ROUNDOFF else "bf16") * math.sqrt(len(run.losses))
+
+
+# --- Running both arms. ---
+
+ALL: Final = "all"
+MODULE: Final = "megacpp_validate.training.smoke"
+# Low, and reached late: at 3e-3 from the first step on, two arms that differed by roundings left the plateau of their
+# first losses ten steps apart (H200, 2026-11-22), and a feature seemed to change the loss by 1 nat.
+LEARNING_RATE: Final = 3e-4
+_GRACE_S: Final = 60.0  # the run has a limit of its own, and reports which rank was late
+_LAST_WORDS: Final = 600  # characters of a log that are kept
+_OWN: Final = ("host", "place")  # of one process, and not part of what is compared
+
+
+@dataclass(frozen=True)
+class AblationOptions:
+    """What the user gave.
+
+    Attributes:
+        features: ids, in the order in which they are run.
+        base: what both arms begin with: the posture with nobody looking on, or everything in its plain form.
+        limit_s: seconds that one run may take.
+        receipts: folder for receipts, logs and the page.
+        python: interpreter of the stack; empty for the host's.
+    """
+
+    features: tuple[str, ...]
+    size: str
+    steps: int
+    pairs: int
+    seed: int
+    device: Literal["cuda", "cpu"]
+    target: str
+    base: Literal["posture", "plain"]
+    limit_s: float
+    receipts: Path
+    python: str
+
+
+def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
+    """Ids from what was typed: `feature=recompute,mtp`, the same without `feature=`, or all.
+
+    Raises:
+        WrongArguments: a feature has no row.
+        NothingSelected: no feature is named.
+    """
+    names: dict[str, None] = {}
+    for word in words:
+        for name in word.removeprefix("feature=").replace(",", " ").split():
+            every = [feature.id for feature in posture.features] if name == ALL else [posture.find(name).id]
+            names |= dict.fromkeys(every)
+    if not names:
+        raise NothingSelected("no feature is selected. Next step: name one, as in feature=recompute, or all.")
+    return tuple(names)
+
+
+def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> dict[ArmName, dict[str, Any]]:
+    """The whole order of each arm, but for its folder; they differ in the feature and in nothing else."""
+    plain = options.base == "plain"
+    switches = dict.fromkeys(posture.switches if plain else posture.observability, False)  # who looks on costs time
+    order: dict[str, Any] = {
+        "size": options.size, "changes": {}, "plan": {"data": 1, "world": 1}, "steps": options.steps,
+        "seed": options.seed,
+        "precision": "bf16" if options.device == "cuda" else "fp32", "device": options.device,
+        "target": options.target, "features": {}, "forms": {}, "learning_rate": LEARNING_RATE,
+        "warm_up": options.steps // 2,
+    }  # fmt: skip
+    order = merge_orders(order, settings_of(posture, switches))
+    order = merge_orders(order, feature.both.as_order)
+    return {"off": merge_orders(order, feature.off.as_order), "on": merge_orders(order, feature.on.as_order)}
+
+
+def find_absent(options: AblationOptions, *, gpu: bool, te: bool) -> dict[str, str]:
+    """What a feature may need and this call does not have, with the next step; "" is what every feature needs.
+
+    Args:
+        gpu, te: whether the interpreter sees a GPU and Transformer Engine; neither is looked at on the CPU.
+    """
+    cuda = options.device == "cuda"
+    rows = (
+        ("", cuda and not gpu, "there is no GPU. Next step: run it where there is one, or with --device cpu"),
+        ("gpu", not cuda, "it needs a GPU, and the CPU was requested. Next step: --device cuda"),
+        ("te", cuda and not te, "it needs Transformer Engine. Next step: give an interpreter with it to --python"),
+    )
+    return {need: text for need, absent, text in rows if absent}
+
+
+def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[str], None]) -> AblationResult:
+    """Run every feature after the other; each receipt is written when its feature is through.
+
+    Args:
+        report: called with a line for each run that ended.
+
+    Raises:
+        NoEnvironment: there is no interpreter.
+        ToolError: another run writes to the folder of the receipts.
+        OSError: the receipts cannot be written.
+    """
+    rows: list[FeatureAblation] = []
+    python = find_cpu_python(options.python) if options.device == "cpu" else options.python
+    environment, processes = host_interpreter(os.environ, python), Processes()
+    facts = read_facts(environment, processes) if options.device == "cuda" else None
+    absent = find_absent(options, gpu=bool(facts and facts.gpu), te=bool(facts and facts.te))
+    with own_folder(options.receipts):
+        for name in options.features:
+            feature = posture.find(name)
+            orders = plan_arms(posture, feature, options)
+            fields: dict[str, Any] = {
+                "tool": TOOL, "commit": read_commit(), "feature": feature.id, "title": feature.title,
+                "plain": feature.plain, "source": feature.source, "ranks": 1,
+                "interpreter": environment.shown, "off": orders["off"], "on": orders["on"],
+                **{name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")},
+            }  # fmt: skip
+            if reasons := tuple(absent[need] for need in ("", *feature.needs) if need in absent):
+                row = FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
+            else:
+                runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
+                row = FeatureAblation(**fields, runs=runs, **decide_feature(feature, orders, runs, options.pairs))
+            write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
+            rows.append(row)
+            report(f"{name}: {row.verdict.value}")
+    return AblationResult(tool=TOOL, features=tuple(rows))
+
+
+def _run_in_turn(
+    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], options: AblationOptions, environment: Environment,
+    processes: Processes, report: Callable[[str], None],
+) -> Iterator[AblationRun]:  # fmt: skip
+    """Off, on, off, on. A run that is no evidence is the last: the same order would end alike."""
+    for place in range(2 * options.pairs):
+        arm: ArmName = ARMS[place % 2]
+        home = options.receipts.absolute() / feature.id / f"{place + 1}-{arm}"
+        home.mkdir(parents=True, exist_ok=True)
+        given, log = home / "order.json", home / "log"
+        write_whole(given, json.dumps({**orders[arm], "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
+        call = environment.call(MODULE, shares=(home,))
+        ended = processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
+        run = read_run(ended, arm, place, f"{feature.id}/{home.name}")
+        report(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * options.pairs} ({run.seconds:.1f} s)")
+        yield run
+        if any(find_run_faults(getattr(feature, arm), orders[arm], run)):
+            return
+
+
+# --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
+
+
+def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> AblationRun:
+    """What a process answered: the last line that is an answer; libraries may write something after it."""
+    base: dict[str, Any] = {"arm": arm, "place": place, "file": file, "seconds": ended.seconds}
+    lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
+    last = f"Its last words: {' '.join(ended.words.split())[-_LAST_WORDS:] or 'none'}"
+    if not lines:
+        return AblationRun(**base, ending=ended.how if ended.code else "no-answer", words=f"it gave no answer. {last}")
+    try:
+        run = AblationRun(**{**base, **_read_answer(json.loads(lines[-1]))})
+    except (LookupError, TypeError, ValueError) as fault:
+        why = f"its answer has another form: {type(fault).__name__}: {fault}"
+        return AblationRun(**base, ending="no-answer", words=f"{why}. {last}")
+    if ended.code == 0 or run.ending != "done":
+        return run
+    words = f"it answers done, and its process ended with {ended.how} {ended.code}. {last}"
+    return run.model_copy(update={"ending": "contradiction", "words": words})
+
+
+def _read_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run, from what its one rank reports."""
+    fields: dict[str, Any] = {name: answer[name] for name in ("ending", "words", "seconds") if name in answer}
+    for rank in answer["ranks"][:1]:
+        model, steps, goodput = rank["model"], rank["steps"], rank["goodput"]
+        fields |= {
+            "model": model["name"], "pattern": model["pattern"], "parameters": model["parameters"],
+            "changes": model["size"], **{name: rank[name] for name in ("features", "forms", "versions")},
+            "topology": {name: value for name, value in rank["topology"].items() if name not in _OWN},
+            "parts": {
+                name: {"requested": part["requested"], "observed": part["observed"]}
+                for name, part in rank["choices"].items()
+            },
+            "step_seconds": [step["seconds"] for step in steps], "losses": [_finite(step["loss"]) for step in steps],
+            "tokens": goodput["tokens"] // max(len(steps), 1),
+            "peak_bytes": max(goodput["peak_bytes"].values(), default=0),
+        }  # fmt: skip
+    return fields
+
+
+def _finite(loss: object) -> float | None:
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None  # what is no number comes as text

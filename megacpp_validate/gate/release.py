@@ -6,26 +6,24 @@ Whole receipts come through a function, blame comes from `diagnosis`, and the ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, date
+from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
-from ..catalog.gate import BREAKAGES, GateRule, GateRules, ReleaseWaiver
 from ..catalog.needs import Needs
+from ..catalog.policies import BREAKAGES, GateRule, GateRules, ReleaseWaiver
 from ..diagnosis.culprits import Culprit, blame_receipts
 from ..diagnosis.diagnose import find_host_fault
-from ..errors import exit_for
-from ..evidence.receipt import Receipt
+from ..errors import Exit, exit_for
+from ..evidence.receipt import Outcome, Receipt, hash_code
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.store import ReceiptFile, ReceiptInvalid, show_file
-from ..evidence.values import ENVIRONMENT, Cause
-from .decision import CellVerdict, GateDecision, GateWaiver, WaiverState
-from .rules import Baseline, Order, Reason, find_faults, find_newest, is_hard
-from .selection import Entry, rank_by_time, select_receipts
+from ..evidence.values import ENVIRONMENT, Cause, Frozen
+from .rules import UNKNOWN, Baseline, Entry, Order, Reason, find_faults, find_newest, is_hard, select_receipts
 
 _CAUSES: Final = {
     GateRule.SLOWER: (
@@ -42,8 +40,119 @@ _CAUSES: Final = {
         Cause.SILENT_FALLBACK, "read the reasons beside that path in the receipt, and request what the target has",
     ),
 }  # fmt: skip
-Load = Callable[[ReceiptFile], Receipt]
-"""The whole receipt of a file; raises ReceiptInvalid."""
+
+
+class WaiverState(StrEnum):
+    """What a waiver does on a day."""
+
+    HOLDS = "holds"
+    EXPIRED = "expired"
+    NOT_NEEDED = "not-needed"  # its rule refuses nothing of its cell
+
+
+class GateWaiver(Frozen):
+    """A waiver, and what it does on the day of a decision; other attributes as of `catalog.policies.ReleaseWaiver`.
+
+    Attributes:
+        in_vain: whether it is of an import, of NaN or Inf, which stand although its day has not come.
+    """
+
+    cell: str
+    rule: GateRule
+    owner: str
+    reason: str
+    link: str
+    expires: date
+    state: WaiverState
+    in_vain: bool = False
+
+
+class CellVerdict(Frozen):
+    """One receipt, or one required cell without any.
+
+    Attributes:
+        cell: its id, or what its file is called where that cannot be read.
+        run: folder below the store; "." for the store itself, empty where there is no receipt.
+        outcome: None where there is no receipt, or an invalid one.
+        required: whether it is what was judged for a cell that the release requires.
+        accepted: whether it is evidence that its cell holds; of a required one, whether its cell lets the gate open.
+        closes: whether it keeps the gate closed.
+        rules: that it breaks, in the order of `reasons`; those that a waiver holds off too.
+        warnings: what a person should know and no rule refuses.
+        waived_by: owner of the waiver that holds off what it breaks; empty where none does.
+        receipt_sha256: of its bytes; empty where there are none.
+    """
+
+    cell: str
+    stack: str = ""
+    target: str = ""
+    probe: str = ""
+    run: str = ""
+    outcome: Outcome | None = None
+    required: bool = False
+    accepted: bool = False
+    closes: bool = False
+    rules: tuple[GateRule, ...] = ()
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    waived_by: str = ""
+    receipt_sha256: str = ""
+
+
+class GateDecision(Frozen):
+    """Open or closed, and why. The same receipts, rules and time give the same decision, byte for byte.
+
+    Attributes:
+        release: kind of release, as `matrix/gate.toml` names it.
+        exit_code: 0 open; 1 closed by a breakage; 4 closed because evidence is missing, and no breakage is seen.
+        cells: required ones in the order of the matrix, then every other receipt by its place.
+        missing: required cells that no receipt is accepted as evidence of, because evidence is missing.
+        culprits: whose breakages close it, in dependency order.
+        commit, image_digest, lock_hash: that the accepted receipts carry; empty where they carry none.
+        codes: hashes of the code of receipts that count, where it is not this checkout's; "unknown" for none.
+        signed_by: who signed the folder; empty where no signature was requested.
+        baseline: stack that speed and memory were compared with; empty where none was.
+        rules_sha256: of the rules that were applied, with their waivers.
+        receipts_sha256, baseline_sha256: of the manifests: the lines that `sha256sum` writes, sorted by file.
+        judged_at: ISO 8601, UTC.
+    """
+
+    schema_id: Literal["megacpp-validate/release-gate/1"] = "megacpp-validate/release-gate/1"
+    tool: str
+    release: str
+    stack: str
+    target: str
+    open: bool
+    exit_code: int
+    cells: tuple[CellVerdict, ...]
+    missing: tuple[str, ...] = ()
+    waivers: tuple[GateWaiver, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
+    commit: str = ""
+    image_digest: str = ""
+    lock_hash: str = ""
+    codes: tuple[str, ...] = ()
+    signed_by: str = ""
+    baseline: str = ""
+    rules_sha256: str
+    receipts_sha256: str
+    baseline_sha256: str = ""
+    judged_at: str
+
+    @property
+    def exit(self) -> Exit:
+        """The code that the verb ends with."""
+        return Exit(self.exit_code)
+
+    @property
+    def required(self) -> tuple[CellVerdict, ...]:
+        """The required cells, in the order of the matrix."""
+        return tuple(cell for cell in self.cells if cell.required)
+
+    @property
+    def closing(self) -> tuple[CellVerdict, ...]:
+        """What keeps the gate closed."""
+        return tuple(cell for cell in self.cells if cell.closes)
 
 
 @dataclass(frozen=True)
@@ -66,7 +175,7 @@ class GateContext:
     """What a decision is made by.
 
     Attributes:
-        load: gives the whole of a receipt.
+        load: gives the whole receipt of a file; raises ReceiptInvalid.
         rules: of the kind of release and the target.
         order: stack, time, and what receipts must carry.
         known: modules in dependency order, and what releases need: for blame.
@@ -74,7 +183,7 @@ class GateContext:
         signed: what the folder was signed as; None where no signature was requested.
     """
 
-    load: Load
+    load: Callable[[ReceiptFile], Receipt]
     rules: GateRules
     order: Order
     known: tuple[Catalog, Needs]
@@ -86,44 +195,41 @@ class GateContext:
         """What the names of cells of the judged stack and target begin with."""
         return f"{self.order.stack}-{self.rules.target.id}-"
 
-    def try_load(self, one: ReceiptFile) -> Receipt | None:
-        """The whole receipt; None where it is invalid."""
-        with suppress(ReceiptInvalid):
-            return self.load(one)
-        return None
-
 
 def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDecision:
     """Judge every receipt of a store, in any order, and decide."""
     rules, order, files = context.rules, context.order, tuple(files)
     entries = select_receipts(files, rules, order)
     counting: dict[str, Receipt] = {}
+    beside: dict[str, Receipt] = {}  # red receipts that close the gate and do not count for their cells
     for entry in entries:
-        if entry.required and entry.file is not None:
+        red = entry.is_refused_by(GateRule.CONTRADICTED, GateRule.OUTCOME)
+        if entry.file is not None and (entry.required or red):
             try:
-                counting[entry.cell] = context.load(entry.file)
+                (counting if entry.required else beside)[entry.cell] = context.load(entry.file)
             except ReceiptInvalid as fault:
-                entry.reasons = [Reason(GateRule.UNREADABLE, fault.reason, hard=True)]
+                entry.refuse(GateRule.UNREADABLE, fault.reason, closes=True)
     required = list(_judge_required(entries, counting, context))
     others = [entry for entry in entries if not entry.required]
     for entry in others:
-        _judge_other(entry, counting, context)
+        _judge_other(entry, beside.get(entry.cell), counting, context)
     judged = (*required, *others, *_list_lost(files, context))
     closed = any(entry.closes for entry in judged)
-    newest = find_newest(counting)
+    newest, baseline, signed = find_newest(counting), context.baseline, context.signed
     carried: dict[str, Any] = {}
     if newest is not None:
-        carried |= {name: getattr(newest, name) for name in ("commit", "image_digest", "lock_hash")}
-    if context.baseline is not None:
-        carried |= {"baseline": context.baseline.stack, "baseline_sha256": context.baseline.sha256}
+        carried = {name: getattr(newest, name) for name in ("commit", "image_digest", "lock_hash")}
+    if baseline is not None:
+        carried |= {"baseline": baseline.stack, "baseline_sha256": baseline.sha256}
     lacking = (entry.cell for entry in required if any(not reason.breaks for reason in entry.standing))
     return GateDecision(
         tool=TOOL, release=rules.kind.id, stack=order.stack, target=rules.target.id, open=not closed,
         exit_code=exit_for(breaks=any(entry.breaks for entry in judged), lacks=closed).value,
         judged_at=order.at.isoformat(), cells=tuple(_verdict(entry, context) for entry in judged),
         missing=tuple(lacking), waivers=tuple(_list_waivers(context, judged)),
-        culprits=_name_culprits(judged, files, counting, context),
-        signed_by=context.signed.signer if context.signed is not None else "", rules_sha256=rules.sha256,
+        culprits=_name_culprits(judged, counting, beside, context),
+        codes=tuple(sorted({one.code or UNKNOWN for one in counting.values()} - {hash_code()})),
+        signed_by=signed.signer if signed is not None else "", rules_sha256=rules.sha256,
         receipts_sha256=hash_manifest({one.file: one.sha256 for one in files}), **carried,
     )  # fmt: skip
 
@@ -139,40 +245,30 @@ def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], c
             entry = Entry(cell, probe=probe, required=True)
             entry.refuse(GateRule.MISSING, f"no receipt of it counts; refused: {', '.join(refused[:3]) or 'none'}")
         else:
-            reasons = _find_unsigned(entry.file, context)
+            entry.reasons = [*_find_unsigned(entry.file, context), *entry.reasons]
             if cell in counting:
                 for one in find_faults(counting[cell], context.rules, context.order, counting, context.baseline):
                     if isinstance(one, Reason):
-                        reasons.append(one)
+                        entry.reasons.append(one)
                     else:
                         entry.warnings.append(one)
-            reasons += entry.reasons
-            if entry.copy_of:
-                text = f"its process took as long, to the millisecond, as that of {entry.copy_of}: one was copied"
-                reasons.append(Reason(GateRule.REPLAYED, text, hard=True))
-            entry.reasons = reasons
         _hold_off(entry, context)
         entry.closes = bool(entry.standing)
         yield entry
 
 
-def _judge_other(entry: Entry, counting: Mapping[str, Receipt], context: GateContext) -> None:
+def _judge_other(entry: Entry, whole: Receipt | None, counting: Mapping[str, Receipt], context: GateContext) -> None:
     """A receipt that does not count: its own reason, and that it is not what was signed.
 
     One that a fault of the host made red takes back no younger one, and is no breakage by itself.
     """
-    one = entry.file
-    assert one is not None
-    if entry.is_refused_by(GateRule.CONTRADICTED, GateRule.OUTCOME):
-        whole, contradicted = context.try_load(one), entry.is_refused_by(GateRule.CONTRADICTED)
-        if whole is not None and (fault := find_host_fault(whole)):
-            text = f"it met a fault of the host, which is no evidence about its module: {fault}"
-            entry.refuse(GateRule.SUPERSEDED if contradicted else GateRule.NOT_RUN, text, closes=not contradicted)
-            entry.warnings += [f"{one.shown}: {text}"] if contradicted else []
-        elif contradicted and any(waiver.cell == entry.cell for waiver in context.rules.waivers):
-            hard = whole is None or is_hard(whole, counting)
-            entry.refuse(GateRule.CONTRADICTED, entry.reasons[0].text, closes=entry.closes, hard=hard)
-    unsigned = _find_unsigned(one, context) if context.signed else []
+    if whole is not None and (fault := find_host_fault(whole)):
+        text = f"it met a fault of the host, which is no evidence about its module: {fault}"
+        contradicts = entry.is_refused_by(GateRule.CONTRADICTED)
+        entry.refuse(GateRule.SUPERSEDED if contradicts else GateRule.NOT_RUN, text, closes=not contradicts)
+    elif whole is not None and entry.is_refused_by(GateRule.CONTRADICTED):
+        entry.refuse(GateRule.CONTRADICTED, entry.reasons[0].text, closes=True, hard=is_hard(whole, counting))
+    unsigned = _find_unsigned(entry.file, context) if context.signed and entry.file else []
     entry.reasons += unsigned
     _hold_off(entry, context)
     entry.closes = bool(unsigned) or (entry.closes and bool(entry.standing))
@@ -203,9 +299,9 @@ def _find_unsigned(one: ReceiptFile, context: GateContext) -> list[Reason]:
 
 def _verdict(entry: Entry, context: GateContext) -> CellVerdict:
     fields: dict[str, Any] = {}
-    if entry.required and entry.file is None:
-        fields = {"stack": context.order.stack, "target": context.rules.target.id}
-    elif entry.file is not None:
+    if entry.file is None:
+        fields = {"stack": context.order.stack, "target": context.rules.target.id} if entry.required else {}
+    else:
         fields["receipt_sha256"] = entry.file.sha256
         if (head := entry.file.head) is not None:
             fields |= {"stack": head.stack, "target": head.target, "outcome": head.outcome}
@@ -252,7 +348,7 @@ def _holds(waiver: ReleaseWaiver, context: GateContext) -> bool:
 
 
 def _name_culprits(
-    judged: Sequence[Entry], files: Sequence[ReceiptFile], counting: Mapping[str, Receipt], context: GateContext
+    judged: Sequence[Entry], counting: Mapping[str, Receipt], beside: Mapping[str, Receipt], context: GateContext
 ) -> tuple[Culprit, ...]:
     """In dependency order, those that several modules share first.
 
@@ -260,46 +356,15 @@ def _name_culprits(
     with all that is filed under it, closes nothing and is not named.
     """
     catalog, needs = context.known
-
-    def blame(receipts: Iterable[Receipt]) -> tuple[Culprit, ...]:
-        return blame_receipts(tuple(receipts), catalog.modules, needs)
-
-    required = [one for one in judged if one.required and not one.disowned]
     disowned = {one.cell for one in judged if one.required and one.disowned}
-    red = {one.probe for one in required if one.is_held_to(GateRule.OUTCOME)}
-    found = []
+    red = {one.probe for one in judged if one.breaks and one.stands_against(GateRule.OUTCOME, GateRule.CONTRADICTED)}
+    seen = {cell: receipt for cell, receipt in {**counting, **beside}.items() if cell not in disowned}
+    found = list(_share(row for one in judged if one.required for row in _name_own(one)))
     if red:
-        whole = blame(receipt for cell, receipt in counting.items() if cell not in disowned)
-        found += [row for row in whole if red & _list_names([row])]
-    found += _share(row for one in required for row in _name_own(one))
-    named = _list_names(found)
-    # Red receipts that close the gate and do not count for their cells: the newest of each probe.
-    closing: dict[str, ReceiptFile] = {}
-    for one in judged:
-        red_beside = one.closes and not one.required and one.is_held_to(GateRule.OUTCOME, GateRule.CONTRADICTED)
-        if one.file and red_beside and one.probe not in named | {""}:
-            closing[one.probe] = max(closing.get(one.probe, one.file), one.file, key=rank_by_time)
-    for row in blame(_read_runs(closing.values(), files, context)) if closing else ():
-        if row.module not in named and closing.keys() & _list_names([row]):
-            found.append(row)
+        blamed = blame_receipts(tuple(seen.values()), catalog.modules, needs)
+        found += [row for row in blamed if red & {row.module, *row.cascades}]
     rank = {one.probe: number for number, one in enumerate(judged) if one.required}
     return tuple(sorted(found, key=lambda row: (rank.get(row.module, -1), row.module, row.cause.value, row.component)))
-
-
-def _list_names(culprits: Iterable[Culprit]) -> set[str]:
-    return {name for row in culprits for name in (row.module, *row.cascades)}
-
-
-def _read_runs(red: Iterable[ReceiptFile], files: Iterable[ReceiptFile], context: GateContext) -> Iterator[Receipt]:
-    """Red receipts, and the newest of every other cell of the judged stack and target in their folders."""
-    whole = {one.cell: one for one in red}
-    folders = {one.run for one in whole.values()}
-    beside = (one for one in files if one.run in folders and one.cell.startswith(context.own) and one.stem == one.cell)
-    for one in sorted(beside, key=rank_by_time, reverse=True):
-        whole.setdefault(one.cell, one)
-    for one in whole.values():
-        if (receipt := context.try_load(one)) is not None:
-            yield receipt
 
 
 def _share(rows: Iterable[Culprit]) -> Iterator[Culprit]:
@@ -315,8 +380,8 @@ def _share(rows: Iterable[Culprit]) -> Iterator[Culprit]:
 def _name_own(entry: Entry) -> Iterator[Culprit]:
     """What a green receipt breaks, one culprit a cause and component; a red one has its culprit already."""
     found: dict[tuple[Cause, str], list[Reason]] = {}
-    for reason in entry.standing:
-        if reason.rule in _CAUSES and not entry.is_held_to(GateRule.OUTCOME):
+    for reason in () if entry.disowned or entry.stands_against(GateRule.OUTCOME) else entry.standing:
+        if reason.rule in _CAUSES:
             found.setdefault((_CAUSES[reason.rule][0], reason.component), []).append(reason)
     for (cause, component), reasons in found.items():
         yield Culprit(

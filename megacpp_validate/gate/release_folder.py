@@ -14,17 +14,17 @@ from typing import Final
 
 from ..catalog.bridge import Catalog, read_catalog
 from ..catalog.file import matrix_folder
-from ..catalog.gate import GateRules, read_gate_policy
 from ..catalog.needs import read_needs
+from ..catalog.policies import GateRules, read_gate_policy
 from ..errors import EvidenceMissing, InfrastructureFailed, WrongArguments
 from ..evidence.receipt import Receipt, read_time
 from ..evidence.receipts_manifest import ManifestInvalid, hash_manifest, sign_folder, verify_folder
-from ..evidence.store import ReceiptInvalid, ReceiptStore, read_store
-from .decision import GateDecision
-from .release import GateContext, SignedFolder, decide_release
-from .rules import Baseline, Order, choose_baseline
+from ..evidence.store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_store
+from .release import GateContext, GateDecision, SignedFolder, decide_release
+from .rules import UNKNOWN, Baseline, Order
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
+_CODE: Final = re.compile(rf"[0-9a-f]{{12,64}}|{UNKNOWN}")
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
 
 
@@ -42,6 +42,7 @@ class GateOptions:
     baseline: Path | None = None
     signers: Path | None = None
     at: datetime | None = None
+    accept_code: tuple[str, ...] = ()
 
 
 def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecision:
@@ -52,17 +53,18 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
         EvidenceMissing: there is no receipt, or none of the baseline.
         InfrastructureFailed: a run writes to the folder, or there is no ssh-keygen.
     """
-    if options.commit and not _COMMIT.fullmatch(options.commit):
-        raise WrongArguments(
-            f"{options.commit!r} is not a full commit hash. Next step: give the output of `git rev-parse HEAD`."
-        )
+    for given, form, what in (
+        *((code, _CODE, f"the hash of code, of 12 to 64 digits, or {UNKNOWN!r}") for code in options.accept_code),
+        *((commit, _COMMIT, "a full commit hash, the output of `git rev-parse HEAD`") for commit in [options.commit]),
+    ):
+        if given and not form.fullmatch(given):
+            raise WrongArguments(f"{given!r} is not {what}. Next step: give one.")
     store = _read(options.store)
     catalog = read_catalog(matrix)
     policy = read_gate_policy(catalog, matrix)
     target = options.target or _choose_one(store, "target", "")
     rules = policy.choose(options.release, target)
-    stack = options.stack or _choose_one(store, "stack", target)
-    order = _make_order(options, stack, catalog, matrix)
+    order = _make_order(options, options.stack or _choose_one(store, "stack", target), catalog, matrix)
     signed = baseline = None
     if options.signers is not None:
         try:
@@ -70,7 +72,7 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
         except ManifestInvalid as fault:
             signed = SignedFolder(problem=str(fault))
     if options.baseline is not None:
-        judged = {one.sha256 for one in store.files if one.head is not None and one.head.stack == stack}
+        judged = {one.sha256 for one in store.files if one.head is not None and one.head.stack == order.stack}
         baseline = _read_baseline(options.baseline, rules, judged, order.at)
     known = catalog, read_needs([module.id for module in catalog.modules], matrix)
     return decide_release(store.files, GateContext(store.load, rules, order, known, baseline, signed))
@@ -95,21 +97,16 @@ def _refuse_run(folder: Path) -> None:
 
     A run holds a lock that filelock made. To ask filelock for it would write a file, and a store may be read-only.
     """
-    place = os.path.realpath(folder)
-    below = (each for each, _, _ in os.walk(place) if "/." not in each.removeprefix(place))
-    for each in (os.path.dirname(place), *below):  # noqa: PTH120 - of hundreds
-        try:
-            handle = os.open(f"{each}/{RUN_LOCK}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # nobody ran there, or the lock is another user's, or a link
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise InfrastructureFailed(f"a run writes its receipts to {each}. Next step: wait for it.") from fault
-        except OSError:  # a file system without locks
-            pass
-        finally:
-            os.close(handle)
+    place = Path(os.path.realpath(folder))
+    for each in (place.parent, *(Path(each) for each, _, _ in os.walk(place))):
+        with suppress(OSError):  # nobody ran there, the lock is another user's or a link, or there are no locks
+            handle = os.open(each / RUN_LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError as fault:
+                raise InfrastructureFailed(f"a run writes its receipts to {each}. Next step: wait for it.") from fault
+            finally:
+                os.close(handle)
 
 
 def _read(folder: Path) -> ReceiptStore:
@@ -157,26 +154,31 @@ def _make_order(options: GateOptions, stack: str, catalog: Catalog, matrix: Path
                     f"the lock {file} of {stack} cannot be read: {fault.strerror or fault}. Likely cause: the matrix "
                     "was copied without containers/locks. Next step: give --lock its SHA-256, or --matrix a checkout."
                 ) from fault
-    return Order(stack, at, options.commit, image, lock)
+    return Order(stack, at, options.commit, image, lock, options.accept_code)
 
 
 def _read_baseline(folder: Path, rules: GateRules, judged: set[str], at: datetime) -> Baseline:
     """The newest good receipt of each probe of another run, whatever its stack, if it is one and requested the same."""
-    store, target = _read(folder), rules.target.id
-    chosen = choose_baseline(store.files, target)
-    stacks = sorted({one.claims.stack for one in chosen})
+    store, newest = _read(folder), dict[str, tuple[datetime, ReceiptFile]]()
+    for one in store.files:
+        if (head := one.head) is not None and head.target == rules.target.id and one.stem == head.cell:
+            started = read_time(head.started)
+            if started and head.outcome.is_good and not head.only_timed:
+                newest[head.cell] = max(newest.get(head.cell, (started, one)), (started, one), key=lambda pair: pair[0])
+    stacks = sorted({one.claims.stack for _, one in newest.values()})
     if not stacks:
-        raise EvidenceMissing(f"the baseline {folder} has no good receipt of {target}. Next step: give another folder.")
+        raise EvidenceMissing(
+            f"the baseline {folder} has no good receipt of {rules.target.id}. Next step: give another folder."
+        )
     receipts: dict[str, Receipt] = {}
-    for one in chosen:
+    for _, one in newest.values():
         with suppress(ReceiptInvalid):  # nothing to compare with, which the gate says of that cell
             receipts[one.claims.probe] = store.load(one)
-    starts = [started for one in chosen if (started := read_time(one.claims.started)) is not None]
     odd = sorted({receipt.requested for receipt in receipts.values()} - {rules.requested})
     for wrong, text in (
         (len(stacks) > 1, f"is of {len(stacks)} stacks: {', '.join(stacks)}"),
-        (any(one.sha256 in judged for one in chosen), "has receipts that are judged"),
-        (max(starts) > at, f"has a receipt that started after this decision at {at.isoformat()}"),
+        (any(one.sha256 in judged for _, one in newest.values()), "has receipts that are judged"),
+        (any(started > at for started, _ in newest.values()), f"has a receipt later than {at.isoformat()}"),
         (odd, f"requested {' and '.join(odd)}, and {rules.requested} is judged: times cannot be compared"),
     ):
         if wrong:

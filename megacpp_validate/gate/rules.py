@@ -1,7 +1,8 @@
-"""The rules of the release gate on one receipt that counts, beside the newest of its release and the one before. Pure.
+"""The rules of the release gate: which receipt counts for each required cell, and what is wrong with it. Pure.
 
-How much slower or larger than the release before is too much is a rule, too: `slowdown`, `memory` and
-`memory_floor_mib` of matrix/gate.toml.
+The newest receipt of a cell counts, and never one beside it: where it is bad, an older good one is no way out. How much
+slower or larger than the release before is too much is a rule, too: `slowdown`, `memory` and `memory_floor_mib` of
+matrix/gate.toml.
 """
 
 from __future__ import annotations
@@ -9,18 +10,28 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import Final
 
-from ..catalog.gate import BREAKAGES, IMPORTS, PLAIN, Fallback, GateRule, GateRules, Kernel, SecondCopy, Unwatched
+from ..catalog.policies import BREAKAGES, IMPORTS, GateRule, GateRules
 from ..diagnosis.diagnose import find_host_fault
+from ..diagnosis.rows import JOB_ENDS
 from ..evidence.history import DIRTY
-from ..evidence.receipt import Library, Outcome, Part, Receipt, read_time
+from ..evidence.receipt import Outcome, Receipt, cell_id, hash_code, read_time
 from ..evidence.store import ReceiptFile
 
+CLOCK_SKEW: Final = timedelta(minutes=5)  # between two machines
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
+_CONTRADICTS: Final = (Outcome.FAIL, Outcome.ERROR, Outcome.IMPORT_ERROR)
+_DISOWNING: Final = (GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA)
+UNKNOWN: Final = "unknown"  # stands for the code of a receipt that does not name it
+PLAIN: Final = frozenset({"native", "sdpa"})  # what a path of plain PyTorch is claimed as, and observed as
+_CLOCK: Final = "cuda-events"  # time of the device: healthy releases differ by 39% in time of the host
+_JIT_AFTER: Final = 0  # kernels that may be compiled after warm-up
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 _HARD: Final = (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
@@ -35,15 +46,9 @@ _NO_NUMBER: Final = re.compile(
 _NO_IMPORT: Final = re.compile(
     r"(?<!\w)(?:ImportError|ModuleNotFoundError)(?!\w)|undefined symbol|cannot open shared object file"
 )
-# What a probe says of numbers, at the start or within: the name of an outcome, a check, a bound.
-_FAILED: Final = re.compile(
-    r"^(?:fail|failed|error|import-error)(?![\w-])|AssertionError|(?<!\w)(?:out of bounds?|beyond (?:its |the )?bound|"
-    r"tolerance|(?:not|all) ?close|relative error|mismatch(?:ed)?|diverged?|numeric\w*)(?!\w)",
-    re.IGNORECASE,
-)
-# Bounds follow the error of native PyTorch, which a release of Transformer Engine does not change: those of 2.12.0 and
-# 2.20.2 on one H200 differ by a factor of 1.13 at most.
-_WIDER: Final = 2.0
+_DENIES: Final = re.compile(r"(?i:\w error(?!\w)|out of bounds?|fail(?:ed|ure)?(?!\w))|\w(?:Error|Exception)(?!\w)")
+# What a launcher repeats a cell for: the names of `environments.slurm` and `diagnosis.diagnose.find_retry_fault`.
+_RETRIED: Final = {name for name, _ in JOB_ENDS.values()} | {"killed", "disk-full", "not-started", "no-receipt", "gone"}
 _MEMORY: Final = "peak memory"
 
 
@@ -55,6 +60,7 @@ class Order:
         stack: id.
         at: time of the decision; the gate has no clock of its own.
         commit, image, lock: that receipts must carry; empty for whatever they carry, but the same in all.
+        codes: what the hash of the code of receipts may begin with, beside that of this checkout.
     """
 
     stack: str
@@ -62,21 +68,7 @@ class Order:
     commit: str = ""
     image: str = ""
     lock: str = ""
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What speed and memory are compared with.
-
-    Attributes:
-        stack: id.
-        receipts: by probe, those that are good.
-        sha256: of the manifest of its store.
-    """
-
-    stack: str
-    receipts: Mapping[str, Receipt]
-    sha256: str
+    codes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,10 +91,204 @@ class Reason:
         return self.rule in BREAKAGES
 
 
+@dataclass
+class Entry:
+    """A file of the store, or a required cell without any, on its way to a verdict.
+
+    Attributes:
+        cell: its id, or what its file is called where that cannot be read.
+        run: folder below the store.
+        required: whether it is what is judged for a required cell.
+        reasons: why it is refused; empty where it counts.
+        standing: those of them that no waiver holds off.
+        closes: whether it keeps the gate closed.
+    """
+
+    cell: str
+    run: str = ""
+    probe: str = ""
+    file: ReceiptFile | None = None
+    required: bool = False
+    reasons: list[Reason] = field(default_factory=list)
+    standing: list[Reason] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    closes: bool = False
+    waived_by: str = ""
+
+    def refuse(self, rule: GateRule, text: str, *, closes: bool = False, hard: bool = True) -> None:
+        """Refuse it for this reason alone."""
+        self.reasons, self.closes = [Reason(rule, text, hard)], closes
+
+    def is_refused_by(self, *rules: GateRule) -> bool:
+        """Whether its first reason is of one of these rules."""
+        return bool(self.reasons) and self.reasons[0].rule in rules
+
+    def stands_against(self, *rules: GateRule) -> bool:
+        """Whether one of these rules stands against it."""
+        return any(reason.rule in rules for reason in self.standing)
+
+    @property
+    def disowned(self) -> bool:
+        """Whether it is of something else than is judged, so that whatever it shows is no breakage of this."""
+        return self.stands_against(*_DISOWNING)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether it closes the gate by a breakage."""
+        return self.closes and not self.disowned and any(reason.breaks for reason in self.standing)
+
+
+# --- Which receipt counts. ---
+
+
+def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order) -> list[Entry]:
+    """An entry for every file, sorted by file; those that count are required and have no reasons yet."""
+    own = f"{order.stack}-{rules.target.id}-"
+    required = {own + probe for probe in rules.probes}
+    entries, groups = [], dict[str, list[Entry]]()
+    for one in sorted(files, key=lambda one: one.file):
+        entry = Entry(one.cell, one.run, one.head.probe if one.head is not None else "", one)
+        entries.append(entry)
+        fault = next(_find_misfits(one, required, rules, order), None)
+        if fault is not None:
+            entry.refuse(fault[0], fault[1], closes=fault[2])
+        else:
+            groups.setdefault(one.cell, []).append(entry)
+    for group in groups.values():
+        *older, newest = sorted(group, key=rank_by_time)
+        newest.required = True
+        for entry in older:
+            if not _contradict(entry, newest, rules):
+                entry.refuse(GateRule.SUPERSEDED, f"{_file(newest).shown} is younger")
+    if rules.kind.others == "close":
+        _close_by_others(entries, own, rules, order)
+    return entries
+
+
+def rank_by_time(entry: Entry) -> tuple[datetime, bool, str]:
+    """The newest last; of one second the red one."""
+    one = _file(entry)
+    started = read_time(one.head.started) if one.head is not None else None
+    return started or datetime.max.replace(tzinfo=UTC), _is_red(one), one.file
+
+
+def _file(entry: Entry) -> ReceiptFile:
+    assert entry.file is not None  # only a missing cell has none
+    return entry.file
+
+
+def _find_misfits(
+    one: ReceiptFile, required: set[str], rules: GateRules, order: Order
+) -> Iterator[tuple[GateRule, str, bool]]:
+    """Why a file is no receipt of a required cell, as far as it shows that alone: rule, text, and whether it closes.
+
+    It closes where it may hide what there is to see of a required cell.
+    """
+    head, hides = one.head, one.leads_out or not required.isdisjoint((one.stem, one.cell))
+    if head is None:
+        yield GateRule.UNREADABLE, one.problem or "it is not a receipt", hides
+        return
+    names = head.stack, head.target, head.probe
+    if odd := [name for name in names if not _NAME.fullmatch(name)]:
+        yield GateRule.NAME, f"it has the invalid name {odd[0][:80]!r}", hides
+    if not one.stem == head.cell == cell_id(*names):
+        text = f"it holds the cell {head.cell[:120]!r} of {cell_id(*names)[:120]!r}, and its file is {one.stem[:120]!r}"
+        yield GateRule.NAME, text, hides
+    image = order.image or head.image_digest
+    for rule, has, wants in (
+        (GateRule.STACK, head.stack, order.stack),
+        (GateRule.TARGET, head.target, rules.target.id),
+        (GateRule.NOT_REQUIRED, head.probe, head.probe if head.probe in rules.probes else f"no {head.probe}"),
+        (GateRule.COMMIT, head.commit, order.commit or head.commit),
+        (GateRule.IMAGE, head.image_digest.rpartition("@")[2], image.rpartition("@")[2]),
+        (GateRule.LOCK, head.lock_hash, order.lock or head.lock_hash),
+    ):
+        if has != wants:
+            yield rule, f"{rule.value}: this receipt has {has or 'none'}, and {rules.kind.id} requires {wants}", False
+    if head.only_timed:
+        yield GateRule.ONLY_TIMED, "it timed its module, and judged nothing of it", False
+    started = read_time(head.started)
+    if started is None:
+        yield GateRule.CLOCK, f"its time of start is {head.started!r}, which is not a time with a zone", True
+    elif started > order.at + CLOCK_SKEW:
+        yield (
+            GateRule.CLOCK,
+            f"it started at {head.started}, after this decision at {order.at.isoformat()}. Likely cause: --at is too "
+            "early, or the clock of one machine is wrong; which receipt is the newest is unknown",
+            True,
+        )
+
+
+def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
+    """Refuse an older receipt that is red where the newest one, of the same sources, is not; else leave it alone.
+
+    A commit from which files differed names no state of them: what was wrong there may have been mended since.
+    """
+    old, now, age = _file(older).claims, _file(newest).claims, rank_by_time(newest)[0] - rank_by_time(older)[0]
+    same = all(getattr(old, name) == getattr(now, name) for name in ("commit", "environment", "image_digest"))
+    red = old.outcome in _CONTRADICTS and old.outcome is not now.outcome
+    if not (same and red and age <= timedelta(days=rules.kind.max_age_days)) or old.commit.endswith(DIRTY):
+        return False
+    text = (
+        f"it is {old.outcome.value}, and {_file(newest).shown} of the same commit and environment is "
+        f"{now.outcome.value}: an intermittent failure counts as a failure"
+    )
+    older.refuse(GateRule.CONTRADICTED, text, closes=True, hard=False)
+    return True
+
+
+def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: Order) -> None:
+    """A cell that is not required closes the gate by what would close it if it were: unreadable, red, or contradicted.
+
+    What is of another commit, too old, was not run or judged nothing speaks of something else.
+    """
+    counting = [entry for entry in entries if entry.required]
+    commit = order.commit or (_file(max(counting, key=rank_by_time)).claims.commit if counting else "")
+    oldest = order.at - timedelta(days=rules.kind.max_age_days)
+    about: dict[str, list[Entry]] = {}
+    for entry in entries:
+        head = _file(entry).head
+        if entry.is_refused_by(GateRule.UNREADABLE, GateRule.NAME):
+            entry.closes |= _file(entry).stem.startswith(own) or entry.cell.startswith(own)
+        elif head is not None and entry.is_refused_by(GateRule.NOT_REQUIRED):
+            judged = head.outcome is not Outcome.NOT_RUN and not head.only_timed
+            started = rank_by_time(entry)[0]
+            when = oldest <= started <= order.at + CLOCK_SKEW or (_is_red(_file(entry)) and started > order.at)
+            if judged and when and head.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
+                about.setdefault(entry.cell, []).append(entry)
+    for group in about.values():
+        *older, newest = sorted(group, key=rank_by_time)
+        if _is_red(_file(newest)):
+            text = f"{_file(newest).claims.outcome.value}, and {rules.kind.id} requires every cell green"
+            newest.refuse(GateRule.OUTCOME, text, closes=True)
+        for entry in older:
+            _contradict(entry, newest, rules)
+
+
+def _is_red(one: ReceiptFile) -> bool:
+    return one.head is not None and not one.head.outcome.is_good and one.head.outcome is not Outcome.NOT_RUN
+
+
+# --- What is wrong with a receipt that counts. ---
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What speed and memory are compared with.
+
+    Attributes:
+        stack: id.
+        receipts: by probe, those that are good.
+        sha256: of the manifest of its store.
+    """
+
+    stack: str
+    receipts: Mapping[str, Receipt]
+    sha256: str
+
+
 Finding = Reason | str
 """A reason, or a warning."""
-_Leave = Unwatched | SecondCopy | Fallback | Kernel
-"""A row of the rules that lets something pass, or names it."""
 
 
 def find_faults(
@@ -117,17 +303,16 @@ def find_faults(
     """
     newest = find_newest(counting) or receipt
     yield from (Reason(rule, text) for rule, broken, text in _compare(receipt, rules, order, newest) if broken)
+    yield from _find_code(receipt, rules, order)
     yield from _find_outcome(receipt, rules, counting)
     yield from _find_compiles(receipt, rules)
     yield from _find_copies(receipt, rules)
     yield from _find_fallbacks(receipt, rules)
     for found in _find_growth(receipt, rules, baseline):
-        # What a red receipt did not come to measure is no fault.
-        if isinstance(found, Reason) and found.breaks:
+        if found.breaks or (receipt.outcome.is_good and rules.kind.baseline == "required"):
             yield found
-        elif receipt.outcome.is_good:
-            lenient = isinstance(found, Reason) and rules.kind.baseline != "required"
-            yield found.text if isinstance(found, Reason) and lenient else found
+        elif receipt.outcome.is_good:  # what a red receipt did not come to measure is no fault
+            yield found.text
 
 
 def find_newest(receipts: Mapping[str, Receipt]) -> Receipt | None:
@@ -140,6 +325,7 @@ def _compare(
 ) -> Iterator[tuple[GateRule, object, str]]:
     """Rule, whether the receipt breaks it, and how: it is of what is judged, young enough, and of one environment."""
     kind, arch, machine, first = rules.kind, rules.target.arch, receipt.machine, newest.machine
+    good = receipt.outcome.is_good
     age = order.at - (read_time(receipt.started) or _OLDEST)
     text = f"it is {age.days} days old, and at most {kind.max_age_days} are allowed"
     yield GateRule.AGE, age > timedelta(days=kind.max_age_days), text
@@ -158,15 +344,15 @@ def _compare(
     yield GateRule.STACK, others, f"it loaded Transformer Engine {others}, and {named} is judged"
 
     ran = f"sm_{machine.capability.replace('.', '')}" if machine.capability else ""
-    elsewhere = arch and ran != arch and (ran or receipt.outcome.is_good)
     text = f"it ran on {machine.gpu or 'no GPU'} {ran}, and {rules.target.id} is {arch}"
-    yield GateRule.TARGET, elsewhere, text
+    yield GateRule.TARGET, arch and ran != arch and (ran or good), text
     one = kind.environment == "one"
     for rule, applies, what, has, wants in (
         (GateRule.TARGET, arch, "card", machine.gpu, first.gpu),
         (GateRule.ENVIRONMENT, one, "driver", machine.driver, first.driver),
         (GateRule.ENVIRONMENT, one, "torch", machine.torch, first.torch),
     ):
+        yield rule, good and arch and not has, f"the {what} that it ran with is not on record"
         text = f"it ran with the {what} {has}, and the newest receipt with {wants}"
         yield rule, applies and has and wants and has != wants, text
 
@@ -189,6 +375,19 @@ def _schema(receipt: Receipt) -> int:
     return int(receipt.schema_id.rpartition("/")[2])
 
 
+def _find_code(receipt: Receipt, rules: GateRules, order: Order) -> Iterator[Reason]:
+    """Receipts of other code than this checkout's, and checks that this checkout's code makes and a receipt lacks."""
+    code, own = receipt.code or UNKNOWN, hash_code()
+    if code == own:
+        lacking = sorted({*rules.checks.get(receipt.probe, ())} - {check.name for check in receipt.checks})
+        if lacking and receipt.outcome.is_good:
+            text = f"{len(lacking)} checks of this cell are not in it, the first is {lacking[0]}"
+            yield Reason(GateRule.CHECKS, text, hard=True)
+    elif not any(code.startswith(accepted) for accepted in order.codes):  # of accepted code the checks are unknown
+        text = f"code {code[:12]} produced it, and this checkout has {own[:12]}; --accept-code {code[:12]} accepts it"
+        yield Reason(GateRule.CODE, text, hard=True)
+
+
 def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Receipt]) -> Iterator[Finding]:
     outcome, unsupported = receipt.outcome, receipt.probe in rules.unsupported
     if outcome is Outcome.EXPECTED_UNSUPPORTED and not unsupported:
@@ -201,24 +400,21 @@ def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Rec
         yield Reason(GateRule.NOT_RUN, f"{text}: {receipt.reason}", hard=True)
     elif outcome.value not in rules.kind.counts:
         yield Reason(GateRule.OUTCOME, f"{outcome.value}: {receipt.reason}", hard=is_hard(receipt, counting))
-    if outcome is Outcome.PASS and unsupported:
-        yield f"the rules expect {rules.target.id} not to support it, and it passes: update the rules"
+    if outcome is Outcome.PASS:
+        if unsupported:
+            yield f"the rules expect {rules.target.id} not to support it, and it passes: update the rules"
+        if any(pattern.search(receipt.reason) for pattern in (_DENIES, _NO_NUMBER, _NO_IMPORT)):
+            yield Reason(GateRule.CONTRADICTED, f"it passes, and its reason denies that: {receipt.reason}", hard=True)
     for retry in receipt.retries:
-        said = retry.partition("; its last words: ")[0]  # what a job wrote last may be of anything
-        if any(pattern.search(said) for pattern in (_FAILED, _NO_NUMBER, _NO_IMPORT)):
-            yield Reason(GateRule.CONTRADICTED, f"it was retried after a failure that is not the host's: {retry}")
-        else:
+        if retry.partition(":")[0] in _RETRIED:
             yield f"it was retried: {retry}"
+        else:
+            yield Reason(GateRule.CONTRADICTED, f"it was retried after a failure that is not the host's: {retry}")
 
 
 def find_root(receipt: Receipt, counting: Mapping[str, Receipt]) -> Receipt | None:
-    """What stands in a blocked one's way in the end; itself where it is not blocked; None where that is not there."""
-    met: set[str] = set()
-    root: Receipt | None = receipt
-    while root is not None and root.outcome is Outcome.BLOCKED and root.cell not in met:
-        met.add(root.cell)
-        root = counting.get(root.blocked_by)
-    return root
+    """What stands in a blocked one's way; itself where it is not blocked; None where that is not there."""
+    return counting.get(receipt.blocked_by) if receipt.outcome is Outcome.BLOCKED else receipt
 
 
 def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
@@ -240,14 +436,13 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
 def _find_compiles(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
     late = [row for row in receipt.jit.compiled if row.when == "after"]
     after = Counter(row.library for row in late) | Counter(receipt.jit.after)  # training ranks are in the list alone
-    if after.total() > rules.kind.jit_after:
+    if after.total() > _JIT_AFTER:
         numbers = ", ".join(f"{name} {number}" for name, number in sorted(after.items()))
         kernels = ", ".join(sorted({row.kernel for row in late})[:3])
-        which = f"{numbers} ({kernels})" if kernels else numbers
-        yield Reason(GateRule.JIT, f"compiled after warm-up: {which}; at most {rules.kind.jit_after} allowed")
+        yield Reason(GateRule.JIT, f"compiled after warm-up: {numbers} ({kernels or 'unnamed'}); none is allowed")
     for library, why in sorted(receipt.jit.unwatched.items()):
         reason = Reason(GateRule.UNWATCHED, f"compiles of {library} were not watched: {why}")
-        yield _allow(reason, receipt, (row for row in rules.unwatched if row.library == library))
+        yield _allow(reason, library, receipt, rules)
     if receipt.outcome.is_good and _schema(receipt) < 5:
         yield "its schema does not record which libraries were not watched while they compiled"
 
@@ -262,60 +457,40 @@ def _find_copies(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
             version = f", version {library.version}" if library.version else ""
             text = f"{library.name} is mapped from {' and '.join(library.files)}{version}"
             reason = Reason(GateRule.SECOND_COPY, text, component=library.name)
-            yield _allow(reason, receipt, (row for row in rules.second_copies if _is_known(row, library)))
-
-
-def _is_known(row: SecondCopy, library: Library) -> bool:
-    """Every file fits a pattern of its own, and their versions are as the row says."""
-    left = list(library.files)
-    for pattern in row.files:
-        file = next((file for file in left if fnmatchcase(file, pattern)), None)
-        if file is None:
-            return False
-        left.remove(file)
-    answers = {answer for answer in library.version.split(", ") if answer}
-    versions = "unknown" if not answers else "one" if len(answers) == 1 else "differ"
-    return row.library == library.name and not left and row.versions == versions
+            answers = {answer for answer in library.version.split(", ") if answer}
+            versions = "unknown versions" if not answers else "one version" if len(answers) == 1 else "versions"
+            files = " ".join(sorted(library.files, key=lambda file: (PurePosixPath(file).name, file)))
+            yield _allow(reason, f"{library.name} {len(library.files)} files, {versions}: {files}", receipt, rules)
 
 
 def _find_fallbacks(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
     if receipt.requested == "native":  # what takes Transformer Engine there is refused where a receipt is read
         return
-    shows = {row.claimed: {row.claimed, *row.observed} for row in rules.shows}
     for path in receipt.backends:
-        known, ran = shows.get(path.claimed, {path.claimed}), set(path.observed)
+        known, ran = {path.claimed, *rules.shows.get(path.claimed, ())}, set(path.observed)
         # What runs plain PyTorch beside its own backend fell back in part; a vendor's kernels call no such function.
         if path.requested == path.claimed and (not ran or (known & ran and not (PLAIN & ran) - known)):
-            for row in rules.kernels:
-                if row.observed in ran and _is_for(row, receipt) and fnmatchcase(path.path, row.path):
-                    yield f"{path.path} ran {', '.join(path.observed)}: {row.reason}"
             continue
         seen = f", and ran {', '.join(path.observed)}" if path.observed else ""
         text = f"{path.path} requested {path.requested}, reports {path.claimed or 'nothing'}{seen}"
-        wanted = (path.requested, path.claimed, path.observed)
-        rows = (
-            row
-            for row in rules.fallbacks
-            if (row.requested, row.claimed, tuple(row.observed)) == wanted and fnmatchcase(path.path, row.path)
-        )
-        yield _allow(Reason(GateRule.FALLBACK, text), receipt, rows)
+        shown = f"{path.path}: {path.requested}, {path.claimed or 'nothing'}, {'+'.join(path.observed) or 'nothing'}"
+        yield _allow(Reason(GateRule.FALLBACK, text), shown, receipt, rules)
 
 
-def _allow(reason: Reason, receipt: Receipt, rows: Iterable[_Leave]) -> Finding:
+def _allow(reason: Reason, shown: str, receipt: Receipt, rules: GateRules) -> Finding:
     """The reason, or a warning where a row of the rules lets it pass."""
-    leave = next((row for row in rows if _is_for(row, receipt)), None)
-    return reason if leave is None else f"{reason.text}. The rules allow it: {leave.reason}"
+    for row in rules.allowances:
+        is_for = row.rule is reason.rule and receipt.probe in (row.probes or [receipt.probe])
+        if is_for and fnmatchcase(shown, row.shows):
+            return f"{reason.text}. The rules allow it: {row.reason}"
+    return reason
 
 
-def _is_for(row: _Leave, receipt: Receipt) -> bool:
-    return not row.probes or receipt.probe in row.probes
+# --- Speed and memory beside those of the release before. ---
 
 
-# --- Speed, memory and checks beside those of the release before. ---
-
-
-def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> Iterator[Finding]:
-    """What is slower, larger or less than in the baseline, and what cannot be compared."""
+def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> Iterator[Reason]:
+    """What is slower or larger than in the baseline, and what cannot be compared."""
     before = baseline.receipts.get(receipt.probe) if baseline is not None else None
     if baseline is None or before is None:
         why = "there is no baseline" if baseline is None else f"the baseline {baseline.stack} has no good receipt of it"
@@ -326,15 +501,14 @@ def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) 
         yield _lacks(f"it ran on {cards[0][0] or 'no GPU'}, the baseline on {cards[1][0] or 'no GPU'}: no comparison")
         return
     stack, kind = baseline.stack, rules.kind
-    yield from _find_looser(receipt, before, stack)
-    now, old = _measure(receipt, rules), _measure(before, rules)
-    anywhere = {name == _MEMORY for one in baseline.receipts.values() for name in _measure(one, rules)}
-    if new := sorted(now.keys() - old.keys()):
-        yield _lacks(f"{stack} did not measure {', '.join(new)}: not compared")
+    now, old = _measure(receipt), _measure(before)
+    anywhere = {name == _MEMORY for one in baseline.receipts.values() for name in _measure(one)}
+    if now.keys() != old.keys():
+        yield _lacks(
+            f"{stack} measured {', '.join(sorted(old)) or 'nothing'}, and this receipt {', '.join(sorted(now))}"
+        )
     elif rules.target.arch and len(anywhere) < 2:
         yield _lacks(f"{stack} measured no speed of any cell, or no memory: not compared")
-    if lost := sorted(old.keys() - now.keys()):
-        yield _lacks(f"{stack} measured {', '.join(lost)}, and this receipt does not")
     ratios = {name: now[name] / old[name] for name in now.keys() & old.keys() if name != _MEMORY}
     if slower := [name for name in sorted(ratios, key=lambda name: -ratios[name]) if ratios[name] > kind.slowdown]:
         rows = (f"{name} {now[name]:.4g} ms, {old[name]:.4g} in {stack} (x {ratios[name]:.2f})" for name in slower)
@@ -350,42 +524,7 @@ def _lacks(text: str) -> Reason:
     return Reason(GateRule.BASELINE, text)
 
 
-def _measure(receipt: Receipt, rules: GateRules) -> dict[str, float]:
-    """Median times in ms by the clocks that are compared, and the peak of memory in MiB; 0 was not measured."""
-    rows = {row.name: row.median_ms for row in receipt.timings if row.clock in rules.kind.clocks}
+def _measure(receipt: Receipt) -> dict[str, float]:
+    """Median times of the device in ms, and the peak of memory in MiB; 0 was not measured."""
+    rows = {row.name: row.median_ms for row in receipt.timings if row.clock == _CLOCK}
     return {name: value for name, value in {**rows, _MEMORY: receipt.peak_memory_mib}.items() if value > 0.0}
-
-
-def _find_looser(receipt: Receipt, before: Receipt, stack: str) -> Iterator[Finding]:
-    """What the baseline looked at and this one does not, and bounds that are far wider than they were.
-
-    The same sources make the same checks, so that one that is lost was edited away, or a branch of the probe that a
-    release takes: either way it is not proven. Of another commit the suite itself may have changed.
-    """
-    known, now = _list_parts(before), _list_parts(receipt)
-    if lost := sorted(" ".join(key).strip() for key in known.keys() - now.keys()):
-        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-        text = f"{stack} checked {', '.join(lost[:3])}{more}, and this receipt does not"
-        yield _lacks(text) if receipt.commit == before.commit else text
-    for key, part in now.items():
-        old = known.get(key)
-        if part and old and old.bound and part.bound and not part.at_least and part.bound > _WIDER * old.bound:
-            yield f"the bound of {' '.join(key)} is {part.bound:.3g}, {old.bound:.3g} in {stack}: check why"
-            return
-
-
-def _list_parts(receipt: Receipt) -> dict[tuple[str, str], Part | None]:
-    """Check and part -> the part; every check has a row without a part, too."""
-    checks: dict[tuple[str, str], Part | None] = {(check.name, ""): None for check in receipt.checks}
-    return checks | {(check.name, part.name): part for check in receipt.checks for part in check.parts}
-
-
-def choose_baseline(files: Iterable[ReceiptFile], target: str) -> tuple[ReceiptFile, ...]:
-    """The newest good receipt of each cell of a target; one that was only timed counts for none."""
-    newest: dict[str, ReceiptFile] = {}
-    ranked = ((read_time(one.head.started), one.file, one) for one in files if one.head is not None)
-    for _, _, one in sorted((row for row in ranked if row[0] is not None), key=lambda row: row[:2]):
-        head = one.claims
-        if head.target == target and head.outcome.is_good and not head.only_timed and one.stem == head.cell:
-            newest[head.cell] = one
-    return tuple(sorted(newest.values(), key=lambda one: one.file))

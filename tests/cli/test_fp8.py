@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import matrix_folder
-from megacpp_validate.catalog.fp8 import PRESETS
+from megacpp_validate.catalog.policies import PRESETS
 from megacpp_validate.evidence.loss_curve import write_curve
 from tests.cli.session_calls import Stack, make_session, make_stack
 from tests.command_line import Run, Said

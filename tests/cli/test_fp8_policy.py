@@ -1,4 +1,4 @@
-"""The verb of the policy of low precision: exit codes, days, waivers, and a rule that is taken out."""
+"""The verb of the policy of low precision: exit codes, and a rule that is taken out."""
 
 from __future__ import annotations
 
@@ -9,27 +9,17 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import matrix_folder
-from megacpp_validate.catalog.fp8 import POLICY, PRESETS, WAIVERS
+from megacpp_validate.catalog.policies import POLICY, PRESETS
 from tests.command_line import Run, make_run
 
 OPEN, CLOSED, WRONG, NOTHING = 0, 1, 2, 3
-WAIVER = """
-[[waiver]]
-rule = "auxiliary-heads"
-preset = "{preset}"
-owner = "the owner of the head"
-reason = "a trial of two weeks"
-link = "https://example.org/1"
-expires = 2026-12-01
-"""
 
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    call = make_run(capfd, monkeypatch, "fp8-policy")
-    return lambda *arguments, today="2026-11-21": call("--today", today, *arguments)
+    return make_run(capfd, monkeypatch, "fp8-policy")
 
 
 @pytest.fixture
@@ -79,7 +69,6 @@ def test_a_rule_that_lost_its_tooth_closes_it(run: Run, matrix: Path, edits: dic
         (POLICY, 'id = "tied-embeddings"', 'id = "embeddings"', "tied-embeddings"),
         (PRESETS, 'parts = ["mtp_head"]', 'parts = ["mtp"]', "mtp"),
         (PRESETS, 'refused_by = ["routers"]', "expires = 2026-12-01", "expires"),
-        (WAIVERS, "waiver = []", WAIVER.format(preset="nightly"), "nightly"),
     ],
 )
 def test_a_wrong_matrix_is_neither_open_nor_closed(
@@ -89,41 +78,6 @@ def test_a_wrong_matrix_is_neither_open_nor_closed(
     found = run("--matrix", matrix)
     assert found.code == WRONG
     assert said in found.err
-
-
-@pytest.mark.parametrize(
-    ("today", "code", "words"),
-    [
-        ("2026-12-01", OPEN, "waived until 2026-12-01"),
-        ("2026-12-02", CLOSED, "expired on 2026-12-01, owner the owner of the head"),
-    ],
-)
-def test_a_waiver_lets_through_until_its_day_and_is_shown_on_both_sides_of_it(
-    run: Run, matrix: Path, today: str, code: int, words: str
-) -> None:
-    (matrix / WAIVERS).write_text(WAIVER.format(preset="auxiliary-heads"))
-    mend(matrix / PRESETS, 'refused_by = ["auxiliary-heads"]\n', "")
-    said = run("--matrix", matrix, today=today)
-    assert said.code == code
-    told = " ".join(said.out.split())
-    assert words in told
-    assert "FP8 in auxiliary heads [auxiliary-heads]: mtp_head runs in current" in told  # a waiver hides nothing
-
-
-def test_what_was_rolled_back_may_be_tried_by_a_waiver_and_is_refused_again_after_it(run: Run, matrix: Path) -> None:
-    (matrix / WAIVERS).write_text(WAIVER.format(preset="auxiliary-heads"))
-    before, after = (run("--matrix", matrix, today=day) for day in ("2026-12-01", "2026-12-02"))
-    assert (before.code, after.code) == (OPEN, OPEN)
-    assert "auxiliary-heads allowed by waiver" in before.out
-    assert "auxiliary-heads refused, as it must be" in after.out
-    assert "expired" in after.out
-
-
-def test_a_waiver_that_nothing_needs_is_shown(run: Run, matrix: Path) -> None:
-    (matrix / WAIVERS).write_text(WAIVER.format(preset="production"))
-    said = run("--matrix", matrix)
-    assert said.code == OPEN
-    assert "not needed" in said.out
 
 
 def test_json_tells_the_outcome_of_every_preset(run: Run) -> None:

@@ -17,19 +17,22 @@ from typing import Any
 from megacpp_validate.evidence.receipt import receipt_text
 
 from .cells import list_orders, run_cells
-from .compare import HOME, differences, read_rows, row_of, write_json, write_rows
+from .compare import HOME, differences, read_rows, row_of, write_checks, write_json, write_rows
 from .layers import hash_layers
 
 
 def main() -> int:
-    """Record, or compare: 0 where nothing changed, 1 where something did."""
+    """Record, compare, or write the checks that the gate requires: 0 where nothing changed, 1 where something did."""
     parser = argparse.ArgumentParser(prog="python -m tests.frozen", description=__doc__)
-    parser.add_argument("verb", choices=["record", "compare"])
+    parser.add_argument("verb", choices=["record", "compare", "checks"])
     parser.add_argument("--only", default="*", help="cells, with * and ?")
     parser.add_argument("--fast", action="store_true", help="quick cells only: no full shapes, no training")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--receipts", nargs="+", type=Path, help="folders; of a cell in several, the last one counts")
     given = parser.parse_args()
+    if given.verb == "checks":
+        write_checks()
+        return 0
     if given.receipts:
         found = _compare_receipts(given.verb, given.receipts, given.only)
     else:

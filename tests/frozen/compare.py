@@ -11,6 +11,8 @@ from typing import Any, Final
 
 HOME: Final = Path(__file__).resolve().parent
 RENAMED: Final = HOME / "renamed.json"
+CHECKS: Final = HOME.parents[1] / "matrix" / "checks.json"
+GOOD: Final = ("pass", "expected-unsupported")
 Row = dict[str, Any]
 _MEASURED: Final = re.compile(r"(?<== )[^ ,;)]+|\d+\.\d+(e[-+]?\d+)?|\d+e[-+]\d+")
 
@@ -103,6 +105,27 @@ def read_rows(name: str) -> dict[str, Any]:
         for check in row["checks"].values():
             check[1:] = [_put(part, derivations.__getitem__) for part in check[1:]]
     return dict(kept)
+
+
+def required_checks() -> dict[str, dict[str, list[str]]]:
+    """Target -> probe -> names of the checks that every run makes, of good cells; speeds are timed only on request."""
+    renamed, found = read_renamed(), dict[str, dict[str, list[str]]]()
+    for name, stack in (("h200", "te2.20.2-h200-"), ("cpu", "native-cpu-")):
+        for cell, row in read_rows(name).items():
+            moved = renamed.get(cell, {}) | renamed.get("*", {})
+            names = (moved.get(check, [check])[0] for check in row["checks"] if not check.startswith("speed."))
+            if cell.startswith(stack) and "." not in cell.removeprefix(stack) and row["outcome"] in GOOD:
+                found.setdefault(name, {})[cell.removeprefix(stack)] = sorted({*names} - {""})
+    return found
+
+
+def write_checks() -> None:
+    """Write them to the matrix, a line a probe, for the release gate."""
+    targets = (
+        f' "{target}": {{\n' + ",\n".join(f'  "{probe}": {json.dumps(row)}' for probe, row in probes.items()) + "\n }"
+        for target, probes in required_checks().items()
+    )
+    CHECKS.write_text("{\n" + ",\n".join(targets) + "\n}\n", encoding="utf-8")
 
 
 def write_rows(name: str, rows: Mapping[str, Row]) -> None:

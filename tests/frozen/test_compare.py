@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -38,3 +39,11 @@ def test_a_renamed_check_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "read_renamed", lambda: {"*": {"a": ["b", "plainer"]}})
     assert list(compare.differences({"cell": row("a")}, {"cell": row("b")})) == []
     assert list(compare.differences({"cell": row("a")}, {"cell": row("a")})) != []
+
+
+def test_the_checks_that_the_gate_requires_are_those_of_the_recorded_cells() -> None:
+    """Written by `python -m tests.frozen checks`."""
+    required = compare.required_checks()
+    assert json.loads(compare.CHECKS.read_text(encoding="utf-8")) == required
+    assert {"imports", "attention", "fp8_delayed", "moe_smoke"} <= required["h200"].keys()
+    assert min(len(names) for names in required["h200"].values()) > 5

@@ -46,18 +46,6 @@ def make_casts(recipe: str) -> tuple[QuantizerSeen, ...]:
     )
 
 
-def cut_to(curve: LossCurve, steps: int) -> LossCurve:
-    """The curve of a run that ended early."""
-    kept = slice(0, steps)
-    return replace(
-        curve,
-        steps=curve.steps[kept],
-        losses=curve.losses[kept],
-        gradient_norms=curve.gradient_norms[kept],
-        part_norms={part: norms[kept] for part, norms in curve.part_norms.items()},
-    )
-
-
 def make_reference(seed: int) -> LossCurve:
     """A loss that falls from 3 to 2, and ends 2^-8 apart from seed to seed."""
     losses = [2 + (STEPS - step) / 128 + seed / 256 for step in range(STEPS)]

@@ -18,7 +18,7 @@ from megacpp_validate.report.curves import draw_loss_curves
 from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_curve, make_pairs, make_reference
 
 REFERENCE = [make_reference(seed) for seed in range(3)]
-HALF, TAIL, MATCHED = STEPS // 2, STEPS - STEPS // 5, STEPS // 20
+HALF, TAIL = STEPS // 2, STEPS - STEPS // 5
 
 
 def decide(gaps: list[float], scale: float = 1.0, others: float = UNIT) -> LossVerdict:
@@ -32,37 +32,20 @@ def failed(verdict: LossVerdict) -> list[str]:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_settled_gap_of_one_seed(sign: int) -> None:
-    """Ten steps, which is one window, in the second half and before the tail."""
-
-    def bump(size: float) -> list[float]:
-        return [sign * size if HALF + 10 <= step < HALF + 20 else UNIT for step in range(STEPS)]
-
-    bar = decide(bump(0)).bar
-    assert bar == CAP
-    assert failed(decide(bump(0.99 * CAP))) == []
-    assert failed(decide(bump(1.01 * CAP))) == ["gap.settled.seed1"]
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_bias_of_the_tail(sign: int) -> None:
-    def tail(size: float) -> list[float]:
-        return [sign * size if step >= TAIL else UNIT for step in range(STEPS)]
-
-    bound = CAP / math.sqrt(3)
-    assert failed(decide(tail(0.99 * bound), others=sign * 0.99 * bound)) == []
-    assert failed(decide(tail(1.01 * bound), others=sign * 1.01 * bound)) == ["gap.tail"]
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_gap_while_learning(sign: int) -> None:
-    """The cap holds there too: the reference's seeds are 1/256 apart, which would make a bar of 0.024."""
-
-    def bump(size: float) -> list[float]:
-        return [sign * size if 10 <= step < 20 else UNIT for step in range(STEPS)]
-
-    assert failed(decide(bump(0.99 * CAP))) == []
-    assert failed(decide(bump(1.01 * CAP))) == ["gap.learning.seed1"]
+@pytest.mark.parametrize(
+    ("steps", "cap", "name"),
+    [
+        (range(HALF + 10, HALF + 20), CAP, "gap.settled.seed1"),  # one window, before the tail
+        (range(TAIL, STEPS), CAP / math.sqrt(3), "gap.tail"),
+        # The cap holds while learning too: the reference's seeds are 1/256 apart, which would make a bar of 0.024.
+        (range(10, 20), CAP, "gap.learning.seed1"),
+    ],
+)
+def test_a_gap_just_within_and_just_beyond_its_cap(sign: int, steps: range, cap: float, name: str) -> None:
+    for times, fails in ((0.99, []), (1.01, [name])):
+        gaps = [sign * times * cap if step in steps else UNIT for step in range(STEPS)]
+        verdict = decide(gaps, others=sign * times * cap if name == "gap.tail" else UNIT)
+        assert (failed(verdict), verdict.bar) == (fails, CAP)
 
 
 @pytest.mark.parametrize(("gap", "fails"), [(0.99, False), (1.01, True)])
@@ -86,29 +69,11 @@ def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails
     )
 
 
-def test_seeds_that_lie_close_make_a_bar_below_the_cap() -> None:
-    reference = [
-        replace(curve, losses=tuple(loss - 15 * curve.seed / 4096 for loss in curve.losses)) for curve in REFERENCE
-    ]
-    candidate = [
-        as_recipe(replace(curve, losses=tuple(loss + 0.002 for loss in curve.losses)), "delayed") for curve in reference
-    ]
-    verdict = decide_loss(reference, candidate)
-    assert verdict.spread == pytest.approx(1 / 4096)
-    assert verdict.bar == pytest.approx(t_of_one(3) * math.sqrt(2) / 4096)
-    assert verdict.outcome is LossOutcome.FAIL
-
-
-@pytest.mark.parametrize("scale", [1.03, 1 / 1.03, 0.5, 0.0, math.inf])
+@pytest.mark.parametrize("scale", [1.03, 1 / 1.03, 0.0, 1e308, 1.01, 1 / 1.01])
 def test_scaled_gradients_fail_where_the_loss_hides_them(scale: float) -> None:
-    verdict = decide([UNIT] * STEPS, scale if math.isfinite(scale) else 1e308)
-    assert "gradient_norm.matched" in failed(verdict)
-    assert not any(name.startswith("gap") for name in failed(verdict))
-
-
-@pytest.mark.parametrize("scale", [1.01, 1 / 1.01])
-def test_gradients_within_half_of_that_pass(scale: float) -> None:
-    assert failed(decide([UNIT] * STEPS, scale)) == []
+    fails = failed(decide([UNIT] * STEPS, scale))
+    assert ("gradient_norm.matched" in fails) is (abs(math.log(max(scale, 1e-9))) > 0.02)
+    assert not any(name.startswith("gap") for name in fails)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +86,8 @@ def test_gradients_within_half_of_that_pass(scale: float) -> None:
 )
 def test_gradients_that_change_late_fail(scale: float, fails: list[str]) -> None:
     bf16, fp8 = make_pairs()
-    late = [
-        replace(
-            curve, gradient_norms=tuple(n * scale if step >= 90 else n for step, n in enumerate(curve.gradient_norms))
-        )
-        for curve in fp8
-    ]
+    norms = [[norm * (scale if step >= 90 else 1) for step, norm in enumerate(one.gradient_norms)] for one in fp8]
+    late = [replace(one, gradient_norms=tuple(row)) for one, row in zip(fp8, norms, strict=True)]
     assert failed(decide_loss(bf16, late)) == fails
 
 
@@ -181,29 +142,6 @@ def test_gaps_that_are_scaled_up_never_turn_red_to_green(three: tuple[list[float
         assert decide_three(three, times).outcome is LossOutcome.FAIL
 
 
-@pytest.mark.thorough
-@given(three=three_gaps, rises=gaps)
-@settings(max_examples=100)
-def test_a_loss_that_rises_never_turns_a_gap_above_to_green(three: tuple[list[float], ...], rises: list[float]) -> None:
-    """Where all gaps are above zero, a step whose gap grows by any amount leaves each check as bad or worse."""
-    above = tuple([abs(gap) for gap in each] for each in three)
-    higher = tuple([gap + abs(rise) for gap, rise in zip(each, rises, strict=True)] for each in above)
-    if decide_three(above).outcome is LossOutcome.FAIL:
-        assert decide_three(higher).outcome is LossOutcome.FAIL
-
-
-@pytest.mark.thorough
-@given(first=st.floats(-0.2, 0.2), times=st.floats(1.0, 50.0))
-@settings(max_examples=100)
-def test_gradients_that_are_scaled_further_stay_red(first: float, times: float) -> None:
-    def norms_times(logarithm: float) -> LossOutcome:
-        curves = [make_candidate(seed, [UNIT] * STEPS, math.exp(logarithm)) for seed in range(3)]
-        return decide_loss(REFERENCE, curves).outcome
-
-    if norms_times(first) is LossOutcome.FAIL:
-        assert norms_times(first * times * (1 + 1e-9)) is LossOutcome.FAIL
-
-
 @given(
     losses=st.lists(numbers, min_size=6, max_size=6),
     norms=st.lists(numbers, min_size=6, max_size=6),
@@ -218,16 +156,9 @@ def test_there_is_always_a_verdict_and_a_picture_of_it(
     """Whole curves of any numbers, the largest ones included, and curves with some steps; nothing raises."""
     sides = []
     for side, name in enumerate(("bf16", "delayed")):
-        curves = [
-            make_curve(
-                name,
-                seed,
-                [losses[3 * side + (step * (seed + 1) // 40) % 3] for step in range(STEPS)],
-                [norms[3 * side + (step // 40) % 3] for step in range(STEPS)],
-            )
-            for seed in range(3)
-        ]
-        sides.append(curves)
+        own = [norms[3 * side + (step // 40) % 3] for step in range(STEPS)]
+        rows = [[losses[3 * side + (step * (seed + 1) // 40) % 3] for step in range(STEPS)] for seed in range(3)]
+        sides.append([make_curve(name, seed, row, own) for seed, row in enumerate(rows)])
     assert_not_green_unless_finite(decide_loss(*sides), [*losses, *norms])
     sides[1][0] = replace(sides[1][0], planned=planned, steps=tuple(steps), recipe=recipe)
     assert_not_green_unless_finite(decide_loss(*sides), [math.nan])

@@ -1,25 +1,36 @@
-"""The gate on a store that is green throughout, and what holds for all stores.
+"""The gate on a store that is green throughout, with other code, fewer checks, other orders; and its verbs.
 
-The same store with one edit each is a scenario of `tests.replay`.
+The same store with one edit each, each option and each signature are scenarios of `tests.replay`.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
+import os
 import random
 import shutil
-from collections.abc import Callable
+import subprocess
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megacpp_validate.evidence.receipt import READABLE
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.policies import GateRule, read_gate_policy
+from megacpp_validate.evidence.receipt import READABLE, hash_code
+from megacpp_validate.evidence.receipts_manifest import MANIFEST
 from megacpp_validate.evidence.store import read_store
-from megacpp_validate.gate.decision import GateDecision
+from megacpp_validate.gate.release import GateDecision
 from megacpp_validate.gate.release_folder import GateOptions, decide_folder
-from tests.replay.gate import copy_matrix
+from tests.command_line import Run, Said, make_run
+from tests.replay.gate import accept_codes, copy_matrix
 from tests.replay.receipts import (
     AT,
+    AT_WORDS,
+    CODE,
     PROBES,
     STACK,
     TARGET,
@@ -27,80 +38,230 @@ from tests.replay.receipts import (
     fill,
     good,
     jit,
+    machine,
+    package,
     part,
     place,
     put,
     red,
-)  # fmt: skip
+)
 
 H200 = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
+OPEN, CLOSED, WRONG, MISSING, INFRASTRUCTURE = 0, 1, 2, 4, 6
 
 
 def decide(store: Path, matrix: Path | None = None, **options: Any) -> GateDecision:
-    given: dict[str, Any] = {"release": "te-upgrade", "target": TARGET, "stack": STACK, "at": AT} | options
-    return decide_folder(GateOptions(store, **given), matrix)
+    given: dict[str, Any] = {"target": TARGET, "stack": STACK, "at": AT, "accept_code": (CODE,)} | options
+    return decide_folder(GateOptions(store, "te-upgrade", **given), matrix)
+
+
+def own(catalog: Catalog, probe: str, **changes: Any) -> dict[str, Any]:
+    """A receipt of this checkout's code, with every check that the cell makes."""
+    names = read_gate_policy(catalog).choose("te-upgrade", TARGET).checks[probe]
+    checks = [check(name, part()) for name in names]
+    return good(probe, **({"checks": checks, "code": hash_code()} | changes))
+
+
+def test_receipts_of_this_code_open_and_those_of_other_code_only_where_it_is_accepted(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    put(tmp_path / "own", *(own(catalog, probe) for probe in PROBES))
+    decision = decide(tmp_path / "own", accept_code=())
+    assert (decision.exit, decision.codes) == (OPEN, ())
+    fill(tmp_path / "other")
+    decision = decide(tmp_path / "other", accept_code=())
+    assert decision.exit == MISSING
+    assert {cell.rules for cell in decision.required} == {(GateRule.CODE,)}
+    for accepted in (CODE, CODE[:12]):
+        decision = decide(tmp_path / "other", accept_code=(accepted,))
+        assert (decision.exit, decision.codes) == (OPEN, (CODE,))
+    fill(tmp_path / "unknown", code="")
+    assert decide(tmp_path / "unknown").exit == MISSING
+    assert decide(tmp_path / "unknown", accept_code=("unknown",)).codes == ("unknown",)
+
+
+@pytest.mark.parametrize("probe", ["imports", "attention", "layer_spec"])
+def test_fewer_checks_than_the_cell_makes_are_lost_evidence(probe: str, catalog: Catalog, tmp_path: Path) -> None:
+    put(tmp_path, *(own(catalog, probe) for probe in PROBES))
+    whole = own(catalog, probe)
+    for checks in (whole["checks"][1:], whole["checks"][:1]):
+        put(tmp_path, whole | {"checks": checks})
+        decision = decide(tmp_path, accept_code=())
+        assert decision.exit == MISSING
+        assert [cell.rules for cell in decision.closing] == [(GateRule.CHECKS,)]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"reason": "torch.AcceleratorError: CUDA error: device lost"}, GateRule.CONTRADICTED),
+        ({"reason": "1 of 3 checks failed"}, GateRule.CONTRADICTED),
+        ({"machine": machine(torch="")}, GateRule.ENVIRONMENT),
+        ({"machine": machine(driver="")}, GateRule.ENVIRONMENT),
+        ({"machine": machine(gpu="")}, GateRule.TARGET),
+        ({"retries": ["numbers: they were wrong"]}, GateRule.CONTRADICTED),
+    ],
+)
+def test_a_pass_that_its_own_words_or_machine_deny(change: dict[str, Any], rule: GateRule, tmp_path: Path) -> None:
+    put(fill(tmp_path), good("attention", **change))
+    (closing,) = decide(tmp_path).closing
+    assert closing.rules == (rule,)
 
 
 def test_the_order_of_files_never_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = fill(tmp_path / "store")
     put(store, red("attention", hours=5.0), good("permute", hours=9.0), run="older")
-    first = decide(store)
+    first, mixed = decide(store), read_store(store)
     for seed in range(5):
-        mixed = read_store(store)
-        files = list(mixed.files)
-        random.Random(seed).shuffle(files)
-        monkeypatch.setattr(
-            "megacpp_validate.gate.release_folder.read_store",
-            lambda _, files=files, of=mixed: type(of)(store, (*files,)),
-        )
+        files = random.Random(seed).sample(mixed.files, len(mixed.files))
+        shuffled = type(mixed)(store, tuple(files))
+        monkeypatch.setattr("megacpp_validate.gate.release_folder.read_store", lambda _, of=shuffled: of)
         assert decide(store) == first
 
 
 BAD: tuple[dict[str, Any], ...] = (  # each is no evidence that its cell holds, for a reason of its own
     {"outcome": "timeout", "checks": []}, {"outcome": "not-run", "checks": []}, {"requested": "native"}, {"commit": ""},
     {"started": ""}, {"packages": []}, {"seconds": {"total": 1.0}}, {"jit": jit(after={"triton": 1})},
-    {"schema_id": READABLE[0]}, {"outcome": "fail", "checks": [check("x", part(observed=1.0))]},
+    {"schema_id": READABLE[0]}, {"outcome": "fail", "checks": [check("x", part(observed=1.0))]}, {"code": "1" * 64},
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: next(iter(bad)))
-@pytest.mark.parametrize("hours", [0.5, 2.0])
-def test_a_bad_receipt_never_opens_a_closed_gate(bad: dict[str, Any], hours: float, tmp_path: Path) -> None:
+def test_a_bad_receipt_never_opens_a_closed_gate(bad: dict[str, Any], tmp_path: Path) -> None:
     store = fill(tmp_path / "store")
     place(store, "permute").unlink()
-    put(store, good("permute", hours=hours, **bad), run="another")
-    decision = decide(store)
-    assert not decision.open
-    assert not any(cell.accepted for cell in decision.cells if cell.run == "another")
+    for hours in (0.5, 2.0):
+        put(store, good("permute", hours=hours, **bad), run="another")
+        decision = decide(store)
+        assert not decision.open
+        assert not any(cell.accepted for cell in decision.cells if cell.run == "another")
 
 
-def test_the_same_receipts_elsewhere_are_the_same_receipts(tmp_path: Path) -> None:
+def test_the_same_receipts_elsewhere_are_the_same_receipts_in_the_order_of_the_matrix(tmp_path: Path) -> None:
     shutil.copytree(H200 / "te2.20.2", tmp_path / "copy")
-    at = AT.replace(hour=23)
-    assert decide(tmp_path / "copy", at=at) == decide(H200 / "te2.20.2", at=at)
+    at, codes = AT.replace(hour=23), accept_codes(H200 / "te2.20.2")[1::2]
+    decision = decide(tmp_path / "copy", at=at, accept_code=codes)
+    assert decision == decide(H200 / "te2.20.2", at=at, accept_code=codes)
+    assert [cell.probe for cell in decision.required if cell.accepted] == list(PROBES)
 
 
-def test_every_required_cell_has_its_verdict_in_the_order_of_the_matrix(tmp_path: Path) -> None:
-    decision = decide(fill(tmp_path / "store"))
-    assert [cell.probe for cell in decision.required] == list(PROBES)
-    assert all(cell.accepted for cell in decision.required)
-
-
-OTHERS: dict[str, Callable[[Path], object]] = {  # of a cell that nothing requires
-    "red": lambda store: put(store, red("fp8_delayed"), run="other"),
-    "red, and good an hour later": lambda store: (
-        put(store, red("fp8_delayed", hours=3.0), run="mon"), put(store, good("fp8_delayed", hours=2.0), run="tue"),
-    ),
-    "unreadable": lambda store: (put(store, good("fp8_delayed")), place(store, "fp8_delayed").write_text("{")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_where_others_close_a_cell_that_is_not_required_must_be_good_too(name: str, tmp_path: Path) -> None:
-    store = fill(tmp_path / "store")
-    put(store, good("fp8_current"))
+def test_where_others_close_a_cell_that_is_not_required_must_be_good_too(tmp_path: Path) -> None:
     matrix = copy_matrix(tmp_path, ('others = "list"', 'others = "close"'))
-    assert decide(store, matrix).open
-    OTHERS[name](store)
-    assert decide(store).open
-    assert [cell.cell for cell in decide(store, matrix).closing] == [f"{STACK}-{TARGET}-fp8_delayed"]
+    for name, receipts in {
+        "red": [red("fp8_delayed")],
+        "red, and good an hour later": [red("fp8_delayed", hours=3.0), good("fp8_delayed", hours=2.0)],
+        "good": [good("fp8_delayed")],
+        "of another commit": [red("fp8_delayed", commit="b" * 40)],
+    }.items():
+        store = fill(tmp_path / name)
+        for number, receipt in enumerate(receipts):
+            put(store, receipt, run=f"run-{number}")
+        assert decide(store).open
+        closing = [cell.cell for cell in decide(store, matrix).closing]
+        assert closing == ([f"{STACK}-{TARGET}-fp8_delayed"] if name.startswith("red") else [])
+    place(store, "permute").with_name(f"{STACK}-{TARGET}-fp8_block.json").write_text("{")
+    assert not decide(store, matrix).open
+
+
+# --- The verbs. ---
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    call = make_run(capfd, monkeypatch)
+
+    def run(*arguments: object, verb: str = "release-gate", at: str = AT_WORDS) -> Said:
+        more = ["--at", at, "--accept-code", CODE] if verb == "release-gate" else []
+        return call(verb, *arguments, *more)
+
+    return run
+
+
+def test_a_store_that_is_none_or_of_several_stacks(run: Run, tmp_path: Path) -> None:
+    for nowhere in (tmp_path / "nowhere", Path(__file__), tmp_path / ("x" * 300)):
+        assert run(nowhere).code == WRONG
+    assert run(tmp_path).code == MISSING
+    said = run(H200)
+    assert (said.code, "--stack" in said.err) == (WRONG, True)
+    fill(tmp_path)
+    put(tmp_path, good("attention", target="b200", hours=3.0))
+    assert (run(tmp_path).code, run(tmp_path, "--target", "h200").code) == (WRONG, OPEN)
+    for odd in (("--accept-code", "abc"), ("--commit", "abcdef")):
+        assert run(tmp_path, "--target", "h200", *odd).code == WRONG
+
+
+def test_a_day_alone_is_over_when_it_is_judged(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    assert run(store, at="2026-11-22").code == OPEN  # it was run at eleven
+    assert run(store, at="2026-11-21").code == MISSING
+    for odd in ("9999-12-31", "0001-01-01T00:00:00+14:00", "yesterday"):
+        assert run(store, at=odd).code == WRONG
+
+
+@pytest.mark.parametrize("fmt", ["table", "json", "junit"])
+def test_the_same_decision_is_written_twice_the_same_and_never_among_receipts(
+    fmt: str, run: Run, tmp_path: Path
+) -> None:
+    store, output = fill(tmp_path / "store"), tmp_path / "decision"
+    assert run(store, "--format", fmt, "--output", output).code == OPEN
+    first = output.read_bytes()
+    assert run(store, "--format", fmt, "--output", output).code == OPEN
+    assert output.read_bytes() == first
+    for name in (place(store, "attention"), store / "decision.md"):
+        assert run(store, "--output", name).code == WRONG
+    assert run(store).code == OPEN
+
+
+def test_a_baseline_is_of_one_stack_older_and_of_other_receipts(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    before = fill(tmp_path / "before", stack="te2.12.0", packages=[package("2.12.0")])
+    assert run(store, "--baseline", before).code == OPEN
+    put(before, good("attention", stack="te2.17.1"))
+    assert run(store, "--baseline", before).code == WRONG
+    assert run(store, "--baseline", store).code == WRONG
+    assert run(store, "--baseline", fill(tmp_path / "later", stack="te2.12.0", hours=-24 * 1000)).code == WRONG
+    assert run(H200 / "te2.20.2", "--baseline", H200 / "native").code == WRONG  # requested native
+    assert run(store, "--baseline", H200 / "te2.14.1").code == MISSING  # nothing good in it
+
+
+def test_a_lock_that_is_pinned_and_not_there_is_not_dropped(run: Run, tmp_path: Path) -> None:
+    """As in a package, which has the matrix and not the locks."""
+    matrix, content = tmp_path / "matrix", b"a == 1 --hash=sha256:0"
+    shutil.copytree(matrix_folder(), matrix)
+    with (matrix / "stacks.toml").open("a") as stream:
+        stream.write('\n[[stack]]\nid = "locked"\nte = "2.20.2"\nlock = "containers/locks/locked.txt"\n')
+    digest = sha256(content).hexdigest()
+    store = fill(tmp_path / "store", stack="locked", packages=[package("2.20.2")], lock_hash=digest)
+    assert run(store, "--matrix", matrix).code == WRONG
+    assert run(store, "--matrix", matrix, "--lock", "0" * 64).code == MISSING
+    assert run(store, "--matrix", matrix, "--lock", digest).code == OPEN
+
+
+@pytest.mark.parametrize("held", ["store/.lock", "store/deep/er/.lock", ".lock"])
+def test_a_run_is_noticed_wherever_it_writes(held: str, run: Run, tmp_path: Path) -> None:
+    store, lock = fill(tmp_path / "store"), tmp_path / held
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    handle = os.open(lock, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert run(store).code == INFRASTRUCTURE
+        fcntl.flock(handle, fcntl.LOCK_SH)  # as another gate that looks
+        assert run(store).code == OPEN
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="not-run: there is no ssh-keygen")
+def test_what_cannot_be_signed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, key = fill(tmp_path / "store"), tmp_path / "key"
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    for number, code in ((errno.ENOSPC, INFRASTRUCTURE), (errno.EROFS, WRONG)):
+        fault = OSError(number, os.strerror(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _, fault=fault: (_ for _ in ()).throw(fault))
+            assert run(store, "--key", key, verb="receipts-sign").code == code
+    place(store, "attention").write_text(json.dumps(good("attention"), indent=2))
+    assert run(store, "--key", key, verb="receipts-sign").code == MISSING
+    assert not (store / MANIFEST).exists()

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from .gate_plants import PLANTS, golden
 from .harness import ROOT, Decisions, Ended, NotRun, Scenario, listed, terms
 from .receipts import (
     AT_WORDS,
+    CODE,
     COMMIT,
     FAILED,
     IMAGE,
@@ -93,7 +95,15 @@ def _scenario(
     at: str = AT_WORDS,
 ) -> Scenario:
     """One call of the gate on a store that `prepare` makes."""
-    return Scenario(name, ("release-gate", store, *more, "--at", at, "--format", "json"), read_gate, prepare)
+    codes = accept_codes(ROOT / store) if store.startswith("docs/") else ("--accept-code", CODE)
+    return Scenario(name, ("release-gate", store, *more, *codes, "--at", at, "--format", "json"), read_gate, prepare)
+
+
+@cache
+def accept_codes(store: Path) -> tuple[str, ...]:
+    """The option for every code that produced receipts of a folder."""
+    codes = {json.loads(file.read_text()).get("code", "") or "unknown" for file in store.rglob("*-h200-*.json")}
+    return tuple(word for code in sorted(codes) for word in ("--accept-code", code))
 
 
 def _committed_scenario(name: str, folder: str, *more: str, at: str = DAY) -> Scenario:
@@ -146,7 +156,8 @@ def _planted() -> Iterator[Scenario]:
             change(data)
             path.write_text(sealed(data))
 
-        yield _scenario(f"edited {name}", *own, prepare=edit, at=DAY)
+        codes = accept_codes(ROOT / "docs/evidence/h200/te2.20.2")
+        yield _scenario(f"edited {name}", *own, *codes, prepare=edit, at=DAY)
 
 
 def _first_check(data: dict[str, Any], **changes: Any) -> None:
@@ -314,7 +325,16 @@ def _waived() -> Iterator[Scenario]:
         yield _scenario(f"waiver {name}", *own[2:], prepare=prepare)
     yield Scenario(
         "waiver h200/te2.17.1",
-        ("release-gate", "docs/evidence/h200/te2.17.1", *own[2:], "--at", DAY, "--format", "json"),
+        (
+            "release-gate",
+            "docs/evidence/h200/te2.17.1",
+            *own[2:],
+            *accept_codes(ROOT / "docs/evidence/h200/te2.17.1"),
+            "--at",
+            DAY,
+            "--format",
+            "json",
+        ),
         read_gate,
         lambda work: _waive(work, "te2.17.1-h200-attention", "outcome", later, []),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from megacpp_validate.catalog.gate import BREAKAGES, GateRule
+from megacpp_validate.catalog.policies import BREAKAGES, GateRule
 from megacpp_validate.diagnosis.culprits import Culprit
-from megacpp_validate.gate.decision import CellVerdict, GateDecision, GateWaiver
+from megacpp_validate.gate.release import CellVerdict, GateDecision, GateWaiver
 from megacpp_validate.text import count
 
 from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Table
@@ -51,6 +51,7 @@ def describe_gate(decision: GateDecision) -> Document:
                 "commit": decision.commit,
                 "image": decision.image_digest,
                 "lock": decision.lock_hash,
+                "code": ", ".join(code[:12] for code in decision.codes),
                 "signed by": decision.signed_by,
                 "baseline": decision.baseline,
             }

@@ -7,30 +7,24 @@ from typing import Final
 
 from megacpp_validate.text import count
 
-from ...gate.fp8_policy import PolicyResult, PresetDecision, PresetOutcome
-from ..document import Content, Diagnostic, Document, Table
+from ...gate.fp8 import PolicyResult, PresetDecision, PresetOutcome
+from ..document import Content, Diagnostic, Document
 from ..marks import bad, good, mark_of
 from .words import join_same
 
 _WORDS: Final = {
-    PresetOutcome.WAIVED: "allowed by waiver",
     PresetOutcome.ROLLED_BACK: "refused, as it must be",
     PresetOutcome.NOT_REFUSED: "not refused, and it must be",
 }
 
 
 def describe_policy(result: PolicyResult) -> Document:
-    """The answer, each preset with every refusal and its reason, and the waivers."""
+    """The answer, and each preset with every refusal and its reason."""
     cases = tuple(map(_describe_preset, result.presets))
-    rows = tuple(
-        (one.rule, one.preset, one.owner, mark_of(one.state), str(one.expires), f"{one.reason} ({one.link})")
-        for one in result.waivers
-    )
-    table = Table(("rule", "preset", "owner", "waiver", "until", "reason"), rows)
     words = "; ".join(f"{word}: {names}" for names, word in join_same((one.name, one.mark.word) for one in cases))
     summary = f"{count(result.rules, 'rule')}. {words or 'No preset was selected'}."
     mark = good("agrees") if result.holds else bad("disagrees")
-    return Document(f"Low-precision policy on {result.today}", summary, mark, (*cases, table), cases)
+    return Document("Low-precision policy", summary, mark, cases, cases)
 
 
 def _describe_preset(decision: PresetDecision) -> Diagnostic:
@@ -49,11 +43,7 @@ def _describe_preset(decision: PresetDecision) -> Diagnostic:
     for rule in dict.fromkeys(refusal.rule for refusal in decision.refusals):
         group = [refusal for refusal in decision.refusals if refusal.rule == rule]
         first, found = group[0], "; ".join(one.found for one in group)
-        until = f"waived until {first.waived_until}" if first.waived_until else "refused"
-        fields += [(until, f"{first.refuses} [{rule}]: {found}"), ("why", first.reason), ("source", first.source)]
-        if (waiver := first.waiver) is not None:
-            state = f"{'holds until' if waiver.holds else 'expired on'} {waiver.expires}, owner {waiver.owner}"
-            fields.append(("waiver", f"{state}: {waiver.reason} ({waiver.link})"))
+        fields += [("refused", f"{first.refuses} [{rule}]: {found}"), ("why", first.reason), ("source", first.source)]
         fields.append(("next", first.next))
     step = "put the rule back, or remove refused_by where the preset may run now" if decision.not_refused_by else ""
     mark = mark_of(decision.outcome)

@@ -9,7 +9,7 @@ from megacpp_validate.evidence.receipt import Machine, Outcome
 from megacpp_validate.text import clean_line, count, first_sentence
 
 from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
-from ...gate.fp8_session import Fp8Result
+from ...gate.fp8 import Fp8Result
 from ..curves import draw_loss_curves
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Tone, bad, find_worst_mark, mark_exit, mark_of, missing, risk

@@ -20,7 +20,7 @@ from ...catalog.needs import Needs, read_needs
 from ...errors import NothingSelected, WrongArguments, writing_to
 from ...evidence.history import list_rows
 from ...evidence.store import ReceiptInvalid, read_receipt, read_store
-from ...gate.decision import GateDecision
+from ...gate.release import GateDecision
 from ..describe.receipt import list_facts
 from ..describe.training import find_main_runs
 from ..describe.upgrade import name_culprit

@@ -9,7 +9,7 @@ from megacpp_validate.evidence.receipt import Receipt, TrainingRecord
 from megacpp_validate.text import count
 
 from ...canary.dynamic.upgrade_result import StepResult
-from ...gate.decision import GateDecision
+from ...gate.release import GateDecision
 from ..describe.gate import describe_gate
 from ..describe.training import describe_training
 from ..describe.upgrade import describe_step, mark_step, name_culprit, summarize_step

@@ -23,7 +23,7 @@ from megacpp_validate.canary.dynamic.slowdown import (
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.canary.dynamic.upgrade_result import Culprit, StepResult, TimingChange
 from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.catalog.gate import read_gate_policy
+from megacpp_validate.catalog.policies import read_gate_policy
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,

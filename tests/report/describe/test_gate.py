@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.evidence.history import read_history
 from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
-from megacpp_validate.gate.fp8_policy import decide_policy
+from megacpp_validate.gate.fp8 import decide_policy
 from megacpp_validate.gate.loss import judge_folder
 from megacpp_validate.gate.release_folder import GateOptions, decide_folder
 from megacpp_validate.report.describe.ablation import describe_ablation
@@ -20,13 +19,13 @@ from megacpp_validate.report.describe.policy import describe_policy
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.replay.gate import copy_matrix, write_waiver
 from tests.replay.loss import FAULTS, _made_up
-from tests.replay.receipts import AT, STACK, TARGET, fill, good, put, red
+from tests.replay.receipts import AT, CODE, STACK, TARGET, fill, good, put, red
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
 
 
 def test_release_gate(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    options = GateOptions(fill(tmp_path / "store"), "te-upgrade", TARGET, STACK, at=AT)
+    options = GateOptions(fill(tmp_path / "store"), "te-upgrade", TARGET, STACK, at=AT, accept_code=(CODE,))
     put(tmp_path / "store", good("attention", retries=["node-fail: the node was lost (node n3)"]))
     pages = [describe_gate(decide_folder(options))]
     put(tmp_path / "store", red("permute"), run=".")
@@ -59,7 +58,7 @@ def test_ablation(snapshot: SnapshotAssertion) -> None:
 
 def test_policy(snapshot: SnapshotAssertion) -> None:
     names = ("production", "mamba-scan", "graphs-and-recompute")
-    page = describe_policy(decide_policy(None, date(2026, 11, 22), names))
+    page = describe_policy(decide_policy(None, names))
     assert render_terminal(page) == snapshot
 
 

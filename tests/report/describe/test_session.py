@@ -11,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.environments.session_result import ParityResult, SmokeSession, SupportGrid, build_support
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, Package, Part
-from megacpp_validate.gate.fp8_session import Fp8Result
+from megacpp_validate.gate.fp8 import Fp8Result
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict
 from megacpp_validate.report.describe.session import describe_session, describe_support
 from megacpp_validate.report.marks import Tone

@@ -14,7 +14,7 @@ import pytest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
-from megacpp_validate.gate.decision import GateDecision
+from megacpp_validate.gate.release import GateDecision
 from megacpp_validate.report.describe.site import describe_site
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.site.build import SiteOptions, write_report

@@ -1,19 +1,16 @@
-"""What the policy of low precision refuses: each rule by name, with its reason, waived or not."""
+"""What the policy of low precision refuses: each rule by name, with its reason."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.fp8 import Fp8Policy, LowParts, PartsRule, Preset, Waiver, read_fp8_policy
-from megacpp_validate.gate.decision import WaiverState
-from megacpp_validate.gate.fp8_policy import PresetDecision, PresetOutcome, decide_preset, list_waivers
+from megacpp_validate.catalog.policies import Fp8Policy, LowParts, Preset, read_fp8_policy
+from megacpp_validate.gate.fp8 import PresetDecision, PresetOutcome, decide_preset
 
-TODAY = date(2026, 11, 21)
 OWNERS = {"amax": "somebody", "graphs": "somebody", "recompute": "somebody"}
 
 
@@ -32,30 +29,24 @@ def changed(policy: Fp8Policy, **fields: Any) -> Preset:
     return Preset.model_validate({**dict(production), **fields})
 
 
-def decide(policy: Fp8Policy, preset: Preset, *waivers: Waiver, today: date = TODAY) -> PresetDecision:
-    return decide_preset(preset, policy.rules, waivers, today)
-
-
-def test_policy_and_shipped_presets_agree_today(policy: Fp8Policy) -> None:
-    """A waiver that expires closes this on the next day, and that is what it is for."""
-    for preset in policy.presets:
-        decision = decide_preset(preset, policy.rules, policy.waivers, date.today())
-        assert decision.outcome.is_good, decision.refusals
+def decide(policy: Fp8Policy, preset: Preset) -> PresetDecision:
+    return decide_preset(preset, policy)
 
 
 def test_every_rule_has_a_preset_that_it_refuses_for_no_other_reason(policy: Fp8Policy) -> None:
     """A rule that is taken out, or that loses a part, is missed by name."""
     alone = set()
     for preset in policy.presets:
-        decision = decide_preset(preset, policy.rules, (), TODAY)
+        decision = decide(policy, preset)
+        assert decision.outcome.is_good
         assert {refusal.rule for refusal in decision.refusals} == set(preset.refused_by), preset.id
         alone |= {rule for rule in preset.refused_by if len(preset.refused_by) == 1}
-    assert alone == {rule.id for rule in policy.rules.rules}
+    assert alone == {rule.id for rule in policy.rules}
 
 
 def test_every_part_that_a_rule_names_is_in_a_preset_that_it_refuses(policy: Fp8Policy) -> None:
-    for rule in policy.rules.rules:
-        if isinstance(rule, PartsRule):
+    for rule in policy.rules:
+        if rule.kind == "parts":
             asked = {
                 part for row in policy.presets if rule.id in row.refused_by for low in row.low for part in low.parts
             }
@@ -77,62 +68,40 @@ ROLLED_BACK = {
 @pytest.mark.parametrize(("name", "words"), ROLLED_BACK.items(), ids=ROLLED_BACK.keys())
 def test_what_was_rolled_back_stands_in_the_matrix_and_is_refused(policy: Fp8Policy, name: str, words: str) -> None:
     (preset,) = (preset for preset in policy.presets if preset.id == name)
-    decision = decide_preset(preset, policy.rules, policy.waivers, TODAY)
+    decision = decide(policy, preset)
     assert decision.outcome is PresetOutcome.ROLLED_BACK
-    assert any(words in refusal.refuses for refusal in decision.refusals if refusal.waived_until is None)
+    assert any(words in refusal.refuses for refusal in decision.refusals)
 
 
 def test_a_rule_that_is_taken_out_is_missed(policy: Fp8Policy) -> None:
     """Also where another rule refuses the preset still."""
     (preset,) = (preset for preset in policy.presets if preset.id == "mamba-scan")
-    kept = replace(policy.rules, rules=tuple(rule for rule in policy.rules.rules if rule.id != "scan-heavy"))
+    kept = replace(policy, rules=tuple(rule for rule in policy.rules if rule.id != "scan-heavy"))
     for odd, refusals in ((preset, 0), (preset.model_copy(update={"tokens": 7}), 1)):
-        decision = decide_preset(odd, kept, (), TODAY)
+        decision = decide(kept, odd)
         assert decision.outcome is PresetOutcome.NOT_REFUSED
         assert (decision.not_refused_by, bool(decision.refusals)) == (("scan-heavy",), bool(refusals))
 
 
 @pytest.mark.parametrize(
-    ("refused_by", "expires", "outcome", "state"),
+    ("refused_by", "outcome"),
     [
-        ([], None, PresetOutcome.REFUSED, None),
-        ([], TODAY, PresetOutcome.WAIVED, WaiverState.HOLDS),
-        ([], date(2026, 11, 20), PresetOutcome.REFUSED, WaiverState.EXPIRED),
-        (["auxiliary-heads"], None, PresetOutcome.ROLLED_BACK, None),
-        (["auxiliary-heads"], TODAY, PresetOutcome.WAIVED, WaiverState.HOLDS),
-        (["auxiliary-heads"], date(2026, 11, 20), PresetOutcome.ROLLED_BACK, WaiverState.EXPIRED),
-        (["routers"], TODAY, PresetOutcome.NOT_REFUSED, WaiverState.HOLDS),
+        ([], PresetOutcome.REFUSED),
+        (["auxiliary-heads"], PresetOutcome.ROLLED_BACK),
+        (["routers"], PresetOutcome.NOT_REFUSED),
     ],
 )
-def test_what_becomes_of_a_preset(
-    policy: Fp8Policy, refused_by: list[str], expires: date | None, outcome: PresetOutcome, state: WaiverState | None
-) -> None:
-    waivers = [waiver(expires)] if expires else []
-    decision = decide(policy, changed(policy, low=[low("mtp_head")], refused_by=refused_by), *waivers)
-    assert decision.outcome is outcome
-    assert [row.state for row in list_waivers(waivers, [decision], TODAY)] == ([state] if state else [])
-
-
-def test_a_waiver_that_nothing_needs_is_reported(policy: Fp8Policy) -> None:
-    decision = decide(policy, changed(policy))
-    waivers = [waiver(date(2026, 12, 1)), waiver(TODAY, preset="another")]
-    (row,) = list_waivers(waivers, [decision], TODAY)
-    assert row.state is WaiverState.NOT_NEEDED
-    assert decision.outcome is PresetOutcome.ALLOWED
+def test_the_decision_on_a_preset(policy: Fp8Policy, refused_by: list[str], outcome: PresetOutcome) -> None:
+    assert decide(policy, changed(policy, low=[low("mtp_head")], refused_by=refused_by)).outcome is outcome
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no-first-zone": ({"bf16_first": 0}, "every-layer", "the first 0 and the last 1"),
     "no-last-zone": ({"bf16_last": 0}, "every-layer", "the first 1 and the last 0"),
     "mamba-scan": ({"low": [low("mamba_scan")]}, "scan-heavy", "mamba_scan runs in delayed"),
-    "mamba-conv": ({"low": [low("mamba_conv", recipe="current")]}, "scan-heavy", "mamba_conv runs in current"),
-    "mamba-state": ({"low": [low("mamba_state")]}, "scan-heavy", "mamba_state"),
-    "recurrent-scan": ({"low": [low("recurrent_scan")]}, "scan-heavy", "recurrent_scan"),
     "embedding": ({"low": [low("token_embedding")]}, "tied-embeddings", "token_embedding"),
-    "lm-head": ({"low": [low("lm_head")]}, "tied-embeddings", "lm_head"),
     "mtp-head": ({"low": [low("mtp_head")]}, "auxiliary-heads", "mtp_head"),
     "moe-router": ({"low": [low("moe_router")]}, "routers", "moe_router"),
-    "mod-router": ({"low": [low("mod_router")]}, "routers", "mod_router"),
     "scores": ({"low": [low("score_projections")]}, "score-projections", "score_projections"),
     "no-owners": ({"owners": {}}, "graphs-and-recompute-unowned", "amax, graphs, recompute"),
     "one-owner-missing": (
@@ -188,48 +157,9 @@ def test_what_no_rule_is_about_is_let_through(policy: Fp8Policy, fields: dict[st
 
 
 def test_fp8_everywhere_is_refused_for_every_reason_at_once(policy: Fp8Policy) -> None:
-    every = low(*(part.id for part in policy.rules.parts), recipe="mxfp8", widths=(4097,))
+    every = low(*(part.id for part in policy.parts), recipe="mxfp8", widths=(4097,))
     decision = decide(policy, changed(policy, low=[every], owners={}, bf16_first=0, bf16_last=0, tokens=1))
     rules = {refusal.rule for refusal in decision.refusals}
-    assert rules == {rule.id for rule in policy.rules.rules} - {"no-history"}
+    assert rules == {rule.id for rule in policy.rules} - {"no-history"}
     parts = [refusal.found for refusal in decision.refusals if refusal.rule == "scan-heavy"]
     assert len(parts) == 4
-
-
-def waiver(expires: date, rule: str = "auxiliary-heads", preset: str = "production") -> Waiver:
-    return Waiver(
-        rule=rule, preset=preset, owner="somebody", reason="a trial", link="https://example.org/1", expires=expires
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "today", "allowed"),
-    [
-        ([waiver(TODAY)], TODAY, True),
-        ([waiver(TODAY)], date(2026, 11, 22), False),
-        ([waiver(date(2026, 11, 1)), waiver(date(2026, 12, 1))], TODAY, True),
-        ([waiver(date(2026, 12, 1), rule="routers")], TODAY, False),
-        ([waiver(date(2026, 12, 1), preset="another")], TODAY, False),
-        ([], TODAY, False),
-    ],
-)
-def test_a_waiver_holds_for_its_rule_its_preset_and_its_days(
-    policy: Fp8Policy, given: list[Waiver], today: date, allowed: bool
-) -> None:
-    decision = decide(policy, changed(policy, low=[low("mtp_head")]), *given, today=today)
-    assert (decision.outcome is PresetOutcome.WAIVED) is allowed
-    (refusal,) = decision.refusals  # it is not hidden
-    assert (refusal.waived_until is not None) is allowed
-
-
-@pytest.mark.parametrize("fields", [{"amax_history": 0}, {"tokens": 8190}, {"targets": ["gb10"]}])
-def test_what_does_not_run_at_all_is_not_waived(policy: Fp8Policy, fields: dict[str, Any]) -> None:
-    waivers = [waiver(date(2026, 12, 1), rule=rule.id) for rule in policy.rules.rules]
-    assert decide(policy, changed(policy, **fields), *waivers).outcome is PresetOutcome.REFUSED
-
-
-def test_one_waiver_of_two_refusals_is_not_enough(policy: Fp8Policy) -> None:
-    preset = changed(policy, low=[low("mtp_head", "lm_head")])
-    decision = decide(policy, preset, waiver(date(2026, 12, 1)))
-    assert decision.outcome is PresetOutcome.REFUSED
-    assert [row.rule for row in decision.refusals if row.waived_until is None] == ["tied-embeddings"]

@@ -1,0 +1,437 @@
+"""Policies as typed values: what receipts must show before a release, and what may run in low precision.
+
+Reader of gate.toml, gate_waivers.toml and checks.json; and of fp8_policy.toml and fp8_presets.toml.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field, model_validator
+
+from ..errors import WrongArguments
+from ..evidence.receipt import READABLE
+from .bridge import Catalog, Target, Targets
+from .bridge import Recipe as RecipeName
+from .file import MatrixInvalid, Names, Row, Text, ids_of, matrix_folder, read_rows
+
+GATE: Final = "gate.toml"
+GATE_WAIVERS: Final = "gate_waivers.toml"
+CHECKS: Final = "checks.json"
+POLICY: Final = "fp8_policy.toml"
+PRESETS: Final = "fp8_presets.toml"
+IMPORTS: Final = "imports"  # the module that every other one stands on
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$")]
+Words = Annotated[str, Field(pattern=r"[^\s\p{C}]")]  # something to read
+Ratio = Annotated[float, Field(gt=1.0, allow_inf_nan=False)]
+Release = Annotated[str, Names("release")]
+Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1)]
+Parts = Annotated[list[str], Names("part")]
+
+
+# --- The release gate. ---
+
+
+class GateRule(StrEnum):
+    """What a receipt must satisfy. A broken rule that is not one of `BREAKAGES` is a lack of evidence."""
+
+    MISSING = "missing"  # no receipt of a required cell
+    UNREADABLE = "unreadable"  # truncated, changed after it was sealed, of a later schema, contradicting itself
+    NAME = "name"  # a name that no cell has, or a file under the name of another cell
+    STACK = "stack"  # of another stack than is judged, or loaded from another release than its name says
+    TARGET = "target"  # of another target than is judged, or run on another GPU than the target has
+    NOT_REQUIRED = "not-required"
+    CLOCK = "clock"  # no time of start, or one after the decision
+    AGE = "age"
+    SCHEMA = "schema"  # of a schema that does not record what is required
+    CODE = "code"  # produced by other code than the checkout's
+    CHECKS = "checks"  # fewer checks than the cell makes
+    REQUESTED = "requested"  # native requested where Transformer Engine is judged, or the other way round
+    ENVIRONMENT = "environment"  # cells of more than one environment, or a machine that is not on record
+    COMMIT = "commit"
+    IMAGE = "image"
+    LOCK = "lock"
+    SIGNATURE = "signature"  # edited, added or lost since the folder was signed
+    SUPERSEDED = "superseded"  # older than another receipt of its cell
+    NOT_RUN = "not-run"
+    ONLY_TIMED = "only-timed"  # a second run for the noise of the card, which judges nothing
+    BASELINE = "baseline"  # nothing to compare speed and memory with
+    UNWATCHED = "unwatched"  # a library compiled where nobody could see it
+    OUTCOME = "outcome"
+    CONTRADICTED = "contradicted"  # an older receipt of the same commit and environment is red, or its words deny it
+    SLOWER = "slower"
+    MEMORY = "memory"
+    JIT = "jit"  # compiled after warm-up
+    SECOND_COPY = "second-copy"
+    FALLBACK = "fallback"
+
+
+BREAKAGES: Final = frozenset({
+    GateRule.OUTCOME, GateRule.CONTRADICTED, GateRule.SLOWER, GateRule.MEMORY, GateRule.JIT, GateRule.SECOND_COPY,
+    GateRule.FALLBACK,
+})  # fmt: skip
+
+
+class ReleaseKind(Row):
+    """What every receipt of one kind of release must satisfy.
+
+    Attributes:
+        counts: outcomes that let a cell through; only good ones can be written.
+        others: what a red receipt of the judged stack does whose cell is not required: "list" or "close".
+        least_schema: oldest version of receipts that records what is required.
+        commit: "one": the same in all; "clean": and no file of the checkout differed from it.
+        environment: "one": the same in all.
+        image, lock: "one": recorded, and the same in all.
+        signature: whether the folder must be signed.
+        baseline: whether speed and memory must be compared.
+        slowdown, memory: largest ratio to the baseline.
+        memory_floor_mib: of GPU memory; what a peak may rise by in any case.
+    """
+
+    id: Name
+    says: Words
+    counts: list[Literal["pass", "expected-unsupported"]] = Field(min_length=1)
+    others: Literal["list", "close"]
+    max_age_days: int = Field(ge=1, le=3660)
+    least_schema: int = Field(ge=1, le=len(READABLE))
+    commit: Literal["one", "clean"]
+    environment: Literal["one", "any"]
+    image: Literal["one", "any"]
+    lock: Literal["one", "any"]
+    signature: Literal["required", "any"]
+    baseline: Literal["required", "any"]
+    slowdown: Ratio
+    memory: Ratio
+    memory_floor_mib: float = Field(ge=0.0, allow_inf_nan=False)
+
+
+class Requirement(Row):
+    """The cells that one kind of release requires of one target.
+
+    Attributes:
+        requested: what each of them must have requested.
+        groups: of the catalog, whatever is in them.
+        probes: others.
+        unsupported: those that may be unsupported.
+    """
+
+    release: Release
+    target: Annotated[str, Names("target")]
+    requested: Literal["te", "native"]
+    groups: list[Literal["modules", "compositions", "fp8"]] = Field(default_factory=list)
+    probes: Annotated[list[str], Names("probe")] = Field(default_factory=list)
+    unsupported: list[str] = Field(default_factory=list)
+    named_by: ClassVar = ("release", "target")
+
+
+class Allowance(Row):
+    """What a rule lets pass, as a warning.
+
+    Attributes:
+        rule: "unwatched", "second-copy" or "fallback".
+        shows: pattern, with * and ?, of what `gate.rules` shows to that rule.
+        probes: all where none is named.
+    """
+
+    rule: GateRule = Field(strict=False)
+    shows: Words
+    releases: Annotated[list[str], Names("release")] = Field(min_length=1)
+    targets: Targets
+    probes: Annotated[list[str], Names("probe")] = Field(default_factory=list)
+    reason: Words
+    source: str = ""
+
+
+class ReleaseWaiver(Row):
+    """Leave to release with a breakage of one cell until a day.
+
+    Attributes:
+        owner: who answers for it.
+        link: where that was decided.
+        expires: the last day on which it holds, UTC.
+    """
+
+    release: Release
+    cell: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}$")
+    rule: GateRule = Field(strict=False)
+    owner: Words
+    reason: Words
+    link: str = Field(pattern=r"^https://\S+$")
+    expires: date
+    named_by: ClassVar = ("rule", "cell", "release")
+
+    @model_validator(mode="after")
+    def _require_waivable(self) -> ReleaseWaiver:
+        if self.rule not in BREAKAGES:
+            raise ValueError("evidence that is missing cannot be waived into being")
+        if self.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) and self.cell.endswith(f"-{IMPORTS}"):
+            raise ValueError("an import cannot be waived: every module stands on it")
+        return self
+
+
+class _GateFile(Row):
+    release: list[ReleaseKind] = Field(min_length=1)
+    require: list[Requirement] = Field(min_length=1)
+    allow: list[Allowance] = Field(default_factory=list)
+    shows: dict[str, list[str]]
+
+
+class _GateWaiverFile(Row):
+    waiver: list[ReleaseWaiver]
+
+
+class GateRules(Row):
+    """What one kind of release requires of one target.
+
+    Attributes:
+        probes: required, in the order of the matrix.
+        shows: claimed backend -> other names under which it may be observed.
+        stacks: id -> release of Transformer Engine, of every stack that the matrix has.
+        checks: probe -> checks that it makes; a probe that has not run on the target yet is not there.
+    """
+
+    kind: ReleaseKind
+    target: Target
+    requested: Literal["te", "native"]
+    probes: tuple[str, ...]
+    unsupported: tuple[str, ...]
+    allowances: tuple[Allowance, ...]
+    shows: dict[str, list[str]]
+    waivers: tuple[ReleaseWaiver, ...]
+    stacks: dict[str, str]
+    checks: dict[str, list[str]]
+
+    @property
+    def sha256(self) -> str:
+        """Of all of it: a decision names the rules by which it was made."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class GatePolicy:
+    """The files of the gate, and the catalog whose cells they name."""
+
+    catalog: Catalog
+    file: _GateFile
+    waivers: tuple[ReleaseWaiver, ...]
+    checks: dict[str, dict[str, list[str]]]
+
+    def choose(self, release: str, target: str) -> GateRules:
+        """What a kind of release requires of a target.
+
+        Raises:
+            WrongArguments: there is no such row.
+        """
+        rows = {(row.release, row.target): row for row in self.file.require}
+        if (release, target) not in rows:
+            known = ", ".join(" of ".join(pair) for pair in rows)
+            raise WrongArguments(
+                f"{GATE} has no [[require]] of the release {release!r} and the target {target!r}, and a release that "
+                f"requires nothing would be open for anything. Next step: choose one of {known}, or add the row."
+            )
+        row, allowed = rows[release, target], self.file.allow
+        return GateRules(
+            kind=next(kind for kind in self.file.release if kind.id == release),
+            target=next(one for one in self.catalog.targets if one.id == target),
+            requested=row.requested, probes=tuple(_list_probes(row, self.catalog)), unsupported=tuple(row.unsupported),
+            allowances=tuple(one for one in allowed if release in one.releases and target in one.targets),
+            shows=self.file.shows, waivers=tuple(one for one in self.waivers if one.release == release),
+            stacks={stack.id: stack.te for stack in self.catalog.stacks}, checks=self.checks.get(target, {}),
+        )  # fmt: skip
+
+
+def _list_probes(row: Requirement, catalog: Catalog) -> Iterator[str]:
+    """The probes that a row requires: modules in dependency order, then the rest in the catalog's order."""
+    for name in ("modules", "compositions", "fp8"):
+        if name in row.groups:
+            yield from ids_of(getattr(catalog, name))
+    yield from row.probes
+
+
+def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy:
+    """The rules, waivers and lists of checks in `folder`.
+
+    Args:
+        catalog: of the same matrix.
+        folder: of the matrix; the project's own without it.
+
+    Raises:
+        MatrixInvalid: with every fault of the files.
+    """
+    every = ids_of((*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke))
+    rules, waivers = read_rows(
+        folder, {GATE: _GateFile, GATE_WAIVERS: _GateWaiverFile},
+        {"target": ids_of(catalog.targets), "probe": every}, lambda rules, _: _find_gate_faults(rules, catalog),
+    )  # fmt: skip
+    try:
+        checks = json.loads((folder or matrix_folder()).joinpath(CHECKS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise MatrixInvalid([f"{CHECKS}: cannot be read: {fault}"]) from fault
+    return GatePolicy(catalog, rules, tuple(waivers.waiver), checks)
+
+
+def _find_gate_faults(rules: _GateFile, catalog: Catalog) -> Iterator[str]:
+    """Rules that would open the gate for what nobody has seen."""
+    recipes = {target.id: target.recipes for target in catalog.targets}
+    cells = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
+    for row in rules.require:
+        if not any(_list_probes(row, catalog)):
+            yield f"{GATE}: require {row.label}: it requires nothing, and would be open for anything"
+        for probe in row.unsupported:
+            if cells.get(probe) in recipes.get(row.target, ()):
+                yield f"{GATE}: require {row.label}: unsupported names {probe}, and {row.target} has {cells[probe]}"
+
+
+# --- Low precision. ---
+
+
+class ModelPart(Row):
+    """A part of the model that a preset may name.
+
+    Attributes:
+        block: letter of the block of the pattern that it lies in; "model" outside of every block.
+    """
+
+    id: Name
+    block: Literal["A", "M", "E", "R", "model"]
+    says: Text
+
+
+class PolicyRule(Row):
+    """What is refused of a preset, by kind; `gate.fp8` has the code of each kind.
+
+    Attributes:
+        kind: "zones": low precision without the `first` and `last` layers in BF16; "parts": any recipe in one of
+            `parts`; "together": low precision, graphs and selective recompute where one of `owners` has no name;
+            "history": delayed scaling with less than `least` steps; "target-recipe": a recipe that a target lacks;
+            "multiples": widths and tokens that a recipe cannot take.
+        refuses: what it refuses, for a person.
+        source: where the reason is known from; empty where it is the project's own experience.
+        next: what to do instead.
+    """
+
+    id: Name
+    kind: Literal["zones", "parts", "together", "history", "target-recipe", "multiples"]
+    refuses: Text
+    reason: Text
+    source: str = ""
+    next: Text
+    first: Size = 1
+    last: Size = 1
+    parts: Parts = Field(default_factory=list)
+    owners: list[Literal["amax", "graphs", "recompute"]] = Field(default_factory=list)
+    least: Size = 1
+
+
+class Multiple(Row):
+    """What a recipe wants both widths of a weight, and the tokens of a call, to be a multiple of."""
+
+    recipe: RecipeName
+    widths: Size
+    tokens: Size
+    source: Text
+    named_by: ClassVar = ("recipe",)
+
+
+class LowParts(Row):
+    """Parts of a preset that run in a recipe, and the widths of their weights, both of each."""
+
+    parts: Annotated[Parts, Field(min_length=1)]
+    recipe: RecipeName
+    widths: list[Size] = Field(min_length=1)
+
+
+class Preset(Row):
+    """What of a model runs in low precision.
+
+    Attributes:
+        targets: that it is for.
+        pattern: a letter a layer, over A, M, E and R.
+        bf16_first, bf16_last: how many of the first and of the last layers stay in BF16.
+        amax_history: calls that delayed scaling remembers.
+        tokens: of a call.
+        graphs: whether layers run as captured CUDA graphs.
+        recompute: which activations are computed again in the backward pass.
+        owners: who reduces amax values, captures graphs, and recomputes.
+        low: what runs in low precision; every other part stays in BF16.
+        refused_by: rules that must refuse it: it was rolled back, and is kept here so that the refusal is tested.
+    """
+
+    id: Name
+    says: Text
+    targets: Targets
+    pattern: str = Field(pattern=r"^[AMER]+$")
+    bf16_first: Count
+    bf16_last: Count
+    amax_history: Count
+    tokens: Size
+    graphs: bool
+    recompute: Literal["none", "selective", "full"]
+    owners: dict[Literal["amax", "graphs", "recompute"], Text] = Field(default_factory=dict)
+    low: list[LowParts] = Field(default_factory=list)
+    refused_by: Annotated[list[str], Names("rule")] = Field(default_factory=list)
+
+
+class _PolicyFile(Row):
+    part: list[ModelPart] = Field(min_length=1)
+    rule: list[PolicyRule] = Field(min_length=1)
+    multiple: list[Multiple] = Field(min_length=1)
+
+
+class _PresetFile(Row):
+    preset: list[Preset] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Fp8Policy:
+    """Both files; `recipes` are those of each target."""
+
+    parts: tuple[ModelPart, ...]
+    rules: tuple[PolicyRule, ...]
+    multiples: tuple[Multiple, ...]
+    presets: tuple[Preset, ...]
+    recipes: Mapping[str, tuple[str, ...]]
+
+
+def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp8Policy:
+    """The policy in `folder`; `gate.fp8` applies it.
+
+    Args:
+        targets: of the matrix, which presets name.
+        folder: of the matrix; the project's own without it.
+
+    Raises:
+        MatrixInvalid: with every fault of both files.
+    """
+    recipes = {target.id: tuple(target.recipes) for target in targets}
+    policy, presets = read_rows(
+        folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, {"target": recipes},
+        lambda policy, presets: _find_policy_faults(policy, presets, recipes),
+    )  # fmt: skip
+    rows = tuple(policy.part), tuple(policy.rule), tuple(policy.multiple), tuple(presets.preset)
+    return Fp8Policy(*rows, recipes)
+
+
+def _find_policy_faults(
+    policy: _PolicyFile, presets: _PresetFile, recipes: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    missing = {recipe for have in recipes.values() for recipe in have} - {row.recipe for row in policy.multiple}
+    yield from (f"{POLICY}: there is no multiple of {recipe}, which a target has" for recipe in sorted(missing))
+    blocks = {part.id: part.block for part in policy.part}
+    for preset in presets.preset:
+        where = f"{PRESETS}: preset {preset.id}"
+        if preset.bf16_first + preset.bf16_last > len(preset.pattern):
+            yield f"{where}: the first {preset.bf16_first} and the last {preset.bf16_last} layers overlap"
+        for part in (part for low in preset.low for part in low.parts):
+            if blocks.get(part, "model") not in ("model", *preset.pattern):
+                yield f"{where}: low names {part}, and no block of {preset.pattern} is {blocks[part]}"

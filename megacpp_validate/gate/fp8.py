@@ -1,0 +1,234 @@
+"""Low precision: what the policy says of presets, and a session of FP8 with the loss gate's verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import Final, Literal
+
+from .. import TOOL
+from ..catalog.bridge import Catalog, Fp8Cell, read_catalog
+from ..catalog.policies import Fp8Policy, LowParts, PolicyRule, Preset, read_fp8_policy
+from ..environments.host_session import Progress, SessionOptions, run_session
+from ..environments.plan import choose_fp8_cells, find_target, plan_fp8
+from ..environments.session_result import SessionResult
+from ..errors import Exit, NothingSelected, WrongArguments, exit_for
+from ..evidence.receipt import Outcome
+from ..evidence.values import Frozen
+from ..probes.order import Order
+from .loss import LossOutcome, LossVerdict, decide_curves
+
+_TRAINING: Final = "fp8.loss"  # code of the cells that leave curves
+
+
+class PresetOutcome(StrEnum):
+    """How the policy decides on a preset."""
+
+    ALLOWED = "allowed"  # no rule refuses anything of it
+    ROLLED_BACK = "rolled-back"  # refused by the rules that must refuse it
+    REFUSED = "refused"  # refused, and it is meant to run
+    NOT_REFUSED = "not-refused"  # a rule that must refuse it does not
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the policy and the preset agree."""
+        return self not in (PresetOutcome.REFUSED, PresetOutcome.NOT_REFUSED)
+
+
+class PresetRefusal(Frozen):
+    """What one rule refuses of a preset.
+
+    Attributes:
+        rule: its id; `refuses`, `reason`, `source` and `next` as the rule has them.
+        found: what the preset has of it.
+    """
+
+    rule: str
+    refuses: str
+    found: str
+    reason: str
+    source: str
+    next: str
+
+
+class PresetDecision(Frozen):
+    """What the policy says of a preset.
+
+    Attributes:
+        says, targets, low, bf16_first, bf16_last: of the preset, which has so many `layers`.
+        refusals: all of them.
+        not_refused_by: rules that must refuse it, and refuse nothing of it.
+    """
+
+    preset: str
+    says: str
+    targets: tuple[str, ...]
+    low: tuple[LowParts, ...]
+    layers: int
+    bf16_first: int
+    bf16_last: int
+    outcome: PresetOutcome
+    refusals: tuple[PresetRefusal, ...]
+    not_refused_by: tuple[str, ...] = ()
+
+
+class PolicyResult(Frozen):
+    """What the policy says of presets; `rules` is how many there are."""
+
+    schema_id: Literal["megacpp-validate/fp8-policy/1"] = "megacpp-validate/fp8-policy/1"
+    tool: str
+    rules: int
+    presets: tuple[PresetDecision, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether policy and presets agree in all of them."""
+        return all(decision.outcome.is_good for decision in self.presets)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where policy and presets disagree."""
+        return exit_for(breaks=not self.holds)
+
+
+def decide_policy(matrix: Path | None, presets: Sequence[str] | None = None) -> PolicyResult:
+    """What the policy says of presets.
+
+    Args:
+        matrix: its folder; the project's own without it.
+        presets: those to look at; all without it.
+
+    Raises:
+        MatrixInvalid: with every fault of the files.
+        WrongArguments: a preset has no row.
+        NothingSelected: no preset is named.
+    """
+    if presets is not None and not presets:
+        raise NothingSelected("no preset is selected. Next step: name one, or leave --preset out for all.")
+    policy = read_fp8_policy(read_catalog(matrix).targets, matrix)
+    known = {preset.id: preset for preset in policy.presets}
+    if unknown := [name for name in presets or () if name not in known]:
+        raise WrongArguments(
+            f"there is no preset {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}, or add a "
+            "row to fp8_presets.toml."
+        )
+    chosen = [known[name] for name in dict.fromkeys(known if presets is None else presets)]
+    decisions = tuple(decide_preset(preset, policy) for preset in chosen)
+    return PolicyResult(tool=TOOL, rules=len(policy.rules), presets=decisions)
+
+
+def decide_preset(preset: Preset, policy: Fp8Policy) -> PresetDecision:
+    """What the rules refuse of a preset, and how the policy decides on it."""
+    refusals = tuple(
+        PresetRefusal(rule=rule.id, found=found, **rule.model_dump(include={"refuses", "reason", "source", "next"}))
+        for rule in policy.rules
+        for found in _find(rule, preset, policy)
+    )
+    missed = tuple(rule for rule in preset.refused_by if rule not in {refusal.rule for refusal in refusals})
+    if missed:  # reported even where another rule refuses the preset
+        outcome = PresetOutcome.NOT_REFUSED
+    elif not refusals:
+        outcome = PresetOutcome.ALLOWED
+    else:
+        outcome = PresetOutcome.ROLLED_BACK if preset.refused_by else PresetOutcome.REFUSED
+    return PresetDecision(
+        preset=preset.id, layers=len(preset.pattern), outcome=outcome, refusals=refusals, not_refused_by=missed,
+        **preset.model_dump(include={"says", "targets", "low", "bf16_first", "bf16_last"}),
+    )  # fmt: skip
+
+
+def _find(rule: PolicyRule, preset: Preset, policy: Fp8Policy) -> Iterator[str]:
+    """What a preset has of what a rule refuses."""
+    first, last, low = preset.bf16_first, preset.bf16_last, preset.low
+    missing = [owner for owner in rule.owners if not preset.owners.get(owner, "").strip()]
+    match rule.kind:
+        case "zones" if low and (first < rule.first or last < rule.last):
+            layers = f"of {len(preset.pattern)} layers the first {first} and the last {last} stay in BF16"
+            yield f"{layers}; at least {rule.first} and {rule.last} are required"
+        case "parts":
+            yield from (f"{part} runs in {one.recipe}" for one in low for part in one.parts if part in rule.parts)
+        case "together" if low and preset.graphs and preset.recompute == "selective" and missing:
+            yield f"low precision, graphs and selective recompute, and no owner is named for {', '.join(missing)}"
+        case "history" if preset.amax_history < rule.least and any(one.recipe == "delayed" for one in low):
+            yield f"amax_history is {preset.amax_history}; at least {rule.least} is required"
+        case "target-recipe":
+            for target, one in product(preset.targets, low):
+                have = policy.recipes.get(target, ())
+                if one.recipe not in have:
+                    others = ", ".join(name for name, recipes in policy.recipes.items() if one.recipe in recipes)
+                    lacks = f"{target} has no {one.recipe} (it has {', '.join(have) or 'none'})"
+                    yield f"{', '.join(one.parts)}: {lacks}; targets that have it: {others or 'none'}"
+        case "multiples":
+            for one, row in product(low, policy.multiples):
+                sizes = [("width", width, row.widths) for width in one.widths]
+                for what, size, step in (*sizes, ("tokens", preset.tokens, row.tokens)):
+                    if one.recipe == row.recipe and size % step:
+                        odd = f"{what} {size}; {one.recipe} takes multiples of {step} ({row.source})"
+                        yield f"{', '.join(one.parts)}: {odd}"
+
+
+# --- A session. ---
+
+
+class Fp8Result(SessionResult):
+    """One session.
+
+    Attributes:
+        loss: the loss gate's verdict on each recipe that was trained.
+        loss_missing: why there is none, where training was selected; empty where there is one.
+        policy: what the policy of low precision says of the presets.
+    """
+
+    schema_id: Literal["megacpp-validate/fp8/1"] = "megacpp-validate/fp8/1"
+    loss: tuple[LossVerdict, ...] = ()
+    loss_missing: str = ""
+    policy: PolicyResult | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether every selected cell ran and is good, and so is every verdict on what was trained."""
+        verdicts = all(verdict.outcome is LossOutcome.PASS for verdict in self.loss)
+        return super().holds and verdicts and (self.policy is None or self.policy.holds) and not self.loss_missing
+
+    @property
+    def breaks(self) -> bool:
+        """Whether anything ran and is not good; curves that cannot be compared are lost evidence."""
+        policy = self.policy is not None and not self.policy.holds
+        return super().breaks or policy or any(verdict.outcome is LossOutcome.FAIL for verdict in self.loss)
+
+
+def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, progress: Progress) -> Fp8Result:
+    """Run the cells, and judge the curves that training left beside their receipts. Raises as `run_session`.
+
+    Args:
+        matrix: folder of the matrix; the project's own without it.
+    """
+    options.require_cells()
+    target = find_target(catalog, options.target)
+
+    def plan(blank: Order) -> tuple[Order, ...]:
+        return plan_fp8(catalog, blank, options.probes or ())
+
+    rows = choose_fp8_cells(catalog, options.probes or ())
+    policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
+    session = run_session(target, options, plan, progress, rows)
+    verdicts, absent = _judge_losses(session, rows)
+    return Fp8Result(**dict(session), loss=verdicts, loss_missing=absent, policy=policy)
+
+
+def _judge_losses(session: SessionResult, rows: Iterable[Fp8Cell]) -> tuple[tuple[LossVerdict, ...], str]:
+    """The verdicts on the curves that this session's training left, and which curves are absent."""
+    wanted = {row.id: row.settings.get("recipes", "").split() for row in rows if row.code == _TRAINING}
+    trained = {receipt.cell: receipt for receipt in session.receipts if receipt.probe in wanted}
+    if not any(receipt.outcome in (Outcome.PASS, Outcome.FAIL) for receipt in trained.values()):
+        return (), ""  # not selected, or it did not come to an end: the cell says so
+    verdicts = tuple(verdict for verdict in decide_curves(Path(session.folder)) if verdict.of in trained)
+    judged = {(verdict.of, verdict.recipe) for verdict in verdicts}
+    absent = []
+    for cell, receipt in trained.items():
+        silent = [recipe for recipe in wanted[receipt.probe] if (cell, recipe) not in judged]
+        if silent and receipt.outcome is Outcome.PASS:
+            absent.append(f"{cell} left no curve of {', '.join(silent)}")
+    return verdicts, "; ".join(absent)
