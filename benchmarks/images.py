@@ -18,11 +18,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.catalog.images import read_images
-from megacpp_validate.images.engine import Engine, bake, find_engine, read_build_settings
-from megacpp_validate.images.pins import FILE, read_pins
-from megacpp_validate.images.plan import name_image, plan_images
+from megacpp_validate.images.build import Engine, bake, find_engine
+from megacpp_validate.images.plan import ImageRows, name_image
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
@@ -61,14 +58,9 @@ def copy_checkout(folder: Path) -> Path:
 
 def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> str:
     """Build the image from a checkout, without a push; its name."""
-    catalog = read_catalog()
-    images = read_images({target.id: target.machine for target in catalog.targets})
-    pins = read_pins(ROOT / FILE)
-    targets = [target for target in catalog.targets if target.id == "cpu"]
-    plan = plan_images(images, pins, targets, root=root, own_base=base)[0]
-    settings = read_build_settings(os.environ, has_bridge=engine.has_bridge)
+    plan = ImageRows(root / "matrix", "benchmark", os.environ).plan("cpu", base)
     name = name_image("cpu", "", TAG)
-    bake(engine, plan, name, settings, root, root / "build.log", print, fresh=fresh)
+    bake(engine, plan, name, root, root / "build.log", print, fresh=fresh)
     return name
 
 

@@ -115,8 +115,7 @@ def profile_step(trainer: Any) -> list[str]:
 
 def deep_gemm(asked: Any) -> dict[str, Any]:
     """Its products for the experts of the size, twice."""
-    from megacpp_validate.jit.order import JitOrder, Lacking
-    from megacpp_validate.jit.tasks import compile_deep_gemm
+    from megacpp_validate.jit.tasks import JitOrder, Lacking, compile_deep_gemm
 
     order = JitOrder("storm", "deep_gemm", settings={"size": asked.size})
     seconds = []

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.prewarm import PrewarmTask
+from megacpp_validate.jitcache.cache import seal
 from megacpp_validate.jitcache.manifest import (
     CompilerOf,
+    JitCompile,
     Manifest,
     StackSeen,
     TaskDone,
     describe_files,
     write_manifest,
 )
-from megacpp_validate.jitcache.result import JitCompile
-from megacpp_validate.jitcache.seal import seal
 
 STACK = StackSeen(
     machine="x86_64",

@@ -22,6 +22,6 @@ def fits(
     Exit code 0: it fits, 1: something does not, 2: the matrix or an argument is wrong, 4: nothing is refused, and
     something is unknown.
     """
-    from ..images.fits import run_fits
+    from ..images.plan import run_fits
 
-    return run_fits(context.catalog, context.matrix, te, parts, target, context.tool)
+    return run_fits(context.images, te, parts, target)

@@ -13,8 +13,6 @@ def image_sign(
     image: Image,
     /,
     key: Annotated[Path, "Private key; COSIGN_PASSWORD has its password."],
-    sbom: Annotated[Path | None, "SBOM in SPDX; else syft makes it."] = None,
-    target: Annotated[str, "Target of the image; else what its label says."] = "",
 ) -> Result:
     """Attest the SBOM of an image, and sign it by its digest, with a key of one's own.
 
@@ -23,4 +21,4 @@ def image_sign(
     """
     from ..images.supply import sign_image
 
-    return sign_image(context.images, image, key, sbom, target, say)
+    return sign_image(context.images, image, key, say)

@@ -15,7 +15,6 @@ def image_verify(
     key: Annotated[Path | None, "Public key that must have signed it."] = None,
     target: Annotated[str, "What it must be for; else what its label says."] = "",
     base: Base = "",
-    deep: Annotated[bool, "Read and hash every layer."] = False,
 ) -> Result:
     """Is an image what its digest, the plan and a key say? Also its SBOM and provenance.
 
@@ -24,4 +23,4 @@ def image_verify(
     """
     from ..images.supply import verify_image
 
-    return verify_image(context.images, image, key, target, base, deep=deep)
+    return verify_image(context.images, image, key, target, base)

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from .app import Answer, Context, Receipts, fill, say, verb
 from .options import Base
 
@@ -21,16 +19,12 @@ def images(
     fresh: Annotated[bool, "Take nothing from the engine's cache."] = False,
     prove: Annotated[bool, "Push, pull by digest, and run it without a network; cpu alone."] = False,
     own_engine: Annotated[bool, "Start containers/docker_engine first: Debian, as root."] = False,
-    clones: Annotated[
-        tuple[str, ...], typer.Option("--source", help="ID=FOLDER: a clone in place of a repository; repeated.")
-    ] = (),
     receipts: Receipts = Path(".megacpp/images"),
 ) -> Answer | None:
     """Golden images: what would be built from which digests, built, pushed, and proved.
 
-    Exit code 0: built, or nothing stands in its way; 1: refused, a fault in the recipe, or a proof that does not hold;
-    2: no such target, or a wrong argument; 4: a linter of the plan did not run; 5: no engine, or a build that failed;
-    6: a full disk, or a registry that is down.
+    Exit code 0: built, or nothing stands in its way; 1: refused, or a proof that does not hold; 2: no such target, or a
+    wrong argument; 5: no engine, or a build that failed; 6: a full disk, or a registry that is down.
     """
     from ..images import build
     from .output import write_result
@@ -43,9 +37,7 @@ def images(
         return Answer(build.plan_all(rows, options), "images:describe_plans")
     for built in build.build_all(rows, options, say):
         if prove:
-            from ..images.prove import prove_image
-
-            proof = prove_image(rows.variables, built, receipts / "proof", context.tool)
+            proof = build.prove_image(rows.variables, built, receipts / "proof", context.tool)
             return Answer(proof, "images:describe_proof")
         write_result(built, "images:describe_build", context.output, fmt=context.fmt)
     return None

@@ -31,11 +31,12 @@ def prewarm(
     from ..catalog.prewarm import read_prewarm, read_unkept
     from ..jitcache.prewarm import SealOptions, run_prewarm
     from ..jitcache.stack import JitOptions
-    from ..jitcache.verify import run_prewarm_and_verify
+    from ..jitcache.verify import VerifiedPrewarm, run_verify
 
     options, sealing = fill(JitOptions, locals(), tasks=tasks or None), fill(SealOptions, locals())
     rows = read_prewarm(context.catalog, context.matrix)
-    if not verify:
-        return run_prewarm(context.catalog, rows, options, sealing, say)
-    unkept = read_unkept(context.matrix)
-    return run_prewarm_and_verify(context.catalog, rows, unkept, options, sealing, context.receipts, say)
+    result = run_prewarm(context.catalog, rows, options, sealing, say)
+    if not verify or not result.sealed:
+        return result
+    verdict = run_verify(context.catalog, rows, read_unkept(context.matrix), options, None, context.receipts, say)
+    return VerifiedPrewarm(**dict(result), verdict=verdict)

@@ -1,58 +1,81 @@
-"""`nox -s images`: what would be built, what stands in its way and what linters report, and images built in turn."""
+"""`nox -s images`: what would be built, images built in turn by Docker's bake, and an image proved in containers."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from ..catalog.images import Image
 from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
+from ..evidence.receipt import Outcome
+from ..evidence.store import read_receipts
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
+from ..process import Ended
 from .locks import read_image_lock
-from .plan import (
-    DOCKERFILE,
-    BuildSettings,
-    ImagePlan,
-    ImageRows,
-    find_images,
-    name_image,
-    plan_bake,
-    require_base,
+from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake, require_base
+from .tools import (
+    BASE_LABEL,
+    LOCK_LABEL,
+    PINS_LABEL,
+    REGISTRY,
+    TARGET_LABEL,
+    ImageRefused,
+    call,
+    read_pip_settings,
+    require_program,
 )
-from .tools import REGISTRY, ImageRefused, call, find_program
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
-STEPS: Final = "containers/steps"
-ENGINE_SCRIPT: Final = "containers/docker_engine"
-
-
-class LintOutcome(StrEnum):
-    """How a linter ended. `NOT_RUN` is never clean."""
-
-    CLEAN = "clean"
-    FAULTS = "faults"
-    NOT_RUN = "not-run"
-
-
-class Lint(Frozen):
-    """What one linter reports of `subject`; `faults` of a linter that did not run: why."""
-
-    linter: str
-    subject: str
-    outcome: LintOutcome
-    faults: tuple[str, ...] = ()
+_BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
+_UP_S: Final = 900.0  # packages of 420 MB, and a base of Debian
+_MACHINES: Final = {"x86_64": "linux/amd64", "aarch64": "linux/arm64", "amd64": "linux/amd64", "arm64": "linux/arm64"}
+_CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+_PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
+_STEP: Final = re.compile(r"#\d+ \[.*bash /steps/(\w+)\.sh")
+_RESOLVE: Final = "failed to resolve source metadata.*"
+# What an engine prints (seen: 26.1, 28.5), the class of exit, cause and next step; the first row that fits. A full disk
+# comes first: other failures are made of it.
+_CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
+    (
+        r".*(no space left on device|disk quota exceeded).*", InfrastructureFailed,
+        "the disk is full, of the engine's data folder or of temporary files. Next step: make room (`docker buildx "
+        "prune`), and start it again: steps that ended are kept",
+    ),
+    (
+        r".*parent snapshot \S+ does not exist.*", InfrastructureFailed,
+        "images that share a layer were removed in the same minute. Next step: the same command again",
+    ),
+    (
+        r".*(failed to push|error: failed to .*push).*", InfrastructureFailed,
+        "the registry is down, speaks no TLS, or requires a login. Next step: `docker login` there, or start it; the "
+        "same command then reuses everything that was built",
+    ),
+    (
+        rf".*{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b).*|.*(no match for "
+        "platform|unexpected (commit )?digest|failed precondition: unexpected|failed to verify|digest mismatch).*",
+        NoEnvironment,
+        "the registry has another image than the pin, none for the platform, or requires a login. Next step: `docker "
+        "login` there (nvcr.io: user `$oauthtoken`, the password is the API key); `nox -s lock` checks the pins",
+    ),
+    (
+        rf".*{_RESOLVE}(no such host|connection refused|dial tcp|timeout|EOF|\b50\d\b).*|.*failed to do request.*dial "
+        "tcp.*",
+        InfrastructureFailed,
+        "the registry of the base does not answer. Next step: name a mirror in MEGACPP_REGISTRY_MIRROR (the digest "
+        "stays what it is), or another base with --base",
+    ),
+)  # fmt: skip
 
 
 class ImageClosed(ToolError):
@@ -71,21 +94,17 @@ class Refused(Frozen):
 class ImagePlans(Frozen):
     """What would be built; `warned`: what works with less, or is unknown."""
 
-    schema_id: str = "megacpp-validate/image-plans/1"
+    schema_id: str = "megacpp-validate/image-plans/2"
     tool: str
     plans: tuple[ImagePlan, ...]
     refused: tuple[Refused, ...]
     warned: tuple[Refused, ...]
-    lints: tuple[Lint, ...]
     pins_hash: str
 
     @property
     def exit(self) -> Exit:
-        """Closed where a target is refused or a linter finds a fault, incomplete where a linter did not run."""
-        outcomes = {lint.outcome for lint in self.lints}
-        return exit_for(
-            breaks=bool(self.refused) or LintOutcome.FAULTS in outcomes, lacks=LintOutcome.NOT_RUN in outcomes
-        )
+        """Closed where a target is refused."""
+        return exit_for(breaks=bool(self.refused))
 
 
 class ImageBuild(Frozen):
@@ -93,13 +112,13 @@ class ImageBuild(Frozen):
 
     Attributes:
         digest: of its index, which names the image and its provenance.
-        base_verified: day on which a registry gave the base's digest; empty where none has.
+        base_verified: day on which a registry confirmed the base's digest; empty where none has.
         revision: commit of the project, with "-dirty" where files differ; empty outside of a checkout.
         started: UTC, ISO 8601.
         seconds: of the whole build, with the push.
     """
 
-    schema_id: str = "megacpp-validate/image-build/1"
+    schema_id: str = "megacpp-validate/image-build/2"
     tool: str
     target: str
     platform: str
@@ -114,13 +133,12 @@ class ImageBuild(Frozen):
     revision: str
     engine: str
     buildx: str
-    steps: tuple[BuildStep, ...]
     started: str
     seconds: float
 
     @property
     def exit(self) -> Exit:
-        """It is built."""
+        """Open: a build that failed is an error."""
         return Exit.OPEN
 
     @property
@@ -140,21 +158,201 @@ class ImageOptions:
     tag: str = ""
     fresh: bool = False
     prove: bool = False
-    clones: tuple[str, ...] = ()
     receipts: Path = Path(".megacpp/images")
 
 
-def list_misfits(
-    rows: ImageRows, image: Image, own_base: str, *verdicts: FitVerdict, locked: bool = True
-) -> Iterator[Refused]:
-    """What does not fit in the stack of an image: with its lock, or by what its row pins, where a lock is older."""
-    fit = rows.judge(image, read_image_lock(rows.root / image.lock) if locked else None, own_base)
-    for one in (one for verdict in verdicts for one in fit.of(verdict)):
-        yield Refused(
-            target=fit.name,
-            why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
-            f"step: {one.next_step}.",
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that answers: its client, versions, the platforms that it can build, and whether it has a bridge."""
+
+    docker: str
+    variables: Mapping[str, str] = field(repr=False)
+    version: str
+    buildx: str
+    platforms: tuple[str, ...]
+    has_bridge: bool
+
+    def ask(self, *words: str, limit_s: float = 60.0, folder: Path | None = None) -> Ended:
+        """Run the client to its end; the caller judges its exit code."""
+        return call([self.docker, *words], self.variables, limit_s=limit_s, folder=folder)
+
+
+def find_engine(variables: Mapping[str, str]) -> Engine:
+    """The engine that the client of this host talks to.
+
+    Raises:
+        NoEnvironment: no client, no answer, or no buildx.
+    """
+    docker = require_program("docker", variables)
+    info = call([docker, "info", "--format", "{{.ServerVersion}} {{.Architecture}}"], variables)
+    version, _, machine = info.words.strip().partition(" ")
+    buildx = call([docker, "buildx", "version"], variables)
+    if info.code or not machine or buildx.code:
+        said = info.last_words if info.code or not machine else buildx.last_words
+        raise NoEnvironment(
+            f"{docker} cannot reach a Docker Engine with buildx: {said}. Likely cause: the engine is not running, this "
+            "user may not access it, or docker-buildx is not installed. Next step: start it; or as root on Debian, "
+            '`eval "$(containers/docker_engine up)"` starts one with a registry.'
         )
+    bridges = call([docker, "network", "ls", "--quiet", "--filter", "driver=bridge"], variables)
+    listed = re.findall(r"Platforms:(.*)$", call([docker, "buildx", "inspect"], variables).words, re.MULTILINE)
+    platforms = (_MACHINES.get(machine, machine), *re.findall(r"linux/[\w/]+", " ".join(listed)))
+    release = next(iter(buildx.words.split()[1:2]), "")
+    return Engine(docker, variables, version, release, tuple(dict.fromkeys(platforms)), bool(bridges.words.strip()))
+
+
+def use_own_engine(rows: ImageRows, options: ImageOptions) -> tuple[ImageRows, ImageOptions]:
+    """Both with an engine, a registry and a base of this machine's own: `containers/docker_engine up`.
+
+    Raises:
+        NoEnvironment: it cannot be started here, for the reason that the script prints.
+    """
+    script = 'words=$("$0" up) && eval "$words" && env -0'
+    done = call(["bash", "-c", script, str(rows.root / "containers/docker_engine")], rows.variables, limit_s=_UP_S)
+    if done.code:
+        raise NoEnvironment(done.errors.strip().rpartition("docker_engine: ")[2][-600:] or done.last_words)
+    found = dict(word.partition("=")[::2] for word in done.words.split("\0") if word)
+    return replace(rows, variables=found), replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", ""))
+
+
+# --- one build --------------------------------------------------------------------------------------------------------
+
+
+def plan_build(plan: ImagePlan, name: str, engine: Engine, folder: Path, *, push: bool = False) -> list[str]:
+    """Write the bake file of one build with what this host lends, and return the words of the client for it.
+
+    What a host lends is no part of the image: pip's settings and certificates are secrets, a folder of wheels is a
+    context; MEGACPP_BUILD_WHEELS, _APT_SOURCES, _NETWORK and _JOBS name more.
+
+    Args:
+        folder: for the bake file and the secrets.
+
+    Raises:
+        ImageRefused: a variable names a path that does not exist.
+    """
+    variables = engine.variables
+    places: dict[str, Path] = {"bake": folder}
+    links = variables.get("PIP_FIND_LINKS", "")
+    lent: dict[str, str | None] = {
+        "wheels": variables.get("MEGACPP_BUILD_WHEELS") or (links if Path(links).is_dir() else ""),
+        "apt_sources": variables.get("MEGACPP_BUILD_APT_SOURCES"),
+        "ca_bundle": next((variables[one] for one in _CERTIFICATES if Path(variables.get(one) or "/").is_file()), ""),
+    }
+    for key, given in lent.items():
+        if given and not Path(given).exists():
+            raise ImageRefused(f"{key}: {given} does not exist. Next step: correct or unset MEGACPP_BUILD_*.")
+        if given:
+            places[key] = Path(given).absolute()
+    pip_conf = folder / "pip.conf"
+    pip_conf.touch(mode=0o600)  # it may hold passwords
+    pip_conf.write_text(render_pip_conf(read_pip_settings(variables)), encoding="utf-8")
+    secrets = {"pip_conf": pip_conf}
+    secrets |= {key: file for key, file in places.items() if key in ("apt_sources", "ca_bundle")}
+    document = plan_bake([plan])
+    target = document["target"][plan.target]
+    target["secret"] = [f"id={key},src={file}" for key, file in sorted(secrets.items())]
+    # One exporter sets the tag, as the last thing that it does: a build that fails has set none.
+    target["output"] = [f"type=image,name={name},push={str(push).lower()},oci-mediatypes=true"]
+    del target["tags"]
+    if "wheels" in places:
+        target.setdefault("contexts", {})["wheels"] = str(places["wheels"])
+    if jobs := variables.get("MEGACPP_BUILD_JOBS"):
+        target["args"]["JOBS"] = jobs
+    words = [f"fs.read={real}" for place in places.values() for real in dict.fromkeys((place, place.resolve()))]
+    if network := variables.get("MEGACPP_BUILD_NETWORK", "" if engine.has_bridge else "host"):
+        target["network"] = network
+        words += ["network.host"] if network == "host" else []
+    (folder / "bake.json").write_text(json.dumps(document), encoding="utf-8")
+    allowed = [word for one in words for word in ("--allow", one)]
+    return ["buildx", "bake", "--file", str(folder / "bake.json"), "--progress", "plain", *allowed, plan.target]
+
+
+def render_pip_conf(found: Mapping[str, Sequence[str]]) -> str:
+    """A configuration file from settings of pip: a folder of the host means nothing in a build."""
+    kept = {key: " ".join(word for word in found.get(key, ()) if not word.startswith("file:")) for key in _PIP_KEYS}
+    return "\n".join(["[global]", *(f"{key} = {value}" for key, value in sorted(kept.items()) if value)]) + "\n"
+
+
+def bake(
+    engine: Engine, plan: ImagePlan, name: str, root: Path, log: Path, report: Callable[[str], None], *,
+    push: bool = False, fresh: bool = False,
+) -> str:  # fmt: skip
+    """Build an image, and return the digest of its index.
+
+    Args:
+        name: repository and tag that are set when all has gone well; with `push`, in its registry.
+        root: of the checkout.
+        log: file for every line of the client.
+        report: called with each step as it begins.
+        fresh: take nothing from the engine's cache.
+
+    Raises:
+        NoEnvironment: the engine cannot build for that platform, or the build failed by itself. No tag is set or moved.
+        InfrastructureFailed: the same build may go well another time.
+    """
+    require_platform(engine, plan)
+    lines = list[str]()
+
+    def read_line(line: str) -> None:
+        lines.append(line)
+        if step := _STEP.match(line):
+            report(f"step {step[1]}")
+
+    with tempfile.TemporaryDirectory(prefix="megacpp-build-") as room:
+        metadata = Path(room, "metadata.json")
+        words = plan_build(plan, name, engine, Path(room), push=push)
+        words += ["--metadata-file", str(metadata), *(["--no-cache"] if fresh else ())]
+        # The client's lines are on its standard error.
+        words = ["sh", "-c", 'exec "$@" 2>&1', "sh", engine.docker, *words]
+        done = call(words, engine.variables, limit_s=_BUILD_S, folder=root, each_line=read_line)
+        log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if done.code:
+            raise explain_build(plan, name, lines, log)
+        try:
+            return str(json.loads(metadata.read_text(encoding="utf-8"))[plan.target]["containerimage.digest"])
+        except (OSError, ValueError, KeyError, TypeError) as fault:
+            raise NoEnvironment(
+                f"the build of {plan.target} succeeded, but reports no digest: {fault!r}. Likely cause: an engine "
+                "without the containerd image store. Next step: switch it on (`features: {containerd-snapshotter: "
+                "true}` in daemon.json) and build again."
+            ) from fault
+
+
+def require_platform(engine: Engine, plan: ImagePlan) -> None:
+    """Refuse what the engine cannot run, before anything is pulled.
+
+    Raises:
+        NoEnvironment: it builds for other machines.
+    """
+    if plan.platform not in engine.platforms:
+        raise NoEnvironment(
+            f"the image for {plan.target} is {plan.platform}, and this engine builds "
+            f"{', '.join(engine.platforms[:4])}. Next step: build it on a machine of that architecture, or register "
+            "emulation (binfmt_misc), which is slow."
+        )
+
+
+def explain_build(plan: ImagePlan, name: str, lines: Sequence[str], log: Path) -> ToolError:
+    """What a client's lines mean; where no cause is known, the last words of the step that failed."""
+    # The client shows what the step printed between two rules, after the step's name.
+    rules = [place for place, line in enumerate(lines) if line.startswith("------")]
+    shown = lines[rules[0] + 2 : rules[1]] if len(rules) > 1 else []
+    said = " ".join(re.sub(r"^(#\d+ )?\d+\.\d+ ", "", line).strip() for line in shown) or " ".join(lines[-3:])
+    kind: type[ToolError] = NoEnvironment
+    cause = "a step of the recipe failed, or a package could not be fetched. Next step: read the log"
+    for pattern, known, words in reversed(_CAUSES):
+        if found := re.search(pattern, "\n".join(lines), re.IGNORECASE):
+            said, kind, cause = found[0], known, words
+    return kind(
+        f"the build of {plan.target} on {plan.pulled} failed, and {name} is not set: {said[-700:]}. Likely cause: "
+        f"{cause}. The log: {log}."
+    )
+
+
+# --- the verb ---------------------------------------------------------------------------------------------------------
 
 
 def check_options(options: ImageOptions, rows: ImageRows) -> None:
@@ -172,6 +370,8 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
         )
     if options.own_base:
         require_base(options.own_base)
+    if options.own_base and len(options.targets) != 1:
+        raise WrongArguments("--base is for one image. Next step: name the one target that it is for.")
     if options.prove and options.targets != ("cpu",):
         raise WrongArguments(
             "--prove runs the image on this machine, so it is for cpu alone. Next step: `images cpu --prove`."
@@ -179,38 +379,28 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
     find_images(rows.images, options.targets)
 
 
-def use_own_engine(rows: ImageRows, options: ImageOptions) -> tuple[ImageRows, ImageOptions]:
-    """Both with the engine that `containers/docker_engine` starts, and its base where none is named."""
-    found = start_engine(rows.root, rows.variables)
-    own_base = options.own_base or found.get("MEGACPP_BASE", "")
-    return replace(rows, variables=found), replace(options, own_base=own_base)
-
-
 def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
-    """What would be built for each target that is named, what is refused, and what linters report of the recipe."""
+    """What would be built for each target that is named, and what is refused."""
     plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
-    pins_hash, base, engine, why = rows.pins.hash, options.own_base, None, ""
     for image in find_images(rows.images, options.targets):
-        locked = True
         try:
-            plans.append(rows.plan(image.target, base, read_commit()))
-            warned += list_misfits(rows, image, base, FitVerdict.UNKNOWN, FitVerdict.WARNED)
+            plan = rows.plan(image.target, options.own_base, read_commit())
+            fit = rows.judge(image, read_image_lock(rows.root / image.lock), options.own_base)
         except ImageRefused as fault:
-            locked = False
             refused.append(Refused(target=image.target, why=str(fault)))
-        if locked or image.te:
-            refused += list_misfits(rows, image, base, FitVerdict.REFUSED, locked=locked)
-    try:
-        engine = find_engine(rows.variables)
-    except NoEnvironment as fault:
-        why = str(fault)
+            continue
+        plans.append(plan)
+        for one in fit.fits:
+            why = f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source})"
+            row = Refused(target=image.target, why=f"{why}. Next step: {one.next_step}.")
+            refused += [row] if one.verdict is FitVerdict.REFUSED else []
+            warned += [row] if one.verdict in (FitVerdict.UNKNOWN, FitVerdict.WARNED) else []
     return ImagePlans(
-        tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned), pins_hash=pins_hash,
-        lints=lint_recipe(rows.root, plans, engine, why, rows.variables),
-    )  # fmt: skip
+        tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned), pins_hash=rows.pins.hash
+    )
 
 
-def build_all(rows: ImageRows, options: ImageOptions, say: Callable[[str], None]) -> list[ImageBuild]:
+def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], None]) -> Iterator[ImageBuild]:
     """Build each target that is named. Everything that can be refused is refused before the first build.
 
     Raises:
@@ -219,33 +409,22 @@ def build_all(rows: ImageRows, options: ImageOptions, say: Callable[[str], None]
         NoEnvironment: no engine, one of another architecture, or a build that fails.
         InfrastructureFailed: a full disk, or a registry that is down.
     """
-    chosen, base = find_images(rows.images, options.targets), options.own_base
     if not options.targets:
-        names = ", ".join(image.target for image in chosen)
+        names = ", ".join(image.target for image in rows.images.image)
         raise NothingSelected(f"no target is named. Next step: name one of {names}, or give --plan.")
-    _ = rows.pins  # what is wrong with the file itself is no refusal of an image
-    try:
-        for locked in (False, True):  # what the rows alone refuse is not hidden by an older lock
-            plans = [rows.plan(image.target, base, read_commit()) for image in chosen if locked]
-            judged = [image for image in chosen if locked or image.te]
-            misfits = [
-                one for image in judged for one in list_misfits(rows, image, base, FitVerdict.REFUSED, locked=locked)
-            ]
-            if misfits:
-                raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in misfits))
-    except ImageRefused as fault:
-        raise ImageClosed(str(fault)) from fault
+    planned = plan_all(rows, options)
+    if planned.refused:
+        raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in planned.refused))
     engine = find_engine(rows.variables)
-    for plan in plans:
+    for plan in planned.plans:
         require_platform(engine, plan)
-    settings = read_build_settings(rows.variables, has_bridge=engine.has_bridge, clones=options.clones)
-    return [_build(rows, options, engine, settings, plan, say) for plan in plans]
+    for plan in planned.plans:
+        yield _build(rows, options, engine, plan, report)
 
 
 def _build(
-    rows: ImageRows, options: ImageOptions, engine: Engine, settings: BuildSettings, plan: ImagePlan,
-    say: Callable[[str], None],
-) -> ImageBuild:  # fmt: skip
+    rows: ImageRows, options: ImageOptions, engine: Engine, plan: ImagePlan, report: Callable[[str], None]
+) -> ImageBuild:
     """Build one image and write its receipt and its log."""
     folder, registry = options.receipts.absolute(), options.push or ""
     if options.prove and not registry:  # the registry on this machine that the base came from, or docker_engine's own
@@ -253,17 +432,17 @@ def _build(
         registry = host if host.startswith(("127.", "localhost:")) else "127.0.0.1:5000"
     name, clock, started = name_image(plan.target, registry, options.tag), time.monotonic(), datetime.now(UTC)
     if not plan.verified:
-        say(f"the base of {plan.target} is not verified: {plan.unverified}")
-    say(f"building {name}")
+        report(f"the base of {plan.target} is not verified: {plan.unverified}")
+    report(f"building {name}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log, how = folder / f"{plan.target}.log", {"push": bool(registry), "fresh": options.fresh}
-        digest, steps = bake(engine, plan, name, settings, rows.root, log, say, **how)
+        digest = bake(engine, plan, name, rows.root, log, report, **how)
         build = ImageBuild(
             tool=rows.tool, target=plan.target, platform=plan.platform, name=name, digest=digest,
             pushed=bool(registry), base=plan.reference, base_verified=plan.verified, lock=plan.lock,
             lock_hash=plan.lock_hash, pins_hash=rows.pins.hash, revision=read_commit(), engine=engine.version,
-            buildx=engine.buildx, steps=steps, started=started.isoformat(timespec="seconds"),
+            buildx=engine.buildx, started=started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - clock, 1),
         )  # fmt: skip
         write_whole(folder / f"{plan.target}.json", build.model_dump_json(indent=2) + "\n")
@@ -275,86 +454,114 @@ def _build(
     return build
 
 
-def lint_recipe(
-    root: Path, plans: Sequence[ImagePlan], engine: Engine | None, no_engine: str, variables: Mapping[str, str]
-) -> tuple[Lint, ...]:
-    """Everything that can be found in the recipe without building it.
+# --- an image proved --------------------------------------------------------------------------------------------------
+#
+# Pulled by the digest that its build printed, and run as strangers run it, with no network.
+
+RELEASES: Final = ("2.17.1", "2.20.2")
+_ANY_USER: Final = 54321
+_RUN_S: Final = 300.0
+# As locked as an engine can make a container: whatever runs so runs anywhere.
+_LOCKED: Final = (
+    "--network", "none", "--hostname", "localhost", "--read-only", "--tmpfs", "/tmp",  # noqa: S108 - in the container
+    "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+)  # fmt: skip
+# Proof -> words, exit codes, text in the output, and options of a folder that is mounted as another user's ("" for a
+# folder that can be written); None for no folder.
+_RUNS: Final[dict[str, tuple[tuple[str, ...], tuple[int, ...], str, str | None]]] = {
+    "static canary with no network": (("te_canary", *RELEASES), (0, 1), "", ""),
+    "parity on the CPU with no network": (("cpu_parity",), (0,), "", ""),
+    "doctor": (("doctor",), (0,), "", None),
+    "the health check": (("--health",), (0,), "", None),
+    "a GPU session is refused with a reason": (("fp8",), (2,), "GPU", None),
+    "an unknown session is refused with a list": (("cpu_pariti",), (2,), "cpu_parity", None),
+    "a read-only folder of receipts is refused": (("doctor",), (2,), "cannot be written", ",readonly"),
+}
+
+
+class Proof(Frozen):
+    """One thing that was done with an image, whether it holds, and what was seen."""
+
+    deed: str
+    holds: bool
+    seen: str
+    seconds: float
+
+
+class ImageProof(Frozen):
+    """An image that was pushed, pulled by its digest, and run without a network."""
+
+    schema_id: str = "megacpp-validate/image-proof/1"
+    tool: str
+    build: ImageBuild
+    proofs: tuple[Proof, ...]
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where there is no proof, or one does not hold."""
+        return exit_for(breaks=not self.proofs or not all(proof.holds for proof in self.proofs))
+
+
+def prove_image(variables: Mapping[str, str], build: ImageBuild, folder: Path, tool: str) -> ImageProof:
+    """Pull an image by its digest and run it.
 
     Args:
-        engine: that checks the stages; None where there is none, because of `no_engine`.
+        folder: for what containers leave; what an earlier proof left there is removed.
     """
-    files = [*sorted(str(file.relative_to(root)) for file in (root / STEPS).glob("*.sh")), ENGINE_SCRIPT]
-    checks = ["-x", "-P", "SCRIPTDIR", "-s", "bash", "-f", "json", *files]
-    return (
-        lint_house(root, plans),
-        _lint("hadolint", DOCKERFILE, ["--no-color", "--format", "json", DOCKERFILE], root, variables),
-        _lint("shellcheck", f"{len(files) - 1} scripts of {STEPS}, {ENGINE_SCRIPT}", checks, root, variables),
-        *(_check_target(root, plan, engine, no_engine) for plan in plans),
-    )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    engine, proofs = find_engine(variables), list[Proof]()
+    for deed in ("pulled by its digest, with the labels of its plan", *_RUNS):
+        clock = time.monotonic()
+        try:
+            if deed in _RUNS:
+                holds, seen = _run(engine, build.reference, deed, folder.absolute() / str(len(proofs)))
+            else:
+                holds, seen = _pull(engine, build)
+        except (OSError, ValueError, KeyError, TypeError) as fault:
+            holds, seen = False, repr(fault)
+        proofs.append(Proof(deed=deed, holds=holds, seen=seen, seconds=round(time.monotonic() - clock, 1)))
+    return ImageProof(tool=tool, build=build, proofs=tuple(proofs))
 
 
-def lint_house(root: Path, plans: Sequence[ImagePlan]) -> Lint:
-    """The rules of this project that no linter knows."""
-    try:
-        text = (root / DOCKERFILE).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        return _judge("house rules", DOCKERFILE, [f"it cannot be read: {fault}"])
-    faults = []
-    if any(line.replace(" ", "").lower().startswith("#syntax=") for line in text.splitlines()):
-        faults.append(f"{DOCKERFILE}: a syntax line fetches a frontend from a registry; leave it out")
-    for step, target in {step: plan.target for plan in reversed(plans) for step in plan.steps}.items():
-        if not (root / STEPS / f"{step}.sh").is_file():
-            faults.append(f"{STEPS}/{step}.sh is a step of {target}, and there is no such file")
-        if f"bash /steps/{step}.sh" not in text:
-            faults.append(f"{STEPS}/{step}.sh is a step of {target}, and {DOCKERFILE} does not run it")
-    return _judge("house rules", DOCKERFILE, faults)
+def _pull(engine: Engine, build: ImageBuild) -> tuple[bool, str]:
+    """What lies in the engine goes first, so that the registry has to answer for it."""
+    for name in (build.name, build.reference):
+        engine.ask("image", "rm", "--force", name)
+    done = engine.ask("pull", "--quiet", build.reference, limit_s=_RUN_S)
+    found = engine.ask("image", "inspect", "--format", "{{json .RepoDigests}}", build.reference).words.strip()
+    if done.code or build.reference not in found:
+        return False, found or done.last_words
+    labels = json.loads(engine.ask("image", "inspect", "--format", "{{json .Config.Labels}}", build.reference).words)
+    base = build.base.partition("@")[2]
+    wanted = {TARGET_LABEL: build.target, LOCK_LABEL: build.lock_hash, PINS_LABEL: build.pins_hash, BASE_LABEL: base}
+    wrong = [f"{name} is {labels.get(name)}, not {one}" for name, one in wanted.items() if labels.get(name) != one]
+    return not wrong, "; ".join(wrong) or found
 
 
-def _lint(name: str, subject: str, words: list[str], root: Path, variables: Mapping[str, str]) -> Lint:
-    program = find_program(name, variables)
-    if program is None:
-        return _judge(name, subject, None, f"{name} is missing; `nox -s images` installs it")
-    done = call([program, *words], variables, folder=root)
-    code = "SC" if name == "shellcheck" else ""
-    try:
-        rows = json.loads(done.words)
-        faults = [f"{row['file']}:{row['line']}: {code}{row['code']} {row['message']}" for row in rows]
-    except (ValueError, KeyError, TypeError):
-        return _judge(name, subject, None, done.last_words)
-    return _judge(name, subject, faults)
-
-
-def _check_target(root: Path, plan: ImagePlan, engine: Engine | None, no_engine: str) -> Lint:
-    """What `docker buildx build --check` reports of the stages of a target.
-
-    The base is an empty image here: a registry that is down is no fault of the recipe.
-    """
-    linter, subject = "docker buildx --check", f"{DOCKERFILE} as {plan.target} builds it"
-    if engine is None:
-        return _judge(linter, subject, None, no_engine)
-    with tempfile.TemporaryDirectory(prefix="megacpp-bake-") as folder:
-        document = plan_bake([plan])
-        target = document["target"][plan.target]
-        target["args"]["BASE_IMAGE"] = "scratch"
-        target.pop("contexts", None)
-        target.pop("platforms", None)
-        file = Path(folder) / "bake.json"
-        file.write_text(json.dumps(document), encoding="utf-8")
-        words = ["buildx", "bake", "--progress", "quiet", "--allow", f"fs.read={folder}", "--file", str(file)]
-        done = engine.ask(*words, "--call", "check,format=json", plan.target, folder=root)
-    try:
-        check = json.loads(done.words)["target"][plan.target]["check"]
-        faults = [f"{row.get('ruleName', '?')}: {row.get('detail', '')}" for row in check.get("warnings") or ()]
-        faults += [str(check["buildError"])] if check.get("buildError") else []
-    except (ValueError, KeyError, TypeError):
-        return _judge(linter, subject, None, done.last_words)
-    return _judge(linter, subject, faults)
-
-
-def _judge(linter: str, subject: str, faults: Iterable[str] | None, why: str = "") -> Lint:
-    """A linter that ran; or, with None, one that did not, and why."""
-    if faults is None:
-        return Lint(linter=linter, subject=subject, outcome=LintOutcome.NOT_RUN, faults=(why,))
-    found = tuple(faults)
-    outcome = LintOutcome.FAULTS if found else LintOutcome.CLEAN
-    return Lint(linter=linter, subject=subject, outcome=outcome, faults=found)
+def _run(engine: Engine, image: str, deed: str, place: Path) -> tuple[bool, str]:
+    """Run a container; whether the proof holds, and what was seen."""
+    words, codes, text, mount = _RUNS[deed]
+    options, root = [*_LOCKED], os.geteuid() == 0
+    user = (_ANY_USER, _ANY_USER) if root else (os.geteuid(), os.getegid())
+    if mount is not None:
+        place.mkdir()
+        if root:
+            os.chown(place, *user)
+        options += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={place},target=/receipts{mount}"]
+    ran = engine.ask("run", "--rm", *options, image, *words, limit_s=_RUN_S)
+    seen = f"exit code {ran.code}"
+    if ran.code not in codes or text not in ran.words + ran.errors:
+        return False, f"{seen}: {ran.last_words}"
+    if mount != "":
+        return True, seen
+    if not any(place.glob("*.run.json")) or any(file.stat().st_uid != user[0] for file in place.rglob("*")):
+        return False, f"there is no record of the run, or it is not written as {user[0]}"
+    if words[0] == "te_canary":
+        result = json.loads((place / "te_canary.json").read_text(encoding="utf-8"))
+        holds = (result["old"]["version"], result["new"]["version"]) == RELEASES and len(result["modules"]) > 1
+    else:
+        read = read_receipts(place / words[0])
+        bad = [cell for cell, receipt in read.found.items() if receipt.outcome is not Outcome.PASS]
+        holds, seen = bool(read.found) and not bad and not read.unreadable, f"{len(read.found)} receipts, bad: {bad}"
+    return holds, f"{seen}; written as {user[0]}:{user[1]}"

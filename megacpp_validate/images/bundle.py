@@ -21,30 +21,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..catalog.images import MACHINES, Base, Image
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError
+from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.values import Frozen
-from ..jitcache.seal import check_sealed
+from ..jitcache.cache import export_cache
 from .locks import read_image_lock
 from .plan import ImageRows, find_images
-from .restore import IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, read_bundle, verify
-from .supply import (
-    check_private_key,
-    find_signature,
-    make_sbom,
-    read_attested_sbom,
-    read_public_key,
-    save_image,
-    sign_file,
-)
-from .tools import (
-    LOCK_LABEL,
-    TARGET_LABEL,
-    ImageRefused,
-    RegistryLies,
-    call,
-    locate_image,
-    read_image,
-)
+from .restore import CACHES, IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, verify
+from .supply import check_private_key, find_signature, read_attested_sbom, read_public_key, require_cosign, run_cosign
+from .tools import LOCK_LABEL, TARGET_LABEL, ImageRefused, RegistryLies, call, locate_image, read_image
 
 _RESTORE: Final = Path(__file__).with_name("restore.py")
 _NAME: Final = "io.containerd.image.name"  # by which `docker load` names an image of an OCI layout
@@ -55,7 +39,7 @@ class BundleResult(Frozen):
     """A bundle.
 
     Attributes:
-        id: SHA-256 of its manifest, which its receiver compares.
+        id: SHA-256 of its SHA256SUMS, which its receiver compares.
         image: "REPOSITORY@sha256:..."; empty for none.
         signed_by: file of the key that signed it; empty for none.
         absent: what is not in it -> why.
@@ -77,7 +61,7 @@ class BundleResult(Frozen):
 
     @property
     def exit(self) -> Exit:
-        """It is there, and was read back."""
+        """Open: what fails is an error."""
         return Exit.OPEN
 
 
@@ -102,12 +86,13 @@ class _Contents:
     absent: dict[str, str] = field(default_factory=dict)
 
 
-def write_bundle(rows: ImageRows, options: BundleOptions, say: Callable[[str], None]) -> BundleResult:
+def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str], None]) -> BundleResult:
     """Read what is known of the image, write the bundle, read it back.
 
     Raises:
         ImageRefused: an argument is wrong, the folder is there, the image is of another lock, or a wheel is absent.
         RegistryLies, RegistryUnreachable: the registry does not give the image.
+        ToolError: as `jitcache.cache.export_cache`.
         NoEnvironment: cosign is missing.
         InfrastructureFailed: the disk does not take it; nothing is left.
     """
@@ -118,7 +103,14 @@ def write_bundle(rows: ImageRows, options: BundleOptions, say: Callable[[str], N
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as room:
             aside = Path(room, "bundle")
-            manifest = _write(rows, options, image, contents, aside, say)
+            absent = _write(rows, options, image, contents, aside, report)
+            report("hashing, and reading it back")
+            write_sums(aside)
+            if options.sign_key:
+                key = ("--key", str(options.sign_key))
+                signature = require_cosign(rows.variables, "sign-blob", *key, str(aside / SUMS))
+                (aside / SIGNATURE).write_text(signature.strip() + "\n", encoding="utf-8")
+            verify(aside)
             aside.rename(out)
         os.sync()
     except OSError as fault:
@@ -128,12 +120,12 @@ def write_bundle(rows: ImageRows, options: BundleOptions, say: Callable[[str], N
             "(--out)."
         ) from fault
     sizes = Counter[str]()
-    for row in manifest["files"]:
-        sizes[row["path"].partition("/")[0]] += row["bytes"]
+    for path in (path for path in out.rglob("*") if path.is_file()):
+        sizes[path.relative_to(out).parts[0]] += path.stat().st_size
     return BundleResult(
-        tool=rows.tool, target=options.target, folder=str(out), id=hash_file(out / MANIFEST), image=options.image or "",
-        signed_by=str(options.sign_key or ""), absent=contents.absent, wheels_absent=manifest["wheels_absent"],
-        sizes=dict(sizes), seconds=round(time.monotonic() - started, 1),
+        tool=rows.tool, target=options.target, folder=str(out), id=hash_file(out / SUMS), image=options.image or "",
+        signed_by=str(options.sign_key or ""), absent=contents.absent, wheels_absent=tuple(absent), sizes=dict(sizes),
+        seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 
@@ -141,18 +133,13 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
     """Check the arguments before the gigabytes, and read the evidence beside the image."""
     found = _Contents()
     if options.out.exists():
-        raise ImageRefused(
-            f"{options.out} already exists. Next step: `python3 {options.out}/restore.py` shows whether it is a whole "
-            "bundle; name another folder, or move this one away."
-        )
+        raise ImageRefused(f"{options.out} already exists. Next step: name another folder, or move this one away.")
     if options.key:
         found.files["cosign.pub"] = read_public_key(options.key)  # given away: never a private one
     if options.sign_key:
         check_private_key(options.sign_key, rows.variables, found.files.get("cosign.pub", ""))
     if options.jit is None:
         found.absent["JIT caches"] = "none were named (--jit FOLDER)"
-    else:
-        _check_caches(options.jit, image.cache_arch)
     if options.image is None:
         found.absent["image"] = "none was named (--image REPOSITORY@sha256:DIGEST)"
         return found
@@ -163,79 +150,75 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
         if (seen := pushed.labels.get(label)) != value:
             raise ImageRefused(
                 f"the label {label} of {options.image} is {seen or 'absent'}, and the bundle would have {value}. "
-                "Likely cause: it was built from another lock, for another target, or by something else than this "
-                "project. Next step: build it again, and push it."
+                "Likely cause: it was built from another lock, or for another target. Next step: build it again."
             )
-    try:
-        if options.key and (why := find_signature(found.shown, options.key, rows.variables)):
-            found.absent["signature"] = why
-        found.files["sbom.spdx.json"] = (
-            _json(read_attested_sbom(found.shown, options.key, rows.variables))
-            if options.key
-            else make_sbom(found.shown, image.platform, rows.variables)
-        )
-    except (NoEnvironment, RegistryLies) as fault:
-        found.absent["SBOM"] = str(fault)
     if pushed.provenance:
         found.files["provenance.json"] = _json(pushed.provenance)
     else:
         found.absent["provenance"] = "buildx put none beside the image"
+    if options.key is None:
+        found.absent["SBOM"] = "no key was named (--key)"
+        return found
+    try:
+        if why := find_signature(found.shown, options.key, rows.variables):
+            found.absent["signature"] = why
+        found.files["sbom.spdx.json"] = _json(read_attested_sbom(found.shown, options.key, rows.variables))
+    except (NoEnvironment, RegistryLies) as fault:
+        found.absent["SBOM"] = str(fault)
     return found
 
 
-def _check_caches(jit: Path, arch: str) -> None:
-    """Refuse caches that are not sealed, damaged, or of another architecture than the image's."""
-    try:
-        architecture = check_sealed(jit / arch).manifest.architecture
-        links = [path for path in (jit / arch).rglob("*") if path.is_symlink()]
-        if architecture != arch or links:
-            raise ValueError(f"they are of {architecture}, with links: {links[:3]}")
-    except (ToolError, RuntimeError, ValueError, OSError) as fault:
-        raise ImageRefused(
-            f"{jit} has no JIT caches of {arch} that can be bundled: {fault}. Likely cause: another target was "
-            "prewarmed, or the folder is an archive. Next step: name the root that `nox -s prewarm` sealed, or import "
-            "the archive into one with `nox -s jit_cache -- import`."
-        ) from fault
-
-
 def _write(
-    rows: ImageRows, options: BundleOptions, image: Image, contents: _Contents, aside: Path, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Write everything aside, and read it back; the manifest."""
+    rows: ImageRows, options: BundleOptions, image: Image, contents: _Contents, aside: Path,
+    report: Callable[[str], None],
+) -> list[str]:  # fmt: skip
+    """Write everything but the sums aside; the packages of the lock that have no wheel here."""
     aside.mkdir()
     lock, base = rows.root / image.lock, rows.images.find_base(image.base)
+    if options.jit is not None:
+        export_cache(options.jit / image.cache_arch, aside / CACHES)
     described = None
     if contents.shown:
-        say("fetching the image")
-        described = _write_image(contents, options.target, aside, rows.variables)
-    say("fetching the wheels")
-    absent = fetch_wheels(
-        lock, {row.name for row in rows.images.compiled}, base, image, aside / "wheelhouse", rows.variables
-    )
+        report("fetching the image")
+        described = _write_image(contents.shown, options.target, aside, rows.variables)
+        if not described["signatures"]:
+            contents.absent.setdefault("signature", "the image is not signed")
+    report("fetching the wheels")
+    compiled = {row.name for row in rows.images.compiled}
+    absent = fetch_wheels(lock, compiled, base, image, aside / "wheelhouse", rows.variables)
     shutil.copyfile(lock, aside / "lock.txt")
     shutil.copytree(rows.root / "matrix", aside / "matrix", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    if options.jit is not None:
-        _copy_caches(options.jit / image.cache_arch, aside / "jit" / image.cache_arch)
-    for name, text in contents.files.items():
-        (aside / name).write_text(text, encoding="utf-8")
     shutil.copyfile(_RESTORE, aside / "restore.py")
-    say("hashing, and reading it back")
     manifest = {
         "schema": SCHEMA, "tool": rows.tool, "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "target": options.target, "platform": image.platform, "python": base.python, "image": described,
         "lock": sha256(lock.read_bytes()).hexdigest(), "wheels_absent": absent, "absent": contents.absent,
-        "files": list_files(aside),
     }  # fmt: skip
-    key = options.sign_key
-    write_lists(aside, manifest, (lambda file: sign_file(file, key, rows.variables)) if key else None)
-    verify(aside, read_bundle(aside), {})
-    return manifest
+    for name, text in {**contents.files, MANIFEST: _json(manifest)}.items():
+        (aside / name).write_text(text, encoding="utf-8")
+    return absent
 
 
-def _write_image(contents: _Contents, target: str, aside: Path, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The OCI archive of the image with its signatures, which `docker load` takes: names and digests in it."""
-    layout, (repository, digest) = aside / "layout", contents.shown.split("@")
-    save_image(contents.shown, layout, variables)
+def write_sums(root: Path) -> None:
+    """Write the SHA-256 of every file of a folder, in the form of `sha256sum`."""
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    (root / SUMS).write_text("".join(f"{hash_file(root / name)}  {name}\n" for name in names), encoding="ascii")
+
+
+def _write_image(shown: str, target: str, aside: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    """The OCI archive of the image with its signatures, which `docker load` takes: names and digests in it.
+
+    Raises:
+        RegistryLies: a blob is absent, or has other bytes.
+        InfrastructureFailed: the disk is full.
+    """
+    layout, (repository, digest) = aside / "layout", shown.split("@")
+    done = run_cosign(variables, "save", "--dir", str(layout), image=shown)
+    if done.code:
+        raise (InfrastructureFailed if "no space left" in done.errors else RegistryLies)(
+            f"{shown} cannot be fetched: {done.last_words}. Likely cause: the registry lost or damaged a part of it, "
+            "or the disk is full. Next step: push the image again, or make room."
+        )
     index = json.loads((layout / "index.json").read_bytes())
     rows = []
     for row in index["manifests"]:
@@ -247,8 +230,6 @@ def _write_image(contents: _Contents, target: str, aside: Path, variables: Mappi
     with tarfile.open(aside / IMAGE, "w") as archive:
         archive.add(layout, ".")
     shutil.rmtree(layout)
-    if len(rows) == 1:
-        contents.absent.setdefault("signature", "the image is not signed")
     return {**rows[0], "signatures": rows[1:]}
 
 
@@ -301,38 +282,6 @@ def fetch_wheels(
             "list` shows which index it is; where hashes differ, do not use what it gives, and run `nox -s lock`."
         )
     return absent
-
-
-def _copy_caches(source: Path, target: Path) -> None:
-    """Files and their times, and no modes: a sealed cache is read-only, and this folder is written to."""
-    for path in source.rglob("*"):
-        if path.is_file() and "locks" not in path.relative_to(source).parts:
-            place = target / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
-            times = path.stat()
-            os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def list_files(root: Path) -> list[dict[str, Any]]:
-    """Every file under a folder with its size and hash; of JIT caches also the time, which ninja compares."""
-    found = []
-    for place in sorted(path for path in root.rglob("*") if path.is_file()):
-        path, status = place.relative_to(root).as_posix(), place.stat()
-        time_ns = status.st_mtime_ns if path.startswith("jit/") else 0
-        found.append({"path": path, "bytes": status.st_size, "sha256": hash_file(place), "mtime_ns": time_ns})
-    return found
-
-
-def write_lists(root: Path, manifest: Mapping[str, Any], sign: Callable[[Path], str] | None) -> None:
-    """Write the manifest, its signature where somebody signs, and last the sums, without which it is no bundle."""
-    (root / MANIFEST).write_text(_json(manifest), encoding="utf-8")
-    if sign:
-        (root / SIGNATURE).write_text(sign(root / MANIFEST) + "\n", encoding="utf-8")
-    sums = {row["path"]: row["sha256"] for row in manifest["files"]}
-    sums |= {name: hash_file(root / name) for name in (MANIFEST, SIGNATURE) if (root / name).is_file()}
-    os.sync()
-    (root / SUMS).write_text("".join(f"{digest}  {path}\n" for path, digest in sorted(sums.items())), encoding="utf-8")
 
 
 def _json(value: Any) -> str:

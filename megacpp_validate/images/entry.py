@@ -34,10 +34,7 @@ _PYTHON: Final = (sys.executable, "-P", "-m")
 _MODULE: Final = "megacpp_validate.images.entry"
 _CLI: Final = "megacpp_validate.cli"
 _VERSION: Final = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
-_IMAGES: Final = {"sm_90": "h200", "sm_100": "b200", "sm_121": "gb10"}
-_FORWARDED: Final = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-)  # fmt: skip
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -108,10 +105,9 @@ def read_image(variables: Mapping[str, str]) -> ImageFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a container can see: the kernel's NVIDIA driver, device files, and its GPUs by name and architecture."""
+    """What a container can see: the kernel's NVIDIA driver, and GPUs by name and architecture."""
 
     driver: str = ""
-    devices: bool = False
     gpus: tuple[tuple[str, str], ...] = ()
 
 
@@ -129,7 +125,7 @@ def read_machine(root: Path = Path("/"), program: str = "nvidia-smi") -> Machine
         done = run_command(words, limit_s=60.0, apart=True)
         rows = [line.split(", ", 2) for line in done.words.splitlines() if line.count(", ") >= 2 and not done.code]
     gpus = tuple((name, f"sm_{version.replace('.', '')}") for _, version, name in rows)
-    return Machine(rows[0][0] if rows else driver, any((root / "dev").glob("nvidia[0-9]*")), gpus)
+    return Machine(rows[0][0] if rows else driver, gpus)
 
 
 def require_session(session: Session, image: ImageFacts, machine: Machine) -> None:
@@ -139,43 +135,40 @@ def require_session(session: Session, image: ImageFacts, machine: Machine) -> No
         WrongArguments: it is a session of another image.
         NoEnvironment: the machine, or this container, has not the GPU or the driver.
     """
-    others = [gpu for gpu in machine.gpus if gpu[1] != image.arch]
-    shown, arch = ", ".join(dict.fromkeys(f"{name} ({arch})" for name, arch in others)), others[0][1] if others else ""
-    run = f"`docker run --gpus all ... {session.name}`"
-    needs_gpu = session.needs == "gpu" or (session.needs == "its-target" and bool(image.arch))
-    rows: tuple[tuple[object, type[ToolError], str], ...] = (
-        (
-            session not in image.sessions, WrongArguments,
+    if session not in image.sessions:
+        raise WrongArguments(
             f"{session.name} is a session of the image for {session.target or 'a GPU'}, and {image.name} is for "
-            f"{image.target}. Next step: run it in another image; `megacpp --help` lists the sessions of this one.",
-        ),
+            f"{image.target}. Next step: run it in another image; `megacpp --help` lists the sessions of this one."
+        )
+    if session.needs != "gpu" and not (session.needs == "its-target" and image.arch):
+        return
+    others = [f"{name} ({arch})" for name, arch in machine.gpus if arch != image.arch]
+    rows = (
         (
-            not machine.driver and not machine.devices, NoEnvironment,
+            not machine.driver,
             f"no GPU: {session.name} needs one ({image.arch}), and the kernel of this machine has no NVIDIA driver. "
-            "Likely cause: a machine without a GPU, or its driver is not installed. Next step: `nvidia-smi` on the "
-            f"host must list the GPU; then {run}.",
+            "Next step: `nvidia-smi` on the host must list the GPU",
         ),
         (
-            machine.driver and _is_older(machine.driver, image.driver_least), NoEnvironment,
+            _is_older(machine.driver, image.driver_least),
             f"the NVIDIA driver of this machine is {machine.driver}, and the CUDA of {image.name} needs "
-            f"{image.driver_least} or newer. Next step: update the driver of the host; an image cannot bring its own.",
+            f"{image.driver_least} or newer. Next step: update the driver of the host",
         ),
         (
-            not machine.gpus, NoEnvironment,
-            f"no GPU in this container: the machine has the NVIDIA driver {machine.driver or '(unknown)'}, and "
-            "`nvidia-smi` lists no GPU here. Likely cause: --gpus is missing, the NVIDIA Container Toolkit is not "
-            f"installed, or NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: {run}.",
+            not machine.gpus,
+            f"no GPU in this container: the machine has the NVIDIA driver {machine.driver}, and `nvidia-smi` lists no "
+            "GPU here. Likely cause: --gpus is missing, the NVIDIA Container Toolkit is not installed, or "
+            "NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: `docker run --gpus all ...`",
         ),
         (
-            others, NoEnvironment,
-            f"another architecture: {image.name} is for {image.arch}, and here is {shown}. Likely cause: the image of "
-            f"another target. Next step: take the image for {_IMAGES.get(arch, f'{arch}, which does not exist')}; or "
-            "hand over the right GPUs alone, with --gpus device=N.",
+            others,
+            f"another architecture: {image.name} is for {image.arch}, and here is {', '.join(others)}. Next step: take "
+            "the image of that architecture, or hand over the right GPUs alone, with --gpus device=N",
         ),
-    )  # fmt: skip
-    for refuses, kind, why in rows if needs_gpu else rows[:1]:
+    )
+    for refuses, why in rows:
         if refuses:
-            raise kind(why)
+            raise NoEnvironment(f"{why}.")
 
 
 def _is_older(driver: str, least: str) -> bool:
@@ -206,35 +199,31 @@ def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
         ) from fault
 
 
-def make_room(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables with JIT caches that can be written: the image's own, or a copy of links to its files.
+def use_caches() -> None:
+    """Set the variables to JIT caches that can be written: the image's own, or a folder of links to its files.
 
     A cache that is found and cannot be written fails a compiler at its first miss. Links cost no memory, so that a
     folder in `/tmp` holds only what is compiled anew.
 
     Raises:
-        NoEnvironment: there is no room for temporary files, or the caches may not be read, and everything would be
-            compiled anew as if they were not there.
+        NoEnvironment: there is no room for temporary files, or the caches may not be read.
     """
+    root, arch = os.environ.get(ROOT_VARIABLE, ""), os.environ.get(ARCH_VARIABLE, "")
+    if not root or not arch:
+        return
+    kept, new = arch_folder(Path(root), arch), Path(tempfile.gettempdir()) / "megacpp-jit"
     try:
-        new = Path(tempfile.gettempdir()) / "megacpp-jit"
-        root, arch = variables.get(ROOT_VARIABLE, ""), variables.get(ARCH_VARIABLE, "")
-        if not root or not arch:
-            return dict(variables)
-        kept = arch_folder(Path(root), arch)
-        if Path(root).is_dir() and not os.access(root, os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), root)
-        if not kept.is_dir() or os.access(kept, os.W_OK):
-            return dict(variables)
-        for folder, _, files in os.walk(kept, onerror=_raise):
-            here = arch_folder(new, arch) / Path(folder).relative_to(kept)
-            here.mkdir(parents=True, exist_ok=True)
-            for file in (Path(folder, name) for name in files):
-                if not os.access(file, os.R_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-                if not (here / file.name).exists():
-                    (here / file.name).symlink_to(file)
-        return {**variables, **cache_variables(new, arch, nvrtc=variables.get(MODE_VARIABLE) == NVRTC)}
+        if kept.is_dir() and os.access(kept, os.W_OK):
+            return
+        for place in (Path(root), *kept.rglob("*")):
+            if place.exists() and not os.access(place, os.R_OK | os.X_OK if place.is_dir() else os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        if kept.is_dir() and not arch_folder(new, arch).exists():
+            shutil.copytree(kept, arch_folder(new, arch), copy_function=os.symlink)
+            for place in (path for path in new.rglob("*") if path.is_dir()):
+                place.chmod(0o755)  # the sealed folders may be read-only
+        if kept.is_dir():
+            os.environ.update(cache_variables(new, arch, nvrtc=os.environ.get(MODE_VARIABLE) == NVRTC))
     except OSError as fault:
         raise NoEnvironment(
             f"the JIT caches cannot be read, or there is no room for temporary files: {fault}. Likely cause: the user "
@@ -244,15 +233,8 @@ def make_room(variables: Mapping[str, str]) -> dict[str, str]:
         ) from fault
 
 
-def _raise(fault: OSError) -> None:
-    raise fault
-
-
-def run_child(words: Sequence[str], variables: Mapping[str, str], *, verb: bool = True) -> int:
+def run_child(words: Sequence[str]) -> int:
     """Run a command to its end, as process 1 must: signals reach it.
-
-    Args:
-        verb: an exit code of the design is needed; else the command's own, or 128 and the signal that ended it.
 
     Raises:
         OSError: it cannot be started.
@@ -269,7 +251,7 @@ def run_child(words: Sequence[str], variables: Mapping[str, str], *, verb: bool 
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
-        child = subprocess.Popen(list(words), env=dict(variables))
+        child = subprocess.Popen(list(words))
         for number in tuple(received):  # that came before there was a child
             child.send_signal(number)
         code = child.wait()
@@ -278,15 +260,11 @@ def run_child(words: Sequence[str], variables: Mapping[str, str], *, verb: bool 
             signal.signal(number, handler)
     if code >= 0:
         return code
-    if {*received} - {signal.SIGUSR1, signal.SIGUSR2}:
+    if received:
         return Exit.INTERRUPTED
-    if not verb:
-        return 128 - code
-    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
     _say(
-        f"{name} ended the session, and no release is judged. Likely cause: for SIGKILL, memory ran out, of this "
-        "container (--memory) or of the machine; for SIGSEGV and its like, compiled code crashed. Next step: read the "
-        "lines above, `megacpp doctor`, and start it again."
+        f"signal {-code} ended the session, and no release is judged. Likely cause: for 9, memory ran out, of this "
+        "container (--memory) or of the machine; for 11, compiled code crashed. Next step: read the lines above."
     )
     return Exit.INFRASTRUCTURE
 
@@ -307,57 +285,48 @@ def main(arguments: Sequence[str]) -> int:
             f"there is no session {name!r}, and no command of that name. Next step: choose one of "
             f"{', '.join(row.name for row in image.sessions)}; or `megacpp --help`."
         )
-    variables = make_room(os.environ)  # an image must run what it is given: other tools start their processes in it
+    use_caches()
     try:
-        if os.getpid() == 1:
-            return run_child([name, *rest], variables, verb=False)
-        os.execvpe(name, [name, *rest], variables)  # noqa: S606 - a list of words, no shell
+        os.execvp(name, [name, *rest])  # noqa: S606 - a list of words, no shell
     except OSError as fault:
         raise WrongArguments(
-            f"{name} cannot be started: {fault.strerror}. Likely cause: it is a script without an interpreter's name, "
-            "or made for another machine. Next step: name the program that runs it."
+            f"{name} cannot be started: {fault.strerror}. Next step: name the program that runs it."
         ) from fault
 
 
 def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts) -> int:
     machine = read_machine() if session.needs else Machine()
     require_session(session, image, machine)
-    # jit_verify makes its own copy of the sealed caches, and links would lead out of them.
-    variables = dict(os.environ) if session.name == "jit_verify" else make_room(os.environ)
+    if session.name != "jit_verify":  # it copies the sealed caches, and links would lead out of them
+        use_caches()
     folder, mounted = choose_place()
     if not mounted and session.leaves == "receipts":
         _say(
             f"nothing is mounted at {MOUNT}: receipts go to {folder} and end with the container. Next step, to keep "
             f'them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
         )
-    if {"--help", "-h"} & {*arguments}:  # a question, and no run: an earlier result stays
-        return run_child([*_PYTHON, _CLI, session.verb[0], "--help"], variables)
-    keeps = session.leaves == "result" and mounted and "--list" not in arguments
+    keeps = session.leaves == "result" and mounted and not {"--list", "--help", "-h"} & {*arguments}
     record, result = folder / f"{session.name}.run.json", folder / f"{session.name}.json"
-    try:
-        for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
-            file.unlink(missing_ok=True)
-    except OSError as fault:
-        raise WrongArguments(f"{fault}. Next step: move an earlier result away, or mount another folder.") from fault
     started, clock = datetime.now(UTC), time.monotonic()
     words = [*_PYTHON, _CLI, *(word.format(target=image.target) for word in session.verb)]
     words += ["--receipts", str(folder / session.name)] if session.leaves == "receipts" else []
     words += ["--json", str(result)] if keeps else []
-    code = run_child([*words, *arguments], variables)  # of an option that is given twice, the caller's is the last
-    run = {
-        "schema_id": "megacpp-validate/image-run/1", "session": session.name, "arguments": arguments,
-        "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "driver": machine.driver,
-        "gpus": [f"{name} ({arch})" for name, arch in machine.gpus], "started": started.isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - clock, 2), "exit_code": int(code),
-    }  # fmt: skip
     try:
+        for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
+            file.unlink(missing_ok=True)
+        code = run_child([*words, *arguments])  # of an option that is given twice, the caller's is the last
+        run = {
+            "schema_id": "megacpp-validate/image-run/1", "session": session.name, "arguments": arguments,
+            "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "driver": machine.driver,
+            "gpus": [f"{name} ({arch})" for name, arch in machine.gpus], "exit_code": int(code),
+            "started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 2),
+        }  # fmt: skip
         write_whole(record, json.dumps(run, indent=2, sort_keys=True) + "\n")
-    except OSError as fault:
-        _say(
-            f"the record of this run cannot be written to {folder}: {fault.strerror}. Likely cause: its disk is full, "
-            "or the folder was removed during the run. Next step: make room, or mount another folder."
-        )
-        return code or Exit.INFRASTRUCTURE  # a run that nobody can show later is none that went well
+    except OSError as fault:  # a run that nobody can show later is none that went well
+        raise InfrastructureFailed(
+            f"the record of this run cannot be written to {folder}: {fault}. Likely cause: its disk is full, or the "
+            "folder was removed during the run. Next step: make room, or mount another folder."
+        ) from fault
     return code
 
 
@@ -368,7 +337,7 @@ def _check_health(image: ImageFacts) -> int:
             words = file.read_bytes().decode(errors="replace").split("\0")
             if _MODULE in words and find_session(words[words.index(_MODULE) + 1]):
                 return Exit.OPEN
-    return min(1, run_child([*_PYTHON, _CLI, "doctor", "--target", image.target], os.environ))
+    return min(1, run_child([*_PYTHON, _CLI, "doctor", "--target", image.target]))
 
 
 def _render_help(image: ImageFacts) -> str:

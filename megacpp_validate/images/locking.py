@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
 import time
 import zipfile
@@ -38,7 +37,7 @@ from .locks import (
     read_project,
     seal_lock,
 )
-from .pins import FILE, Pin, PinLine, PinNews, check_pins, pin_bases, render_pins
+from .pins import FILE, PinLine, PinNews, check_pins, pin_bases, render_pins
 from .plan import BAKE_FILE, ImageRows, find_images
 from .tools import ImageRefused, call, read_pip_settings, require_program
 
@@ -62,7 +61,7 @@ class LockLine(Frozen):
 
 
 class LockResult(Frozen):
-    """The answer: `refusals` are why nothing was written."""
+    """The state of pins and locks; `refusals` are why nothing was written."""
 
     tool: str
     check: bool
@@ -74,17 +73,13 @@ class LockResult(Frozen):
     seconds: float = 0.0
 
     @property
-    def stale(self) -> bool:
-        """Whether a file is not what the matrix says."""
-        return any(line.stale for line in self.locks) or any(line.news is PinNews.MISSING for line in self.pins)
-
-    @property
     def exit(self) -> Exit:
         """Closed where something is refused or stale, infrastructure where a base has no digest."""
-        if self.refusals or (self.check and self.stale) or any(fit.refused for fit in self.fits):
+        missing = any(line.news is PinNews.MISSING for line in self.pins)
+        stale = self.check and (missing or any(line.stale for line in self.locks))
+        if self.refusals or stale or any(fit.refused for fit in self.fits):
             return Exit.CLOSED
-        silent = any(line.news is PinNews.MISSING for line in self.pins)
-        return Exit.INFRASTRUCTURE if silent else Exit.OPEN
+        return Exit.INFRASTRUCTURE if missing else Exit.OPEN
 
 
 @dataclass(frozen=True)
@@ -97,135 +92,121 @@ class LockOptions:
     accept: frozenset[str] = frozenset()
     upgrade: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True)
-class _Context:
-    """What every lock is made with."""
-
-    rows: ImageRows
-    project: Mapping[str, Any]
-    options: LockOptions
-
-    def read(self, name: str) -> str:
-        """The text of a file of the project."""
-        return read_file(self.rows.root / name)
-
-    def lists(self) -> tuple[tuple[str, str, list[Any]], ...]:
-        """The two locks that are of no image: name, file, and what they follow from."""
-        images, catalog = self.rows.images, self.rows.catalog
-        row, groups = images.sessions, self.project.get("dependency-groups", {})
-        chosen = {group: groups.get(group) for group in row.groups}
-        sessions = [row.python, row.groups, row.without, self.project["project"]["dependencies"], chosen]
-        releases = [images.releases.distribution, *(stack.te for stack in catalog.stacks)]
-        return (SESSIONS, row.lock, sessions), (RELEASES, images.releases.lock, releases)
-
-    def render_bake(self) -> str:
-        """The bake file; empty while a lock is older than the matrix, which is reported as that."""
-        try:
-            return self.rows.render_bake()
-        except ImageRefused:
-            return ""
+    @property
+    def upgrades(self) -> set[str]:
+        """Names of packages to take anew, as an index spells them."""
+        return {name if name == "*" else str(canonicalize_name(name)) for name in self.upgrade}
 
 
-def run_lock(rows: ImageRows, options: LockOptions, say: Callable[[str], None] = lambda _: None) -> LockResult:
+def run_lock(rows: ImageRows, options: LockOptions, report: Callable[[str], None] = lambda _: None) -> LockResult:
     """Check, or make and write, pins and locks.
 
     Raises:
         ImageRefused: an argument, the matrix or the file of pins is wrong.
         NoEnvironment: uv is missing, or finds no solution.
         InfrastructureFailed: the index does not answer, or the disk is full.
-        RegistryLies: a registry gives other bytes than the digest.
+        RegistryLies: a registry returns no image index.
     """
     started = time.monotonic()
-    chosen = find_images(rows.images, options.targets)
+    images = find_images(rows.images, options.targets)
     known = {name for base in rows.images.base for name in (base.id, base.tag)}
     if unknown := sorted(options.accept - known):
         raise ImageRefused(
-            f"--accept names {', '.join(unknown)}, and no base of matrix/images.toml has such a tag. Next step: choose "
-            f"one of {', '.join(sorted(known))}."
+            f"no base of matrix/images.toml has the tag {', '.join(unknown)}. Next step: choose one of "
+            f"{', '.join(sorted(known))}."
         )
     if options.check and (options.accept or options.upgrade):
-        raise ImageRefused("--check writes nothing, and takes neither --accept nor --upgrade. Next step: leave it out.")
-    context = _Context(rows, read_project(rows.root), options)
-    images = chosen if options.only != "pins" else ()
-    result = _check(context, images) if options.check else _write(context, images, say)
+        raise ImageRefused("--check takes neither --accept nor --upgrade. Next step: leave it out.")
+    result = (_check if options.check else _write)(rows, options, () if options.only == "pins" else images, report)
     return result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
+
+
+def _list_others(rows: ImageRows, options: LockOptions) -> dict[str, tuple[str, list[Any]]]:
+    """The two locks that are of no image: name -> file, and what it follows from."""
+    row, project = rows.images.sessions, read_project(rows.root)
+    groups = project.get("dependency-groups", {})
+    chosen = {group: groups.get(group) for group in row.groups}
+    sessions = [row.python, row.groups, row.without, project["project"]["dependencies"], chosen]
+    releases = [rows.images.releases.distribution, *(stack.te for stack in rows.catalog.stacks)]
+    if options.only == "pins":
+        return {}
+    return {SESSIONS: (row.lock, sessions), RELEASES: (rows.images.releases.lock, releases)}
 
 
 def _hash(inputs: list[Any]) -> str:
     return sha256(repr(inputs).encode()).hexdigest()
 
 
-def _check(context: _Context, images: Iterable[Image]) -> LockResult:
-    """Pins and locks, compared with the matrix; no registry and no index is asked."""
-    rows, only = context.rows, context.options.only
-    lines, fits, pins = list[LockLine](), list[StackFit](), tuple[PinLine, ...]()
-    if only != "locks":
-        pins = check_pins(rows.images, rows.pins)
+def _render_bake(rows: ImageRows) -> str:
+    """The bake file; empty while a lock is older than the matrix, which is reported as that."""
+    try:
+        return rows.render_bake()
+    except ImageRefused:
+        return ""
+
+
+def _check(rows: ImageRows, options: LockOptions, images: Iterable[Image], _: Callable[[str], None]) -> LockResult:
+    """Pins and locks, compared with the matrix; no registry and no index is read."""
+    lines, fits, project = list[LockLine](), list[StackFit](), read_project(rows.root)
     for image in images:
         stale, count, file = "", 0, rows.root / image.lock
         try:
             lock = read_image_lock(file)
-            check_lock(lock, gather_inputs(rows.images, image, context.project), file)
+            check_lock(lock, gather_inputs(rows.images, image, project), file)
             count = len(lock.packages)
             fits += [rows.judge(image, lock)] if image.te else []
         except ImageRefused as refusal:
             stale = str(refusal)
         lines.append(LockLine(target=image.target, file=image.lock, stale=stale, count=count))
-    for name, lock_file, inputs in context.lists() if only != "pins" else ():
-        text = context.read(lock_file)
-        stale = "" if read_inputs(text) == _hash(inputs) else "it is older than the matrix, or not there"
-        stale = stale or ("" if is_sealed(text) else f"it {EDITED}")
+    for name, (lock_file, inputs) in _list_others(rows, options).items():
+        text = read_file(rows.root / lock_file)
+        stale = "" if read_inputs(text) == _hash(inputs) else "is older than the matrix, or missing"
+        stale = stale or ("" if is_sealed(text) else EDITED)
         lines.append(LockLine(target=name, file=lock_file, stale=stale, count=sum(1 for _ in list_packages(text))))
-    refusals = [line.refusal for line in pins]
-    if (bake := context.render_bake()) and context.read(BAKE_FILE) != bake:
+    refusals = []
+    if (bake := _render_bake(rows)) and read_file(rows.root / BAKE_FILE) != bake:
         refusals.append(
-            f"{BAKE_FILE} is not what the matrix, the pins and the locks say. Likely cause: one of them was edited by "
+            f"{BAKE_FILE} does not match the matrix, the pins and the locks. Likely cause: one of them was edited by "
             "hand. Next step: `nox -s lock` rewrites it; review the difference and commit it."
         )
+    pins = check_pins(rows.images, rows.pins) if options.only != "locks" else ()
     return LockResult(
-        tool=rows.tool, check=True, pins=pins, locks=tuple(lines), fits=tuple(fits),
-        refusals=tuple(filter(None, refusals)),
-    )  # fmt: skip
+        tool=rows.tool, check=True, pins=pins, locks=tuple(lines), fits=tuple(fits), refusals=tuple(refusals)
+    )
 
 
-def _write(context: _Context, images: Iterable[Image], say: Callable[[str], None]) -> LockResult:
-    rows, options, root = context.rows, context.options, context.rows.root
-    before, files, lines, fits = rows.pins, dict[str, str](), list[LockLine](), list[StackFit]()
-    pins: tuple[tuple[Pin, PinLine], ...] = ()
+def _write(rows: ImageRows, options: LockOptions, images: Iterable[Image], report: Callable[[str], None]) -> LockResult:
+    files, lines, fits = dict[str, str](), list[LockLine](), list[StackFit]()
+    pins: tuple[PinLine, ...] = ()
     if options.only != "locks" and not options.targets:
-        say("reading the digests of bases from registries")
+        report("reading the digests of bases from registries")
         today = datetime.now(UTC).date().isoformat()
-        pins = pin_bases(rows.images, before, today, options.accept, rows.variables)
+        kept, pins = pin_bases(rows.images, rows.pins, today, options.accept, rows.variables)
+        files[FILE] = render_pins(kept)
     for image in images:
-        say(f"locking the packages of {image.target}")
-        inputs = gather_inputs(rows.images, image, context.project)
-        files[image.lock] = _lock_image(inputs, image, context)
-        lock = parse_lock(files[image.lock], root / image.lock)
-        check_lock(lock, inputs, root / image.lock)
+        report(f"locking the packages of {image.target}")
+        inputs = gather_inputs(rows.images, image, read_project(rows.root))
+        files[image.lock] = _lock_image(rows, options, inputs, image)
+        lock = parse_lock(files[image.lock], rows.root / image.lock)
+        check_lock(lock, inputs, rows.root / image.lock)
         fits += [rows.judge(image, lock)] if image.te else []
-        lines.append(_compare(context, image.target, image.lock, files[image.lock]))
-    for name, file, _ in context.lists() if options.only != "pins" and not options.targets else ():
-        say(f"locking the {name} of nox and Transformer Engine")
-        files[file] = _lock_sessions(context) if name == SESSIONS else _lock_releases(context)
-        lines.append(_compare(context, name, file, files[file]))
-    result = LockResult(
-        tool=rows.tool, check=False, pins=tuple(line for _, line in pins), locks=tuple(lines), fits=tuple(fits),
-        refusals=tuple(filter(None, [*(line.refusal for _, line in pins), *(one.refusal for one in lines)])),
-    )  # fmt: skip
-    if result.exit is Exit.CLOSED:
+        lines.append(_compare(rows, options, image.target, image.lock, files[image.lock]))
+    for name, (file, wanted) in _list_others(rows, options).items() if not options.targets else ():
+        report(f"locking {name}")
+        files[file] = (_lock_sessions if name == SESSIONS else _lock_releases)(rows, options, wanted)
+        lines.append(_compare(rows, options, name, file, files[file]))
+    refusals = tuple(filter(None, [*(pin.refusal for pin in pins), *(line.refusal for line in lines)]))
+    result = LockResult(tool=rows.tool, check=False, pins=pins, locks=tuple(lines), fits=tuple(fits), refusals=refusals)
+    if result.exit is not Exit.OPEN:
         return result
-    if any(line.news is not PinNews.MISSING for _, line in pins):
-        kept = {pin.base: pin for pin in before.pins if pin.base in {base.id for base in rows.images.base}}
-        files[FILE] = render_pins(tuple((kept | {pin.base: pin for pin, _ in pins}).values()))
-    written = write_changed(root, files)
-    if bake := context.render_bake():
-        written += write_changed(root, {BAKE_FILE: bake})
+    written = write_changed(rows.root, files)
+    if bake := _render_bake(rows):
+        written += write_changed(rows.root, {BAKE_FILE: bake})
     return result.model_copy(update={"written": written})
 
 
 def write_changed(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Write files, each whole or not at all; those that changed.
+    """Write files, each whole or not at all; the names of those that changed.
 
     Raises:
         InfrastructureFailed: a file cannot be written.
@@ -237,8 +218,7 @@ def write_changed(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     except OSError as fault:
         raise InfrastructureFailed(
             f"pins and locks cannot be written: {fault}. Likely cause: the disk is full, or {root / 'containers'} is "
-            "not writable by this user. Next step: make room, or run it as its owner; the same command writes what is "
-            "missing."
+            "not writable by this user. Next step: correct that; the same command writes what is missing."
         ) from fault
     return tuple(changed)
 
@@ -248,39 +228,27 @@ def read_file(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
-def _compare(context: _Context, target: str, file: str, text: str) -> LockLine:
+def _compare(rows: ImageRows, options: LockOptions, target: str, file: str, text: str) -> LockLine:
     """Whether a lock changes, and why it must not be written.
 
-    In the same version a file that was locked must not be gone: somebody put another in its place. What more the index
-    has is no difference. A lock that was edited proves nothing.
+    A file that was locked must still exist in the same version: else somebody replaced it.
     """
-    before, taken = context.read(file), _read_upgrades(context.options)
-    stale = "" if before == text else "the matrix, pyproject.toml or the index has something else now"
-    if not is_sealed(before):
-        stale = f"it {EDITED}" if before else "it was not there"
-    new: dict[tuple[str, str], frozenset[str]] = {}
-    for name, package in list_packages(text):
-        new[name, package.version] = new.get((name, package.version), frozenset()) | package.hashes
+    before, new = read_file(rows.root / file), dict(list_packages(text))
+    stale = "" if before == text else "the matrix, pyproject.toml or the index has changed"
     lost = [
-        f"{name} {package.version} (sha256 {', '.join(sorted(one[:12] for one in gone))})"
+        f"{name} {package.version}"
         for name, package in (list_packages(before) if is_sealed(before) else ())
-        if not taken & {name, "*"} and (gone := package.hashes - new.get((name, package.version), package.hashes))
-    ]
+        if not options.upgrades & {name, "*"} and new.get(name, package).version == package.version
+        and package.hashes - new.get(name, package).hashes
+    ]  # fmt: skip
     refusal = (
         f"{file}: the index no longer has files of {', '.join(lost)}, which are locked in the same version. Likely "
         "cause: another index than the lock was made from, or a file on the index was replaced. Next step: use the "
-        "index that the lock was made from; find out what changed, then `nox -s lock -- --upgrade "
-        f"{lost[0].split()[0]}`, and commit it."
+        f"index that the lock was made from, or `nox -s lock -- --upgrade {lost[0].split()[0]}`, and commit it."
         if lost
         else ""
     )
-    return LockLine(
-        target=target, file=file, stale=stale, count=sum(1 for _ in list_packages(text)), refusal=refusal
-    )  # fmt: skip
-
-
-def _read_upgrades(options: LockOptions) -> set[str]:
-    return {name if name == "*" else str(canonicalize_name(name)) for name in options.upgrade}
+    return LockLine(target=target, file=file, stale=stale, count=len(new), refusal=refusal)
 
 
 def _finish(head: str, inputs: str, body: str) -> str:
@@ -288,9 +256,8 @@ def _finish(head: str, inputs: str, body: str) -> str:
     return seal_lock(f"# Generated by nox -s lock: {head}; not to be edited\n# inputs: sha256:{inputs}\n{body}")
 
 
-def _lock_sessions(context: _Context) -> str:
-    (_, _, inputs), _ = context.lists()
-    row, project = context.rows.images.sessions, context.rows.root / "pyproject.toml"
+def _lock_sessions(rows: ImageRows, options: LockOptions, inputs: list[Any]) -> str:
+    row, project = rows.images.sessions, rows.root / "pyproject.toml"
     words = [
         *("--universal", "--python-version", row.python),
         *(word for group in row.groups for word in ("--group", f"{project}:{group}")),
@@ -298,49 +265,40 @@ def _lock_sessions(context: _Context) -> str:
         str(project),
     ]
     # pip's folder of wheels has local builds for this machine's platform, and these are for every one.
-    own = {"UV_FIND_LINKS": context.rows.variables.get("UV_FIND_LINKS", "")}
-    body = _compile(words, {}, context.read(row.lock), own, context, "the constraints of nox sessions")
-    head = "the versions that nox sessions install, for every platform"
-    return _finish(head, _hash(inputs), body)
+    own = {"UV_FIND_LINKS": rows.variables.get("UV_FIND_LINKS", "")}
+    body = _compile(rows, options, words, {}, read_file(rows.root / row.lock), own)
+    return _finish("the versions that nox sessions install, for every platform", _hash(inputs), body)
 
 
-def _lock_releases(context: _Context) -> str:
-    _, (_, _, inputs) = context.lists()
+def _lock_releases(rows: ImageRows, options: LockOptions, inputs: list[Any]) -> str:
     (name, *releases), lines = inputs, list[str]()
     for release in releases:  # one solution has one version of a distribution
         # Without its dependencies uv would read no file, and of a folder of wheels it would know no hash.
         words = ["--generate-hashes", "--python-version", "3.11", "--only-binary", ":all:", "wanted.in"]
-        wanted = {"wanted.in": f"{name}=={release}\n"}
-        text = _compile(words, wanted, "", {}, context, f"the lock of {name} {release}")
-        hashes = {one for found, package in list_packages(text) if found == name for one in package.hashes}
-        if not hashes:
-            raise ImageRefused(
-                f"the index gives no hash for {name} {release}. Likely cause: it has no wheel of it. Next step: take "
-                "it out of matrix/stacks.toml, or name an index that has it with UV_DEFAULT_INDEX."
-            )
-        lines.append(" ".join((f"{name}=={release}", *(f"--hash=sha256:{one}" for one in sorted(hashes)))))
+        text = _compile(rows, options, words, {"wanted.in": f"{name}=={release}\n"})
+        hashes = [f"--hash=sha256:{one}" for one in sorted(dict(list_packages(text))[name].hashes)]
+        lines.append(" ".join((f"{name}=={release}", *hashes)))
     head = f"the wheel of every release of {name} in matrix/stacks.toml"
     return _finish(head, _hash(inputs), "".join(f"{line}\n" for line in lines))
 
 
-def _lock_image(inputs: LockInputs, image: Image, context: _Context) -> str:
+def _lock_image(rows: ImageRows, options: LockOptions, inputs: LockInputs, image: Image) -> str:
     """The text of an image's lock, every file with its hash.
 
-    Versions of the lock that is there are kept where they still fit. Its hashes are not: they come from the index each
-    time, so that a wrong one does not live on. What is provided takes part in the solution in its real version, as a
-    wheel without contents, so that what does not fit it is found here.
+    Versions of the lock that is there are kept where they still fit; hashes come from the index each time. What the
+    base provides takes part in the solution in its real version, as a wheel without contents.
     """
     known = {name: version for name, version in inputs.provided.items() if version}
     absent = sorted({*inputs.excluded, *(name for name, version in inputs.provided.items() if not version)})
     metadata = [(*pinned.split("=="), list(requires)) for pinned, requires in inputs.compiled.items()]
     # An index has some of what a base provides in the same version, and its requirements are the base's business.
     metadata += [(name, version, []) for name, version in known.items()]
-    rows = (
+    tables = (
         f"[[dependency-metadata]]\nname = {json.dumps(a)}\nversion = {json.dumps(b)}\nrequires-dist = {json.dumps(c)}\n"
         for a, b, c in metadata
     )
     wanted = [*inputs.requirements, *(f"{name}=={version}" for name, version in known.items())]
-    files = {"wanted.in": "\n".join(wanted), "absent.txt": "\n".join(absent), "uv.toml": "\n".join(rows)}
+    files = {"wanted.in": "\n".join(wanted), "absent.txt": "\n".join(absent), "uv.toml": "\n".join(tables)}
     words = [
         *("--generate-hashes", "--python-version", inputs.python, "--python-platform", inputs.platform),
         *("--excludes", "absent.txt", "--only-binary", ":all:"),
@@ -348,7 +306,12 @@ def _lock_image(inputs: LockInputs, image: Image, context: _Context) -> str:
         *(word for one in known for word in ("--no-emit-package", one)),
         "wanted.in",
     ]
-    body = _compile(words, files, context.read(image.lock), {}, context, f"the lock of {inputs.target}", known, image)
+    with tempfile.TemporaryDirectory(prefix="megacpp-stubs-") as shelf:
+        for name, version in known.items():
+            _write_stub(Path(shelf), name, version)
+        given = rows.variables.get("UV_FIND_LINKS") or _ask_pip(rows.variables).get("UV_FIND_LINKS")
+        own = {"UV_FIND_LINKS": ",".join(filter(None, (shelf, given or ",".join(image.links))))}
+        body = _compile(rows, options, words, files, read_file(rows.root / image.lock), own)
     notes = {
         "provided by the base, not installed": inputs.provided,
         "over the base's": inputs.over,
@@ -362,9 +325,9 @@ def _lock_image(inputs: LockInputs, image: Image, context: _Context) -> str:
     return _finish(head, inputs.hash, body)
 
 
-def _compile(  # noqa: PLR0917 - what one run of uv takes
-    words: list[str], files: Mapping[str, str], before: str, own: Mapping[str, str], context: _Context, what: str,
-    stubs: Mapping[str, str] | None = None, image: Image | None = None,
+def _compile(
+    rows: ImageRows, options: LockOptions, words: list[str], files: Mapping[str, str], before: str = "",
+    own: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
     """Run `uv pip compile` in a folder of its own, and return the lock without a head.
 
@@ -372,36 +335,28 @@ def _compile(  # noqa: PLR0917 - what one run of uv takes
         files: name -> text, put into that folder.
         before: text of the lock that is there, whose versions are kept.
         own: variables in place of the caller's.
-        stubs: distribution -> version that the resolver must take for given.
 
     Raises:
         NoEnvironment: uv is missing, or finds no solution.
         InfrastructureFailed: the index does not answer.
     """
-    given = context.rows.variables
-    upgrades, uv = _read_upgrades(context.options), require_program("uv", given)
-    variables = {**_ask_pip(given), **given, **own}
+    uv, upgrades = require_program("uv", rows.variables), options.upgrades
+    # An interpreter is nothing that uv shall fetch; what is locked has no need of one.
+    fixed = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    variables = {**_ask_pip(rows.variables), **rows.variables, **(own or {}), **fixed}
     with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
         folder = Path(name)
-        for file, text in files.items():
-            (folder / file).write_text(text, encoding="utf-8")
-        for distribution, version in (stubs or {}).items():
-            _write_stub(folder, distribution, version)
-        if image:
-            links = variables.get("UV_FIND_LINKS") or ",".join(image.links)
-            variables["UV_FIND_LINKS"] = ",".join(filter(None, (name, links)))
         kept = [(one, package.version) for one, package in list_packages(before) if not upgrades & {one, "*"}]
-        (folder / "out.txt").write_text("".join(f"{one}=={version}\n" for one, version in kept), encoding="utf-8")
+        texts = {**files, "out.txt": "".join(f"{one}=={version}\n" for one, version in kept)}
+        for file, text in texts.items():
+            (folder / file).write_text(text, encoding="utf-8")
         command = [uv, "pip", "compile", "--quiet", "--directory", name, "--no-header", "--no-annotate"]
-        # An interpreter is nothing that uv shall fetch unasked; what is locked has no need of one.
-        settings = {**variables, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
-        done = call([*command, "--output-file", str(folder / "out.txt"), *words], settings, limit_s=_LIMIT_S)
+        done = call([*command, "--output-file", str(folder / "out.txt"), *words], variables, limit_s=_LIMIT_S)
         if done.code:
             raise (InfrastructureFailed if _SILENT.search(done.errors) else NoEnvironment)(
-                f"uv cannot make {what}: {done.errors.strip()[-2000:]}. Likely cause: the index does not answer, or "
-                "no release of it fits what matrix/images.toml and the base ask for. Next step: read uv's words; "
-                "behind a mirror set UV_DEFAULT_INDEX, with a folder of wheels UV_FIND_LINKS; change the row that uv "
-                "names."
+                f"uv finds no lock: {done.errors.strip()[-2000:]}. Likely cause: the index does not answer, or no "
+                "release of it fits what matrix/images.toml and the base ask for. Next step: read uv's words; behind a "
+                "mirror set UV_DEFAULT_INDEX, with a folder of wheels UV_FIND_LINKS."
             )
         return (folder / "out.txt").read_text(encoding="utf-8")
 
@@ -416,10 +371,7 @@ def _write_stub(shelf: Path, name: str, version: str) -> None:
 
 
 def _ask_pip(variables: Mapping[str, str]) -> dict[str, str]:
-    """Index and wheel folders that pip is configured with, as uv's variables, where uv has none itself."""
-    index = variables.get("UV_DEFAULT_INDEX") or variables.get("UV_INDEX_URL")
-    given = {"UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": variables.get("UV_FIND_LINKS")}
-    wanted = {name: variable for name, variable in _SETTINGS.items() if not given[variable]}
-    done = call([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"], variables)
-    found = read_pip_settings(done.words) if wanted and not done.code else {}
+    """Index and wheel folders of pip as uv's variables, where uv has none itself."""
+    wanted = {name: variable for name, variable in _SETTINGS.items() if not variables.get(variable)}
+    found = read_pip_settings(variables) if wanted else {}
     return {variable: ",".join(found[name]) for name, variable in wanted.items() if found.get(name)}

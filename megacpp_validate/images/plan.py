@@ -1,9 +1,10 @@
-"""From rows of the matrix, pins and locks to what is built, and to the bake file. Nothing is fetched."""
+"""From rows of the matrix, pins and locks to what is built, to the bake file, and to whether stacks fit; no network."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,14 +14,15 @@ from typing import Any, Final
 from pydantic import Field
 
 from .. import __version__
-from ..catalog.bridge import Catalog, Target, matrix_folder, read_catalog
-from ..catalog.images import MACHINES, Image, Images
-from ..environments.fits import StackFit
+from ..catalog.bridge import Catalog, matrix_folder, read_catalog
+from ..catalog.images import MACHINES, Image, Images, read_images
+from ..catalog.needs import Needs, read_needs
+from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, stack_of_words
+from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
-from .fits import judge_stacks, read_all_images, stack_of_image
 from .locks import ImageLock, check_lock, gather_inputs, read_image_lock, read_project
 from .pins import FILE as PINS_FILE
-from .pins import Pins, read_pins, refuse_unclaimed
+from .pins import Pins, find_digests, read_pins
 from .tools import ARCH_LABEL, BASE_LABEL, LOCK_LABEL, MIRROR, PINS_LABEL, TARGET_LABEL, ImageRefused, use_mirror
 
 BAKE_FILE: Final = "containers/docker-bake.json"
@@ -41,7 +43,7 @@ class ImagePlan(Frozen):
         base: row of images.toml; "own" where the caller named one.
         reference: of the base, by its own registry's name: "repository:tag@sha256:...".
         pulled: the same, or the mirror that replaces the registry.
-        verified: day on which a registry gave that digest; empty where none has, because of `unverified`.
+        verified: day on which a registry confirmed that digest; empty where none has, because of `unverified`.
         lock_hash: SHA-256 of the lock's bytes.
         sources: rows of images.toml that are built from a commit.
         arguments, labels: of the Dockerfile, and of the image.
@@ -53,7 +55,7 @@ class ImagePlan(Frozen):
     base: str
     reference: str
     pulled: str
-    verified: str
+    verified: str = ""
     unverified: str
     lock: str
     lock_hash: str
@@ -64,30 +66,23 @@ class ImagePlan(Frozen):
     labels: dict[str, str] = Field(default_factory=dict)
 
 
-class BuildSettings(Frozen):
-    """What a host lends to a build; none of it becomes part of an image.
+class FitResult(Frozen):
+    """Whether several stacks fit."""
 
-    Attributes:
-        apt_sources: file in the form of sources.list.
-        ca_bundle: certificates that are trusted while packages are fetched.
-        pip_conf: text of a configuration file of pip, which may hold passwords.
-        network: "host", or empty for the engine's own.
-        jobs: compilers at a time.
-        sources: row of images.toml -> a clone in place of its repository.
-    """
+    tool: str
+    stacks: tuple[StackFit, ...]
+    seconds: float = 0.0
 
-    wheels: Path | None = None
-    apt_sources: Path | None = None
-    ca_bundle: Path | None = None
-    pip_conf: str = ""
-    network: str = ""
-    jobs: str = ""
-    sources: dict[str, Path] = Field(default_factory=dict)
+    @property
+    def exit(self) -> Exit:
+        """Closed where something does not fit, incomplete where something is unknown."""
+        unknown = any(stack.of(FitVerdict.UNKNOWN) for stack in self.stacks)
+        return exit_for(breaks=any(stack.refused for stack in self.stacks), lacks=unknown)
 
 
 @dataclass(frozen=True)
 class ImageRows:
-    """What is read of a checkout before anything is planned; `matrix` is another folder of rows."""
+    """The rows, pins and locks of a checkout; `matrix` is another folder of rows."""
 
     matrix: Path | None
     tool: str
@@ -100,39 +95,83 @@ class ImageRows:
 
     @cached_property
     def images(self) -> Images:
-        """The rows of images.toml."""
-        return read_all_images(self.catalog, self.matrix)
+        """The rows of images.toml, checked against the targets."""
+        targets = self.catalog.targets
+        return read_images({target.id: target.machine for target in targets}, self.matrix, targets)
 
     @cached_property
+    def needs(self) -> Needs:
+        """The rows of needs.toml."""
+        return read_needs([module.id for module in self.catalog.modules], self.matrix)
+
+    @property
     def pins(self) -> Pins:
-        """The digests of bases."""
+        """The digests of bases, as the file has them now."""
         return read_pins(self.root / PINS_FILE)
 
     @property
     def root(self) -> Path:
-        """Of the checkout."""
+        """The folder of the checkout."""
         return (self.matrix or matrix_folder()).absolute().parent
 
-    def plan(self, target: str, own_base: str = "", revision: str = "") -> ImagePlan:
-        """What would be built for a target; raises ImageRefused."""
-        rows, mirror = [row for row in self.catalog.targets if row.id == target], self.variables.get(MIRROR, "")
-        how = {"own_base": own_base, "mirror": mirror, "revision": revision}
-        return plan_images(self.images, self.pins, rows, root=self.root, **how)[0]
+    def plan(self, target: str, own_base: str = "", revision: str = "", mirror: str | None = None) -> ImagePlan:
+        """What would be built for a target.
 
-    def judge(self, image: Image, lock: ImageLock | None, own_base: str = "") -> StackFit:
-        """Whether the stack of an image fits: with a lock, or by what its row pins."""
-        stack = stack_of_image(self.images, image, lock, own_base)
-        return judge_stacks(self.catalog, self.matrix, self.images, [stack])[0]
+        Args:
+            own_base: "REPOSITORY@sha256:..." in place of the pinned base.
+            revision: commit of the project, for the labels.
+            mirror: registry that replaces every other; that of MEGACPP_REGISTRY_MIRROR where it is None.
+
+        Raises:
+            ImageRefused: a target without an image, a base without a digest, a lock that is missing, damaged or older
+                than the matrix.
+        """
+        image = find_images(self.images, [target])[0]
+        lock = read_image_lock(self.root / image.lock)
+        check_lock(lock, gather_inputs(self.images, image, read_project(self.root)), self.root / image.lock)
+        mirror = self.variables.get(MIRROR, "") if mirror is None else mirror
+        pins = self.pins
+        if own_base:
+            why = "named by the caller, and not one of the matrix"
+            start = {"base": "own", "reference": require_base(own_base), "pulled": own_base, "unverified": why}
+        else:
+            start = _find_base(self.images, image, pins, mirror)
+        arch = next(row.arch for row in self.catalog.targets if row.id == target)
+        name, _, digest = start["reference"].partition("@")
+        labels = {
+            f"{_OCI}.revision": revision,
+            PINS_LABEL: pins.hash,
+            f"{_OCI}.title": f"megacpp-validate {target}",
+            f"{_OCI}.version": __version__,
+            f"{_OCI}.licenses": "Apache-2.0",
+            f"{_OCI}.base.name": name,
+            BASE_LABEL: digest,
+            TARGET_LABEL: target,
+            ARCH_LABEL: image.cache_arch,
+            LOCK_LABEL: lock.hash,
+        }
+        arguments = _list_arguments(self.images, image, arch, lock.hash) | {"BASE_IMAGE": start["pulled"]}
+        return ImagePlan(
+            **start, target=target, arch=arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
+            steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, arguments=arguments,
+            labels=labels,
+        )  # fmt: skip
+
+    def judge(self, image: Image, lock: ImageLock, own_base: str = "") -> StackFit:
+        """Whether the stack of an image fits."""
+        return self.judge_stack(stack_of_image(self.images, image, lock, own_base))
+
+    def judge_stack(self, stack: Stack) -> StackFit:
+        """Whether a stack fits, by all rows of the matrix."""
+        return judge_stack(stack, self.needs, self.images.range, [row.te for row in self.catalog.stacks])
 
     def render_bake(self) -> str:
         """The bake file of every image: pinned bases by their own names, whatever this host has set, and no commit.
 
         Raises:
-            ImageRefused: as `plan_images`.
+            ImageRefused: as `plan`.
         """
-        known = {image.target for image in self.images.image}
-        targets = [row for row in self.catalog.targets if row.id in known]
-        plans = plan_images(self.images, read_pins(self.root / PINS_FILE), targets, root=self.root)
+        plans = [self.plan(image.target, mirror="") for image in self.images.image]
         return json.dumps(plan_bake(plans), indent=2, sort_keys=True) + "\n"
 
 
@@ -151,39 +190,6 @@ def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
     return tuple(image for image in images.image if not wanted or image.target in wanted)
 
 
-def plan_images(
-    images: Images, pins: Pins, targets: Iterable[Target], *, root: Path, own_base: str = "", mirror: str = "",
-    revision: str = "",
-) -> tuple[ImagePlan, ...]:  # fmt: skip
-    """What would be built for each target.
-
-    Args:
-        targets: rows of targets.toml to build for.
-        root: of the checkout, with locks and pyproject.toml.
-        own_base: "REPOSITORY@sha256:..." in place of the pinned base; for one target.
-        mirror: registry that replaces every other; empty for none.
-        revision: commit of the project, for the labels.
-
-    Raises:
-        ImageRefused: a target without an image, a base without a digest, a lock that is missing, damaged or older than
-            the matrix.
-    """
-    rows = {target.id: target for target in targets}
-    chosen = find_images(images, rows) if rows else ()
-    if own_base and len(chosen) != 1:
-        raise ImageRefused(
-            f"one base was given for {len(chosen)} images. Next step: name the one target that it is for."
-        )
-    project, plans = read_project(root), []
-    for image in chosen:
-        lock = read_image_lock(root / image.lock)
-        check_lock(lock, gather_inputs(images, image, project), root / image.lock)
-        start = _start_from(own_base) if own_base else _find_pinned(images, image, pins, mirror)
-        labels = {f"{_OCI}.revision": revision, PINS_LABEL: pins.hash}
-        plans.append(_plan(images, image, rows[image.target], lock, start, labels))
-    return tuple(plans)
-
-
 def require_base(reference: str) -> str:
     """A base that the caller names.
 
@@ -198,48 +204,37 @@ def require_base(reference: str) -> str:
     return reference
 
 
-def _start_from(reference: str) -> dict[str, str]:
-    why = "named by the caller, and not one of the matrix"
-    return {
-        "base": "own", "reference": require_base(reference), "pulled": reference, "verified": "", "unverified": why
-    }  # fmt: skip
-
-
-def _find_pinned(images: Images, image: Image, pins: Pins, mirror: str) -> dict[str, str]:
+def _find_base(images: Images, image: Image, pins: Pins, mirror: str) -> dict[str, str]:
     base = images.find_base(image.base)
-    pin, name = pins.find(base.id), f"{base.repository}:{base.tag}"
-    digest = pin.digest_for(image.platform) if pin else ""
-    if not pin or not digest or (pin.repository, pin.tag) != (base.repository, base.tag):
+    known, name = find_digests(images, base, pins), f"{base.repository}:{base.tag}"
+    digest = known.get(image.platform)
+    if not digest:
         raise ImageRefused(
-            f"the base {base.id} of {image.target} ({name}) has no digest for {image.platform}: containers/pins.json "
-            f"has {f'{pin.repository}:{pin.tag}' if pin else 'nothing'}. Next step: `nox -s lock -- --only pins` where "
-            f"its registry, or a mirror of it ({MIRROR}), can be reached; or `--base REPOSITORY@sha256:DIGEST`."
+            f"the base {base.id} of {image.target} ({name}) has no digest for {image.platform} in {PINS_FILE}. Next "
+            f"step: `nox -s lock -- --only pins` where its registry, or a mirror of it ({MIRROR}), can be reached; or "
+            "`--base REPOSITORY@sha256:DIGEST`."
         )
-    if words := refuse_unclaimed(images, base, pin):
-        raise ImageRefused(words)
     pulled = f"{use_mirror(base.repository, mirror)}:{base.tag}@{digest}"
-    why = "" if pin.verified else pin.how
+    reference = f"{name}@{digest}"
     return {
-        "base": base.id, "reference": f"{name}@{digest}", "pulled": pulled, "verified": pin.verified, "unverified": why
+        "base": base.id, "reference": reference, "pulled": pulled, "verified": known.verified,
+        "unverified": known.unverified,
     }  # fmt: skip
 
 
-def _plan(
-    images: Images, image: Image, target: Target, lock: ImageLock, start: Mapping[str, str], labels: Mapping[str, str]
-) -> ImagePlan:
+def _list_arguments(images: Images, image: Image, arch: str, lock_hash: str) -> dict[str, str]:
+    """Arguments of the Dockerfile, without that of the base."""
     base = images.find_base(image.base)
-    name, _, digest = start["reference"].partition("@")
     arguments = {
-        "BASE_IMAGE": start["pulled"],
         "TARGET": image.target,
-        "ARCH": target.arch,
+        "ARCH": arch,
         "MACHINE": MACHINES[image.platform],
         "CACHE_ARCH": image.cache_arch,
         "JIT_LIBRARIES": " ".join(image.jit),
         "PYTHON_VERSION": base.python,
         "SYSTEM_SITE_PACKAGES": "1" if base.provides else "0",
         "LOCK": image.lock,
-        "LOCK_HASH": lock.hash,
+        "LOCK_HASH": lock_hash,
         "TE_VERSION": image.te,
         "TE_ARCHS": image.te_archs,
         "LINKS": " ".join(image.links),
@@ -254,22 +249,7 @@ def _plan(
         for key in ("repository", "commit", "subdirectory"):
             arguments[f"{_as_argument(source.id)}_{key.upper()}"] = getattr(source, key)
         arguments[f"{_as_argument(source.id)}_VARIABLES"] = _join(source.variables)
-    labels = {
-        **labels,
-        f"{_OCI}.title": f"megacpp-validate {image.target}",
-        f"{_OCI}.version": __version__,
-        f"{_OCI}.licenses": "Apache-2.0",
-        f"{_OCI}.base.name": name,
-        BASE_LABEL: digest,
-        TARGET_LABEL: image.target,
-        ARCH_LABEL: image.cache_arch,
-        LOCK_LABEL: lock.hash,
-    }
-    return ImagePlan(
-        **start, target=image.target, arch=target.arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
-        steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, arguments=arguments,
-        labels=labels,
-    )  # fmt: skip
+    return arguments
 
 
 def _as_argument(name: str) -> str:
@@ -285,13 +265,9 @@ def name_image(target: str, registry: str = "", tag: str = "") -> str:
     return f"{registry.rstrip('/')}{'/' if registry else ''}megacpp/{target}:{tag or __version__}"
 
 
-def plan_bake(plans: Iterable[ImagePlan], settings: BuildSettings | None = None) -> dict[str, Any]:
-    """What `docker buildx bake` reads, as JSON.
-
-    Args:
-        settings: what this host lends; None for the file that is committed, which is the same on every host.
-    """
-    targets = {plan.target: _describe_target(plan, settings) for plan in plans}
+def plan_bake(plans: Iterable[ImagePlan]) -> dict[str, Any]:
+    """What `docker buildx bake` reads, as JSON; the same on every host."""
+    targets = {plan.target: _describe_target(plan) for plan in plans}
     default = [name for name in targets if name == "cpu"] or list(targets)
     note = (
         "Generated by `nox -s lock` from matrix/images.toml, containers/locks and "
@@ -301,7 +277,7 @@ def plan_bake(plans: Iterable[ImagePlan], settings: BuildSettings | None = None)
     return {"//": note, "group": groups, "target": targets}
 
 
-def _describe_target(plan: ImagePlan, settings: BuildSettings | None) -> dict[str, Any]:
+def _describe_target(plan: ImagePlan) -> dict[str, Any]:
     # The plan's own arguments, less what the named contexts say, and with the stages that its steps need.
     kept = {
         key: value
@@ -314,17 +290,12 @@ def _describe_target(plan: ImagePlan, settings: BuildSettings | None) -> dict[st
         "dockerfile": DOCKERFILE,
         "target": "image",
         "platforms": [plan.platform],
-        "args": {**kept, **stages, "ARCH": plan.arch, "IMAGE_NAME": plan.labels[f"{_OCI}.title"]},
+        "args": {**kept, **stages, "IMAGE_NAME": plan.labels[f"{_OCI}.title"]},
         "labels": {key: value for key, value in plan.labels.items() if value},
         "tags": [name_image(plan.target)],
         "attest": ["type=provenance,mode=max"],
     }
     contexts = {f"{source}-source": _address(plan, source) for source in plan.sources}
-    if settings is not None:
-        contexts |= {f"{one}-source": str(clone) for one, clone in settings.sources.items() if one in plan.sources}
-        contexts |= {"wheels": str(settings.wheels)} if settings.wheels else {}
-        target |= {"network": settings.network} if settings.network else {}
-        target["args"] |= {"JOBS": settings.jobs} if settings.jobs else {}
     return target | ({"contexts": contexts} if contexts else {})
 
 
@@ -332,3 +303,42 @@ def _address(plan: ImagePlan, source: str) -> str:
     """A repository at a commit, as BuildKit fetches it; its submodules are at the commits that it names."""
     name = _as_argument(source)
     return f"{plan.arguments[f'{name}_REPOSITORY'].removesuffix('.git')}.git#{plan.arguments[f'{name}_COMMIT']}"
+
+
+# --- does a stack fit? ------------------------------------------------------------------------------------------------
+
+
+def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str) -> FitResult:
+    """Judge a stack that is given in words; without a release, the stack of every image.
+
+    Raises:
+        ImageRefused: a word, a target or a lock is wrong.
+    """
+    started = time.monotonic()
+    targets = [row.id for row in rows.catalog.targets]
+    if target and target not in targets:
+        raise ImageRefused(f"there is no target {target!r}. Next step: choose one of {', '.join(targets)}.")
+    if te is not None:  # an empty one, of a variable without a value, is no question about the images
+        stacks = [stack_of_words(te, parts, rows.needs, target)]
+    else:
+        chosen = [image for image in rows.images.image if image.te and target in ("", image.target)]
+        stacks = [stack_of_image(rows.images, image, read_image_lock(rows.root / image.lock)) for image in chosen]
+    found = tuple(map(rows.judge_stack, stacks))
+    return FitResult(tool=rows.tool, stacks=found, seconds=round(time.monotonic() - started, 3))
+
+
+def stack_of_image(images: Images, image: Image, lock: ImageLock, own_base: str = "") -> Stack:
+    """The stack of an image: its base, less what is removed, and its lock.
+
+    Args:
+        own_base: a base that the caller names: its contents are unknown.
+    """
+    base, by = images.find_base(image.base), f"base {image.base}"
+    rows = [("python", base.python, by), *((name, version, by) for name, version in base.provided.items())]
+    rows += [("driver", base.driver_least, f"{by}, the least that runs it")] if base.driver_least else []
+    removed = {row.name for row in image.removes}
+    rows = [] if own_base else [row for row in rows if row[0] not in removed]
+    rows += [(name, one.version, f"lock {image.lock}") for name, one in lock.packages.items()]
+    found = {name: Part(name=name, version=version, brought_by=by) for name, version, by in rows}
+    whole = not own_base and not base.distributions  # a base with a stack is never listed whole
+    return Stack(image.target, image.te, found, whole, image.target)

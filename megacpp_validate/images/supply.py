@@ -19,11 +19,12 @@ from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, exit_for
+from ..errors import Exit, NoEnvironment, ToolError, exit_for
 from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
 from ..process import Ended
 from .locks import LockedPackage, read_image_lock
+from .pins import find_digests
 from .plan import ImagePlan, ImageRows, find_images
 from .tools import (
     BASE_LABEL,
@@ -56,7 +57,7 @@ class SignResult(Frozen):
 
     @property
     def exit(self) -> Exit:
-        """It is signed."""
+        """Open: what fails is an error."""
         return Exit.OPEN
 
 
@@ -69,7 +70,7 @@ class CheckOutcome(StrEnum):
 
 
 class ImageCheck(Frozen):
-    """One check ("digest", "layers", "signature", ...); `next_step` is empty where it passed."""
+    """One check ("digest", "labels", "signature", ...); `next_step` is empty where it passed."""
 
     name: str
     outcome: CheckOutcome
@@ -116,7 +117,7 @@ class Package:
 
 
 def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> Ended:
-    """Run cosign without a transparency log; its exit code is for the caller.
+    """Run cosign without a transparency log; the caller judges its exit code.
 
     Args:
         words: a verb and its options.
@@ -124,36 +125,28 @@ def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> En
 
     Raises:
         NoEnvironment: cosign is missing.
-        ImageRefused: there is no password for a private key, or a wrong one.
     """
     cosign, verb = require_program("cosign", variables), words[0]
     how = ["--insecure-ignore-tlog=true"] if verb.startswith("verify") else []
     if verb in ("sign", "attest", "sign-blob"):
-        told = call([cosign, verb, "--help"], variables)
+        described = call([cosign, verb, "--help"], variables)
         newer = ["--use-signing-config=false", "--new-bundle-format=false"]  # of cosign 3
-        how = ["--yes", "--tlog-upload=false", *(newer if newer[0][:20] in told.words + told.errors else [])]
-    if verb in ("sign", "attest", "sign-blob", "public-key") and PASSWORD not in variables:
-        raise ImageRefused(
-            f"the variable {PASSWORD} is not set, and cosign would ask for it. Next step: set it to the password of "
-            "the key; empty for a key without one."
-        )
+        how = ["--yes", "--tlog-upload=false", *(newer if newer[0][:20] in described.words + described.errors else [])]
     plain = ["--allow-http-registry", "--allow-insecure-registry"] if image and is_plain_http(image, variables) else []
     more = [*words[1:], *([image] if image else [])]
-    done = call([cosign, verb, *how, *plain, *more], variables, limit_s=_LONG_S)
-    if done.code and "decryption failed" in done.errors:  # of cosign 2 and 3
-        raise ImageRefused(
-            f"the password in {PASSWORD} does not open the key. Likely cause: it is of another key. Next step: set it "
-            "to the password that the key was made with."
-        )
-    return done
+    return call([cosign, verb, *how, *plain, *more], variables, limit_s=_LONG_S)
 
 
-def _require_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> str:
-    """The same; what it prints. Raises NoEnvironment where it fails."""
+def require_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> str:
+    """What cosign prints; arguments as `run_cosign`.
+
+    Raises:
+        NoEnvironment: cosign is missing, or fails.
+    """
     done = run_cosign(variables, *words, image=image)
     if done.code:
         raise NoEnvironment(
-            f"`cosign {words[0]}` failed: {done.last_words}. Likely cause: a registry that cannot be written, or a "
+            f"`cosign {words[0]}` failed: {done.last_words}. Likely cause: a registry that is down or full, or a "
             "cosign that this tool does not know (it knows 2 and 3). Next step: correct that and run it again."
         )
     return done.words
@@ -167,19 +160,14 @@ def check_private_key(key: Path, variables: Mapping[str, str], public: str = "")
 
     Raises:
         NoEnvironment: cosign is missing.
-        ImageRefused: no private key, no password, a wrong one, or a key of another pair.
+        ImageRefused: cosign cannot open the key, or the key is of another pair.
     """
-    require_program("cosign", variables)
-    if not key.is_file() or b"PRIVATE KEY-----" not in key.read_bytes():
+    done = run_cosign({PASSWORD: "", **variables}, "public-key", "--key", str(key))
+    if done.code or (public and done.words.split() != public.split()):
         raise ImageRefused(
-            f"{key} is not a private key. Likely cause: it is missing, the public one, or another file. Next step: "
-            "name the cosign.key that `cosign generate-key-pair` made."
-        )
-    printed = _require_cosign(variables, "public-key", "--key", str(key))
-    if public and printed.split() != public.split():
-        raise ImageRefused(
-            f"the public key does not belong to {key}. Likely cause: the two are of different pairs. Next step: name "
-            "the cosign.pub and the cosign.key that `cosign generate-key-pair` made together."
+            f"cosign cannot sign with {key}: {done.errors.strip()[-300:] or 'it is of another pair'}"
+            f". Likely cause: another file, or not the password of the key in {PASSWORD}. Next step: name the "
+            "cosign.key that `cosign generate-key-pair` made, and set its password."
         )
 
 
@@ -187,68 +175,42 @@ def read_public_key(path: Path) -> str:
     """The text of a public key in PEM.
 
     Raises:
-        ImageRefused: it is none, or a private one.
+        ImageRefused: the file is missing, or not a public key.
     """
-    text = read_text_file(path)
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
     if "BEGIN PUBLIC KEY" not in text or "PRIVATE" in text:
         raise ImageRefused(
-            f"{path} is not a public key. Likely cause: it is another file, or the private key. Next step: name the "
-            "cosign.pub that `cosign generate-key-pair` made."
+            f"{path} is not a public key. Next step: name the cosign.pub that `cosign generate-key-pair` made."
         )
     return text
 
 
-def read_text_file(file: Path) -> str:
-    """The text of a file that the caller named; raises ImageRefused where it cannot be read."""
-    try:
-        return file.read_text("utf-8", "replace")
-    except OSError as fault:
-        raise ImageRefused(f"{file} cannot be read: {fault.strerror}. Next step: check the name.") from fault
-
-
-def sign_file(path: Path, key: Path, variables: Mapping[str, str]) -> str:
-    """A signature over a file, in base64; raises as `check_private_key`, or NoEnvironment."""
-    return _require_cosign(variables, "sign-blob", "--key", str(key), str(path)).strip()
-
-
-def sign_image(
-    rows: ImageRows, image: str, key: Path, sbom: Path | None, target: str, say: Callable[[str], None]
-) -> SignResult:
+def sign_image(rows: ImageRows, image: str, key: Path, report: Callable[[str], None]) -> SignResult:
     """Attest the SBOM of an image, and sign it last: what is signed is whole.
 
-    Args:
-        sbom: in SPDX, in place of syft's.
-        target: what the image is for; empty takes its label.
-
     Raises:
-        ImageRefused: an argument is wrong, or the SBOM is not of what the lock of the target holds.
+        ImageRefused: an argument is wrong, or the image does not hold what the lock of its target lists.
         NoEnvironment: cosign or syft is missing, or fails.
         RegistryLies, RegistryUnreachable: as `tools.read_image`.
     """
     variables = rows.variables
     shown = locate_image(image, variables)
-    check_private_key(key, variables)  # a wrong argument is reported before minutes of work
-    given = read_text_file(sbom) if sbom else ""
-    if not given:
-        require_program("syft", variables)
-    target = target or read_image(shown, variables).labels.get(TARGET_LABEL, "")
-    if not target:
-        raise ImageRefused(f"{image} has no label with its target. Next step: name it with --target.")
-    row = find_images(rows.images, [target])[0]
-    say("listing what is inside")
-    text = given or make_sbom(shown, row.platform, variables)
+    check_private_key(key, variables)
+    row = find_images(rows.images, [read_image(shown, variables).labels.get(TARGET_LABEL, "")])[0]
+    report("listing the packages of the image")
+    text = make_sbom(shown, row.platform, variables)
     packages = read_sbom(text)
     if why := compare_with_lock(packages, read_image_lock(rows.root / row.lock).packages):
         raise ImageRefused(
-            f"{sbom or 'the SBOM'} is not of an image for {target}: {why}. Likely cause: the SBOM or the image is of "
-            "another lock. Next step: leave --sbom out, and syft makes one; or build the image again."
+            f"{image} does not hold what {row.lock} lists: {why}. Likely cause: it was built from another lock. Next "
+            "step: build the image again."
         )
     with tempfile.TemporaryDirectory(prefix="megacpp-sign-") as room:
         file = Path(room, "sbom.json")
         file.write_text(text, encoding="utf-8")
         words = ("attest", "--key", str(key), "--type", "spdxjson", "--predicate", str(file))
-        _require_cosign(variables, *words, image=shown)
-    _require_cosign(variables, "sign", "--key", str(key), image=shown)
+        require_cosign(variables, *words, image=shown)
+    require_cosign(variables, "sign", "--key", str(key), image=shown)
     return SignResult(image=image, packages=len(packages), unknown=sum(not one.licence for one in packages))
 
 
@@ -259,11 +221,9 @@ def make_sbom(shown: str, platform: str, variables: Mapping[str, str]) -> str:
         NoEnvironment: syft is missing, or fails.
     """
     syft = require_program("syft", variables)
-    settings = {**variables, "SYFT_CHECK_FOR_APP_UPDATE": "false"}
-    if is_plain_http(shown, variables):
-        settings["SYFT_REGISTRY_INSECURE_USE_HTTP"] = "true"
+    plain = {"SYFT_REGISTRY_INSECURE_USE_HTTP": "true"} if is_plain_http(shown, variables) else {}
     words = [syft, "scan", "--quiet", "--platform", platform, f"registry:{shown}", "--output", "spdx-json"]
-    done = call(words, settings, limit_s=_LONG_S)
+    done = call(words, {**variables, **plain, "SYFT_CHECK_FOR_APP_UPDATE": "false"}, limit_s=_LONG_S)
     if done.code:
         raise NoEnvironment(
             f"syft failed: {done.last_words}. Likely cause: the registry is not reached, or the disk for temporary "
@@ -292,8 +252,7 @@ def read_sbom(body: Any) -> tuple[Package, ...]:
             raise ValueError(f"{body['spdxVersion']} with {len(found)} packages")
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise ImageRefused(
-            f"this is not an SBOM in SPDX 2 that lists packages: {fault!r}. Likely cause: another form, or it was cut "
-            "off. Next step: make it with `nox -s image_sign`."
+            f"this is not an SBOM in SPDX 2 that lists packages: {fault!r}. Next step: sign with `nox -s image_sign`."
         ) from fault
     return tuple(found)
 
@@ -303,21 +262,17 @@ def compare_with_lock(packages: tuple[Package, ...], locked: Mapping[str, Locked
     found: dict[str, set[str]] = {}
     for one in packages:
         if one.kind == "pypi":
-            found.setdefault(str(canonicalize_name(one.name)), set()).add(one.version)
+            found.setdefault(str(canonicalize_name(one.name)), set()).update((one.version, one.version.split("+")[0]))
     wrong = [
         f"{name} is {' and '.join(sorted(found.get(name, ()))) or 'not in it'}, locked is {row.version}"
         for name, row in locked.items()
-        if not {row.version} & {part for one in found.get(name, ()) for part in (one, one.partition("+")[0])}
+        if row.version not in found.get(name, ())
     ]
     return "; ".join(wrong[:5])
 
 
 def find_signature(shown: str, key: Path, variables: Mapping[str, str]) -> str:
-    """Empty where cosign verifies a signature by this key over "REPOSITORY@DIGEST"; else what cosign reports.
-
-    Raises:
-        NoEnvironment: cosign is missing.
-    """
+    """Empty where cosign verifies a signature by this key over "REPOSITORY@DIGEST"; else what cosign reports."""
     done = run_cosign(variables, "verify", "--key", str(key), image=shown)
     return done.last_words if done.code else ""
 
@@ -330,13 +285,13 @@ def read_attested_sbom(shown: str, key: Path, variables: Mapping[str, str]) -> A
         RegistryLies: there is none by this key.
     """
     done = run_cosign(variables, "verify-attestation", "--type", "spdxjson", "--key", str(key), image=shown)
-    if done.code:
-        raise RegistryLies(f"no SBOM of this image is attested by {key}: {done.last_words}")
     try:
+        if done.code:
+            raise ValueError(done.last_words)
         envelope = read_json(done.words.strip().splitlines()[-1])  # of several, the last one counts
         return read_json(base64.b64decode(envelope["payload"]).decode())["predicate"]
     except (ValueError, KeyError, IndexError, TypeError) as fault:
-        raise RegistryLies(f"the SBOM that {key} attested cannot be read: {fault!r}") from fault
+        raise RegistryLies(f"no SBOM of this image is attested by {key}: {fault}") from fault
 
 
 def list_materials(image: PushedImage) -> dict[str, str]:
@@ -361,7 +316,7 @@ def _not_run(name: str, why: str, step: str) -> ImageCheck:
 
 
 def verify_image(
-    rows: ImageRows, image: str, key: Path | None = None, target: str = "", base: str = "", *, deep: bool = False
+    rows: ImageRows, image: str, key: Path | None = None, target: str = "", base: str = ""
 ) -> ImageVerdict:
     """Every check of an image.
 
@@ -369,7 +324,6 @@ def verify_image(
         key: public key that must have signed it.
         target: what it must be for; empty takes its label.
         base: "REPOSITORY@sha256:..." that it was built on; empty for the pinned one.
-        deep: cosign fetches every layer, and compares its digest.
 
     Raises:
         RegistryUnreachable: the registry does not answer.
@@ -386,13 +340,15 @@ def verify_image(
     try:
         found = read_image(shown, rows.variables)
         labelled = found.labels.get(TARGET_LABEL, "")
-        plan, why = _plan(rows, target or labelled, base)
         checks.append(_check("digest", "", f"{shown.partition('@')[2]} is the hash of its manifest", ""))
-        if deep:
-            checks.append(_check_layers(shown, rows.variables))
-        checks += _check_plan(rows, found, plan, why, base)
-        signature, packages = _check_signed(rows, shown, key, plan, why)
-        checks += signature
+        plan = None
+        try:
+            plan = rows.plan(target or labelled, base)
+            checks += _check_plan(rows, found, plan, base)
+        except ImageRefused as fault:
+            checks.append(_not_run("plan", f"there is no plan to compare it with: {fault}", "name its --target"))
+        signed, packages = _check_signed(rows, shown, key, plan)
+        checks += signed
     except (RegistryLies, ImageRefused) as fault:
         checks = [_check("digest", str(fault), "", _REBUILD)]
     return ImageVerdict(
@@ -403,74 +359,29 @@ def verify_image(
     )  # fmt: skip
 
 
-def _plan(rows: ImageRows, target: str, base: str) -> tuple[ImagePlan | None, str]:
-    """What an image is compared with; None and why where no plan can be made."""
-    if not target:
-        return None, "no label names its target, and none was given (--target)"
-    try:
-        find_images(rows.images, [target])
-        return rows.plan(target, base), ""
-    except ImageRefused as fault:
-        return None, str(fault)
-
-
-def _check_layers(shown: str, variables: Mapping[str, str]) -> ImageCheck:
-    with tempfile.TemporaryDirectory(prefix="megacpp-verify-") as room:
-        try:
-            save_image(shown, Path(room, "layout"), variables)
-        except RegistryLies as fault:
-            return _check("layers", str(fault), "", "push the image again")
-        except NoEnvironment as fault:
-            return _not_run("layers", str(fault), "install cosign, or leave --deep out")
-    return _check("layers", "", "each blob is there, and hashes to its digest", "")
-
-
-def save_image(shown: str, layout: Path, variables: Mapping[str, str]) -> None:
-    """Save "REPOSITORY@DIGEST" with its signatures and attestations as an OCI layout, each blob held to its digest.
-
-    Raises:
-        RegistryLies: a blob is absent, or has other bytes.
-        InfrastructureFailed: the disk is full.
-        NoEnvironment: cosign is missing.
-    """
-    done = run_cosign(variables, "save", "--dir", str(layout), image=shown)
-    if done.code:
-        raise (InfrastructureFailed if "no space left" in done.errors else RegistryLies)(
-            f"{shown} cannot be fetched: {done.last_words}. Likely cause: the registry lost or damaged a part of it, "
-            "or the disk is full. Next step: push the image again, or make room."
-        )
-
-
-def _check_plan(
-    rows: ImageRows, found: PushedImage, plan: ImagePlan | None, why: str, base: str
-) -> Iterator[ImageCheck]:
+def _check_plan(rows: ImageRows, found: PushedImage, plan: ImagePlan, base: str) -> Iterator[ImageCheck]:
     """Labels, platform, provenance and base, compared with the plan of the target."""
-    names = {"target": TARGET_LABEL, "lock": LOCK_LABEL, "pins": PINS_LABEL, "base": BASE_LABEL}
-    step = "build it with `nox -s images`, which asks buildx for provenance, and push the index as it is"
-    lacking = [name for name in found.platforms if name not in found.provenance]
-    provenance = _check("provenance", f"there is none beside {', '.join(lacking)}" if lacking else "", "SLSA", step)
-    if plan is None:
-        for name in (*(f"label {one}" for one in names), "platform", "base"):
-            yield _not_run(name, f"there is no plan to compare it with: {why}", "correct what that names")
-        yield provenance
-        return
-    for name, label in names.items():
-        seen, wanted = found.labels.get(label, "") or "absent", plan.labels[label] or "absent"
-        differ = f"{label} is {seen}, and the plan has {wanted}" if seen != wanted else ""
-        yield _check(f"label {name}", differ, f"{label} is {wanted}, as planned", _REBUILD)
+    differ = [
+        f"{label} is {found.labels.get(label) or 'absent'}, and the plan has {plan.labels[label] or 'none'}"
+        for label in (TARGET_LABEL, LOCK_LABEL, PINS_LABEL, BASE_LABEL)
+        if found.labels.get(label, "") != plan.labels[label]
+    ]
+    yield _check("labels", "; ".join(differ), "target, lock, pins and base are as planned", _REBUILD)
     shown = ", ".join(found.platforms)
     other = "" if plan.platform in found.platforms else f"it is for {shown}, and the plan has {plan.platform}"
     yield _check("platform", other, f"it is for {shown}", _REBUILD)
-    yield provenance
-    pin, built_on = None if base else rows.pins.find(plan.base), list_materials(found)
-    pinned = {plan.reference.partition("@")[2], *(pin.digests.values() if pin else ())}
+    lacking = ", ".join(name for name in found.platforms if name not in found.provenance)
+    yield _check("provenance", f"there is none beside {lacking}" if lacking else "", "SLSA", _REBUILD)
+    built_on, pinned = list_materials(found), {plan.reference.partition("@")[2]}
+    if not base:
+        pinned.update(find_digests(rows.images, rows.images.find_base(plan.base), rows.pins).digests.values())
     other = ", ".join(f"{uri} ({digest})" for digest, uri in built_on.items()) or "nothing that its provenance names"
-    differ = "" if pinned & built_on.keys() else f"built on {other}, and pinned is {plan.reference}"
-    yield _check("base", differ, f"built on {', '.join(sorted(pinned & built_on.keys()))}, as pinned", _REBUILD)
+    why = "" if pinned & built_on.keys() else f"built on {other}, and pinned is {plan.reference}"
+    yield _check("base", why, f"built on {', '.join(sorted(pinned & built_on.keys()))}, as pinned", _REBUILD)
 
 
 def _check_signed(
-    rows: ImageRows, shown: str, key: Path | None, plan: ImagePlan | None, why: str
+    rows: ImageRows, shown: str, key: Path | None, plan: ImagePlan | None
 ) -> tuple[list[ImageCheck], tuple[Package, ...]]:
     """Signature and SBOM, and the packages of the SBOM."""
     if key is None:
@@ -485,7 +396,7 @@ def _check_signed(
     except ToolError as fault:
         return [signature, _check("sbom", str(fault), "", _SIGN)], ()
     if plan is None:
-        return [signature, _not_run("sbom", f"there is no lock to compare it with: {why}", "see above")], packages
+        return [signature, _not_run("sbom", "there is no lock to compare it with", "name its --target")], packages
     differ = compare_with_lock(packages, read_image_lock(rows.root / plan.lock).packages)
     passed = f"SPDX, signed, {len(packages)} packages, with every package of {plan.lock}"
     return [signature, _check("sbom", differ, passed, _SIGN)], packages

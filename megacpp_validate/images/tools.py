@@ -37,7 +37,7 @@ _GET: Final = {
 
 
 class ImageRefused(WrongArguments):
-    """The matrix or the caller asks for an image that cannot be planned, pinned, built or bundled."""
+    """The matrix or the caller names an image that cannot be planned, pinned, built or bundled."""
 
 
 class NotInRegistry(ImageRefused):
@@ -45,7 +45,7 @@ class NotInRegistry(ImageRefused):
 
 
 class RegistryLies(ToolError):
-    """A registry gives bytes that are not those of the digest."""
+    """A registry returns bytes that do not match the digest."""
 
     exit = Exit.CLOSED
 
@@ -55,7 +55,7 @@ class RegistryUnreachable(InfrastructureFailed):
 
 
 def find_program(name: str, variables: Mapping[str, str]) -> str | None:
-    """A program: MEGACPP_NAME, else beside this interpreter where wheels put it, else on PATH."""
+    """The file of a program: MEGACPP_NAME, else beside this interpreter where wheels put it, else on PATH."""
     beside = Path(sys.executable).with_name(name)
     if named := variables.get(f"MEGACPP_{name.upper()}"):
         return shutil.which(named, path=variables.get("PATH"))
@@ -63,7 +63,7 @@ def find_program(name: str, variables: Mapping[str, str]) -> str | None:
 
 
 def require_program(name: str, variables: Mapping[str, str]) -> str:
-    """The same.
+    """The file of a program, as `find_program`.
 
     Raises:
         NoEnvironment: the program is missing.
@@ -77,18 +77,22 @@ def require_program(name: str, variables: Mapping[str, str]) -> str:
 
 
 def call(words: Sequence[str], variables: Mapping[str, str], *, limit_s: float = _QUICK_S, **more: Any) -> Ended:
-    """Run a program to its end, output and errors apart; its exit code is for the caller."""
+    """Run a program to its end, output and errors apart; the caller judges its exit code."""
     try:
         return run_command(words, limit_s=limit_s, variables=variables, apart=True, **more)
     except OSError as fault:
         return Ended("not started", 127, 0.0, "", f"{words[0]} cannot be started: {fault}")
 
 
-def read_pip_settings(text: str) -> dict[str, list[str]]:
-    """Words of each setting in `pip config list` ("global.index-url='https://...'"); a variable wins over a file."""
+def read_pip_settings(variables: Mapping[str, str]) -> dict[str, list[str]]:
+    """Words of each setting that `pip config list` prints ("global.index-url='https://...'").
+
+    A variable wins over a file.
+    """
+    done = call([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"], variables)
     found: dict[str, list[str]] = {}
-    lines = [line for line in text.splitlines() if re.match(r"(global|install|:env:)\.\S+?=['\"]", line)]
-    for line in sorted(lines, key=lambda line: line.startswith(":env:.")):  # variables come first there
+    lines = [line for line in done.words.splitlines() if re.match(r"(global|install|:env:)\.\S+?=['\"]", line)]
+    for line in sorted(lines, key=lambda line: line.startswith(":env:.")):
         key, _, value = line.partition("=")
         found[key.rpartition(".")[2]] = str(ast.literal_eval(value)).split()
     return found
@@ -120,14 +124,13 @@ def locate_image(reference: str, variables: Mapping[str, str]) -> str:
     """ "HOST/REPOSITORY@sha256:DIGEST", without a tag, in the mirror where there is one.
 
     Raises:
-        ImageRefused: it names no digest, or no registry.
+        ImageRefused: the reference has no digest, or names no registry.
     """
     found = _REFERENCE.fullmatch(reference)
     if found is None:
         raise ImageRefused(
             f"the image {reference!r} names no registry, or has no digest, so its content may change. Next step: write "
-            "HOST/REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect "
-            f"{reference.partition('@')[0] or 'NAME'}` prints the digest."
+            "HOST/REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` prints the digest."
         )
     repository, mirror = found[1], variables.get(MIRROR, "")
     own = is_plain_http(repository, {}) or repository.startswith(f"{mirror.rstrip('/')}/")
@@ -153,11 +156,11 @@ def _inspect(shown: str, variables: Mapping[str, str], *options: str) -> str:
 
 
 def read_manifest(shown: str, variables: Mapping[str, str]) -> bytes:
-    """The bytes of a manifest or an index: "REPOSITORY:TAG", or "REPOSITORY@DIGEST", whose bytes hash to it.
+    """The bytes of a manifest or an index: of "REPOSITORY:TAG", or of "REPOSITORY@DIGEST".
 
     Raises:
         NotInRegistry: no such tag.
-        RegistryLies: no such digest, or other bytes.
+        RegistryLies: no such digest, or bytes that do not hash to it.
         RegistryUnreachable: no answer, or a refusal.
     """
     body, digest = _inspect(shown, variables, "--raw").encode(), shown.partition("@")[2]
@@ -190,7 +193,7 @@ def read_image(shown: str, variables: Mapping[str, str]) -> PushedImage:
 
     Raises:
         RegistryLies, RegistryUnreachable: as `read_manifest`.
-        ImageRefused: the digest is that of something else than an image.
+        ImageRefused: the digest is not that of an image.
     """
     read_manifest(shown, variables)
     form = '{"image": {{json .Image}}, "provenance": {{json .Provenance}}}'

@@ -28,9 +28,7 @@ from typing import Any, Final
 from . import monitor
 from .compiles import seen_since
 from .driver_cache import give_back
-from .monitor import start_compiling
-from .order import JitOrder, Lacking, WrongOrder, read_jit_order
-from .tasks import TASKS
+from .tasks import TASKS, JitOrder, Lacking, WrongOrder, read_jit_order
 
 _LONGEST: Final = 8000  # characters of a failure
 # Name in the answer -> names of the distribution, the first that is installed.
@@ -49,7 +47,7 @@ _HEADERS: Final = "include"
 
 def run_task(order: JitOrder) -> dict[str, Any]:
     """Run a task in this process; whatever it raises is in the answer."""
-    start_compiling()
+    monitor.start_compiling()
     moment, began = monitor.mark(), time.perf_counter()
     failure = missing = ""
     try:
@@ -97,7 +95,7 @@ def read_versions() -> dict[str, str]:
         found["c++ headers"] = os.pathsep.join((str(Path(torch.__file__).with_name(_HEADERS)), get_path(_HEADERS)))
     found["driver"] = _driver()
     found["working folder"] = str(Path.cwd())
-    found["c++"] = _first_line([os.environ.get("CXX") or "g++", "--version"])
+    found["c++"] = _output([os.environ.get("CXX") or "g++", "--version"]).partition("\n")[0].strip()
     return found
 
 
@@ -111,24 +109,15 @@ def read_compiler() -> dict[str, str]:
 
 def read_include_paths() -> list[str]:
     """Where DeepGEMM's and CUDA's headers lie: both are in the key of DeepGEMM's kernels, as paths."""
-    found = []
-    for module in ("deep_gemm",):
-        for entry in sys.path:
-            folder = Path(entry or ".", module, _HEADERS)
-            if folder.is_dir():
-                found.append(str(folder.resolve()))
-                break
-    if path := _nvcc():
-        found.append(str(Path(path).resolve().parents[1] / _HEADERS))
-    return found
+    folders = [Path(entry or ".", "deep_gemm", _HEADERS) for entry in sys.path]
+    found = [str(folder.resolve()) for folder in folders if folder.is_dir()][:1]
+    return found + ([str(Path(path).resolve().parents[1] / _HEADERS)] if (path := _nvcc()) else [])
 
 
 def _nvcc() -> str:
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        path = Path(os.environ.get(variable, "") or "/nonexistent", "bin", "nvcc")
-        if path.is_file():
-            return str(path)
-    return shutil.which("nvcc") or ""
+    homes = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
+    found = [str(Path(home, "bin/nvcc")) for home in homes if home and Path(home, "bin/nvcc").is_file()]
+    return found[0] if found else shutil.which("nvcc") or ""
 
 
 def _driver() -> str:
@@ -138,15 +127,10 @@ def _driver() -> str:
     return ""
 
 
-def _first_line(command: list[str]) -> str:
-    return next(iter(_output(command).splitlines()), "").strip()
-
-
-def _output(command: list[Any]) -> str:
-    try:
+def _output(command: list[str]) -> str:
+    with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    return ""
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

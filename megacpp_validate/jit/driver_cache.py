@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,18 +46,19 @@ def work_on_copy() -> None:
     copy = Path(tempfile.gettempdir(), f"{_NAMED}{uuid4().hex[:12]}")
     try:
         source = Path(os.environ.get(SOURCE) or driver_cache())
-        found = sorted(list_kernels(source))
-        if (size := sum(map(_size, (source / name for name in found)))) > MOST_BYTES:
+        found = list_kernels(source)
+        size = sum(path.stat().st_size for path in map(source.joinpath, found) if path.exists())
+        if size > MOST_BYTES:
             _shared.append(f"{source} has {size >> 20} MiB, too much to be copied for each process")
             return
-        _remove_copies_of_the_dead()
+        for dead in Path(tempfile.gettempdir()).glob(f"{_NAMED}*[0-9a-f]"):  # of a killed process: its lock is free
+            with suppress(OSError):  # held by a living process, another user's, or gone by now
+                _remove(dead, _lock(dead))
         lock = _lock(copy)
         copy.mkdir(mode=0o700)  # after its lock is held: without one it would pass for the copy of a dead process
         for name in found:
-            place = copy / name
-            place.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # the driver has removed it meanwhile
-                shutil.copyfile(source / name, place)
+                _put(source / name, copy / name)
     except (OSError, RuntimeError) as fault:
         shutil.rmtree(copy, ignore_errors=True)
         _shared.append(f"the driver's cache cannot be copied: {getattr(fault, 'strerror', None) or fault}")
@@ -99,19 +100,6 @@ def _remove(copy: Path, lock: FileLock) -> None:
     lock.release()
 
 
-def _remove_copies_of_the_dead() -> None:
-    """Remove copies whose process was killed: their locks are free."""
-    for copy in Path(tempfile.gettempdir()).glob(f"{_NAMED}*[0-9a-f]"):
-        with suppress(OSError):  # held by a living process, another user's, or gone by now
-            _remove(copy, _lock(copy))
-
-
-def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):
-        return path.stat().st_size
-    return 0
-
-
 def _put(path: Path, place: Path) -> None:
     """Write it whole or not at all. The name of the partial file is one that no listing of a cache counts."""
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -119,9 +107,8 @@ def _put(path: Path, place: Path) -> None:
     try:
         shutil.copyfile(path, aside)
         aside.replace(place)
-    except BaseException:
+    finally:
         aside.unlink(missing_ok=True)
-        raise
 
 
 def list_kernels(folder: Path) -> set[str]:
@@ -154,39 +141,35 @@ def watch_driver() -> None:
 
 def look_at_driver() -> None:
     """Note what was compiled since, by the name of its kernel; nothing in a shared folder: it may be another's."""
-    new = sorted(_files_of_driver() - _driver_files)
+    new = _files_of_driver() - _driver_files
     _driver_files.update(new)
     if is_private():
-        for name, kernel in _name_kernels(new).items():
+        for name, kernel in name_kernels(new).items():
             saw("cuda", kernel, name, 0.0, cached=False, looked_for=name)
     elif new and not _shared:
         _shared.append(f"files appeared in {driver_cache()}, which other processes write to as well")
 
 
-def name_driver_kernels() -> list[str]:
-    """Of each file in the driver's cache of this process, the name of its kernel; "PTX" where it has none."""
-    return sorted(_name_kernels(sorted(_files_of_driver())).values())
+def name_kernels(files: Iterable[str] | None = None) -> dict[str, str]:
+    """File -> kernel, of the driver's cache of this process; "PTX" where no name is found.
 
+    NVRTC keeps two files a kernel: its machine code, where a section has the name, and what that was made of.
 
-def _name_kernels(files: Sequence[str]) -> dict[str, str]:
-    """File -> kernel. NVRTC keeps two a kernel: its machine code, where a section has the name, and what was before."""
-    texts = {name: _read(name) for name in files}
+    Args:
+        files: relative to the cache; all of them for None.
+    """
+    texts = {}
+    for name in sorted(_files_of_driver() if files is None else files):
+        with suppress(OSError):
+            texts[name] = (driver_cache() / name).read_bytes()
     found = {name: match[1] for name, text in texts.items() if (match := _KERNEL.search(text))}
     kernels = sorted(set(found.values()), key=len, reverse=True)
-    for name in files:
-        found.setdefault(name, next((one for one in kernels if one in texts[name]), _NAMELESS))
-    return {name: found[name].decode() for name in files}
-
-
-def _read(name: str) -> bytes:
-    try:
-        return (driver_cache() / name).read_bytes()
-    except (OSError, RuntimeError):
-        return b""
+    for name, text in texts.items():
+        found.setdefault(name, next((one for one in kernels if one in text), _NAMELESS))
+    return {name: found[name].decode() for name in texts}
 
 
 def _files_of_driver() -> set[str]:
-    try:
+    with suppress(OSError, RuntimeError):
         return list_kernels(driver_cache())
-    except (OSError, RuntimeError):
-        return set()
+    return set()

@@ -15,9 +15,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
-from .compiles import Compile, mark_now, seen_since
+from .compiles import ARCH, ROOT, Compile, Guard, current, open_guard, seen_since
 from .driver_cache import look_at_driver, watch_driver, why_shared, work_on_copy
-from .once import ARCH, ROOT, Guard, current, open_guard
 from .watch import HOOKS, after_import, faults
 
 # NVRTC keeps what it compiles in the driver's cache since CUDA 12.9 (its manual, "Caching"), and is seen there. Before,
@@ -80,7 +79,7 @@ def compiled_since(before: Counter[str]) -> dict[str, int]:
 def mark() -> int:
     """A position in the list of compiles, for `compiles_since` and `hits_since`."""
     look_at_driver()
-    return mark_now()
+    return len(seen_since())
 
 
 def compiles_since(moment: int = 0) -> tuple[Compile, ...]:

@@ -11,22 +11,25 @@ sm_90a, sm_120a and sm_121a, and each has another content (4.0.0b36, seen 2026-1
                /cuda              the CUDA driver's own, for what ships as PTX
                /torch_extensions  torch.utils.cpp_extension
                /manifest.json     what lies there, and which stack it is for
+
+Locks and half-written files are temporary: no library reads them as a cache, and no archive holds them.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import file_digest
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
-from filelock import FileLock, Timeout
-
-from ..errors import InfrastructureFailed, NoEnvironment, WrongArguments, writing_to
+from ..errors import Exit, ToolError, WrongArguments, writing_to
 
 Mode = Literal["nvcc", "nvrtc"]
 NVCC: Final = "nvcc"
@@ -53,9 +56,29 @@ _FOLDERS: Final = {
     "torch_extensions": "TORCH_EXTENSIONS_DIR",
 }
 LIBRARIES: Final = tuple(_FOLDERS)
+DRIVER: Final = "cuda"
 _CUDA_CACHE_BYTES: Final = 4 * 2**30  # the driver's own limit; what is over it, the driver throws away unasked
-_LEAST_FREE: Final = 2**20  # bytes; a kernel has 30 kB to 1 MB
 _ARCH: Final = re.compile(r"cpu|sm_\d+[af]?")
+_READERS: Final = 4  # hashing lets other threads run
+
+# What compilers and locks leave on the way: Triton (tmp.pid_*, lock), Inductor (locks/, .PID.THREAD.tmp, and tmp.UUID
+# among Triton's, which stays where another process was first), FlashAttention 4 (.KEY.PID.tmp.o, KEY.lock), DeepGEMM
+# (tmp/ below its folder), copies of the driver's (.KEY.PID.tmp), network file systems (.nfs*).
+_TEMPORARY_FOLDER: Final = re.compile(rf"tmp\..*|__pycache__|{LOCKS}|{re.escape(STATE)}")
+_TEMPORARY_FILE: Final = re.compile(r"lock|.*\.lock|.*\.tmp|\..*\.tmp\.o|\.nfs.*")
+_DEEP_GEMM_TMP: Final = ("deep_gemm", "tmp")
+# The driver writes it in any process, and finds its kernels without it (CUDA 13.0, one H200: none of 15 was compiled
+# again). Sealed, it would be another file a moment later.
+_DRIVER_INDEX: Final = f"{DRIVER}/index"
+# What a compiler makes, and nothing else does: its appearance is a compile.
+_PRODUCTS: Final = (".cubin", ".o", ".ptx", ".so")
+_GRAPHS: Final = "/fxgraph/"  # one file a graph that TorchInductor compiled, without a suffix
+
+
+class CacheChanged(ToolError):
+    """The files of a cache are not those of its manifest; the text names them."""
+
+    exit: ClassVar[Exit] = Exit.CLOSED
 
 
 def cache_arch(arch: str) -> str:
@@ -107,9 +130,6 @@ def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, st
     }
 
 
-# --- whether a folder can hold caches --------------------------------------------------------------------------------
-
-
 def require_usable(folder: Path, option: str) -> None:
     """Make a folder, and refuse one that cannot be written, or from which no library can be loaded.
 
@@ -121,74 +141,115 @@ def require_usable(folder: Path, option: str) -> None:
 
     Raises:
         WrongArguments: it cannot be used.
-        OSError: there is not a MiB left.
     """
-    require_writable(folder, option)
-    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # of Linux
-        raise WrongArguments(
-            f"no library can be loaded from {folder}: its file system is mounted noexec, and every task would fail. "
-            "Likely cause: `--tmpfs /tmp` of `docker run`, which is noexec by default. Next step: `--tmpfs /tmp:exec`, "
-            "or another folder (--root, --work, TMPDIR)."
-        )
-    require_space(folder)
-
-
-def require_writable(folder: Path, option: str) -> None:
-    """Make a folder, and refuse one that cannot be written. Raises as `require_usable`."""
     with writing_to(folder, "files", option):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable.{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink()
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # of Linux
+        raise WrongArguments(
+            f"no library can be loaded from {folder}: its file system is mounted noexec. Likely cause: `--tmpfs /tmp` "
+            "of `docker run`. Next step: `--tmpfs /tmp:exec`, or another folder (--root, --work, TMPDIR)."
+        )
 
 
-def require_space(folder: Path) -> None:
-    """Raises `OSError` where there is not a MiB left."""
-    found = os.statvfs(folder)
-    if found.f_bavail * found.f_frsize < _LEAST_FREE:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+# --- the files of one architecture's caches ---------------------------------------------------------------------------
 
 
-def require_temporary() -> Path:
-    """The folder for temporary files.
+@dataclass(frozen=True)
+class Listed:
+    """A file as a folder lists it; `path` is relative to ROOT/ARCH, with slashes."""
 
-    Raises:
-        NoEnvironment: there is none.
-    """
-    try:
-        return Path(tempfile.gettempdir())
-    except FileNotFoundError as fault:
-        raise NoEnvironment(
-            f"there is no folder for temporary files: {fault.strerror or fault}. Likely cause: a read-only root, or a "
-            "full disk. Next step: mount one on /tmp (`--tmpfs /tmp:exec` of `docker run`), or name one in TMPDIR."
-        ) from fault
+    path: str
+    bytes: int
+    mtime_ns: int
 
 
-@contextmanager
-def folder_aside(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder PARENT/PREFIX... for what is not whole yet; on the same file system, so that a rename is enough.
+def list_files(folder: Path) -> tuple[Listed, ...]:
+    """Every file of the caches that counts, sorted.
 
-    It is removed afterwards.
+    Args:
+        folder: ROOT/ARCH.
 
     Raises:
-        OSError: it cannot be made, or the disk is full.
+        CacheChanged: there is a link, a socket, or the like, or a name that a manifest cannot hold.
+        OSError: it cannot be read.
     """
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent.absolute()) as name:
-        yield Path(name)
+    found = []
+    caches = [folder / name for name in LIBRARIES if not (folder / name).is_symlink()]
+    for place, folders, files in (step for cache in caches for step in os.walk(cache)):
+        relative = Path(place).relative_to(folder).as_posix()
+        for name in (*folders, *files):
+            path = f"{relative}/{name}"
+            with suppress(FileNotFoundError):  # what other processes rename or remove meanwhile was temporary
+                seen = (folder / path).lstat()
+                plain = stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode)
+                if not plain or path.encode(errors="replace").decode() != path:  # a name on disk is bytes
+                    raise CacheChanged(
+                        f"{str(folder / path)!r} is not a plain file with a name in UTF-8. Next step: remove it; where "
+                        "a file was, import or prewarm again."
+                    )
+                if name in files and not is_temporary(path):
+                    found.append(Listed(path, seen.st_size, seen.st_mtime_ns))
+        folders[:] = [name for name in folders if not _is_temporary_folder(f"{relative}/{name}")]
+    return tuple(sorted(found, key=lambda listed: listed.path))
 
 
-@contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
-    """ROOT/ARCH in which no other prewarm works meanwhile. Raises `InfrastructureFailed`."""
-    if not (folder / STATE).is_dir():  # no prewarm was ever here
-        yield
-        return
-    try:
-        with FileLock(folder / STATE / "lock", timeout=0):
-            yield
-    except Timeout as fault:
-        raise InfrastructureFailed(
-            f"another prewarm works in {folder}. Likely cause: it was started twice, or is not at its end yet. Next "
-            "step: wait for it, or give another --root."
-        ) from fault
+def _is_temporary_folder(path: str) -> bool:
+    parts = path.split("/")
+    return tuple(parts[:2]) == _DEEP_GEMM_TMP or any(map(_TEMPORARY_FOLDER.fullmatch, parts))
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a file is no kernel: a lock, something half written, the driver's index.
+
+    Args:
+        path: relative to ROOT/ARCH, with slashes.
+    """
+    folder, _, name = path.rpartition("/")
+    return path == _DRIVER_INDEX or _is_temporary_folder(folder) or _TEMPORARY_FILE.fullmatch(name) is not None
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove locks and half-written files, whose processes are gone: a lock of root's stops every other user.
+
+    Args:
+        folder: ROOT/ARCH, where nothing compiles now.
+
+    Raises:
+        OSError: somebody else owns one.
+    """
+    for path in sorted(folder.glob("*/**/*"), reverse=True):
+        relative = path.relative_to(folder).as_posix()
+        if relative.startswith(LIBRARIES) and path.is_dir() and _is_temporary_folder(relative):
+            shutil.rmtree(path)
+        elif relative.startswith(LIBRARIES) and path.is_file() and is_temporary(relative):
+            path.unlink()
+
+
+def hash_files(folder: Path, paths: Iterable[str]) -> dict[str, str]:
+    """SHA-256 by path, as hexadecimal digits. Raises `OSError`."""
+
+    def hash_file(path: str) -> str:
+        with (folder / path).open("rb") as stream:
+            return file_digest(stream, "sha256").hexdigest()
+
+    names = tuple(paths)
+    with ThreadPoolExecutor(_READERS) as pool:
+        return dict(zip(names, pool.map(hash_file, names), strict=True))
+
+
+def find_products(before: Mapping[str, Listed], after: Iterable[Listed]) -> Iterator[str]:
+    """Paths of compiled kernels that appeared, or changed, between two listings of one folder.
+
+    A file of the driver's cache has no suffix, and is one where it appeared: the driver may touch those that it finds.
+    """
+    for path in (listed.path for listed in after if listed != before.get(listed.path)):
+        if path not in before if library_of(path) == DRIVER else path.endswith(_PRODUCTS) or _GRAPHS in path:
+            yield path
+
+
+def library_of(path: str) -> str:
+    """The library in whose cache a file lies."""
+    return path.partition("/")[0]

@@ -1,6 +1,4 @@
-"""The files of one architecture's caches, and their manifest: what lies there, and which stack will find it.
-
-Locks and half-written files are temporary: no library reads them as a cache, and no archive holds them.
+"""The manifest of one architecture's caches: what lies there, and which stack will find it.
 
 A cache that does not fit is not an error for the libraries, which miss and compile. So the manifest records what their
 keys hold, and a stack is compared with it before a training run waits for compilers.
@@ -9,163 +7,80 @@ keys hold, and a stack is compared with it before a training run waits for compi
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
-import stat
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from ..errors import EvidenceMissing, Exit, ToolError, WrongArguments
+from ..errors import EvidenceMissing, WrongArguments
 from ..evidence.strict_json import read_strict_json
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .layout import CPU, DRAFT, LIBRARIES, LOCKS, MANIFEST, MANIFEST_HASH, STATE, arch_folder, cache_variables
-from .result import JitCacheSize, JitCompile, StackDifference
+from .layout import (
+    CPU,
+    DRAFT,
+    LIBRARIES,
+    MANIFEST,
+    MANIFEST_HASH,
+    CacheChanged,
+    Listed,
+    arch_folder,
+    hash_files,
+    library_of,
+    list_files,
+)
 
 SCHEMA: Final = "megacpp-validate/jit-manifest/1"
 _HEX: Final = r"^[0-9a-f]{64}$"
-_READERS: Final = 4  # hashing lets other threads run
-# What compilers and locks leave on the way: Triton (tmp.pid_*, lock), Inductor (locks/, .PID.THREAD.tmp, and tmp.UUID
-# among Triton's, which stays where another process was first), FlashAttention 4 (.KEY.PID.tmp.o, KEY.lock), DeepGEMM
-# (tmp/ below its folder), copies of the driver's (.KEY.PID.tmp), network file systems (.nfs*).
-_TEMPORARY_FOLDER: Final = re.compile(rf"tmp\..*|__pycache__|{LOCKS}|{re.escape(STATE)}")
-_TEMPORARY_FILE: Final = re.compile(r"lock|.*\.lock|.*\.tmp|\..*\.tmp\.o|\.nfs.*")
-_DEEP_GEMM_TMP: Final = ("deep_gemm", "tmp")
-_DRIVER: Final = "cuda"
-# The driver writes it in any process, and finds its kernels without it (CUDA 13.0, one H200: none of 15 was compiled
-# again). Sealed, it would be another file a moment later.
-_DRIVER_INDEX: Final = f"{_DRIVER}/index"
-# What a compiler makes, and nothing else does: its appearance is a compile.
-_PRODUCTS: Final = (".cubin", ".o", ".ptx", ".so")
-_GRAPHS: Final = "/fxgraph/"  # one file a graph that TorchInductor compiled, without a suffix
-
-
-class CacheChanged(ToolError):
-    """The files of a cache are not those of its manifest; the text names them."""
-
-    exit: ClassVar[Exit] = Exit.CLOSED
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A file as a folder lists it; `path` is relative to ROOT/ARCH, with slashes."""
-
-    path: str
-    bytes: int
-    mtime_ns: int
-
-
-def list_files(folder: Path) -> tuple[Listed, ...]:
-    """Every file of the caches that counts, sorted.
-
-    Args:
-        folder: ROOT/ARCH.
-
-    Raises:
-        CacheChanged: there is a link, a socket, or the like, or a name that a manifest cannot hold.
-        OSError: it cannot be read.
-    """
-    found = []
-    caches = [folder / name for name in LIBRARIES if not (folder / name).is_symlink()]
-    for place, folders, files in (step for cache in caches for step in os.walk(cache)):
-        relative = Path(place).relative_to(folder).as_posix()
-        for name in (*folders, *files):
-            path = f"{relative}/{name}"
-            with suppress(FileNotFoundError):  # what other processes rename or remove meanwhile was temporary
-                seen = (folder / path).lstat()
-                plain = stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode)
-                if not plain or path.encode(errors="replace").decode() != path:  # a name on disk is bytes
-                    raise CacheChanged(
-                        f"{str(folder / path)!r} is not a plain file with a name in UTF-8. Likely cause: somebody put "
-                        "it there, or in the place of a file; no compiler does. Next step: remove it; where a file "
-                        "was, import or prewarm again."
-                    )
-                if name in files and not is_temporary(path):
-                    found.append(Listed(path, seen.st_size, seen.st_mtime_ns))
-        folders[:] = [name for name in folders if not _is_temporary_folder(f"{relative}/{name}")]
-    return tuple(sorted(found, key=lambda listed: listed.path))
-
-
-def _is_temporary_folder(path: str) -> bool:
-    parts = path.split("/")
-    return tuple(parts[:2]) == _DEEP_GEMM_TMP or any(map(_TEMPORARY_FOLDER.fullmatch, parts))
-
-
-def is_temporary(path: str) -> bool:
-    """Whether a file is nobody's kernel: a lock, something half written, the driver's index.
-
-    Args:
-        path: relative to ROOT/ARCH, with slashes.
-    """
-    folder, _, name = path.rpartition("/")
-    return path == _DRIVER_INDEX or _is_temporary_folder(folder) or _TEMPORARY_FILE.fullmatch(name) is not None
-
-
-def remove_temporary(folder: Path) -> None:
-    """Remove locks and half-written files, whose processes are gone: a lock of root's stops every other user.
-
-    Args:
-        folder: ROOT/ARCH, where nothing compiles now.
-
-    Raises:
-        OSError: somebody else owns one.
-    """
-    for name in LIBRARIES:
-        for place, _, files in os.walk(folder / name, topdown=False):
-            relative = Path(place).relative_to(folder).as_posix()
-            if _is_temporary_folder(relative):
-                shutil.rmtree(place)
-                continue
-            for file in files:
-                if is_temporary(f"{relative}/{file}"):
-                    Path(place, file).unlink()
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file, as hexadecimal digits. Raises `OSError`."""
-    with path.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
-
-
-def hash_files(folder: Path, paths: Iterable[str]) -> dict[str, str]:
-    """SHA-256 by path. Raises `OSError`."""
-    names = tuple(paths)
-    with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(names, pool.map(lambda name: hash_file(folder / name), names), strict=True))
-
-
-def find_products(before: Mapping[str, Listed], after: Iterable[Listed]) -> tuple[str, ...]:
-    """Paths of compiled kernels that appeared, or changed, between two listings of one folder.
-
-    A file of the driver's cache has no suffix, and is one where it appeared: the driver may touch those that it finds.
-    """
-    changed = [listed.path for listed in after if listed != before.get(listed.path)]
-    return tuple(
-        path
-        for path in changed
-        if (path not in before if library_of(path) == _DRIVER else path.endswith(_PRODUCTS) or _GRAPHS in path)
-    )
-
-
-def library_of(path: str) -> str:
-    """Whose cache a file lies in."""
-    return path.partition("/")[0]
-
-
-# --- the manifest -----------------------------------------------------------------------------------------------------
 
 
 class ManifestInvalid(EvidenceMissing):
     """There is no manifest, or an invalid one."""
+
+
+class JitCompile(Frozen):
+    """One kernel that was compiled.
+
+    Attributes:
+        library: whose compiler: "triton", "inductor", "cute", "fa4", "deep_gemm".
+        kernel: its name there.
+        shape: what it was compiled for: sizes, dtypes, whatever tells it from another of its name.
+        seconds: that it took; 0 where nobody measured.
+        looked_for: key or file that was not in the cache; empty where the library does not report it.
+    """
+
+    library: str
+    kernel: str
+    shape: str = ""
+    seconds: float = Field(default=0.0, ge=0.0)
+    looked_for: str = ""
+
+
+class JitCacheSize(Frozen):
+    """Files and bytes of one library's cache."""
+
+    library: str
+    files: int
+    bytes: int
+
+
+class StackDifference(Frozen):
+    """One thing in which a cache and a stack differ.
+
+    Attributes:
+        what: which: "torch", "include path".
+        recorded: in the manifest.
+        observed: here.
+        matters: to which caches.
+    """
+
+    what: str
+    recorded: str
+    observed: str
+    matters: str = ""
 
 
 class CompilerOf(Frozen):
@@ -177,7 +92,7 @@ class CompilerOf(Frozen):
 
 
 class StackSeen(Frozen):
-    """A stack as a process in it tells.
+    """A stack as a process in it reports it.
 
     Attributes:
         machine: kind of CPU: FlashAttention 4 and TorchInductor keep host code.
@@ -195,9 +110,8 @@ class TaskDone(Frozen):
     """A task that was finished, and what it compiled.
 
     Attributes:
-        compiled: by whichever run of it.
-        asked: libraries that it compiled for or found in a cache when it was finished. None where nobody knows: its
-            process counted no hits, or an earlier version wrote it.
+        asked: libraries that it compiled for or found in a cache when it was finished. None where its process counted
+            no hits.
         key: hash of what must be the same for it to stay finished; empty of an earlier version.
     """
 
@@ -234,11 +148,11 @@ class Manifest(Frozen):
         architecture: "sm_90a"; "cpu".
         target: row of `matrix/targets.toml` whose tasks filled it.
         folder: ROOT/ARCH, absolute, as it was when the caches were filled.
-        mode: "nvcc" or "nvrtc": what DeepGEMM was told to compile with.
+        mode: "nvcc" or "nvrtc": what DeepGEMM compiled with.
         tasks: that are finished.
         missing: tasks of the target that are not, such as those that need a GPU.
-        files: every file that counts, sorted. Earlier versions counted more: `parse_manifest` leaves them out.
-        variables: of the compilers, as `hash_variables` has them; None of an earlier version.
+        files: every file that counts, sorted.
+        variables: of an earlier version.
     """
 
     schema_id: Literal["megacpp-validate/jit-manifest/1"] = SCHEMA
@@ -274,12 +188,12 @@ class Manifest(Frozen):
     @property
     def sizes(self) -> tuple[JitCacheSize, ...]:
         """Files and bytes, a row a library that has any."""
-        return measure_caches((file.path, file.bytes) for file in self.files)
-
-    def shapes_of(self, library: str, kernel: str) -> tuple[str, ...]:
-        """What a kernel is in the cache for, as the tasks told."""
-        told = (one for task in self.tasks for one in task.compiled)
-        return tuple(dict.fromkeys(one.shape for one in told if (one.library, one.kernel) == (library, kernel)))
+        found: dict[str, list[int]] = defaultdict(list)
+        for file in self.files:
+            found[library_of(file.path)].append(file.bytes)
+        return tuple(
+            JitCacheSize(library=name, files=len(sizes), bytes=sum(sizes)) for name, sizes in sorted(found.items())
+        )
 
 
 def describe_files(folder: Path, known: Iterable[FileSeen] = ()) -> tuple[FileSeen, ...]:
@@ -307,40 +221,22 @@ def describe_files(folder: Path, known: Iterable[FileSeen] = ()) -> tuple[FileSe
     return tuple(map(row, listed))
 
 
-def measure_caches(files: Iterable[tuple[str, int]]) -> tuple[JitCacheSize, ...]:
-    """Files and bytes, a row a library, from paths and sizes."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for path, size in files:
-        found[library_of(path)].append(size)
-    return tuple(JitCacheSize(library=name, files=len(all_), bytes=sum(all_)) for name, all_ in sorted(found.items()))
-
-
 def manifest_text(manifest: Manifest) -> str:
     """The manifest as JSON; the same text for the same manifest."""
     return json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def hash_manifest(text: bytes) -> str:
-    """By which a manifest is named: "sha256:..."."""
-    return f"sha256:{sha256(text).hexdigest()}"
+def hash_line(text: bytes) -> str:
+    """The file beside a manifest, as `sha256sum -c manifest.sha256` reads it."""
+    return f"{sha256(text).hexdigest()}  {MANIFEST}\n"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> str:
-    """Write it and its hash into ROOT/ARCH, each whole; `sha256sum -c manifest.sha256` checks it there.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write a manifest and its hash into ROOT/ARCH, each whole; the hash, as "sha256:...". Raises `OSError`."""
     text = manifest_text(manifest)
-    digest = hash_manifest(text.encode())
     write_whole(folder / MANIFEST, text)
-    write_whole(folder / MANIFEST_HASH, hash_line(digest))
-    return digest
-
-
-def hash_line(digest: str) -> str:
-    """The file beside a manifest, as sha256sum reads it."""
-    return f"{digest.removeprefix('sha256:')}  {MANIFEST}\n"
+    write_whole(folder / MANIFEST_HASH, hash_line(text.encode()))
+    return f"sha256:{sha256(text.encode()).hexdigest()}"
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
@@ -351,19 +247,33 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         ManifestInvalid: there is none, or it is damaged.
     """
     places = (folder / MANIFEST, folder / MANIFEST_HASH)
-    if not all(place.is_file() for place in places):  # reading a pipe would wait for ever
-        raise ManifestInvalid(
-            f"{folder} has no manifest. Likely cause: nothing was prewarmed there, or a prewarm was killed. Next step: "
-            "`nox -s prewarm -- --target TARGET --root ROOT`, which continues with what is missing."
-        )
     try:
+        if not all(place.is_file() for place in places):  # reading a pipe would wait for ever
+            raise FileNotFoundError("no such file")
         text, line = (place.read_bytes() for place in places)
     except OSError as fault:
         raise ManifestInvalid(
-            f"the manifest of {folder} cannot be read: {fault}. Likely cause: another user owns it. Next step: let "
-            "that user give you the right to read it."
+            f"{folder} has no manifest: {fault}. Likely cause: nothing was prewarmed there, a prewarm was killed, or "
+            "another user owns it. Next step: `nox -s prewarm`, which continues with what is missing."
         ) from fault
     return parse_manifest(text, line, str(folder))
+
+
+def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]:
+    """A manifest and its hash from their bytes. Raises as `read_manifest`."""
+    if line.decode(errors="replace") != hash_line(text):
+        raise CacheChanged(
+            f"the manifest of {where} does not hash to its {MANIFEST_HASH}. Likely cause: it was edited or damaged. "
+            "Next step: take the cache from where it was exported, or prewarm again."
+        )
+    try:
+        read_strict_json(text)
+        return Manifest.model_validate_json(text), f"sha256:{sha256(text).hexdigest()}"
+    except ValueError as fault:
+        raise ManifestInvalid(
+            f"the manifest of {where} is invalid: {fault}. Likely cause: another version wrote it. Next step: prewarm "
+            "again with this one."
+        ) from fault
 
 
 def read_draft(folder: Path) -> Manifest | None:
@@ -383,63 +293,26 @@ def require_place(root: Path, architecture: str, machine: str = "") -> Path:
         machine: kind of CPU, because host code is among what is cached; empty where that is compared later.
 
     Raises:
-        WrongArguments: it is not, or it cannot be read.
+        WrongArguments: it is another one, or ROOT is itself one.
     """
     folder = arch_folder(root, architecture)
+    if any((root / name).exists() for name in (MANIFEST, DRAFT)):
+        raise WrongArguments(f"{root} is the cache of one architecture, not the root. Next step: give {root.parent}.")
     try:
-        inside = any((root / name).is_file() for name in (MANIFEST, DRAFT))
-        found = read_draft(folder)
-        if os.access(folder / MANIFEST, os.F_OK):
-            found = read_manifest(folder)[0]
+        found = read_draft(folder) or read_manifest(folder)[0]
     except EvidenceMissing:
-        found = None
-    except OSError as fault:
+        return folder
+    if found.architecture != architecture or found.stack.machine != (machine or found.stack.machine):
         raise WrongArguments(
-            f"the JIT caches in {root} cannot be reached: {fault.strerror or fault}. Likely cause: a folder on the way "
-            "belongs to another user. Next step: give --root a folder that you can read and write."
-        ) from fault
-    if inside:
-        raise WrongArguments(
-            f"{root} is the cache of one architecture, and not the root of them. Likely cause: ROOT/ARCH was given. "
-            f"Next step: give {root.parent}."
-        )
-    there = (found.architecture, found.stack.machine) if found else (architecture, machine)
-    if there != (architecture, machine or there[1]):
-        raise WrongArguments(
-            f"{folder} holds caches of {' on '.join(there)}, and {architecture} on {machine or there[1]} is requested. "
-            "Likely cause: a folder was copied under another name, or machines of two kinds share it. Not all "
-            "keys hold the architecture, so its kernels would crash. Next step: give another --root, or remove "
-            f"{folder}."
+            f"{folder} holds caches of {found.architecture} on {found.stack.machine}, and {architecture} on "
+            f"{machine or found.stack.machine} is requested. Likely cause: a folder was copied under another name, or "
+            f"machines of two kinds share it. Next step: give another --root, or remove {folder}."
         )
     return folder
 
 
-def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]:
-    """A manifest and its hash from their bytes, with the files that count alone. Raises as `read_manifest`."""
-    digest, said = hash_manifest(text), line.decode(errors="replace")
-    if said != hash_line(digest):
-        raise CacheChanged(
-            f"the manifest of {where} is not the one that its hash is of: it hashes to {digest}, and {MANIFEST_HASH} "
-            f"holds {said.split('  ')[0][:64]!r}. Likely cause: it was edited or damaged. Next step: take the cache "
-            "from where it was exported, or prewarm again."
-        )
-    try:
-        read_strict_json(text)
-        manifest = Manifest.model_validate_json(text)
-    except ValueError as fault:
-        raise ManifestInvalid(
-            f"the manifest of {where} is invalid: {fault}. Likely cause: it was written by another version. Next step: "
-            "prewarm again with this one."
-        ) from fault
-    # Earlier versions sealed temporary files too (the driver's index, Triton's tmp.*); they may be gone or changed by
-    # now, and the cache is whole.
-    counted = tuple(file for file in manifest.files if not is_temporary(file.path))
-    return manifest.model_copy(update={"files": counted}), digest
-
-
 # --- does it fit a stack? --------------------------------------------------------------------------------------------
 
-_ALL: Final = LIBRARIES
 # Whose keys hold what; where no such cache has a file, a difference does not matter. Read from the sources: Triton
 # 3.7.1 runtime/cache.py (its own files, ptxas), torch 2.11 and 2.13 _inductor/codecache.py (torch, triton, GPU name),
 # flash-attn-4 4.0.0b36 cache_utils.py (Python minor, cutlass, tvm_ffi, its sources), DeepGEMM v2.6.1 csrc/jit
@@ -475,8 +348,8 @@ def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode:
     made, there = manifest.stack, {size.library for size in manifest.sizes}
     of_c = ("inductor", "torch_extensions") if manifest.architecture == CPU else ("torch_extensions",)
     rows = [
-        ("architecture", manifest.architecture, architecture, _ALL),
-        ("machine", made.machine, stack.machine, _ALL),
+        ("architecture", manifest.architecture, architecture, LIBRARIES),
+        ("machine", made.machine, stack.machine, LIBRARIES),
         *(
             (name, _version(made, name), _version(stack, name), whose)
             for name, whose in (*_KEYS.items(), *((name, of_c) for name in _KEYS_OF_C))
@@ -488,49 +361,10 @@ def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode:
     return tuple(
         StackDifference(what=what, recorded=recorded, observed=observed, matters=", ".join(sorted(there & set(whose))))
         for what, recorded, observed, whose in rows
-        if recorded != observed and (whose is _ALL or there & set(whose))
+        if recorded != observed and (whose is LIBRARIES or there & set(whose))
     )
 
 
 def _version(stack: StackSeen, name: str) -> str:
     text = stack.versions.get(name) or "not installed"
     return ".".join(text.split(".")[:2]) if name == "python" else text  # its patch release is in no key
-
-
-# --- variables of the compilers --------------------------------------------------------------------------------------
-
-_PREFIXES: Final = (
-    "TRITON_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "CUTE_DSL_", "FLASH_ATTENTION_", "FA_", "DG_",
-    "NVTE_", "CUDA_CACHE_",
-)  # fmt: skip
-_OURS: Final = frozenset(cache_variables(Path("/"), CPU, nvrtc=False))  # each root and architecture has its own
-_DIGITS: Final = 12
-
-
-def hash_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of compilers that somebody set: name -> hash of the value, which may hold a password.
-
-    Args:
-        variables: of the environment that compiles.
-    """
-    names = sorted(name for name in variables if name.startswith(_PREFIXES) and name not in _OURS)
-    return {name: sha256(variables[name].encode()).hexdigest()[:_DIGITS] for name in names}
-
-
-def compare_variables(recorded: Mapping[str, str] | None, here: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each variable that differs from when the caches were filled.
-
-    Nothing is refused: which variable is in which key changes with the libraries' releases. But a cache that is cold
-    for no reason that a version shows has one here as a rule.
-
-    Args:
-        recorded: of a manifest; None of an earlier version.
-        here: of `hash_variables`.
-    """
-    if recorded is None:
-        return ()
-    return tuple(
-        f"{name} differs from when the cache was filled: kernels with it in their key are compiled again"
-        for name in sorted({*recorded, *here})
-        if recorded.get(name) != here.get(name)
-    )

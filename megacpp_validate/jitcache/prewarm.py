@@ -1,4 +1,4 @@
-"""Compile ahead of time what the presets and the probes need, and seal it: which tasks, and what became of each.
+"""Compile ahead of time what the presets and the probes need, and seal it.
 
 While a prewarm runs, a draft of the manifest lies in ROOT/ARCH/.prewarm, written anew whenever a task has ended well.
 So a prewarm that was killed continues: the next one first removes what the draft does not have, because a kernel may be
@@ -8,24 +8,29 @@ half written, and no library checks what it reads from a cache.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from filelock import FileLock, Timeout
+from pydantic import Field
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
-from ..catalog.prewarm import PrewarmTask, UnkeptKernel, choose_tasks
+from ..catalog.prewarm import PrewarmTask
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
-from ..errors import NothingSelected, WrongArguments
+from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
+from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
+from .cache import check_sealed, is_sealed, seal, unseal
 from .layout import (
     DRAFT,
     LIBRARIES,
@@ -33,35 +38,102 @@ from .layout import (
     MANIFEST_HASH,
     STATE,
     cache_arch,
-    hold_folder,
-    require_space,
+    list_files,
+    remove_temporary,
     require_usable,
-    require_writable,
 )
 from .manifest import (
-    FileSeen,
-    Listed,
+    JitCacheSize,
+    JitCompile,
     Manifest,
     StackSeen,
     TaskDone,
-    compare_stack,
     describe_files,
-    hash_variables,
-    list_files,
     manifest_text,
     read_draft,
-    read_manifest,
-    remove_temporary,
     require_place,
     write_manifest,
 )
-from .result import JitTaskRow, JitTaskState, PrewarmResult
-from .seal import check_sealed, is_sealed, seal, unseal
-from .stack import Answer, JitOptions, JitStack, hold_to_purpose, open_stack, run_tasks
+from .stack import (
+    Answer,
+    JitOptions,
+    JitStack,
+    Selected,
+    find_root,
+    open_stack,
+    require_purpose,
+    run_tasks,
+    select_tasks,
+)
 
-_RUNNING: Final = f"{STATE}/running"  # there while a prewarm runs; one that is killed leaves it
 _ONLY_ON_A_GPU: Final = frozenset({"gpu", "driver"})
 _SECOND: Final = 10**9  # layers of images keep no finer times
+
+
+class JitTaskState(StrEnum):
+    """How a task of prewarm ended."""
+
+    DONE = "done"
+    KEPT = "kept"  # an earlier run has done it, for the same stack, and its files are still there
+    FAILED = "failed"
+    NOT_RUN = "not-run"
+
+
+class JitTaskRow(Frozen):
+    """One task of prewarm.
+
+    Attributes:
+        compiled: what it compiled; what another task had compiled before it is not among them.
+        hits: kernels that it took from the cache.
+        reason: of a state that is not good, in sentences.
+        seconds: of its process.
+    """
+
+    task: str
+    library: str
+    state: JitTaskState
+    compiled: tuple[JitCompile, ...] = ()
+    hits: int = 0
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class PrewarmResult(Frozen):
+    """The tasks of a prewarm, and the caches that it left.
+
+    Attributes:
+        architecture: of the folder: "sm_90a"; "cpu".
+        folder: ROOT/ARCH.
+        mode: of DeepGEMM's compiler: "nvcc", "nvrtc".
+        interpreter: of the stack, in words.
+        rows: in the order of the matrix.
+        left_out: tasks of the target that this run did not do, and why not: "ID: reason".
+        caches: what lies there now.
+        manifest: hash of the manifest; empty where none was written.
+        sealed: whether the folder is sealed now.
+        swept: files that no finished task owns, left by a run that was killed; they were removed.
+    """
+
+    schema_id: Literal["megacpp-validate/prewarm/1"] = "megacpp-validate/prewarm/1"
+    tool: str
+    target: str
+    architecture: str
+    folder: str
+    mode: str
+    interpreter: str
+    rows: tuple[JitTaskRow, ...] = ()
+    left_out: tuple[str, ...] = ()
+    caches: tuple[JitCacheSize, ...] = ()
+    manifest: str = ""
+    sealed: bool = False
+    swept: int = 0
+    seconds: float = Field(default=0.0, ge=0.0)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where a task failed, evidence missing where one did not run."""
+        states = {row.state for row in self.rows}
+        return exit_for(breaks=JitTaskState.FAILED in states, lacks=not states or JitTaskState.NOT_RUN in states)
 
 
 @dataclass(frozen=True)
@@ -71,53 +143,6 @@ class SealOptions:
     reopen: bool = False
     seal: bool = True
     shared: bool = False
-
-
-@dataclass(frozen=True)
-class Selected:
-    """Which of a target's tasks a run takes.
-
-    Attributes:
-        tasks: to run.
-        of_target: all of them.
-        left_out: the others: not named, excluded by --at-build, or for more devices than --ranks: "ID: reason".
-        unkept: what no cache keeps of any.
-    """
-
-    tasks: tuple[PrewarmTask, ...]
-    of_target: tuple[PrewarmTask, ...]
-    left_out: tuple[str, ...]
-    unkept: tuple[UnkeptKernel, ...] = ()
-
-
-def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions) -> Selected:
-    """The tasks to run. A task that is named is never left out for the devices that it takes.
-
-    A task for more devices than --ranks is left for a host that has them: it stops neither the others nor their seal.
-
-    Raises:
-        WrongArguments: as `choose_tasks`.
-        NothingSelected: there is none.
-    """
-    if options.tasks == ():
-        raise NothingSelected("no task is selected. Next step: name one, or leave --tasks out for all.")
-    chosen = choose_tasks(every, target, options.tasks or (), without_gpu=options.at_build)
-    tasks = tuple(task for task in chosen if options.tasks or task.ranks <= options.ranks)
-    if not tasks:
-        raise NothingSelected(
-            f"matrix/prewarm.toml has no task for {target} that can run so. Next step: add one, or leave --at-build "
-            "out."
-        )
-    of_target = choose_tasks(every, target)
-    excluded = "not named" if options.tasks else "it needs a GPU, which --at-build excludes"
-
-    def explain(task: PrewarmTask) -> str:
-        if task not in chosen:
-            return excluded
-        step = f"`--ranks {task.ranks} --reopen` on a host that has them"
-        return f"it takes {task.ranks} devices, and --ranks is {options.ranks}. Next step: {step}"
-
-    return Selected(tasks, of_target, tuple(f"{task.id}: {explain(task)}" for task in of_target if task not in tasks))
 
 
 def run_prewarm(
@@ -136,7 +161,7 @@ def run_prewarm(
     """
     started, target = time.monotonic(), find_target(catalog, options.target)
     selected = select_tasks(tasks, target.id, options)
-    root = options.place()
+    root = find_root(options.root)
     folder = require_place(root, cache_arch(target.arch))  # the stack says of which kind of CPU
     if not is_sealed(folder):
         require_usable(folder, "--root")  # before a process is started
@@ -146,19 +171,13 @@ def run_prewarm(
         else:
             require_place(root, stack.architecture, stack.facts.machine)
             seen = stack.read_seen()
-            keys = {
-                task.id: hash_task(task, stack.architecture, stack.mode, seen, stack.sources)
-                for task in selected.of_target
-            }
-            fields = find_sealed(folder, selected, keys, reopen=sealing.reopen) if is_sealed(folder) else {}
+            blank = Manifest(
+                architecture=folder.name, target=target.id, folder=str(folder), mode=stack.mode, stack=seen, tasks=(),
+                files=(), made=datetime.now(UTC).isoformat(timespec="seconds"), tool=TOOL, commit=read_commit(),
+            )  # fmt: skip
+            keys = {task.id: hash_task(task, blank, stack.sources) for task in selected.of_target}
+            fields = reopen(folder, selected, keys, sealing) if is_sealed(folder) else {}
             if not fields:
-                if is_sealed(folder):
-                    unseal(folder)
-                blank = Manifest(
-                    architecture=folder.name, target=target.id, folder=str(folder), mode=stack.mode, stack=seen,
-                    tasks=(), files=(), variables=hash_variables(stack.environment.variables),
-                    made=datetime.now(UTC).isoformat(timespec="seconds"), tool=TOOL, commit=read_commit(),
-                )  # fmt: skip
                 with open_prewarm(folder, blank, selected.of_target, keys) as progress:
                     fields = fill(stack, selected, progress, options, sealing, report)
         return PrewarmResult(
@@ -168,18 +187,19 @@ def run_prewarm(
         )  # fmt: skip
 
 
-def find_sealed(folder: Path, selected: Selected, keys: Mapping[str, str], *, reopen: bool) -> dict[str, Any]:
-    """Fields of the result where nothing is left to do in a sealed cache; none where it is to be opened again.
+def reopen(folder: Path, selected: Selected, keys: Mapping[str, str], sealing: SealOptions) -> dict[str, Any]:
+    """Fields of the result where nothing is left to do in a sealed cache; none where it was opened again.
 
     Raises:
         CacheChanged: a file is not the one that was sealed.
-        WrongArguments: tasks are left to do, and `reopen` is not set.
+        WrongArguments: tasks are left to do, and --reopen is not set.
     """
-    done = _find_done(read_manifest(folder)[0], keys)
-    undone = [task.id for task in selected.tasks if task.id not in done]
-    if undone and reopen:
-        return {}
     checked = check_sealed(folder)
+    done = _find_done(checked.manifest, keys)
+    undone = [task.id for task in selected.tasks if task.id not in done]
+    if undone and sealing.reopen:
+        unseal(folder)
+        return {}
     if undone:
         raise WrongArguments(
             f"{folder} is sealed, and {len(undone)} task(s) are not done there for this stack: {', '.join(undone)}. "
@@ -199,33 +219,22 @@ def fill(
     waiting = [task for task in selected.tasks if task.id not in progress.done]
 
     def run(task: PrewarmTask) -> Answer:
-        answer = stack.run(task, folder / STATE / "logs", options.limit_s)
-        answer = hold_to_purpose(task, answer, stack.environment.variables)
-        require_space(folder)
-        if answer.failure:
-            progress.failed = True
-        elif not answer.missing:
+        answer = require_purpose(task, stack.run(task, folder / STATE / "logs", options.limit_s))
+        if not answer.failure and not answer.missing:
             progress.keep(task, answer)
-        report(describe_ended(task, answer))
         return answer
 
-    answers = run_tasks(waiting, run, options.jobs, stack.processes)
+    answers = run_tasks(waiting, run, options.jobs, stack.processes, report)
+    rows = _list_rows(selected, progress.done, answers)
+    fields: dict[str, Any] = {"rows": rows, "swept": progress.swept}
+    if any(row.state is JitTaskState.FAILED for row in rows):  # it may have left half a file: the next one sweeps
+        return {**fields, "caches": progress.manifest.sizes}
     progress.write_draft()
-    manifest, rows = progress.manifest, _list_rows(selected, progress.done, answers)
-    fields: dict[str, Any] = {"rows": rows, "caches": manifest.sizes, "swept": progress.swept}
-    if progress.failed:
-        return fields
-    digest = write_manifest(folder, manifest)
-    sealed = sealing.seal and all(row.state in (JitTaskState.DONE, JitTaskState.KEPT) for row in rows)
+    digest = write_manifest(folder, progress.manifest)
+    sealed = sealing.seal and all(row.state is not JitTaskState.NOT_RUN for row in rows)
     if sealed:
         seal(folder, shared=sealing.shared)
-    return {**fields, "manifest": digest, "sealed": sealed}
-
-
-def describe_ended(task: PrewarmTask, answer: Answer) -> str:
-    """A line of progress."""
-    word = "failed" if answer.failure else "not run" if answer.missing else f"{len(answer.compiled)} compiled"
-    return f"{word:12} {task.id} ({answer.seconds:.1f} s)"
+    return {**fields, "caches": progress.manifest.sizes, "manifest": digest, "sealed": sealed}
 
 
 def _list_rows(
@@ -251,20 +260,21 @@ def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:
 # --- a prewarm that is under way -------------------------------------------------------------------------------------
 
 
-def hash_task(task: PrewarmTask, architecture: str, mode: str, stack: StackSeen, sources: str) -> str:
+def hash_task(task: PrewarmTask, blank: Manifest, sources: str) -> str:
     """What must be the same for a finished task to stay finished.
 
     Args:
         task: its code and settings count, and not how long it takes.
-        architecture, mode: of the caches.
-        stack: without the GPU and its driver where the task needs none: compiled in an image, it holds on the host.
+        blank: architecture, mode and stack; without the GPU and its driver where the task needs none: compiled in an
+            image, it holds on the host.
         sources: identity of what of this project runs there.
     """
-    versions = {name: version for name, version in stack.versions.items() if task.gpu or name not in _ONLY_ON_A_GPU}
+    versions = {name: one for name, one in blank.stack.versions.items() if task.gpu or name not in _ONLY_ON_A_GPU}
+    stack: StackSeen = blank.stack.model_copy(update={"versions": versions})
     parts = {
         "task": [task.id, task.code, task.ranks, task.settings],
-        "caches": [architecture, mode],
-        "stack": stack.model_copy(update={"versions": versions}).model_dump(mode="json"),
+        "caches": [blank.architecture, blank.mode],
+        "stack": stack.model_dump(mode="json"),
         "sources": sources,
     }
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -283,20 +293,15 @@ class Progress:
         folder: ROOT/ARCH.
         tasks: of the target.
         keys: of those tasks, by id.
-        manifest: what lies there, and which tasks are finished: for this stack, or for a like one whose kernels are
-            still there. Whether they are found is for `jit_verify` to say.
-        before: tasks that were finished before, for whatever stack.
+        manifest: what lies there, and which tasks are finished for this stack.
         swept: files that were removed.
-        failed: a task did not end well, and may have left half a file.
     """
 
     folder: Path
     tasks: Sequence[PrewarmTask]
     keys: Mapping[str, str]
     manifest: Manifest
-    before: Mapping[str, TaskDone] = field(default_factory=dict)
     swept: int = 0
-    failed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -305,72 +310,44 @@ class Progress:
         return _find_done(self.manifest, self.keys)
 
     def begin(self, earlier: Manifest | None) -> None:
-        """Take up what is finished, and remove what is not as it was left, or what a killed prewarm left half done.
-
-        Raises `OSError`.
-        """
+        """Take up what is finished, and remove every file that is not as a prewarm left it. Raises `OSError`."""
         for name in (MANIFEST_HASH, MANIFEST):  # of before: it does not hold from here on
             (self.folder / name).unlink(missing_ok=True)
-        was_killed, there = (self.folder / _RUNNING).exists(), list_files(self.folder)
         recorded = {file.path: file for file in earlier.files} if earlier else {}
-        kept = [file for file in there if file.path in recorded and _is_as_left(file, recorded[file.path])]
-        for file in there:
-            if file not in kept and (was_killed or file.path in recorded):
+        kept = 0
+        for file in list_files(self.folder):
+            row = recorded.get(file.path)
+            # A group of Triton's has another length in another folder.
+            same = row and (file.bytes, file.mtime_ns // _SECOND) == (row.bytes, row.mtime_ns // _SECOND)
+            if row and (same or row.names_root):
+                kept += 1
+            elif earlier:
                 (self.folder / file.path).unlink()
                 self.swept += 1
-        if was_killed:
-            remove_temporary(self.folder)
-        if earlier is not None:
-            self.before = {done.id: done for done in earlier.tasks}
-            if len(kept) == len(recorded):
-                self.manifest = self.manifest.model_copy(
-                    update={"files": earlier.files, "tasks": tuple(self._take_up(earlier))}
-                )
-        (self.folder / _RUNNING).write_text(f"{os.getpid()}\n")
+        remove_temporary(self.folder)
+        if earlier and kept == len(recorded):
+            done = tuple(_find_done(earlier, self.keys).values())
+            self.manifest = self.manifest.model_copy(update={"files": earlier.files, "tasks": done})
         for name in LIBRARIES:
             (self.folder / name).mkdir(exist_ok=True)
         self.write_draft()
 
-    def _take_up(self, earlier: Manifest) -> Iterator[TaskDone]:
-        blank = self.manifest
-        is_like = not compare_stack(earlier, blank.stack, blank.architecture, blank.mode)
-        same = [(task.id, task.code, task.ranks, task.settings) for task in self.tasks]
-        for done in earlier.tasks:
-            is_same = is_like and (done.id, done.code, done.ranks, done.settings) in same
-            if is_same or (done.key and done.key == self.keys.get(done.id)):
-                yield done
-
     def keep(self, task: PrewarmTask, answer: Answer) -> None:
         """Write down that a task is finished, and what is on disk now. Raises `OSError`."""
         with self._lock:
-            # What it finds now, it may have compiled when it was finished before: for another stack, or elsewhere.
-            before = self.before.get(task.id)
-            compiled = tuple(dict.fromkeys((*(before.compiled if before else ()), *answer.compiled)))
             done = TaskDone(
                 id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=answer.seconds,
-                compiled=compiled, asked=answer.asked, key=self.keys[task.id],
+                compiled=answer.compiled, asked=answer.asked, key=self.keys[task.id],
             )  # fmt: skip
-            found = {one.id: one for one in (*self.manifest.tasks, done)}
-            self.manifest = self.manifest.model_copy(update={"tasks": tuple(found.values())})
+            self.manifest = self.manifest.model_copy(update={"tasks": (*self.manifest.tasks, done)})
             self.write_draft()
 
     def write_draft(self) -> None:
         """Write the manifest of what is on disk now. Raises `OSError`."""
-        done = {one.id: one for one in self.manifest.tasks}
-        self.manifest = self.manifest.model_copy(
-            update={
-                "files": describe_files(self.folder, self.manifest.files),
-                "tasks": tuple(done[task.id] for task in self.tasks if task.id in done),
-                "missing": tuple(task.id for task in self.tasks if task.id not in done),
-            }
-        )
+        files, done = describe_files(self.folder, self.manifest.files), self.done
+        missing = tuple(task.id for task in self.tasks if task.id not in done)
+        self.manifest = self.manifest.model_copy(update={"files": files, "missing": missing})
         write_whole(self.folder / DRAFT, manifest_text(self.manifest))
-
-
-def _is_as_left(file: Listed, recorded: FileSeen) -> bool:
-    """Whether a file has its size and time; a group of Triton's has another length in another folder."""
-    same = (file.bytes, file.mtime_ns // _SECOND) == (recorded.bytes, recorded.mtime_ns // _SECOND)
-    return same or recorded.names_root
 
 
 @contextmanager
@@ -390,11 +367,14 @@ def open_prewarm(
         InfrastructureFailed: another prewarm works there.
         OSError: its disk is full.
     """
-    require_writable(folder, "--root")
+    require_usable(folder, "--root")
     (folder / STATE).mkdir(exist_ok=True)
-    with hold_folder(folder):
-        progress = Progress(folder, tasks, keys, blank)
-        progress.begin(read_draft(folder))
-        yield progress
-        if not progress.failed:  # and not where it was interrupted: then the next one sweeps
-            (folder / _RUNNING).unlink(missing_ok=True)
+    try:
+        with FileLock(folder / STATE / "lock", timeout=0):
+            progress = Progress(folder, tasks, keys, blank)
+            progress.begin(read_draft(folder))
+            yield progress
+    except Timeout as fault:
+        raise InfrastructureFailed(
+            f"another prewarm works in {folder}. Next step: wait for it, or give another --root."
+        ) from fault

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
-from ..catalog.prewarm import PROBE, PrewarmTask
+from ..catalog.prewarm import PROBE, PrewarmTask, choose_tasks
 from ..environments.cell import Cell
 from ..environments.environment import hash_parts, list_sources
 from ..environments.facts import Facts, read_facts, require_torch
@@ -27,13 +27,12 @@ from ..environments.fleet import count_cores
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.plan import plan_blank, plan_row, why_not_here
 from ..environments.venv import find_cpu_python
-from ..errors import NoEnvironment
+from ..errors import NoEnvironment, NothingSelected
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen
 from ..process import Processes
-from .layout import NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables, folder_aside, require_temporary
-from .manifest import CompilerOf, StackSeen, hash_variables
-from .result import JitCompile
+from .layout import DRIVER, NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
+from .manifest import CompilerOf, JitCompile, StackSeen
 
 _MODULE: Final = "megacpp_validate.jit"
 _STACK: Final = "stack"
@@ -43,20 +42,16 @@ _STACK_LIMIT_S: Final = 300.0  # imports torch once, on a disk that may be cold
 COUNTED: Final = {
     "deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton",
 }  # fmt: skip
-_REPORT_THEIR_KEY: Final = ("fa4", "inductor")  # always, where a cache was asked at all (jit/watch.py)
-_REPORTS_NOTHING: Final = "cuda"  # what its cache has: its compiles are seen in new files alone
-_NAMED: Final = 4
+_REPORT_THEIR_KEY: Final = ("fa4", "inductor")  # always, where they look into a cache at all (jit/watch.py)
 _GOOD: Final = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
 _DID_NOT_RUN: Final = (Outcome.NOT_RUN, Outcome.BLOCKED)
-
-
-_NO_SPACE: Final = os.strerror(errno.ENOSPC)
+_LEAST_FREE: Final = 2**20  # bytes; a kernel has 30 kB to 1 MB
 _ROOT: Final = Path(".megacpp/jit")
 
 
 @dataclass(frozen=True)
 class JitOptions:
-    """What prewarm, jit_verify and an import share.
+    """Options that prewarm and jit_verify share.
 
     Attributes:
         tasks: ids; None for all.
@@ -80,9 +75,52 @@ class JitOptions:
     seed: int = 0
     limit_s: float = 900.0
 
-    def place(self) -> Path:
-        """The root, absolute: processes start in folders of their own."""
-        return (self.root or Path(os.environ.get(ROOT_VARIABLE) or _ROOT)).absolute()
+
+def find_root(root: Path | None) -> Path:
+    """The root of the caches, absolute: processes start in folders of their own."""
+    return (root or Path(os.environ.get(ROOT_VARIABLE) or _ROOT)).absolute()
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Which of a target's tasks a run takes.
+
+    Attributes:
+        tasks: to run.
+        of_target: all of them.
+        left_out: the others: not named, excluded by --at-build, or for more devices than --ranks: "ID: reason".
+    """
+
+    tasks: tuple[PrewarmTask, ...]
+    of_target: tuple[PrewarmTask, ...]
+    left_out: tuple[str, ...]
+
+
+def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions) -> Selected:
+    """The tasks to run. A task that is named is never left out for the devices that it takes.
+
+    A task for more devices than --ranks is left for a host that has them: it stops neither the others nor their seal.
+
+    Raises:
+        WrongArguments: as `choose_tasks`.
+        NothingSelected: there is none.
+    """
+    chosen = choose_tasks(every, target, options.tasks or (), without_gpu=options.at_build)
+    tasks = tuple(task for task in chosen if options.tasks or task.ranks <= options.ranks)
+    if options.tasks == () or not tasks:
+        raise NothingSelected(
+            f"no task of matrix/prewarm.toml for {target} is selected. Next step: name one, or leave --tasks out."
+        )
+    of_target, left_out = choose_tasks(every, target), []
+    for task in of_target:
+        if task not in chosen:
+            left_out.append(f"{task.id}: {'not named' if options.tasks else 'it needs a GPU'}")
+        elif task not in tasks:
+            step = f"`--ranks {task.ranks} --reopen` on a host that has them"
+            left_out.append(
+                f"{task.id}: it takes {task.ranks} devices, and --ranks is {options.ranks}. Next step: {step}"
+            )
+    return Selected(tasks, of_target, tuple(left_out))
 
 
 @dataclass(frozen=True)
@@ -119,34 +157,25 @@ def asked_nothing(task: PrewarmTask, answer: Answer) -> bool:
     """Whether a task neither compiled nor found anything of the library that it is there for.
 
     Of probes and cells nothing is known beforehand: their library is that of the cache that gains most from them, and
-    another precision may not ask it. The driver's cache does not report hits.
+    another precision may not use it. The driver's cache does not report hits.
     """
-    if task.is_cell or answer.asked is None or task.library == _REPORTS_NOTHING:
+    if task.is_cell or answer.asked is None or task.library == DRIVER:
         return False
     return COUNTED.get(task.library, task.library) not in {COUNTED.get(one, one) for one in answer.asked}
 
 
-def hold_to_purpose(task: PrewarmTask, answer: Answer, variables: Mapping[str, str]) -> Answer:
-    """The answer, as a failure where nothing was compiled ahead of time, or nothing of it was kept.
-
-    Args:
-        task: that answered.
-        answer: of a task that ran.
-        variables: of its environment, in which the cause may be.
-    """
+def require_purpose(task: PrewarmTask, answer: Answer) -> Answer:
+    """The answer, as a failure where nothing was compiled ahead of time, or nothing of it was kept."""
+    lost = [one for one in answer.compiled if one.library in _REPORT_THEIR_KEY and not one.looked_for]
     if task.is_cell or answer.failure or answer.missing:
         return answer
-    lost = [one for one in answer.compiled if one.library in _REPORT_THEIR_KEY and not one.looked_for]
     if asked_nothing(task, answer):
         said = f"it compiled nothing for {task.library}, and looked for nothing in its cache"
     elif lost:
-        names = ", ".join(f"{one.library} {one.kernel}" for one in lost[:_NAMED])
-        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-        said = f"what it compiled is in no cache, since none was asked: {names}{more}"
+        said = f"what it compiled is in no cache: {', '.join(f'{one.library} {one.kernel}' for one in lost[:4])}"
     else:
         return answer
-    names = ", ".join(hash_variables(variables)) or "none"
-    cause = f"a variable switches compiling, or its cache, off (set: {names}), or the monitor does not know the release"
+    cause = "a variable switches compiling, or its cache, off, or the monitor does not know the release"
     return replace(answer, failure=f"{said}. Likely cause: {cause}. Next step: unset it, or look at the log.")
 
 
@@ -249,8 +278,9 @@ class JitStack:
         logs.mkdir(parents=True, exist_ok=True)
         limit = max(limit_s, float(task.limit_s))
         answer = self._run_cell(task, logs, limit) if task.is_cell else self._run_task(task, logs, limit)
-        if _NO_SPACE in answer.failure:
-            raise OSError(errno.ENOSPC, _NO_SPACE, str(self.root))
+        disk = os.statvfs(self.root)
+        if answer.failure and disk.f_bavail * disk.f_frsize < _LEAST_FREE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
         return answer
 
     def _run_cell(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
@@ -265,9 +295,10 @@ class JitStack:
     def _run_task(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         order = {"task": task.id, "code": task.code, "library": task.library, "settings": dict(task.settings)}
         answered = self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit_s)
-        compiled = [JitCompile(**one.model_dump(exclude={"cached"})) for one in answered.compiled if not one.cached]
         return Answer(
-            compiled=tuple(compiled),
+            compiled=tuple(
+                JitCompile(**one.model_dump(exclude={"cached"})) for one in answered.compiled if not one.cached
+            ),
             hits=Counter(one.library for one in answered.compiled if one.cached),
             failure=answered.failure,
             missing=answered.missing,
@@ -286,9 +317,7 @@ class JitStack:
         ended = self.processes.run(call, folder=folder, limit_s=limit_s, log=log, given=given, ask_where=True)
         for line in reversed(ended.words.splitlines()):
             with suppress(ValidationError):
-                answered = _Answered.model_validate_json(line)
-                if answered.task == order["task"]:
-                    return answered
+                return _Answered.model_validate_json(line)
         how = ended.how if ended.code != 0 else "it ended without an answer"
         return _Answered(
             task=order["task"], failure=f"{how}; its last output: {ended.last_words}", seconds=ended.seconds
@@ -301,19 +330,19 @@ class JitStack:
             NoEnvironment: it reports nothing.
         """
         order = {"task": _STACK, "code": _STACK, "library": "", "settings": {}}
-        told = self._ask(order, self.scratch / f"{_STACK}.log", _STACK_LIMIT_S)
-        if told.failure or told.missing:
+        answered = self._ask(order, self.scratch / f"{_STACK}.log", _STACK_LIMIT_S)
+        if answered.failure or answered.missing:
             raise NoEnvironment(
-                f"{self.environment.shown} does not report what it is made of: {told.failure or told.missing}. Likely "
-                "cause: a damaged package, or it finds another megacpp-validate first. Next step: `nox -s doctor`."
+                f"{self.environment.shown} does not report what it is made of: {answered.failure or answered.missing}. "
+                "Likely cause: a damaged package. Next step: `nox -s doctor`."
             )
         gpu = self.facts.gpu
-        versions = {**told.versions, "gpu": gpu.name if gpu else "", "driver": gpu.driver if gpu else ""}
+        versions = {**answered.versions, "gpu": gpu.name if gpu else "", "driver": gpu.driver if gpu else ""}
         return StackSeen(
             machine=self.facts.machine,
             versions={name: version for name, version in sorted(versions.items()) if version},
-            compiler=told.compiler.model_copy(update={"mode": ""}),  # the manifest holds the requested one itself
-            include_paths=told.include_paths,
+            compiler=answered.compiler.model_copy(update={"mode": ""}),  # the manifest holds the requested one itself
+            include_paths=answered.include_paths,
         )
 
 
@@ -326,26 +355,27 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
     """
     architecture, mode, processes = cache_arch(target.arch), options.mode or NVCC, Processes()
     python = options.python if target.arch else find_cpu_python(options.python)
-    with folder_aside(require_temporary(), "megacpp-jit-") as scratch:
-        variables = {
-            **os.environ,
-            # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache
-            # that was filled by so many processes at a time cold for another number of them.
-            "OMP_NUM_THREADS": "1",
-            **cache_variables(root, architecture, nvrtc=mode == NVRTC),
-            "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
-        }
-        environment = host_interpreter(variables, python)
-        facts = read_facts(environment, processes)
-        require_torch(facts)
+    variables = {
+        **os.environ,
+        # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache
+        # that was filled by so many processes at a time cold for another number of them.
+        "OMP_NUM_THREADS": "1",
+        **cache_variables(root, architecture, nvrtc=mode == NVRTC),
+        "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
+    }
+    environment = host_interpreter(variables, python)
+    facts = read_facts(environment, processes)
+    require_torch(facts)
+    with tempfile.TemporaryDirectory(prefix="megacpp-jit-") as scratch:
         yield JitStack(
-            catalog, target, environment, processes, facts, root, architecture, mode, options.seed, scratch
+            catalog, target, environment, processes, facts, root, architecture, mode, options.seed, Path(scratch)
         )  # fmt: skip
 
 
 def run_tasks(
-    tasks: Sequence[PrewarmTask], run: Callable[[PrewarmTask], Answer], jobs: int, processes: Processes
-) -> dict[str, Answer]:
+    tasks: Sequence[PrewarmTask], run: Callable[[PrewarmTask], Answer], jobs: int, processes: Processes,
+    report: Callable[[str], None],
+) -> dict[str, Answer]:  # fmt: skip
     """Run tasks side by side, the longest first; then, one at a time, those that train: they take whole GPUs.
 
     Args:
@@ -353,19 +383,27 @@ def run_tasks(
         run: one of them, called from several threads.
         jobs: at a time; 0 for what suits: compilers take a core each, and importing torch takes one for 8 seconds.
         processes: stopped where anything is raised, an interrupt too.
+        report: called with a line a task that has ended.
 
     Raises:
         OSError: as `run`.
     """
     alone = [task for task in tasks if task.is_cell and task.code != PROBE]
     others = sorted((task for task in tasks if task not in alone), key=lambda task: -task.seconds)
-    ended = {}
+    ended: dict[str, Answer] = {}
+
+    def end(task: PrewarmTask, answer: Answer) -> None:
+        word = "failed" if answer.failure else "not run" if answer.missing else f"{len(answer.compiled)} compiled"
+        report(f"{word:12} {task.id} ({answer.seconds:.1f} s)")
+        ended[task.id] = answer
+
     with ThreadPoolExecutor(jobs or max(1, min(8, count_cores()))) as pool:
         try:
-            futures = {pool.submit(run, task): task.id for task in others}
+            futures = {pool.submit(run, task): task for task in others}
             for future in as_completed(futures):
-                ended[futures[future]] = future.result()
-            ended |= {task.id: run(task) for task in alone}
+                end(futures[future], future.result())
+            for task in alone:
+                end(task, run(task))
         except BaseException:
             processes.stop()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -4,43 +4,149 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
+
+from pydantic import Field
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.prewarm import PrewarmTask, UnkeptKernel
 from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
+from ..errors import Exit, exit_for, writing_to
+from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .layout import cache_arch, folder_aside, require_temporary, require_usable, require_writable
-from .manifest import (
-    Listed,
-    Manifest,
-    ManifestInvalid,
-    compare_stack,
-    compare_variables,
-    find_products,
-    hash_variables,
-    library_of,
-    list_files,
-    require_place,
-)
-from .prewarm import SealOptions, Selected, describe_ended, run_prewarm, select_tasks
-from .result import JitCause, JitCompile, JitVerdict, JitVerifyResult, JitVerifyRow, PrewarmResult
-from .seal import Checked, check_sealed, is_sealed, open_working
-from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, open_stack, run_tasks
+from .cache import Checked, check_sealed, is_sealed, open_working
+from .layout import DRIVER, cache_arch, find_products, library_of, list_files, require_usable
+from .manifest import JitCompile, Manifest, ManifestInvalid, StackDifference, compare_stack, require_place
+from .prewarm import PrewarmResult
+from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, find_root, open_stack, run_tasks, select_tasks
 
 # Of a whole target, and of a part: whoever reads the verdict on a target must not find the other in its place.
 _VERDICT: Final = "jit_verify-{target}.json"
 _IN_PART: Final = "jit_verify-{target}.part.json"
-_SHOWN: Final = 4  # shapes of a kernel, and files that nobody could watch, that are named
-_DRIVER: Final = "cuda"
 _NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/driver_cache.py)
+
+
+class JitVerdict(StrEnum):
+    """How a task or a cell found a sealed cache. Only `WARM` is good."""
+
+    WARM = "warm"  # ran, and nothing was compiled
+    COMPILED = "compiled"
+    SILENT = "silent"  # ran, and used no cache for what it compiled when it was prewarmed: it took another path
+    FAILED = "failed"  # did not come to an end, or came to a bad one
+    NOT_RUN = "not-run"
+
+
+class JitCause(StrEnum):
+    """Why a sealed cache did not have a kernel, as its manifest tells it."""
+
+    NO_TASK = "no-task"  # it was sealed without this task
+    OTHER_SETTINGS = "other-settings"  # the task had others then
+    OTHER_KEY = "other-key"  # the same task: a shape, a variable or a source file is another one
+
+
+class JitVerifyRow(Frozen):
+    """One task or cell on the sealed cache.
+
+    Attributes:
+        compiled: what was not found.
+        unkept: what this release compiles in every process, whatever is in a cache (matrix/prewarm.toml); it closes
+            nothing.
+        hits: kernels that were found; None where the cell does not count them.
+        known: shapes of each compiled kernel that the cache does have: "KERNEL: SHAPE; SHAPE".
+        cause: why it was not found, where anything was compiled.
+        reason: why it failed, or did not run.
+        seconds: of its process.
+    """
+
+    task: str
+    verdict: JitVerdict
+    cause: JitCause | None = None
+    compiled: tuple[JitCompile, ...] = ()
+    unkept: tuple[JitCompile, ...] = ()
+    hits: int | None = None
+    known: tuple[str, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class JitVerifyResult(Frozen):
+    """Whether a sealed cache is warm for what runs on it; also the file that is kept as evidence of it.
+
+    Attributes:
+        manifest: hash of the manifest that was verified, "sha256:...".
+        mode: of DeepGEMM's compiler.
+        ranks: most devices that a cell took.
+        files, bytes: of the sealed cache, each of whose hashes was right.
+        differences: of cache and stack; where there is one, nothing was run.
+        rows: tasks, then cells.
+        left_out: tasks of the target that did not run, and why not: "ID: reason".
+        missing: ids of tasks that the cache does not have.
+        unreported: files of compiled kernels that appeared without a report of a process.
+        unproven: what appeared where no process could watch, in sentences.
+        unwatched: what compiles in memory, where no cache can be warm: "LIBRARY: why".
+        notes: of the processes: one that was waited for in vain, a folder that could not be written.
+        opened_s: seconds to check and to copy the cache into a folder that can be written.
+    """
+
+    schema_id: Literal["megacpp-validate/jit-verify/1"] = "megacpp-validate/jit-verify/1"
+    tool: str
+    commit: str = ""
+    target: str
+    architecture: str
+    folder: str
+    mode: str
+    manifest: str
+    interpreter: str
+    image_digest: str = ""
+    lock_hash: str = ""
+    gpu: str = ""
+    ranks: int = Field(default=1, ge=1)
+    files: int = Field(default=0, ge=0)
+    bytes: int = Field(default=0, ge=0)
+    differences: tuple[StackDifference, ...] = ()
+    rows: tuple[JitVerifyRow, ...] = ()
+    left_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unreported: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
+    unwatched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    started: str = ""
+    opened_s: float = Field(default=0.0, ge=0.0)
+    seconds: float = Field(default=0.0, ge=0.0)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where anything was compiled, came to a bad end, or is of another stack.
+
+        Evidence is missing where something did not run, or could not be watched: that is not verified.
+        """
+        verdicts = {row.verdict for row in self.rows}
+        bad = {JitVerdict.COMPILED, JitVerdict.SILENT, JitVerdict.FAILED}
+        return exit_for(
+            breaks=bool(self.differences or self.unreported or verdicts & bad),
+            lacks=not verdicts or bool(self.unproven) or JitVerdict.NOT_RUN in verdicts,
+        )
+
+
+class VerifiedPrewarm(PrewarmResult):
+    """A prewarm whose sealed cache was verified."""
+
+    verdict: JitVerifyResult
+
+    @property
+    def exit(self) -> Exit:
+        """The exit of the verdict: what is sealed was prewarmed to its end."""
+        return self.verdict.exit
 
 
 def run_verify(
@@ -63,51 +169,53 @@ def run_verify(
         OSError: a disk is full.
     """
     target = find_target(catalog, options.target)
-    selected = replace(select_tasks(tasks, target.id, options), unkept=tuple(unkept))
-    require_writable(receipts, "--receipts")  # now, and not a quarter of an hour later
-    parent = work or require_temporary()
+    selected = select_tasks(tasks, target.id, options)
+    with writing_to(receipts, "receipts", "--receipts"):  # now, and not a quarter of an hour later
+        receipts.mkdir(parents=True, exist_ok=True)
+    parent = work or Path(tempfile.gettempdir())
     require_usable(parent, "--work")
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    folder = require_place(options.place(), cache_arch(target.arch))
+    folder = require_place(find_root(options.root), cache_arch(target.arch))
+    checked = _check_sealed(folder)  # first: on files that changed nothing is proven
+    manifest, options = checked.manifest, replace(options, mode=checked.manifest.mode)
+    answers, new, opened_s = dict[str, Answer](), tuple[str, ...](), time.monotonic() - began
+    differences: tuple[StackDifference, ...] = ()
+    with (
+        tempfile.TemporaryDirectory(prefix="megacpp-jit-work-", dir=parent.absolute()) as root,
+        open_stack(catalog, target, options, Path(root)) as stack,
+    ):
+        if reason := stack.why_not(at_build=options.at_build):
+            answers = {task.id: Answer(missing=reason) for task in selected.tasks}
+        else:
+            differences = compare_stack(manifest, stack.read_seen(), stack.architecture, stack.mode)
+            if not differences:
+                answers, new = run_on_copy(stack, folder, checked, selected.tasks, options, receipts, report)
+        rows = tuple(judge_task(task, answers[task.id], manifest, unkept) for task in selected.tasks if answers)
+        unwatched = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.unwatched))
+        unreported, unproven = judge_files(new, rows, unwatched)
+        result = JitVerifyResult(
+            tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
+            mode=stack.mode, manifest=checked.digest, interpreter=stack.interpreter,
+            image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
+            gpu=stack.facts.gpu.name if stack.facts.gpu else "", differences=differences, rows=rows,
+            ranks=max([options.ranks, *(task.ranks for task in selected.tasks)]), left_out=selected.left_out,
+            missing=manifest.missing, unreported=unreported, unproven=unproven, unwatched=unwatched,
+            notes=tuple(f"{task}: {line}" for task, answer in answers.items() for line in answer.notes),
+            files=len(manifest.files), bytes=manifest.bytes, started=started, opened_s=round(opened_s, 2),
+            seconds=round(time.monotonic() - began, 1),
+        )  # fmt: skip
+    write_whole(receipts / name_verdict(result), result.model_dump_json(indent=2) + "\n")
+    return result
+
+
+def _check_sealed(folder: Path) -> Checked:
     if not is_sealed(folder):
         raise ManifestInvalid(
             f"{folder} is not sealed, so that its contents are not known. Likely cause: a prewarm with --no-seal or "
             "without an end, or a copy that did not keep the modes of files. Next step: `nox -s prewarm` to its end, "
             "or `nox -s jit_cache -- seal`, which compares every file with its hash."
         )
-    checked = check_sealed(folder)  # first: on files that changed nothing is proven
-    took = time.monotonic() - began
-    options = replace(options, mode=checked.manifest.mode)
-    with folder_aside(parent, "megacpp-jit-work-") as root, open_stack(catalog, target, options, root) as stack:
-        if reason := stack.why_not(at_build=options.at_build):
-            fields = judge_tasks(selected, {task.id: Answer(missing=reason) for task in selected.tasks}, checked)
-        else:
-            fields = run_on_copy(stack, folder, checked, selected, options, receipts.absolute(), report)
-        result = JitVerifyResult(
-            tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
-            mode=stack.mode, manifest=checked.digest, interpreter=stack.interpreter,
-            image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
-            gpu=stack.facts.gpu.name if stack.facts.gpu else "", left_out=selected.left_out,
-            ranks=max([options.ranks, *(task.ranks for task in selected.tasks)]), missing=checked.manifest.missing,
-            files=len(checked.manifest.files), bytes=checked.manifest.bytes, started=started,
-            opened_s=round(took + fields.pop("copied_s", 0.0), 2), seconds=round(time.monotonic() - began, 1),
-            **fields,
-        )  # fmt: skip
-    write_whole(receipts / name_verdict(result), result.model_dump_json(indent=2) + "\n")
-    return result
-
-
-def run_prewarm_and_verify(
-    catalog: Catalog, tasks: Sequence[PrewarmTask], unkept: Sequence[UnkeptKernel], options: JitOptions,
-    sealing: SealOptions, receipts: Path, report: Callable[[str], None],
-) -> PrewarmResult:  # fmt: skip
-    """Fill the caches, seal them, verify what was sealed. Arguments and errors as `run_prewarm` and `run_verify`."""
-    require_writable(receipts, "--receipts")
-    result = run_prewarm(catalog, tasks, options, sealing, report)
-    if not result.sealed:
-        return result
-    verdict = run_verify(catalog, tasks, unkept, options, None, receipts, report)
-    return result.model_copy(update={"verdict": verdict})
+    return check_sealed(folder)
 
 
 def name_verdict(result: JitVerifyResult) -> str:
@@ -116,49 +224,25 @@ def name_verdict(result: JitVerifyResult) -> str:
 
 
 def run_on_copy(
-    stack: JitStack, sealed: Path, checked: Checked, selected: Selected, options: JitOptions, receipts: Path,
+    stack: JitStack, sealed: Path, checked: Checked, tasks: Sequence[PrewarmTask], options: JitOptions, receipts: Path,
     report: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
-    """Compare with the stack, copy, run, judge: fields of the verdict."""
-    manifest = checked.manifest
-    if differences := compare_stack(manifest, stack.read_seen(), stack.architecture, stack.mode):
-        return {"differences": differences}
-    began = time.monotonic()
-    # What a stack leaves when it is only asked (the driver's folder, where it names its GPU) is not what was sealed.
+) -> tuple[dict[str, Answer], tuple[str, ...]]:  # fmt: skip
+    """Run tasks on a working copy; the answer of each, and the compiled kernels that appeared."""
+    # What a stack leaves when it reports itself (the driver's folder, where it names its GPU) is not what was sealed.
     shutil.rmtree(stack.root / stack.architecture, ignore_errors=True)
-    folder = open_working(sealed, manifest, stack.root)
-    copied_s = time.monotonic() - began
+    folder = Path(open_working(sealed, checked, stack.root).folder)
     before = {listed.path: listed for listed in list_files(folder)}
-
-    def run(task: PrewarmTask) -> Answer:
-        answer = stack.run(task, receipts, options.limit_s)
-        report(describe_ended(task, answer))
-        return answer
-
-    fields = judge_tasks(selected, run_tasks(selected.tasks, run, options.jobs, stack.processes), checked)
-    unreported = find_unreported(before, list_files(folder), fields["rows"])
-    unreported, unproven = set_unwatched_apart(unreported, fields["unwatched"])
-    if unreported or any(row.verdict not in (JitVerdict.WARM, JitVerdict.NOT_RUN) for row in fields["rows"]):
-        # Where all is warm, no variable that differs is in a key of what ran.
-        fields["notes"] += compare_variables(manifest.variables, hash_variables(stack.environment.variables))
-    return {**fields, "copied_s": copied_s, "unreported": unreported, "unproven": unproven}
-
-
-def judge_tasks(selected: Selected, answers: Mapping[str, Answer], checked: Checked) -> dict[str, Any]:
-    """The rows, what could not be watched, and the notes of a verdict."""
-    tasks = selected.tasks
-    rows = [judge_task(task, answers[task.id], checked.manifest, selected.unkept) for task in tasks]
-    return {
-        "rows": tuple(rows),
-        "unwatched": tuple(dict.fromkeys(line for task in tasks for line in answers[task.id].unwatched)),
-        "notes": tuple(f"{task.id}: {line}" for task in tasks for line in answers[task.id].notes),
-    }
+    logs = receipts.absolute()
+    answers = run_tasks(
+        tasks, lambda task: stack.run(task, logs, options.limit_s), options.jobs, stack.processes, report
+    )
+    return answers, tuple(find_products(before, list_files(folder)))
 
 
 def judge_task(
     task: PrewarmTask, answer: Answer, manifest: Manifest, unkept: Sequence[UnkeptKernel] = ()
 ) -> JitVerifyRow:
-    """What a task or a cell made of the cache. What did not run is not verified, whatever it reports of compiles.
+    """How a task or a cell found the cache. What did not run is not verified, whatever it reports of compiles.
 
     Args:
         task: row of `matrix/prewarm.toml`.
@@ -168,6 +252,7 @@ def judge_task(
     """
     excused = _find_unkept(answer.compiled, unkept, manifest.stack.versions.get("transformer-engine", ""))
     missed = tuple(one for one in answer.compiled if one not in excused)
+    done = next((one for one in manifest.tasks if one.id == task.id), None)
     if answer.missing:
         verdict = JitVerdict.NOT_RUN
     elif answer.failure:
@@ -175,12 +260,22 @@ def judge_task(
     elif missed:
         verdict = JitVerdict.COMPILED
     else:
-        verdict = JitVerdict.SILENT if _is_silent(task, answer, manifest) else JitVerdict.WARM
-    names = dict.fromkeys((one.library, one.kernel) for one in missed)
-    known = tuple(_list_known(manifest, library, kernel) for library, kernel in names)
-    cause = _find_cause(task, manifest) if missed else None
+        # A library that this task used when it was finished must be used again: a fallback compiles nothing, either.
+        used = done.asked if done and done.asked is not None else [one.library for one in done.compiled] if done else ()
+        found = {COUNTED.get(library) for library, number in (answer.hits or {}).items() if number}
+        lost = answer.hits is not None and any(COUNTED.get(library) not in (None, *found) for library in used)
+        verdict = JitVerdict.SILENT if lost or asked_nothing(task, answer) else JitVerdict.WARM
+    cause = None
+    if missed:
+        same = done and (done.code, done.settings, done.ranks) == (task.code, task.settings, task.ranks)
+        cause = JitCause.NO_TASK if not done else JitCause.OTHER_KEY if same else JitCause.OTHER_SETTINGS
+    known = []
+    for library, kernel in dict.fromkeys((one.library, one.kernel) for one in missed):
+        every = (one for other in manifest.tasks for one in other.compiled)
+        shapes = dict.fromkeys(one.shape for one in every if (one.library, one.kernel) == (library, kernel))
+        known.append(f"{kernel}: {'; '.join([*shapes][:4]) or 'nothing'}")
     return JitVerifyRow(
-        task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=known, cause=cause,
+        task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=tuple(known), cause=cause,
         hits=None if answer.hits is None else sum(answer.hits.values()),
         reason=answer.missing or answer.failure, seconds=answer.seconds,
     )  # fmt: skip
@@ -196,80 +291,37 @@ def _find_unkept(
     these halves: a kernel that is really missing leaves its machine code, and with it its name.
     """
     named = [one for one in compiled if any(row.fits(one.library, one.kernel, release) for row in unkept)]
-    others = [one for one in compiled if one.library == _DRIVER and one not in named]
+    others = [one for one in compiled if one.library == DRIVER and one not in named]
     halves = others if len(others) <= len(named) and all(one.kernel == _NAMELESS for one in others) else []
     return tuple(one for one in compiled if one in named or one in halves)
 
 
-def _is_silent(task: PrewarmTask, answer: Answer, manifest: Manifest) -> bool:
-    """Whether a library was not asked that this task asked when it was finished: a fallback compiles nothing, either.
-
-    What it found then counts as what it compiled: another task may have been first. And a task that asks nothing of
-    the library that it is there for is silent whatever it did then: compiling may have been switched off both times.
-    """
-    if asked_nothing(task, answer):
-        return True
-    done = next((one for one in manifest.tasks if one.id == task.id), None)
-    if done is None or answer.hits is None:
-        return False
-    found = {COUNTED.get(library) for library, number in answer.hits.items() if number}
-    asked = tuple(one.library for one in done.compiled) if done.asked is None else done.asked
-    return any(COUNTED.get(library) not in (None, *found) for library in asked)
-
-
-def _find_cause(task: PrewarmTask, manifest: Manifest) -> JitCause:
-    done = next((one for one in manifest.tasks if one.id == task.id), None)
-    if done is None:
-        return JitCause.NO_TASK
-    same = (done.code, done.settings, done.ranks) == (task.code, task.settings, task.ranks)
-    return JitCause.OTHER_KEY if same else JitCause.OTHER_SETTINGS
-
-
-def _list_known(manifest: Manifest, library: str, kernel: str) -> str:
-    shapes = manifest.shapes_of(library, kernel)
-    more = f"; and {len(shapes) - _SHOWN} more" if len(shapes) > _SHOWN else ""
-    return f"{kernel}: {'; '.join(shapes[:_SHOWN])}{more}" if shapes else f"{kernel}: nothing"
-
-
-def find_unreported(
-    before: Mapping[str, Listed], after: Iterable[Listed], rows: Sequence[JitVerifyRow]
-) -> tuple[str, ...]:
-    """Compiled kernels that appeared in the working copy, in caches of which no process reported a compile.
+def judge_files(
+    paths: Iterable[str], rows: Sequence[JitVerifyRow], unwatched: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compiled kernels that appeared without a report of a process, and sentences about those that none could report.
 
     A monitor that misses a compile would call a cold cache warm: so the files count too. Of the driver's cache each
-    file must have been reported, since its processes report files (jit/driver_cache.py).
+    file must have been reported, since its processes report files (jit/driver_cache.py). A process that cannot work on
+    a copy of that cache reports no compile there, and says so: what appears then is no breakage, and no proof either.
 
     Args:
-        before, after: the working copy before anything ran, and now.
+        paths: of `find_products`.
         rows: what the processes reported.
-    """
-    every = [one for row in rows for one in (*row.compiled, *row.unkept)]
-    files = {f"{_DRIVER}/{one.shape}" for one in every if one.library == _DRIVER}
-    told = {one.library for one in every if one.library != _DRIVER}
-    if told & {"fa4", "cute"}:
-        told |= {"fa4", "cute"}  # one compiler, two caches
-    if "inductor" in told:
-        told.add("triton")  # TorchInductor writes its kernels in Triton
-    return tuple(path for path in find_products(before, after) if path not in files and library_of(path) not in told)
-
-
-def set_unwatched_apart(unreported: Sequence[str], unwatched: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Files that no process reported, and sentences about those that no process could report.
-
-    A process that cannot work on a copy of the driver's cache reports no compile there, and says so. What appears there
-    then is no breakage (the kernels that no cache keeps appear each time), and no proof either.
-
-    Args:
-        unreported: as `find_unreported` has them.
         unwatched: what the processes could not watch: "LIBRARY: why".
     """
-    blind = any(line.startswith(f"{_DRIVER}: ") for line in unwatched)
-    apart = [path for path in unreported if library_of(path) == _DRIVER and blind]
-    if not apart:
-        return tuple(unreported), ()
-    more = f" and {len(apart) - _SHOWN} more" if len(apart) > _SHOWN else ""
+    every = [one for row in rows for one in (*row.compiled, *row.unkept)]
+    files = {f"{DRIVER}/{one.shape}" for one in every if one.library == DRIVER}
+    reported = {one.library for one in every if one.library != DRIVER}
+    if reported & {"fa4", "cute"}:
+        reported |= {"fa4", "cute"}  # one compiler, two caches
+    if "inductor" in reported:
+        reported.add("triton")  # TorchInductor writes its kernels in Triton
+    found = [path for path in paths if path not in files and library_of(path) not in reported]
+    blind = any(line.startswith(f"{DRIVER}: ") for line in unwatched)
+    apart = [path for path in found if library_of(path) == DRIVER and blind]
     said = (
-        f"{len(apart)} file(s) appeared in the driver's cache, which could not be watched: "
-        f"{', '.join(apart[:_SHOWN])}{more}. Whether it is warm is not proven"
+        f"{len(apart)} file(s) appeared in the driver's cache, which could not be watched: {', '.join(apart[:4])}. "
+        "Whether it is warm is not proven"
     )
-    return tuple(path for path in unreported if path not in apart), (said,)
+    return tuple(path for path in found if path not in apart), (said,) if apart else ()

@@ -1,4 +1,4 @@
-"""docker and cosign as scripts over a folder that stands for registries: for what real ones do not do on request.
+"""docker, cosign and syft as scripts over a folder that stands for registries: for what real ones do not do on request.
 
 `python fake_tools.py NAME WORDS...` behaves as the program NAME, as far as images need it. FAKE_REGISTRY holds
 REPOSITORY/manifests/TAG-OR-DIGEST and REPOSITORY/blobs/DIGEST; a file `down` in it makes every registry silent.
@@ -127,6 +127,8 @@ def run_cosign(words: list[str]) -> None:
         sign = ["openssl", "dgst", "-sha256", "-sign", str(given["key"].with_suffix(".pem")), words[-1]]
         sys.stdout.write(base64.b64encode(subprocess.run(sign, check=True, capture_output=True).stdout).decode() + "\n")
     elif verb == "public-key":
+        if "PRIVATE KEY" not in (given["key"].read_text() if given["key"].is_file() else ""):
+            sys.exit("reading key: no such key")
         sys.stdout.write(given["key"].with_suffix(".pub").read_text() + "\n")
     elif verb == "sign":
         Path(f"{kept}.sig").touch()
@@ -141,6 +143,11 @@ def run_cosign(words: list[str]) -> None:
         sys.stdout.write(json.dumps({"payload": base64.b64encode(json.dumps(statement).encode()).decode()}) + "\n")
     elif verb == "save":
         save(words[-1], given["dir"])
+
+
+def run_syft(words: list[str]) -> None:
+    """The SBOM that lies in FAKE_SBOM."""
+    sys.stdout.write(Path(os.environ["FAKE_SBOM"]).read_text())
 
 
 def save(reference: str, layout: Path) -> None:
@@ -170,4 +177,4 @@ def save(reference: str, layout: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"docker": run_docker, "cosign": run_cosign}[sys.argv[1]](sys.argv[2:])
+    {"docker": run_docker, "cosign": run_cosign, "syft": run_syft}[sys.argv[1]](sys.argv[2:])

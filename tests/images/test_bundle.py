@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import matrix_folder
-from megacpp_validate.images.bundle import BundleOptions, BundleResult, list_platforms, write_bundle
+from megacpp_validate.images.bundle import BundleOptions, BundleResult, list_platforms, write_bundle, write_sums
 from megacpp_validate.images.locks import gather_inputs, read_project, seal_lock
 from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.restore import main as restore
 from megacpp_validate.images.supply import run_cosign
 from megacpp_validate.images.tools import ImageRefused, RegistryLies, RegistryUnreachable
-from megacpp_validate.jitcache.seal import check_sealed, is_sealed
+from megacpp_validate.jitcache.cache import check_sealed, is_sealed
 from tests.command_line import make_run
 from tests.images.fake_tools import FakeRegistry, install, make_key
 from tests.images.small_project import write_wheel
@@ -97,54 +97,35 @@ def bundle(written: BundleResult, tmp_path: Path) -> Path:
 
 def refuse(bundle: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The message where a bundle is refused; nothing of it is installed."""
-    target = bundle.with_name("restored")
-    assert restore(["--bundle", str(bundle), "--unpack", str(target), "--jit", f"{target}-jit", *words]) == 1
+    assert restore(["--bundle", str(bundle), "--jit", str(bundle.with_name("jit")), *words]) == 1
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle"]
     said = capsys.readouterr().err
     assert "Nothing was installed" in said
     return said
 
 
-def rewrite(bundle: Path, change: dict[str, object] | None = None, **rows: dict[str, object]) -> None:
-    """Change the manifest of a bundle, and its sums with it, as somebody would who knows how."""
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    manifest.update(change or {})
-    sums = dict(line.split("  ")[::-1] for line in (bundle / "SHA256SUMS").read_text().splitlines())
-    for row in manifest["files"] if not change else ():
-        row.update(rows.get(row["path"].partition(".")[0], {}))
-        sums[row["path"]] = row["sha256"]
-    (bundle / "bundle.json").write_text(json.dumps(manifest))
-    sums["bundle.json"] = sha256((bundle / "bundle.json").read_bytes()).hexdigest()
-    (bundle / "SHA256SUMS").write_text("".join(f"{digest}  {path}\n" for path, digest in sums.items()))
-
-
 def test_what_is_written_is_restored_as_it_was(site: Site, written: BundleResult, tmp_path: Path) -> None:
-    folder = Path(written.folder)
-    whole, caches = tmp_path / "whole", tmp_path / "caches"
-    words = ["--bundle", str(folder), "--unpack", str(whole), "--jit", str(caches), "--id", written.id]
+    folder, caches = Path(written.folder), tmp_path / "caches"
+    words = ["--bundle", str(folder), "--jit", str(caches), "--id", written.id]
     assert restore([*words, "--key", str(site.root / "one.pub")]) == 0
-    assert (whole / "image.tar").read_bytes() == (folder / "image.tar").read_bytes()
     assert check_sealed(caches / "cpu").manifest.architecture == "cpu"
     assert is_sealed(caches / "cpu")
     assert not (caches / "sm_90a").exists()  # an image has caches of its own architecture alone
-    kept = [path for path in caches.rglob("*") if path.is_file()]
-    assert {path.stat().st_mode & 0o777 for path in kept} == {0o444}
-    assert all(
-        path.stat().st_mtime_ns == (site.root / "jit" / path.relative_to(caches)).stat().st_mtime_ns for path in kept
-    )
-    names = {"image.tar", "wheelhouse", "jit", "provenance.json", "sbom.spdx.json", "cosign.pub", "lock.txt", "matrix"}
-    assert set(written.sizes) == names | {"restore.py"}
+    for file in check_sealed(caches / "cpu").manifest.files:
+        status = (caches / "cpu" / file.path).stat()
+        assert (status.st_mode & 0o777, abs(status.st_mtime_ns - file.mtime_ns) < 1000) == (0o444, True)
+    names = {"image.tar", "wheelhouse", "jit.tar", "provenance.json", "sbom.spdx.json", "cosign.pub", "lock.txt"}
+    assert set(written.sizes) == names | {"matrix", "restore.py", "bundle.json", "SHA256SUMS", "SHA256SUMS.sig"}
     assert written.absent == {}
     assert restore(words) == 5  # what is there is not overwritten
     with tarfile.open(folder / "image.tar") as archive:
         index = json.load(archive.extractfile("./index.json"))  # type: ignore[arg-type]
-    names = {row["annotations"]["io.containerd.image.name"].rpartition(":")[2] for row in index["manifests"]}
-    assert names == {f"cpu-{site.digest[7:19]}", f"sha256-{site.digest[7:]}.sig"}  # where cosign looks for them
+    tags = {row["annotations"]["io.containerd.image.name"].rpartition(":")[2] for row in index["manifests"]}
+    assert tags == {f"cpu-{site.digest[7:19]}", f"sha256-{site.digest[7:]}.sig"}  # where cosign looks for them
     assert subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=folder, check=False).returncode == 0
 
 
-FILES = ["image.tar", "wheelhouse/alpha-1.0-py3-none-any.whl", "jit/cpu/manifest.json", "matrix/targets.toml",
-         "lock.txt", "restore.py", "bundle.json", "bundle.json.sig", "SHA256SUMS"]  # fmt: skip
+FILES = ["image.tar", "wheelhouse/alpha-1.0-py3-none-any.whl", "jit.tar", "lock.txt", "restore.py", "bundle.json"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -152,14 +133,12 @@ def test_one_flipped_bit(name: str, bundle: Path, capsys: pytest.CaptureFixture[
     data = bytearray((bundle / name).read_bytes())
     data[len(data) // 2] ^= 4
     (bundle / name).write_bytes(data)
-    assert name in refuse(bundle, capsys)
+    assert f"{name}: does not hash" in refuse(bundle, capsys)
 
 
-def test_files_that_are_short_gone_or_too_many(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_gone_or_too_many(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, extra = bundle / "image.tar", bundle / "wheelhouse/torch-9.9-py3-none-any.whl"
     whole = one.read_bytes()
-    one.write_bytes(whole[:-1])
-    assert f"image.tar: has {len(whole) - 1} bytes of {len(whole)}" in refuse(bundle, capsys)
     one.unlink()
     assert "image.tar: is missing" in refuse(bundle, capsys)
     one.write_bytes(whole)
@@ -169,35 +148,24 @@ def test_files_that_are_short_gone_or_too_many(bundle: Path, capsys: pytest.Capt
     extra.symlink_to("/etc/passwd")
     assert "torch-9.9-py3-none-any.whl: is a link or a device" in refuse(bundle, capsys)
     extra.unlink()
+    sums = (bundle / "SHA256SUMS").read_text()
+    (bundle / "SHA256SUMS").write_text(f"{sums}{'0' * 64}  ../../etc/passwd\n")
+    assert "../../etc/passwd: is missing" in refuse(bundle, capsys)
     (bundle / "SHA256SUMS").unlink()
     assert "is not a complete bundle" in refuse(bundle, capsys)
 
 
-@pytest.mark.parametrize("name", ["../../etc/cron.d/x", "/etc/x", "a/./b", "a\\b", "a\x1bb", "", "lock.txt"])
-def test_a_name_that_leads_out_or_is_there_twice(name: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rewrite(bundle, provenance={"path": name})
-    assert ("is named twice" if name == "lock.txt" else "leads out") in refuse(bundle, capsys)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"schema": "megacpp-validate/bundle/1"}, {"files": None}, {"files": [1]}, {"files": [{}]}, {"image": 1},
-     {"absent": []}, {"wheels_absent": None}, {"python": 3}, {"image": None}, {"image": {}}, {"wheels_absent": [1]},
-     {"image": {"name": "a:b", "digest": "sha256:1", "signatures": []}}],
-)  # fmt: skip
-def test_a_manifest_of_another_shape(
-    change: dict[str, object], bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rewrite(bundle, change)
-    refuse(bundle, capsys)
-
-
-@pytest.mark.parametrize("row", [{"bytes": -1}, {"mtime_ns": -1}, {"mtime_ns": 1 << 63}, {"sha256": "x"}])
-def test_sizes_times_and_sums_that_cannot_be(
-    row: dict[str, object], bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rewrite(bundle, image=row)
-    assert "that cannot be" in refuse(bundle, capsys)
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "link"])
+def test_an_archive_of_caches_that_leads_out(name: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tarfile.open(bundle / "jit.tar", "w") as archive:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = (tarfile.SYMTYPE, "/etc/passwd") if name == "link" else (tarfile.REGTYPE, "")
+        archive.addfile(info)
+    (bundle / "SHA256SUMS").unlink()
+    write_sums(bundle)
+    sums = [line for line in (bundle / "SHA256SUMS").read_text().splitlines() if not line.endswith(".sig")]
+    (bundle / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    assert "is not a file inside of it" in refuse(bundle, capsys)
 
 
 def test_who_signed_it(site: Site, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,25 +173,25 @@ def test_who_signed_it(site: Site, bundle: Path, capsys: pytest.CaptureFixture[s
     key, other = (["--bundle", str(bundle), "--key", str(site.root / f"{one}.pub")] for one in ("one", "other"))
     assert (restore(key), restore(other)) == (0, 1)
     assert "is not signed by" in capsys.readouterr().err
+    before = sha256((bundle / "lock.txt").read_bytes()).hexdigest()
     (bundle / "lock.txt").write_text("evil==1.0")
-    rewrite(bundle, lock={"sha256": sha256(b"evil==1.0").hexdigest(), "bytes": 9})
+    sums = (bundle / "SHA256SUMS").read_text()
+    (bundle / "SHA256SUMS").write_text(sums.replace(before, sha256(b"evil==1.0").hexdigest()))
     assert (restore(["--bundle", str(bundle)]), restore(key)) == (0, 1)
     assert restore(["--bundle", str(bundle), "--id", "0" * 64]) == 1
     assert f"and not {'0' * 64}" in capsys.readouterr().err
+    (bundle / "SHA256SUMS.sig").unlink()
+    assert restore(key) == 1
 
 
-WORDS = [
-    ["--push", "a..b"], ["--push", "127.0.0.1:1/UP"], ["--key", "/nonexistent"], ["--key", ""], ["--id", "12"],
-    ["--unpack", "{0}/a", "--jit", "{0}/a"], ["--unpack", "{0}/a", "--jit", "{0}/a/b"], ["--unpack", "{0}/bundle/x"],
-]  # fmt: skip
+WORDS = [["--push", "a..b"], ["--push", "127.0.0.1:1/UP"], ["--key", "/nonexistent"], ["--key", ""], ["--id", "12"]]
 
 
 @pytest.mark.parametrize("words", WORDS)
 def test_wrong_arguments_install_nothing(words: list[str], bundle: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        restore(["--bundle", str(bundle), *(word.format(bundle.parent) for word in words)])
+        restore(["--bundle", str(bundle), *words])
     assert ended.value.code == 2
-    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
 DOCKER = """#!/bin/sh
@@ -251,22 +219,20 @@ def test_a_loaded_image_must_have_its_digest(
     assert restore(["--bundle", str(bundle), "--load"]) == 5
     (engine / "docker").unlink()
     assert restore(["--bundle", str(bundle), "--load"]) == 5
-    assert "no Docker Engine is installed" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
 def test_a_virtual_environment_is_filled_from_the_wheelhouse(bundle: Path, tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    words = ["--bundle", str(bundle), "--venv", str(venv)]
+    venv, here = tmp_path / "venv", f"{sys.version_info[0]}.{sys.version_info[1]}"
     manifest = json.loads((bundle / "bundle.json").read_text())
-    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    if manifest["python"] == here:
-        assert (restore(words), restore(words)) == (0, 5)
-        assert "alpha" in subprocess.run([venv / "bin/pip", "list"], capture_output=True, text=True, check=True).stdout
-    for change in ({"python": "2.7"}, {"python": here, "wheels_absent": ["torch"]}):
-        rewrite(bundle, change)
-        assert restore([*words[:3], str(tmp_path / "other")]) == 5
-        assert not (tmp_path / "other").exists()
+    for change, code in (({"python": "2.7"}, 5), ({"python": here, "wheels_absent": ["torch"]}, 5), ({}, 0)):
+        (bundle / "bundle.json").write_text(json.dumps({**manifest, "python": here, **change}))
+        (bundle / "SHA256SUMS.sig").unlink(missing_ok=True)
+        (bundle / "SHA256SUMS").unlink()
+        write_sums(bundle)
+        assert restore(["--bundle", str(bundle), "--venv", str(venv)]) == code
+        assert venv.exists() is (code == 0)
+    assert "alpha" in subprocess.run([venv / "bin/pip", "list"], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_restore_command_needs_nothing_beside_itself(bundle: Path) -> None:
@@ -276,18 +242,18 @@ def test_the_restore_command_needs_nothing_beside_itself(bundle: Path) -> None:
 
 
 def test_a_signal_leaves_nothing_half_done(bundle: Path, tmp_path: Path) -> None:
-    text = RESTORE.read_text()
-    waits = text.replace('    _say(f"verifying', "    import time; _say('up'); time.sleep(60)\n    _say(f\"verifying")
+    before = "        for place in (aside,"
+    waits = RESTORE.read_text().replace(before, f"        _say('up'); __import__('time').sleep(60)\n{before}")
     (tmp_path / "waits.py").write_text(waits)
     words = [sys.executable, "-I", str(tmp_path / "waits.py"), "--bundle", str(bundle)]
-    words += ["--unpack", str(tmp_path / "there")]
+    words += ["--jit", str(tmp_path / "there")]
     with hearing_signals(), subprocess.Popen(words, text=True, stdout=-1, stderr=-1) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=30)
     assert (process.returncode, "interrupted" in said) == (130, True), said
-    assert not (tmp_path / "there").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "waits.py"]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -307,29 +273,25 @@ def test_a_bundle_that_cannot_be(
 ) -> None:
     run, root = make_run(capfd, monkeypatch, "bundle", "cpu", "--matrix", fresh.root / "matrix"), fresh.root
     h200 = f"{fresh.registry.repository}@{fresh.registry.put_image({'org.megacpp.target': 'h200'})}"
-    bare = f"{fresh.registry.repository}@{fresh.registry.put_image({})}"
+    bare = f"{fresh.registry.repository}@{fresh.registry.put_image({'org.megacpp.target': 'cpu'})}"
     config = fresh.registry.put_blob(b"[]")
     none = f"{fresh.registry.repository}@{fresh.registry.put_manifest({'config': config, 'layers': []})}"
     cases: list[tuple[tuple[object, ...], int, str]] = [
         (("--image", h200), 2, "org.megacpp.target of 127.0.0.1:5000/small@"),
-        (("--image", bare), 2, "is absent, and the bundle would have cpu"),
+        (("--image", bare), 2, "org.megacpp.lock.sha256 of"),
         (("--image", none), 2, "is not an image"),
-        (("--image", f"{fresh.registry.repository}:1"), 2, "has no digest"),
         (("--image", ""), 2, "has no digest"),  # a variable without a value is not a bundle without an image
         (("--image", f"{fresh.registry.repository}@sha256:{'0' * 64}"), 1, "the registry has no"),
         (("--out", root / "matrix/targets.toml/out"), 6, "cannot be written"),
-        (("--jit", root / "nowhere"), 2, "no JIT caches of cpu"),
-        (("--jit", root / "shelf"), 2, "no JIT caches of cpu"),
+        (("--jit", root / "nowhere"), 2, "is not sealed"),
         (("--key", root / "one.key"), 2, "is not a public key"),  # a private key never goes into a bundle
-        (("--sign-key", root / "one.pub"), 2, "is not a private key"),
-        (("--sign-key", root / "one.key", "--key", root / "other.pub"), 2, "of different pairs"),
+        (("--sign-key", root / "shelf"), 2, "cosign cannot sign with"),
+        (("--sign-key", root / "one.key", "--key", root / "other.pub"), 2, "of another pair"),
     ]
     for more, code, text in cases:
         said = run("--out", root / "out", *more)
         assert (said.code, text in said.err) == (code, True), (more, said)
         assert not (root / "out").exists()
-    Path(fresh.registry.root, "down").touch()
-    assert run("--out", root / "out", "--image", fresh.image).code == 6
     said = run("--out", root / "out", "--format", "markdown")
     assert (said.code, "image: none was named" in said.out) == (0, True), said
     assert run("--out", root / "out").code == 2  # it is there already
@@ -346,29 +308,16 @@ def test_a_registry_that_lies_or_stops(fresh: Site) -> None:
         fresh.write("other")
 
 
-def test_without_a_key_or_cosign_the_bundle_has_less(fresh: Site) -> None:
+def test_without_a_key_or_another_one_the_bundle_has_less(fresh: Site) -> None:
     told = fresh.write(key=fresh.root / "other.pub").absent
     assert (set(told), "no matching attestations" in told["SBOM"]) == ({"JIT caches", "SBOM", "signature"}, True)
-    assert set(fresh.write("second", key=None).absent) == {"JIT caches", "SBOM"}  # nobody made one: no syft
+    assert set(fresh.write("second", key=None).absent) == {"JIT caches", "SBOM"}
 
 
 def test_wheels_are_those_of_the_lock(fresh: Site) -> None:
     write_wheel(fresh.root / "shelf", "alpha", "1.0", "evil")
     with pytest.raises(ImageRefused, match=r"(?s)DO NOT MATCH THE HASHES.*nox -s lock"):
         fresh.write()
-    (fresh.root / "shelf/alpha-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(ImageRefused, match="has no wheel of a package"):
-        fresh.write()
-
-
-def test_a_link_among_the_caches_is_refused(fresh: Site) -> None:
-    fresh.root.joinpath("jit/cpu").chmod(0o755)
-    (fresh.root / "jit/cpu/out").symlink_to("/etc")
-    with pytest.raises(ImageRefused, match="no JIT caches"):
-        fresh.write(jit=fresh.root / "jit")
-
-
-def test_platforms_of_wheels() -> None:
     found = list_platforms("2.18", "x86_64")
     assert found[:2] == ["manylinux_2_18_x86_64", "manylinux_2_17_x86_64"]
     assert found[-2:] == ["manylinux2014_x86_64", "linux_x86_64"]

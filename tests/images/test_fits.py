@@ -12,8 +12,8 @@ from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.catalog.needs import Needs, read_needs
 from megacpp_validate.environments.fits import FitVerdict, Stack, StackFit, judge_stack, stack_of_words
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.images.fits import stack_of_image
 from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
+from megacpp_validate.images.plan import stack_of_image
 
 REFUSED, UNKNOWN, WARNED, FITS = FitVerdict
 H200 = ["cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0", "cuda=13.0", "nccl=2.28.9", "driver=580.95", "python=3.12"]

@@ -23,7 +23,7 @@ from megacpp_validate.images.locks import (
     seal_lock,
 )
 from megacpp_validate.images.plan import ImageRows
-from megacpp_validate.images.tools import ImageRefused, read_pip_settings
+from megacpp_validate.images.tools import ImageRefused
 
 ROOT = matrix_folder().parent
 HASH = "--hash=sha256:" + "a" * 64
@@ -41,16 +41,17 @@ def project() -> dict[str, Any]:
 
 def test_the_locks_that_are_committed_are_fresh() -> None:
     result = run_lock(ImageRows(None, "a test", {}), LockOptions(check=True))
-    assert (result.stale, result.refusals) == (False, ()), "run nox -s lock, and commit what it writes"
+    assert (result.exit, result.refusals) == (0, ()), "run nox -s lock, and commit what it writes"
 
 
 def test_no_lock_installs_again_what_its_base_provides(images: Images, project: dict[str, Any]) -> None:
     for image in images.image:
         lock = read_image_lock(ROOT / image.lock)
         inputs = gather_inputs(images, image, project)
-        assert not inputs.forbidden & set(lock.packages), image.target
+        forbidden = {*inputs.provided, *inputs.excluded}
+        assert not forbidden & set(lock.packages), image.target
         if inputs.provided:
-            assert {"torch", "triton", "numpy", "nvidia-cublas", "nvidia-cudnn-cu13"} <= inputs.forbidden
+            assert {"torch", "triton", "numpy", "nvidia-cublas", "nvidia-cudnn-cu13"} <= forbidden
         brought = [name for name in lock.packages if name.startswith("nvidia-")]
         assert all(name.startswith(("nvidia-cutlass-dsl", "nvidia-cudnn-frontend")) for name in brought), image.target
         assert set(inputs.over) <= set(lock.packages), (
@@ -93,20 +94,13 @@ def test_the_stack_that_is_pinned_is_the_one_that_is_locked(catalog: Catalog, im
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("leaf==1.0", "is not pinned"),
-        (f"leaf>=1.0 {HASH}", "is not pinned"),
-        ("leaf==1.0 --hash=md5:aa", "is not pinned"),
-        ("leaf==1.0 --hash=sha256:abc", "is not pinned"),
-        (f"-e . {HASH}", "is not pinned"),
-        (f"--index-url https://x {HASH}", "is not pinned"),
-        (f"leaf==1.0 {HASH}\nLeaf==1.1 {HASH}", "is there twice"),
-    ],
-)
-def test_a_line_without_a_hash(line: str, says: str) -> None:
-    with pytest.raises(ImageRefused, match=rf"{says}.*nox -s lock"):
-        parse_lock(f"# x\n{line}\n", Path("lock.txt"))
+    "line",
+    ["leaf==1.0", f"leaf>=1.0 {HASH}", "leaf==1.0 --hash=sha256:abc", f"-e . {HASH}", f"--index-url https://x {HASH}",
+     f"leaf==1.0 {HASH}\nLeaf==1.1 {HASH}"],
+)  # fmt: skip
+def test_a_line_without_a_hash_or_a_package_twice(line: str) -> None:
+    with pytest.raises(ImageRefused, match=r"was edited by hand.*nox -s lock"):
+        parse_lock(seal_lock(f"# x\n# y\n{line}\n"), Path("lock.txt"))
 
 
 def test_lines_that_go_on() -> None:
@@ -137,18 +131,6 @@ def test_a_lock_that_is_older_than_the_matrix(images: Images, project: dict[str,
         check_lock(lock, gather_inputs(images, changed, project), ROOT / image.lock)
 
 
-def test_a_base_that_moved_makes_locks_old(images: Images, project: dict[str, Any]) -> None:
-    base = images.base[0]
-    moved = base.model_copy(
-        update={"provides": [[name, "2.14" if name == "torch" else told] for name, told in base.provides]}
-    )
-    other = images.model_copy(update={"base": [moved, *images.base[1:]]})
-    assert gather_inputs(other, images.image[0], project).hash != gather_inputs(images, images.image[0], project).hash
-    dependencies = {**project["project"], "dependencies": []}
-    bare = {**project, "project": dependencies}
-    assert gather_inputs(images, images.image[0], bare).hash != gather_inputs(images, images.image[0], project).hash
-
-
 def test_a_group_that_is_not_there(images: Images, project: dict[str, Any]) -> None:
     image = images.image[0].model_copy(update={"groups": ["none"]})
     with pytest.raises(ImageRefused, match=r"dependency group 'none'.*Next step"):
@@ -163,19 +145,8 @@ def test_hashes_do_not_hang_on_the_order_of_rows(images: Images, project: dict[s
     assert one.hash == other.hash
 
 
-def test_what_pip_is_told_of() -> None:
-    said = (
-        ":env:.find-links='/wheels /more'\nglobal.find-links='/other'\nglobal.index-url='https://index.invalid/simple'\n"
-        "freeze.find-links='/no'\nglobal.timeout='60'\n"
-    )
-    assert read_pip_settings(said) == {
-        "find-links": ["/wheels", "/more"], "index-url": ["https://index.invalid/simple"], "timeout": ["60"]
-    }  # fmt: skip
-    assert read_pip_settings("no setting at all\n") == {}
-
-
 def test_a_lock_that_is_not_there_or_no_text(tmp_path: Path) -> None:
-    with pytest.raises(ImageRefused, match=r"there is no lock .*nox -s lock"):
+    with pytest.raises(ImageRefused, match=r"cannot be read.*nox -s lock"):
         read_image_lock(tmp_path / "lock.txt")
     (tmp_path / "lock.txt").write_bytes(b"\xff\xfe" + b"# content: sha256:0\n")
     with pytest.raises(ImageRefused, match="cannot be read"):

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import NoEnvironment
+from megacpp_validate.images.build import Engine, bake, find_engine
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
-from megacpp_validate.images.engine import Engine, bake, find_engine
-from megacpp_validate.images.plan import BuildSettings, ImagePlan, ImageRows, name_image
+from megacpp_validate.images.plan import ImagePlan, ImageRows, name_image
 from megacpp_validate.images.supply import CheckOutcome, run_cosign, sign_image, verify_image
 from megacpp_validate.images.tools import RegistryLies, find_program, read_manifest
 from tests.images.test_bundle import make_project
@@ -44,13 +44,12 @@ class Site:
         """Build and push; the image by its digest."""
         name, log = name_image("cpu", f"{REGISTRY}/tests{self.root.name}", tag), self.root / "log"
         chosen = plan or self.rows.plan("cpu", self.base)
-        how = {"push": True}
-        digest, _ = bake(self.engine, chosen, name, BuildSettings(), self.root, log, lambda _: None, **how)
+        digest = bake(self.engine, chosen, name, self.root, log, lambda _: None, push=True)
         return f"{name.rpartition(':')[0]}@{digest}"
 
-    def verify(self, name: str, **more: bool) -> dict[str, str]:
+    def verify(self, name: str) -> dict[str, str]:
         """Each check that does not pass -> what it reports."""
-        verdict = verify_image(self.rows, self.image, self.root / f"{name}.pub", base=self.base, **more)
+        verdict = verify_image(self.rows, self.image, self.root / f"{name}.pub", base=self.base)
         return {one.name: one.says for one in verdict.checks if one.outcome is not CheckOutcome.PASS}
 
 
@@ -84,7 +83,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     for name in ("one", "other"):
         run_cosign(variables, "generate-key-pair", "--output-key-prefix", str(root / name))
     image = made.bake("real")
-    signed = sign_image(rows, image, root / "one.key", None, "", lambda _: None)
+    signed = sign_image(rows, image, root / "one.key", lambda _: None)
     assert (signed.packages, signed.unknown) == (1, 1)
     return replace(made, image=image)
 
@@ -103,9 +102,9 @@ def restore(bundle: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_signed_image_is_verified_and_another_key_is_not(site: Site) -> None:
-    assert site.verify("one", deep=True) == {}
+    assert site.verify("one") == {}
     assert set(site.verify("other")) == {"signature", "sbom"}
-    sign_image(site.rows, site.image, site.root / "other.key", None, "cpu", lambda _: None)
+    sign_image(site.rows, site.image, site.root / "other.key", lambda _: None)
     assert site.verify("one") == site.verify("other") == {}  # a second signer takes nothing of the first away
 
 
@@ -155,12 +154,12 @@ def test_a_bundle_restores_with_no_network(site: Site, written: BundleResult) ->
     assert verdict.exit == 0, verdict  # digest, signature, SBOM and provenance came along
 
 
-@pytest.mark.parametrize("name", ["image.tar", "bundle.json", "wheelhouse/alpha-1.0-py3-none-any.whl"])
+@pytest.mark.parametrize("name", ["image.tar", "jit.tar", "bundle.json", "wheelhouse/alpha-1.0-py3-none-any.whl"])
 def test_one_flipped_byte_is_refused(site: Site, written: BundleResult, tmp_path: Path, name: str) -> None:
     bundle = Path(shutil.copytree(written.folder, tmp_path / "bundle"))
     data = bytearray((bundle / name).read_bytes())
     data[len(data) // 2] ^= 1
     (bundle / name).write_bytes(data)
-    done = restore(bundle, "--load", "--unpack", str(tmp_path / "out"))
+    done = restore(bundle, "--load", "--jit", str(tmp_path / "out"))
     assert (done.returncode, name in done.stderr, (tmp_path / "out").exists()) == (1, True, False), done
     assert "Loaded" not in done.stdout

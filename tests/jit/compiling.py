@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from megacpp_validate.jit.once import MISSED, Guard
+from megacpp_validate.jit.compiles import MISSED, Guard
 
 
 def main() -> None:

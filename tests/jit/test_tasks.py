@@ -16,8 +16,16 @@ import torch
 
 from megacpp_validate.jit import driver_cache
 from megacpp_validate.jit.__main__ import read_compiler, read_include_paths, run_task
-from megacpp_validate.jit.order import CODES, JitOrder, WrongOrder, read_jit_order
-from megacpp_validate.jit.tasks import TASKS, banks, name_architecture, require_kernels, routings, row_counts
+from megacpp_validate.jit.tasks import (
+    JitOrder,
+    WrongOrder,
+    banks,
+    name_architecture,
+    read_jit_order,
+    require_kernels,
+    routings,
+    row_counts,
+)
 from megacpp_validate.jitcache.layout import cache_variables
 
 has_triton = importlib.util.find_spec("triton") is not None
@@ -50,10 +58,6 @@ def test_an_order_that_cannot_be_read_is_refused(text: str, words: str) -> None:
     with pytest.raises(WrongOrder, match="Next step") as refused:
         read_jit_order(text)
     assert words in str(refused.value)
-
-
-def test_every_code_has_its_task() -> None:
-    assert tuple(TASKS) == CODES
 
 
 def test_the_stack_is_told_by_a_process_in_one_line(tmp_path: Path) -> None:
@@ -178,7 +182,7 @@ def test_a_tensor_without_memory_is_specialised_as_one_that_has_it() -> None:
     from triton._C.libtriton import native_specialize_impl  # type: ignore[import-not-found, unused-ignore]
     from triton.backends.compiler import BaseBackend  # type: ignore[import-not-found, unused-ignore]
 
-    from megacpp_validate.jit.tasks_triton import Pointer
+    from megacpp_validate.jit.tasks import Pointer
 
     for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float8_e4m3fn):
         whole = torch.empty(4096, dtype=dtype)

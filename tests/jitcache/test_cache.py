@@ -1,71 +1,256 @@
-"""The verb that carries sealed caches: what was changed is named, what ends it leaves nothing half done."""
+"""A sealed cache: changes are named, nobody writes to it by accident, and it is carried whole or not at all."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
-from megacpp_validate.errors import Exit
+import pytest
+
+from megacpp_validate.errors import Exit, WrongArguments
+from megacpp_validate.jitcache.cache import (
+    Checked,
+    check_sealed,
+    export_cache,
+    import_cache,
+    is_sealed,
+    open_working,
+    seal,
+    unseal,
+)
+from megacpp_validate.jitcache.layout import LIBRARIES, LOCKS, MANIFEST, MANIFEST_HASH, STATE, CacheChanged
 from tests.jitcache.asking import ask
-from tests.sealed_caches import flip_a_bit, make_sealed, put, small_disk
+from tests.sealed_caches import CUBIN, GROUP, OBJECT, as_nobody, flip_a_bit, make_sealed, open_to_all, put, small_disk
+
+NEW = ("cute/new.mlir", "deep_gemm/cache/k/kernel.cubin", "triton/KEY9/new.cubin")
 
 
-def test_what_was_changed_by_hand_is_a_changed_cache(tmp_path: Path) -> None:
-    """Neither a matter of the machine, nor a cache without a manifest."""
+def test_what_is_sealed_is_whole(tmp_path: Path) -> None:
+    folder, digest = make_sealed(tmp_path)
+    checked = check_sealed(folder)
+    assert (checked.digest, checked.extra) == (digest, ())
+    assert is_sealed(folder)
+    assert not list(folder.rglob("*.lock")), "a lock of root's would stop every other user"
+    subprocess.run(["sha256sum", "--quiet", "-c", "manifest.sha256"], cwd=folder, check=True)
+
+
+def test_every_change_is_named_at_once(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
-    (folder / "triton" / "away").symlink_to("/etc/passwd")
-    code, text = ask("jit-cache", "check", "--root", tmp_path)
-    assert (code, "triton/away" in text and "not a plain file" in text) == (Exit.CLOSED, True), text
-    (folder / "triton" / "away").unlink()
-    flip_a_bit(folder / "manifest.json")
-    for words in (("jit-verify", "--target", "h200", "--receipts", tmp_path / "r"), ("jit-cache", "check")):
-        code, text = ask(*words, "--root", tmp_path)
-        assert (code, "not the one that its hash is of" in text) == (Exit.CLOSED, True), text
+    (folder / OBJECT).unlink()
+    flip_a_bit(folder / CUBIN)
+    with pytest.raises(CacheChanged, match=f"{OBJECT} is gone, {CUBIN} has another content"):
+        check_sealed(folder)
 
 
-def test_one_that_is_not_sealed_is_not_called_sealed(tmp_path: Path) -> None:
+def test_what_appeared_since_is_reported_and_is_not_sealed(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
-    assert "Sealed: 5 files" in ask("jit-cache", "check", "--root", tmp_path)[1]
-    (folder / "manifest.sha256").chmod(0o644)  # as a copy has it
-    put(folder / "triton" / "a\n\x1b[31mb", b"of anybody")
-    code, text = ask("jit-cache", "check", "--root", tmp_path)
-    assert (code, "Whole, and not sealed: 5 files" in text) == (Exit.OPEN, True), text
-    assert "\x1b" not in text
-    (folder / "manifest.sha256").chmod(0o444)
-    code, text = ask("jit-cache", "export", tmp_path / "jit.tar", "--root", tmp_path)
-    assert (code, "made since, and not exported" in text) == (Exit.OPEN, True), text
-    (folder / "manifest.sha256").chmod(0o644)
-    code, text = ask("jit-verify", "--target", "h200", "--root", tmp_path, "--receipts", tmp_path / "r")
-    assert (code, "a copy that did not keep the modes" in text) == (Exit.EVIDENCE_MISSING, True), text
+    put(folder / "triton" / "KEY3" / "new.cubin", b"new")
+    assert check_sealed(folder).extra == ("triton/KEY3/new.cubin",)
+    with pytest.raises(CacheChanged, match=r"triton/KEY3/new\.cubin"):
+        seal(folder)
+
+
+def test_unsealed_it_can_be_filled_on(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    unseal(folder)
+    assert not is_sealed(folder)
+    assert (folder / CUBIN).stat().st_mode & 0o200
+    assert not (folder / MANIFEST).exists(), "what is filled on is no longer what the manifest says"
+    with pytest.raises(WrongArguments, match="is not sealed"):
+        export_cache(folder, tmp_path / "jit.tar")
+
+
+def test_in_an_image_any_user_adds_and_nobody_replaces() -> None:
+    with open_to_all() as root:
+        folder, _ = make_sealed(root, shared=True)
+
+        def misses() -> str:
+            """What libraries do for somebody without rights: a kernel that was missing, a lock; then what must fail."""
+            for place in (*NEW, "inductor/locks/a"):
+                put(folder / place, b"new")
+            (folder / LOCKS / "KEY9").mkdir()
+            failed = []
+            for deed in (
+                lambda: (folder / CUBIN).write_bytes(b"other"),
+                (folder / CUBIN).unlink,
+                lambda: (folder / "triton/KEY9/new.cubin").replace(folder / CUBIN),
+                (folder / MANIFEST).unlink,
+                lambda: unseal(folder),
+            ):
+                try:
+                    deed()
+                except (PermissionError, WrongArguments):
+                    failed.append("refused")
+            return " ".join(failed)
+
+        assert as_nobody(misses) == "refused refused refused refused refused"
+        assert check_sealed(folder).extra == NEW
+
+
+def test_a_cache_under_the_name_of_another_architecture_is_not_whole(tmp_path: Path) -> None:
+    """Every hash is right, and whoever looks there takes kernels of another device."""
+    folder, _ = make_sealed(tmp_path)
+    with pytest.raises(WrongArguments, match="rename it to sm_90a"):
+        check_sealed(folder.rename(tmp_path / "sm_100a"))
+
+
+# --- working copies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> tuple[Path, Checked]:
+    folder, _ = make_sealed(tmp_path / "sealed")
+    return folder, check_sealed(folder)
+
+
+def test_it_can_be_written_and_the_sealed_one_stays(sealed: tuple[Path, Checked], tmp_path: Path) -> None:
+    folder, checked = sealed
+    for file in checked.manifest.files:
+        os.utime(folder / file.path, (0, 0))  # as a layer of an image may have it
+    opened = open_working(folder, checked, tmp_path / "work")
+    work = tmp_path / "work" / "sm_90a"
+    assert (opened.folder, opened.variables["TRITON_CACHE_DIR"]) == (str(work), str(work / "triton"))
+    assert sorted(path.name for path in work.iterdir()) == sorted((*LIBRARIES, STATE))
+    times = {file.path: file.mtime_ns for file in checked.manifest.files}
+    assert {path: (work / path).stat().st_mtime_ns for path in times} == times
+    # Triton looks at the paths in its group, and passes over what is not there (runtime/cache.py, get_group).
+    (child,) = json.loads((work / GROUP).read_text())["child_paths"].values()
+    assert child == str(work / CUBIN)
+    with (work / CUBIN).open("r+b") as stream:  # in place, as no library should: through a hard link it would hurt
+        stream.write(b"other")
+    assert check_sealed(folder) == checked
+    with pytest.raises(WrongArguments, match="exists already"):
+        open_working(folder, checked, tmp_path / "work")
+    assert (work / CUBIN).exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    put(tmp_path / "sealed" / "sm_90a" / "fa4" / "large.o", bytes(300_000))
+    folder, _ = make_sealed(tmp_path / "sealed")
+    archive = Path(export_cache(folder, tmp_path / "jit.tar").archive)
+    for write in (
+        lambda disk: open_working(folder, check_sealed(folder), disk),
+        lambda disk: import_cache(archive, disk),
+        lambda disk: export_cache(folder, disk / "jit.tar"),
+    ):
+        with small_disk() as disk:
+            with pytest.raises(OSError, match="No space left"):
+                write(disk)
+            assert list(disk.iterdir()) == []
+
+
+# --- carried ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [".tar", ".tar.gz"])
+def test_there_and_back(tmp_path: Path, form: str) -> None:
+    folder, digest = make_sealed(tmp_path / "one")
+    first, second = (export_cache(folder, tmp_path / f"{name}{form}") for name in ("a", "b"))
+    assert first.archive_hash == second.archive_hash != "", "the same cache gives the same bytes"
+    with tarfile.open(first.archive) as archive:
+        assert archive.getnames()[:2] == [f"sm_90a/{MANIFEST}", f"sm_90a/{MANIFEST_HASH}"]
+    back = import_cache(Path(first.archive), tmp_path / "two")
+    assert (back.folder, back.manifest, back.kept) == (str(tmp_path / "two" / "sm_90a"), digest, False)
+    assert is_sealed(Path(back.folder))
+    assert check_sealed(Path(back.folder)).extra == ()
+    one, two = (place / CUBIN for place in (folder, Path(back.folder)))
+    assert one.read_bytes() == two.read_bytes()
+    assert one.stat().st_mtime_ns == two.stat().st_mtime_ns, "ninja builds again what looks old"
+    assert import_cache(Path(first.archive), tmp_path / "two").kept
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["sm_90a"]
+
+
+def test_another_one_is_there(tmp_path: Path) -> None:
+    folder, digest = make_sealed(tmp_path / "one")
+    archive = Path(export_cache(folder, tmp_path / "jit.tar").archive)
+    make_sealed(tmp_path / "two")  # the same files in another folder, whose path stands in them
+    with pytest.raises(WrongArguments, match=f"holds another cache .*, and not {digest}"):
+        import_cache(archive, tmp_path / "two")
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["sm_90a"]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    folder, _ = make_sealed(tmp_path / "one")
+    return Path(export_cache(folder, tmp_path / "good.tar").archive)
+
+
+def _bit(content: bytes) -> bytes:
+    return bytes([content[0] ^ 1, *content[1:]])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        (lambda n, c: (n, _bit(c)) if n.endswith(CUBIN) else (n, c), CacheChanged, CUBIN),
+        (lambda n, c: None if n.endswith(OBJECT) else (n, c), CacheChanged, OBJECT),
+        (lambda n, c: ("sm_90a/../../etc/evil", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "etc/evil"),
+        (lambda n, c: (f"sm_100a/{CUBIN}", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "sm_100a"),
+        (lambda n, c: (n, _bit(c)) if n.endswith(MANIFEST) else (n, c), CacheChanged, "does not hash"),
+        (lambda n, c: None if n.endswith(MANIFEST_HASH) else (n, c), WrongArguments, "does not begin with"),
+        (lambda n, c: (n, None) if n.endswith(CUBIN) else (n, c), WrongArguments, CUBIN),  # a link
+    ],
+)
+def test_a_damaged_archive_is_refused_by_name(
+    tmp_path: Path,
+    archive: Path,
+    change: Callable[[str, bytes], tuple[str, bytes | None] | None],
+    kind: type[Exception],
+    said: str,
+) -> None:
+    bad = tmp_path / "bad.tar"
+    with tarfile.open(archive) as source, tarfile.open(bad, "w") as out:
+        for member in source:
+            reader = source.extractfile(member)
+            assert reader is not None
+            if (pair := change(member.name, reader.read())) is not None:
+                info = tarfile.TarInfo(pair[0])
+                if pair[1] is None:
+                    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                else:
+                    info.size = len(pair[1])
+                out.addfile(info, io.BytesIO(pair[1] or b""))
+    with pytest.raises(kind, match=said):
+        import_cache(bad, tmp_path / "two")
+    assert list((tmp_path / "two").iterdir()) == []
+
+
+@pytest.mark.parametrize("form", [".tar", ".tar.gz", "none", "no archive"])
+def test_one_that_was_cut_short_or_is_none(tmp_path: Path, form: str) -> None:
+    place = tmp_path / f"jit{form}"
+    if form == "no archive":
+        place.write_bytes(b"no tar")
+    elif form != "none":
+        folder, _ = make_sealed(tmp_path / "one")
+        content = Path(export_cache(folder, place).archive).read_bytes()
+        place.write_bytes(content[: len(content) // 4])
+    with pytest.raises((WrongArguments, CacheChanged), match=r"cut short|damaged"):
+        import_cache(place, tmp_path / "two")
+    assert list((tmp_path / "two").iterdir()) == []
+
+
+# --- the verb ---------------------------------------------------------------------------------------------------------
 
 
 def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
-    _, digest = make_sealed(tmp_path / "one")
+    folder, digest = make_sealed(tmp_path / "one")
     archive = tmp_path / "jit.tar.gz"
-    code, text = ask("jit-cache", "export", archive, "--root", tmp_path / "one", "--format", "json")
-    assert code == Exit.OPEN, text
-    assert json.loads(text)["manifest"] == digest
-    code, text = ask("jit-cache", "import", archive, "--root", tmp_path / "two", "--any-stack", "--format", "json")
-    assert code == Exit.OPEN, text
-    assert (json.loads(text)["manifest"], json.loads(text)["in_place"]) == (digest, False)
-    code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", tmp_path / "work", "--format", "json")
-    assert code == Exit.OPEN, text
-    assert json.loads(text)["variables"]["TRITON_CACHE_DIR"] == str(tmp_path / "work" / "sm_90a" / "triton")
-    code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", tmp_path / "work")
-    assert code == Exit.WRONG_ARGUMENTS, text
-    assert "exists already" in text
-
-
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    make_sealed(tmp_path)
-    archive = tmp_path / "jit.tar"
-    assert ask("jit-cache", "export", archive, "--root", tmp_path)[0] == Exit.OPEN
-    with small_disk("4k") as disk:
-        for words in (("import", archive, "--root", disk, "--any-stack"), ("open", "--root", tmp_path, "--work", disk)):
-            code, text = ask("jit-cache", *words)
-            assert (code, "No space left" in text) == (Exit.INFRASTRUCTURE, True), text
-    with small_disk("4k") as disk:
-        code, text = ask("jit-cache", "export", disk / "jit.tar", "--root", tmp_path)
-        assert list(disk.iterdir()) == []
-    assert code == Exit.INFRASTRUCTURE, text
-    assert "No space left" in text
+    (folder / "manifest.sha256").chmod(0o644)  # as a copy has it
+    code, text = ask("jit-cache", "check", "--root", tmp_path / "one")
+    assert (code, "Whole, and not sealed: 5 files" in text) == (Exit.OPEN, True), text
+    for words, deed in (
+        (("seal", "--root", tmp_path / "one"), "seal"),
+        (("export", archive, "--root", tmp_path / "one"), "export"),
+        (("import", archive, "--root", tmp_path / "two"), "import"),
+        (("open", "--root", tmp_path / "two", "--work", tmp_path / "work"), "open"),
+    ):
+        code, text = ask("jit-cache", *words, "--format", "json")
+        assert code == Exit.OPEN, text
+        result = json.loads(text)
+        assert (result["deed"], result["manifest"], result["sealed"]) == (deed, digest, True)
+        assert result["in_place"] is (deed != "import"), "Triton finds its kernels by absolute paths"

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import Exit
-from megacpp_validate.jitcache import seal
+from megacpp_validate.jitcache import cache
 from megacpp_validate.jitcache.layout import arch_folder
 from megacpp_validate.jitcache.manifest import read_manifest
-from megacpp_validate.jitcache.result import JitCause, JitVerdict, JitVerifyResult, PrewarmResult
+from megacpp_validate.jitcache.prewarm import PrewarmResult
+from megacpp_validate.jitcache.verify import JitCause, JitVerdict, JitVerifyResult
 from tests.jitcache.asking import ask
 
 PYTHON = os.environ.get("MEGACPP_TEST_FA4_PYTHON", "")
@@ -41,7 +42,7 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert PrewarmResult.model_validate_json(text).sealed
     for arch in ("sm_90a", "sm_100a"):
         place = root.with_name(f"{arch}.tar")
-        for words in (("export", place, "--root", made), ("import", place, "--root", root, "--any-stack")):
+        for words in (("export", place, "--root", made), ("import", place, "--root", root)):
             code, text = ask("jit-cache", *words, "--arch", arch)
             assert code == Exit.OPEN, text
     made.rename(made.with_name("made-and-gone"))
@@ -60,7 +61,7 @@ def test_where_paths_are_not_moved_triton_compiles_again(
     carried: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault that a working copy is there for, planted."""
-    monkeypatch.setattr(seal, "_relocate", lambda *_: None)
+    monkeypatch.setattr(cache, "_relocate", lambda *_: None)
     code, text = _ask("jit-verify", "h200", carried, "--receipts", tmp_path)
     assert code == Exit.CLOSED, text
     rows = {row.task: row for row in JitVerifyResult.model_validate_json(text).rows}

@@ -1,13 +1,22 @@
-"""One root, one folder an architecture, and every library told of it."""
+"""One root, one folder an architecture; which files of a cache count."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.jitcache.layout import LIBRARIES, arch_folder, cache_variables
+from megacpp_validate.jitcache.layout import (
+    LIBRARIES,
+    CacheChanged,
+    arch_folder,
+    cache_variables,
+    list_files,
+    require_usable,
+)
+from tests.sealed_caches import CUBIN, GROUP, OBJECT, fill, small_disk
 
 
 def test_every_cache_lies_below_root_and_architecture() -> None:
@@ -16,20 +25,40 @@ def test_every_cache_lies_below_root_and_architecture() -> None:
     assert folders == {f"/opt/megacpp/jit/sm_90a/{name}" for name in LIBRARIES}
     assert said["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1", "it is off by default"
     assert (said["MEGACPP_JIT_ROOT"], said["MEGACPP_JIT_ARCH"]) == ("/opt/megacpp/jit", "sm_90a")
-
-
-def test_the_mode_is_said_to_deep_gemm_and_to_receipts() -> None:
     for nvrtc, flag, mode in ((True, "1", "nvrtc"), (False, "0", "nvcc")):
         said = cache_variables("/r", "sm_90a", nvrtc=nvrtc)
         assert (said["DG_JIT_USE_NVRTC"], said["MEGACPP_JIT_MODE"]) == (flag, mode)
+    with pytest.raises(WrongArguments, match="relative"):
+        cache_variables("jit", "cpu", nvrtc=False)
 
 
-@pytest.mark.parametrize("arch", ["", "..", "sm_90a/..", "../sm_90a", "/etc", "sm_", "sm_90x"])
+@pytest.mark.parametrize("arch", ["", "..", "sm_90a/..", "/etc", "sm_", "sm_90x"])
 def test_what_is_no_architecture_is_no_folder(arch: str) -> None:
     with pytest.raises(WrongArguments, match="not an architecture"):
         arch_folder(Path("/r"), arch)
 
 
-def test_a_relative_root_is_refused() -> None:
-    with pytest.raises(WrongArguments, match="relative"):
-        cache_variables("jit", "cpu", nvrtc=False)
+def test_locks_and_what_is_half_written_do_not_count(tmp_path: Path) -> None:
+    assert [seen.path for seen in list_files(fill(tmp_path / "sm_90a"))] == [
+        "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin", OBJECT, "inductor/fxgraph/oq/foq/e7n4", GROUP, CUBIN,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["link", "no text"])
+def test_a_link_or_a_name_that_is_no_text_is_no_file_of_a_cache(tmp_path: Path, kind: str) -> None:
+    """A manifest could not hold it."""
+    folder = fill(tmp_path / "sm_90a")
+    if kind == "link":
+        (folder / "triton" / "away").symlink_to("/etc")
+    else:
+        Path(os.fsdecode(os.fsencode(folder / "triton") + b"/\xff")).touch()
+    with pytest.raises(CacheChanged, match="not a plain file"):
+        list_files(folder)
+
+
+def test_a_folder_from_which_no_library_can_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WrongArguments, match="give --root"):
+        require_usable(tmp_path / "file", "--root")
+    with small_disk("64k", "noexec") as disk, pytest.raises(WrongArguments, match="mounted noexec"):
+        require_usable(disk, "--root")

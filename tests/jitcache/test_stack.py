@@ -1,4 +1,4 @@
-"""A task that ends well and compiled nothing, or nothing that a cache keeps, has not done what it is there for."""
+"""What a task answers, and what is held against one that ends well and compiled nothing."""
 
 from __future__ import annotations
 
@@ -7,69 +7,113 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.prewarm import PrewarmTask
-from megacpp_validate.jitcache.stack import Answer, asked_nothing, hold_to_purpose, run_tasks
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.prewarm import PrewarmTask, read_prewarm
+from megacpp_validate.evidence.receipt import JitCompile as Told
+from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
+from megacpp_validate.jitcache.stack import (
+    Answer,
+    JitOptions,
+    asked_nothing,
+    read_receipt_answer,
+    require_purpose,
+    run_tasks,
+    select_tasks,
+)
 from megacpp_validate.process import Processes
 from tests.sealed_caches import KERNEL, TASK
 
-OFF = {"TORCH_COMPILE_DISABLE": "1", "HOME": "/root", "TORCHINDUCTOR_CACHE_DIR": "/ours"}
 CELL = TASK.model_copy(update={"code": "probe", "settings": {"probe": "attention"}})
 LONGER = TASK.model_copy(update={"id": "fa4_d64", "seconds": 50})
+DRIVER = TASK.model_copy(update={"library": "cuda", "code": "expert_rows"})
+GRAPH = TASK.model_copy(update={"library": "inductor"})
 KEPT = KERNEL.model_copy(update={"looked_for": "fwd/b282f513.o"})
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("task", "answer", "said"),
     [
-        (Answer(), "compiled nothing for fa4, and looked for nothing"),
-        (Answer(hits={"triton": 3}), "compiled nothing for fa4"),
-        (Answer(compiled=(KEPT, KERNEL)), "is in no cache, since none was asked: fa4 fwd."),
-        (Answer(compiled=(KERNEL,) * 6), "fa4 fwd and 2 more"),
-        (Answer(compiled=(KEPT,)), ""),
-        (Answer(hits={"fa4": 1}), ""),
+        (TASK, Answer(), "compiled nothing for fa4, and looked for nothing"),
+        (TASK, Answer(hits={"triton": 3}), "compiled nothing for fa4"),
+        (TASK, Answer(compiled=(KEPT, KERNEL)), "is in no cache: fa4 fwd."),
+        (TASK, Answer(compiled=(KEPT,)), ""),
+        (TASK, Answer(hits={"fa4": 1}), ""),
+        (CELL, Answer(), ""),  # of a cell nothing is known beforehand
+        (DRIVER, Answer(), ""),  # nobody knows what the driver's cache had
+        (TASK, Answer(missing="no GPU"), ""),
     ],
 )
-def test_what_is_held_against_a_task(answer: Answer, said: str) -> None:
-    held = hold_to_purpose(TASK, answer, OFF)
-    assert said in held.failure
-    assert bool(held.failure) is bool(said)
-    if said:
-        assert "set: TORCH_COMPILE_DISABLE)" in held.failure
-        assert "set: none)" in hold_to_purpose(TASK, answer, {}).failure
-    assert hold_to_purpose(CELL, answer, OFF) == answer, "of a cell nothing is known beforehand"
-
-
-def test_of_the_drivers_cache_nobody_knows_what_it_had() -> None:
-    task = TASK.model_copy(update={"library": "cuda", "code": "expert_rows"})
-    assert hold_to_purpose(task, Answer(), OFF) == Answer()
-
-
-@pytest.mark.parametrize("answer", [Answer(failure="it raised"), Answer(missing="no GPU")])
-def test_what_did_not_end_well_keeps_its_own_reason(answer: Answer) -> None:
-    assert hold_to_purpose(TASK, answer, OFF) == answer
+def test_what_is_held_against_a_task(task: PrewarmTask, answer: Answer, said: str) -> None:
+    held = require_purpose(task, answer)
+    assert (said in held.failure, bool(held.failure)) == (True, bool(said))
 
 
 def test_kernels_of_a_graph_are_tritons_or_the_graphs() -> None:
-    task = TASK.model_copy(update={"library": "inductor"})
-    assert not asked_nothing(task, Answer(hits={"triton": 1}))
-    assert asked_nothing(task, Answer(hits={"fa4": 1}))
-    assert not asked_nothing(task, Answer(hits=None)), "it counts nothing"
+    assert not asked_nothing(GRAPH, Answer(hits={"triton": 1}))
+    assert asked_nothing(GRAPH, Answer(hits={"fa4": 1}))
+    assert not asked_nothing(GRAPH, Answer(hits=None)), "it counts nothing"
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks", "at_build"),
+    [(None, 1, False), (None, 4, False), (("fa4_d64", "triton_rotation"), 1, False), (None, 1, True)],
+)
+def test_what_the_caller_leaves_out_is_named(
+    catalog: Catalog, names: tuple[str, ...] | None, ranks: int, at_build: bool
+) -> None:
+    options = JitOptions("h200", names, ranks=ranks, at_build=at_build)
+    selected = select_tasks(read_prewarm(catalog), "h200", options)
+    covered, every = {task.id for task in selected.tasks}, {task.id for task in selected.of_target}
+    fit = {task.id for task in selected.of_target if task.ranks <= ranks and not (at_build and task.gpu)}
+    assert covered == (set(names) if names else fit)
+    assert {line.partition(":")[0] for line in selected.left_out} == every - covered
+
+
+def _receipt(outcome: Outcome, jit: JitCompiles, reason: str = "") -> Receipt:
+    return Receipt(
+        cell="s-h200-permute", stack="s", target="h200", probe="permute", outcome=outcome, reason=reason,
+        requested="te", jit=jit, seconds={"total": 4.0},
+    )  # fmt: skip
+
+
+def test_the_receipt_of_a_cell_is_read() -> None:
+    listed = Told(library="triton", kernel="permute_kernel", shape="bf16 4096", seconds=1.0, when="after")
+    jit = JitCompiles(after={"triton": 1}, compiled=(listed,), hits={"triton": 6}, unwatched={"te": "NVRTC in memory"})
+    answer = read_receipt_answer(_receipt(Outcome.PASS, jit))
+    (one,) = answer.compiled
+    assert (one.library, one.kernel, one.shape) == ("triton", "permute_kernel", "bf16 4096")
+    assert (answer.hits, answer.failure, answer.missing, answer.seconds) == ({"triton": 6}, "", "", 4.0)
+    assert (answer.unwatched, answer.asked) == (("te: NVRTC in memory",), ("triton",))
+    counted = read_receipt_answer(_receipt(Outcome.PASS, JitCompiles(warm_up={"deep_gemm": 2})))
+    assert [one.library for one in counted.compiled] == ["deep_gemm", "deep_gemm"], "without a list, compiles too"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "good", "ran"),
+    [
+        (Outcome.PASS, True, True), (Outcome.EXPECTED_UNSUPPORTED, True, True), (Outcome.FAIL, False, True),
+        (Outcome.TIMEOUT, False, True), (Outcome.NOT_RUN, True, False), (Outcome.BLOCKED, True, False),
+    ],
+)  # fmt: skip
+def test_only_a_good_cell_is_evidence(outcome: Outcome, good: bool, ran: bool) -> None:
+    answer = read_receipt_answer(_receipt(outcome, JitCompiles(), "because"))
+    assert (answer.failure == "", answer.missing == "") == (good, ran)
 
 
 def test_side_by_side_and_those_that_train_alone() -> None:
     alone = PrewarmTask(
         id="smoke", library="inductor", code="smoke", targets=["h200"], gpu=True, settings={"cell": "x"}, seconds=99
     )
-    begun: list[str] = []
+    begun, told = list[str](), list[str]()
 
     def run(task: PrewarmTask) -> Answer:
         begun.append(task.id)
         return Answer(seconds=float(task.seconds))
 
-    longest = LONGER
-    answers = run_tasks([TASK, alone, longest], run, 1, Processes())
+    answers = run_tasks([TASK, alone, LONGER], run, 1, Processes(), told.append)
     assert {task: answer.seconds for task, answer in answers.items()} == {TASK.id: 0.0, LONGER.id: 50.0, "smoke": 99.0}
     assert begun == [LONGER.id, TASK.id, "smoke"]
+    assert len(told) == 3
 
 
 def test_a_full_disk_stops_the_others(tmp_path: Path) -> None:
@@ -79,5 +123,5 @@ def test_a_full_disk_stops_the_others(tmp_path: Path) -> None:
         raise OSError(28, os.strerror(28), str(tmp_path))
 
     with pytest.raises(OSError, match="No space left"):
-        run_tasks([TASK, LONGER], run, 1, processes)
+        run_tasks([TASK, LONGER], run, 1, processes, lambda _: None)
     assert processes._stopped

@@ -36,7 +36,7 @@ def read_images(ended: Ended) -> Decisions:
         found[f"{key} sources"] = listed(row["sources"])
         found[f"{key} verified"] = bool(row["verified"])
         found[f"{key} arguments"] = {name: row["arguments"][name] for name in PINNED if name in row["arguments"]}
-    for row in data["lints"]:
+    for row in data.get("lints", ()):
         found[f"lint {row['linter'].split()[0]} {row['subject'][:40]}"] = f"{row['outcome']} {len(row['faults'])}"
     return found
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...environments.fits import FitVerdict, StackFit
-from ...images.build import ImageBuild, ImagePlans
+from ...images.build import ImageBuild, ImagePlans, ImageProof
 from ...images.bundle import BundleResult
-from ...images.fits import FitResult
 from ...images.locking import LockResult
 from ...images.pins import PinNews
-from ...images.plan import ImagePlan
-from ...images.prove import ImageProof
+from ...images.plan import FitResult, ImagePlan
 from ...images.supply import ImageVerdict, SignResult
 from ...text import count
 from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
@@ -20,24 +18,16 @@ from .words import join_same, tabulate_facts, tally
 
 
 def describe_plans(plans: ImagePlans) -> Document:
-    """What would be built for each target, what is refused, and what linters find in the recipe."""
+    """What would be built for each target, and what is refused."""
     tables = [_tabulate_plan(plan) for plan in plans.plans]
-    groups: list[tuple[str, Mark, list[tuple[str, str]]]] = [
-        ("images", risk("not verified"), [(plan.target, plan.unverified) for plan in plans.plans if not plan.verified]),
-        ("images", bad("refused"), [(row.target, row.why) for row in plans.refused]),
-        ("images", risk("with less"), [(row.target, row.why) for row in plans.warned]),
+    groups: list[tuple[Mark, list[tuple[str, str]]]] = [
+        (risk("not verified"), [(plan.target, plan.unverified) for plan in plans.plans if not plan.verified]),
+        (bad("refused"), [(row.target, row.why) for row in plans.refused]),
+        (risk("with less"), [(row.target, row.why) for row in plans.warned]),
     ]
-    for outcome in dict.fromkeys(lint.outcome for lint in plans.lints):
-        rows = [
-            (f"{lint.linter} of {lint.subject}", "; ".join(lint.faults) or "clean")
-            for lint in plans.lints
-            if lint.outcome is outcome
-        ]
-        groups.append(("recipe", mark_of(outcome), rows))
-    cases = [Diagnostic(names, mark, group, why) for group, mark, rows in groups for names, why in join_same(rows)]
+    cases = [Diagnostic(names, mark, "images", why) for mark, rows in groups for names, why in join_same(rows)]
     refused = len({row.target for row in plans.refused})
-    faults = sum(len(lint.faults) for lint in plans.lints if mark_of(lint.outcome).tone == "bad")
-    summary = f"Images that can be built: {len(plans.plans)}; refused: {refused}; faults of the recipe: {faults}."
+    summary = f"Images that can be built: {len(plans.plans)}; refused: {refused}."
     return Document("Images", summary, mark_exit(plans.exit), (*tables, *cases))
 
 
@@ -69,7 +59,7 @@ def describe_build(build: ImageBuild) -> Document:
         "lock": f"`{build.lock}` (SHA-256 {build.lock_hash[:12]})",
         "commit": build.revision or "unknown",
         "engine": f"Docker Engine {build.engine}, buildx {build.buildx}, {build.platform}",
-        "time": ", ".join([f"{build.seconds:.1f} s", *(f"{step.name} {step.seconds:.1f}" for step in build.steps)]),
+        "time": f"{build.seconds:.1f} s",
     }
     title = f"Image for {build.target}"
     return Document(title, "The image is built.", good("built"), (tabulate_facts(facts),))

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from megacpp_validate.errors import Exit
 from megacpp_validate.text import count
 
-from ...jitcache.result import (
-    JitCacheResult,
-    JitCacheSize,
-    JitCause,
-    JitCompile,
-    JitTaskState,
-    JitVerdict,
-    JitVerifyResult,
-    JitVerifyRow,
-    PrewarmResult,
-    StackDifference,
-)
+from ...jitcache.cache import JitCacheResult
+from ...jitcache.manifest import JitCacheSize, JitCompile, StackDifference
+from ...jitcache.prewarm import JitTaskState, PrewarmResult
+from ...jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow, VerifiedPrewarm
 from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Preformatted, Table
-from ..marks import bad, mark_exit, mark_of, missing, risk
+from ..marks import bad, good, mark_exit, mark_of, missing, risk
 from .words import tabulate_facts, tally
 
 _REASONS: Final[dict[JitVerdict | JitCause, str]] = {
@@ -39,12 +30,13 @@ _STEPS: Final[dict[JitVerdict | JitCause | None, str]] = {
     "variable or a source file in its key has changed; then {prewarm}",
 }
 _DONE: Final = {
-    "export": "Exported", "import": "Imported and sealed", "open": "Opened as a working copy", "unseal": "Unsealed",
+    "export": "Exported", "import": "Imported and sealed", "open": "Opened as a working copy",
 }  # fmt: skip
 
 
 def describe_prewarm(result: PrewarmResult) -> Document:
     """A row a task, the reason of each failure, and what the caches hold now."""
+    verdict = result.verdict if isinstance(result, VerifiedPrewarm) else None
     rows = tuple(
         (row.task, mark_of(row.state), f"{row.seconds:.1f}", tally(one.library for one in row.compiled), str(row.hits))
         for row in result.rows
@@ -64,7 +56,7 @@ def describe_prewarm(result: PrewarmResult) -> Document:
     blocks: tuple[Block, ...] = (
         Table(("task", "state", "seconds", "compiled", "found"), rows, numeric=frozenset({2, 4})),
         *(case for case, row in zip(cases, result.rows, strict=True) if row.reason),
-        *(describe_verify(result.verdict).blocks if result.verdict else ()),
+        *(describe_verify(verdict).blocks if verdict else ()),
         *(Details(f"Compiled by {row.task}", (_list_compiles(row.compiled),)) for row in result.rows),
         tabulate_facts(facts),
     )
@@ -73,8 +65,8 @@ def describe_prewarm(result: PrewarmResult) -> Document:
     summary = f"{done} of {count(result.rows, 'task')} done for {result.architecture}; kernels compiled: {compiled}."
     if result.left_out:
         summary += f" Left out: {count(result.left_out, 'task')}."
-    if result.verdict is not None:
-        summary += f" {describe_verify(result.verdict).summary}"
+    if verdict is not None:
+        summary += f" {describe_verify(verdict).summary}"
     title = f"JIT caches of {result.target} ({result.architecture}, {result.mode})"
     return Document(title, summary, mark_exit(result.exit, open_="done"), blocks, cases)
 
@@ -165,24 +157,20 @@ def describe_cache(result: JitCacheResult) -> Document:
     }
     variables = "\n".join(f"export {name}={value}" for name, value in result.variables.items())
     blocks: tuple[Block, ...] = (
-        *_describe_differences(result.differences, "TARGET"),
         tabulate_facts(facts, ("", "cache")),
         Preformatted(variables),
     )
     files = f"{count(sum(cache.files for cache in result.caches), 'file')}, every hash right"
     summary = f"{_DONE.get(result.deed, 'Sealed')}: {files}."
-    if result.differences:
-        summary = "Refused: the cache is of another stack; not imported."
-    elif not result.sealed and result.deed != "unseal":
+    if not result.sealed:
         summary = f"Whole, and not sealed: {files}. Export and jit_verify refuse it: `nox -s jit_cache -- seal`."
-    mark = mark_exit(result.exit, open_="done") if result.exit in (Exit.OPEN, Exit.CLOSED) else bad("closed")
-    return Document(f"JIT cache of {result.architecture}: {result.deed}", summary, mark, blocks)
+    return Document(f"JIT cache of {result.architecture}: {result.deed}", summary, good("done"), blocks)
 
 
 def _describe_differences(differences: tuple[StackDifference, ...], target: str) -> tuple[Diagnostic, ...]:
     step = (
         "use the stack that the cache was made for, or prewarm this one: "
-        f"`nox -s prewarm -- --target {target} --root FOLDER`; an import takes --any-stack, and misses"
+        f"`nox -s prewarm -- --target {target} --root FOLDER`"
     )
     fields = tuple(
         (one.what, f"recorded {one.recorded or 'none'}, here {one.observed or 'none'} (matters to {one.matters})")

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.jitcache.result import (
-    JitCacheResult,
-    JitCacheSize,
-    JitCause,
-    JitCompile,
-    JitTaskRow,
-    JitTaskState,
-    JitVerdict,
-    JitVerifyResult,
-    JitVerifyRow,
-    PrewarmResult,
-    StackDifference,
-)
+from megacpp_validate.jitcache.cache import JitCacheResult
+from megacpp_validate.jitcache.manifest import JitCacheSize, JitCompile, StackDifference
+from megacpp_validate.jitcache.prewarm import JitTaskRow, JitTaskState, PrewarmResult
+from megacpp_validate.jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow
 from megacpp_validate.report.describe.jit import describe_cache, describe_prewarm, describe_verify
 from megacpp_validate.report.render.markdown import render_markdown
 

@@ -1,0 +1,187 @@
+"""What an engine prints when a build fails, and how that is explained; what a host lends; the linted recipe."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.errors import Exit, NoEnvironment
+from megacpp_validate.images.build import (
+    Engine,
+    ImageBuild,
+    ImageProof,
+    Proof,
+    explain_build,
+    find_engine,
+    plan_build,
+    render_pip_conf,
+    require_platform,
+)
+from megacpp_validate.images.plan import DOCKERFILE, ImagePlan
+from megacpp_validate.images.tools import ImageRefused, find_program, read_pip_settings
+from tests.images.test_plan import read_plans
+
+NAME, ROOT = "127.0.0.1:5000/megacpp/cpu:0.1.0", matrix_folder().parent
+STEPS = ROOT / "containers/steps"
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> ImagePlan:
+    return read_plans("cpu")[0]
+
+
+# Lines of Docker Engine 28.5.2 with buildx 0.29.1, on 2026-11-22.
+SAID = [
+    (
+        "ERROR: failed to solve: mount callback failed on /d/containerd: failed to write compressed diff: failed to "
+        "copy: write /d/ingest/data: no space left on device",
+        "127.0.0.1:5000/megacpp/cpu:0.1.0 is not set.*the disk is full",
+        True,
+    ),
+    (
+        "#10 20.1 ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+        "the disk is full",
+        True,
+    ),
+    (
+        "ERROR: failed to solve: 127.0.0.1:5000/base@sha256:0000: failed to resolve source metadata for "
+        "127.0.0.1:5000/base@sha256:0000: 127.0.0.1:5000/base@sha256:0000: not found",
+        "the registry has another image than the pin",
+        False,
+    ),
+    (
+        "ERROR: failed to solve: failed to resolve source metadata for docker.io/debian: failed to "
+        'do request: Head "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no such host',
+        "does not answer.*MEGACPP_REGISTRY_MIRROR",
+        True,
+    ),
+    (
+        'ERROR: failed to solve: failed to push 127.0.0.1:5999/cpu:0.1.0: failed to do request: Head "h": dial '
+        "tcp 127.0.0.1:5999: connect: connection refused",
+        "reuses everything that was built",
+        True,
+    ),
+    (
+        'ERROR: failed to solve: failed to prepare extraction snapshot "extract-335552923": parent snapshot '
+        "sha256:10cbdc30516069df090044d68ac9eb656df40138cf6c585a3e123deaeeea521e does not exist: not found",
+        "share a layer.*the same command again",
+        True,
+    ),
+    (
+        "ERROR: failed to solve: failed to resolve source metadata for nvcr.io/nvidia/pytorch: unexpected status from "
+        "HEAD request to https://nvcr.io/v2/: 401 Unauthorized",
+        "docker login",
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "told", "infrastructure"), SAID)
+def test_what_is_known_is_explained(plan: ImagePlan, line: str, told: str, infrastructure: bool) -> None:
+    fault = explain_build(plan, NAME, ["#1 [internal] load", line], Path("cpu.log"))
+    with pytest.raises(type(fault), match=told):
+        raise fault
+    assert fault.exit is (Exit.INFRASTRUCTURE if infrastructure else Exit.NO_ENVIRONMENT)
+    assert "Next step" in str(fault)
+
+
+def test_what_is_not_known_is_shown_as_the_step_printed_it(plan: ImagePlan) -> None:
+    lines = [
+        "#9 [packages 2/2] RUN bash /steps/packages.sh",
+        "------",
+        " > [packages 2/2] RUN bash /steps/packages.sh:",
+        "2.345 ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+        "2.345     numpy==2.4.6 from https://files/numpy.whl:",
+        "------",
+        "ERROR: failed to solve",
+    ]
+    fault = explain_build(plan, NAME, lines, Path("cpu.log"))
+    assert "FROM THE REQUIREMENTS FILE. numpy==2.4.6 from https://files/numpy.whl:" in str(fault)
+    assert fault.exit is Exit.NO_ENVIRONMENT
+
+
+def test_another_architecture_is_refused_before_anything_is_pulled(catalog: Catalog) -> None:
+    engine = Engine("docker", {}, "28", "0.29", ("linux/amd64",), has_bridge=False)
+    with pytest.raises(NoEnvironment, match=r"image for gb10 is linux/arm64, and this engine builds linux/amd64"):
+        require_platform(engine, read_plans("gb10")[0])
+
+
+def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(NoEnvironment, match=r"docker is missing.*containers/docker_engine up"):
+        find_engine({"PATH": str(tmp_path)})
+    client = tmp_path / "docker"
+    client.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\necho ' '\nexit 1\n")
+    client.chmod(0o755)
+    with pytest.raises(NoEnvironment, match=r"Cannot connect.*containers/docker_engine up"):
+        find_engine({"PATH": f"{tmp_path}:/bin:/usr/bin"})
+
+
+@pytest.mark.parametrize(("holds", "code"), [((), Exit.CLOSED), ((True, False), Exit.CLOSED), ((True,), Exit.OPEN)])
+def test_a_proof_that_does_not_hold_closes(holds: tuple[bool, ...], code: Exit) -> None:
+    texts = dict.fromkeys(ImageBuild.model_fields, "x") | {"pushed": True, "seconds": 1.0, "schema_id": "s"}
+    proofs = tuple(Proof(deed="d", holds=one, seen="", seconds=0) for one in holds)
+    assert ImageProof(tool="t", build=ImageBuild.model_validate(texts), proofs=proofs).exit is code
+
+
+# --- what a host lends ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_host_lends_stays_outside_of_arguments_and_labels(plan: ImagePlan, tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("certificates")
+    (tmp_path / "pip.ini").write_text("[global]\nindex-url = https://user:secret@index/simple\ntimeout = 60\n")
+    variables = {
+        "PIP_FIND_LINKS": str(tmp_path), "PIP_CERT": str(tmp_path / "ca.crt"), "PATH": "/usr/bin:/bin",
+        "PIP_CONFIG_FILE": str(tmp_path / "pip.ini"), "MEGACPP_BUILD_JOBS": "4",
+    }  # fmt: skip
+    engine = Engine("docker", variables, "28", "0.29", ("linux/amd64",), has_bridge=False)
+    words = plan_build(plan, NAME, engine, tmp_path, push=True)
+    text = (tmp_path / "bake.json").read_text()
+    target = json.loads(text)["target"]["cpu"]
+    assert (target["contexts"], target["network"], target["args"]["JOBS"]) == ({"wheels": str(tmp_path)}, "host", "4")
+    assert target["output"] == [f"type=image,name={NAME},push=true,oci-mediatypes=true"]
+    assert "tags" not in target, "a build that fails sets none"
+    assert [one.partition(",")[0] for one in target["secret"]] == ["id=ca_bundle", "id=pip_conf"]
+    assert "secret@index" not in text
+    conf = tmp_path / "pip.conf"
+    assert ("user:secret@index" in conf.read_text(), conf.stat().st_mode & 0o777) == (True, 0o600)
+    assert {f"fs.read={tmp_path}", "network.host"} <= set(words)
+    settings = read_pip_settings(variables)
+    assert (settings["find-links"], settings["timeout"]) == ([str(tmp_path)], ["60"]), "a variable and a file"
+    assert "find-links" not in render_pip_conf(settings), "a folder of the host means nothing in a build"
+    bridged = Engine("docker", {"PATH": "/bin"}, "28", "0.29", (), has_bridge=True)
+    assert "network.host" not in plan_build(plan, NAME, bridged, tmp_path)
+    wrong = Engine("docker", {"MEGACPP_BUILD_WHEELS": "/nowhere"}, "28", "0.29", (), has_bridge=True)
+    with pytest.raises(ImageRefused, match="/nowhere does not exist"):
+        plan_build(plan, NAME, wrong, tmp_path)
+
+
+# --- the recipe -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hadolint", ["--no-color", DOCKERFILE]),
+        ("shellcheck", ["-x", "-P", "SCRIPTDIR", "-s", "bash", *map(str, sorted(STEPS.glob("*.sh")))]),
+        ("shellcheck", ["-x", "containers/docker_engine"]),
+    ],
+)
+def test_linters_find_nothing(name: str, words: list[str]) -> None:
+    program = find_program(name, {})
+    if program is None:
+        pytest.skip(f"not-run: there is no {name}")
+    done = subprocess.run([program, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_step_is_a_script_that_the_recipe_runs() -> None:
+    recipe = (ROOT / DOCKERFILE).read_text()
+    assert not re.search("^# *syntax *=", recipe, re.MULTILINE), "a syntax line fetches a frontend from a registry"
+    for step in {step for plan in read_plans() for step in plan.steps}:
+        assert (STEPS / f"{step}.sh").is_file()
+        assert f"bash /steps/{step}.sh" in recipe
