@@ -1,51 +1,24 @@
-"""`release-gate`: committed folders, orders, baselines, waivers, signatures; planted faults are in `gate_plants`."""
+"""`release-gate`: committed folders, stores with receipts of `data/gate.json`, damaged files, signatures."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from .gate_plants import PLANTS, golden
-from .harness import ROOT, Decisions, Ended, NotRun, Scenario, listed, terms
-from .receipts import (
-    AT_WORDS,
-    CODE,
-    COMMIT,
-    FAILED,
-    IMAGE,
-    LOCK,
-    OTHER_COMMIT,
-    PROBES,
-    STACK,
-    TARGET,
-    check,
-    fill,
-    good,
-    jit,
-    machine,
-    part,
-    place,
-    put,
-    raised,
-    red,
-    sealed,
-    timing,
-)
+from .harness import DATA, FOLDERS, ROOT, Decisions, Ended, NotRun, Scenario, call, listed, terms
+from .receipts import AT_WORDS, CODE, PROBES, STACK, TARGET, Receipt, fill, good, place, put, red, sealed
 
 DAY: Final = "2026-11-22"
-Prepare = Callable[[Path], object]
+EVIDENCE: Final = ROOT / "docs/evidence"
+OWN: Final = ("--stack", STACK, "--target", TARGET)
 FOREIGN: Final = ("stack", "target", "not-required")
-FOLDERS: Final = (
-    "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.17.1", "h200/te2.20.2", "h200/native",
-    "h200-fa4", "fp8/te2.12.0", "fp8/te2.20.2", "fp8/two-gpus", "smoke/small", "smoke/scaled", "smoke/canary/te2.17.1",
-    "smoke/canary/te2.20.2", "smoke/autotuned", "smoke/ablation", "jit/h200", "restart",
-)  # fmt: skip
+Prepare = Callable[[Path], object]
 
 
 def read_gate(ended: Ended) -> Decisions:
@@ -63,17 +36,19 @@ def read_gate(ended: Ended) -> Decisions:
         "accepted": listed(
             row["probe"] for row in data["cells"] if row["required"] and row["accepted"] and not row["rules"]
         ),
-        "waivers": listed(json.dumps(_waiver(row), sort_keys=True) for row in data["waivers"]),
+        "waivers": listed(
+            json.dumps({key: row[key] for key in ("cell", "rule", "state", "in_vain")}, sort_keys=True)
+            for row in data["waivers"]
+        ),
     }
     for row in data["cells"]:
         key = f"{row['run']}/{row['cell']}"
         if row["warnings"] and row["required"]:
             found[f"warnings {key}"] = len(row["warnings"])
-        if row["required"] and row["accepted"] and not row["rules"]:
-            continue
-        flags = ("required", "accepted", "closes")
-        words = [str(row["outcome"]), *(name for name in flags if row[name]), *(["waived"] if row["waived_by"] else [])]
-        found[f"cell {key}"] = f"{' '.join(words)}: {' '.join(row['rules'])}"
+        if not (row["required"] and row["accepted"] and not row["rules"]):
+            flags = [name for name in ("required", "accepted", "closes") if row[name]]
+            words = [str(row["outcome"]), *flags, *(["waived"] if row["waived_by"] else [])]
+            found[f"cell {key}"] = f"{' '.join(words)}: {' '.join(row['rules'])}"
     for row in data["culprits"]:
         key = row["module"]
         found[f"cause {key}"] = f"{row['cause']} {row['component']}".strip()
@@ -82,19 +57,23 @@ def read_gate(ended: Ended) -> Decisions:
     return found
 
 
-def _waiver(row: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: row[key] for key in ("cell", "rule", "state", "in_vain") if key in row}
-    return kept or {"waiver": sorted(row)}
+def gates() -> Iterator[Scenario]:
+    """Every scenario of the gate."""
+    yield from _committed()
+    for name, row in json.loads((DATA / "gate.json").read_text(encoding="utf-8")).items():
+        store, at = row.get("store", "{work}/store"), row.get("at", AT_WORDS)
+        yield _scenario(name, *row.get("more", ()), prepare=partial(_lay_out, row), store=store, at=at)
+    for name, plant in DAMAGE.items():
+        yield _scenario(f"planted {name}", *OWN, prepare=lambda work, plant=plant: plant(fill(work / "store")))
+    for name, edit in EDITS.items():
+        yield _scenario(f"edited {name}", *OWN[:2], *accept_codes(REAL), prepare=partial(_edit, edit), at=DAY)
+    yield from _signed()
 
 
 def _scenario(
-    name: str,
-    *more: str,
-    prepare: Callable[[Path], object] | None = None,
-    store: str = "{work}/store",
-    at: str = AT_WORDS,
+    name: str, *more: str, prepare: Prepare | None = None, store: str = "{work}/store", at: str = AT_WORDS
 ) -> Scenario:
-    """One call of the gate on a store that `prepare` makes."""
+    """One call of the gate on a store that `prepare` makes, or on a committed one."""
     codes = accept_codes(ROOT / store) if store.startswith("docs/") else ("--accept-code", CODE)
     return Scenario(name, ("release-gate", store, *more, *codes, "--at", at, "--format", "json"), read_gate, prepare)
 
@@ -106,164 +85,55 @@ def accept_codes(store: Path) -> tuple[str, ...]:
     return tuple(word for code in sorted(codes) for word in ("--accept-code", code))
 
 
-def _committed_scenario(name: str, folder: str, *more: str, at: str = DAY) -> Scenario:
-    return _scenario(name, *more, store=f"docs/evidence/{folder}", at=at)
-
-
-def gates() -> Iterator[Scenario]:
-    """Every scenario of the gate."""
-    for make in (_committed, _planted, _asked, _golden, _compared, _waived, _signed):
-        yield from make()
-
-
 def _committed() -> Iterator[Scenario]:
-    """Every committed folder, under every kind of release."""
-    releases = ("te-upgrade", "nightly", "release")
-    for folder, release in product(FOLDERS, releases):
-        files = sorted((ROOT / "docs/evidence" / folder).glob("*-h200-*.json"))
+    """Every committed folder, under every kind of release; days, baselines and targets."""
+
+    def of(name: str, folder: str, *more: str, at: str = DAY) -> Scenario:
+        return _scenario(name, *more, store=f"docs/evidence/{folder}", at=at)
+
+    releases, new = ("te-upgrade", "nightly", "release"), "h200/te2.20.2"
+    for folder, release in product((*FOLDERS, "smoke/ablation", "restart"), releases):
+        files = sorted((EVIDENCE / folder).glob("*-h200-*.json"))
         stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
-        more = ("--release", release, "--stack", stack, "--target", "h200")
-        yield _committed_scenario(f"{folder} {release}", folder, *more)
-    for stack in ("te2.12.0", "te2.14.1", "te2.17.1", "te2.20.2", "native"):
-        yield _committed_scenario(f"h200 {stack}", "h200", "--stack", stack)
-        yield _committed_scenario(f"evidence {stack}", "", "--stack", stack, "--target", "h200")
-    new = "h200/te2.20.2"
-    for target, release in product(("b200", "gb10", "cpu"), releases):
-        yield _committed_scenario(f"{new} {target} {release}", new, "--target", target, "--release", release)
-    for at in ("2026-11-21T12:00", "2026-11-21", "2026-12-20", "2026-12-22", "2027-01-01"):
-        yield _committed_scenario(f"{new} at {at}", new, at=at)
+        yield of(f"{folder} {release}", folder, "--release", release, "--stack", stack, "--target", "h200")
     stacks = ("te2.12.0", "te2.17.1", "te2.20.2")
+    for stack in (*stacks, "te2.14.1", "native"):
+        yield of(f"h200 {stack}", "h200", "--stack", stack)
+        yield of(f"evidence {stack}", "", "--stack", stack, "--target", "h200")
+    for target, release in product(("b200", "gb10", "cpu"), releases):
+        yield of(f"{new} {target} {release}", new, "--target", target, "--release", release)
+    for at in ("2026-11-21T12:00", "2026-11-21", "2026-12-20", "2026-12-22", "2027-01-01"):
+        yield of(f"{new} at {at}", new, at=at)
     for after, before in product((*stacks, "native"), stacks):
-        more = ("--baseline", f"docs/evidence/h200/{before}")
-        yield _committed_scenario(f"h200/{after} beside {before}", f"h200/{after}", *more)
+        yield of(f"h200/{after} beside {before}", f"h200/{after}", "--baseline", f"docs/evidence/h200/{before}")
     for after, before in (("te2.20.2", "te2.12.0"), ("te2.12.0", "te2.20.2")):
         more = ("--release", "nightly", "--target", "h200", "--baseline", f"docs/evidence/fp8/{before}")
-        yield _committed_scenario(f"fp8/{after} beside {before}", f"fp8/{after}", *more)
+        yield of(f"fp8/{after} beside {before}", f"fp8/{after}", *more)
 
 
-def _planted() -> Iterator[Scenario]:
-    """Faults in a store that is good throughout, and in a real receipt."""
-    own = ("--stack", STACK)
-    for name, plant in PLANTS.items():
-        prepare = lambda work, plant=plant: plant(fill(work / "store"))  # noqa: E731
-        yield _scenario(f"planted {name}", *own, "--target", TARGET, prepare=prepare)
-    for name, change in EDITS.items():
-
-        def edit(work: Path, change: Callable[[dict[str, Any]], object] = change) -> None:
-            shutil.copytree(ROOT / "docs/evidence/h200/te2.20.2", work / "store")
-            path = work / "store" / "te2.20.2-h200-permute.json"
-            data = json.loads(path.read_text())
-            change(data)
-            path.write_text(sealed(data))
-
-        codes = accept_codes(ROOT / "docs/evidence/h200/te2.20.2")
-        yield _scenario(f"edited {name}", *own, *codes, prepare=edit, at=DAY)
+def _lay_out(row: dict[str, Any], work: Path) -> None:
+    """A store that is good throughout, with what a row puts into runs: [folder, probe or "*", changes or null]."""
+    if not row.get("empty"):
+        fill(work / "store")
+    for folder, probe, changes in row.get("put", ()):
+        for each in PROBES if probe == "*" else (probe,):
+            if changes is None:
+                (work / folder / f"{STACK}-{TARGET}-{each}.json").unlink()
+            else:
+                put(work / Path(folder).parent, _change(good(each), changes), run=Path(folder).name)
+    if "matrix" in row:
+        copy_matrix(work, *((text.replace("required", "any").replace("close", "list"), text) for text in row["edits"]))
+    if "waiver" in row:
+        write_waiver(work / "matrix", *row["waiver"])
 
 
-def _first_check(data: dict[str, Any], **changes: Any) -> None:
-    one = next(row for row in data["checks"] if row["parts"])
-    one["parts"][0].update(changes)
-
-
-EDITS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {  # of a real receipt, permute of te2.20.2
-    "nothing": lambda data: None,
-    "outcome fail": lambda data: data.update(outcome="fail", reason="out of bounds"),
-    "outcome error": lambda data: data.update(outcome="error", reason="it raised"),
-    "outcome not-run": lambda data: data.update(outcome="not-run", reason="no GPU"),
-    "outcome nobody knows": lambda data: data.update(outcome="fine"),
-    "over its bound": lambda data: _first_check(data, observed=1e9),
-    "over its bound and says so": lambda data: _first_check(data, observed=1e9, passed=False),
-    "no checks": lambda data: data.update(checks=[]),
-    "half of the checks": lambda data: data.update(checks=data["checks"][::2]),
-    "no backends": lambda data: data.update(backends=[]),
-    "native requested": lambda data: data.update(requested="native"),
-    "another day": lambda data: data.update(started="2026-10-01T00:00:00+00:00"),
-    "another commit": lambda data: data.update(commit="b" * 40),
-    "another environment": lambda data: data.update(environment="f" * 64),
-    "another GPU": lambda data: data["machine"].update(gpu="NVIDIA H100 80GB HBM3"),
-    "another capability": lambda data: data["machine"].update(capability="10.0"),
-    "another driver": lambda data: data["machine"].update(driver="1.0"),
-    "no packages": lambda data: data.update(packages=[]),
-    "a later schema": lambda data: data.update(schema_id="megacpp-validate/receipt/99"),
-    "an unknown key": lambda data: data.update(surplus=1),
-    "a key less": lambda data: data.pop("checks"),
-    "another cell": lambda data: data.update(cell="te2.20.2-h200-attention"),
-    "compiled afterwards": lambda data: data["jit"]["after"].update(triton=3),
-    "a retry of a failure": lambda data: data.update(retries=["fail: permute out of bounds"]),
-    "a retry of a node": lambda data: data.update(retries=["node-fail: the node was lost (node n3)"]),
-    "negative memory": lambda data: data.update(peak_memory_mib=-1.0),
-    "a median that is none": lambda data: data["timings"][0].update(median_ms=data["timings"][0]["median_ms"] / 2),
-}  # fmt: skip
-
-
-def _asked() -> Iterator[Scenario]:
-    """What the gate is asked for: commits, images, locks, kinds of release, stores that are none."""
-    for name, more in {
-        "good": (), "commit": ("--commit", COMMIT), "another commit": ("--commit", OTHER_COMMIT),
-        "short commit": ("--commit", "abcdef"), "image": ("--image", IMAGE), "lock": ("--lock", LOCK),
-        "release": ("--release", "release"), "nightly": ("--release", "nightly"), "weekly": ("--release", "weekly"),
-        "another stack": ("--stack", "te2.17.1"), "no such target": ("--target", "none"),
-        "no such baseline": ("--baseline", "{work}/none"), "own baseline": ("--baseline", "{work}/store"),
-    }.items():  # fmt: skip
-        yield _scenario(f"asked {name}", *more, prepare=lambda work: fill(work / "store"))
-    yield _scenario("asked no store", store="{work}/none", at=DAY)
-    yield _scenario("asked an empty store", store="{work}", at=DAY)
-    yield _committed_scenario("asked several stacks", "h200")
-    yield _committed_scenario("asked a time that is none", "h200/te2.20.2", at="yesterday")
-
-
-def _golden() -> Iterator[Scenario]:
-    """Receipts of a golden image of the targets that no machine has run."""
-    for target, capability in (("gb10", "12.1"), ("b200", "10.0")):
-        for name, fault, more in (
-            ("good", {}, ()),
-            ("another image", {"image_digest": f"sha256:{'2' * 64}"}, ()),
-            ("no lock", {"lock_hash": ""}, ()),
-            ("dirty", {"commit": f"{COMMIT}-dirty"}, ()),
-            ("old schema", {"schema_id": "megacpp-validate/receipt/4"}, ()),
-            ("asked for image", {}, ("--image", IMAGE, "--lock", LOCK)),
-            ("asked for another image", {}, ("--image", f"r.io/te@sha256:{'3' * 64}")),
-        ):
-            of = {"target": target, "machine": machine(gpu=target.upper(), capability=capability)}
-            receipts = [*(golden(probe, **of) for probe in PROBES), golden("attention", **(of | fault))]
-            yield _scenario(
-                f"golden {target} {name}", "--release", "release", "--target", target, "--stack", STACK, *more,
-                prepare=lambda work, receipts=receipts: put(work / "store", *receipts),
-            )  # fmt: skip
-
-
-def _compared() -> Iterator[Scenario]:
-    """Speed, memory and checks beside a baseline, which the rules require or do not."""
-    slow = timing(median=1.11)
-    two = [check("bf16.forward", part()), check("bf16.backward", part())]
-    strict = ('baseline = "any"', 'baseline = "required"'), ('others = "list"', 'others = "close"')
-    for (name, before, after), edits in product((
-        ("alike", {}, {}),
-        ("slower", {}, {"timings": [slow]}),
-        ("slower and larger", {}, {"timings": [slow], "peak_memory_mib": 229.0}),
-        ("just not slower", {}, {"timings": [timing(median=1.1)], "peak_memory_mib": 228.0}),
-        ("host time alone", {}, {"timings": [timing(), timing("host", 9.0, "perf_counter")]}),
-        ("memory 94 to 139", {"peak_memory_mib": 94.1}, {"peak_memory_mib": 139.2}),
-        ("memory 100 to 228.1", {"peak_memory_mib": 100.0}, {"peak_memory_mib": 228.1}),
-        ("memory 2000 to 2200", {"peak_memory_mib": 2000.0}, {"peak_memory_mib": 2200.0}),
-        ("memory 2000 to 2201", {"peak_memory_mib": 2000.0}, {"peak_memory_mib": 2201.0}),
-        ("no timings", {}, {"timings": []}),
-        ("no memory", {}, {"peak_memory_mib": 0.0}),
-        ("baseline without timings", {"timings": []}, {}),
-        ("baseline without anything", {"timings": [], "peak_memory_mib": 0.0}, {}),
-        ("another card", {}, {"machine": machine(gpu="NVIDIA H100")}),
-        ("a check is lost", {"checks": two}, {"checks": two[:1]}),
-        ("a check is lost, of another commit", {"checks": two, "commit": OTHER_COMMIT}, {"checks": two[:1]}),
-        ("a wider bound", {}, {"checks": [check("bf16.forward", part(bound=0.1))]}),
-    ), ((), strict)):  # fmt: skip
-
-        def prepare(work: Path, before: Any = before, after: Any = after, edits: Any = edits) -> None:
-            fill(work / "before", stack="te2.12.0", hours=48.0, **before)
-            put(fill(work / "store"), good("attention", **after))
-            copy_matrix(work, *edits)
-
-        more = ("--baseline", "{work}/before", "--matrix", "{work}/matrix")
-        yield _scenario(f"baseline {name}{' strictly' if edits else ''}", *more, prepare=prepare)
+def _change(receipt: Receipt, changes: dict[str, Any]) -> Receipt:
+    """A receipt with other values; of an object only the keys that are named change."""
+    for key, value in changes.items():
+        held = receipt.get(key)
+        new = value.replace("{probe}", receipt["probe"]) if key == "cell" else value
+        receipt[key] = {**held, **new} if isinstance(held, dict) and isinstance(new, dict) else new
+    return receipt
 
 
 def copy_matrix(work: Path, *edits: tuple[str, str]) -> Path:
@@ -279,75 +149,6 @@ def copy_matrix(work: Path, *edits: tuple[str, str]) -> Path:
     return work / "matrix"
 
 
-NANS: Final = (
-    "NaNs in gradient", "Infs were found", "infinite loss", "grad_nan", "has_nan=True", "hasNaN", "got -inf", "1.#QNAN",
-    "non-finite", "nonfinite values", "not a number", "assert torch.isfinite(loss)", "loss is nan at step 3", "info",
-    "infer the shape", "nano", "tenant", "inference", "InfiniBand", "finite difference", "finance",
-)  # fmt: skip
-
-
-def _waived() -> Iterator[Scenario]:
-    """A waiver of one cell and one rule, over what it may hold off and what it may not."""
-    cell, later = f"{STACK}-{TARGET}-attention", "2026-12-31"
-    nan = check("bf16.forward", part("finite", 3.0, 0.0))
-    imports = {**FAILED, "detail": "ImportError: cannot import name 'f'"}
-    blocked = red("attention", outcome="blocked", blocked_by=f"{STACK}-{TARGET}-imports", checks=[])
-    late = good("attention", jit=jit(after={"triton": 1}))
-    cases: list[tuple[str, list[dict[str, Any]], str, str]] = [
-        ("holds", [red("attention")], "outcome", "2026-11-22"),
-        ("expired", [red("attention")], "outcome", "2026-11-21"),
-        ("of another rule", [red("attention")], "slower", later),
-        ("not needed", [], "outcome", later),
-        ("a second breakage", [red("attention", jit=late["jit"])], "outcome", later),
-        ("NaN", [red("attention", checks=[nan])], "outcome", later),
-        ("import error", [red("attention", outcome="import-error", checks=[])], "outcome", later),
-        ("import in the probe", [raised("attention", "ModuleNotFoundError: no module 'x'")], "outcome", later),
-        ("symbol in the probe", [raised("attention", "OSError: te.so: undefined symbol: f")], "outcome", later),
-        ("import in a check", [red("attention", checks=[imports])], "outcome", later),
-        ("blocked by an import", [raised("imports", "OSError: x"), blocked], "outcome", later),
-        ("blocked by nobody", [blocked | {"blocked_by": f"{STACK}-{TARGET}-nothing"}], "outcome", later),
-        ("of another commit", [red("attention", commit=OTHER_COMMIT)], "outcome", later),
-        ("not run", [good("attention", outcome="not-run", checks=[])], "outcome", later),
-        ("jit", [late], "jit", later),
-        ("a rule that cannot be waived", [red("attention")], "missing", later),
-        ("no such rule", [red("attention")], "never", later),
-        *((f"words {word}", [raised("attention", f"RuntimeError: {word}")], "outcome", later) for word in NANS),
-    ]
-    own = ("--stack", STACK, "--matrix", "{work}/matrix")
-    for name, receipts, rule, expires in cases:
-        prepare = lambda work, of=(receipts, rule, expires): _waive(work, cell, of[1], of[2], of[0])  # noqa: E731
-        yield _scenario(f"waiver {name}", *own, prepare=prepare)
-    for name, older in (
-        ("a contradiction", red("attention", hours=3.0)),
-        ("an old NaN", red("attention", hours=3.0, checks=[nan])),
-    ):
-        prepare = lambda work, older=older: _waive(work, cell, "contradicted", later, [older], "older")  # noqa: E731
-        yield _scenario(f"waiver {name}", *own[2:], prepare=prepare)
-    yield Scenario(
-        "waiver h200/te2.17.1",
-        (
-            "release-gate",
-            "docs/evidence/h200/te2.17.1",
-            *own[2:],
-            *accept_codes(ROOT / "docs/evidence/h200/te2.17.1"),
-            "--at",
-            DAY,
-            "--format",
-            "json",
-        ),
-        read_gate,
-        lambda work: _waive(work, "te2.17.1-h200-attention", "outcome", later, []),
-    )
-
-
-def _waive(
-    work: Path, cell: str, rule: str, expires: str, receipts: Iterable[dict[str, Any]], run: str = "run"
-) -> None:
-    """A good store with these receipts on top, and one waiver."""
-    put(fill(work / "store"), *receipts, run=run)
-    write_waiver(copy_matrix(work), rule, expires, cell)
-
-
 def write_waiver(matrix: Path, rule: str, expires: str, cell: str) -> None:
     """One row of waivers in a copy of the matrix."""
     (matrix / "gate_waivers.toml").write_text(
@@ -356,44 +157,124 @@ def write_waiver(matrix: Path, rule: str, expires: str, cell: str) -> None:
     )
 
 
+def _replace(old: str, new: str) -> Prepare:
+    """The file of attention, one text in it replaced after it was sealed."""
+
+    def deed(store: Path) -> None:
+        path = place(store, "attention")
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    return deed
+
+
+def _write(text: str) -> Prepare:
+    return lambda store: place(store, "attention").write_text(text)
+
+
+def _link(store: Path) -> None:
+    path = place(store, "attention")
+    path.rename(store.parent / path.name)
+    path.symlink_to(store.parent / path.name)
+
+
+def _link_out(store: Path) -> None:
+    put(store.parent / "elsewhere", red("attention", hours=0.5))
+    (store / "nightly").symlink_to(store.parent / "elsewhere")
+
+
+def _another_cell(store: Path) -> None:
+    text = place(store, "attention").read_text().replace("h200-attention", "h200-permute")
+    place(store, "permute").write_text(text.replace('"probe": "attention"', '"probe": "permute"'))
+
+
+def _truncate_beside(store: Path) -> None:
+    put(store, good("attention"), run="other")
+    path = place(store, "attention", "other")
+    path.write_text(path.read_text()[:-40])
+
+
+DAMAGE: Final[dict[str, Prepare]] = {
+    "truncated": lambda store: place(store, "attention").write_text(place(store, "attention").read_text()[:900]),
+    "truncated beside": _truncate_beside,
+    "empty file": _write(""),
+    "no JSON": _write("{"),
+    "a list": _write("[]"),
+    "nested too deep": _write("[" * 100_000),
+    "NaN": _replace("0.001", "NaN"),
+    "infinity": _replace("0.001", "Infinity"),
+    "a number edited": _replace("0.001", "0.5"),
+    "a key twice": _replace('"stack"', '"outcome": "pass",\n  "stack"'),
+    "a link": _link,
+    "a folder that leads out": _link_out,
+    "another name": lambda store: shutil.copy(place(store, "attention"), place(store, "permute")),
+    "a red one as (1)": lambda store: (store / "run" / f"{STACK}-{TARGET}-attention (1).json").write_text(
+        sealed(red("attention", hours=0.5))
+    ),
+    "another cell": _another_cell,
+    "only timed": lambda store: put(store, good("attention", seconds={"speed": 1.0, "total": 9.0})),
+    "a foreign file": lambda store: (store / "notes.json").write_text('{"schema_id": "megacpp-validate/upgrade/1"}'),
+}
+REAL: Final = EVIDENCE / "h200/te2.20.2"
+
+
+def _measure(data: Receipt, **changes: Any) -> None:
+    next(row for row in data["checks"] if row["parts"])["parts"][0].update(changes)
+
+
+EDITS: Final[dict[str, Callable[[Receipt], object]]] = {  # of a real receipt, permute of te2.20.2, sealed again
+    "nothing": lambda data: None,
+    "over its bound": lambda data: _measure(data, observed=1e9),
+    "over its bound and says so": lambda data: _measure(data, observed=1e9, passed=False),
+    "no checks": lambda data: data.update(checks=[]),
+    "no backends": lambda data: data.update(backends=[]),
+    "an unknown key": lambda data: data.update(surplus=1),
+    "a key less": lambda data: data.pop("checks"),
+}
+
+
+def _edit(change: Callable[[Receipt], object], work: Path) -> None:
+    shutil.copytree(REAL, work / "store")
+    path = work / "store" / "te2.20.2-h200-permute.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(sealed(data))
+
+
 def sign(work: Path) -> None:
     """A signed store, by a key that is made for it."""
     if shutil.which("ssh-keygen") is None:
         raise NotRun("there is no ssh-keygen")
-    from .harness import call
-
     fill(work / "store")
     for name in ("key", "other"):
         words = ("ssh-keygen", "-q", "-t", "ed25519", "-f", str(work / name), "-N", "")
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL, capture_output=True)
-    public = {name: (work / f"{name}.pub").read_text().strip() for name in ("key", "other")}
+    key, other = ((work / f"{name}.pub").read_text() for name in ("key", "other"))
     grant = 'ci@team namespaces="receipts@megacpp-validate"'
-    (work / "signers").write_text(f"{grant} {public['key']}\n")
-    (work / "others").write_text(f"{grant} {public['other']}\n")
-    (work / "expired").write_text(
-        f'ci@team namespaces="receipts@megacpp-validate",valid-before="20260101" {public["key"]}\n'
-    )
-    (work / "another-use").write_text(f'ci@team namespaces="git" {public["key"]}\n')
-    ended = call(("receipts-sign", str(work / "store"), "--key", str(work / "key")), work)
-    if ended.code:
-        raise NotRun(f"receipts-sign ended with {ended.code}")
+    for name, row in {
+        "signers": f"{grant} {key}", "others": f"{grant} {other}", "another-use": f'ci@team namespaces="git" {key}',
+        "expired": f'{grant},valid-before="20260101" {key}',
+    }.items():  # fmt: skip
+        (work / name).write_text(row)
+    if code := call(("receipts-sign", str(work / "store"), "--key", str(work / "key")), work).code:
+        raise NotRun(f"receipts-sign ended with {code}")
 
 
 def _signed() -> Iterator[Scenario]:
     """A signed store, and what was done to it since; `release` wants a signature."""
-    cell = lambda work: place(work / "store", "attention")  # noqa: E731
-    edit = lambda work: cell(work).write_text(cell(work).read_text().replace("0.001", "0.002", 1))  # noqa: E731
-    after: dict[str, tuple[Callable[[Path], object], str]] = {
-        "whole": (lambda work: None, "signers"), "edited": (edit, "signers"),
-        "lost": (lambda work: cell(work).unlink(), "signers"),
-        "added": (lambda work: put(work / "store", good("fp8_delayed"), run="late"), "signers"),
-        "a red one added": (lambda work: put(work / "store", red("attention", hours=0.5), run="late"), "signers"),
-        "no signature": (lambda work: [one.unlink() for one in (work / "store").rglob("*.sig")], "signers"),
-        "another key": (lambda work: None, "others"), "expired": (lambda work: None, "expired"),
-        "another use": (lambda work: None, "another-use"), "no such signers": (lambda work: None, "none"),
-    }  # fmt: skip
+    after: dict[str, tuple[Prepare, str]] = {
+        "whole": (lambda store: None, "signers"),
+        "edited": (_replace("0.001", "0.002"), "signers"),
+        "lost": (lambda store: place(store, "attention").unlink(), "signers"),
+        "added": (lambda store: put(store, good("fp8_delayed"), run="late"), "signers"),
+        "a red one added": (lambda store: put(store, red("attention", hours=0.5), run="late"), "signers"),
+        "no signature": (lambda store: [one.unlink() for one in store.rglob("*.sig")], "signers"),
+        "another key": (lambda store: None, "others"),
+        "expired": (lambda store: None, "expired"),
+        "another use": (lambda store: None, "another-use"),
+        "no such signers": (lambda store: None, "none"),
+    }
     for name, (change, signers) in after.items():
-        prepare = lambda work, change=change: (sign(work), change(work))  # noqa: E731
-        yield _scenario(f"signed {name}", "--stack", STACK, "--signers", f"{{work}}/{signers}", prepare=prepare)
-    more = ("--stack", STACK, "--signers", "{work}/signers", "--release", "release")
+        prepare = lambda work, change=change: (sign(work), change(work / "store"))  # noqa: E731
+        yield _scenario(f"signed {name}", *OWN[:2], "--signers", f"{{work}}/{signers}", prepare=prepare)
+    more = (*OWN[:2], "--signers", "{work}/signers", "--release", "release")
     yield _scenario("signed under release", *more, prepare=sign)

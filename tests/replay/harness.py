@@ -23,10 +23,17 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
+DATA: Final = Path(__file__).parent / "data"
 RECORDED: Final = Path(__file__).parent / "recorded"
 CHANGED: Final = Path(__file__).parent / "changed.json"
 NOT_RUN: Final = "not-run"
 OTHER_FORM: Final = "the JSON has another form"
+
+FOLDERS: Final = (  # of committed receipts
+    "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.17.1", "h200/te2.20.2", "h200/native",
+    "h200-fa4", "fp8/te2.12.0", "fp8/te2.20.2", "fp8/two-gpus", "smoke/small", "smoke/scaled", "smoke/canary/te2.17.1",
+    "smoke/canary/te2.20.2", "smoke/autotuned", "jit/h200",
+)  # fmt: skip
 
 Decisions = dict[str, Any]
 Recording = dict[str, Decisions]
