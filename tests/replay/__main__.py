@@ -1,16 +1,16 @@
-"""`python -m tests.replay record | compare [--only GROUP[/SCENARIO]] [--fast]`."""
+"""`python -m tests.replay record | compare | list [--only GROUP[/SCENARIO]] [--fast]`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from fnmatch import fnmatchcase
 
 from .groups import GROUPS
 from .harness import (
     NOT_RUN,
     OTHER_FORM,
-    Recording,
     differences,
     read_changed,
     read_recording,
@@ -24,53 +24,37 @@ def main() -> int:
     """Record, or compare: 0 where nothing changed, 1 where a decision is another one, 4 where some could not be run."""
     parser = argparse.ArgumentParser(prog="python -m tests.replay", description=__doc__)
     parser.add_argument("verb", choices=["record", "compare", "list"])
-    parser.add_argument("--only", action="append", default=[], help="GROUP, or GROUP/SCENARIO with * and ?; repeated")
+    parser.add_argument("--only", default="*", help="GROUP, or GROUP/SCENARIO with * and ?")
     parser.add_argument("--fast", action="store_true", help="leave the slow groups out")
-    parser.add_argument("--verbose", action="store_true", help="print each scenario as it starts")
-    asked = parser.parse_args()
-    wanted = {one.partition("/")[0]: one.partition("/")[2] or "*" for one in asked.only}
-    if unknown := wanted.keys() - {group.name for group in GROUPS}:
-        parser.error(f"no such group: {', '.join(sorted(unknown))}")
-    found, lacking = 0, 0
-    for group in GROUPS:
-        if (wanted and group.name not in wanted) or (asked.fast and group.slow):
+    given = parser.parse_args()
+    name, _, only = given.only.partition("/")
+    groups = [group for group in GROUPS if fnmatchcase(group.name, name) and not (given.fast and group.slow)]
+    found = lacking = 0
+    for group in groups:
+        chosen = {one.id for one in group.scenarios() if fnmatchcase(one.id, only or "*") or one.id == only}
+        if given.verb == "list":
+            print(*(f"{group.name}/{one}" for one in sorted(chosen)), sep="\n")  # noqa: T201
             continue
-        only = wanted.get(group.name, "*")
-        if asked.verb == "list":
-            print(*(f"{group.name}/{one.id}" for one in group.scenarios()), sep="\n")  # noqa: T201
-            continue
-        started = time.monotonic()
-        say = (lambda name: print(f"  {name}", file=sys.stderr, flush=True)) if asked.verbose else (lambda _: None)  # noqa: T201
-        recording = record(group, only, say)
-        missing = [name for name, row in recording.items() if NOT_RUN in row]
+        started, before = time.monotonic(), read_recording(group.name)
+        recording = record(group, chosen)
+        missing = [key for key, row in recording.items() if NOT_RUN in row]
         lacking += len(missing)
-        if asked.verb == "record":
-            if wrong := [f"{name}: {row[OTHER_FORM]}" for name, row in recording.items() if OTHER_FORM in row]:
+        if given.verb == "record":
+            if wrong := [f"{key}: {row[OTHER_FORM]}" for key, row in recording.items() if OTHER_FORM in row]:
                 parser.error("\n".join(("not recorded; adapt the function that reads the JSON", *wrong)))
-            kept = {} if only == "*" else read_recording(group.name)
-            write_recording(group.name, kept | recording)
+            write_recording(group.name, {**(before if only else {}), **recording})
         else:
-            found += _compare(group.name, recording, only)
-        count = sum(len(row) for row in recording.values())
+            new = differences({key: row for key, row in before.items() if not only or key in chosen}, recording)
+            left = unexplained(new, read_changed())
+            found += len(left)
+            print(*(f"{group.name}/{one}\n" for one in left), sep="", end="")  # noqa: T201
+            print(f"{group.name}: changed.json explains {len(new) - len(left)} of {len(new)} differences")  # noqa: T201
         print(  # noqa: T201
-            f"{group.name}: {len(recording)} scenarios, {count} decisions, {len(missing)} not run, "
-            f"{time.monotonic() - started:.1f} s",
+            f"{group.name}: {len(recording)} scenarios, {sum(map(len, recording.values()))} decisions, "
+            f"{len(missing)} not run, {time.monotonic() - started:.1f} s",
             flush=True,
         )
-    return 1 if found else 4 if lacking and asked.verb == "compare" else 0
-
-
-def _compare(name: str, recording: Recording, only: str) -> int:
-    before = read_recording(name)
-    if only != "*":
-        before = {key: value for key, value in before.items() if key in recording}
-    new = differences(before, recording)
-    left = unexplained(new, read_changed())
-    for one in left:
-        print(f"{name}/{one}")  # noqa: T201
-    if len(new) > len(left):
-        print(f"{name}: {len(new) - len(left)} differences are explained by changed.json")  # noqa: T201
-    return len(left)
+    return 1 if found else 4 if lacking and given.verb == "compare" else 0
 
 
 if __name__ == "__main__":

@@ -105,9 +105,8 @@ class Difference:
     after: Any
 
     def __str__(self) -> str:
-        return (
-            f"{self.scenario}: {self.name}\n    before {json.dumps(self.before)}\n    after  {json.dumps(self.after)}"
-        )
+        values = f"    before {json.dumps(self.before)}\n    after  {json.dumps(self.after)}"
+        return f"{self.scenario}: {self.name}\n{values}"
 
 
 def call(argv: Iterable[str], work: Path) -> Ended:
@@ -170,23 +169,13 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def record(
-    group: Group,
-    only: str = "*",
-    progress: Callable[[str], object] = lambda _: None,
-    chosen: Container[str] | None = None,
-) -> Recording:
-    """Decisions of every scenario of a group whose id fits a pattern, and is one of those that were chosen."""
+def record(group: Group, chosen: Container[str] | None = None) -> Recording:
+    """Decisions of every scenario of a group that is one of those that were chosen; of all without."""
     found: Recording = {}
     for scenario in group.scenarios():
         if scenario.id in found:
             raise ValueError(f"two scenarios are called {scenario.id}")
-        if (
-            (scenario.id in chosen)
-            if chosen is not None
-            else (only in (scenario.id, "*") or fnmatchcase(scenario.id, only))
-        ):
-            progress(scenario.id)
+        if chosen is None or scenario.id in chosen:
             found[scenario.id] = decide(scenario)
     return found
 

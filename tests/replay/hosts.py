@@ -65,16 +65,10 @@ def doctors() -> Iterator[Scenario]:
     for host in _facts():
         yield Scenario(host, words, read_doctor, lambda work, host=host: lay_out(work, host))
     chosen = ("clean", "release 2.14.1", "no TE", "laptop", "many faults", "two runtimes, TE that throws")
-    asked = (
-        ("--target", "cpu"),
-        ("--target", "b200"),
-        ("--target", "gb10"),
-        ("--stack", "te2.17.1"),
-        ("--stack", "te2.20.2"),
-    )
+    asked = ("--target cpu", "--target b200", "--target gb10", "--stack te2.17.1", "--stack te2.20.2")
     for host, more in product(chosen, asked):
-        name = f"{host} {' '.join(more).replace('--', '')}"
-        yield Scenario(name, (*words, *more), read_doctor, lambda work, host=host: lay_out(work, host))
+        name = f"{host} {more.replace('--', '')}"
+        yield Scenario(name, (*words, *more.split()), read_doctor, lambda work, host=host: lay_out(work, host))
     for name, more in {"no such target": ("--target", "none"), "no such stack": ("--stack", "none")}.items():
         yield Scenario(name, (*words, *more), read_doctor, lambda work: lay_out(work, "clean"))
     yield Scenario("no such interpreter", ("doctor", "--python", "{work}/none", "--format", "json"), read_doctor)

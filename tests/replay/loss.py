@@ -85,9 +85,7 @@ def late(gap: float, start: float = 0.5) -> Callable[[Curve], object]:
 
 def part(name: str, change: Callable[[int, float], float]) -> Callable[[Curve], object]:
     """Gradients of one part."""
-    return lambda curve: curve["part_norms"].update(
-        {name: [change(*one) for one in enumerate(curve["part_norms"][name])]}
-    )
+    return lambda curve: curve["part_norms"].update({name: [*map(change, range(10**6), curve["part_norms"][name])]})
 
 
 def each(key: str, name: str, value: Any) -> Callable[[Curve], object]:
@@ -95,6 +93,7 @@ def each(key: str, name: str, value: Any) -> Callable[[Curve], object]:
     return lambda curve: [row.update({name: value}) for row in curve[key]]
 
 
+SCALES: Final = (0.5, 0.99, 1.03, 1.5, 0.0)
 FAULTS: Final[dict[str, Callable[[Curve], object]]] = {  # of one run of one recipe
     "nothing": lambda curve: None,
     **{f"late gap {gap}": late(gap) for gap in (0.0005, 0.002, 0.01, 0.05, -0.002, -0.05)},
@@ -139,15 +138,8 @@ FAULTS: Final[dict[str, Callable[[Curve], object]]] = {  # of one run of one rec
     "a series that is shorter": lambda curve: curve["losses"].pop(),
 }
 OF_BF16: Final = (
-    "nothing",
-    "late gap 0.05",
-    "NaN",
-    "cut by ten",
-    "other data",
-    "another GPU",
-    "norms x 1.03",
-    "no casts",
-)
+    "nothing", "late gap 0.05", "NaN", "cut by ten", "other data", "another GPU", "norms x 1.03", "no casts",
+)  # fmt: skip
 
 
 def losses() -> Iterator[Scenario]:
@@ -200,12 +192,20 @@ def _truncate(folder: Path, name: str) -> None:
     path.write_bytes(path.read_bytes()[:-200])
 
 
+def _rename(folder: Path, old: str, new: str) -> None:
+    (folder / f"{CELL}.{old}.curve").rename(folder / f"{CELL}.{new}.curve")
+
+
+def _put_all(folder: Path, recipes: list[str], cell: str = CELL, **changes: str) -> None:
+    for recipe in recipes:
+        for seed in range(3):
+            put(folder, made_up(recipe, seed) | changes, cell)
+
+
 FOLDERS: Final[dict[str, Callable[[Path], object]]] = {
     "a run is lost": lambda folder: (folder / f"{CELL}.delayed-1.curve").unlink(),
     "a run is cut short": lambda folder: _truncate(folder, "delayed-1"),
-    "a run has another name": lambda folder: (folder / f"{CELL}.delayed-1.curve").rename(
-        folder / f"{CELL}.delayed-7.curve"
-    ),
+    "a run has another name": lambda folder: _rename(folder, "delayed-1", "delayed-7"),
     "a run of bf16 is lost": lambda folder: (folder / f"{CELL}.bf16-1.curve").unlink(),
     "a run of bf16 is cut short": lambda folder: _truncate(folder, "bf16-1"),
     "bf16 is lost": lambda folder: [path.unlink() for path in folder.glob("*bf16*")],
@@ -213,15 +213,9 @@ FOLDERS: Final[dict[str, Callable[[Path], object]]] = {
     "two seeds": lambda folder: [path.unlink() for path in folder.glob("*-2.curve")],
     "empty": lambda folder: [path.unlink() for path in folder.iterdir()],
     "gone": shutil.rmtree,
-    "bf16 under another name": lambda folder: [
-        put(folder, made_up("bf16", seed) | {"recipe": "delayed"}) for seed in range(3)
-    ],
-    "another cell beside": lambda folder: [
-        put(folder, made_up(one, seed), "te2.12.0-h200-fp8_loss") for one in ("bf16", "delayed") for seed in range(3)
-    ],
-    "a recipe nobody knows": lambda folder: [
-        put(folder, made_up("current", seed) | {"recipe": "fp4"}) for seed in range(3)
-    ],
+    "bf16 under another name": lambda folder: _put_all(folder, ["bf16"], recipe="delayed"),
+    "another cell beside": lambda folder: _put_all(folder, ["bf16", "delayed"], "te2.12.0-h200-fp8_loss"),
+    "a recipe nobody knows": lambda folder: _put_all(folder, ["current"], recipe="fp4"),
     "curves without a cell": lambda folder: [
         path.rename(folder / path.name.removeprefix(f"{CELL}.")) for path in [*folder.iterdir()]
     ],

@@ -89,12 +89,8 @@ def raised(probe: str, text: str, *, hours: float = 1.0, **changes: Any) -> Rece
     """A receipt of a module that raised "class: message"."""
     kind, _, message = text.partition(": ")
     failure = {"type": kind, "message": message, "frame": "", "traceback": ""}
-    seen = {
-        "outcome": "import-error" if probe == "imports" else "error",
-        "reason": text,
-        "failure": failure,
-        "checks": [],
-    }
+    outcome = "import-error" if probe == "imports" else "error"
+    seen = {"outcome": outcome, "reason": text, "failure": failure, "checks": []}
     return good(probe, hours=hours, **(seen | changes))
 
 

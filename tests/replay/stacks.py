@@ -8,52 +8,13 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import Final
 
-from .harness import ROOT, Decisions, Ended, Scenario, listed, terms
+from .harness import DATA, FOLDERS, ROOT, Decisions, Ended, Scenario, listed, terms
 from .receipts import PROBES, good, put, raised
 
 EVIDENCE: Final = "docs/evidence"
-FOLDERS: Final = (
-    "h200/te2.12.0",
-    "h200/te2.12.0/again",
-    "h200/te2.14.1",
-    "h200/te2.17.1",
-    "h200/te2.20.2",
-    "h200/native",
-    "h200-fa4",
-    "fp8/te2.12.0",
-    "fp8/te2.20.2",
-    "smoke/small",
-    "smoke/scaled",
-    "smoke/autotuned",
-    "smoke/canary/te2.17.1",
-    "smoke/canary/te2.20.2",
-    "jit/h200",
-    "fp8/two-gpus",
-)
-RELEASES: Final = (
-    "2.0.0",
-    "2.2.0",
-    "2.4.0",
-    "2.5.0",
-    "2.6.0",
-    "2.7.0",
-    "2.8.0",
-    "2.9.0",
-    "2.10.0",
-    "2.11.0",
-    "2.12.0",
-    "2.13.0",
-    "2.14.0",
-    "2.14.1",
-    "2.15.0",
-    "2.16.0",
-    "2.16.1",
-    "2.17.0",
-    "2.17.1",
-    "2.18.0",
-    "2.19.0",
-    "2.20.0",
-    "2.20.2",
+_RELEASES: Final = (
+    "2.0.0 2.2.0 2.4.0 2.5.0 2.6.0 2.7.0 2.8.0 2.9.0 2.10.0 2.11.0 2.12.0 2.13.0 2.14.0 2.14.1 2.15.0 2.16.0 2.16.1 "
+    "2.17.0 2.17.1 2.18.0 2.19.0 2.20.0 2.20.2"
 )
 STACKS: Final = {
     "nothing-known": (),
@@ -112,11 +73,6 @@ def read_blame(ended: Ended) -> Decisions:
     return {key: value for key, value in found.items() if not key.startswith("outcomes") and value not in ([], {})}
 
 
-def texts() -> list[str]:
-    """What was raised in the field, or is in a vendor's sources: "class: text"."""
-    return json.loads((Path(__file__).parent / "data" / "raised.json").read_text(encoding="utf-8"))
-
-
 def blames() -> Iterator[Scenario]:
     """One module raises after a release in which it held: cause, component, next step."""
 
@@ -125,7 +81,7 @@ def blames() -> Iterator[Scenario]:
         put(work / "after", *(raised(one, text) if one == probe else good(one) for one in PROBES))
 
     words = ("compare-receipts", "{work}/before/run", "{work}/after/run", "--format", "json")
-    for number, text in enumerate(texts()):
+    for number, text in enumerate(json.loads((DATA / "raised.json").read_text(encoding="utf-8"))):
         for probe in ("attention", "imports") if number % 4 == 0 else ("attention",):
             label = f"{probe} {text[:70]} #{number}"
             yield Scenario(label, words, read_blame, lambda work, t=text, p=probe: prepare(work, t, p))
@@ -146,20 +102,17 @@ def read_fits(ended: Ended) -> Decisions:
 
 def fits() -> Iterator[Scenario]:
     """Every release of the table beside several stacks, and the stacks of the images."""
-    for release, (name, parts) in product(RELEASES, STACKS.items()):
+    for release, (name, parts) in product(_RELEASES.split(), STACKS.items()):
         yield Scenario(f"{release} {name}", ("fits", release, *parts, "--verbose", "--format", "json"), read_fits)
     for target in ("h200", "b200", "gb10", "cpu"):
         yield Scenario(f"images {target}", ("fits", "--target", target, "--verbose", "--format", "json"), read_fits)
         words = ("fits", "2.20.2", *STACKS["h200-host"], "--target", target, "--verbose", "--format", "json")
         yield Scenario(f"2.20.2 h200-host for {target}", words, read_fits)
     for name, words in {
-        "images": (),
-        "no-such-release": ("9.9",),
-        "no-such-part": ("2.20.2", "bla=1"),
-        "no-version": ("2.20.2", "torch"),
-        "no-such-target": ("2.20.2", "--target", "none"),
-    }.items():
-        yield Scenario(name, ("fits", *words, "--verbose", "--format", "json"), read_fits)
+        "images": "", "no-such-release": "9.9", "no-such-part": "2.20.2 bla=1", "no-version": "2.20.2 torch",
+        "no-such-target": "2.20.2 --target none",
+    }.items():  # fmt: skip
+        yield Scenario(name, ("fits", *words.split(), "--verbose", "--format", "json"), read_fits)
 
 
 def read_policy(ended: Ended) -> Decisions:
@@ -178,11 +131,8 @@ def policies() -> Iterator[Scenario]:
     for day in ("2026-11-22", "2025-01-01", "2030-01-01"):
         yield Scenario(f"all {day}", ("fp8-policy", "--format", "json"), read_policy)
     yield Scenario("unknown", ("fp8-policy", "--preset", "none", "--format", "json"), read_policy)
-    names = [
-        line.split('"')[1]
-        for line in (ROOT / "matrix/fp8_presets.toml").read_text().splitlines()
-        if line.startswith("id = ")
-    ]
+    presets = (ROOT / "matrix/fp8_presets.toml").read_text().splitlines()
+    names = [line.split('"')[1] for line in presets if line.startswith("id = ")]
     for name in names:
         words = ("fp8-policy", "--preset", name, "--format", "json")
         yield Scenario(f"preset {name}", words, read_policy)
