@@ -25,9 +25,8 @@ from megacpp_validate.bridge.jagged_router import choose_experts
 from megacpp_validate.bridge.permute import Dispatch
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.router import TopKRouter
-from megacpp_validate.training.parallel import expert_parallel, jagged_exchange
-from megacpp_validate.training.parallel.expert_parallel import ExpertExchange
-from megacpp_validate.training.parallel.jagged_exchange import Flight, JaggedExchange
+from megacpp_validate.training.parallel import exchange as exchanges
+from megacpp_validate.training.parallel.exchange import ExpertExchange, Flight, JaggedExchange
 from megacpp_validate.training.parallel.ranks import join_ranks
 
 WARM_UP: Final = 5
@@ -94,7 +93,7 @@ class TimedJagged(JaggedExchange):
 
 def time_exchanges(spent: Spent) -> None:
     """For how long each exchange of rows from now on, forward and backward, holds up the device, is noted."""
-    plain, start = expert_parallel._exchange, jagged_exchange.start_rows
+    plain, start = exchanges._exchange, exchanges.start_rows
 
     class TimedFlight(Flight):
         def land(self) -> Any:
@@ -105,8 +104,8 @@ def time_exchanges(spent: Spent) -> None:
         with spent.part("rows"):
             return plain(*given)
 
-    expert_parallel._exchange = timed
-    jagged_exchange.start_rows = lambda *given: TimedFlight(**vars(start(*given)))
+    exchanges._exchange = timed
+    exchanges.start_rows = lambda *given: TimedFlight(**vars(start(*given)))
 
 
 def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any, spent: Spent) -> Callable[[], Any]:

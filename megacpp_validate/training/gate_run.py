@@ -1,19 +1,26 @@
-"""One run of the loss gate: a seed, a recipe, a thousand steps, and the curve that they leave behind."""
+"""One run of the loss gate: a seed, a recipe, a thousand steps, and the curve that they leave behind.
+
+    python -m megacpp_validate.training.gate_run < ORDER
+
+ORDER is JSON with the fields of `GateRun` that are text or numbers, and `path`, where the curve goes. On standard
+output comes one JSON object: backend of each part, seconds, and the peak of the device's memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -21,29 +28,26 @@ from torch.nn import functional
 
 from ..bridge.backends import Choice
 from ..bridge.features import PRODUCTION, Features
-from ..bridge.fp8_scope import SINGLE_OWNER, low_precision
+from ..bridge.fp8_scope import SINGLE_OWNER, low_precision, te_amax_state
 from ..bridge.linear_walker import swap_linears
 from ..bridge.recipes import RecipeName
 from ..evidence.loss_curve import HistorySeen, LossCurve, QuantizerSeen, write_curve
 from ..jit.monitor import start_compiling
-from .errors import WrongSize
-from .gate_audit import HistoryWatch, see_quantizers
+from . import WrongSize
 from .language import Language, drawn_from, generator_of
 from .layers import Build
-from .loop import bytes_of
 from .model import HybridModel, ScopeFactory
 from .optimizer import MasterAdamW, Schedule
 from .sizes import Size, read_size
 
 REFERENCE: Final = "bf16"
-Precision = Literal["bf16", "delayed", "current", "block"]
 LEARNING_RATE: Final = 1e-3
 WARM_UP: Final = 0.1  # of the steps
 
 
 @dataclass(frozen=True)
 class GateRun:
-    """What is trained.
+    """A run.
 
     Attributes:
         recipe: "bf16", the same build without a scope; or an FP8 recipe.
@@ -53,7 +57,7 @@ class GateRun:
         size: name of the size.
         device: where.
         dtype: of the parameters.
-        features: what may take Transformer Engine.
+        features: parts that may use Transformer Engine.
         data_seed: of the data.
     """
 
@@ -68,34 +72,20 @@ class GateRun:
     data_seed: int = 0
 
 
-@dataclass
-class _Kept:
-    """What the curve will hold, a step at a time."""
-
-    digest: Any = field(default_factory=hashlib.sha256)
-    steps: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    part_losses: dict[str, list[float]] = field(default_factory=dict)
-    part_norms: dict[str, list[float]] = field(default_factory=dict)
-    histories: list[HistorySeen] = field(default_factory=list)
-    quantizers: tuple[QuantizerSeen, ...] = ()
-
-
 class GateTrainer:
     """Trains one run, and keeps its curve.
 
     Args:
-        run: what is trained.
+        run: to train.
 
     Attributes:
-        model: what is trained.
+        model: in training.
         run: as given.
     """
 
     def __init__(self, run: GateRun) -> None:
         self.run = run
-        size: Size = read_size(run.size)
+        size = read_size(run.size)
         recipe: RecipeName | None = None if run.recipe == REFERENCE else run.recipe  # type: ignore[assignment]
         # The reference is built as for a recipe: whatever the walker leaves native in FP8 is native there too.
         build = Build(run.features, run.dtype, run.device, recipe or "delayed")
@@ -110,83 +100,76 @@ class GateTrainer:
             self._scope = partial(low_precision, target=run.target, amax_reduction_group=SINGLE_OWNER, recipe=recipe)
         self._watch = HistoryWatch(self.model)
         self._watched = {1, 24, run.steps // 2, run.steps - 2}
-        self._kept = _Kept()
+        self._digest = hashlib.sha256()
+        self._losses: list[dict[str, float]] = []
+        self._norms: list[dict[str, float]] = []
+        self._quantizers: tuple[QuantizerSeen, ...] = ()
+        self._histories: list[HistorySeen] = []
 
-    def train(self, keep: Callable[[GateTrainer, int], None] | None = None) -> LossCurve:
-        """All steps, or those up to the first that is not finite; the curve of them.
-
-        Args:
-            keep: called after each step with this trainer and the number of the step.
-        """
+    def train(self) -> LossCurve:
+        """All steps, or those up to the first that is not finite; their curve."""
         for step in range(self.run.steps):
-            fine = self.step(step)
-            if keep is not None:
-                keep(self, step)
-            if not fine:
+            if not self.step(step):
                 break
-        return self.curve()
+        losses, norms = _columns(self._losses), _columns(self._norms)
+        return LossCurve(
+            recipe=self.run.recipe,
+            seed=self.run.seed,
+            data=self._digest.hexdigest(),
+            planned=self.run.steps,
+            steps=tuple(range(len(self._losses))),
+            losses=losses.pop("reported"),
+            gradient_norms=norms.pop("all"),
+            part_losses=losses,
+            part_norms=norms,
+            quantizers=self._quantizers,
+            histories=tuple(self._histories),
+        )
 
     def step(self, step: int) -> bool:
         """Read, move the weights once, and record; False where a number is not finite, and the weights stay."""
         lesson = self.data.lesson(step)
-        self._kept.digest.update(bytes_of(lesson.tokens) + bytes_of(lesson.levels))
-        losses = self.model.losses(_move(lesson, self.run.device), scope=self._scope)
-        (losses.total * spike_of(step)).backward()  # outside of the scope, as the bridge wants it
+        self._digest.update(_bytes_of(lesson.tokens) + _bytes_of(lesson.levels))
+        losses = self.model.losses(lesson.to(self.run.device), scope=self._scope)
+        (losses["total"] * spike_of(step)).backward()  # outside of the scope, as the bridge wants it
         norm = self.optimizer.take_gradients()
-        fine = self._record(step, losses, norm)
+        named = {name: loss for name, loss in losses.items() if name != "total"}
+        norms = {"all": norm, **self.optimizer.norms_by(self.model.part_of)}
+        numbers = torch.stack([one.detach().float() for one in (*named.values(), *norms.values())]).tolist()
+        # Nine digits tell every fp32 number from its neighbours; what more a double has would only make a larger file.
+        self._losses.append({name: _round(value, 9) for name, value in zip(named, numbers, strict=False)})
+        of_parts = zip(norms, numbers[len(named) :], strict=True)
+        self._norms.append({name: _round(value, 9 if name == "all" else 6) for name, value in of_parts})
+        fine = all(map(math.isfinite, numbers))
         if fine:
             self.optimizer.update(step, norm)
         self._look(step)
         return fine
 
-    def curve(self) -> LossCurve:
-        """What was recorded so far."""
-        kept = self._kept
-        return LossCurve(
-            recipe=self.run.recipe,
-            seed=self.run.seed,
-            data=kept.digest.hexdigest(),
-            planned=self.run.steps,
-            steps=tuple(kept.steps),
-            losses=tuple(kept.losses),
-            gradient_norms=tuple(kept.norms),
-            part_losses={name: tuple(values) for name, values in kept.part_losses.items()},
-            part_norms={name: tuple(values) for name, values in kept.part_norms.items()},
-            quantizers=kept.quantizers,
-            histories=tuple(kept.histories),
-        )
-
-    def _record(self, step: int, losses: GateLosses, norm: Any) -> bool:
-        parts = self.optimizer.norms_by(self.model.part_of)
-        names = ("loud", "quiet", "gauge")
-        said = [losses.reported, losses.loud, losses.quiet, losses.gauge, norm, *parts.values()]
-        # Nine digits tell every fp32 number from its neighbours; what more a double has would only make a larger file.
-        numbers = [float(f"{value:.9g}") for value in torch.stack([one.detach().float() for one in said]).tolist()]
-        kept = self._kept
-        kept.steps.append(step)
-        kept.losses.append(numbers[0])
-        kept.norms.append(numbers[4])
-        for name, value in zip(names, numbers[1:4], strict=True):
-            kept.part_losses.setdefault(name, []).append(value)
-        for name, value in zip(parts, numbers[5:], strict=True):
-            kept.part_norms.setdefault(name, []).append(float(f"{value:.6g}"))
-        return all(map(math.isfinite, numbers))
-
     def _look(self, step: int) -> None:
-        """At what the layers hold; twice in a row where histories are compared."""
+        """At the state of the layers; twice in a row where histories are compared."""
         if self._scope is None:
             return
         if step - 1 in self._watched and (seen := self._watch.compare(step)) is not None:
-            self._kept.histories.append(seen)
+            self._histories.append(seen)
         if step in self._watched:
             self._watch.remember()
         if step in (1, self.run.steps - 1):
-            self._kept.quantizers = see_quantizers(self.model)
+            self._quantizers = see_quantizers(self.model)
 
 
-def _move(lesson: Lesson, device: Any) -> Lesson:
-    tensors = (lesson.tokens, lesson.levels, lesson.places, lesson.targets)
-    return Lesson(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+def _columns(rows: list[dict[str, float]]) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(row[name] for row in rows) for name in rows[0]}
+
+
+def _round(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _bytes_of(tokens: Any) -> bytes:
+    """The bytes of a tensor on the CPU; a GPU host need not have numpy."""
+    whole = tokens.contiguous()
+    return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
 
 
 # --- gate data
@@ -229,6 +212,10 @@ class Lesson:
     levels: Any
     places: Any
     targets: Any
+
+    def to(self, device: Any) -> Lesson:
+        """The same on a device."""
+        return Lesson(*(getattr(self, one.name).to(device, non_blocking=True) for one in fields(self)))
 
 
 class GateData:
@@ -274,23 +261,6 @@ SHARPNESS: Final = 4.0  # of the gauge's kinks
 # Channels that show a level. All get the same gradient, so that their weights move as one: in 256 channels Adam moved
 # their sum a quarter a step, and runs fell over each other (seen on an H200, 2026-11-21).
 SHOWN: Final = 16
-
-
-@dataclass(frozen=True, eq=False)
-class GateLosses:
-    """The losses of a lesson, each [] in fp32.
-
-    Attributes:
-        total: what is trained on, before a spike: the mean of the loud half, and of the quiet half times 2^-20.
-        reported: the mean over all positions, none weighted: what the curve records.
-        loud, quiet, gauge: means over the positions of letters of each half, and over those of gauges.
-    """
-
-    total: Any
-    reported: Any
-    loud: Any
-    quiet: Any
-    gauge: Any
 
 
 class Lane(nn.Module):
@@ -355,8 +325,14 @@ class GateModel(nn.Module):
         self.quiet = nn.Embedding(size.vocabulary, size.hidden, _weight=self.hybrid.embedding.weight.detach().clone())
         self.lane = Lane(size, build, seed=seed)
 
-    def losses(self, lesson: Lesson, *, scope: ScopeFactory | None = None) -> GateLosses:
-        """The losses of a lesson, which lies on the device of the model."""
+    def losses(self, lesson: Lesson, *, scope: ScopeFactory | None = None) -> dict[str, Any]:
+        """The losses of a lesson on the device of the model, each [] in fp32.
+
+        Returns:
+            total: to train on, before a spike: the mean of the loud half, and of the quiet half times 2^-20; reported:
+            the mean over all positions, none weighted; loud, quiet, gauge: means over the positions of letters of each
+            half, and over those of gauges.
+        """
         half = self.size.batch // 2
         tokens = lesson.tokens
         rows = torch.cat([self.hybrid.embedding(tokens[:half]), self.quiet(tokens[half:])])
@@ -370,13 +346,13 @@ class GateModel(nn.Module):
         letters = each.sum(1) - gauges.sum(1)  # [B]
         count = each.shape[1] - gauges.shape[1]
         total = each[:half].mean() + QUIET * each[half:].mean() + seen.aux_loss + seen.z_loss
-        return GateLosses(
-            total,
-            each.detach().mean(),
-            letters[:half].detach().mean() / count,
-            letters[half:].detach().mean() / count,
-            gauges.detach().mean(),
-        )
+        return {
+            "total": total,
+            "reported": each.detach().mean(),
+            "loud": letters[:half].detach().mean() / count,
+            "quiet": letters[half:].detach().mean() / count,
+            "gauge": gauges.detach().mean(),
+        }
 
     def choices(self) -> dict[str, Choice]:
         """Part -> what its last call took, and why."""
@@ -393,33 +369,122 @@ class GateModel(nn.Module):
         return "letters" if rest[0] == "embedding" else rest[0]
 
 
-# --- gate process
+# --- audit
 #
-# One run of the loss gate as a process: what to train as JSON on standard input, the curve as a file.
-#
-#     python -m megacpp_validate.training.gate_run < ORDER
-#
-# ORDER has the fields of `GateRun` that are text or numbers, and `path`, where the curve goes. On standard output comes
-# one JSON object: what each part ran on, seconds, and the peak of the device's memory.
+# The state of layers of Transformer Engine while they train: quantizers, and how delayed scaling moves. Nothing here is
+# configured: quantizers and states are read off the very layers that the steps ran through.
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a run leaves besides its curve.
+# Names of the tensors that the quantizers of one product are for, in Transformer Engine's order (`FP8FwdTensors`,
+# `FP8BwdTensors` of `pytorch/constants.py`, 2.12 to 2.20); a layer with more products has them one after the other.
+FORWARD: Final = ("input", "weight", "output")
+BACKWARD: Final = ("gradient", "input gradient")
+USED: Final = {"input", "weight", "gradient"}  # the others stay in high precision
+_LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0}
 
-    Attributes:
-        backends: part of the model -> what its last call took.
-        seconds: from the first step to the last.
-        peak_mib: largest memory on the device.
+
+def low_layers(model: Any) -> dict[str, Any]:
+    """Name -> layer of Transformer Engine whose products ran in low precision."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        # Attention has quantizers and no weights: its products are in low precision in other recipes than these.
+        if next(iter(module.parameters(recurse=False)), None) is not None
+        and _quantizers(module, forward=True)
+        and _quantizers(module, forward=False)
+    }
+
+
+def see_quantizers(model: Any) -> tuple[QuantizerSeen, ...]:
+    """Every quantizer of a tensor that is cast, layer by layer; equal ones of the experts of a bank are one row."""
+    rows: dict[QuantizerSeen, None] = {}
+    for name, layer in low_layers(model).items():
+        for forward, names in ((True, FORWARD), (False, BACKWARD)):
+            for index, quantizer in enumerate(_quantizers(layer, forward=forward)):
+                tensor = names[index % len(names)]
+                if tensor in USED and quantizer is not None:
+                    rows[QuantizerSeen(name, tensor, type(quantizer).__name__, format_of(quantizer))] = None
+    return tuple(rows)
+
+
+def format_of(quantizer: Any) -> str:
+    """The format that a quantizer casts to: "e4m3", "e5m2", or what it says otherwise."""
+    dtype = getattr(quantizer, "dtype", "")
+    dtype_name = str(getattr(dtype, "name", dtype)).lower()
+    return next((name for name in _LARGEST if name in dtype_name), dtype_name or "unknown")
+
+
+class HistoryWatch:
+    """Compares the state of delayed scaling after a step with that after the next one.
+
+    Args:
+        model: whose layers are watched.
     """
 
-    backends: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-    peak_mib: float = 0.0
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._before: dict[tuple[str, bool], tuple[Any, Any]] = {}
+
+    def remember(self) -> None:
+        """Keep the state as it is after a step."""
+        self._before = dict(self._read())
+
+    def compare(self, step: int) -> HistorySeen | None:
+        """How the state moved in `step`, the one after what was kept; None where no layer has any."""
+        tensors = not_rolled = not_collected = 0
+        worst = 0.0
+        for key, (history, scale) in self._read():
+            before_history, before_scale = self._before.get(key, (None, None))
+            if before_history is None or before_history.shape != history.shape:
+                continue
+            names = FORWARD if key[1] else BACKWARD
+            quantizers = _quantizers(self._model.get_submodule(key[0]), forward=key[1])
+            for index in range(history.shape[1]):
+                if names[index % len(names)] not in USED:
+                    continue
+                tensors += 1
+                old, new = before_history[:, index], history[:, index]
+                not_rolled += not (torch.equal(new[1:-1], old[2:]) and float(new[0]) == 0)
+                not_collected += not float(new[-1]) > 0
+                largest = _LARGEST.get(format_of(quantizers[index]), math.nan)
+                # The maximum is taken before the oldest row, old[1], leaves.
+                amax = max(float(new[1:].max()), float(old[1]))
+                worst = max(worst, _error(float(scale[index]), float(before_scale[index]), amax, largest))
+        return HistorySeen(step, tensors, not_rolled, not_collected, worst) if tensors else None
+
+    def _read(self) -> Iterator[tuple[tuple[str, bool], tuple[Any, Any]]]:
+        """Layer and direction -> history [L, n] and scales [n], on the CPU."""
+        for name, layer in low_layers(self._model).items():
+            for forward in (True, False):
+                state = layer.fp8_meta.get("scaling_fwd" if forward else "scaling_bwd")
+                if getattr(state, "amax_history", None) is not None:
+                    history, scale = te_amax_state(layer, forward=forward)
+                    yield (name, forward), (history.detach().cpu().clone(), scale.detach().cpu().clone())
 
 
-def train_to_file(run: GateRun, path: Path) -> tuple[LossCurve, Trained]:
-    """Train a run, and write its curve with what trained it.
+def _error(scale: float, before: float, amax: float, largest: float) -> float:
+    """Relative error of a scale against that of the recipe, margin 0; an amax of 0 leaves the scale as it was."""
+    wanted = largest / amax if amax > 0 else before
+    error = abs(scale / wanted - 1) if wanted else math.inf
+    return error if math.isfinite(error) else 1e9  # JSON has no Inf; no bound is that wide
+
+
+def _quantizers(module: Any, *, forward: bool) -> list[Any]:
+    found = getattr(module, "quantizers", None)
+    if not isinstance(found, dict) or not hasattr(module, "fp8_meta"):
+        return []
+    return list(found.get("scaling_fwd" if forward else "scaling_bwd") or [])
+
+
+# --- process
+
+
+def train_to_file(run: GateRun, path: Path) -> tuple[LossCurve, dict[str, Any]]:
+    """Train a run, and write its curve with the versions that trained it.
+
+    Returns:
+        The curve; and backends (part of the model -> backend of its last call), seconds from the first step to the
+        last, peak_mib of the device.
 
     Raises:
         OSError: the place cannot be written.
@@ -429,30 +494,26 @@ def train_to_file(run: GateRun, path: Path) -> tuple[LossCurve, Trained]:
     started = time.perf_counter()
     curve = trainer.train()
     seconds = round(time.perf_counter() - started, 2)
-    curve.made_with.update(_made_with(run.device))
+    curve.made_with["torch"] = torch.__version__
+    with contextlib.suppress(PackageNotFoundError):
+        curve.made_with["transformer_engine"] = version("transformer_engine")
+    peak = 0.0
+    if run.device == "cuda":
+        curve.made_with["gpu"] = torch.cuda.get_device_name()
+        peak = torch.cuda.max_memory_allocated() / 2**20
     write_curve(curve, path)
     backends = {part: choice.observed for part, choice in trainer.model.choices().items()}
-    peak = torch.cuda.max_memory_allocated() / 2**20 if run.device == "cuda" else 0.0
-    return curve, Trained(backends, seconds, round(peak, 1))
+    return curve, {"backends": backends, "seconds": seconds, "peak_mib": round(peak, 1)}
 
 
 def main() -> None:
-    """Read the order, train, and say what came of it."""
+    """Read the order, train, and report."""
     order: dict[str, Any] = json.load(sys.stdin)
     path = Path(order.pop("path")).absolute()
     torch.set_num_threads(1)  # runs stand side by side, and their work is the device's
     start_compiling()
     _, trained = train_to_file(GateRun(**order), path)
-    sys.stdout.write(json.dumps(vars(trained)) + "\n")
-
-
-def _made_with(device: str) -> dict[str, str]:
-    made = {"torch": torch.__version__}
-    if device == "cuda":
-        made["gpu"] = torch.cuda.get_device_name()
-    with contextlib.suppress(PackageNotFoundError):
-        made["transformer_engine"] = version("transformer_engine")
-    return made
+    sys.stdout.write(json.dumps(trained) + "\n")
 
 
 if __name__ == "__main__":

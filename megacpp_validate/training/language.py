@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from .errors import WrongSize
+from . import WrongSize
 
 MOST_STEPS: Final = 4  # distances that a chain may move by
 DECAY: Final = 0.4  # each is as much less probable than the one before it
@@ -45,10 +45,10 @@ class Grammar:
 
     def __post_init__(self) -> None:
         given = (self.classes, self.words, self.lag)
-        if any(not isinstance(n, int) or isinstance(n, bool) for n in given) or min(given[:2]) < 2 or self.lag < 1:
+        if not all(isinstance(number, int) for number in given) or min(given[:2]) < 2 or self.lag < 1:
             raise WrongSize(
-                f"a language of {self.classes!r} classes, {self.words!r} words and a lag of {self.lag!r}: there are 2 "
-                "or more of each, and the lag is 1 or more. Next step: pass such whole numbers."
+                f"a language of {self.classes!r} classes, {self.words!r} words and a lag of {self.lag!r}. Next step: "
+                "pass whole numbers, 2 or more classes and words, and a lag of 1 or more."
             )
 
     @property
@@ -57,15 +57,7 @@ class Grammar:
         return self.classes * self.words
 
     def floor(self, length: int) -> float:
-        """Least expected loss, nats a prediction, over the T - 1 predictions of a sequence of `length` T.
-
-        Raises:
-            WrongSize: a sequence without a prediction.
-        """
-        if length < 2:
-            raise WrongSize(
-                f"a sequence of {length} token(s) has nothing to predict. Next step: make sequences of 2 or more."
-            )
+        """Least expected loss, nats a prediction, over the T - 1 predictions of a sequence of `length` T."""
         unseen = min(self.lag, length) - 1  # predictions whose word has no past; position 0 is not predicted
         per_class, per_word = entropy(step_probabilities(self.classes)), entropy(step_probabilities(self.words))
         return per_class + (unseen * math.log(self.words) + (length - 1 - unseen) * per_word) / (length - 1)
@@ -109,16 +101,8 @@ class Language:
         self._token_of = torch.randperm(grammar.vocabulary, generator=drawn)
         self._place_of = self._token_of.argsort()
 
-    def batch(self, step: int, batch: int, length: int, *, device: Any = "cpu") -> Any:
-        """What is read in one step: [B, T] int64 from 0 to V - 1, drawn on the CPU and then moved.
-
-        Raises:
-            WrongSize: a step below 0, or nothing to read.
-        """
-        if step < 0 or batch < 1 or length < 1:
-            raise WrongSize(
-                f"step {step}, {batch} sequences of {length} tokens. Next step: count steps from 0, and read 1 or more."
-            )
+    def batch(self, step: int, batch: int, length: int) -> Any:
+        """The batch of one step: [B, T] int64 from 0 to V - 1, on the CPU."""
         grammar, lag = self.grammar, self.grammar.lag
         drawn = generator_of(self._seed, "language", "step", step)
         whole = -(-length // lag) * lag
@@ -128,7 +112,7 @@ class Language:
         # Positions of one residue modulo the lag are a chain of their own.
         words = moves.unflatten(1, (-1, lag)).cumsum(1).flatten(1) % grammar.words
         classes, words = classes[:, :length], words[:, :length]
-        return self._token_of[classes * grammar.words + words].to(device, non_blocking=True)
+        return self._token_of[classes * grammar.words + words]
 
     def surprise(self, tokens: Any) -> Any:
         """-ln of the true probability of each token after the first, given all before it; infinite if impossible.

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from ..bridge.backends import Choice
+from ..bridge.attention import Attention
+from ..bridge.backends import Choice, choose
 from ..bridge.compiled_scan import compiled_scan
 from ..bridge.errors import WeightMismatch
 from ..bridge.features import PRODUCTION, Features
-from ..bridge.layer_spec import build_mamba_mixer, native_layer_spec
+from ..bridge.layer_spec import build_mamba_mixer, build_mlp, build_norm, native_layer_spec
 from ..bridge.native_block import NativeBlock
 from ..bridge.recipes import RecipeName
-from ..bridge.residual_norm import add_rms_norm
+from ..bridge.residual_norm import add_rms_norm, choose_residual_norm
+from ..bridge.rotation import turn_heads
+from ..native.mla import LatentIngress
+from ..native.norms import INIT_STD
+from ..native.rope import rope_tables
 from ..native.router import Routing
 from .parallel.plan import ALONE, Spread
 from .sizes import Forms, Size
@@ -30,13 +35,13 @@ class Build:
     """How a model is built.
 
     Attributes:
-        features: what may take Transformer Engine.
+        features: what may use Transformer Engine.
         dtype: of the parameters; the router's is fp32.
-        device: where they lie.
-        recipe: the low precision that layers outside of the BF16 zones are to run in, if any; a layer whose widths do
-            not fit it stays native.
+        device: where the parameters lie.
+        recipe: low precision of the layers outside of the BF16 zones, if any; a layer whose widths do not fit the
+            recipe stays native.
         forms: the form of each part.
-        spread: where this rank stands among others.
+        spread: place of this rank among others.
     """
 
     features: Features = PRODUCTION
@@ -46,28 +51,64 @@ class Build:
     forms: Forms = field(default_factory=Forms)
     spread: Spread = ALONE
 
+    @property
+    def made(self) -> dict[str, Any]:
+        """Keyword arguments of a module: dtype and device."""
+        return {"dtype": self.dtype, "device": self.device}
+
 
 @dataclass(frozen=True, eq=False)
 class Stepped:
-    """What a layer gives.
+    """Output of a layer.
 
     Attributes:
-        rows: [B, T, hidden]: the stream behind the layer, but for what is still to be added.
+        rows: [B, T, hidden]: the stream after the layer, without `added`.
         routing: of an E-layer; else None. Its two losses are this rank's shares.
-        added: [B, T, hidden] that the next norm adds to the rows in its own kernel; None where the rows are whole.
+        added: [B, T, hidden] that the next norm adds to the rows in its own kernel; None where the rows are complete.
     """
 
     rows: Any
     routing: Routing | None = None
     added: Any = None
 
+    def whole(self) -> Any:
+        """The stream after the layer, [B, T, hidden]."""
+        return self.rows if self.added is None else self.rows + self.added
 
-class AttentionLayer(nn.Module):
+
+class Layer(nn.Module):
+    """A layer of the stream, called as layer(rows, rope): [B, T, hidden] -> `Stepped`.
+
+    Attributes:
+        inner: name of the submodule that holds the weights.
+    """
+
+    inner: ClassVar[str] = "block"
+
+    def choices(self) -> dict[str, Choice]:
+        """Part -> backend that its last call used; empty before the first call."""
+        return {}
+
+    def native_state_dict(self) -> dict[str, Any]:
+        """A copy of the weights under native names."""
+        inner = getattr(self, self.inner)
+        return inner.native_state_dict() if hasattr(inner, "native_state_dict") else copy_weights(inner)
+
+    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take such weights, exactly."""
+        inner = getattr(self, self.inner)
+        if hasattr(inner, "load_native_state_dict"):
+            inner.load_native_state_dict(state)
+        else:
+            take_weights(dict(inner.named_parameters()), state)
+
+
+class AttentionLayer(Layer):
     """A: the whole A-block of `bridge.native_block`, both residual connections in it.
 
     Attributes:
         block: the A-block.
-        graph: what replays its training pass (`smoke.trainer.capture_attention`); None where nothing was captured.
+        graph: CUDA graph of the training pass (`smoke.trainer.capture_attention`); None where nothing was captured.
     """
 
     def __init__(self, size: Size, build: Build) -> None:
@@ -81,9 +122,8 @@ class AttentionLayer(nn.Module):
             num_gqa_groups=size.num_gqa_groups,
             activation="swiglu",
             eps=size.eps,
-            dtype=build.dtype,
-            device=build.device,
             features=build.features,
+            **build.made,
         )
 
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
@@ -93,20 +133,14 @@ class AttentionLayer(nn.Module):
         return Stepped(self.block(rows, rope=rope))
 
     def choices(self) -> dict[str, Choice]:
-        """Part -> what the last call took; none before it."""
+        """Of the block."""
         return {} if self.block.choice is None else {"block": self.block.choice}
 
-    def native_state_dict(self) -> dict[str, Any]:
-        """The weights under the names of `native.block.ABlock`."""
-        return self.block.native_state_dict()
 
-    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take such weights, exactly."""
-        self.block.load_native_state_dict(state)
-
-
-class MambaLayer(nn.Module):
+class MambaLayer(Layer):
     """M: the Mamba-2 mixer behind its norm, and the residual connection around it."""
+
+    inner = "mixer"
 
     def __init__(self, size: Size, build: Build) -> None:
         super().__init__()
@@ -116,68 +150,140 @@ class MambaLayer(nn.Module):
             head_dim=size.mamba_head_dim,
             chunk=size.chunk,
             eps=size.eps,
-            dtype=build.dtype,
-            device=build.device,
             features=build.features,
             recipe=build.recipe,
+            **build.made,
         )
-        self.scanned: Choice | None = None
+        self._choices = {"in_projection": self.mixer.choice}
         if build.forms.compiled_scan:
-            self.mixer.scan, self.scanned = compiled_scan(build.device)
+            self.mixer.scan, self._choices["scan"] = compiled_scan(build.device)
 
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:  # noqa: ARG002 - every layer is called alike
         """[B, T, hidden] -> [B, T, hidden]."""
         return Stepped(rows + self.mixer(rows))
 
     def choices(self) -> dict[str, Choice]:
-        """Part -> what it is made of."""
-        seen = {"in_projection": self.mixer.choice}
-        return seen if self.scanned is None else {**seen, "scan": self.scanned}
-
-    def native_state_dict(self) -> dict[str, Any]:
-        """The weights under the names of `native.mamba.Mamba2Mixer`."""
-        return copy_weights(self.mixer)
-
-    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take such weights, exactly."""
-        take_weights(self.mixer, state)
+        """Of the in-projection and the scan."""
+        return self._choices
 
 
-class RecurrentLayer(nn.Module):
+class RecurrentLayer(Layer):
     """R: the matrix-state block, residual connection in it; native on every path."""
 
-    def __init__(self, size: Size, build: Build) -> None:
+    def __init__(self, size: Size, build: Build, *, heads: int = 0) -> None:
         super().__init__()
         self.block = native_layer_spec()["R"](
             size.hidden,
-            num_heads=size.recurrent_heads,
+            num_heads=heads or size.recurrent_heads,
             key_dim=size.recurrent_key_dim,
             value_dim=size.recurrent_value_dim,
             chunk=size.chunk,
             eps=size.eps,
-            dtype=build.dtype,
-            device=build.device,
+            **build.made,
         )
 
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:  # noqa: ARG002 - every layer is called alike
         """[B, T, hidden] -> [B, T, hidden]."""
         return Stepped(self.block(rows))
 
+
+class MlaLayer(Layer):
+    """A of a size whose attention is "mla" (`native.mla`): norm, latent attention, residual connection, MLP.
+
+    Projections are plain products on every path; attention is `bridge.attention` over whole heads with as many keys as
+    queries; MLP and norms are the bridge's.
+
+    Attributes:
+        norm: before the attention.
+        ingress: `native.mla.LatentIngress`, one product or three over the normed rows (`Forms.fused_mla_ingress`).
+        attention: `bridge.attention.Attention`.
+        out: nn.Linear, [hidden, H * D].
+        mlp: norm and MLP in one.
+        cos, sin: [size.length, rope_dim / 2].
+    """
+
+    def __init__(self, size: Size, build: Build) -> None:
+        super().__init__()
+        bridged = {"eps": size.eps, "features": build.features, **build.made}
+        self.eps = size.eps
+        self.norm = build_norm(size.hidden, **bridged)
+        self.ingress = LatentIngress(
+            size.hidden,
+            num_heads=size.num_heads,
+            head_dim=size.head_dim,
+            latent=size.kv_latent,
+            rope_dim=size.rope_dim,
+            fused=build.forms.fused_mla_ingress,
+            latent_norm=build_norm(size.kv_latent, **bridged),
+            **build.made,
+        )
+        self.attention = Attention(
+            num_heads=size.num_heads,
+            head_dim=size.head_dim,
+            num_gqa_groups=size.num_heads,
+            features=build.features,
+            device=build.device,
+        )
+        self.out = nn.Linear(size.num_heads * size.head_dim, size.hidden, bias=False, **build.made)
+        nn.init.normal_(self.out.weight, std=INIT_STD)
+        self.mlp = build_mlp(size.hidden, size.ffn_hidden, activation="swiglu", **bridged)
+        cos, sin = rope_tables(size.length, size.rope_dim, device=build.device)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        form = "fused" if build.forms.fused_mla_ingress else "separate"
+        self._choices = {"ingress": choose("mla_ingress", [(form, lambda: None)])}
+        if build.forms.fused_residual_norm:
+            self._choices["residual_norm"] = choose_residual_norm(size.hidden, **build.made)
+
+    def forward(self, rows: Any, rope: tuple[Any, Any], added: Any = None) -> Stepped:  # noqa: ARG002 - as all layers
+        """One step of the residual stream.
+
+        Args:
+            rows: [B, T, hidden], T up to the size's length.
+            rope: not read; the tables of the slice that carries positions are the layer's own.
+            added: [B, T, hidden], the part of the stream that the layer before left to this norm.
+
+        Returns:
+            The stream; with `Forms.fused_residual_norm` the MLP's part of it is left to the next norm.
+        """
+        rows, normed = norm_of_sum(self.norm, rows, added, self.eps)
+        query, key, value = self.ingress(normed, self.cos, self.sin, turn=turn_heads)
+        seen = self.attention(query, key, value)
+        rows = rows + self.out(seen.transpose(1, 2).flatten(2))
+        step = self.mlp(rows)
+        return Stepped(rows, added=step) if "residual_norm" in self._choices else Stepped(rows + step)
+
     def choices(self) -> dict[str, Choice]:
-        """It has nothing to choose."""
-        return {}
+        """Of norms, ingress, attention and MLP."""
+        parts = {"norm": self.norm, "latent_norm": self.ingress.latent_norm, "mlp": self.mlp}
+        seen = {**self._choices, **{name: part.choice for name, part in parts.items()}}
+        return seen if self.attention.choice is None else {**seen, "attention": self.attention.choice}
 
     def native_state_dict(self) -> dict[str, Any]:
-        """The weights under their own names."""
-        return copy_weights(self.block)
+        """A copy of the weights under the names of the plain form, the same for both forms of the ingress.
+
+        norm.weight, query.weight [H * D, hidden], latent.weight [kv_latent, hidden], rope_key.weight
+        [rope_dim, hidden], latent_norm.weight, up.weight (`LatentIngress`), out.weight [hidden, H * D],
+        mlp.layer_norm_weight, mlp.fc1_weight, mlp.fc2_weight.
+        """
+        return {name: weight.detach().clone() for name, weight in self._named_weights().items()}
 
     def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take such weights, exactly."""
-        take_weights(self.block, state)
+        with torch.no_grad():  # so that parts of a fused weight are views of it that may be written to
+            take_weights(self._named_weights(), state)
+
+    def _named_weights(self) -> dict[str, Any]:
+        return {
+            "norm.weight": self.norm.weight,
+            **self.ingress.named_weights(),
+            "out.weight": self.out.weight,
+            **{f"mlp.{name}": weight for name, weight in self.mlp.named_parameters()},
+        }
 
 
 def norm_of_sum(norm: Any, rows: Any, added: Any, eps: float) -> tuple[Any, Any]:
-    """The stream and its norm, both [B, T, hidden]: of the rows, and of what is still to be added to them, if anything.
+    """The stream and its norm, both [B, T, hidden]: of the rows plus `added`, if anything.
 
     Args:
         norm: as `bridge.layer_spec.build_norm` makes it, with that eps.
@@ -194,20 +300,16 @@ def copy_weights(module: Any) -> dict[str, Any]:
     return {name: value.detach().clone() for name, value in module.named_parameters()}
 
 
-def take_weights(module: Any, state: Mapping[str, Any]) -> None:
-    """Copy every weight into the parameter of its name; what else a checkpoint of Transformer Engine has stays.
+def take_weights(held: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Copy every weight into the parameter of its name.
 
     Raises:
-        WeightMismatch: other names, or another shape or dtype; all are named at once.
+        WeightMismatch: other names.
     """
-    held = dict(module.named_parameters())
-    shown = {name: (tuple(weight.shape), weight.dtype) for name, weight in held.items()}
-    given = {name: (tuple(weight.shape), weight.dtype) for name, weight in state.items()}
-    if faults := sorted(name for name in shown.keys() | given.keys() if shown.get(name) != given.get(name)):
+    if held.keys() != state.keys():
         raise WeightMismatch(
-            f"weights that do not fit a {type(module).__name__}: "
-            f"{'; '.join(f'{name} is {given.get(name)}, wanted {shown.get(name)}' for name in faults)}. Likely cause: "
-            "a model of other sizes or another dtype. Next step: build it with the size and dtype of the weights."
+            f"weights {', '.join(sorted(held.keys() ^ state.keys()))} are on one side only. Likely cause: weights of "
+            "another kind of layer. Next step: build the layer with the size of the weights."
         )
     with torch.no_grad():
         for name, weight in held.items():

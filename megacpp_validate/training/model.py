@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..bridge.backends import Choice
-from ..bridge.errors import WeightMismatch
+from ..bridge.features import PRESETS
 from ..bridge.fp8_scope import group_scope, high_precision
 from ..bridge.layer_spec import build_norm
 from ..bridge.layer_watch import watch_layers
@@ -23,12 +23,12 @@ from ..bridge.recompute import recompute
 from ..bridge.residual_norm import choose_residual_norm
 from ..native.norms import INIT_STD
 from ..native.rope import rope_tables
-from .errors import WrongSize, WrongTokens
-from .first_weights import build_layer
-from .language import generator_of
-from .layers import Build, Stepped, copy_weights, norm_of_sum, take_weights
-from .parallel.replicas import mark_split
-from .sizes import Size
+from . import WrongSize
+from .expert_layer import ExpertLayer, build_router, build_shared
+from .language import drawn_from, generator_of
+from .layers import AttentionLayer, Build, MambaLayer, MlaLayer, RecurrentLayer, Stepped, norm_of_sum
+from .parallel.checks import mark_split
+from .sizes import Letter, Size
 
 ScopeFactory = Callable[[], AbstractContextManager[Scope]]
 
@@ -111,22 +111,19 @@ class HybridModel(nn.Module):
         mtp: what is its own of the head that predicts the token after the next one; None without it.
 
     Raises:
-        WrongSize: a trajectory loss with positions on several ranks, or what a layer refuses.
         BridgeError: what the bridge refuses to build.
     """
 
     def __init__(self, size: Size, build: Build, *, seed: int) -> None:
         super().__init__()
         self.size, self.build, self.seed = size, build, seed
-        _check_trajectory(size, build)
-        made = {"dtype": build.dtype, "device": build.device}
         table = self._draw("embedding")
         self.embedding = nn.Embedding(size.vocabulary, size.hidden, _weight=table)
         self.layers = nn.ModuleList(
             build_layer(letter, size, build, seed=seed, name=f"layers.{place}")
             for place, letter in enumerate(size.letters)
         )
-        self.norm = build_norm(size.hidden, eps=size.eps, features=build.features, **made)
+        self.norm = build_norm(size.hidden, eps=size.eps, features=build.features, **build.made)
         self.head = nn.Linear(size.hidden, size.vocabulary, bias=False, device="meta", dtype=build.dtype)
         self.head.weight = self.embedding.weight if size.tied else nn.Parameter(self._draw("head"))
         cos, sin = rope_tables(size.length, size.head_dim, device=build.device)
@@ -134,9 +131,9 @@ class HybridModel(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         self.mtp = MtpJoin(size, build, seed=seed) if size.mtp else None
         self._takes_added = ["added" in inspect.signature(layer.forward).parameters for layer in self.layers]
-        made = {"dtype": build.dtype, "device": build.device}
         self._recomputed: set[int] = set()  # layers that ran in a recomputed region
-        self._joined = choose_residual_norm(size.hidden, **made) if build.forms.fused_residual_norm else None
+        fused = build.forms.fused_residual_norm
+        self._joined = choose_residual_norm(size.hidden, **build.made) if fused else None
         self._mark_split()
         watch_layers(self)
 
@@ -162,16 +159,14 @@ class HybridModel(nn.Module):
             before: place of a layer -> what is done to the stream [B, T, hidden] ahead of it, in its precision.
 
         Raises:
-            WrongTokens: tokens of another shape or dtype.
             ScopeEnteredTwice: the factory's scope is open already.
         """
-        self._check(tokens)
         rows = self.embedding(self._here(tokens)) if rows is None else rows
         step, routings, ahead = Stepped(rows), [], before or {}
         for places, context in self._groups(scope):
             with context:
                 for place in places:
-                    step = Stepped(ahead[place](_whole(step))) if place in ahead else step
+                    step = Stepped(ahead[place](step.whole())) if place in ahead else step
                     with self._region(place, scope):
                         step = self._run_layer(place, step)
                     routings += [step.routing] if step.routing is not None else []
@@ -196,11 +191,14 @@ class HybridModel(nn.Module):
         There are T predictions a sequence, and T - 1 of the token after the next one.
 
         Raises:
-            WrongTokens: as `trunk`, or of T + 1 tokens where T does not fit.
             WrongSize: low precision for a last layer that the head of the token after the next one shares.
         """
-        self._check(tokens, more=1)
-        self._check_shared_layer(scope)
+        last = len(self.layers) - 1
+        if scope is not None and self.mtp is not None and not self.size.zones.is_bf16(last):
+            raise WrongSize(
+                f"layer {last} runs in low precision and is shared by the head that predicts the token after the next "
+                "one. Next step: bf16_last 1 or more: auxiliary heads stay in BF16."
+            )
         seen = self.trunk(tokens[:, :-1], scope=scope)
         logits = self.head(seen.rows).flatten(0, 1)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -228,45 +226,6 @@ class HybridModel(nn.Module):
         again = {f"layers.{place}.recompute": RECOMPUTED for place in sorted(self._recomputed)}
         return {**parts, **again, **ahead, **joined, "norm": self.norm.choice}
 
-    def native_state_dict(self) -> dict[str, Any]:
-        """A copy of every weight under native names, the same for every build; a tied head is not listed.
-
-        Of what is split over ranks, this rank's part: its experts, its heads and columns.
-        """
-        state = {"embedding.weight": self.embedding.weight.detach().clone()}
-        for start, part in self._parts().items():
-            state |= {f"{start}{name}": value for name, value in part.native_state_dict().items()}
-        state["norm.weight"] = self.norm.weight.detach().clone()
-        return state if self.size.tied else {**state, "head.weight": self.head.weight.detach().clone()}
-
-    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take weights of a model of the same size, exactly.
-
-        Raises:
-            WeightMismatch: names that are missing or unknown, or what a layer refuses.
-        """
-        held = self.native_state_dict().keys()
-        if held != state.keys():
-            raise WeightMismatch(
-                f"missing: {', '.join(sorted(held - state.keys())) or 'nothing'}; unknown: "
-                f"{', '.join(sorted(state.keys() - held)) or 'nothing'}. Likely cause: a model of another pattern, or "
-                "tied where this one is not. Next step: build the model with the size that the weights come from."
-            )
-        with torch.no_grad():
-            self.embedding.weight.copy_(state["embedding.weight"])
-            self.norm.weight.copy_(state["norm.weight"])
-            if not self.size.tied:
-                self.head.weight.copy_(state["head.weight"])
-        for start, part in self._parts().items():
-            part.load_native_state_dict(
-                {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
-            )
-
-    def _parts(self) -> dict[str, Any]:
-        """Start of names -> the module that gives and takes its own weights under the rest of them."""
-        parts: dict[str, Any] = {f"layers.{place}.": layer for place, layer in enumerate(self.layers)}
-        return parts if self.mtp is None else {**parts, "mtp.": self.mtp}
-
     def _groups(self, scope: ScopeFactory | Scopes | None) -> Iterator[tuple[list[int], AbstractContextManager[Any]]]:
         """Neighbouring layers of one precision, and the scope that they run in."""
         zones = self.size.zones
@@ -292,7 +251,7 @@ class HybridModel(nn.Module):
         """One layer behind another; layers that cannot add in their norm get the whole stream."""
         layer, rope = self.layers[place], (self.cos, self.sin)
         if not self._takes_added[place]:
-            step = Stepped(_whole(step))
+            step = Stepped(step.whole())
         given = (step.rows,) if step.added is None else (step.rows, step.added)
         kept = self.size.letters[place] == "E" or not torch.is_grad_enabled() or not self.training
         if kept or not self.build.forms.recompute:
@@ -317,7 +276,7 @@ class HybridModel(nn.Module):
         with high_precision(self.size.zones.why_bf16("mtp")):
             step = self._run_layer(len(self.layers) - 1, Stepped(join(stream, self.embedding(ahead))))
             _, normed = norm_of_sum(self.norm, step.rows, step.added, self.size.eps)
-            summed = summed_surprise(self.head(normed), targets)
+            summed = _summed_loss(self.head(normed), targets)
         predictions = batch * max(length - 1, 1) * plan.data * plan.accumulate
         return self.size.mtp_coefficient * summed / predictions
 
@@ -334,47 +293,61 @@ class HybridModel(nn.Module):
         for part in (self.embedding, self.norm, self.head, self.mtp, *experts):
             mark_split(() if part is None else part.parameters())
 
-    def _check_shared_layer(self, scope: ScopeFactory | Scopes | None) -> None:
-        last = len(self.layers) - 1
-        if scope is not None and self.mtp is not None and not self.size.zones.is_bf16(last):
-            raise WrongSize(
-                f"layer {last} in low precision, which the head of the token after the next one shares: auxiliary "
-                "heads stay in BF16, and one layer cannot keep the scales of one pass of two. Next step: bf16_last 1 "
-                "or more."
-            )
-
     def _draw(self, name: str) -> Any:
         """A table [V, hidden], drawn as its layers' weights are."""
         size, build = self.size, self.build
         drawn = torch.randn(size.vocabulary, size.hidden, generator=generator_of(self.seed, "weights", name))
         return drawn.mul_(INIT_STD).to(build.device, build.dtype)
 
-    def _check(self, tokens: Any, *, more: int = 0) -> None:
-        shape, least, most = tuple(tokens.shape), 1 + more, self.size.length + more
-        plan = self.build.spread.plan
-        if len(shape) != 2 or 0 in shape or not least <= shape[1] <= most or tokens.dtype != torch.int64:
-            raise WrongTokens(
-                f"tokens are {tokens.dtype} of shape {shape}; wanted int64 [B, {least} to {most}]. Likely cause: "
-                f"sequences of another size. Next step: make them with batch and length of the size {self.size.name!r}."
-            )
-        if plan.sequence_parallel and (shape[1] - more) % plan.tensor_parallel:
-            raise WrongTokens(
-                f"{shape[1] - more} positions cannot be shared out evenly over {plan.tensor_parallel} ranks. Next "
-                "step: make sequences with a length that tensor_parallel divides."
-            )
+
+# --- layers
+#
+# Layers with their first weights, which no backend has a part in: each starts from the weights of the native layer of
+# its kind, drawn from the seed and the layer's name. Each expert is drawn for itself, by its number, so that a rank
+# draws those that it holds and has the numbers of every plan.
 
 
-def _whole(step: Stepped) -> Any:
-    """The stream behind a layer, [B, T, hidden]."""
-    return step.rows if step.added is None else step.rows + step.added
+_KINDS: Final[dict[Letter, type[Any]]] = {"A": AttentionLayer, "M": MambaLayer, "E": ExpertLayer, "R": RecurrentLayer}
 
 
-def _check_trajectory(size: Size, build: Build) -> None:
-    if size.trajectory_coefficient and build.spread.plan.sequence_parallel:
-        raise WrongSize(
-            "a trajectory loss and sequence parallelism: a trajectory goes through neighbouring positions, which lie "
-            "on several ranks. Next step: trajectory_coefficient 0, or sequence_parallel off."
-        )
+def layer_class(letter: Letter, size: Size) -> type[Any]:
+    """The class of a letter in a size."""
+    return MlaLayer if letter == "A" and size.attention == "mla" else _KINDS[letter]
+
+
+def build_layer(letter: Letter, size: Size, build: Build, *, seed: int, name: str) -> Any:
+    """A layer whose weights depend on the seed, its name and its kind, not on its backends or its place.
+
+    Raises:
+        BridgeError: what the bridge refuses to build.
+    """
+    with torch.random.fork_rng([build.device] if torch.device(build.device).type == "cuda" else []):
+        if build.spread.plan.tensor_parallel > 1 and letter != "E":
+            from .parallel.tensor_layers import build_split_layer
+
+            return build_split_layer(letter, size, build, _first_weights(letter, size, build, seed, name))
+        layer = layer_class(letter, size)(size, build)
+    if letter == "E":
+        with drawn_from(seed, "weights", name):
+            router, shared = build_router(size, "cpu"), build_shared(size, torch.float32, "cpu")
+        layer.load_drawn(router, shared, (_draw_expert(size, seed, name, number) for number in layer.experts))
+    else:
+        layer.load_native_state_dict(_first_weights(letter, size, build, seed, name))
+    return layer
+
+
+def _first_weights(letter: Letter, size: Size, build: Build, seed: int, name: str) -> dict[str, Any]:
+    """Of a whole layer A, M or R: drawn natively, on the CPU and in fp32, then rounded once to the build's dtype."""
+    with drawn_from(seed, "weights", name):
+        drawn = layer_class(letter, size)(size, Build(PRESETS["off"], torch.float32, "cpu")).native_state_dict()
+    return {part: value.to(build.device, build.dtype) for part, value in drawn.items()}
+
+
+def _draw_expert(size: Size, seed: int, name: str, number: int) -> tuple[Any, Any]:
+    """One expert of a layer in fp32 on the CPU: up [2F, hidden], the gate first, and down [hidden, F]."""
+    drawn = generator_of(seed, "weights", name, "expert", number)
+    up = torch.randn(2 * size.expert_width, size.hidden, generator=drawn).mul_(INIT_STD)
+    return up, torch.randn(size.hidden, size.expert_width, generator=drawn).mul_(INIT_STD)
 
 
 # --- mtp
@@ -403,9 +376,8 @@ class MtpJoin(nn.Module):
 
     def __init__(self, size: Size, build: Build, *, seed: int) -> None:
         super().__init__()
-        made = {"dtype": build.dtype, "device": build.device}
-        self.hidden_norm = build_norm(size.hidden, eps=size.eps, features=build.features, **made)
-        self.token_norm = build_norm(size.hidden, eps=size.eps, features=build.features, **made)
+        made = {"eps": size.eps, "features": build.features, **build.made}
+        self.hidden_norm, self.token_norm = build_norm(size.hidden, **made), build_norm(size.hidden, **made)
         drawn = torch.randn(size.hidden, 2 * size.hidden, generator=generator_of(seed, "weights", "mtp"))
         self.projection = nn.Linear(2 * size.hidden, size.hidden, bias=False, device="meta", dtype=build.dtype)
         self.projection.weight = nn.Parameter(drawn.mul_(INIT_STD).to(build.device, build.dtype))
@@ -417,14 +389,6 @@ class MtpJoin(nn.Module):
     def choices(self) -> dict[str, Choice]:
         """Part -> what the last call took."""
         return {"hidden_norm": self.hidden_norm.choice, "token_norm": self.token_norm.choice}
-
-    def native_state_dict(self) -> dict[str, Any]:
-        """The weights under their own names."""
-        return copy_weights(self)
-
-    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take such weights, exactly."""
-        take_weights(self, state)
 
 
 def targets_of(tokens: Any, here: range) -> tuple[Any, Any]:
@@ -438,7 +402,7 @@ def targets_of(tokens: Any, here: range) -> tuple[Any, Any]:
     return tokens[:, 1:][:, positions], behind[:, positions]
 
 
-def summed_surprise(logits: Any, targets: Any) -> Any:
+def _summed_loss(logits: Any, targets: Any) -> Any:
     """[] the cross-entropies of logits [B, T, V] summed, nats, in fp32 at least; `NO_TARGET` counts nothing."""
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     return functional.cross_entropy(wide, targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
@@ -473,15 +437,7 @@ def trajectory_loss(rows: Any, *, stride: int = STRIDE) -> Any:
 
     Returns:
         [], in fp32 at least; 0 for fewer than 3 positions, with a gradient of zeros.
-
-    Raises:
-        ValueError: rows of another rank, or a stride below 1.
     """
-    if rows.dim() != 3 or stride < 1:
-        raise ValueError(
-            f"the trajectory loss takes rows [B, T, hidden] and a stride from 1 up, and got {tuple(rows.shape)} and "
-            f"{stride}. Next step: pass the residual stream, tokens not flattened."
-        )
     wide = torch.promote_types(rows.dtype, torch.float32)
     if rows.shape[1] < 3 or rows.shape[0] == 0:
         return rows.to(wide).sum() * 0

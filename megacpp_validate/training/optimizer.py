@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from .errors import WrongSize
+from . import WrongSize
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,14 @@ class Schedule:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        faults = [] if self.steps >= 1 else [f"steps is {self.steps}, and a run has 1 or more"]
-        if not 0 <= self.warm_up < max(self.steps, 1):
-            faults.append(f"warm_up is {self.warm_up}, and lies from 0 to below steps ({self.steps})")
-        above = {"learning_rate": self.learning_rate, "eps": self.eps, "clip": self.clip}
-        faults += [f"{name} is {value}, and is above 0" for name, value in above.items() if not 0 < value < math.inf]
-        shares = {"last": self.last, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
-        faults += [f"{name} is {value}, and lies from 0 to 1" for name, value in shares.items() if not 0 <= value <= 1]
-        if faults:
-            raise WrongSize(f"a run cannot be optimised so: {'; '.join(faults)}. Next step: change those numbers.")
+        ranges = {
+            "steps": self.steps >= 1,
+            "warm_up": 0 <= self.warm_up < max(self.steps, 1),
+            **{name: 0 < getattr(self, name) < math.inf for name in ("learning_rate", "eps", "clip")},
+            **{name: 0 <= getattr(self, name) <= 1 for name in ("last", "beta1", "beta2", "weight_decay")},
+        }
+        if faults := [f"{name} {getattr(self, name)}" for name, fits in ranges.items() if not fits]:
+            raise WrongSize(f"a schedule with {', '.join(faults)} is not possible. Next step: change those numbers.")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -68,7 +67,7 @@ class MasterAdamW:
     """AdamW over fp32 copies of what lies here of each parameter.
 
     Args:
-        named: names and parameters; a parameter that is there twice is taken once, of a DTensor this rank's part.
+        named: names and parameters, each once; of a DTensor this rank's part is taken.
         schedule: rates and the rest.
         sums: over which ranks gradients are summed; None where this rank is alone.
 
@@ -80,26 +79,24 @@ class MasterAdamW:
         self, named: Iterable[tuple[str, Any]], schedule: Schedule, *, sums: GradientSums | None = None
     ) -> None:
         self.schedule, self.sums = schedule, sums
-        self._named: dict[str, Any] = {}  # FSDP2 puts others in their place while a block is whole
-        seen: set[int] = set()
-        for name, parameter in named:
-            if parameter.requires_grad and id(parameter) not in seen:
-                seen.add(id(parameter))
-                self._named[name] = parameter
+        # FSDP2 puts others in their place while a block is whole.
+        self._named: dict[str, Any] = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._masters = {name: _master_of(parameter) for name, parameter in self._named.items()}
         self._room = {
             name: torch.empty_like(master)
             for name, master in self._masters.items()
             if master.dtype != self._named[name].dtype
         }
-        matrices = [master for master in self._masters.values() if master.dim() > 1]
-        vectors = [master for master in self._masters.values() if master.dim() <= 1]
+        decays: dict[bool, list[Any]] = {True: [], False: []}
+        for master in self._masters.values():
+            decays[master.dim() > 1].append(master)
         groups = [
-            {"params": matrices, "weight_decay": schedule.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": masters, "weight_decay": schedule.weight_decay if decay else 0.0}
+            for decay, masters in decays.items()
+            if masters
         ]
         self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            groups,
             lr=schedule.learning_rate,
             betas=(schedule.beta1, schedule.beta2),
             eps=schedule.eps,
@@ -117,9 +114,9 @@ class MasterAdamW:
         self.add_gradients(first=first)
         if self.sums is None:
             return nn.utils.get_total_norm([master.grad for master in self._masters.values()])
-        gradients = {name: master.grad for name, master in self._masters.items()}
+        gradients = self.gradients()
         self.sums.reduce(gradients)
-        return self.sums.norm(gradients)
+        return norms_by(gradients, lambda _: "all", self.sums)["all"]
 
     def add_gradients(self, *, first: bool) -> None:
         """Move the gradients of one pass to the copies, and sum them there, in fp32 at least.
@@ -152,18 +149,7 @@ class MasterAdamW:
         Args:
             part_of: which part a parameter belongs to, by its name.
         """
-        if self.sums is not None:
-            return self.sums.norms_by(self.gradients(), part_of)
-        parts = [part_of(name) for name in self._masters]
-        names = list(dict.fromkeys(parts))
-        squares = torch.stack(torch._foreach_norm([master.grad for master in self._masters.values()])).square()
-        places = torch.tensor([names.index(part) for part in parts]).to(squares.device, non_blocking=True)
-        sums = torch.zeros(len(names), dtype=squares.dtype, device=squares.device).index_add(0, places, squares)
-        return dict(zip(names, sums.sqrt(), strict=True))
-
-    def not_finite(self) -> tuple[str, ...]:
-        """Names of the parameters whose gradient has a NaN or an Inf."""
-        return tuple(name for name, master in self._masters.items() if not bool(master.grad.isfinite().all()))
+        return norms_by(self.gradients(), part_of, self.sums)
 
     def drop_gradients(self) -> None:
         """Forget what was taken: the weights stay as they are."""
@@ -296,21 +282,25 @@ class GradientSums:
         for wait in waits:
             wait.wait()
 
-    def norm(self, gradients: Mapping[str, Any]) -> Any:
-        """[] fp64, the L2 norm of the gradients of the whole model; squares are summed in fp64: a collective call."""
-        return self.norms_by(gradients, lambda _: "all")["all"]
 
-    def norms_by(self, gradients: Mapping[str, Any], part_of: Callable[[str], str]) -> dict[str, Any]:
-        """Part -> the same of its parameters alone; parts are those of the names, which ranks have alike."""
-        norms = torch.stack(torch._foreach_norm(list(gradients.values()))).double()
-        held = torch.tensor([float(self.copies.get(name, 1)) for name in gradients], dtype=torch.float64)
-        parts = list(dict.fromkeys(map(part_of, gradients)))
-        places = torch.tensor([parts.index(part_of(name)) for name in gradients])
-        squares = norms.square() / held.to(norms.device, non_blocking=True)
-        sums = torch.zeros(len(parts), dtype=torch.float64, device=norms.device)
-        sums.index_add_(0, places.to(norms.device, non_blocking=True), squares)
-        distributed.all_reduce(sums)
-        return dict(zip(parts, sums.sqrt(), strict=True))
+def norms_by(gradients: Mapping[str, Any], part_of: Callable[[str], str], sums: GradientSums | None) -> dict[str, Any]:
+    """Part -> [] the L2 norm of the gradients of its parameters; with `sums` of the whole model, squares summed in
+    fp64.
+
+    With `sums` a collective call; parts are those of the names, equal on all ranks.
+    """
+    norms = torch.stack(torch._foreach_norm(list(gradients.values())))
+    if sums is not None:
+        held = torch.tensor([float(sums.copies.get(name, 1)) for name in gradients], dtype=torch.float64)
+        squares = norms.double().square() / held.to(norms.device, non_blocking=True)
+    else:
+        squares = norms.square()
+    parts = list(dict.fromkeys(map(part_of, gradients)))
+    places = torch.tensor([parts.index(part_of(name)) for name in gradients]).to(norms.device, non_blocking=True)
+    totals = torch.zeros(len(parts), dtype=squares.dtype, device=norms.device).index_add(0, places, squares)
+    if sums is not None:
+        distributed.all_reduce(totals)
+    return dict(zip(parts, totals.sqrt(), strict=True))
 
 
 def local_part(tensor: Any) -> Any:

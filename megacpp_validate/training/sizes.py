@@ -1,59 +1,21 @@
-"""How large a hybrid model is, and what it is trained on at once.
+"""Sizes of the hybrid model, the forms of its parts, and the batches that it is trained on.
 
 Widths and tokens are multiples of 16, so that every product of a block can run in every FP8 recipe of Hopper.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from ..bridge.fp8_scope import Zones
-from .errors import UnknownSize, WrongPattern, WrongSize
+from . import WrongSize
 from .language import Grammar
 
-# --- pattern
-#
-# The pattern of a hybrid model: one letter a layer, such as AEMEAEMEAEMR.
-
-
-Letter = Literal["A", "M", "E", "R"]
-LETTERS: Final[tuple[Letter, ...]] = get_args(Letter)
-NAMES: Final[dict[Letter, str]] = {"A": "attention", "M": "Mamba", "E": "mixture of experts", "R": "recurrent"}
-
-
-def read_pattern(text: str) -> tuple[Letter, ...]:
-    """The kind of each layer, from the first to the last.
-
-    Raises:
-        WrongPattern: no text, no letters, or a letter that is no kind; the first such letter and its place, counted
-            from 1, are named.
-    """
-    kinds = ", ".join(f"{letter} ({NAMES[letter]})" for letter in LETTERS)
-    if not isinstance(text, str) or not text:
-        raise WrongPattern(
-            f"the pattern is {text!r}, and a model has one layer or more. Next step: write one letter a layer: {kinds}."
-        )
-    for place, letter in enumerate(text, start=1):
-        if letter not in LETTERS:
-            cause = "letters are written large" if letter.upper() in LETTERS else "a slip of the pen"
-            raise WrongPattern(
-                f"the pattern {text!r} has {letter!r} at place {place} of {len(text)}, which is no kind of block. "
-                f"Likely cause: {cause}. Next step: write one letter a layer: {kinds}."
-            )
-    return tuple(text)  # type: ignore[arg-type]
-
-
-# --- forms
-#
-# Which form each part of a model has; what of it may take Transformer Engine is in `bridge.features`.
-
-
+Letter = Literal["A", "M", "E", "R"]  # attention, Mamba, mixture of experts, recurrent
 MoePath = Literal["bridge", "padded", "jagged"]
-MOE_PATHS: Final[tuple[MoePath, ...]] = get_args(MoePath)
 
 
 @dataclass(frozen=True)
@@ -75,7 +37,7 @@ class Forms:
         low_precision_experts: whether E-layers enter the low-precision scope where there is one.
 
     Raises:
-        WrongSize: there is no such path.
+        WrongSize: an unknown path.
     """
 
     moe: MoePath = "bridge"
@@ -88,13 +50,10 @@ class Forms:
     low_precision_experts: bool = True
 
     def __post_init__(self) -> None:
-        if self.moe not in MOE_PATHS:
+        if self.moe not in get_args(MoePath):
             raise WrongSize(
-                f"there is no way {self.moe!r} to the experts. Next step: choose one of {', '.join(MOE_PATHS)}."
+                f"unknown path {self.moe!r} to the experts. Next step: one of {', '.join(get_args(MoePath))}."
             )
-
-
-# --- sizes
 
 
 @dataclass(frozen=True)
@@ -114,21 +73,19 @@ class Size:
         chunk: of both scans.
         bf16_first, bf16_last: layers that stay out of the low-precision scope.
         tied: whether the head is the embedding.
-        attention: what A is: "gqa", the A-block, or "mla", multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+        attention: layer A: "gqa", the A-block, or "mla", multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
         kv_latent, rope_dim: of MLA: width of what keys and values are compressed to, and of the slice of each key and
             query that carries rotary positions; not read of "gqa".
         mtp: whether a head predicts the token after the next one (DeepSeek-V3, arXiv:2412.19437, section 2.2), through
             the last layer of the trunk, which it shares.
         mtp_coefficient: of its loss.
         shared_experts: experts that every token goes to beside those of the router, as one MLP of so many widths.
-        capacity_factor: tokens an expert takes at most, as a multiple of an even share; 0 drops nothing.
         trajectory_coefficient: of the loss that wants hidden states to move on straight lines; 0 is off.
         classes, words, lag: of the language; the vocabulary is classes * words.
         batch, length: B and T of a step, which reads [B, T + 1] tokens and predicts B * T of them.
 
     Raises:
-        WrongPattern: the pattern.
-        WrongSize: numbers that cannot be; all of them are named at once.
+        WrongSize: an unknown letter, or numbers that do not go together; all are named at once.
         WrongZone: zones that overlap.
     """
 
@@ -162,26 +119,20 @@ class Size:
     mtp: bool = False
     mtp_coefficient: float = 0.3
     shared_experts: int = 0
-    capacity_factor: float = 0.0
     trajectory_coefficient: float = 0.0
     aux_coefficient: float = 1e-2
     z_coefficient: float = 1e-3
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        _ = self.letters
-        faults = list(_faults(self))
-        if faults:
-            raise WrongSize(
-                f"the size {self.name!r} cannot be: {'; '.join(faults)}. Next step: change those numbers; SIZES has "
-                f"some that go together ({', '.join(SIZES)})."
-            )
+        if faults := list(_faults(self)):
+            raise WrongSize(f"the size {self.name!r} is not possible: {'; '.join(faults)}. Next step: change these.")
         _ = self.zones, self.grammar
 
     @cached_property
     def letters(self) -> tuple[Letter, ...]:
         """The kind of each layer."""
-        return read_pattern(self.pattern)
+        return tuple(self.pattern)  # type: ignore[arg-type]
 
     @cached_property
     def zones(self) -> Zones:
@@ -205,60 +156,50 @@ class Size:
 
 
 def _faults(size: Size) -> Iterator[str]:
-    yield from _number_faults(size)
-    whole = (size.num_heads, size.num_gqa_groups, size.top_k, size.num_experts, size.mamba_head_dim, size.length)
-    if all(isinstance(value, int) and value > 0 for value in whole):
-        yield from _attention_faults(size)
-        yield from _other_faults(size)
-
-
-def _number_faults(size: Size) -> Iterator[str]:
-    for field in fields(size):
-        value = getattr(size, field.name)
-        least = 0 if field.name in ("bf16_first", "bf16_last", "shared_experts") else 1
-        if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            yield f"{field.name} is {value!r}, which is no whole number from {least} up"
-        if field.name == "capacity_factor":
-            if not (isinstance(value, int | float) and 0 <= value < math.inf):
-                yield f"capacity_factor is {value!r}, which is no number from 0 up"
-        elif field.type == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
-            yield f"{field.name} is {value!r}, which is no number from 0 to below 1"
-
-
-def _attention_faults(size: Size) -> Iterator[str]:
-    if size.num_heads % size.num_gqa_groups:
-        yield f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}"
+    if not size.pattern or set(size.pattern) - set(get_args(Letter)):
+        yield f"pattern is {size.pattern!r}, and has one of {', '.join(get_args(Letter))} for each layer"
     if size.attention not in ("gqa", "mla"):
         yield f"attention is {size.attention!r}, and is 'gqa' or 'mla'"
-    if size.attention == "mla" and (size.rope_dim % 2 or size.rope_dim >= size.head_dim):
-        yield f"rope_dim {size.rope_dim} is no even number below head_dim {size.head_dim}"
-    if size.head_dim % 2:
-        yield f"head_dim {size.head_dim} is odd, and rotary embedding turns pairs"
-
-
-def _other_faults(size: Size) -> Iterator[str]:
-    if size.top_k > size.num_experts:
-        yield f"top_k is {size.top_k} of {size.num_experts} experts"
-    if 2 * size.hidden % size.mamba_head_dim:
-        yield f"mamba_head_dim {size.mamba_head_dim} does not divide the inner width {2 * size.hidden}"
-    if isinstance(size.lag, int) and size.length <= size.lag:
-        yield f"length {size.length} does not reach beyond the lag {size.lag} of the language"
+    below: list[str] = []
+    for field in fields(size):
+        value, kind = getattr(size, field.name), field.type
+        least = 0 if field.name in ("bf16_first", "bf16_last", "shared_experts") else 1
+        if kind == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            below.append(f"{field.name} is {value!r}, and is a whole number from {least} up")
+        if kind == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
+            below.append(f"{field.name} is {value!r}, and is from 0 to below 1")
+    yield from below
+    if below:
+        return  # nothing can be divided by these
+    rules = {
+        f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}": (
+            size.num_heads % size.num_gqa_groups
+        ),
+        f"head_dim {size.head_dim} is odd, and rotary embedding rotates pairs": size.head_dim % 2,
+        f"rope_dim {size.rope_dim} is not an even number below head_dim {size.head_dim}": (
+            size.attention == "mla" and (size.rope_dim % 2 or size.rope_dim >= size.head_dim)
+        ),
+        f"top_k is {size.top_k} of {size.num_experts} experts": size.top_k > size.num_experts,
+        f"mamba_head_dim {size.mamba_head_dim} does not divide the inner width {2 * size.hidden}": (
+            2 * size.hidden % size.mamba_head_dim
+        ),
+        f"length {size.length} does not exceed the lag {size.lag} of the language": size.length <= size.lag,
+    }
+    yield from (words for words, broken in rules.items() if broken)
 
 
 def read_size(name: str, **changes: Any) -> Size:
     """A size by name, with single numbers changed.
 
     Raises:
-        UnknownSize: there is no such size, or no such number.
-        WrongPattern, WrongSize, WrongZone: as `Size`.
+        WrongSize: an unknown size or number, or as `Size`.
+        WrongZone: as `Size`.
     """
     if name not in SIZES:
-        raise UnknownSize(f"there is no size {name!r}. Next step: choose one of {', '.join(SIZES)}.")
+        raise WrongSize(f"unknown size {name!r}. Next step: choose one of {', '.join(SIZES)}.")
     known = {field.name for field in fields(Size)}
     if unknown := sorted(set(changes) - known):
-        raise UnknownSize(
-            f"a size has no {', '.join(map(repr, unknown))}. Next step: change one of {', '.join(sorted(known))}."
-        )
+        raise WrongSize(f"a size has no {', '.join(unknown)}. Next step: change one of {', '.join(sorted(known))}.")
     return replace(SIZES[name], **changes)
 
 

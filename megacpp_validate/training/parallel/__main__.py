@@ -15,25 +15,26 @@ import signal
 import sys
 from pathlib import Path
 
-from .launch import Hosts, WrongLaunch, launch
-from .slurm import SlurmJob, SlurmUnavailable, submit
-from .verdict import Limits, RunEnd, end_path, write_end
+from .launch import Hosts, Limits, RunEnd, WrongLaunch, launch, write_end
+from .slurm import SlurmUnavailable, submit
 
 
 def main(given: list[str] | None = None) -> int:
     """Start a run as the arguments say; the exit status."""
-    options = _parse(given)
+    words = sys.argv[1:] if given is None else given
+    options = _parse(words)
     try:
-        return _submit(options) if options.slurm else _start(options)
-    except WrongLaunch as fault:
-        code, words = 2, str(fault)
-    except SlurmUnavailable as fault:
-        code, words = 6, str(fault)
-    sys.stderr.write(f"{words}\n")
-    return code
+        _refuse(options)
+        end = _submit(options, words) if options.slurm is not None else _start(options)
+    except (WrongLaunch, SlurmUnavailable) as fault:
+        sys.stderr.write(f"{fault}\n")
+        return 2 if isinstance(fault, WrongLaunch) else 6
+    sys.stdout.write(f"{end.ending}: {len(end.ranks)} rank(s), {end.seconds:.1f} s; {options.folder / 'run.json'}\n")
+    sys.stderr.write(end.words + "\n" * bool(end.words))
+    return {"done": 0, "not-started": 6}.get(end.ending, 1)
 
 
-def _parse(given: list[str] | None) -> argparse.Namespace:
+def _parse(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="megacpp_validate.training.parallel", description="Start the ranks of a run.")
     add = parser.add_argument
     add("--nnodes", type=int, default=1, help="hosts; each of them runs this command")
@@ -41,27 +42,30 @@ def _parse(given: list[str] | None) -> argparse.Namespace:
     add("--rdzv-endpoint", default="", help="HOST:PORT where torchrun's agents meet; needed for several hosts")
     add("--rdzv-id", default="", help="name of the run (default: the Slurm job, or the folder's name)")
     add("--folder", type=Path, required=True, help="of the run; shared by all hosts")
-    add("--world", type=int, help="ranks of the plan; another number than nnodes x nproc-per-node is refused")
     add("--limit-s", type=float, default=3600.0, help="of the whole run")
     add("--silent-s", type=float, default=600.0, help="without a sign of life of any rank")
     add("--joining-s", type=float, default=120.0, help="until the process group is up on every rank")
-    add("--slurm", action="store_true", help="submit a Slurm job that runs this on each node, and wait for it")
-    add("--minutes", type=int, default=60, help="slurm: time limit of the job")
-    add("--gpus-per-host", type=int, default=0, help="slurm: asks for --gres=gpu:N; 0 asks for none")
-    add("--cpus-per-host", type=int, default=0, help="slurm: 0 leaves it to Slurm")
-    add("--partition", default="", help="slurm")
-    add("--account", default="", help="slurm")
-    add("--requeue", action="store_true", help="slurm: may start the job again")
+    add(
+        "--slurm", metavar="SETTINGS", help="submit a Slurm job that runs this on each node; as in 'time=30 gres=gpu:4'"
+    )
     add("module", help="that each rank runs")
     add("arguments", nargs=argparse.REMAINDER)
     return parser.parse_args(given)
 
 
-def _start(options: argparse.Namespace) -> int:
-    _refuse(options)
+def _refuse(options: argparse.Namespace) -> None:
+    host, _, port = options.rdzv_endpoint.rpartition(":")
+    given = bool(host) and port.isdigit() and 0 < int(port) < 65536
+    if not given and (options.rdzv_endpoint or (options.nnodes > 1 and options.slurm is None)):
+        raise WrongLaunch(
+            f"{options.nnodes} host(s) with --rdzv-endpoint {options.rdzv_endpoint!r}. Next step: pass HOST:PORT that "
+            "all hosts reach, as in node-a:29500."
+        )
+
+
+def _start(options: argparse.Namespace) -> RunEnd:
     job = os.environ.get("SLURM_JOB_ID", "")
     run = f"slurm-{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else options.folder.absolute().name
-    hosts = Hosts(options.nnodes, options.rdzv_endpoint or "localhost:0", options.rdzv_id or run)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.append(number))
@@ -71,60 +75,18 @@ def _start(options: argparse.Namespace) -> int:
         ranks=options.nproc_per_node,
         folder=options.folder.absolute(),
         limits=Limits(options.limit_s, min(options.silent_s, options.limit_s), options.joining_s),
-        hosts=hosts,
+        hosts=Hosts(options.nnodes, options.rdzv_endpoint or "localhost:0", options.rdzv_id or run),
         is_stopped=lambda: bool(stopped),
     )
-    return _report(options.folder, end)
+    write_end(options.folder, end)  # each host has the same, from the same files
+    return end
 
 
-def _refuse(options: argparse.Namespace) -> None:
-    ranks, wrong = options.nnodes * options.nproc_per_node, []
-    if options.world is not None and options.world != ranks:
-        idle = "ranks are missing" if options.world > ranks else "ranks would be idle"
-        wrong.append(
-            f"the plan's world is {options.world}, and {options.nnodes} host(s) with {options.nproc_per_node} rank(s) "
-            f"each make {ranks}: {idle}"
-        )
-    host, _, port = options.rdzv_endpoint.rpartition(":")
-    if options.rdzv_endpoint and not (host and port.isdigit() and int(port) < 65536):
-        wrong.append(f"--rdzv-endpoint is {options.rdzv_endpoint!r}, and not HOST:PORT, as in node-a:29500")
-    elif options.nnodes > 1 and not options.slurm and not (port.isdigit() and int(port)):
-        wrong.append(f"{options.nnodes} hosts need an --rdzv-endpoint HOST:PORT that all of them reach")
-    if wrong:
-        raise WrongLaunch(f"{'; '.join(wrong)}. Next step: change those; no rank was started.")
-
-
-def _submit(options: argparse.Namespace) -> int:
-    _refuse(options)
-    words = [
-        "--nnodes", str(options.nnodes), "--nproc-per-node", str(options.nproc_per_node),
-        "--folder", str(options.folder.absolute()), "--limit-s", str(options.limit_s),
-        "--silent-s", str(options.silent_s), "--joining-s", str(options.joining_s), options.module, *options.arguments,
-    ]  # fmt: skip
-    job = SlurmJob(
-        words=tuple(words),
-        hosts=options.nnodes,
-        folder=options.folder.absolute(),
-        minutes=options.minutes,
-        endpoint=options.rdzv_endpoint,
-        gpus_per_host=options.gpus_per_host,
-        cpus_per_host=options.cpus_per_host,
-        partition=options.partition,
-        account=options.account,
-        requeue=options.requeue,
-    )
-    end = submit(job)
-    sys.stdout.write(f"{end['ending']}: {len(end['ranks'])} rank(s), {end['seconds']:.1f} s; {end_path(job.folder)}\n")
-    sys.stderr.write(end["words"] + "\n" * bool(end["words"]))
-    return 0 if end["ending"] == "done" else 1
-
-
-def _report(folder: Path, end: RunEnd) -> int:
-    """Write the end of the run: each host has the same, from the same files."""
-    write_end(folder, end)
-    sys.stdout.write(f"{end.ending}: {len(end.ranks)} rank(s), {end.seconds:.1f} s; {end_path(folder)}\n")
-    sys.stderr.write(end.words + "\n" * bool(end.words))
-    return {"done": 0, "not-started": 6}.get(end.ending, 1)
+def _submit(options: argparse.Namespace, words: list[str]) -> RunEnd:
+    where = words.index("--slurm")
+    rest = words[:where] + words[where + 2 :]
+    settings = dict(setting.split("=", 1) for setting in options.slurm.split())
+    return submit(tuple(rest), options.nnodes, options.folder.absolute(), settings, endpoint=options.rdzv_endpoint)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The ranks of a run: torchrun starts them on each host, and this watches them and names the rank at fault.
+"""The ranks of a run: torchrun starts them on each host, and this module watches them and names the rank at fault.
 
 torchrun does not notice a rank that hangs, and does not keep in which collective each rank was. So each host's launcher
-starts torchrun (`agent`), reads the records of its own ranks while they run, and leaves a file in the folder of the run
-when they are over, by which launchers of other hosts end theirs.
+starts torchrun, reads the records of its own ranks while they run, and leaves a file in the folder of the run when they
+are over, by which launchers of other hosts end theirs.
 """
 
 from __future__ import annotations
@@ -16,24 +16,35 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ...evidence.whole_file import write_whole
-from ..errors import TrainingError
-from .collective_record import RankRecord, read_record
-from .ranks import FOLDER, HOST, LAUNCHER, STACKS, record_path
-from .verdict import Ending, Limits, RankTrace, RunEnd, judge, read_trace
+from .. import TrainingError
+from .ranks import (
+    AGENT,
+    FOLDER,
+    HOST,
+    LAUNCHER,
+    STACKS,
+    RankRecord,
+    end_with_parent,
+    find_behind,
+    rank_path,
+    read_record,
+)
 
+Ending = Literal["done", "died", "hung", "late", "stopped", "no-receipt", "not-started"]
 _LOOK_EVERY: Final = 0.05  # seconds
 _STACKS_WITHIN: Final = 0.2
 _AGENT_ENDS_WITHIN: Final = 5.0
 _OTHERS_END_WITHIN: Final = 15.0  # until a host has seen that the run is over, and ended its ranks
+_LONGEST_TEXT: Final = 1500  # characters of a log
 
 
 class WrongLaunch(TrainingError, ValueError):
-    """Ranks or limits that cannot be."""
+    """Ranks or limits that are not possible."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,64 @@ class Hosts:
     count: int = 1
     endpoint: str = "localhost:0"
     run: str = "run"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a run may take, in seconds.
+
+    Attributes:
+        whole: the run, start-up included.
+        silent: without a sign of life or a new collective on any rank; longer than the longest compile. Before the
+            first step and after the last one `joining` holds instead, if that is longer.
+        joining: until the process group is up on every rank.
+    """
+
+    whole: float
+    silent: float
+    joining: float = 120.0
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """The end of a run.
+
+    Attributes:
+        ending: "done" only where every rank ended well and left a receipt; "stopped" by a signal to the launcher;
+            "not-started" where torchrun ended before a rank did anything.
+        culprits: ranks at fault; empty where the records do not show which.
+        words: what happened, likely cause, next step; empty where the run is done.
+        ranks: of each rank: rank, code (exit status, negative for a signal; None where it was ended because the run was
+            over), fault (what it raised), last (collective that it was in, or left last), step (-1 before the first),
+            receipt (None without one), log (its standard error).
+        seconds: wall time.
+    """
+
+    ending: str
+    culprits: tuple[int, ...]
+    words: str
+    ranks: tuple[Mapping[str, Any], ...]
+    seconds: float
+
+    @property
+    def receipts(self) -> dict[int, Mapping[str, Any]]:
+        """Rank -> receipt, of the ranks that left one."""
+        return {rank["rank"]: rank["receipt"] for rank in self.ranks if rank["receipt"] is not None}
+
+
+def write_end(folder: Path, end: RunEnd) -> Path:
+    """Write the end of a run into its folder, receipts included."""
+    path = folder / "run.json"
+    write_whole(path, json.dumps(asdict(end), indent=1))
+    return path
+
+
+def read_end(folder: Path) -> RunEnd | None:
+    """The end of a run; None where there is none."""
+    if not (folder / "run.json").exists():
+        return None
+    value = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return RunEnd(**{**value, "culprits": tuple(value["culprits"]), "ranks": tuple(value["ranks"])})
 
 
 def launch(
@@ -74,14 +143,26 @@ def launch(
         limits: of time.
         hosts: where there are several; each calls this function.
         environment: added to this process's.
-        is_stopped: asked while the run goes on; true ends the run.
+        is_stopped: called while the run goes on; true ends the run.
 
     Raises:
         WrongLaunch: no rank, no time, or a folder that holds the end of a run of the same name.
     """
     hosts = hosts or Hosts()
-    _refuse(ranks, hosts, limits)
-    _prepare(folder, hosts)
+    if ranks < 1 or hosts.count < 1 or not 0 < limits.silent <= limits.whole:
+        raise WrongLaunch(
+            f"{hosts.count} host(s) with {ranks} rank(s) each, within {limits}, cannot be launched. Next step: pass 1 "
+            "or more of both, and limits above 0 s, that of silence within that of the whole run."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    if hosts.count == 1:
+        for old in (*folder.glob("rank-*"), *folder.glob("host-*")):
+            old.unlink()
+    elif found := _read_hosts(folder, hosts):
+        raise WrongLaunch(
+            f"{folder} holds the end of a run {hosts.run!r} already ({', '.join(sorted(found))}). Likely cause: an "
+            "earlier run, or another host that failed already. Next step: pass a new --folder or another --rdzv-id."
+        )
     started = time.monotonic()
     own = _OwnRanks([module, *arguments], ranks, folder, limits, hosts, environment or {})
     try:
@@ -89,28 +170,8 @@ def launch(
     finally:
         own.end()
     own.leave(ending)
-    ends = _await_hosts(folder, hosts, own.name)
-    return _judge(ending, own, ends, limits, time.monotonic() - started)
-
-
-def _refuse(ranks: int, hosts: Hosts, limits: Limits) -> None:
-    if ranks < 1 or hosts.count < 1 or not 0 < limits.silent <= limits.whole:
-        raise WrongLaunch(
-            f"{hosts.count} host(s) with {ranks} rank(s) each, within {limits}, cannot be launched. Next step: pass 1 "
-            "or more of both, and limits above 0 s, that of silence within that of the whole run."
-        )
-
-
-def _prepare(folder: Path, hosts: Hosts) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if hosts.count == 1:
-        for old in (*folder.glob("rank-*"), *folder.glob("host-*")):
-            old.unlink()
-    elif found := _read_ends(folder, hosts):
-        raise WrongLaunch(
-            f"{folder} holds the end of a run {hosts.run!r} already ({', '.join(sorted(found))}). Likely cause: an "
-            "earlier run, or another host that failed already. Next step: pass a new --folder or another --rdzv-id."
-        )
+    ends = own.await_hosts()
+    return judge(ending, own.traces(ends), limits, time.monotonic() - started, own.lost(ending, ends))
 
 
 class _OwnRanks:
@@ -126,17 +187,13 @@ class _OwnRanks:
         environment: Mapping[str, str],
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
-        self.folder, self.hosts, self.ranks, self.limits = folder, hosts, ranks, limits
-        self.log = folder / f"host-{self.name}.log"
-        self._failures = folder / f"host-{self.name}.failures"
-        order = {
-            "hosts": hosts.count, "ranks": ranks, "endpoint": hosts.endpoint, "run": hosts.run, "words": list(words),
-            "joining": limits.joining, "folder": str(folder.absolute()), "failures": str(self._failures.absolute()),
-        }  # fmt: skip
-        own = {FOLDER: str(folder.absolute()), HOST: self.name, LAUNCHER: str(os.getpid())}
+        self.folder, self.hosts, self.limits, self.ranks = folder.absolute(), hosts, limits, ranks
+        self.log, self._failures = (self.folder / f"host-{self.name}.{kind}" for kind in ("log", "failures"))
+        order = [str(self.folder), str(self._failures), *_torchrun_options(ranks, limits, hosts), "-m", *words]
+        own = {FOLDER: str(self.folder), HOST: self.name, LAUNCHER: str(os.getpid())}
         with self.log.open("wb") as log:
             self._agent = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.agent", json.dumps(order)],
+                [sys.executable, "-m", __name__, *order],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -145,45 +202,39 @@ class _OwnRanks:
             )
 
     def watch(self, started: float, is_stopped: Callable[[], bool]) -> Ending:
-        """Wait until the run is over or has to end: how it ended."""
+        """Wait until the run is over or has to end."""
         while True:
             if (code := self._agent.poll()) is not None:
                 return "done" if code == 0 else "died" if self.records() else "not-started"
             if is_stopped():
                 return "stopped"
-            for other in _read_ends(self.folder, self.hosts).values():
+            for other in _read_hosts(self.folder, self.hosts).values():
                 if other["ending"] != "done":
                     return other["ending"]
             now = time.monotonic()
             if (silent := self._is_silent(now, started)) or now - started > self.limits.whole:
-                self._write_stacks()
+                for record in self.records().values():
+                    if record.seen_at:
+                        with suppress(ProcessLookupError):
+                            os.kill(record.pid, STACKS)
+                time.sleep(_STACKS_WITHIN)
                 return ("hung" if self.records() else "not-started") if silent else "late"
             time.sleep(_LOOK_EVERY)
 
     def records(self) -> dict[int, RankRecord]:
         """Rank -> record, of the ranks of this host that have begun."""
-        found = {rank: read_record(record_path(self.folder, rank)) for rank in range(self.hosts.count * self.ranks)}
+        world = range(self.hosts.count * self.ranks)
+        found = {rank: read_record(rank_path(self.folder, rank, "collectives")) for rank in world}
         return {rank: record for rank, record in found.items() if record.host == self.name}
 
     def _is_silent(self, now: float, started: float) -> bool:
         """Silence counts once the process group is up on all ranks: imports and the rendezvous give no sign of life."""
-        records = self.records().values()
+        records, limits = self.records().values(), self.limits
         if len(records) < self.ranks or not all(record.seen_at for record in records):
-            return now - started > self.limits.joining
-        limit = (
-            self.limits.silent
-            if all(record.steps for record in records)
-            else max(self.limits.silent, self.limits.joining)
-        )
+            return now - started > limits.joining
+        stepping = all(record.steps for record in records)
+        limit = limits.silent if stepping else max(limits.silent, limits.joining)
         return now - max(record.seen_at for record in records) > limit
-
-    def _write_stacks(self) -> None:
-        """Have every rank that has joined write its stacks to its log."""
-        for record in self.records().values():
-            if record.seen_at:
-                with suppress(ProcessLookupError):
-                    os.kill(record.pid, STACKS)
-        time.sleep(_STACKS_WITHIN)
 
     def end(self) -> None:
         """End torchrun and its ranks, and what is left of a rank's process group."""
@@ -198,26 +249,53 @@ class _OwnRanks:
                 os.killpg(record.pid, signal.SIGKILL)
 
     def leave(self, ending: Ending) -> None:
-        """Leave a file for the other hosts: how it ended here, and rank -> exit code and time."""
+        """Leave a file for the other hosts: how the run ended here, and rank -> exit code, time and fault."""
         well = 0 if self._agent.returncode == 0 else None
-        codes: dict[str, Any] = {str(rank): [well, 0.0] for rank in self.records()}
+        codes: dict[str, Any] = {str(rank): [well, 0.0, ""] for rank in self.records()}
         with suppress(OSError, ValueError):
             codes |= json.loads(self._failures.read_text(encoding="utf-8"))
         for rank in codes:
-            with suppress(OSError), record_path(self.folder, int(rank)).open("rb+") as record:
+            with suppress(OSError), rank_path(self.folder, rank, "collectives").open("rb+") as record:
                 os.fsync(record)  # a mapped file reaches other hosts of a shared folder so
         value = {"run": self.hosts.run, "ending": ending, "codes": codes}
         write_whole(self.folder / f"host-{self.name}.json", json.dumps(value))
 
-    def traces(self, ends: Mapping[str, Mapping[str, Any]]) -> list[RankTrace]:
+    def await_hosts(self) -> dict[str, Mapping[str, Any]]:
+        """The files that all hosts left; without those of a host that is lost."""
+        until = time.monotonic() + _OTHERS_END_WITHIN
+        ends = _read_hosts(self.folder, self.hosts)
+        started = ends[self.name]["ending"] != "not-started"  # torchrun starts ranks on all hosts or on none
+        while started and len(ends) < self.hosts.count and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY)
+            ends = _read_hosts(self.folder, self.hosts)
+        return ends
+
+    def traces(self, ends: Mapping[str, Mapping[str, Any]]) -> list[Trace]:
         """Of all ranks of the run."""
         codes = {rank: value for end in ends.values() for rank, value in end["codes"].items()}
         world = self.hosts.count * self.ranks
-        return [read_trace(self.folder, rank, *codes.get(str(rank), (None, 0.0))) for rank in range(world)]
+        return [read_trace(self.folder, rank, *codes.get(str(rank), (None, 0.0, ""))) for rank in range(world)]
+
+    def lost(self, ending: Ending, ends: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+        """What happened outside of the ranks, in words, and the hosts that are there; empty where nothing did."""
+        if ending == "not-started":
+            last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            return (
+                f"torchrun started no rank: {''.join(last)}. Likely cause: not all {self.hosts.count} host(s) reached "
+                f"the rendezvous {self.hosts.endpoint} within {self.limits.joining:g} s, or its port is in use. Next "
+                f"step: see {self.log}."
+            ), ()
+        if ending == "stopped" or len(ends) == self.hosts.count:
+            return "", ()
+        return (
+            f"{self.hosts.count - len(ends)} of {self.hosts.count} host(s) left no report, and the others were ended. "
+            "Likely cause: the host or its launcher was ended (memory, a reboot, the scheduler), or "
+            f"{self.folder} is no folder that all hosts share. Next step: see the system log of that host"
+        ), tuple(ends)
 
 
-def _read_ends(folder: Path, hosts: Hosts) -> dict[str, Mapping[str, Any]]:
-    """Host -> what its launcher left of this run."""
+def _read_hosts(folder: Path, hosts: Hosts) -> dict[str, Mapping[str, Any]]:
+    """Host -> the file that its launcher left of this run."""
     found = {}
     for path in folder.glob("host-*.json"):
         with suppress(OSError, ValueError):
@@ -227,37 +305,187 @@ def _read_ends(folder: Path, hosts: Hosts) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def _await_hosts(folder: Path, hosts: Hosts, own: str) -> dict[str, Mapping[str, Any]]:
-    """The ends that all hosts left; without those of a host that is lost."""
-    until = time.monotonic() + _OTHERS_END_WITHIN
-    ends = _read_ends(folder, hosts)
-    started = ends[own]["ending"] != "not-started"  # torchrun starts ranks on all hosts or on none
-    while started and len(ends) < hosts.count and time.monotonic() < until:
-        time.sleep(_LOOK_EVERY)
-        ends = _read_ends(folder, hosts)
-    return ends
+# --- verdict
 
 
-def _judge(
-    ending: Ending, own: _OwnRanks, ends: Mapping[str, Mapping[str, Any]], limits: Limits, seconds: float
+@dataclass(frozen=True)
+class Trace:
+    """The traces of a rank: its entry in `RunEnd.ranks`, its record, and when it failed (seconds since the epoch)."""
+
+    end: Mapping[str, Any]
+    record: RankRecord
+    failed_at: float
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return int(self.end["rank"])
+
+
+def read_trace(folder: Path, rank: int, code: int | None, failed_at: float = 0.0, fault: str = "") -> Trace:
+    """The traces of a rank in the folder of its run."""
+    record, receipt = read_record(rank_path(folder, rank, "collectives")), None
+    with suppress(OSError, ValueError):
+        receipt = json.loads(rank_path(folder, rank, "json").read_text(encoding="utf-8"))
+    last = record.last.words() if record.last else ""
+    log = str(rank_path(folder, rank, "stderr.log"))
+    end = {
+        "rank": rank,
+        "code": code,
+        "fault": fault,
+        "last": last,
+        "step": record.step,
+        "receipt": receipt,
+        "log": log,
+    }
+    return Trace(end, record, failed_at)
+
+
+def judge(
+    ending: Ending,
+    traces: Sequence[Trace],
+    limits: Limits,
+    seconds: float,
+    lost: tuple[str, tuple[str, ...]] = ("", ()),
 ) -> RunEnd:
-    traces = own.traces(ends)
+    """The end of a run: which ranks are at fault, and in words what happened.
+
+    A fault that all ranks raise alike accuses the ranks that their receipts name (`culprits`), not the one that
+    happened to end first.
+
+    Args:
+        ending: as the launcher saw it.
+        traces: of all ranks, in their order.
+        limits: of the run.
+        seconds: wall time.
+        lost: what happened outside of the ranks, and the hosts that are there.
+    """
     ranks = tuple(trace.end for trace in traces)
+    happened, hosts = lost
     if ending == "not-started":
-        last = own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        words = (
-            f"torchrun started no rank: {''.join(last)}. Likely cause: not all {own.hosts.count} host(s) "
-            f"reached the rendezvous {own.hosts.endpoint} within {limits.joining:g} s, or its port is in use. Next "
-            f"step: see {own.log}."
-        )
-        return RunEnd(ending, (), words, ranks, seconds)
-    if ending != "stopped" and len(ends) < own.hosts.count:
-        lost = [trace.end.rank for trace in traces if trace.record.host not in ends]
-        happened = (
-            f"{own.hosts.count - len(ends)} of {own.hosts.count} host(s) left no report ("
-            f"{', '.join(sorted({trace.record.host for trace in traces} - ends.keys() - {''})) or 'unknown'}), and the "
-            "others were ended. Likely cause: the host or its launcher was ended (memory, a reboot, the scheduler), or "
-            f"{own.folder} is no folder that all hosts share. Next step: see the system log of that host"
-        )
-        return judge("died", traces, limits, seconds, at_fault=lost, happened=happened)
-    return judge(ending, traces, limits, seconds)
+        return RunEnd(ending, (), happened, ranks, seconds)
+    if ending == "done" and not happened:
+        without = tuple(rank["rank"] for rank in ranks if rank["receipt"] is None)
+        words = f"rank {_list(without)} ended well and left no receipt. Next step: see {ranks[0]['log']}."
+        return RunEnd("no-receipt" if without else "done", without, words if without else "", ranks, seconds)
+    accused = {rank for one in ranks for rank in (one["receipt"] or {}).get("culprits", ())}
+    said = {one["fault"] for one in ranks}
+    if ending == "died" and len(ranks) > 1 and len(said) == 1 and (fault := said.pop()):
+        words = f"every rank ended the run: {fault}. Logs: {Path(ranks[0]['log']).parent}."
+        return RunEnd(ending, tuple(sorted(accused)), words, ranks, seconds)
+    culprits = tuple(sorted(accused))
+    if happened:
+        ending, culprits = "died", tuple(trace.rank for trace in traces if trace.record.host not in hosts)
+    elif not culprits:  # a run that is late and still moves has no culprit
+        behind = find_behind({trace.rank: trace.record for trace in traces})
+        culprits = {"died": _first_dead(traces) or behind, "hung": behind}.get(ending, ())
+    return RunEnd(
+        ending, culprits, _words(happened or _happened(ending, traces, limits), culprits, traces), ranks, seconds
+    )
+
+
+def _first_dead(traces: Sequence[Trace]) -> tuple[int, ...]:
+    """The rank that died first of itself; one whose collective raised lost another rank."""
+    own = []
+    for trace in traces:
+        last, code = trace.record.last, trace.end["code"] or 0
+        if code < 0 or (code > 0 and not (last is not None and last.state == "raised")):
+            own.append((trace.failed_at, trace.rank))
+    return (min(own)[1],) if own else ()
+
+
+def _happened(ending: Ending, traces: Sequence[Trace], limits: Limits) -> str:
+    if ending == "hung" and not all(trace.record.seen_at for trace in traces):
+        return f"not every rank had joined after {limits.joining:g} s, and all were ended"
+    return {
+        "died": "a rank died, and the others were ended",
+        "hung": f"no rank gave a sign of life for {limits.silent:g} s, and all were ended",
+        "late": f"the run was not done after {limits.whole:g} s, and all ranks were ended",
+        "stopped": "the launcher was asked to end (SIGTERM or SIGINT), and all ranks were ended",
+    }[ending]
+
+
+def _words(happened: str, culprits: Sequence[int], traces: Sequence[Trace]) -> str:
+    lines = [f"{happened}. At fault: {f'rank {_list(culprits)}' if culprits else 'unknown'}."]
+    for end in (trace.end for trace in traces):
+        code = end["code"]
+        name = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+        fault = f"; {end['fault']}" if end["fault"] else ""
+        how = "was ended" if code is None else f"ended by {name}"
+        lines.append(f"rank {end['rank']} {how}; last collective: {end['last'] or 'none'}{fault}")
+    for end in (trace.end for trace in traces if trace.rank in culprits):
+        with suppress(OSError):
+            tail = Path(end["log"]).read_text(encoding="utf-8", errors="replace").strip()[-_LONGEST_TEXT:]
+            lines.append(f"the log of rank {end['rank']} ({end['log']}) ends: {tail or 'empty'}")
+    return "\n".join(lines)
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+# --- agent
+#
+# torchrun for the ranks of one host, as a process of its own; exit status 0 where every rank ended well.
+#
+#     python -m megacpp_validate.training.parallel.launch FOLDER FAILURES TORCHRUN-OPTIONS
+#
+# Standard torchrun prints the exit codes of failed ranks in a table; this process leaves them as JSON, and names log
+# and error files by the rank of the world, not of the host.
+
+
+def _torchrun_options(ranks: int, limits: Limits, hosts: Hosts) -> list[str]:
+    return [
+        f"--nnodes={hosts.count}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--monitor-interval=0.1",
+        f"--rdzv-endpoint={hosts.endpoint}", f"--rdzv-id={hosts.run}",
+        f"--rdzv-conf=join_timeout={max(1, round(limits.joining))}",
+    ]  # fmt: skip
+
+
+def run_agent(folder: Path, failures: Path, options: list[str]) -> int:
+    """Run torchrun; rank -> exit code, time and fault of ranks that failed are written as JSON."""
+    from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, parse_args
+
+    class RankLogs(LogsSpecs):
+        """Log and error files of ranks, all in the folder of the run."""
+
+        root_log_dir = str(folder)
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            """The files of each local rank, from the variables that torchrun gives it."""
+            paths = {
+                kind: {local: str(rank_path(folder, env["RANK"], kind)) for local, env in envs.items()}
+                for kind in ("stdout.log", "stderr.log", "error.json")
+            }
+            for local, env in envs.items():
+                env["TORCHELASTIC_ERROR_FILE"] = paths["error.json"][local]
+            return LogsDest(stdouts=paths["stdout.log"], stderrs=paths["stderr.log"], error_files=paths["error.json"])
+
+    end_with_parent(int(os.environ[LAUNCHER]))
+    os.environ[AGENT] = str(os.getpid())
+    config, command, words = config_from_args(parse_args(options))
+    config.logs_specs = RankLogs(str(folder))
+    try:
+        elastic_launch(config, command)(*words)
+    except ChildFailedError as failed:
+        found: dict[int, list[Any]] = {}
+        for rank, one in failed.failures.items():
+            path = rank_path(folder, rank, "error.json")
+            own = path.exists()
+            found[rank] = [
+                one.exitcode,
+                path.stat().st_mtime if own else float(one.timestamp),
+                one.message if own else "",
+            ]
+        # torchrun ends the others with SIGTERM when one fails, and lists them too.
+        of_itself = {rank: end for rank, end in found.items() if end[0] != -signal.SIGTERM}
+        write_whole(failures, json.dumps(of_itself or found))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_agent(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

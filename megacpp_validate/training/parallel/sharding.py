@@ -1,8 +1,8 @@
-"""FSDP2 on the hybrid model: dense parameters are shared out over the data group, block by block.
+"""FSDP2 on the hybrid model: dense parameters are sharded over the data group, block by block.
 
-Experts are no part of it: they are shared out by expert parallelism already, and replicated over expert_data. Gradients
-are summed, never averaged, since losses are shares. A block that is used again at once (the last one, by the head that
-predicts one token further) keeps its parameters whole after the forward pass.
+Experts are not sharded: expert parallelism distributes them already, replicated over expert_data. Gradients are summed,
+never averaged, since losses are shares. A block that is used again at once (the last one, by the head that predicts one
+token further) keeps its parameters whole after the forward pass.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from torch import distributed
 from torch.utils import _pytree as pytree
 
 from ...native.router import Routing
+from .. import WrongSize
 from ..expert_layer import ExpertLayer
 from ..layers import Stepped
 from ..model import HybridModel, Losses, Trunk
 from ..optimizer import GradientSums
-from .plan import MESH_NAMES, ParallelPlan, Spread, WrongPlan
-from .replicas import split_parameters
-from .tensor_weights import share_parameters
+from .checks import split_parameters
+from .plan import MESH_NAMES, ParallelPlan, Spread
+from .tensor_layers import share_parameters
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# What layers give beside tensors: FSDP2 finds the tensors in them only if they are registered.
-_GIVEN: Final = (Stepped, Routing, Trunk, Losses)
+# Outputs of layers beside tensors: FSDP2 finds the tensors in them only if they are registered.
+_OUTPUTS: Final = (Stepped, Routing, Trunk, Losses)
 
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """What is known of a model that was shared out.
+    """A model that was distributed.
 
     Attributes:
-        sums: what the optimizer sums over ranks.
+        sums: gradients that the optimizer sums over ranks.
         alike: kind, names of parameters, and the group whose ranks hold bitwise the same of them.
         experts: names of the parameters of experts.
         in_parts: names of those that the tensor group holds in parts.
@@ -50,14 +51,14 @@ class Sharded:
     plan: ParallelPlan
 
     def times(self, name: str) -> int:
-        """Ranks that hold other parts of a parameter than this one's, this one counted; FSDP2 left aside."""
+        """Ranks that hold different parts of a parameter, this one counted; FSDP2 left aside."""
         if name in self.experts:
             return self.plan.expert_parallel
         return self.plan.tensor_parallel if name in self.in_parts else 1
 
 
 def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
-    """Share a model out, in place.
+    """Distribute a model, in place.
 
     Args:
         model: built with `groups.spread`, whole but for experts and what the tensor group splits.
@@ -68,13 +69,13 @@ def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
     # FSDP2 wants one dtype a block; the routers are in fp32, and small: every rank holds them whole.
     routers = frozenset(name for name, one in named.items() if name not in experts and one.dtype != model.build.dtype)
     split = frozenset(split_parameters(model)) - experts - routers
-    in_parts = frozenset(name for name, _ in share_parameters(model))
+    in_parts = frozenset(share_parameters(model))
     if groups.data_mesh is not None:
-        _share_out(model, groups.data_mesh, {named[name] for name in experts | routers})
-    tensor, tokens = groups.spread.tensor_group, groups.spread.token_group
-    sums = ((experts, groups.same_experts), (routers, tokens), (split, tensor))
+        _shard(model, groups.data_mesh, {named[name] for name in experts | routers})
+    tensor, tokens, same = groups.spread.tensor_group, groups.spread.token_group, groups.same_experts
+    sums = ((experts, same), (routers, tokens), (split, tensor))
     alike = (
-        ("expert", experts, groups.same_experts),
+        ("expert", experts, same),
         ("router", routers, tokens),
         ("parameter of a tensor group", frozenset(named) - in_parts - experts - routers, tensor),
     )
@@ -82,14 +83,14 @@ def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
     copies = {name: whole_on.get(name, 1) * (1 if name in in_parts else plan.tensor_parallel) for name in named}
     return Sharded(
         GradientSums(tuple((names, group) for names, group in sums if names and group is not None), copies),
-        tuple((kind, names, group) for kind, names, group in alike if names and group is not None),
+        tuple(one for one in alike if one[1] and one[2] is not None),
         experts,
         in_parts,
         plan,
     )
 
 
-def _share_out(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
+def _shard(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
     from torch.distributed.fsdp import (  # a second, which one rank does without
         FSDPModule,
         MixedPrecisionPolicy,
@@ -122,7 +123,7 @@ def is_expert(model: HybridModel, name: str) -> bool:
 
 @cache
 def _register_with_pytree() -> None:
-    for kind in _GIVEN:
+    for kind in _OUTPUTS:
         names = tuple(kind.__dataclass_fields__)
         pytree.register_pytree_node(
             kind,
@@ -132,8 +133,6 @@ def _register_with_pytree() -> None:
 
 
 # --- mesh
-#
-# The ranks of a run as a DeviceMesh [expert_data, expert, tensor], and what each layer needs to know of it.
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,60 +154,33 @@ def make_groups(plan: ParallelPlan, device: str, *, audit: bool = False) -> Rank
     """Make all groups of a plan: a collective call of the whole world.
 
     Args:
-        plan: one that `refuse_plan` has nothing against.
+        plan: one that `refuse_plan` takes.
         device: "cpu" or "cuda".
         audit: as `Spread` has it.
 
     Raises:
-        WrongPlan: the world has another number of ranks than the plan.
+        WrongSize: the world has another number of ranks than the plan.
     """
     if (ranks := distributed.get_world_size()) != plan.world:
-        fault = f"the plan is of {plan.world} rank(s), and {ranks} were started"
-        raise WrongPlan(f"{fault}. Next step: start as many as the plan says.", (fault,))
+        raise WrongSize(f"the plan is of {plan.world} rank(s), and {ranks} were started. Next step: start as many.")
     if plan.world == 1:
         return RankGroups(Spread(plan=plan, audit=audit), None, None)
     from torch.distributed.device_mesh import init_device_mesh
 
     rank = distributed.get_rank()
     mesh = init_device_mesh(device, plan.mesh_shape, mesh_dim_names=MESH_NAMES)
-    world = distributed.group.WORLD
-    splits_tokens = plan.sequence_parallel or plan.tensor_parallel == 1
-    data_mesh = mesh["expert_data", "expert"]._flatten("data") if plan.data > 1 else None
-    data_group = None if data_mesh is None else data_mesh.get_group()
-    alike = [
-        [
-            place
-            for place in range(plan.world)
-            if _holds_as(plan, place, first) and (splits_tokens or _beside(plan, place, first))
-        ]
-        for first in range(plan.world)
-    ]
-    same_experts = _group_of(alike, rank)
+    same_experts = None
+    for expert in range(plan.expert_parallel if plan.world > plan.expert_parallel else 0):  # every rank makes all
+        members = [one for one in range(plan.world) if plan.place(one).expert == expert]
+        group = distributed.new_group(members)
+        same_experts = group if rank in members else same_experts
     spread = Spread(
         plan=plan,
         rank=rank,
         expert_group=mesh.get_group("expert") if plan.expert_parallel > 1 else None,
         tensor_group=mesh.get_group("tensor") if plan.tensor_parallel > 1 else None,
-        data_group=data_group,
-        token_group=world if splits_tokens else data_group,
+        token_group=distributed.group.WORLD,
         audit=audit,
     )
+    data_mesh = mesh["expert_data", "expert"]._flatten("data") if plan.data > 1 else None
     return RankGroups(spread, data_mesh, same_experts)
-
-
-def _holds_as(plan: ParallelPlan, one: int, other: int) -> bool:
-    return plan.place(one).expert == plan.place(other).expert
-
-
-def _beside(plan: ParallelPlan, one: int, other: int) -> bool:
-    return plan.place(one).tensor == plan.place(other).tensor
-
-
-def _group_of(ranks_of: list[list[int]], rank: int) -> Any:
-    """The group of this rank, where every rank makes all of them in one order; None for a rank alone."""
-    mine = None
-    for ranks in sorted({tuple(ranks) for ranks in ranks_of}):
-        if len(ranks) > 1:
-            group = distributed.new_group(list(ranks))
-            mine = group if rank in ranks else mine
-    return mine

@@ -1,31 +1,32 @@
-"""What is checked while a run trains: tokens are conserved, experts learn, and what is replicated stays the same."""
+"""Checks while a run trains: tokens are conserved, experts and all other parameters learn, replicas stay the same."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import distributed
 
 from ...bridge.fp8_scope import te_amax_state
 from ..expert_layer import ExpertLayer
-from ..gate_audit import low_layers
-from ..layers import Stepped
+from ..gate_run import low_layers
 from ..model import HybridModel
 from ..optimizer import MasterAdamW, local_part
-from ..parallel.replicas import check_replicas, digest_tensor
+from ..parallel.checks import TokensNotConserved, check_conservation, check_replicas, digest_tensor
 from ..parallel.sharding import RankGroups, Sharded, is_expert
-from ..parallel.token_counts import TokensNotConserved, check_conservation
-from .saved import EXPERT
+
+EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
 
 
 class Audit:
     """Looks at each step, before the weights move.
 
     Attributes:
-        dispatches: how many were found to conserve their tokens; those of the path "bridge", which has counts.
+        part: number of the pass that runs now.
+        dispatches: how many conserved their tokens; those of the path "bridge", which has counts.
         replicas: how many tensors were compared bit by bit, the last time.
         scales: how many of them are scales of low precision.
         alike: groups of more than one rank, this one in each, that hold parameters alike.
@@ -42,36 +43,25 @@ class Audit:
         self.alike = sum(distributed.get_world_size(group) > 1 for _, _, group in sharded.alike)
         self.part_norms: dict[str, list[float]] = {}
         self.stream_norms: dict[str, list[float]] = {}
-        self._pass, self._given = 0, dict[tuple[int, int], Any]()
+        self.part, self._given = 0, dict[tuple[int, int], Any]()
         self._routed: dict[int, list[int]] = {}
         for place, layer in enumerate(model.layers):
             layer.register_forward_hook(partial(self._see, place))
             if isinstance(layer, ExpertLayer) and layer.exchange is None:
                 self._watch_dispatch(place, layer)
 
-    def begin_pass(self, number: int) -> None:
-        """Say which pass of the step comes now."""
-        self._pass = number
-
     def look(self, optimizer: MasterAdamW) -> None:
         """A collective call, once a step. Raises ReplicaDiverged: ranks hold other bits where they should be alike."""
         if self._optimizer is None:
             self._optimizer = optimizer
             self._first = torch.stack([digest_tensor(master) for _, master, _ in self._held(optimizer)])
-        gradients = optimizer.gradients()
-        for name in sorted(self._sharded.experts):
-            if match := EXPERT.match(name):
-                self._note(match, gradients[name])
+        self._note_experts(optimizer.gradients())
         self._sum_streams()
         for part, norm in optimizer.norms_by(part_of).items():
             self.part_norms.setdefault(part, []).append(float(norm))
         self.scales = self._compare_scales()
-        self.replicas = self.compare_replicas() + self.scales
-
-    def compare_replicas(self) -> int:
-        """Compare all that is replicated, bit by bit; how many tensors. Raises ReplicaDiverged."""
         named = {name: local_part(one) for name, one in self._model.named_parameters()}
-        return sum(
+        self.replicas = self.scales + sum(
             check_replicas(((name, named[name]) for name in sorted(names)), what=kind, group=group)
             for kind, names, group in self._sharded.alike
         )
@@ -138,7 +128,7 @@ class Audit:
     def _see(self, place: int, layer: Any, given: Any, out: Any) -> None:  # noqa: ARG002 - as torch calls it
         """Overwritten where a layer runs again: in a recomputation, or by the head that shares it."""
         if torch.is_grad_enabled():
-            self._given[self._pass, place] = stream_of(out).detach().double().square().sum()
+            self._given[self.part, place] = out.whole().detach().double().square().sum()
 
     def _sum_streams(self) -> None:
         places = range(len(self._model.layers))
@@ -149,14 +139,17 @@ class Audit:
             self.stream_norms.setdefault(f"layers.{place}", []).append(value)
         self._given.clear()
 
-    def _note(self, match: Any, gradient: Any) -> None:
-        layer, number = match[1], match[2]
-        experts = len(self._groups.spread.experts(self._model.size.num_experts))
-        seen = self._moved.setdefault(layer, torch.zeros(experts, dtype=torch.bool, device=gradient.device))
-        if number:
-            seen[int(number)] |= gradient.any()
-        else:
-            seen |= gradient.flatten(1).any(1)
+    def _note_experts(self, gradients: Any) -> None:
+        """Note which experts of this rank got a gradient."""
+        for name in sorted(self._sharded.experts):
+            layer, number = EXPERT.match(name).groups()  # type: ignore[union-attr]
+            gradient = gradients[name]
+            experts = len(self._groups.spread.experts(self._model.size.num_experts))
+            seen = self._moved.setdefault(layer, torch.zeros(experts, dtype=torch.bool, device=gradient.device))
+            if number:
+                seen[int(number)] |= gradient.any()
+            else:
+                seen |= gradient.flatten(1).any(1)
 
     def check_tokens(self) -> None:
         """A collective call of each expert group, after each forward pass.
@@ -166,11 +159,11 @@ class Audit:
         """
         for layer in self._model.layers:
             if isinstance(layer, ExpertLayer) and layer.last is not None:
-                check_conservation(layer.last.counts, layer.last.routing_map, self._groups.spread.expert_group)
+                check_conservation(*layer.last, self._groups.spread.expert_group)
                 self.dispatches += 1
 
     def _watch_dispatch(self, place: int, layer: ExpertLayer) -> None:
-        """Where no rows are exchanged, hold what is permuted to the router's word as soon as it is there."""
+        """Where no rows are exchanged, compare the permuted rows with the router's choice."""
         permute = layer.dispatch.permute
 
         def hear(router: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
@@ -181,10 +174,10 @@ class Audit:
             counts = [int(count) for count in sent.rows_per_expert]
             if counts != self._routed[place]:
                 raise TokensNotConserved(
-                    f"tokens are not conserved: the router of layer {place} gave its experts {self._routed[place]} "
-                    f"row(s), and {counts} were permuted. Likely cause: a dispatch by another routing map than the "
-                    "router's. Next step: pass both the same routing.",
-                    (f"layer {place}",),
+                    f"the router of layer {place} gave its experts {self._routed[place]} row(s), and {counts} were "
+                    "permuted. Likely cause: a dispatch by another routing map than the router's. Next step: pass both "
+                    "the same routing.",
+                    {"module": f"layers.{place}"},
                 )
             self.dispatches += 1
             return sent
@@ -197,8 +190,3 @@ def part_of(parameter: str) -> str:
     """Which part of the model a parameter belongs to: "embedding", "layers.2", "norm", "mtp", "head"."""
     first, *rest = parameter.split(".")
     return f"{first}.{rest[0]}" if first == "layers" else first
-
-
-def stream_of(out: Stepped) -> Any:
-    """The residual stream behind a layer, [B, T, hidden]."""
-    return out.rows if out.added is None else out.rows + out.added

@@ -1,200 +1,470 @@
 """Faults that are planted in a run which must find them, each a thing that goes wrong between ranks without a word.
 
-A fault is written NAME, or NAME:STEP; it is planted on the last rank where it is one rank's. What finds it is in
-matrix/smoke_faults.toml.
+A fault is written NAME, or NAME:STEP; the check that finds it is in matrix/smoke_faults.toml. A fault changes a trainer
+before its first step, on the last rank alone where it is one rank's, and may give a function that is called after each
+step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import TrainingError
-from . import fault_plants as plants
-from .order import SmokeOrder
+import torch
+from torch import distributed
+from torch.distributed.fsdp import FSDPModule
+
+from ...bridge.amax_owner import SINGLE_OWNER
+from .. import WrongSize, expert_layer
+from ..expert_layer import ExpertLayer
+from ..optimizer import GradientSums, local_part
+from ..parallel import exchange
 
 if TYPE_CHECKING:
     from .trainer import SmokeTrainer
 
 After = Callable[["SmokeTrainer"], None]
-Needs = Callable[[SmokeOrder], str]
-"""What a run lacks that a fault has its place in, in words; empty where it lacks nothing."""
-
+Plant = Callable[[Any, int], After | None]
+FAULTS: Final[dict[str, Plant]] = {}
+NORM: Final = "norm.weight"  # the last one of the model
 _STEP: Final = 2  # where a fault of a single step is planted, where none is named
 
 
-class UnknownFault(TrainingError, ValueError):
-    """A fault that there is not, or that this run has no place for."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault.
-
-    Attributes:
-        plant: changes a trainer before its first step; gives what is called after each step, if anything.
-        needs: what it has its place in, all of it.
-        of_step: whether it is of a single step, which may be named.
-    """
-
-    plant: Callable[[Any, int], After | None]
-    needs: tuple[Needs, ...] = ()
-    of_step: bool = False
-
-
 def plant(text: str, trainer: SmokeTrainer) -> After | None:
-    """Plant a fault; what is to be called after each step, if anything.
+    """Plant a fault; the function to call after each step, if any.
 
     Args:
-        text: name, and a step if it is of one; empty for none.
+        text: NAME or NAME:STEP; empty for none.
         trainer: of this rank, before its first step.
 
     Raises:
-        UnknownFault: there is none of that name, or nothing in this run that could have it.
+        WrongSize: an unknown name, or a step that is not a number.
     """
-    if not text:
-        return None
-    fault, step = read_fault(text)
-    _refuse(text, fault, step, trainer.order)
-    return fault.plant(trainer, step)
+    name, _, step = text.partition(":")
+    if text and (name not in FAULTS or not (step or "0").isdecimal()):
+        raise WrongSize(f"unknown fault {text!r}. Next step: NAME or NAME:STEP of {', '.join(FAULTS)}.")
+    return FAULTS[name](trainer, int(step or _STEP)) if text else None
 
 
-def refuse_fault(order: SmokeOrder) -> None:
-    """Refuse an order whose fault has no place in it, before any process is started.
+def _fault(name: str, *, everywhere: bool = False) -> Callable[[Plant], Plant]:
+    """Enter a fault into the table; without `everywhere` it is planted on the last rank alone."""
 
-    Raises:
-        UnknownFault: there is none of that name, or nothing in this run that could have it; all reasons are named.
-    """
-    if order.fault:
-        _refuse(order.fault, *read_fault(order.fault), order)
+    def enter(function: Plant) -> Plant:
+        def plant_here(trainer: Any, step: int) -> After | None:
+            last = trainer.rank.rank == trainer.plan.world - 1
+            return function(trainer, step) if everywhere or last else None
 
+        FAULTS[name] = plant_here
+        return function
 
-def read_fault(text: str) -> tuple[Fault, int]:
-    """The fault, and the step that it is planted in.
-
-    Raises:
-        UnknownFault: there is none of that name, or it is of no step and one is named, or that is no number.
-    """
-    name, colon, step = text.partition(":")
-    if name not in FAULTS:
-        raise UnknownFault(f"there is no fault {name!r}. Next step: choose one of {', '.join(FAULTS)}.")
-    if colon and not (FAULTS[name].of_step and step.isdecimal()):
-        steps = [known for known, fault in FAULTS.items() if fault.of_step]
-        raise UnknownFault(
-            f"the fault {text!r} cannot be read. Next step: write NAME, or NAME:STEP of one of {', '.join(steps)}."
-        )
-    return FAULTS[name], int(step or _STEP)
+    return enter
 
 
-def _refuse(text: str, fault: Fault, step: int, order: SmokeOrder) -> None:
-    lacking = [reason for need in fault.needs if (reason := need(order))]
-    if fault.of_step and step >= order.steps:
-        lacking.append(f"the run ends before its step {step}: train {step + 1} steps or more")
-    if lacking:
-        raise UnknownFault(f"the fault {text!r} has no place in this run. Next step: {'; '.join(lacking)}.")
+def _experts(trainer: Any) -> Any:
+    """The first E-layer."""
+    return next(layer for layer in trainer.model.layers if isinstance(layer, ExpertLayer))
 
 
-def _several_ranks(order: SmokeOrder) -> str:
-    return "" if order.read_plan().world > 1 else "plan with several ranks"
+# --- rows and experts
 
 
-def _experts(order: SmokeOrder) -> str:
-    return "" if "E" in order.read_size().letters else "train a pattern with an E"
+@_fault("token-dropped")
+def drop_token(trainer: Any, _: int) -> None:
+    """The first token of each pass does not reach its experts, though the router gave it to them."""
+    layer = _experts(trainer)
+    permute = layer.dispatch.permute
+
+    def without_first(tokens: Any, probs: Any, routing_map: Any, **options: Any) -> Any:
+        short = routing_map.clone()
+        short[0] = False
+        return permute(tokens, probs, short, **options)
+
+    layer.dispatch.permute = without_first
 
 
-def _two_experts(order: SmokeOrder) -> str:
-    here = order.read_size().num_experts // order.read_plan().expert_parallel
-    return "" if here > 1 else "leave 2 experts or more to a rank"
+@_fault("rows-swapped")
+def swap_rows(trainer: Any, _: int) -> None:
+    """Two rows change places on their way to the experts."""
+    del trainer
+
+    def swapping(move: Any) -> Any:
+        def swapped(rows: Any, *rest: Any) -> Any:
+            if rows.shape[0] > 1:
+                order = torch.arange(rows.shape[0], device=rows.device)
+                order[0], order[-1] = rows.shape[0] - 1, 0
+                rows = rows.index_select(0, order)
+            return move(rows, *rest)
+
+        return swapped
+
+    exchange.exchange_rows, exchange.start_rows = swapping(exchange.exchange_rows), swapping(exchange.start_rows)
 
 
-def _top_2(order: SmokeOrder) -> str:
-    return "" if order.read_size().top_k == 2 else "send a token to 2 experts"
+@_fault("experts-swapped")
+def swap_experts(trainer: Any, _: int) -> None:
+    """The first two experts of this rank's first E-layer have each other's weights."""
+    for bank in (_experts(trainer).up, _experts(trainer).down):
+        weight = bank.native_state_dict()["weight"]
+        bank.load_native_state_dict({"weight": weight[[1, 0, *range(2, len(weight))]]})
+    named = dict(trainer.model.named_parameters())
+    for name in trainer.sharded.experts:
+        trainer.optimizer.master(name).copy_(named[name])
 
 
-def _balance(order: SmokeOrder) -> str:
-    return "" if order.read_size().aux_coefficient else "balance experts by a loss: aux_coefficient above 0"
+@_fault("weights-exchanged")
+def exchange_weights(trainer: Any, _: int) -> None:
+    """The outputs of the two experts of a token are combined with each other's weights."""
+    layer = _experts(trainer)
+    unpermute = layer.dispatch.unpermute
+
+    def exchanged(rows: Any, row_map: Any, *, probs: Any) -> Any:
+        others = probs.sum(dim=1, keepdim=True) - probs  # of top-2: the weight of the other expert
+        return unpermute(rows, row_map, probs=torch.where(probs > 0, others, probs))
+
+    layer.dispatch.unpermute = exchanged
 
 
-def _bridge_dispatch(order: SmokeOrder) -> str:
-    return "" if order.read_forms().moe == "bridge" else "take the form moe='bridge'"
+@_fault("expert-without-gradient")
+def stop_expert(trainer: Any, _: int) -> None:
+    """The first expert of this rank's first E-layer is never moved."""
+
+    def zeroed(gradient: Any, *, whole: bool) -> Any:
+        gradient = gradient.clone()
+        gradient[slice(None) if whole else 0] = 0
+        return gradient
+
+    for bank in (_experts(trainer).up, _experts(trainer).down):
+        first = next(bank.parameters())
+        first.register_hook(partial(zeroed, whole=first.dim() == 2))
 
 
-def _exchange(order: SmokeOrder) -> str:
-    return "" if order.read_plan().expert_parallel > 1 else "plan with expert_parallel of 2 or more"
+@_fault("balance-not-shared", everywhere=True)
+def keep_balance_apart(trainer: Any, _: int) -> None:
+    """Each rank balances its experts over its own tokens: a mean of products is not a product of means."""
+    del trainer
+    module: Any = expert_layer
+    share = module.share_of_balance_loss
+
+    def own(probs: Any, routing_map: Any, group: Any = None) -> Any:
+        share(probs, routing_map, group)  # a collective call, which the others make
+        assigned = routing_map.sum(dim=0).to(probs.dtype)
+        mine = probs.shape[1] * (assigned / assigned.sum().clamp(min=1) * probs.sum(dim=0)).sum()
+        return mine / (probs.shape[0] * distributed.get_world_size(group))
+
+    module.share_of_balance_loss = own
 
 
-def _same_experts(order: SmokeOrder) -> str:
-    plan = order.read_plan()
-    holders = plan.mesh_shape[0] * (plan.tensor_parallel if plan.sequence_parallel else 1)
-    return "" if holders > 1 else "let several ranks hold the same experts: data above expert_parallel"
+@_fault("rope-reversed")
+def reverse_rope(trainer: Any, _: int) -> None:
+    """The rotary table of one rank has its positions the wrong way round."""
+    for table in (trainer.model.cos, trainer.model.sin):
+        table.copy_(table.flip(0))
 
 
-def _positions(order: SmokeOrder) -> str:
-    return "" if order.read_plan().sequence_parallel else "plan with sequence_parallel"
+@_fault("router-drawn-apart")
+def draw_router_apart(trainer: Any, _: int) -> None:
+    """The router of one rank has other first weights."""
+    for name in _names_of(trainer, [_experts(trainer).router.weight]):
+        trainer.optimizer.master(name).mul_(1.01)
+    trainer.optimizer.round_weights()
 
 
-def _readers(order: SmokeOrder) -> str:
-    return "" if order.read_plan().data > 1 else "plan with data of 2 or more"
+@_fault("nan")
+def make_nan(trainer: Any, step: int) -> None:
+    """One number of the output of a layer is NaN, on one rank, in one step."""
+
+    def spoil(module: Any, given: Any, out: Any) -> Any:  # noqa: ARG001 - as torch calls it
+        if trainer.done == step:
+            out.rows.data[0, 0, 0] = float("nan")
+
+    trainer.model.layers[-2].register_forward_hook(spoil, prepend=True)
 
 
-def _passes(order: SmokeOrder) -> str:
-    return "" if order.read_plan().accumulate > 1 else "plan with accumulate of 2 or more"
+@_fault("gradient-infinite")
+def make_infinite_gradient(trainer: Any, step: int) -> None:
+    """The gradient of the output of the second layer is infinite in one place, on one rank, in one step."""
+
+    def spoil(gradient: Any) -> Any:
+        gradient = gradient.clone()
+        gradient[0, 0, 0] = float("inf")
+        return gradient
+
+    def watch(module: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
+        if trainer.done == step and out.rows.requires_grad:
+            out.rows.register_hook(spoil)
+
+    trainer.model.layers[1].register_forward_hook(watch, prepend=True)
 
 
-def _amax(order: SmokeOrder) -> str:
-    return "" if order.recipe == "delayed" else "train in the precision delayed"
+# --- gradients and updates
 
 
-def _mtp(order: SmokeOrder) -> str:
-    size = order.read_size()
-    return "" if size.mtp and 0 < size.mtp_coefficient < 0.5 else "train with mtp, its coefficient below 0.5"
+@_fault("experts-not-synchronised")
+def keep_experts_apart(trainer: Any, _: int) -> None:
+    """The gradients of this rank's experts stay its own, though it takes part in their sum."""
+    sums, experts = trainer.sharded.sums, trainer.sharded.experts
+
+    def reduce(gradients: dict[str, Any]) -> None:
+        kept = {name: gradient.clone() for name, gradient in gradients.items() if name in experts}
+        sums.reduce(gradients)
+        for name, gradient in kept.items():
+            gradients[name].copy_(gradient)
+
+    trainer.optimizer.sums = SimpleNamespace(reduce=reduce, copies=sums.copies)
 
 
-def _checkpoints(order: SmokeOrder) -> str:
-    return "" if order.checkpoint_folder else "name a checkpoint_folder"
+@_fault("norm-gradient-not-summed", everywhere=True)
+def leave_norm_out(trainer: Any, _: int) -> None:
+    """The gradient of the last norm is left out of the sum over the tensor group."""
+    sums = trainer.sharded.sums
+    left = tuple((names - {NORM}, group) for names, group in sums.sums)
+    trainer.optimizer.sums = GradientSums(left, sums.copies)
 
 
-def _resumes(order: SmokeOrder) -> str:
-    return "" if order.resume else "resume a run"
+@_fault("wrong-sequences")
+def read_as_first(trainer: Any, _: int) -> None:
+    """This rank reads what the first one reads."""
+    trainer.read_as = 0
 
 
-def _evaluations(order: SmokeOrder) -> str:
-    return "" if order.validate_every else "evaluate: validate_every above 0"
+@_fault("pass-lost", everywhere=True)
+def lose_passes(trainer: Any, _: int) -> None:
+    """The gradients of all passes of a step but the last are forgotten."""
+    parameters, optimizer = list(trainer.model.parameters()), trainer.optimizer
+    take, add = optimizer.take_gradients, optimizer.add_gradients
+
+    def forget(*, first: bool) -> None:  # noqa: ARG001 - as it is called
+        for parameter in parameters:
+            parameter.grad = None
+
+    def take_last(**_: bool) -> Any:
+        optimizer.add_gradients = add
+        norm = take(first=True)
+        optimizer.add_gradients = forget
+        return norm
+
+    optimizer.add_gradients, optimizer.take_gradients = forget, take_last
 
 
-def _two_layers(order: SmokeOrder) -> str:
-    return "" if len(order.read_size().letters) > 1 else "train a pattern of 2 layers or more"
+@_fault("gradients-averaged", everywhere=True)
+def average_gradients(trainer: Any, _: int) -> None:
+    """FSDP2 divides by the number of ranks, as it does by default."""
+    for block in trainer.model.modules():
+        if isinstance(block, FSDPModule):
+            block.set_gradient_divide_factor(float(trainer.plan.data))
 
 
-_LAYER_OF_EXPERTS: Final = (_experts, _several_ranks)
-FAULTS: Final[dict[str, Fault]] = {
-    "experts-not-synchronised": Fault(plants.keep_experts_apart, (_experts, _same_experts)),
-    "norm-gradient-not-summed": Fault(plants.leave_norm_out, (_positions,)),
-    "token-dropped": Fault(plants.drop_token, (*_LAYER_OF_EXPERTS, _bridge_dispatch)),
-    "rows-swapped": Fault(plants.swap_rows, (_experts, _exchange)),
-    "experts-swapped": Fault(plants.swap_experts, (*_LAYER_OF_EXPERTS, _two_experts)),
-    "weights-exchanged": Fault(plants.exchange_weights, (*_LAYER_OF_EXPERTS, _bridge_dispatch, _top_2)),
-    "expert-without-gradient": Fault(plants.stop_expert, _LAYER_OF_EXPERTS),
-    "balance-not-shared": Fault(plants.keep_balance_apart, (*_LAYER_OF_EXPERTS, _balance)),
-    "wrong-sequences": Fault(plants.read_as_first, (_readers,)),
-    "pass-lost": Fault(plants.lose_passes, (_passes,)),
-    "gradients-averaged": Fault(plants.average_gradients, (_readers,)),
-    "block-gradient-lost": Fault(plants.lose_block, (_readers, _two_layers)),
-    "mtp-counted-twice": Fault(plants.count_mtp_twice, (_mtp,)),
-    "shard-not-updated": Fault(plants.skip_update, (_readers, _two_layers), of_step=True),
-    "learning-rate-apart": Fault(plants.raise_rate, (_several_ranks,)),
-    "wrong-amax-group": Fault(plants.scale_alone, (_several_ranks, _amax)),
-    "evaluation-moves-data": Fault(plants.move_data_by_evaluation, (_evaluations,), of_step=True),
-    "stale-checkpoint": Fault(plants.save_old_weights, (_checkpoints,), of_step=True),
-    "nan": Fault(plants.make_nan, (_two_layers,), of_step=True),
-    "dies": Fault(plants.die, (_several_ranks,), of_step=True),
-    "hangs": Fault(plants.hang, (_several_ranks,), of_step=True),
-    "rope-reversed": Fault(plants.reverse_rope, (_several_ranks,)),
-    "router-drawn-apart": Fault(plants.draw_router_apart, _LAYER_OF_EXPERTS),
-    "gradient-infinite": Fault(plants.make_infinite_gradient, (_two_layers,), of_step=True),
-    "expert-gradients-late": Fault(plants.delay_expert_gradients, _LAYER_OF_EXPERTS),
-    "weight-bit-flipped": Fault(plants.flip_bit, (_several_ranks,), of_step=True),
-    "moments-lost": Fault(plants.lose_moments, (_resumes,)),
-    "data-from-the-start": Fault(plants.read_from_the_start, (_resumes,)),
-}
+@_fault("block-gradient-lost")
+def lose_block(trainer: Any, _: int) -> None:
+    """One rank loses its part of the gradients of the last but one block."""
+    block = list(trainer.model.layers[-2].parameters())
+
+    def lose() -> None:
+        for parameter in block:
+            if parameter.grad is not None:
+                local_part(parameter.grad).zero_()
+
+    _before_taking(trainer, lose)
+
+
+@_fault("expert-gradients-late")
+def delay_expert_gradients(trainer: Any, _: int) -> None:
+    """The experts of one rank get the gradients of the step before; in the first step, none."""
+    named = dict(trainer.model.named_parameters())
+    kept: dict[str, Any] = {}
+
+    def delay() -> None:
+        for name in trainer.sharded.experts:
+            gradient = named[name].grad
+            if gradient is not None:
+                late = kept.get(name, torch.zeros_like(gradient))
+                kept[name] = gradient.clone()
+                gradient.copy_(late)
+
+    _before_taking(trainer, delay)
+
+
+@_fault("mtp-counted-twice", everywhere=True)
+def count_mtp_twice(trainer: Any, _: int) -> None:
+    """The loss of the token after the next one is in the sum twice."""
+    size = trainer.model.size
+    trainer.model.size = replace(size, mtp_coefficient=2 * size.mtp_coefficient)
+
+
+@_fault("shard-not-updated")
+def skip_update(trainer: Any, step: int) -> None:
+    """One rank leaves the second layer as it is in one step, where it holds a part of it alone."""
+    optimizer = trainer.optimizer
+    update = optimizer.update
+
+    def skipping(number: int, norm: Any) -> float:
+        names = _names_of(trainer, trainer.model.layers[1].parameters()) if number == step else []
+        kept = {name: optimizer.master(name).clone() for name in names}
+        rate = update(number, norm)
+        for name, value in kept.items():
+            optimizer.master(name).copy_(value)
+        optimizer.round_weights()
+        return float(rate)
+
+    optimizer.update = skipping
+
+
+@_fault("learning-rate-apart")
+def raise_rate(trainer: Any, _: int) -> None:
+    """One rank learns by a rate that is a tenth higher."""
+    schedule = trainer.optimizer.schedule
+    trainer.optimizer.schedule = replace(schedule, learning_rate=1.1 * schedule.learning_rate)
+
+
+@_fault("weight-bit-flipped")
+def flip_bit(trainer: Any, step: int) -> After:
+    """One weight of the last layer doubles on one rank, as it does where a bit of its exponent flips."""
+    del trainer
+
+    def flip(one: Any) -> None:
+        if one.done == step:
+            masters = [one.optimizer.master(name) for name in _names_of(one, one.model.layers[-1].parameters())]
+            max(masters, key=lambda master: int(master.numel())).view(-1)[0] *= 2
+            one.optimizer.round_weights()
+
+    return flip
+
+
+@_fault("wrong-amax-group", everywhere=True)
+def scale_alone(trainer: Any, _: int) -> None:
+    """Each rank scales by its own amax alone."""
+    dense = trainer.scope.dense
+    alone = partial(dense.func, **{**dense.keywords, "amax_reduction_group": SINGLE_OWNER})
+    trainer.scope = replace(trainer.scope, dense=alone)
+
+
+def _names_of(trainer: Any, parameters: Iterable[Any]) -> list[str]:
+    wanted = {id(parameter) for parameter in parameters}
+    return [name for name, parameter in trainer.model.named_parameters() if id(parameter) in wanted]
+
+
+def _before_taking(trainer: Any, change: Callable[[], None]) -> None:
+    """Change gradients before the optimizer takes those of the last pass."""
+    take = trainer.optimizer.take_gradients
+
+    def changed(*, first: bool = True) -> Any:
+        change()
+        return take(first=first)
+
+    trainer.optimizer.take_gradients = changed
+
+
+# --- checkpoints, evaluations, the order of data, and the ranks
+
+
+class _OtherOrder:
+    """A language whose batches come in another order."""
+
+    def __init__(self, language: Any) -> None:
+        self.language, self.shift = language, 0
+        self.surprise = language.surprise
+
+    def batch(self, number: int, sequences: int, length: int) -> Any:
+        return self.language.batch(number + self.shift, sequences, length)
+
+
+@_fault("stale-checkpoint", everywhere=True)
+def save_old_weights(trainer: Any, step: int) -> After:
+    """A checkpoint claims its own step, and holds the weights of an earlier one."""
+    kept: dict[str, Any] = {}
+    save = trainer.save
+
+    def remember(one: Any) -> None:
+        if one.done == step:
+            kept.update(_copy(one.optimizer.state_tensors()))
+
+    def save_old() -> Any:
+        now = trainer.optimizer.state_tensors()
+        fresh = _copy(now)
+        _put_back(now, kept)
+        path = save()
+        _put_back(now, fresh)
+        return path
+
+    trainer.save = save_old
+    return remember
+
+
+@_fault("moments-lost", everywhere=True)
+def lose_moments(trainer: Any, _: int) -> None:
+    """A run that is resumed has its weights again, and Adam's first moments are 0."""
+    resume = trainer.resume
+
+    def forgetful() -> Any:
+        resumed = resume()
+        for parts in trainer.optimizer.state_tensors().values():
+            parts["exp_avg"].zero_()
+        return resumed
+
+    trainer.resume = forgetful
+
+
+@_fault("data-from-the-start", everywhere=True)
+def read_from_the_start(trainer: Any, _: int) -> None:
+    """A run that is resumed reads the batches from the first one on."""
+    resume, trainer.language = trainer.resume, _OtherOrder(trainer.language)
+
+    def restarting() -> Any:
+        resumed = resume()
+        trainer.language.shift = -resumed.step
+        return resumed
+
+    trainer.resume = restarting
+
+
+@_fault("evaluation-moves-data", everywhere=True)
+def move_data_by_evaluation(trainer: Any, step: int) -> None:
+    """An evaluation takes its batch out of those of training, which goes on with the one after it."""
+    validate, trainer.language = trainer.validate, _OtherOrder(trainer.language)
+
+    def moving() -> float:
+        loss = validate()
+        trainer.language.shift += trainer.done == step
+        return float(loss)
+
+    trainer.validate = moving
+
+
+@_fault("dies")
+def die(trainer: Any, step: int) -> After:
+    """The rank is killed."""
+    del trainer
+
+    def kill(one: Any) -> None:
+        if one.done == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
+
+
+@_fault("hangs")
+def hang(trainer: Any, step: int) -> After:
+    """The rank does nothing any more."""
+    del trainer
+
+    def sleep(one: Any) -> None:
+        while one.done == step:
+            time.sleep(1)
+
+    return sleep
+
+
+def _copy(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {part: value.clone() for part, value in parts.items()} for name, parts in state.items()}
+
+
+def _put_back(state: dict[str, dict[str, Any]], kept: dict[str, dict[str, Any]]) -> None:
+    for name, parts in kept.items():
+        for part, value in parts.items():
+            state[name][part].copy_(value)

@@ -1,31 +1,38 @@
-"""What a smoke run is asked: one JSON object, the same for every rank."""
+"""The order of a smoke run: one JSON object, the same for every rank; and the run of an order on ranks of this host."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
+
+import torch
 
 from ...bridge.errors import UnknownName, WrongTarget
 from ...bridge.features import Features, read_features
 from ...bridge.recipes import TARGETS, RecipeName
 from ...evidence.whole_file import write_whole
-from ..errors import WrongSize
+from .. import WrongSize
 from ..optimizer import Schedule
+from ..parallel.launch import Limits, RunEnd, launch
 from ..parallel.plan import ParallelPlan, refuse_plan
 from ..sizes import Forms, Size, read_size
 
 Precision = Literal["fp64", "fp32", "bf16", "delayed", "current", "block", "mxfp8", "nvfp4"]
-PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 PLAIN: Final = ("fp64", "fp32", "bf16")
-DEVICES: Final = ("cpu", "cuda")
-LEAST: Final = {"steps": 1, "warm_up": 0, "schedule_steps": 0, "validate_every": 0, "checkpoint_every": 0}
-# What a field's annotation is as JSON gives it.
-_TYPES: Final[dict[str, Any]] = {
-    "str": str, "int": int, "float": int | float, "bool": bool, "dict": dict, "Precision": str, "Literal": str,
-}  # fmt: skip
+RANK: Final = "megacpp_validate.training.smoke.rank"
+ORDER: Final = "order.json"
+SILENT_S: Final = 120.0  # without a sign of life on any rank; longer than the longest compile
+# For the same bits in every process: a workspace of cuBLAS for each stream (its documentation, "Results
+# Reproducibility"), attention kernels of Transformer Engine that add in a fixed order, and no choice of an autotuner
+# that another process left on disk.
+SAME_BITS: Final = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "TRITON_CACHE_AUTOTUNING": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class SmokeOrder:
 
     Attributes:
         size: name of a size.
-        changes: numbers of the size that are others.
+        changes: numbers of the size that differ.
         plan: fields of `ParallelPlan`.
         steps: where the run ends, counted from step 0 also by one that is resumed.
         seed: of weights and data.
@@ -47,18 +54,17 @@ class SmokeOrder:
         schedule_steps: its length; `steps` where it is 0.
         validate_every: steps between evaluations on a batch that is never trained on, the first before step 0, and one
             at the end; 0 for none.
-        checkpoint_folder: where checkpoints go, on a file system that all hosts share; empty for none.
-        checkpoint_every: steps between them, and one at the end; 0 saves at the end alone.
-        resume: whether the run begins with the latest checkpoint there, which must be one, and not beyond `steps`; one
-            at `steps` is left as it is.
+        checkpoint_folder: of checkpoints, on a file system that all hosts share; empty for none.
+        checkpoint_every: steps between checkpoints, and one at the end; 0 saves at the end alone.
+        resume: whether the run begins with the latest checkpoint there, which must exist, and not be beyond `steps`.
         audit: whether conservation of tokens, replicas and gradients of experts are checked in each step.
-        watch: whether each module is watched for values that are no number.
+        watch: whether each module is watched for values that are not finite.
         profile: whether one step is profiled for the time that communication is waited for.
         deterministic: whether kernels whose sums have no fixed order are left out and none is chosen by its time, so
-            that a GPU gives the same bits in every process (`same_bits`).
+            that a GPU gives the same bits in every process.
         rehearse: whether a forward and backward pass that leaves nothing behind, no scale and no history either, comes
             before the first step, in the account of compiling.
-        fault: a fault that is planted, for a run that must find it; empty for none.
+        fault: a planted fault, for a run that must find it; empty for none.
 
     Raises:
         WrongSize: values of other types or out of their range, all of them at once; the rest is judged by `refuse`.
@@ -90,41 +96,24 @@ class SmokeOrder:
 
     def __post_init__(self) -> None:
         if faults := list(_faults(self)):
-            raise WrongSize(f"a run cannot be ordered so: {'; '.join(faults)}. Next step: change those.")
+            raise WrongSize(f"an order is not possible: {'; '.join(faults)}. Next step: change those.")
 
     def read_size(self) -> Size:
         """The size with its changes."""
         return read_size(self.size, **self.changes)
 
     def read_plan(self) -> ParallelPlan:
-        """The plan; numbers that it does not know are refused, and those that cannot be by `refuse`."""
-        known = {one.name for one in fields(ParallelPlan)}
-        if unknown := sorted(set(self.plan) - known):
-            raise WrongSize(f"a plan has no {', '.join(unknown)}. Next step: it has {', '.join(sorted(known))}.")
-        return ParallelPlan(**self.plan)
+        """The plan; unknown fields are refused here, and wrong numbers by `refuse`."""
+        return _read(ParallelPlan, self.plan)
 
     def read_features(self) -> Features:
-        """What may take Transformer Engine."""
+        """Parts that may use Transformer Engine."""
         flags = dict(self.features)
-        preset = flags.pop("preset", "production")
-        if wrong := sorted(name for name, value in flags.items() if not isinstance(value, bool)):
-            raise WrongSize(f"features {', '.join(wrong)} are neither true nor false. Next step: say one of both.")
-        return read_features(preset, **flags)
+        return read_features(flags.pop("preset", "production"), **flags)
 
     def read_forms(self) -> Forms:
         """The form of each part."""
-        known = {one.name: one.default for one in fields(Forms)}
-        if unknown := sorted(set(self.forms) - set(known)):
-            raise WrongSize(
-                f"there is no form of {', '.join(unknown)}. Next step: there is {', '.join(sorted(known))}."
-            )
-        switches = {name for name, default in known.items() if isinstance(default, bool)}
-        if wrong := sorted(name for name in switches & set(self.forms) if not isinstance(self.forms[name], bool)):
-            raise WrongSize(f"forms {', '.join(wrong)} are neither true nor false. Next step: say one of both.")
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in self.forms.items()
-        }
-        return Forms(**given)
+        return _read(Forms, {name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()})
 
     def read_schedule(self) -> Schedule:
         """Rates of the run."""
@@ -135,88 +124,127 @@ class SmokeOrder:
         """The low precision, if any."""
         return None if self.precision in PLAIN else self.precision  # type: ignore[return-value]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its ranks."""
+        return dict(SAME_BITS) if self.deterministic else {}
+
     def refuse(self) -> None:
-        """Refuse what cannot be, before any process is started; a planted fault is judged by `faults.refuse_fault`.
+        """Refuse an impossible order, before any process is started.
 
         Raises:
-            WrongPlan: with all reasons.
-            WrongSize, UnknownSize, WrongPattern, WrongZone: the size, the schedule, or forms that do not go together.
-            UnknownName: features that there are not.
+            WrongSize: the plan with all reasons, the size, the schedule, or forms that do not go together.
+            WrongZone: zones that overlap.
+            UnknownName: unknown features.
         """
         plan, forms = self.read_plan(), self.read_forms()
         self.read_features(), self.read_schedule()
-        refuse_plan(plan, self.read_size(), recipe=self.recipe)
+        refuse_plan(plan, self.read_size())
         if forms.graphs and plan.world > 1:
             raise WrongSize(
                 "graphs hold the addresses of parameters, which FSDP2 and the exchange of rows make anew in each step. "
                 "Next step: capture on one rank, or leave graphs out."
             )
-        if forms.moe == "jagged" and plan.expert_parallel > 1 and self.read_size().capacity_factor:
-            raise WrongSize(
-                "rows over an expert's capacity are sent by the way 'jagged' with a weight of 0: not the rows that the "
-                "router kept. Next step: take 'bridge' with a capacity and expert_parallel."
-            )
         if forms.moe == "padded" and plan.expert_parallel > 1:
             raise WrongSize(
-                f"the way {forms.moe!r} to the experts knows no other ranks. Next step: take 'bridge' or 'jagged' with "
-                "expert_parallel."
+                "the path 'padded' to the experts has no exchange with other ranks. Next step: 'bridge' or 'jagged'."
             )
 
-    def refuse_target(self) -> None:
-        """Refuse a recipe that the target lacks.
+    def refuse_place(self) -> None:
+        """Refuse a recipe that the target lacks, and a plan for more GPUs than there are.
 
         Raises:
-            UnknownName, WrongTarget: there is no such target, or it has no such recipe.
+            UnknownName, WrongTarget: an unknown target, or one without such a recipe.
+            WrongSize: fewer GPUs than ranks.
         """
         row = next((row for row in TARGETS.values() if self.target in (row.id, row.arch) and self.target), None)
         if row is None:
-            raise UnknownName(f"there is no target {self.target!r}. Next step: choose one of {', '.join(TARGETS)}.")
+            raise UnknownName(f"unknown target {self.target!r}. Next step: choose one of {', '.join(TARGETS)}.")
         if self.recipe is not None and self.recipe not in row.recipes:
-            have = ", ".join((*PLAIN, *row.recipes))
             raise WrongTarget(
-                f"the target {row.id} has no recipe {self.recipe}. Next step: name the target that is there, or train "
-                f"in one of {have}."
+                f"the target {row.id} has no recipe {self.recipe}. Next step: another target, or one of "
+                f"{', '.join((*PLAIN, *row.recipes))}."
+            )
+        world = self.read_plan().world
+        if self.device == "cuda" and (found := torch.cuda.device_count()) < world:
+            raise WrongSize(
+                f"the plan is of {world} rank(s), each with a GPU of its own, and {found} are visible. Next step: "
+                f"plan for {found}, or see CUDA_VISIBLE_DEVICES; no process was started."
             )
 
+    def write(self, folder: Path) -> str:
+        """Leave the order where ranks read it: the path of its file."""
+        write_whole(folder / ORDER, json.dumps(asdict(self)))
+        return str((folder / ORDER).absolute())
 
-def write_order(order: SmokeOrder, path: Path) -> None:
-    """Leave it where ranks read it."""
-    write_whole(path, json.dumps(asdict(order)))
 
-
-def read_order(text: str) -> SmokeOrder:
-    """An order from its JSON text.
+def read_order(given: Mapping[str, Any]) -> SmokeOrder:
+    """An order from a JSON object.
 
     Raises:
-        WrongSize: it is no JSON object, has keys that are not known, or values that cannot be.
+        WrongSize: unknown keys or wrong values.
     """
-    try:
-        given = json.loads(text)
-        if not isinstance(given, dict):
-            raise ValueError("no JSON object")
-        if unknown := sorted(set(given) - {one.name for one in fields(SmokeOrder)}):
-            raise ValueError(f"unknown keys: {', '.join(unknown)}")
-    except ValueError as fault:
-        raise WrongSize(
-            f"the order of a run cannot be read: {fault}. Likely cause: two versions of megacpp-validate. Next step: "
-            "use one on both sides."
-        ) from fault
-    return SmokeOrder(**given)
+    return _read(SmokeOrder, given)
+
+
+def run_smoke(
+    order: SmokeOrder,
+    folder: Path,
+    *,
+    limit_s: float = 600.0,
+    silent_s: float = SILENT_S,
+    environment: Mapping[str, str] | None = None,
+) -> RunEnd:
+    """Run an order on ranks of this host.
+
+    Args:
+        order: to train.
+        folder: of logs, receipts and the order; made, and cleared of ranks of an earlier run.
+        limit_s: of the whole run.
+        silent_s: without a sign of life on any rank.
+        environment: added to that of the ranks.
+
+    Raises:
+        TrainingError, BridgeError: an impossible order; no process was started.
+        OSError: the folder cannot be written.
+    """
+    order.refuse()
+    order.refuse_place()
+    folder.mkdir(parents=True, exist_ok=True)
+    return launch(
+        RANK,
+        [order.write(folder)],
+        ranks=order.read_plan().world,
+        folder=folder,
+        limits=Limits(whole=limit_s, silent=min(silent_s, limit_s)),
+        environment={**order.environment, **(environment or {})},
+    )
+
+
+def _read(kind: Any, given: Mapping[str, Any]) -> Any:
+    """A dataclass from its fields; flags are true or false."""
+    known = {one.name: one.default for one in fields(kind)}
+    if unknown := sorted(set(given) - set(known)):
+        raise WrongSize(f"{kind.__name__} has no {', '.join(unknown)}. Next step: it has {', '.join(sorted(known))}.")
+    flags = {name for name, default in known.items() if isinstance(default, bool)}
+    if wrong := sorted(name for name in flags & set(given) if not isinstance(given[name], bool)):
+        raise WrongSize(f"{', '.join(wrong)} are neither true nor false. Next step: set true or false.")
+    return kind(**given)
 
 
 def _faults(order: SmokeOrder) -> Iterator[str]:
-    """What is of another type than its field, or out of its range."""
     for one in fields(order):
-        value, wanted = getattr(order, one.name), _TYPES[str(one.type).partition("[")[0]]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            yield f"{one.name} is {value!r}, and is of {one.type}"
-            continue
-        least = LEAST.get(one.name)
-        if least is not None and value < least:
-            yield f"{one.name} is {value!r}, and is {least} at the least"
-    if order.precision not in PRECISIONS:
-        yield f"precision is {order.precision!r}, and is one of {', '.join(PRECISIONS)}"
-    if order.device not in DEVICES:
-        yield f"device is {order.device!r}, and is one of {', '.join(DEVICES)}"
+        value = getattr(order, one.name)
+        kind = dict if one.default is MISSING else type(one.default)
+        fits = isinstance(value, int | float if kind is float else kind) and (
+            kind is bool or not isinstance(value, bool)
+        )
+        least = 1 if one.name == "steps" else 0
+        if not fits or (kind is int and one.name != "seed" and value < least):
+            yield f"{one.name} is {value!r}, and is of {one.type}{f' from {least} up' if kind is int else ''}"
+    if order.precision not in get_args(Precision):
+        yield f"precision is {order.precision!r}, and is one of {', '.join(get_args(Precision))}"
+    if order.device not in ("cpu", "cuda"):
+        yield f"device is {order.device!r}, and is cpu or cuda"
     if (order.resume or order.checkpoint_every) and not order.checkpoint_folder:
-        yield "checkpoints are asked for, and no checkpoint_folder for them"
+        yield "checkpoints need a checkpoint_folder"

@@ -7,59 +7,36 @@ ORDER is a file of `order.SmokeOrder`.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import math
 import resource
 import socket
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from ...jit.monitor import compiles_since, describe_jit, start_compiling
-from ..gate_audit import see_quantizers
-from ..parallel.goodput import PEAK, Goodput, Ledger, process_began_ns, training_flops
-from ..parallel.non_finite import NonFinite
+from ...jit.watch import after_import
+from ..gate_run import see_quantizers
+from ..parallel.checks import CheckFailed
+from ..parallel.goodput import PEAK, Ledger, process_began_ns, training_flops
 from ..parallel.ranks import Rank, join_ranks
-from ..parallel.replicas import ReplicaDiverged
-from .audit import Audit
 from .order import SmokeOrder, read_order
-from .same_bits import keep_bits
-from .trainer import WARM, NotFinite, SmokeTrainer, as_json
-
-
-def train_rank(order: SmokeOrder, rank: Rank) -> None:
-    """Train, and leave a receipt.
-
-    A run that fails in its steps leaves what was seen until then. One that fails before there is a model has no
-    receipt: the launcher tells what was raised.
-
-    Raises:
-        TrainingError, BridgeError: whatever ended the run early.
-    """
-    ledger = Ledger(began_ns=process_began_ns(), memory=_memory_of(order.device))
-    with ledger.phase("start-up"):
-        trainer = SmokeTrainer(order, rank, ledger)
-    try:
-        with ledger.phase("start-up"):
-            planted = _plant(order.fault, trainer)
-        trainer.run(planted)
-    except Exception as fault:
-        with suppress(Exception):  # the fault is what counts, whatever of the trainer can still be read
-            found = fault.found if isinstance(fault, NotFinite) else None
-            rank.write_receipt(make_receipt(trainer, ledger, found=found, fault=fault))
-        raise
-    rank.write_receipt(make_receipt(trainer, ledger, found=None, fault=None))
+from .trainer import WARM, SmokeTrainer
 
 
 def main() -> None:
     """Read the order, join the others, train."""
-    order = read_order(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    order = read_order(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     if order.device == "cpu":
         torch.set_num_threads(1)  # ranks stand side by side
     if order.checkpoint_folder:
@@ -71,12 +48,30 @@ def main() -> None:
         train_rank(order, rank)
 
 
-def _plant(fault: str, trainer: SmokeTrainer) -> Callable[[SmokeTrainer], None] | None:
-    if not fault:
-        return None
-    from .faults import plant  # and FSDP2 with it
+def train_rank(order: SmokeOrder, rank: Rank) -> None:
+    """Train, and leave a receipt.
 
-    return plant(fault, trainer)
+    A run that fails in its steps leaves its receipt up to then. One that fails before there is a model has no receipt:
+    the launcher reports the exception.
+
+    Raises:
+        TrainingError, BridgeError: the fault that ended the run early.
+    """
+    ledger = Ledger(began_ns=process_began_ns(), memory=_memory_of(order.device))
+    with ledger.phase("start-up"):
+        trainer = SmokeTrainer(order, rank, ledger)
+    try:
+        planted = None
+        if order.fault:
+            from .faults import plant  # and FSDP2 with it
+
+            planted = plant(order.fault, trainer)
+        trainer.run(planted)
+    except Exception as fault:
+        with suppress(Exception):  # the fault is what counts, whatever of the trainer can still be read
+            rank.write_receipt(make_receipt(trainer, ledger, fault))
+        raise
+    rank.write_receipt(make_receipt(trainer, ledger))
 
 
 def _memory_of(device: str) -> Callable[[], int]:
@@ -92,116 +87,97 @@ def _memory_of(device: str) -> Callable[[], int]:
 
 
 # --- receipt
-#
-# What one rank leaves of a run: numbers that were read from what ran, for whoever judges it.
 
 
-_AUDITED: Final = (
-    "replicas", "dispatches", "experts_without_gradient", "part_norms", "stream_norms", "scales", "alike", "unmoved"
-)  # fmt: skip
-
-
-def make_receipt(
-    trainer: SmokeTrainer, ledger: Ledger, *, found: NonFinite | None, fault: Exception | None
-) -> dict[str, Any]:
-    """The receipt of a rank; JSON values only, a number that is none as text."""
-    goodput = _account(trainer, ledger)
-    forms = trainer.order.read_forms()
+def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None = None) -> dict[str, Any]:
+    """The receipt of a rank, JSON values only, a number that is not finite as text; read from what ran."""
+    order, size, plan, audit = trainer.order, trainer.size, trainer.plan, trainer.audit
+    failed = fault if isinstance(fault, CheckFailed) else None
+    where = {} if failed is None else {"step": trainer.done, **failed.where}
+    resumed, choices = trainer.resumed, {**trainer.model.choices(), **trainer.captured}
     return {
         "rank": trainer.rank.rank,
-        "culprits": _accused(found, fault),
+        "check": "" if failed is None else failed.check,  # that failed, and what it names
+        "where": where,
+        "culprits": where.get("ranks", []),  # all ranks raise the fault, so who ended first is unimportant
         "fault": "" if fault is None else f"{type(fault).__name__}: {fault}",
         "steps": [{name: _number(value) for name, value in vars(record).items()} for record in trainer.records],
         "validation": {str(step): _number(loss) for step, loss in trainer.validation.items()},
-        "floor": trainer.size.floor,
-        "without_context": trainer.size.grammar.without_context(),
-        "goodput": goodput.as_json(),
+        "floor": size.floor,
+        "without_context": size.grammar.without_context(),
+        "goodput": _account(trainer, ledger),
         "flop_utilisation": _utilisation(trainer),
-        "waits": as_json(trainer.waits),
-        "choices": {
-            part: _choice(one) for part, one in (trainer.model.choices() | trainer.captured).items() if one is not None
+        "exposed_s": trainer.exposed,
+        "choices": {part: _choice(one) for part, one in choices.items() if one is not None},
+        "replicas": audit and audit.replicas,
+        "dispatches": audit and audit.dispatches,
+        "experts_without_gradient": audit and audit.experts_without_gradient(),
+        "part_norms": audit and _series(audit.part_norms),
+        "stream_norms": audit and _series(audit.stream_norms),
+        "scales": audit and audit.scales,
+        "alike": audit and audit.alike,
+        "unmoved": audit and audit.unmoved(),
+        "quantizers": None if order.recipe is None else [asdict(row) for row in see_quantizers(trainer.model)],
+        "topology": {
+            "host": socket.gethostname(),
+            "device": torch.cuda.get_device_name() if order.device == "cuda" else "cpu",
+            "world": plan.world,
+            "mesh": list(plan.mesh_shape),
+            "plan": asdict(plan),
+            "place": asdict(plan.place(trainer.rank.rank)),
         },
-        **_audited(trainer.audit),
-        "quantizers": None if trainer.order.recipe is None else [asdict(row) for row in see_quantizers(trainer.model)],
-        "topology": _topology(trainer),
-        "forms": {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(forms).items()},
-        "features": asdict(trainer.order.read_features()),
+        "forms": asdict(order.read_forms()),
+        "features": asdict(order.read_features()),
         "model": {
-            "name": trainer.size.name,
-            "pattern": trainer.size.pattern,
+            "name": size.name,
+            "pattern": size.pattern,
             "parameters": trainer.parameters,
-            "precision": trainer.order.precision,
-            "size": asdict(trainer.size),
+            "precision": order.precision,
+            "size": asdict(size),
         },
-        "nonfinite": None if found is None else {**vars(found), "words": found.words()},
-        "resumed": None if trainer.resumed is None else {"step": trainer.resumed.step, "world": trainer.resumed.world},
+        "resumed": None if resumed is None else {"step": resumed.step, "world": resumed.world},
         "versions": _versions(),
         "jit": _jit(trainer.warm_at),
     }
 
 
 def _jit(warm_at: int | None) -> dict[str, Any]:
-    """What this rank compiled just in time, and whether in its first steps or after them."""
+    """Kernels that this rank compiled just in time, and whether in its first steps or after them."""
     every = compiles_since()
-    late = 0 if warm_at is None else len(compiles_since(warm_at))
+    warm = len(every) - (0 if warm_at is None else len(compiles_since(warm_at)))
     rows = [
         {
-            "library": one.library,
-            "kernel": one.kernel,
-            "shape": one.shape,
-            "seconds": one.seconds,
-            "when": "warm-up" if place < len(every) - late else "after",
+            **{name: getattr(one, name) for name in ("library", "kernel", "shape", "seconds")},
+            "when": "warm-up" if place < warm else "after",
         }
         for place, one in enumerate(every)
     ]
     return {"compiled": rows, **describe_jit()}
 
 
-def _audited(audit: Audit | None) -> dict[str, Any]:
-    """What was checked; None without an audit."""
-    if audit is None:
-        return dict.fromkeys(_AUDITED)
-    return {
-        "replicas": audit.replicas,
-        "dispatches": audit.dispatches,
-        "experts_without_gradient": audit.experts_without_gradient(),
-        "part_norms": {part: list(map(_number, norms)) for part, norms in audit.part_norms.items()},
-        "stream_norms": {part: list(map(_number, norms)) for part, norms in audit.stream_norms.items()},
-        "scales": audit.scales,
-        "alike": audit.alike,
-        "unmoved": audit.unmoved(),
-    }
-
-
-def _accused(found: NonFinite | None, fault: Exception | None) -> list[int]:
-    """Ranks that the fault itself names; all ranks raise it, so who ended first says nothing."""
-    if found is not None:
-        return [found.rank]
-    return list(fault.ranks) if isinstance(fault, ReplicaDiverged) else []
-
-
-def _account(trainer: SmokeTrainer, ledger: Ledger) -> Goodput:
+def _account(trainer: SmokeTrainer, ledger: Ledger) -> dict[str, Any]:
     """The account of the time, with what only counters tell given to its phase.
 
-    A wait is on the CPU what the record of collectives says of each step, and on a GPU that of the profiled step in
-    every step; without a profile it is unknown there and stays in the steps. What the first step took beyond
+    A wait is on the CPU the time that the record of collectives has for each step, and on a GPU that of the profiled
+    step in every step; without a profile it is unknown there and stays in the steps. The time of the first step beyond
     the median of those after it, waits left aside, is compilation and warm-up.
     """
     seconds = [record.seconds for record in trainer.records]
-    waits = [0.0] * len(seconds)
-    if trainer.waits is not None:
-        waits = [min(trainer.waits.exposed, one) for one in seconds]
-    elif trainer.order.device == "cpu":
-        waits = [min(waited, one) for waited, one in zip(trainer.waited, seconds, strict=True)]
-    own = [one - waited for one, waited in zip(seconds, waits, strict=True)]
-    compiled = max(0.0, own[0] - statistics.median(own[1:])) if own[1:] else 0.0
-    ledger.move("step", "communication wait", math.fsum(waits))
-    ledger.move("step", "compile", compiled)
+    waits: Iterable[float] = (
+        trainer.waited if trainer.order.device == "cpu" else itertools.repeat(trainer.exposed or 0.0)
+    )
+    waited = [min(wait, one) for wait, one in zip(waits, seconds, strict=False)]
+    own = [one - wait for one, wait in zip(seconds, waited, strict=True)]
+    ledger.move("step", "communication wait", math.fsum(waited))
+    ledger.move("step", "compile", own[0] - statistics.median(own[1:]) if own[1:] else 0.0)
     return ledger.close()
 
 
 def _utilisation(trainer: SmokeTrainer) -> float | None:
-    """Model FLOP utilisation of the median step, against the peak of bf16; None where the device's is not known."""
+    """Model FLOP utilisation of the median step, against the peak of bf16; None where the device's is not known.
+
+    Chowdhery et al. 2022, PaLM, arXiv:2204.02311, appendix B: recomputed operations do not count.
+    """
     peak = PEAK.get(trainer.order.target, {}).get("bf16")
     if peak is None or len(trainer.records) <= WARM:
         return None
@@ -209,16 +185,8 @@ def _utilisation(trainer: SmokeTrainer) -> float | None:
     return rate * training_flops(trainer.size) / (peak * trainer.plan.world)
 
 
-def _topology(trainer: SmokeTrainer) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if trainer.order.device == "cuda" else "cpu"
-    return {
-        "host": socket.gethostname(),
-        "device": gpu,
-        "world": trainer.plan.world,
-        "mesh": list(trainer.plan.mesh_shape),
-        "plan": asdict(trainer.plan),
-        "place": asdict(trainer.plan.place(trainer.rank.rank)),
-    }
+def _series(norms: dict[str, list[float]]) -> dict[str, list[Any]]:
+    return {part: list(map(_number, values)) for part, values in norms.items()}
 
 
 def _choice(choice: Any) -> dict[str, Any]:
@@ -237,6 +205,39 @@ def _versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
+
+
+# --- same bits
+#
+# On an H200 a step repeated in one process had the same bits, and two processes had not: Triton's autotuner measures
+# how long each configuration takes and keeps the fastest, so that each process sums in an order of its own. Transformer
+# Engine's backward pass of unpermute is such a kernel (`transformer_engine/common/triton/permutation.py`, 2.17.1 and
+# 2.20.2: gradients of the router's probabilities are sums over blocks whose width is tuned).
+
+
+def keep_bits() -> None:
+    """In this process nothing is chosen by its time, and sums have a fixed order where there is such a kernel.
+
+    `order.SAME_BITS` must have been set when the process began. A part of torch without such a kernel warns.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    after_import("triton.runtime.autotuner", _take_the_first)
+
+
+def _take_the_first(module: Any) -> None:
+    """Of the configurations that the kernel can run with, the autotuner takes the first, and not the fastest."""
+    plain = module.Autotuner._bench
+    if hasattr(plain, "__wrapped__"):
+        return
+    places = itertools.count(1)
+
+    @functools.wraps(plain)
+    def place_of(self: Any, *args: Any, **options: Any) -> list[float]:
+        measured = plain(self, *args, **options)  # infinite: it does not fit the device
+        median = measured[0] if isinstance(measured, list | tuple) else measured
+        return [float(next(places)) if math.isfinite(median) else math.inf] * 3
+
+    module.Autotuner._bench = place_of
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,35 +19,47 @@ from ...bridge.backends import Choice
 from ...bridge.fp8_scope import amax_shared_with, high_precision, low_precision
 from ...bridge.graph_capture import capture_graphs
 from ...jit.monitor import mark
-from ..errors import TrainingError, WrongSize
+from .. import WrongSize
 from ..language import Language
 from ..layers import AttentionLayer, Build
-from ..loop import StepRecord
 from ..model import HybridModel, ScopeFactory, Scopes
 from ..optimizer import MasterAdamW
 from ..parallel.checkpoint import Resumed, load_checkpoint, save_checkpoint
+from ..parallel.checks import FiniteWatch, NotFinite
 from ..parallel.goodput import Ledger
-from ..parallel.non_finite import FiniteWatch, NonFinite
+from ..parallel.plan import Spread
 from ..parallel.ranks import Rank
 from ..parallel.sharding import RankGroups, Sharded, make_groups, shard_model
-from .audit import Audit
+from .audit import EXPERT, Audit
 from .order import SmokeOrder
-from .saved import extra_state_of, identity_of, room_for_extra_state, state_of, take_extra_state
 
 DTYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}
 NEVER_TRAINED_ON: Final = 1 << 40  # number of the first batch that is only evaluated
+PROFILED: Final = 5  # steps that are done before one is profiled: kernels are compiled by then
+WARM: Final = 3  # steps that compile and warm up
 
 
-class NotFinite(TrainingError, ArithmeticError):
-    """A value that is no number; the weights are those from before the step.
+@dataclass(frozen=True)
+class StepRecord:
+    """One step.
 
     Attributes:
-        found: the first such value; None without a watch, or where it did not come again.
+        step: from 0.
+        loss: cross-entropy of the language, nats a prediction, before the step's update.
+        perfect: loss of a model that knows the language exactly, on the same batch.
+        aux_loss: all other losses (routers, MTP, trajectory).
+        grad_norm: L2, of all gradients, before clipping.
+        learning_rate: of the update.
+        seconds: wall time from reading its batch until its loss is known and its update is launched.
     """
 
-    def __init__(self, text: str, found: NonFinite | None) -> None:
-        super().__init__(text)
-        self.found = found
+    step: int
+    loss: float
+    perfect: float
+    aux_loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: float
 
 
 class SmokeTrainer:
@@ -61,12 +74,11 @@ class SmokeTrainer:
         model, language, optimizer: what is trained, on what, by what.
         sharded: how the model is shared out.
         parameters: of the whole model.
-        records: of the steps that this process has done; losses are the whole run's, the same on all ranks, and what
-            is not the language's (routers, MTP, trajectory) is aux_loss.
+        records: of the steps that this process has done; losses are the whole run's, the same on all ranks.
         validation: step -> loss of a batch that is never trained on, nats a prediction.
-        resumed: what the run began with.
-        audit: what was checked, where that was asked.
-        waits: of the step that was profiled.
+        resumed: the checkpoint that the run began with.
+        audit: of each step, with `SmokeOrder.audit`.
+        exposed: seconds of the profiled step in which a collective ran on the device and no other kernel; None without.
         waited: of each step, seconds inside collectives whose call waits.
         done: steps that are done, by runs before this one too.
         warm_at: the moment, of `jit.monitor.mark`, after which nothing should be compiled; None in the first steps.
@@ -101,7 +113,7 @@ class SmokeTrainer:
         self.records: list[StepRecord] = []
         self.validation: dict[int, float] = {}
         self.resumed: Resumed | None = None
-        self.waits: StepWaits | None = None
+        self.exposed: float | None = None
         self.waited: list[float] = []
         self.done = 0
         self.warm_at: int | None = None
@@ -133,7 +145,7 @@ class SmokeTrainer:
             if order.validate_every and self.done % order.validate_every == 0:
                 self.validate()
             if order.profile and len(self.records) == PROFILED:
-                profile_step(self)
+                self._profile_step()
             else:
                 self.step()
             saves = order.checkpoint_every and self.done % order.checkpoint_every == 0
@@ -206,33 +218,31 @@ class SmokeTrainer:
                 )
             self.validation[self.done] = loss = float(self._sum_over_ranks(losses)[0])
         if not math.isfinite(loss):
-            raise NotFinite(
-                f"after {self.done} step(s): the loss of an evaluation is {loss}. Likely cause: weights that overflow "
-                "a layer, which training had not shown yet. Next step: train a step more with watch, which names it.",
-                None,
-            )
+            raise NotFinite(f"after {self.done} step(s): the loss of an evaluation is {loss}.", {})
         return loss
 
     def save(self) -> Path:
         """Write a checkpoint."""
         with self.ledger.phase("checkpoint"):
-            state = self._state()
-            state |= extra_state_of(self.model, self.groups.spread) if self._runs_low else {}
+            own = pack_extra_state(self.model) if self._runs_low else b""
             return save_checkpoint(
-                Path(self.order.checkpoint_folder), state, step=self.done, identity=identity_of(self.order)
+                Path(self.order.checkpoint_folder),
+                self._state(),
+                step=self.done,
+                identity=identity_of(self.order),
+                own=own,
             )
 
     def resume(self) -> Resumed:
         """Go on from the latest checkpoint. Raises WrongCheckpoint, or WrongSize where it is beyond the end."""
         with self.ledger.phase("checkpoint"):
-            folder = Path(self.order.checkpoint_folder)
             self.optimizer.begin_at(0)
-            state = self._state()
-            extra = room_for_extra_state(folder, self.model, self.groups.spread) if self._runs_low else {}
-            self.resumed = load_checkpoint(folder, {**state, **extra}, identity=identity_of(self.order))
+            folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
+            self.resumed = load_checkpoint(folder, self._state(), identity=identity)
             self.optimizer.set_step(self.resumed.step)
             self.optimizer.round_weights()
-            take_extra_state(self.model, extra)
+            if self.resumed.own and self._runs_low:
+                take_extra_state(self.model, self.resumed.own)
             self.done = self.resumed.step
         if self.done > self.order.steps:
             raise WrongSize(
@@ -244,12 +254,31 @@ class SmokeTrainer:
     def _state(self) -> dict[str, Any]:
         return state_of(self.optimizer, self.sharded, self.groups.spread, self.size.num_experts)
 
+    def _profile_step(self) -> None:
+        """Do one step under the profiler, which makes it slower; without a GPU a plain step."""
+        if self.order.device != "cuda":
+            self.step()
+            return
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            self.step()
+            torch.cuda.synchronize()
+        collectives: list[Interval] = []
+        others: list[Interval] = []
+        for event in seen.events():
+            # A region that the host names, such as FSDP2's, spans gaps and the kernels of both kinds.
+            if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+                span = event.time_range.start, event.time_range.end
+                (collectives if "nccl" in event.name.lower() else others).append(span)
+        self.exposed = exposed_seconds(collectives, others)
+
     def _passes(self, parts: list[Any], *, with_gradients: bool) -> Any:
         """Forward, and backward where it is wanted, of each pass; [2] this rank's share of the losses."""
         total = torch.zeros(2, dtype=torch.float64, device=self.rank.device)
         for place, tokens in enumerate(parts):
             if self.audit is not None:
-                self.audit.begin_pass(place)
+                self.audit.part = place
             losses = self.model.losses(tokens, scope=self.scope)
             if self.audit is not None:
                 self.audit.check_tokens()
@@ -271,19 +300,19 @@ class SmokeTrainer:
         return read[places.start : places.stop].to(self.rank.device, non_blocking=True)
 
     def _not_finite(self, record: StepRecord, parts: list[Any]) -> NotFinite:
-        watch = self.watch or FiniteWatch(self.model)  # all ranks are here: what is not finite is so in their sum
-        found = None
-        try:
-            found = watch.find(lambda: self._passes(parts, with_gradients=True), step=record.step)
-            words = found.words()
-        except TrainingError as fault:
-            words = str(fault)
+        watch = self.watch or FiniteWatch(self.model)  # all ranks are here: their sum is not finite
+        found = watch.find(lambda: self._passes(parts, with_gradients=True), step=record.step)
         self.optimizer.drop_gradients()
+        where: dict[str, Any] = {"step": record.step}
+        words = "all was finite when the step was run again"
+        if found is not None:
+            where |= {"ranks": [found.rank], "module": found.module, "tensor": found.tensor}
+            words = found.words()
         return NotFinite(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}: {words}. Likely cause: a layer "
-            "that overflowed, a kernel that read what is not its own, or a learning rate too high. Next step: run this "
+            "that overflowed, a kernel that read memory of others, or a learning rate too high. Next step: run this "
             "step on that rank alone; the weights are those from before it.",
-            found,
+            where,
         )
 
     def _capture(self) -> dict[str, Choice]:
@@ -327,74 +356,90 @@ class SmokeTrainer:
 
 
 Interval = tuple[float, float]
-PROFILED: Final = 5  # steps that are done before one is profiled: kernels are compiled by then
-WARM: Final = 3  # steps that compile and warm up
 
 
-@dataclass(frozen=True)
-class StepWaits:
-    """Of one profiled step, in seconds.
-
-    Attributes:
-        step: which.
-        communication: in which a collective ran.
-        exposed: in which a collective ran and no other kernel.
-        busy: in which any kernel ran.
-    """
-
-    step: int
-    communication: float
-    exposed: float
-    busy: float
+def exposed_seconds(collectives: Iterable[Interval], others: Iterable[Interval]) -> float:
+    """Seconds in which a collective ran and no other kernel, from intervals (begin, end) in microseconds."""
+    others = list(others)
+    return (_covered([*collectives, *others]) - _covered(others)) / 1e6
 
 
-def measure_waits(step: int, collectives: Iterable[Interval], others: Iterable[Interval]) -> StepWaits:
-    """From the intervals of kernels, in microseconds: each (begin, end)."""
-    talking, working = merge(collectives), merge(others)
-    both = length(merge([*talking, *working]))
-    return StepWaits(step, length(talking) / 1e6, (both - length(working)) / 1e6, both / 1e6)
-
-
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union, as intervals that do not touch, in order."""
-    merged: list[Interval] = []
+def _covered(intervals: Iterable[Interval]) -> float:
+    """The length of the union of intervals."""
+    total, until = 0.0, -math.inf
     for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+# --- state
+#
+# The state of a run as tensors with names that hold on every world and every build. A parameter that FSDP2 shards is a
+# DTensor; experts are named by their number in the layer, whatever rank or bank holds them; what a tensor group holds
+# in parts is named by the part, and fits a tensor group of that size alone. Scales and amax histories of low precision
+# are of one rank and its build: they are taken up again on the same world, and made anew on another.
+
+
+def identity_of(order: SmokeOrder) -> dict[str, Any]:
+    """The identity of the model of a run: its size, seed and dtype; not how it is distributed."""
+    dtype = order.precision if order.precision in DTYPES else "bf16"
+    size = {name: value for name, value in asdict(order.read_size()).items() if name != "batch"}
+    return {**size, "seed": order.seed, "dtype": dtype}
+
+
+def state_of(optimizer: MasterAdamW, sharded: Sharded, spread: Spread, num_experts: int) -> dict[str, Any]:
+    """Name -> the tensor itself (or a view, or a DTensor of it) of an optimizer with moments."""
+    named = optimizer.parameters()
+    return {
+        f"{part}/{key}": value
+        for name, parts in optimizer.state_tensors().items()
+        for part, tensor in parts.items()
+        for key, value in _named(name, tensor, named[name], sharded, spread, num_experts)
+    }
+
+
+def _named(
+    name: str, tensor: Any, parameter: Any, sharded: Sharded, spread: Spread, num_experts: int
+) -> Iterator[tuple[str, Any]]:
+    if match := EXPERT.match(name):
+        first = spread.experts(num_experts).start
+        if match[2]:  # Transformer Engine has a parameter an expert
+            yield f"{match[1]}.expert.{first + int(match[2])}", tensor
         else:
-            merged.append((begin, end))
-    return merged
+            yield from ((f"{match[1]}.expert.{first + place}", one) for place, one in enumerate(tensor.unbind(0)))
+        return
+    if name in sharded.in_parts:
+        name += f"@tensor{spread.plan.place(spread.rank).tensor}of{spread.plan.tensor_parallel}"
+    if hasattr(parameter, "to_local"):
+        from torch.distributed.tensor import DTensor
+
+        tensor = DTensor.from_local(
+            tensor,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    yield name, tensor
 
 
-def length(merged: Sequence[Interval]) -> float:
-    """The sum of their lengths."""
-    return sum(end - begin for begin, end in merged)
+def pack_extra_state(model: HybridModel) -> bytes:
+    """Scales and histories that layers of Transformer Engine keep."""
+    found = {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
+    packed = io.BytesIO()
+    torch.save({name: one.detach().cpu() for name, one in found.items() if isinstance(one, torch.Tensor)}, packed)
+    return packed.getvalue()
 
 
-def profile_step(trainer: SmokeTrainer) -> StepWaits | None:
-    """Do one step under the profiler, which makes it slower; without a GPU a plain step, and None."""
-    if trainer.order.device != "cuda":
-        trainer.step()
-        return None
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        trainer.step()
-        torch.cuda.synchronize()
-    collectives: list[Interval] = []
-    others: list[Interval] = []
-    for event in seen.events():
-        # A region that the host names, such as FSDP2's, spans gaps and the kernels of both kinds.
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
-            span = event.time_range.start, event.time_range.end
-            (collectives if "nccl" in event.name.lower() else others).append(span)
-    trainer.waits = measure_waits(trainer.done - 1, collectives, others)
-    return trainer.waits
-
-
-def as_json(waits: StepWaits | None) -> dict[str, Any] | None:
-    """For a receipt."""
-    return None if waits is None else vars(waits)
+def take_extra_state(model: HybridModel, packed: bytes) -> None:
+    """Give such state back to the layers, except those that another build made of something else."""
+    layers = dict(model.named_modules())
+    for name, value in torch.load(io.BytesIO(packed)).items():
+        layer = layers.get(name.removesuffix("._extra_state"))
+        if layer is not None and type(layer).set_extra_state is not nn.Module.set_extra_state and value.numel():
+            layer.set_extra_state(value)
 
 
 # --- graphs

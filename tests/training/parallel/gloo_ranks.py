@@ -21,7 +21,7 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
         "torch.distributed.tensor",
-        "megacpp_validate.training.parallel.expert_parallel",
+        "megacpp_validate.training.parallel.exchange",
     ]
 )
 
