@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -52,53 +51,44 @@ def probe(bench: Bench) -> None:
 
 
 def find_lost(chosen: Any, num_experts: int) -> str:
-    """What the sort that the jagged way takes did to assignments [T, k]; empty where each has one row at its expert."""
+    """What the sort of the jagged path did wrong to assignments [T, k]; empty where each has one row at its expert."""
     order = sort_by_expert(chosen, num_experts)
     rows = torch.diff(order.ends.long(), prepend=order.ends.new_zeros(1).long())
-    wanted = torch.bincount(chosen.flatten(), minlength=num_experts)
-    if not torch.equal(rows, wanted):
-        expert = int((rows != wanted).nonzero()[0])
-        return f"expert {expert} has {int(rows[expert])} rows, and {int(wanted[expert])} assignments chose it"
-    assignments = order.order.long()
-    if not torch.equal(assignments.sort().values, torch.arange(chosen.numel(), device=chosen.device)):
-        return "an assignment has no row, or several"
-    experts = torch.repeat_interleave(torch.arange(num_experts, device=chosen.device), rows)
-    if not torch.equal(chosen.flatten()[assignments], experts):
-        return "an assignment has its row at another expert"
-    return ""
+    assignments, flat = order.order.long(), chosen.flatten()
+    faults = {
+        "an expert has more or fewer rows than assignments": not torch.equal(
+            rows, torch.bincount(flat, minlength=num_experts)
+        ),
+        "an assignment has no row, or several": not torch.equal(
+            assignments.sort().values, torch.arange(flat.numel(), device=flat.device)
+        ),
+    }
+    if not any(faults.values()):
+        experts = torch.repeat_interleave(torch.arange(num_experts, device=flat.device), rows)
+        faults["an assignment has its row at another expert"] = not torch.equal(flat[assignments], experts)
+    return next((fault for fault, found in faults.items() if found), "")
 
 
 def find_waits(use: Callable[[], Any]) -> str:
     """What of a use on the GPU waits for the device; empty where nothing does. Used once before, to be warm."""
     use()
     torch.cuda.synchronize()
-    seen = torch.ones(1, device="cuda")
-    with _waits_raise():
-        if not (waits := _said_of(use)) and not _said_of(seen.item):
-            waits = "torch's synchronisation debug mode does not see a wait that was planted"
-    return waits
-
-
-@contextmanager
-def _waits_raise() -> Iterator[None]:
-    """Whatever waits for the device raises. torch warns that this mode is a prototype, once the mode is on already."""
+    seen, said = torch.ones(1, device="cuda"), []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")  # torch warns of a prototype
+        torch.cuda.set_sync_debug_mode("error")  # whatever waits for the device raises
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Synchronization debug mode")
-            torch.cuda.set_sync_debug_mode("error")
-        yield
+        for call in (use, seen.item):
+            said.append("")
+            try:
+                call()
+            except RuntimeError as fault:
+                if "synchroniz" not in str(fault):  # "called a synchronizing CUDA operation"
+                    raise
+                said[-1] = str(fault)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def _said_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except RuntimeError as fault:
-        if "synchroniz" not in str(fault):  # "called a synchronizing CUDA operation"
-            raise
-        return str(fault)
-    return ""
+    return said[0] or ("" if said[1] else "torch's synchronisation debug mode does not see a wait that was planted")
 
 
 def make_inputs(bench: Bench) -> Inputs:
@@ -191,19 +181,15 @@ def _wide(value: Any) -> Any:
 
 
 def _time(bench: Bench, way: Callable[[Mapping[str, Any]], Any], inputs: Inputs) -> float:
+    """Milliseconds of forward and backward, the median of several uses after the first."""
     times = []
     for _ in range(ROUNDS):
-        _synchronize(bench)
         began = time.perf_counter()
         _run(way, inputs)
-        _synchronize(bench)
+        if bench.device == "cuda":
+            torch.cuda.synchronize()
         times.append(1000 * (time.perf_counter() - began))
     return statistics.median(times[1:])
-
-
-def _synchronize(bench: Bench) -> None:
-    if bench.device == "cuda":
-        torch.cuda.synchronize()
 
 
 def _event() -> Any:

@@ -1,15 +1,14 @@
-"""Runs of a smoke cell: an order made from the row's settings, and what came of it as a receipt keeps it."""
+"""Runs of a smoke cell: an order made from the row's settings, and its end as a receipt keeps it."""
 
 from __future__ import annotations
 
+import math
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import Queue
 from typing import Any, Final
@@ -17,48 +16,85 @@ from typing import Any, Final
 import torch
 
 from ...evidence.receipt import Backend, TrainingRecord, TrainingStep
+from ...training.parallel.launch import RunEnd
 from ...training.parallel.plan import ParallelPlan
-from ...training.parallel.verdict import read_end
-from ...training.sizes import Forms, Size, read_size
-from ...training.smoke.order import SmokeOrder, write_order
-from ...training.smoke.run import ORDER, RANK, SILENT_S, environment_of, run_smoke
+from ...training.parallel.slurm import SlurmUnavailable, submit
+from ...training.sizes import Size, read_size
+from ...training.smoke.order import RANK, SILENT_S, SmokeOrder, run_smoke
 from ..bench import Bench
-from .trajectories import Trajectory, read_number, read_trajectory
 
 LIMIT_S: Final = 300.0
-_LAUNCH: Final = "megacpp_validate.training.parallel"
-# Refusals that are no fallback: what the order did not ask for, and a bank that no token reached in its last pass.
-_AS_ASKED: Final = frozenset({"flag-off", "no-rows"})
+# Refusals that are not fallbacks: what the order left out, and a bank that no token reached in its last pass.
+_AS_ORDERED: Final = frozenset({"flag-off", "no-rows"})
+# Settings of a row that are fields of an order by themselves.
+_FIELDS: Final = ("learning_rate", "warm_up", "validate_every", "deterministic", "rehearse")
+Series = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What a run did in each step; a number is None or NaN where it was not finite.
+
+    Attributes:
+        losses, grad_norms: of the whole model; losses in nats.
+        streams: layer -> norm of what it gave.
+        parts: part of the model -> norm of its gradients.
+        first: number of the first step.
+    """
+
+    losses: Series
+    grad_norms: Series
+    streams: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    first: int = 0
+
+    @property
+    def series(self) -> dict[str, Series]:
+        """Quantity of the whole model -> its values."""
+        return {"loss": self.losses, "grad_norm": self.grad_norms}
+
+    def cut(self, first: int, steps: int) -> Trajectory:
+        """So many steps of it from one on, which is counted from 0."""
+        part = slice(first - self.first, first - self.first + steps)
+        streams, parts = ({name: values[part] for name, values in of.items()} for of in (self.streams, self.parts))
+        return Trajectory(self.losses[part], self.grad_norms[part], streams, parts, first)
+
+
+def read_trajectory(receipt: Mapping[str, Any]) -> Trajectory:
+    """From what a rank left; sums over ranks are the same on all of them. Without a step where it left nothing."""
+    steps = receipt.get("steps", ())
+    losses, norms = (tuple(read_number(step[name]) for step in steps) for name in ("loss", "grad_norm"))
+    first = int(steps[0]["step"]) if steps else 0
+    return Trajectory(losses, norms, receipt.get("stream_norms") or {}, receipt.get("part_norms") or {}, first)
+
+
+def read_number(value: Any) -> float | None:
+    """A number of a rank's receipt; None where it is not finite, which a receipt has as text."""
+    return float(value) if value is not None and math.isfinite(float(value)) else None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run that has ended.
-
-    Attributes:
-        name: in the cell.
-        order: what was asked for.
-        size: of its model.
-        ending: "done", or how else.
-        words: why it is not done; empty where it is.
-        receipts: of each rank that left one, rank 0 first.
-        culprits: ranks that the launcher accuses.
-        seconds: wall time of its launcher, of starting processes too; 0 where nobody told it.
-    """
+    """One run that has ended: its name in the cell, its order, and its end."""
 
     name: str
     order: SmokeOrder
-    size: Size
-    ending: str
-    words: str
-    receipts: tuple[Mapping[str, Any], ...]
-    culprits: tuple[int, ...] = ()
-    seconds: float = 0.0
+    end: RunEnd
+
+    @property
+    def size(self) -> Size:
+        """Of its model."""
+        return self.order.read_size()
 
     @property
     def done(self) -> bool:
         """Whether every rank ended well and left a receipt."""
-        return self.ending == "done" and len(self.receipts) == self.order.read_plan().world
+        return self.end.ending == "done" and len(self.end.receipts) == self.order.read_plan().world
+
+    @property
+    def receipts(self) -> tuple[Mapping[str, Any], ...]:
+        """Of each rank that left one, the lowest first."""
+        return tuple(receipt for _, receipt in sorted(self.end.receipts.items()))
 
     @property
     def first(self) -> Mapping[str, Any]:
@@ -67,7 +103,7 @@ class Run:
 
     @property
     def trajectory(self) -> Trajectory:
-        """What it did in each step."""
+        """Its steps."""
         return read_trajectory(self.first)
 
 
@@ -88,49 +124,41 @@ class Runs:
         self.changes = read_settings(bench.setting("changes"))
         self.size = read_size(bench.setting("size", "tiny"), **self.changes)
 
-    @property
-    def launcher(self) -> str:
-        """Where torchrun is started: "local" (or "torchrun") on this host, "slurm" in a job."""
-        return self.bench.setting("launcher", "local")
-
     def order(self, **changes: Any) -> SmokeOrder:
-        """What the row asks for, with single fields of `SmokeOrder` changed.
+        """The order of the row, with single fields of `SmokeOrder` changed.
 
         Raises:
-            WrongPlan, WrongSize: it cannot be.
+            WrongSize: an impossible order.
         """
         bench, steps = self.bench, int(self.bench.setting("steps", "20"))
-        precision = bench.setting("precision", "fp32")
         given: dict[str, Any] = {
             "size": self.size.name,
             "changes": self.changes,
             "plan": asdict(self.plan),
             "steps": steps,
             "seed": bench.order.seed,
-            "precision": precision,
+            "precision": bench.setting("precision", "fp32"),
             "device": bench.device,
             "target": bench.order.target.id,
             "features": {"preset": bench.setting("features", "production")},
-            "forms": read_settings(bench.setting("forms"), tuple(field.name for field in fields(Forms))),
+            "forms": read_settings(bench.setting("forms")),
             "schedule_steps": steps,
             "audit": True,
+            **{name: _value(text) for name in _FIELDS if (text := bench.setting(name))},
         }
-        for name in ("learning_rate", "warm_up", "validate_every", "deterministic", "rehearse"):
-            if text := bench.setting(name):
-                given[name] = _value(text)
         order = SmokeOrder(**{**given, **changes})
         order.refuse()
         return order
 
     def run(self, name: str, **changes: Any) -> Run:
         """Train once; where it ended well it goes into the receipt."""
-        return self.end(name, self.order(**changes))
+        return self._keep(self.train(name, self.order(**changes)))
 
-    def run_beside(self, asked: Mapping[str, Mapping[str, Any]]) -> list[Run]:
+    def run_beside(self, given: Mapping[str, Mapping[str, Any]]) -> list[Run]:
         """Runs of one rank each, as many at a time as there are devices; for what is not timed.
 
         Args:
-            asked: name -> fields of `SmokeOrder` that are changed.
+            given: name -> fields of `SmokeOrder` that are changed.
         """
         places: Queue[dict[str, str]] = Queue()
         for place in _places(self.bench.device):
@@ -143,29 +171,26 @@ class Runs:
             finally:
                 places.put(place)
 
-        orders = {name: self.order(**changes) for name, changes in asked.items()}
+        orders = {name: self.order(**changes) for name, changes in given.items()}
         with ThreadPoolExecutor(max(1, places.qsize())) as pool:
             return [self._keep(run) for run in pool.map(train, orders, orders.values())]
 
-    def end(self, name: str, order: SmokeOrder) -> Run:
-        """Run an order to its end."""
-        return self._keep(self.train(name, order))
-
     def train(self, name: str, order: SmokeOrder, place: Mapping[str, str] | None = None) -> Run:
-        """The same; the receipt keeps nothing of it.
-
-        Args:
-            name: of the run.
-            order: what is trained.
-            place: variables of its ranks.
-        """
-        cores = {**_share_cores(order.read_plan().world), **(place or {})}
-        folder = self.folder / name
-        if self.launcher == "slurm":
-            return Run(name, order, self.size, *run_as_job(order, folder, self.limit_s, cores))
-        end = run_smoke(order, folder, limit_s=self.limit_s, silent_s=self.silent_s, environment=cores)
-        receipts = tuple(end.receipts[rank] for rank in sorted(end.receipts))
-        return Run(name, order, self.size, end.ending, end.words, receipts, end.culprits, end.seconds)
+        """Run an order to its end; the receipt keeps nothing of it. `place`: variables of its ranks."""
+        folder, world = self.folder / name, order.read_plan().world
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        cores = int(given) if given.isdigit() else torch.get_num_threads()  # ranks share those of this process
+        variables = {"OMP_NUM_THREADS": str(max(1, cores // world)), **(place or {})}
+        if self.bench.setting("launcher", "local") != "slurm":
+            end = run_smoke(order, folder, limit_s=self.limit_s, silent_s=self.silent_s, environment=variables)
+            return Run(name, order, end)
+        limits = ("--limit-s", str(self.limit_s), "--silent-s", str(min(self.silent_s, self.limit_s)))
+        words = ("--nproc-per-node", str(world), "--folder", str(folder), *limits, RANK, order.write(folder))
+        settings = {"gres": f"gpu:{world}"} if order.device == "cuda" else {}
+        try:
+            return Run(name, order, submit(words, 1, folder, settings, variables={**order.environment, **variables}))
+        except SlurmUnavailable as fault:
+            return Run(name, order, RunEnd("not-started", (), str(fault), (), 0.0))
 
     def record(self, run: Run) -> None:
         """Let the receipt of the cell keep a run that ended well."""
@@ -179,83 +204,37 @@ class Runs:
         return run
 
 
-def run_as_job(
-    order: SmokeOrder, folder: Path, limit_s: float, variables: Mapping[str, str]
-) -> tuple[str, str, tuple[Mapping[str, Any], ...], tuple[int, ...], float]:
-    """Run an order as a Slurm job: its ending, its words, the receipt of each rank, ranks at fault, seconds."""
-    order.refuse()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_order(order, folder / ORDER)
-    world = str(order.read_plan().world)
-    command = [
-        sys.executable, "-m", _LAUNCH, "--slurm", "--nproc-per-node", world, "--folder", str(folder),
-        "--limit-s", str(limit_s), "--silent-s", str(min(SILENT_S, limit_s)),
-        *(["--gpus-per-host", world] if order.device == "cuda" else []), RANK, str(folder / ORDER),
-    ]  # fmt: skip
-    given = {**os.environ, **environment_of(order), **variables}
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=given)
-    end = read_end(folder)
-    if end is None:
-        return "not-started", (ended.stderr or ended.stdout)[-2000:] or f"exit status {ended.returncode}", (), (), 0.0
-    receipts = tuple(rank["receipt"] for rank in end["ranks"] if rank["receipt"] is not None)
-    return str(end["ending"]), str(end["words"]), receipts, tuple(map(int, end["culprits"])), float(end["seconds"])
-
-
-def read_plan(text: str) -> ParallelPlan:
-    """A plan from "data=2 expert_parallel=2"; the world is what it fills."""
-    given = read_settings(text)
-    if "sequence_parallel" in given:
-        given["sequence_parallel"] = bool(given["sequence_parallel"])
-    plan = ParallelPlan(**given)
-    return replace(plan, world=plan.data * plan.tensor_parallel)
-
-
-def require_devices(bench: Bench, ranks: int) -> None:
-    """End the probe where there are fewer devices than ranks; gloo on the CPU takes any number.
-
-    Raises:
-        CannotRun: with how many there are.
-    """
-    if bench.device == "cpu":
-        return
-    if (found := torch.cuda.device_count()) < ranks:
-        bench.cannot_run(
-            f"this cell takes {ranks} GPUs, and {found} can be seen here. Next step: run it where there are "
-            "so many, or look at CUDA_VISIBLE_DEVICES."
-        )
-    torch.cuda.empty_cache()  # what this process holds is not there for the ranks
-
-
 @contextmanager
 def open_runs(bench: Bench, **limits: float) -> Iterator[Runs]:
-    """The runs of a cell.
-
-    Args:
-        bench: of the probe.
-        limits: as of `Runs`.
+    """The runs of a cell; `limits` as of `Runs`.
 
     Raises:
-        CannotRun: fewer devices than its plan has ranks.
+        CannotRun: fewer GPUs than its plan has ranks; gloo on the CPU takes any number.
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-smoke-") as folder:
         runs = Runs(bench, Path(folder), **limits)
-        require_devices(bench, runs.plan.world)
+        if bench.device != "cpu":
+            if (found := torch.cuda.device_count()) < runs.plan.world:
+                bench.cannot_run(
+                    f"this cell takes {runs.plan.world} GPUs, and {found} are visible. Next step: run it where there "
+                    "are so many, or see CUDA_VISIBLE_DEVICES."
+                )
+            torch.cuda.empty_cache()  # what this process holds is not there for the ranks
         yield runs
 
 
 def record_of(run: Run) -> TrainingRecord:
     """A run as the receipt keeps it: times of rank 0, memory of the rank that took most."""
-    first, order, size = run.receipts[0], run.order, run.size
-    account, model = first["goodput"], first["model"]
+    first, order, size, account = run.first, run.order, run.size, run.first["goodput"]
     peaks: dict[str, int] = {}
     for receipt in run.receipts:
         for phase, used in receipt["goodput"]["peak_bytes"].items():
-            peaks[phase] = max(peaks.get(phase, 0), int(used))
+            peaks[phase] = max(peaks.get(phase, 0), used)
     changed = " ".join(f"{name}={value}" for name, value in order.changes.items())
     steps = tuple(
         TrainingStep(
-            int(step["step"]), read_number(step["loss"]), read_number(step["perfect"]), read_number(step["grad_norm"]),
-            float(step["seconds"]),
+            step["step"], read_number(step["loss"]), read_number(step["perfect"]), read_number(step["grad_norm"]),
+            step["seconds"],
         )
         for step in first["steps"]
     )  # fmt: skip
@@ -263,20 +242,20 @@ def record_of(run: Run) -> TrainingRecord:
         name=run.name,
         model=f"{size.name} {changed}".strip(),
         pattern=size.pattern,
-        parameters=int(model["parameters"]) if "parameters" in model else int(model["parameters_here"]),
+        parameters=first["model"]["parameters"],
         ranks=order.read_plan().world,
-        topology=_texts({**asdict(order.read_plan()), **_mapping(first.get("topology"))}),
+        topology=_texts({**asdict(order.read_plan()), **first["topology"]}),
         precision=order.precision,
-        features=_texts(_mapping(first.get("features"))),
-        forms=_texts(_mapping(first.get("forms"))),
+        features=_texts(first["features"]),
+        forms=_texts(first["forms"]),
         floor=size.floor,
         without_context=size.grammar.without_context(),
         steps=steps,
-        whole_ns=sum(map(int, account["phases_ns"].values())),
-        phases_ns={phase: int(spent) for phase, spent in account["phases_ns"].items()},
-        tokens=int(account["tokens"]),
-        tokens_per_second=float(account["tokens_per_second"]),
-        flop_utilisation=first.get("flop_utilisation"),
+        whole_ns=sum(account["phases_ns"].values()),
+        phases_ns=account["phases_ns"],
+        tokens=account["tokens"],
+        tokens_per_second=account["tokens_per_second"],
+        flop_utilisation=first["flop_utilisation"],
         peak_bytes=peaks,
     )
 
@@ -292,15 +271,13 @@ def backends_of(run: Run, *, wants_te: bool, native: Sequence[str] = ()) -> list
     rows: dict[tuple[str, str], Backend] = {}
     for receipt in run.receipts:
         for part, choice in receipt["choices"].items():
-            if (part, choice["observed"]) in rows:
+            taken = choice["observed"]
+            if (part, taken) in rows:
                 continue
             shown = part if not any(known == part for known, _ in rows) else f"{part}.rank{receipt['rank']}"
-            refusals = choice.get("refusals", ())
-            switched = not _AS_ASKED.isdisjoint(choice.get("codes", ()))
-            off = not wants_te or switched or part.rpartition(".")[2] in native
-            asked = "native" if off else choice["requested"]
-            taken = choice["observed"]
-            rows[part, taken] = Backend(f"{run.name}.{shown}", asked, taken, (taken,), tuple(refusals))
+            off = not wants_te or not _AS_ORDERED.isdisjoint(choice["codes"]) or part.rpartition(".")[2] in native
+            requested = "native" if off else choice["requested"]
+            rows[part, taken] = Backend(f"{run.name}.{shown}", requested, taken, (taken,), tuple(choice["refusals"]))
     return list(rows.values())
 
 
@@ -313,24 +290,16 @@ def _places(device: str) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": number} for number in numbers]
 
 
-def _share_cores(ranks: int) -> dict[str, str]:
-    """Ranks share the cores that this process was given."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    cores = int(given) if given.isdigit() else torch.get_num_threads()
-    return {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
+def read_plan(text: str) -> ParallelPlan:
+    """A plan from "data=2 expert_parallel=2"; the world follows from the others."""
+    given = read_settings(text)
+    plan = ParallelPlan(**{**given, "sequence_parallel": bool(given.get("sequence_parallel"))})
+    return replace(plan, world=plan.data * plan.tensor_parallel)
 
 
-def read_settings(text: str, known: Sequence[str] = ()) -> dict[str, Any]:
-    """Numbers, truths and words from "name=value ...".
-
-    Raises:
-        ValueError: a name that is none of `known`, where these are given.
-    """
-    found = {name: _value(value) for name, _, value in (word.partition("=") for word in text.split())}
-    for name in found:
-        if known and name not in known:
-            raise ValueError(f"there is no form {name!r}. Next step: choose one of {', '.join(sorted(known))}.")
-    return found
+def read_settings(text: str) -> dict[str, Any]:
+    """Numbers, truths and words from "name=value ..."."""
+    return {name: _value(value) for name, _, value in (word.partition("=") for word in text.split())}
 
 
 def _value(text: str) -> Any:
@@ -338,10 +307,6 @@ def _value(text: str) -> Any:
         with suppress(ValueError):
             return kind(text)
     return {"true": True, "false": False}.get(text, text)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A plan trained for real: it ends, it learns, tokens and replicas are what they must be, and its time adds up."""
+"""A plan trained for real: the run ends and learns, tokens are conserved, replicas are equal, and its time adds up."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ...evidence.receipt import Backend, Check, Part
+from ...evidence.receipt import Check, Part
 from ...training.language import Grammar, Language, step_probabilities
 from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
 from ..fp8.quantizers import KINDS, TENSORS, wanted_block, wanted_format
-from .reproduce import have_ended
-from .runs import Run, Runs, backends_of, open_runs
-from .trajectories import MULTIPLE, Series, read_number
+from .composition import took_requested
+from .reproduce import MULTIPLE, have_ended
+from .runs import Run, Runs, Series, backends_of, open_runs, read_number
 
 LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
 SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
@@ -27,19 +27,18 @@ QUIET_STEPS: Final = 6  # of the runs with and without validation
 
 
 def probe(bench: Bench) -> None:
-    """Train the row's plan and look at what every rank left; validate between steps in a short run beside."""
+    """Train the row's plan and check the receipt of every rank; validate between steps in a short run beside."""
     with open_runs(bench) as runs:
         run = runs.run("plan", profile=bench.device == "cuda")  # how long ranks wait for one another
-        check_run(bench, run)
+        have_ended(bench, run)
+        if run.receipts:
+            check_run(bench, run)
         if bench.setting("validation"):
             check_validation(bench, runs)
 
 
 def check_run(bench: Bench, run: Run) -> None:
     """Every check of one run."""
-    have_ended(bench, run)
-    if not run.receipts:
-        return
     check_ranks(bench, run, *LOOKS)
     size = run.size
     bench.checks.append(judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch))
@@ -61,35 +60,32 @@ def check_ranks(bench: Bench, run: Run, *looks: Look) -> None:
 
 
 def look_at_steps(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Every step is there, and finite; and nothing that was watched was not."""
-    steps, found = receipt["steps"], receipt.get("nonfinite")
+    """Every step is there, and finite."""
+    steps = receipt["steps"]
     bad = [step["step"] for step in steps if not _is_finite(step)]
     whole = [step["step"] for step in steps] == list(range(run.order.steps))
-    said = f"{len(steps)} of {run.order.steps} steps; not finite: {found or bad[:3] or 'none'}"
-    yield "steps", whole and not bad and not found, said
+    said = f"{len(steps)} of {run.order.steps} steps; not finite: {receipt['where'] or bad[:3] or 'none'}"
+    yield "steps", whole and not bad and not receipt["check"], said
 
 
 def look_at_audit(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """What the rank checked in each step, and that it did."""
+    """The rank's own checks in each step, and that they ran."""
     plan = run.order.read_plan()
     for name, key, words in (
         ("experts", "experts_without_gradient", "experts without gradient"),
         ("moved", "unmoved", "parameters as before the first step"),
     ):
-        found = receipt.get(key)
-        said = "nobody looked" if found is None else ", ".join(found) or "none"
+        found = receipt[key]
+        said = "not checked" if found is None else ", ".join(found) or "none"
         yield name, found == [], f"{words}: {said}"
-    conserved, replicas = receipt.get("dispatches") or 0, receipt.get("replicas")
-    # Without an exchange only the path "bridge" has numbers of rows that the audit can hold to the router's.
+    conserved, replicas, alike = receipt["dispatches"] or 0, receipt["replicas"], receipt["alike"]
+    # Without an exchange only the path "bridge" has numbers of rows that the audit can compare with the router's.
     counts = plan.expert_parallel > 1 or run.order.read_forms().moe == "bridge"
     wanted = run.size.letters.count("E") * run.order.steps if counts else 0
-    said = f"{conserved} dispatches conserved their tokens, {wanted} or more were to be looked at"
-    yield "tokens", conserved >= wanted, said
-    # What FSDP2 shares out is there once; alike are experts of several ranks, routers in fp32, and tensor groups.
-    alike = receipt.get("alike")
-    twice = plan.data > plan.expert_parallel and "E" in run.size.letters
-    shares = bool(alike) or plan.tensor_parallel > 1 or twice
-    looked = replicas is not None and alike is not None and (not shares or replicas > 0)
+    yield "tokens", conserved >= wanted, f"{conserved} dispatches conserved their tokens, of {wanted} or more"
+    # FSDP2 keeps one copy; alike are experts of several ranks, routers in fp32, and tensor groups.
+    shares = alike or plan.tensor_parallel > 1 or (plan.data > plan.expert_parallel and "E" in run.size.letters)
+    looked = replicas is not None and (not shares or replicas > 0)
     yield "replicas", looked, f"{replicas} replicated tensors have the same bits; {alike} groups hold some alike"
 
 
@@ -106,8 +102,8 @@ def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str,
     ran = min(phases[phase] for phase in RAN) > 0
     said = ", ".join(f"{phase} {spent / 1e9:.2f} s" for phase, spent in phases.items() if spent)
     yield "account", adds_up and ran, f"{whole / 1e9:.2f} s: {said}"
-    outside = run.seconds - account["whole_s"]
-    said = f"{run.seconds:.2f} s by the launcher's clock, of which the rank's account lacks {outside:.2f} s"
+    outside = run.end.seconds - account["whole_s"]
+    said = f"{run.end.seconds:.2f} s by the launcher's clock, of which the rank's account lacks {outside:.2f} s"
     yield "clock", -TICK_S <= outside <= OUTSIDE_S, said
     wanted = run.order.steps * run.size.batch * run.size.length
     said = f"{account['tokens']} of {wanted} tokens of {run.order.steps} steps"
@@ -135,20 +131,18 @@ def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Gramm
     sigma = _spread_of_surprise(grammar) / math.sqrt(max(1, len(gaps)) * batch * length)
     bound = 1 - SIGMAS * sigma / whole
     observed = sum(gaps) / len(gaps) / whole if gaps and len(gaps) == len(last) else math.inf
-    part = Part(
-        "gap-of-no-context", observed, bound, observed <= bound,
-        f"1 - {SIGMAS:g} x {sigma:.3g} / {whole:.3g}: spread of the mean over {len(gaps)} steps, over ln V - floor",
+    parts = (
+        Part(
+            "gap-of-no-context", observed, bound, observed <= bound,
+            f"1 - {SIGMAS:g} x {sigma:.3g} / {whole:.3g}: spread of the mean over {len(gaps)} steps, over ln V - floor",
+        ),
+        Part(
+            "gap-of-knowing-all", observed, -SIGMAS * sigma / whole, observed >= -SIGMAS * sigma / whole,
+            "a model that knows the language exactly has a gap of 0", at_least=True,
+        ),
     )  # fmt: skip
-    least = Part(
-        "gap-of-knowing-all", observed, -SIGMAS * sigma / whole, observed >= -SIGMAS * sigma / whole,
-        "a model that knows the language exactly has a gap of 0", at_least=True,
-    )  # fmt: skip
-    return Check(
-        f"{name}.learns",
-        part.passed and least.passed,
-        (part, least),
-        f"of a floor of {grammar.floor(length + 1):.4f} nats",
-    )
+    detail = f"of a floor of {grammar.floor(length + 1):.4f} nats"
+    return Check(f"{name}.learns", all(part.passed for part in parts), parts, detail)
 
 
 def check_backends(bench: Bench, run: Run) -> None:
@@ -158,7 +152,7 @@ def check_backends(bench: Bench, run: Run) -> None:
     bench.check(f"{run.name}.parts", bool(rows), f"{len(rows)} parts say what they took")
     for row in rows:
         said = f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}"
-        bench.check(f"{row.path}.backend", takes_what_was_asked(row), "; ".join((said, *row.reasons)))
+        bench.check(f"{row.path}.backend", took_requested(row), "; ".join((said, *row.reasons)))
 
 
 def check_low_precision(bench: Bench, run: Run, recipe: str) -> None:
@@ -181,7 +175,7 @@ def check_low_precision(bench: Bench, run: Run, recipe: str) -> None:
 
 
 def find_wrong_casts(run: Run, receipt: Mapping[str, Any], recipe: str) -> list[str]:
-    """What a rank's quantizers lack, have too much, or have of another recipe; nothing where all is right."""
+    """Quantizers that a rank lacks, has too many, or has of another recipe; empty where all is right."""
     seen: dict[str, set[str]] = {}
     parts, faults = _low_parts(run, receipt), []
     for row in receipt["quantizers"] or ():
@@ -209,7 +203,7 @@ def _low_parts(run: Run, receipt: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _may_cast(run: Run, name: str) -> bool:
-    """Whether what a layer has may run in low precision: embedding, heads, zones, and experts that are kept out not."""
+    """Whether a layer may run in low precision: not the embedding, heads, zones, and experts that are kept out."""
     if not name.startswith("layers.") or run.size.zones.is_bf16(place := _place_of(name)):
         return False
     return run.size.letters[place] != "E" or run.order.read_forms().low_precision_experts
@@ -223,13 +217,6 @@ def _format_of(recipe: str, tensor: Any) -> str:
     return wanted_format(recipe, "dgrad" if tensor == "gradient" else "forward", tensor)
 
 
-def takes_what_was_asked(row: Backend) -> bool:
-    """Whether a part ran on what was requested; where that is native, any that is none of a vendor's."""
-    if row.requested == "native":
-        return row.claimed not in ("te", "fa3", "fa4", "deep_gemm")
-    return row.claimed == row.requested
-
-
 def check_validation(bench: Bench, runs: Runs) -> None:
     """Evaluation between steps leaves training as it is without: bit by bit, where a second run has the same bits.
 
@@ -237,11 +224,8 @@ def check_validation(bench: Bench, runs: Runs) -> None:
     that does, and validation may not do more.
     """
     short = {"steps": QUIET_STEPS, "audit": False, "deterministic": bench.device == "cuda"}
-    asked = {"quiet": short, "quiet-again": short, "validated": {**short, "validate_every": 2}}
-    if runs.plan.world == 1:
-        plain, again, validated = runs.run_beside(asked)
-    else:
-        plain, again, validated = (runs.run(name, **changes) for name, changes in asked.items())
+    given = {"quiet": short, "quiet-again": short, "validated": {**short, "validate_every": 2}}
+    plain, again, validated = (runs.run(name, **changes) for name, changes in given.items())
     if not have_ended(bench, plain, again, validated):
         return
     bench.checks.append(judge_validation("validated.validation", validated.first["validation"], runs))
@@ -262,16 +246,13 @@ def judge_validation(name: str, said: Mapping[str, float], runs: Runs) -> Check:
     size = runs.size
     language = Language(size.grammar, seed=runs.bench.order.seed)
     read = language.batch(NEVER_TRAINED_ON, size.batch, size.length + 1)
-    least = float(language.surprise(read).mean()) - SIGMAS * _spread_of_surprise(size.grammar) / math.sqrt(
-        size.batch * size.length
-    )
-    losses = [float(loss) for loss in said.values()]
-    lowest = min(losses, default=-math.inf)
+    spread = SIGMAS * _spread_of_surprise(size.grammar) / math.sqrt(size.batch * size.length)
+    least, lowest = float(language.surprise(read).mean()) - spread, min(map(float, said.values()), default=-math.inf)
     part = Part(
-        "loss", lowest, least, bool(losses) and lowest >= least,
+        "loss", lowest, least, lowest >= least,
         "what a perfect model scores on that batch, less the spread of its mean", at_least=True,
     )  # fmt: skip
-    return Check(name, part.passed, (part,), f"evaluated {len(losses)} times")
+    return Check(name, part.passed, (part,), f"evaluated {len(said)} times")
 
 
 def _furthest(values: Series, wanted: Series) -> float:
