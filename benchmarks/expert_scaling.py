@@ -32,8 +32,7 @@ SECONDS: Final = 240.0
 
 def measure(ranks: int, device: str, backends: Sequence[str], rounds: int) -> dict[str, Any]:
     """Start the ranks, wait for them, and put their figures together."""
-    from megacpp_validate.training.parallel.launch import launch
-    from megacpp_validate.training.parallel.verdict import Limits
+    from megacpp_validate.training.parallel.launch import Limits, launch
 
     arguments = [
         "--device", device, "--backends", *backends, "--rounds", str(rounds),
@@ -46,9 +45,9 @@ def measure(ranks: int, device: str, backends: Sequence[str], rounds: int) -> di
         )  # fmt: skip
         if end.ending != "done":
             for rank in end.ranks:
-                print(rank.log.read_text(encoding="utf-8", errors="replace")[-3000:], file=sys.stderr)
+                print(Path(rank["log"]).read_text(encoding="utf-8", errors="replace")[-3000:], file=sys.stderr)
             sys.exit(f"not-run: the ranks ended as {end.ending!r}: {end.words}")
-    return gather([rank.receipt for rank in end.ranks if rank.receipt is not None], backends, end.seconds)
+    return gather(list(end.receipts.values()), backends, end.seconds)
 
 
 def _path() -> str:

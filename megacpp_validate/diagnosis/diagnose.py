@@ -360,7 +360,7 @@ def _missing(raised: Raised) -> str:
 
 # --- faults of the host -----------------------------------------------------------------------------------------------
 
-# As the launcher of ranks writes of a run (training/parallel/verdict.py): all of them, and which one is at fault.
+# As the launcher of ranks writes of a run (training/parallel/launch.py): all of them, and which one is at fault.
 _AT_FAULT: Final = re.compile(r"At fault: rank (\d+(?:, \d+)*)\.")
 _KILLED: Final = re.compile(r"^rank \d+ ended by (SIG(?:HUP|INT|KILL|TERM)|exit status (?:129|130|137|143))\b")
 # What a shell or a container engine makes of a process that a signal ended: 128 and its number (SIGHUP, SIGINT,

@@ -139,7 +139,7 @@ def reference_mla(
 
     Args:
         rows: [B, T, hidden], in fp64 to be a reference.
-        weights: under the names of `training.first_weights.MlaLayer`, in the dtype of `rows`.
+        weights: under the names of `training.layers.MlaLayer`, in the dtype of `rows`.
         rope: (cos, sin), each [at least T, rope_dim / 2].
         num_heads, head_dim: H and D.
         eps: of all norms.

@@ -191,7 +191,7 @@ FULL = (
     "the allocated memory {own} is allocated by PyTorch, and 36.73 MiB is reserved by PyTorch but unallocated."
 )
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2913"
-# As training/parallel/verdict.py tells of two ranks of gloo, one of which was made to raise, or to end by a signal.
+# As training/parallel/launch.py tells of two ranks of gloo, one of which was made to raise, or to end by a signal.
 RANKS = (
     "a rank died, and the others were ended. At fault: rank 1.\n"
     f"rank 0 ended by exit status 1; last collective: all_reduce; {LOST}\n"

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.training.errors import WrongSize  # noqa: E402
+from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.language import Grammar, Language, entropy, step_probabilities  # noqa: E402
 
 SMALL = Grammar(classes=3, words=4, lag=2)
@@ -100,12 +100,3 @@ def test_the_generator_of_the_process_is_left_alone() -> None:
 def test_a_language_that_cannot_be_is_refused(numbers: tuple[int, int, int]) -> None:
     with pytest.raises(WrongSize, match="Next step"):
         Grammar(*numbers)
-
-
-def test_a_batch_and_a_floor_of_nothing_are_refused() -> None:
-    language = Language(SMALL, seed=1)
-    for step, batch, length in ((-1, 1, 1), (0, 0, 1), (0, 1, 0)):
-        with pytest.raises(WrongSize, match=f"step {step}, {batch} sequences of {length}"):
-            language.batch(step, batch, length)
-    with pytest.raises(WrongSize, match="nothing to predict"):
-        SMALL.floor(1)

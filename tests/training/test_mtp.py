@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
+from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training import model as model_room  # noqa: E402
-from megacpp_validate.training.errors import WrongSize  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import (  # noqa: E402
@@ -90,22 +90,6 @@ def test_targets_are_two_ahead_at_any_part_of_the_positions() -> None:
         part = targets_of(tokens, here)
         assert torch.equal(part[0], ahead[:, here.start : here.stop])
         assert torch.equal(part[1], targets[:, here.start : here.stop])
-
-
-def test_without_it_nothing_else_is_another() -> None:
-    plain, more = (HybridModel(read_size("tiny", mtp=mtp), EXACT, seed=0) for mtp in (False, True))
-    tokens = read(plain.size)
-    assert torch.equal(plain.losses(tokens).language, more.losses(tokens).language)
-    assert float(plain.losses(tokens).mtp) == 0
-    state = more.native_state_dict()
-    assert sorted(state.keys() - plain.native_state_dict().keys()) == [
-        "mtp.hidden_norm.weight", "mtp.projection.weight", "mtp.token_norm.weight",
-    ]  # fmt: skip
-    other = HybridModel(read_size("tiny", mtp=True), EXACT, seed=1)
-    other.load_native_state_dict({name: value + (value.dtype == torch.float64) for name, value in state.items()})
-    assert torch.equal(other.mtp.projection.weight, state["mtp.projection.weight"] + 1)
-    short = tokens[:, :2]  # one position: nothing is two ahead
-    assert float(more.losses(short).mtp.detach()) == 0
 
 
 @pytest.mark.usefixtures("te_double")

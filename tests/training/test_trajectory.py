@@ -124,10 +124,3 @@ def test_a_wrong_form_is_seen(name: str) -> None:
         "one stride too long": lambda: trajectory_loss(rows, stride=STRIDE + 1),
     }[name]
     assert abs(float(wrong()) - written_out(rows, STRIDE)) > 1e-3
-
-
-def test_rows_without_positions_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Next step: pass the residual stream"):
-        trajectory_loss(torch.ones(3, 4))
-    with pytest.raises(ValueError, match="a stride from 1 up"):
-        trajectory_loss(torch.ones(1, 3, 4), stride=0)

@@ -30,15 +30,16 @@ def probe(bench: Bench) -> None:
     """Train the row's plan and check the receipt of every rank; validate between steps in a short run beside."""
     with open_runs(bench) as runs:
         run = runs.run("plan", profile=bench.device == "cuda")  # how long ranks wait for one another
-        have_ended(bench, run)
-        if run.receipts:
-            check_run(bench, run)
+        check_run(bench, run)
         if bench.setting("validation"):
             check_validation(bench, runs)
 
 
 def check_run(bench: Bench, run: Run) -> None:
     """Every check of one run."""
+    have_ended(bench, run)
+    if not run.receipts:
+        return
     check_ranks(bench, run, *LOOKS)
     size = run.size
     bench.checks.append(judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch))
@@ -85,7 +86,7 @@ def look_at_audit(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, b
     yield "tokens", conserved >= wanted, f"{conserved} dispatches conserved their tokens, of {wanted} or more"
     # FSDP2 keeps one copy; alike are experts of several ranks, routers in fp32, and tensor groups.
     shares = alike or plan.tensor_parallel > 1 or (plan.data > plan.expert_parallel and "E" in run.size.letters)
-    looked = replicas is not None and (not shares or replicas > 0)
+    looked = None not in (replicas, alike) and (not shares or replicas > 0)
     yield "replicas", looked, f"{replicas} replicated tensors have the same bits; {alike} groups hold some alike"
 
 

@@ -473,13 +473,11 @@ def run_agent(folder: Path, failures: Path, options: list[str]) -> int:
     except ChildFailedError as failed:
         found: dict[int, list[Any]] = {}
         for rank, one in failed.failures.items():
-            path = rank_path(folder, rank, "error.json")
-            own = path.exists()
-            found[rank] = [
-                one.exitcode,
-                path.stat().st_mtime if own else float(one.timestamp),
-                one.message if own else "",
-            ]
+            path, said = rank_path(folder, rank, "error.json"), ""
+            failed_at = float(one.timestamp)
+            if path.exists():  # as `join_ranks` leaves it
+                failed_at, said = path.stat().st_mtime, one.error_file_data["message"]["message"]
+            found[rank] = [one.exitcode, failed_at, said]
         # torchrun ends the others with SIGTERM when one fails, and lists them too.
         of_itself = {rank: end for rank, end in found.items() if end[0] != -signal.SIGTERM}
         write_whole(failures, json.dumps(of_itself or found))

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def train_here(jobs: Sequence[Job]) -> list[Ended]:
     for job in jobs:
         order = {name: value for name, value in job.order.items() if name != "path"}
         _, trained = train_to_file(GateRun(**order), job.path)
-        ended.append(Ended(0, asdict(trained), ""))
+        ended.append(Ended(0, trained, ""))
     return ended
 
 

@@ -53,8 +53,8 @@ def shifted(ends: Any) -> Any:
 
 
 MISPLACED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a-row-at-the-next-expert": (lambda order: replace(order, ends=shifted(order.ends)), "expert 0 has"),
-    "the-last-rows-without-expert": (lambda order: replace(order, ends=order.ends - 2), "expert 0 has"),
+    "a-row-at-the-next-expert": (lambda order: replace(order, ends=shifted(order.ends)), "an expert has"),
+    "the-last-rows-without-expert": (lambda order: replace(order, ends=order.ends - 2), "an expert has"),
     "an-assignment-twice": (lambda order: replace(order, order=order.order.clone().index_fill_(
         0, torch.tensor([0]), int(order.order[1]))), "no row, or several"),
     "rows-turned-round": (lambda order: replace(order, order=order.order.flip(0)), "at another expert"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.process import run_probe
-from megacpp_validate.probes.smoke import reproduce, runs
+from megacpp_validate.probes.smoke import runs
 
 pytestmark = pytest.mark.thorough
 
@@ -31,13 +32,13 @@ def run_cell(catalog: Catalog, name: str, folder: Path) -> Receipt:
 def test_a_fault_of_the_plan_does_not_reproduce_one_rank(
     cell: str, fault: str, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = runs.Runs.end
+    train = runs.Runs.train
 
-    def planted(self: runs.Runs, name: str, order: runs.SmokeOrder) -> runs.Run:
+    def planted(self: runs.Runs, name: str, order: runs.SmokeOrder, *place: Any) -> runs.Run:
         faulty = replace(order, fault=fault, audit=False) if name == "plan" else order
-        return end(self, name, faulty)
+        return train(self, name, faulty, *place)
 
-    monkeypatch.setattr(reproduce.Runs, "end", planted)
+    monkeypatch.setattr(runs.Runs, "train", planted)
     receipt = run_cell(catalog, cell, tmp_path)
     assert receipt.outcome is Outcome.FAIL, receipt.reason
     assert "reproduces.grad_norm" in {check.name for check in receipt.checks if not check.passed}

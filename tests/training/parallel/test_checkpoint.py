@@ -1,89 +1,112 @@
-"""A run resumes from a checkpoint: bitwise on as many ranks, and on others with every number as it was saved."""
+"""Checkpoints are complete or absent: what dies half way, a full disk or another model leaves the one before."""
 
 from __future__ import annotations
 
+import os
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
+from megacpp_validate.training.parallel import checkpoint
+from megacpp_validate.training.parallel.checkpoint import (
+    LATEST,
+    CheckpointNotSaved,
+    WrongCheckpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from tests.training.parallel.gloo_ranks import on_ranks
-from tests.training.parallel.sharded_run import EXPERTS, Run, read_batch, same
+from tests.training.smoke.smoke_train import alone
 
-pytestmark = pytest.mark.thorough
+MODEL = {"size": "tiny", "seed": 0, "shape": (1, 2)}
 
 
-def go_on(load: str | None, until: int, save: str | None, end: int) -> dict[str, Any]:
-    """Begin or resume, train until a save, and to the end."""
-    run = Run(seed=1 if load is None else 99)  # other weights than those that are to be loaded
-    seen: dict[str, Any] = {"loaded": None, "by": None}
-    if load is not None:
-        seen["by"] = run.load(load).world
-        seen["loaded"] = run.whole()
-    seen["first"] = run.train(until)
-    seen["saved"] = run.whole()
-    if save is not None:
-        run.save(save)
-    seen["rest"] = run.train(end)
-    seen["final"] = run.whole()
+def state(value: float) -> dict[str, Any]:
+    return {"master/a": torch.full((4,), value), "exp_avg/a": torch.full((2, 2), 2 * value)}
+
+
+def test_the_latest_is_loaded_and_older_ones_are_removed(tmp_path: Path) -> None:
+    with alone():
+        for step in (1, 2, 3):
+            path = save_checkpoint(tmp_path, state(step), step=step, identity=MODEL, own=b"scales")
+        assert (tmp_path / LATEST).read_text() == path.name
+        assert [one.name[:13] for one in sorted(tmp_path.glob("step-*"))] == ["step-00000002", "step-00000003"]
+        held = state(0.0)
+        resumed = load_checkpoint(tmp_path, held, identity=MODEL)
+        assert (resumed.step, resumed.world, resumed.path, resumed.own) == (3, 1, path, b"scales")
+        assert all(torch.equal(held[name], one) for name, one in state(3.0).items())
+
+
+@pytest.mark.parametrize(
+    ("given", "identity", "words"),
+    [
+        (state(0.0), {**MODEL, "seed": 1}, "seed is 0 in the checkpoint and 1 here"),
+        (state(0.0), {**MODEL, "more": 1}, "more is missing in the checkpoint and 1 here"),
+        ({**state(0.0), "master/b": torch.zeros(1)}, MODEL, "master/b"),
+        ({"master/a": torch.zeros(5)}, MODEL, "master/a|Size|size"),
+    ],
+)
+def test_another_model_is_refused(tmp_path: Path, given: dict[str, Any], identity: Any, words: str) -> None:
+    with alone():
+        save_checkpoint(tmp_path, state(1.0), step=1, identity=MODEL)
+        with pytest.raises(WrongCheckpoint, match=words):
+            load_checkpoint(tmp_path, given, identity=identity)
+        assert not any(one.any() for one in given.values())
+
+
+def test_a_file_that_was_cut_short_or_is_gone_is_refused(tmp_path: Path) -> None:
+    with alone():
+        with pytest.raises(WrongCheckpoint, match="latest"):
+            load_checkpoint(tmp_path, state(0.0), identity=MODEL)
+        path = save_checkpoint(tmp_path, state(1.0), step=1, identity=MODEL)
+        (part,) = path.glob("*.distcp")
+        os.truncate(part, part.stat().st_size // 3)
+        with pytest.raises(WrongCheckpoint, match="cannot be read"):
+            load_checkpoint(tmp_path, state(0.0), identity=MODEL)
+
+
+@pytest.mark.parametrize("stage", ["save", "commit"])
+def test_a_save_that_dies_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with alone():
+        save_checkpoint(tmp_path, state(1.0), step=1, identity=MODEL)
+        monkeypatch.setattr(*((dcp, "save", die) if stage == "save" else (checkpoint, "write_whole", die)))
+        with pytest.raises((KeyboardInterrupt, CheckpointNotSaved)):
+            save_checkpoint(tmp_path, state(2.0), step=2, identity=MODEL)
+        monkeypatch.undo()
+        assert load_checkpoint(tmp_path, held := state(0.0), identity=MODEL).step == 1
+        assert torch.equal(held["master/a"], torch.ones(4))
+
+
+def on_a_rank(folder: str) -> dict[str, str]:
+    rank, seen = distributed.get_rank(), {}
+    mine = {**state(1.0), f"master/expert.{rank}": torch.full((3,), float(rank))}
+    save_checkpoint(Path(folder), mine, step=1, identity=MODEL, own=f"rank {rank}".encode())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    with pytest.raises(CheckpointNotSaved) as caught:
+        save_checkpoint(Path(folder), mine, step=2, identity=MODEL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    seen["full"] = str(caught.value)
+    held = {**state(0.0), f"master/expert.{rank}": torch.zeros(3)}
+    resumed = load_checkpoint(Path(folder), held, identity=MODEL)
+    assert held[f"master/expert.{rank}"].tolist() == [float(rank)] * 3
+    seen["own"] = f"{resumed.step} {resumed.own.decode()}"
     return seen
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """One rank trains 3 steps and saves; two resume, train to 6 and save; two and four resume there; all end at 8."""
-    one, two = str(tmp_path_factory.mktemp("one")), str(tmp_path_factory.mktemp("two"))
-    return {
-        "one": on_ranks(1, go_on, None, 3, one, 8),
-        "two": on_ranks(2, go_on, one, 6, two, 8),
-        "two again": on_ranks(2, go_on, two, 6, None, 8),
-        "four": on_ranks(4, go_on, two, 6, None, 8),
-    }
-
-
-def test_as_many_ranks_resume_bit_by_bit(chain: dict[str, list[dict[str, Any]]]) -> None:
-    for before, after in zip(chain["two"], chain["two again"], strict=True):
-        assert after["by"] == 2
-        assert same(before["saved"], after["loaded"])
-        assert before["rest"] == after["rest"]
-        assert same(before["final"], after["final"])
-        assert not same(before["saved"], before["final"])
-
-
-def test_other_ranks_resume_with_every_number(chain: dict[str, list[dict[str, Any]]]) -> None:
-    for source, target, count in (("one", "two", 2), ("two", "four", 4)):
-        assert len(chain[target]) == count
-        for rank in chain[target]:
-            assert same(chain[source][0]["saved"], rank["loaded"])
-            assert rank["by"] == len(chain[source])
-
-
-def loss_bound(whole: dict[str, Any], step: int) -> float:
-    """How far the loss of a step can lie apart in two orders of its sums, from the weights before it.
-
-    A sum of products is off by gamma times the sum of their absolute values (Higham 2002, 3.1), here at the end of
-    both layers with ReLU at most |x|; a square of d that is off by e, by 2 |d| e; all these are positive, so their sum
-    is off by gamma of itself too. No path has 128 roundings; two orders are off twice.
-    """
-    gamma = 128 * 2.0**-53 / (1 - 128 * 2.0**-53)
-    rows, wanted = read_batch(step)
-    first, bias, second, shift = (whole[name] for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
-    parts = [
-        (
-            (rows @ first.t() + bias).relu() @ second.t() + shift - wanted,
-            (rows.abs() @ first.abs().t() + bias.abs()) @ second.abs().t() + shift.abs() + wanted.abs(),
-            1 / wanted.numel(),
-        )
-    ]
-    gate = torch.arange(EXPERTS) + step + 1.0
-    parts.append((whole["experts"].sum((1, 2)) - gate, whole["experts"].abs().sum((1, 2)) + gate, 1.0))
-    return 2 * gamma * float(sum(((2 * d.abs() * size + d.square()) * share).sum() for d, size, share in parts))
-
-
-def test_other_ranks_go_on_from_there(chain: dict[str, list[dict[str, Any]]]) -> None:
-    for source, target, kind, step in (("one", "two", "first", 3), ("two", "four", "rest", 6)):
-        before, after = chain[source][0], chain[target][0]
-        bound = loss_bound(before["saved"], step)
-        assert 0 < bound < 1e-9
-        assert abs(after[kind][0] - before["rest"][0]) <= bound
-    assert all(rank["rest"] == chain["four"][0]["rest"] for rank in chain["four"])
+@pytest.mark.thorough
+def test_a_full_disk_of_one_rank_is_reported_by_all(tmp_path: Path) -> None:
+    for rank, seen in enumerate(on_ranks(2, on_a_rank, str(tmp_path))):
+        assert "rank 1: " in seen["full"]
+        assert seen["own"] == f"1 rank {rank}"
+    assert len(list(tmp_path.glob("step-*"))) == 1

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # a test runs this file's `run` in a process of its own
-from megacpp_validate.training.parallel.collective_record import read_record
-from megacpp_validate.training.parallel.launch import Hosts, WrongLaunch, launch
-from megacpp_validate.training.parallel.verdict import Limits, RunEnd, read_end
+from megacpp_validate.training.parallel.launch import Hosts, Limits, RunEnd, WrongLaunch, launch, read_end
+from megacpp_validate.training.parallel.ranks import read_record
 from tests.running_processes import processes_of
 
 pytestmark = pytest.mark.thorough
@@ -46,7 +45,7 @@ def test_ranks_that_end_well_leave_receipts_and_logs(tmp_path: Path, ranks: int)
     assert end.ending == "done", end.words
     assert end.words == ""
     total = [float(sum(range(ranks)))] * 3
-    assert [rank.receipt for rank in end.ranks] == [
+    assert [rank["receipt"] for rank in end.ranks] == [
         {"rank": rank, "total": total, "world": ranks, "local": rank} for rank in range(ranks)
     ]
     assert all(f"total {total}\n" == (tmp_path / f"rank-{rank}.stdout.log").read_text() for rank in range(ranks))
@@ -178,7 +177,7 @@ def test_two_hosts_reduce_together_and_receipts_are_gathered(tmp_path: Path) -> 
     assert codes == [0, 0], words
     end = read_end(tmp_path)
     assert end is not None
-    assert [rank["receipt"] for rank in end["ranks"]] == [
+    assert [rank["receipt"] for rank in end.ranks] == [
         {"rank": rank, "total": [6.0] * 3, "world": 4, "local": rank % 2} for rank in range(4)
     ]
     assert len(list(tmp_path.glob("host-*.json"))) == 2
@@ -213,14 +212,14 @@ def test_a_host_that_is_lost_or_stopped_ends_the_run(tmp_path: Path, number: sig
     launchers = [start(tmp_path, port, "hangs") for _ in range(2)]
     records = [tmp_path / f"rank-{rank}.collectives" for rank in (0, 1)]
     wait_for(lambda: all(read_record(path).step == 3 for path in records))
-    name, pid = read_record(records[1]).host, int(read_record(records[1]).host.rpartition("-")[2])
+    pid = int(read_record(records[1]).host.rpartition("-")[2])
     os.kill(pid, number)
     codes, words = finish(*launchers)
     ended = dict(zip([launcher.pid for launcher in launchers], zip(codes, words, strict=True), strict=True))
     code, text = next(value for other, value in ended.items() if other != pid)
     assert code == 1
     if number == signal.SIGKILL:
-        assert f"1 of 2 host(s) left no report ({name})" in text
+        assert "1 of 2 host(s) left no report" in text
         assert "At fault: rank 1." in text
     else:
         assert "the launcher was asked to end (SIGTERM or SIGINT)" in text

@@ -6,15 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from megacpp_validate.training.parallel.collective_record import read_record
-from megacpp_validate.training.parallel.slurm import SlurmJob, SlurmUnavailable, plan_job, submit
-from megacpp_validate.training.parallel.verdict import read_end
+from megacpp_validate.training.parallel.__main__ import main
+from megacpp_validate.training.parallel.launch import read_end
+from megacpp_validate.training.parallel.ranks import read_record
+from megacpp_validate.training.parallel.slurm import SlurmUnavailable, plan_job, submit
 from tests import slurm_cluster
 from tests.running_processes import processes_of
 from tests.training.parallel.test_launch import wait_for
@@ -32,10 +32,9 @@ def slurm() -> Iterator[dict[str, str]]:
         yield {**variables, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
 
 
-def command(folder: Path, *options: str, what: str = "fine") -> list[str]:
-    words = [sys.executable, "-m", "megacpp_validate.training.parallel", "--slurm", "--nnodes", "2"]
-    words += ["--nproc-per-node", "1", "--folder", str(folder), "--minutes", "2"]
-    return [*words, *options, "launched_rank", what]
+def command(folder: Path, settings: str = "time=2", what: str = "fine") -> list[str]:
+    words = [sys.executable, "-m", "megacpp_validate.training.parallel", "--slurm", settings, "--nnodes", "2"]
+    return [*words, "--nproc-per-node", "1", "--folder", str(folder), "launched_rank", what]
 
 
 def run(slurm: dict[str, str], words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -46,8 +45,8 @@ def test_a_job_brings_the_receipts_of_all_ranks_home(slurm: dict[str, str], tmp_
     done = run(slurm, command(tmp_path))
     end = read_end(tmp_path)
     assert end is not None, done.stderr
-    assert (done.returncode, end["ending"]) == (0, "done"), end["words"]
-    assert [rank["receipt"] for rank in end["ranks"]] == [
+    assert (done.returncode, end.ending) == (0, "done"), end.words
+    assert [rank["receipt"] for rank in end.ranks] == [
         {"rank": rank, "total": [1.0] * 3, "world": 2, "local": 0} for rank in range(2)
     ]
     assert "total" in (tmp_path / "rank-1.stdout.log").read_text()
@@ -74,26 +73,30 @@ def test_the_signal_of_the_time_limit_ends_the_ranks(slurm: dict[str, str], tmp_
 
 
 def test_a_job_that_slurm_refuses_says_so(slurm: dict[str, str], tmp_path: Path) -> None:
-    done = run(slurm, command(tmp_path, "--partition", "nowhere"))
+    done = run(slurm, command(tmp_path, "partition=nowhere"))
     assert done.returncode == 6
-    assert "sbatch refused" in done.stderr
+    assert "was not submitted" in done.stderr
     assert "invalid partition" in done.stderr
 
 
-JOB = SlurmJob(("module",), 4, Path("/shared/run"), 90)
+def test_a_job_has_one_task_a_node() -> None:
+    plain = plan_job(4, {}, {"NAME": "a b"})
+    assert (plain["nodes"], plain["ntasks_per_node"], plain["time"], plain["signal_delay_s"]) == (4, 1, 60, 60)
+    assert plain["additional_parameters"] == {"no-requeue": True, "export": "ALL"}
+    assert plain["setup"][0] == "export NAME='a b'"
+    more = plan_job(4, {"time": "1", "gres": "gpu:4", "partition": "p", "requeue": "1"}, {})
+    assert (more["time"], more["signal_delay_s"]) == (1, 30)
+    assert more["additional_parameters"] == {"gres": "gpu:4", "partition": "p", "requeue": True, "export": "ALL"}
 
 
-def test_a_job_asks_for_one_task_a_node() -> None:
-    plain = plan_job(JOB)
-    assert (plain["nodes"], plain["ntasks_per_node"], plain["time"], plain["signal_delay_s"]) == (4, 1, 90, 60)
-    assert plain["additional_parameters"]["no-requeue"] is True
-    more = plan_job(replace(JOB, gpus_per_host=4, cpus_per_host=16, partition="p", account="a", requeue=True))
-    wanted = {"gres": "gpu:4", "cpus_per_task": 16, "partition": "p", "account": "a"}
-    assert {name: value for name, value in more.items() if name not in plain} == wanted
-    assert "no-requeue" not in more["additional_parameters"]
-
-
-def test_without_a_slurm_it_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_slurm_there_is_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SlurmUnavailable, match=r"there is no Slurm here: sbatch, srun, squeue not on the PATH.*Next"):
-        submit(JOB)
+    with pytest.raises(SlurmUnavailable, match="Next step"):
+        submit(("module",), 4, tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "options", ["--nnodes 2 --nproc-per-node 2", "--nproc-per-node 2 --rdzv-endpoint nowhere", "--nproc-per-node 0"]
+)
+def test_numbers_that_cannot_be_launched_are_refused(tmp_path: Path, options: str) -> None:
+    assert main([*options.split(), "--folder", str(tmp_path), "nothing"]) == 2

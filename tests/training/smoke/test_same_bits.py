@@ -1,4 +1,4 @@
-"""An autotuner takes the first configuration that fits, whatever the clock says; variables reach the ranks."""
+"""An autotuner takes the first configuration that fits, whatever the clock says."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.training.smoke import same_bits
-from megacpp_validate.training.smoke.order import SmokeOrder
-from megacpp_validate.training.smoke.run import environment_of
+from megacpp_validate.training.smoke.rank import keep_bits
 
 
 class Autotuner:
@@ -40,8 +38,8 @@ def tuner(monkeypatch: pytest.MonkeyPatch) -> type[Autotuner]:
 @pytest.fixture
 def kept(tuner: type[Autotuner]) -> Any:
     before = torch.are_deterministic_algorithms_enabled()
-    same_bits.keep_bits()
-    same_bits.keep_bits()  # a second time changes nothing
+    keep_bits()
+    keep_bits()  # a second time changes nothing
     yield tuner
     torch.use_deterministic_algorithms(before)
 
@@ -62,8 +60,3 @@ def test_one_that_does_not_fit_is_not_taken(kept: type[Autotuner]) -> None:
 
 def test_torch_is_asked_for_the_same_bits_too(kept: type[Autotuner]) -> None:
     assert torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_variables_are_those_of_runs_that_want_it(wanted: bool) -> None:
-    assert environment_of(SmokeOrder(deterministic=wanted)) == (same_bits.VARIABLES if wanted else {})

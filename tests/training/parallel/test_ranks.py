@@ -1,16 +1,16 @@
-"""Collectives are recorded with their group, whoever issues them; who is behind is told from the records."""
+"""Collectives are recorded with their group; the records name the rank that the others wait for."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megacpp_validate.training.parallel.collective_record import (
+from megacpp_validate.training.parallel.ranks import (
     Collective,
     CollectiveRecord,
     RankRecord,
-    State,
     find_behind,
     read_record,
     watch_collectives,
@@ -20,42 +20,36 @@ from tests.training.parallel.gloo_ranks import on_ranks
 pytestmark = pytest.mark.thorough
 
 
-def recorded_on_a_rank(folder: str) -> list[tuple[str, tuple[int, ...]]]:
-    """What is recorded of functional collectives, by group and by mesh, and of one that raises."""
+def recorded_on_a_rank(folder: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """The record of FSDP2, and of a collective that raises."""
     import torch
     from torch import distributed
-    from torch.distributed import _functional_collectives as functional
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     path = Path(folder, f"rank-{distributed.get_rank()}")
     watch_collectives(record := CollectiveRecord(path))
-    watch_collectives(record)  # once is enough
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     model = fully_shard(torch.nn.Linear(2, 2), mesh=mesh["data"])
     model(torch.ones(1, 2)).sum().backward()
     (sharded,) = [one for one in read_record(path).collectives if one.group == tuple(mesh["data"].mesh.tolist())]
     assert (sharded.operation.startswith("reduce_scatter"), sharded.number) == (True, 2)  # and an all-gather before it
-    functional.all_reduce(torch.ones(2), "sum", distributed.group.WORLD).tolist()
-    functional.all_reduce(torch.ones(2), "sum", (mesh, 1)).tolist()
-    functional.all_reduce(torch.ones(2), "sum", mesh["data"]).tolist()
+    distributed.all_reduce(torch.ones(2))
     with pytest.raises(Exception, match=r"(?i)size|shape|dim|split"):
         distributed.all_to_all_single(torch.ones(2), torch.ones(3), [2], [3], group=mesh["data"].get_group())
     assert record.seconds_inside > 0
-    return [(one.operation, one.group, one.state) for one in read_record(path).collectives][-3:]
+    return [(one.operation, one.group, one.state) for one in read_record(path).collectives][-2:]
 
 
-def test_functional_collectives_are_recorded_with_their_group(tmp_path: Path) -> None:
+def test_collectives_are_recorded_with_their_group(tmp_path: Path) -> None:
     for rank, seen in enumerate(on_ranks(4, recorded_on_a_rank, str(tmp_path))):
-        tensor, data = (0, 1) if rank < 2 else (2, 3), (rank % 2, rank % 2 + 2)
         assert seen == [
             ("all_reduce", (0, 1, 2, 3), "left"),
-            ("all_reduce", tensor, "left"),
-            ("all_to_all_single", data, "raised"),
+            ("all_to_all_single", (rank % 2, rank % 2 + 2), "raised"),
         ]
 
 
-def left(*seen: tuple[str, tuple[int, ...], int, State]) -> RankRecord:
+def left(*seen: tuple[str, tuple[int, ...], int, Any]) -> RankRecord:
     return RankRecord(
         1.0, 0, tuple(Collective(name, group, number, 9, state, "", 2.0) for name, group, number, state in seen)
     )

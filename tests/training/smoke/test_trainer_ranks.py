@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import distributed
 
-from megacpp_validate.training.errors import TrainingError
 from megacpp_validate.training.optimizer import GradientSums
-from megacpp_validate.training.parallel.checkpoint import CheckpointNotSaved, WrongCheckpoint
-from megacpp_validate.training.parallel.plan import WrongPlan
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.smoke.smoke_train import (
-    CHANGES,
     DATA,
     EXPERTS,
-    HEADS,
     POSITIONS,
     alone,
     assert_follows,
@@ -34,7 +26,7 @@ from tests.training.smoke.smoke_train import (
 
 pytestmark = pytest.mark.thorough
 
-PLANS = {"experts": EXPERTS, "sequences": DATA, "positions": POSITIONS, "heads": HEADS}
+PLANS = {"experts": EXPERTS, "sequences": DATA, "positions": POSITIONS}
 TWICE = {"accumulate": 2}
 FOUR = {"world": 4, "data": 4, "expert_parallel": 2}
 
@@ -159,70 +151,3 @@ def test_a_run_resumes_on_its_world_and_on_others(tmp_path: Path) -> None:
         for seen in on_ranks(world, train, order):
             assert seen["resumed"] == (2, 2)
             assert_follows(seen, alone_whole, most, first=2)
-
-
-def refusals(folder: str, spoiled: str) -> list[str]:
-    """What is said of checkpoints that cannot be taken."""
-    said = []
-    for given in (
-        {"checkpoint_folder": folder, "changes": {**CHANGES, "pattern": "AMEAA"}},
-        {"checkpoint_folder": spoiled},
-    ):
-        with pytest.raises(WrongCheckpoint) as caught:
-            train({"plan": EXPERTS, "resume": True, **given})
-        said.append(str(caught.value))
-    return said
-
-
-def test_checkpoints_of_another_pattern_or_cut_short_are_refused_on_all_ranks(tmp_path: Path) -> None:
-    fine, spoiled = tmp_path / "fine", tmp_path / "spoiled"
-    on_ranks(2, train, {"plan": EXPERTS, "steps": 1, "checkpoint_folder": str(fine)})
-    shutil.copytree(fine, spoiled)
-    (part,) = spoiled.glob("step-*/__1_0.distcp")
-    os.truncate(part, part.stat().st_size - 1)
-    first, second = on_ranks(2, refusals, str(fine), str(spoiled))
-    assert first == second
-    assert "pattern is AMEAR in the checkpoint and AMEAA here" in first[0]
-    assert "__1_0.distcp has" in first[1]
-
-
-def saves_on_a_full_disk(folder: str) -> tuple[str, int]:
-    """The disk of rank 1 is full at the second save."""
-    trainer = new_trainer(order_of(plan=EXPERTS, checkpoint_folder=folder, checkpoint_every=1))
-    trainer.step()
-    trainer.save()
-    trainer.step()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if distributed.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-    with pytest.raises(CheckpointNotSaved) as caught:
-        trainer.save()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    trainer.step()  # training can go on
-    return str(caught.value), trainer.resume().step
-
-
-def test_the_one_before_survives_a_full_disk(tmp_path: Path) -> None:
-    for said, step in on_ranks(2, saves_on_a_full_disk, str(tmp_path)):
-        assert "not saved: rank 1: " in said
-        assert "the disk is full" in said
-        assert step == 1
-
-
-def saves_apart(folder: str) -> list[str]:
-    """Each rank has a folder of its own; and a plan of another world."""
-    trainer = new_trainer(order_of(plan=EXPERTS, checkpoint_folder=f"{folder}/{distributed.get_rank()}"))
-    trainer.step()
-    with pytest.raises(TrainingError) as caught:
-        trainer.save()
-    with pytest.raises(WrongPlan) as other:
-        new_trainer(order_of())
-    return [str(caught.value), str(other.value)]
-
-
-def test_a_folder_that_ranks_do_not_share_and_a_world_of_another_size_are_told(tmp_path: Path) -> None:
-    for apart, world in on_ranks(2, saves_apart, str(tmp_path)):
-        assert "does not see __1_0.distcp" in apart
-        assert "is no folder that all hosts share" in apart
-        assert "the plan is of 1 rank(s), and 2 were started" in world
-    assert not list((tmp_path / "0").glob("step-*"))

@@ -11,21 +11,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
+from megacpp_validate.bridge.features import PRESETS  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import (  # noqa: E402
     amax_shared_with,
     current_scope,
     low_precision,
 )
 from megacpp_validate.native.mlp import gated_activation  # noqa: E402
-from megacpp_validate.training import expert_layer, model  # noqa: E402
-from megacpp_validate.training.errors import WrongSize  # noqa: E402
-from megacpp_validate.training.expert_layer import capacity_of  # noqa: E402
-from megacpp_validate.training.first_weights import build_layer, draw_expert  # noqa: E402
+from megacpp_validate.training import (  # noqa: E402
+    expert_layer,
+    model,
+)
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
-from megacpp_validate.training.model import HybridModel, Scopes  # noqa: E402
-from megacpp_validate.training.parallel.plan import ParallelPlan, Spread  # noqa: E402
+from megacpp_validate.training.model import HybridModel, Scopes, _draw_expert, build_layer  # noqa: E402
 from megacpp_validate.training.sizes import (  # noqa: E402
     Forms,
     Size,
@@ -66,7 +65,7 @@ def test_an_expert_is_drawn_by_its_number_on_every_plan() -> None:
     size = read_size("tiny")
     whole = build_layer("E", size, EXACT, seed=3, name="layers.2").native_state_dict()
     for number in range(size.num_experts):
-        up, down = draw_expert(size, seed=3, name="layers.2", number=number)
+        up, down = _draw_expert(size, 3, "layers.2", number)
         assert torch.equal(whole["up.weight"][number], up.double())
         assert torch.equal(whole["down.weight"][number], down.double())
     assert not torch.equal(whole["up.weight"][0], whole["up.weight"][1])
@@ -91,26 +90,9 @@ def test_shared_experts_are_a_gated_mlp_beside_the_mixture() -> None:
     assert all(torch.equal(value, given[name]) for name, value in layer.native_state_dict().items())
 
 
-def test_a_capacity_drops_what_does_not_fit_and_an_ample_one_nothing() -> None:
-    size = read_size("tiny", capacity_factor=0.5)
-    tokens = 2 * size.length
-    assert capacity_of(size, tokens) == tokens // 4
-    assert capacity_of(read_size("tiny", capacity_factor=1.01), 10) == 6  # 1.01 * 10 * 2 / 4, rounded up
-    assert capacity_of(read_size("tiny"), tokens) is None
-    losses, _ = run(size)
-    assert bool((losses.tokens_per_expert <= tokens // 4).all())
-    assert int(losses.tokens_per_expert.sum()) < tokens * size.top_k
-    ample, gradients = run(read_size("tiny", capacity_factor=float(size.num_experts)))
-    free, wanted = run(read_size("tiny"))
-    assert torch.equal(ample.total, free.total)
-    assert far(gradients, wanted) == 0
-    assert int(free.tokens_per_expert.sum()) == tokens * size.top_k
-
-
 @pytest.mark.parametrize("moe", ["padded", "jagged"])
-@pytest.mark.parametrize("factor", [0.0, 0.5])
-def test_every_way_to_the_experts_computes_the_same(moe: Any, factor: float) -> None:
-    size = read_size("tiny", pattern="ME", capacity_factor=factor)
+def test_every_way_to_the_experts_computes_the_same(moe: Any) -> None:
+    size = read_size("tiny", pattern="ME")
     most = bound(size)
     assert most < 1e-10
     losses, found = run(size, replace(EXACT, forms=Forms(moe=moe)))
@@ -119,22 +101,15 @@ def test_every_way_to_the_experts_computes_the_same(moe: Any, factor: float) -> 
     assert abs(float(losses.total - wanted.total)) <= most * float(wanted.total)
 
 
-def test_the_padded_way_has_no_place_for_other_ranks() -> None:
-    build = replace(EXACT, forms=Forms(moe="padded"), spread=Spread(ParallelPlan(2, 2, 2)))
-    with pytest.raises(WrongSize, match="one function from tokens to tokens"):
-        HybridModel(read_size("tiny", pattern="ME"), build, seed=0)
-
-
 def test_a_swapped_expert_is_seen_in_that_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     size = read_size("tiny", pattern="ME")
     _, wanted = run(size)
-    real = expert_layer.chosen_of
+    real = expert_layer.jagged_moe
 
-    def swapped(routing: Any, top_k: int) -> Any:
-        chosen, probs = real(routing, top_k)
-        return chosen, probs.flip(1)
+    def swapped(tokens: Any, chosen: Any, weights: Any, *banks: Any) -> Any:
+        return real(tokens, chosen, weights.flip(1), *banks)
 
-    monkeypatch.setattr(expert_layer, "chosen_of", swapped)
+    monkeypatch.setattr(expert_layer, "jagged_moe", swapped)
     _, found = run(size, replace(EXACT, forms=Forms(moe="jagged")))
     assert far(found, wanted) > 1e-6
 
@@ -199,12 +174,3 @@ def _state() -> str:
     """A minus where the bridge keeps a layer out of low precision; without Transformer Engine no scope is low."""
     scope = current_scope()
     return "-" if scope is not None and ("keeps" in scope.reason or "stay" in scope.reason) else ""
-
-
-@pytest.mark.usefixtures("te_double")
-def test_builds_by_transformer_engine_hold_the_same_experts() -> None:
-    size = read_size("tiny", mtp=True, shared_experts=1)
-    built = HybridModel(size, Build(PRODUCTION, torch.bfloat16), seed=0).native_state_dict()
-    native = HybridModel(size, Build(PRESETS["off"], torch.bfloat16), seed=0).native_state_dict()
-    assert built.keys() == native.keys()
-    assert all(torch.equal(value, native[name]) for name, value in built.items())

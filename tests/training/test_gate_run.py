@@ -14,7 +14,7 @@ from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.evidence.loss_curve import curve_text  # noqa: E402
 from megacpp_validate.evidence.loss_curves import parse_curve  # noqa: E402
 from megacpp_validate.probes.emulation import LARGEST, FormatName, round_to_fp8  # noqa: E402
-from megacpp_validate.training.errors import WrongSize  # noqa: E402
+from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.gate_run import (  # noqa: E402
     FIRST_LEVEL,
     LAST_LEVEL,
@@ -84,8 +84,8 @@ def test_quiet_letters_learn_from_quiet_sequences_alone_and_from_little() -> Non
     twins = Lesson(*(torch.cat([t[:half], t[:half]]) for t in (lesson.tokens, lesson.levels)), lesson.places,
                    torch.cat([lesson.targets[:half]] * 2))  # fmt: skip
     losses = model.losses(twins)
-    losses.total.backward()
-    assert losses.loud.item() == pytest.approx(losses.quiet.item(), rel=1e-6)
+    losses["total"].backward()
+    assert losses["loud"].item() == pytest.approx(losses["quiet"].item(), rel=1e-6)
     loud, quiet = model.hybrid.embedding.weight.grad, model.quiet.weight.grad
     assert quiet.norm().item() == pytest.approx(QUIET * loud.norm().item(), rel=1e-9)
     assert torch.allclose(quiet / QUIET, loud, rtol=1e-6, atol=1e-12)
@@ -96,7 +96,7 @@ def test_nothing_goes_around_the_lane() -> None:
     model = GateModel(TINY, NATIVE, seed=0)
     with torch.no_grad():
         model.lane.neck.weight.zero_()
-    model.losses(GateData(TINY).lesson(0)).total.backward()
+    model.losses(GateData(TINY).lesson(0))["total"].backward()
     assert not model.hybrid.embedding.weight.grad.any()
     assert not model.quiet.weight.grad.any()
     assert model.lane.neck.weight.grad.any()
@@ -136,12 +136,17 @@ def test_data_are_those_of_the_seed_of_the_data_and_weights_those_of_the_other()
 def test_a_number_that_is_not_finite_ends_the_run_and_stays_in_the_curve() -> None:
     trainer = GateTrainer(run())
 
-    def break_weights(made: GateTrainer, step: int) -> None:
-        if step == 3:
-            with torch.no_grad():
-                made.model.hybrid.head.weight.fill_(math.nan)
+    step = trainer.step
 
-    curve = trainer.train(break_weights)
+    def break_weights(number: int) -> bool:
+        fine = step(number)
+        if number == 3:
+            with torch.no_grad():
+                trainer.model.hybrid.head.weight.fill_(math.nan)
+        return fine
+
+    trainer.step = break_weights  # type: ignore[method-assign]
+    curve = trainer.train()
     assert curve.planned == 10
     assert curve.steps == tuple(range(5))
     assert math.isnan(curve.losses[-1])

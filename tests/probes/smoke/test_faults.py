@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from megacpp_validate.evidence.rounding import Depth
 from megacpp_validate.probes.smoke.faults import (
@@ -16,9 +13,9 @@ from megacpp_validate.probes.smoke.faults import (
     find_silent_experts,
     read_faults,
 )
+from megacpp_validate.probes.smoke.reproduce import Reference, Trajectory
 from megacpp_validate.probes.smoke.runs import Run
-from megacpp_validate.probes.smoke.trajectories import Reference, Trajectory
-from megacpp_validate.training.sizes import read_size
+from megacpp_validate.training.parallel.launch import RunEnd
 from megacpp_validate.training.smoke.order import SmokeOrder
 
 PARTS = ("embedding", "layers.0", "layers.1", "mtp", "norm", "head")
@@ -54,13 +51,13 @@ def change(
     return Trajectory(tuple(losses), tuple(norms), streamed, parted, seen.first)
 
 
-def new_result(fault: str, *, steps: int = 2, ending: str = "died", words: str = "", **more: Any) -> Run:
+def new_result(fault: str, *, ending: str = "died", words: str = "", last: str = "", **more: Any) -> Run:
     receipt = {
-        "fault": fault, "steps": [{"step": step, "loss": 1.0, "grad_norm": "nan"} for step in range(steps)],
-        "nonfinite": None, "resumed": None, "experts_without_gradient": [], "stream_norms": {}, "part_norms": {},
-        **more,
+        "fault": fault, "steps": [{"step": step, "loss": 1.0, "grad_norm": "nan"} for step in range(2)],
+        "check": "", "where": {}, "experts_without_gradient": [], "stream_norms": {}, "part_norms": {}, **more,
     }  # fmt: skip
-    return Run("run", SmokeOrder(), read_size("tiny"), ending, words, (receipt,), (1,))
+    rows = ({"rank": 0, "receipt": receipt, "last": ""}, {"rank": 1, "receipt": None, "last": last})
+    return Run("run", SmokeOrder(), RunEnd(ending, (1,), words, rows, 1.0))
 
 
 def test_a_run_that_follows_says_nothing() -> None:
@@ -98,43 +95,18 @@ def test_other_bits_are_found_and_missing_steps_too() -> None:
     assert "0 steps" in nothing.words
 
 
-RAISED = {
-    "TokensNotConserved: tokens are not conserved: expert 2: the router of rank 1 gave it 64 row(s), rank 1 sent 63, "
-    "rank 1 received 63; expert 1: the router of rank 1 gave it 9 row(s), rank 1 sent 8, rank 0 received 8. Likely "
-    "cause: a dispatch": ("conservation", {"step": 2, "experts": [1, 2], "source": 1}),
-    "TokensNotConserved: dispatch: rows of expert 3 from rank 1 to rank 1; rows of expert 0 from rank 1 to rank 0 and "
-    "1 more are not what was sent. Likely cause: rows": (
-        "conservation", {"step": 2, "stage": "dispatch", "experts": [0, 3], "source": 1},
-    ),
-    "ReplicaDiverged: layers.2.router.weight is not the same on all ranks, the first of 2: rank 1, 3 has other bits "
-    "than the rest of [0, 1, 2, 3]. Likely cause: a router whose gradient": (
-        "replicas", {"step": 2, "tensor": "layers.2.router.weight", "kind": "router", "ranks": [1, 3]},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", RAISED)
-def test_what_ranks_raised_is_read(fault: str) -> None:
-    (found,) = find_raised(new_result(fault))
-    assert (found.check, found.named) == RAISED[fault]
+def test_the_fault_of_a_rank_is_read_with_its_place() -> None:
+    where = {"step": 2, "tensor": "layers.2.router.weight", "kind": "router", "ranks": [1, 3]}
+    words = "ReplicaDiverged: layers.2.router.weight differs. Likely cause: a router"
+    (found,) = find_raised(new_result(words, check="replicas", where=where))
+    assert (found.check, found.named) == ("replicas", where)
     assert "Likely cause" not in found.words
 
 
-def test_a_value_that_is_no_number_is_named_by_the_watch() -> None:
-    seen = {"step": 2, "rank": 1, "module": "layers.3", "tensor": "output rows", "order": 9, "words": "so"}
-    (found,) = find_raised(new_result("NotFinite: step 2", nonfinite=seen))
-    assert found.check == "watch"
-    assert found.named == {"step": 2, "ranks": [1], "module": "layers.3", "tensor": "output rows"}
-
-
 def test_a_rank_that_is_gone_is_named_by_the_launcher() -> None:
-    words = (
-        "a rank died, and the others were ended. At fault: rank 1.\n"
-        "rank 0 was ended; last collective: broadcast #9 of ranks 0, 1 (inside)\n"
-        "rank 1 ended by SIGKILL; last collective: all_reduce #8 of ranks 0, 1 (left)\n"
-    )
-    (found,) = find_raised(new_result("", words=words))
-    assert found.check == "launcher"
+    words = "a rank died, and the others were ended. At fault: rank 1.\nmore"
+    (found,) = find_raised(new_result("", words=words, last="all_reduce #8 of ranks 0, 1 (left)"))
+    assert (found.check, found.words) == ("launcher", words.partition("\n")[0])
     assert found.named == {"ending": "died", "ranks": [1], "collective": "all_reduce"}
 
 
@@ -147,7 +119,7 @@ def test_a_run_that_ended_well_raised_nothing() -> None:
 
 def test_numbers_that_are_none_are_read_as_such() -> None:
     assert new_result("").trajectory.grad_norms == (None, None)
-    assert replace(new_result(""), receipts=()).trajectory.losses == ()
+    assert Run("run", SmokeOrder(), RunEnd("died", (), "", (), 0.0)).trajectory.losses == ()
 
 
 def test_the_faults_of_a_cell_are_read() -> None:

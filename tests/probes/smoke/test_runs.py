@@ -1,0 +1,83 @@
+"""Whom a launcher accuses, and what another launcher than the local one is told of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.probes.smoke import resume
+from megacpp_validate.probes.smoke.runs import Run, Runs
+from megacpp_validate.training.parallel.launch import RunEnd
+from megacpp_validate.training.smoke.order import SAME_BITS, SmokeOrder
+
+# Notes what it was given, and leaves the end of a run as its launchers do.
+SBATCH = """#!/bin/sh
+for script; do :; done
+folder=$(dirname "$(dirname "$script")")
+cp "$script" "$folder/job.sh"
+cat > "$folder/run.json" <<'END'
+{"ending": "died", "culprits": [1], "words": "rank 1 died", "seconds": 1.0,
+ "ranks": [{"rank": 0, "receipt": {"rank": 0}}, {"rank": 1, "receipt": null}]}
+END
+echo Submitted batch job 7
+"""
+GONE = "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
+
+
+def new_bench(**settings: str) -> Bench:
+    given = {"size": "tiny", "plan": "data=2 expert_parallel=2", **settings}
+    return Bench(Order("smoke_resume", "s", Target("cpu", ""), "native", stands_on=("imports",), settings=given))
+
+
+@pytest.mark.parametrize(
+    ("ending", "culprits", "passes"),
+    [
+        ("died", (1,), True),
+        ("died", (0,), False),  # the wrong rank
+        ("died", (0, 1), False),
+        ("died", (), False),
+        ("hung", (1,), False),
+        ("done", (), False),
+    ],
+)
+def test_the_rank_that_was_killed_is_accused(ending: str, culprits: tuple[int, ...], *, passes: bool) -> None:
+    bench = new_bench()
+    resume.check_killed(bench, Run("killed", SmokeOrder(), RunEnd(ending, culprits, "a rank died\nmore", (), 1.0)), 1)
+    (check,) = bench.checks
+    assert (check.name, check.passed) == ("killed.is-told", passes)
+    assert "\n" not in check.detail
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_slurm_is_given_what_a_local_run_has(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SAME_BITS:
+        monkeypatch.delenv(name, raising=False)
+    bench = new_bench(launcher="slurm", limit_s="77", deterministic="true" if device == "cuda" else "")
+    bench._device = device
+    runs = Runs(bench, tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", GONE), ("squeue", GONE)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    run = runs.train("run", runs.order())
+    assert (run.end.ending, run.end.words, run.receipts, run.end.culprits) == (
+        "died",
+        "rank 1 died",
+        ({"rank": 0},),
+        (1,),
+    )
+    job = (tmp_path / "run/job.sh").read_text()
+    assert "export OMP_NUM_THREADS=3" in job
+    for name, value in SAME_BITS.items():
+        assert (f"export {name}={value}" in job) is (device == "cuda")
+    assert ("#SBATCH --gres=gpu:2" in job) is (device == "cuda")
+    assert json.loads((tmp_path / "run/order.json").read_text())["device"] == device

@@ -1,0 +1,63 @@
+"""Every plan lies on its mesh, and every reason against a plan is named at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megacpp_validate.training import WrongSize
+from megacpp_validate.training.parallel.plan import ParallelPlan, refuse_plan
+from megacpp_validate.training.sizes import read_size
+
+SPLIT = {"tensor_parallel": 2, "sequence_parallel": True}
+EIGHT = ParallelPlan(world=8, data=4, expert_parallel=2, accumulate=2, **SPLIT)
+
+
+def test_ranks_share_out_everything_once() -> None:
+    ranks = range(EIGHT.world)
+    assert EIGHT.mesh_shape == (2, 2, 2)
+    places = [EIGHT.place(rank) for rank in ranks]
+    assert [(one.expert_data, one.expert, one.tensor) for one in places] == [
+        (rank // 4, rank // 2 % 2, rank % 2) for rank in ranks
+    ]
+    assert [EIGHT.local_experts(rank, 8) for rank in ranks] == [
+        range(rank // 2 % 2 * 4, rank // 2 % 2 * 4 + 4) for rank in ranks
+    ]
+    assert [EIGHT.positions(rank, 32).start for rank in ranks] == [0, 16] * 4
+    for part in range(2):
+        read = [EIGHT.sequences(rank, 16, part=part) for rank in ranks[::2]]
+        assert [place for one in read for place in one] == list(range(8 * part, 8 * part + 8))
+        assert [EIGHT.sequences(rank, 16, part=part) for rank in ranks[1::2]] == read
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "words"),
+    [
+        ({"world": 0}, {}, ["world is 0"]),
+        ({"data": True}, {}, ["data is True"]),
+        ({"world": 2}, {}, ["is not world 2"]),
+        ({"world": 2, "data": 2, "expert_parallel": 2}, {"num_experts": 3}, ["num_experts 3 is not divisible"]),
+        ({"world": 2, "data": 2, "expert_parallel": 2}, {"pattern": "AM"}, ["no layer of experts"]),
+        ({"world": 3, "data": 3, "expert_parallel": 2}, {}, ["data 3 is not", "batch 8 is not"]),
+        ({"world": 2, "tensor_parallel": 2}, {}, ["sequence_parallel is set exactly", "num_gqa_groups 1"]),
+        (
+            {"world": 2, **SPLIT},
+            {"attention": "mla", "rope_dim": 8, "num_gqa_groups": 2},
+            ["latent attention is not split"],
+        ),
+        ({"world": 2, **SPLIT}, {"trajectory_coefficient": 0.1}, ["neighbouring positions"]),
+        ({"world": 2, **SPLIT}, {"length": 31, "lag": 2}, ["length 31"]),
+        ({"world": 2, "data": 2, "accumulate": 8}, {}, ["data times accumulate, 16"]),
+    ],
+)
+def test_all_reasons_are_named(plan: dict[str, Any], changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(WrongSize) as refused:
+        refuse_plan(ParallelPlan(**plan), read_size("tiny", **changes))
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_plans_of_the_matrix_are_taken() -> None:
+    refuse_plan(EIGHT, read_size("tiny", num_gqa_groups=2))
+    refuse_plan(ParallelPlan(4, 4, 2), read_size("small"))
+    refuse_plan(ParallelPlan(world=2, **SPLIT), read_size("small"))

@@ -1,0 +1,118 @@
+"""Impossible orders are refused, with their reasons, before a process starts."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.bridge.errors import BridgeError
+from megacpp_validate.training import TrainingError
+from megacpp_validate.training.parallel.launch import RunEnd
+from megacpp_validate.training.smoke import __main__ as process
+from megacpp_validate.training.smoke import order as orders
+from megacpp_validate.training.smoke.__main__ import main
+from megacpp_validate.training.smoke.order import SAME_BITS, SmokeOrder, read_order, run_smoke
+
+EXPERTS = {"world": 2, "data": 2, "expert_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"changes": {"pattern": "AMXAR"}}, "pattern is 'AMXAR'"),
+        ({"plan": {"world": 4, "data": 2}}, "is not world 4"),
+        ({"plan": {"accumulate": "2"}}, "accumulate is '2'"),
+        ({"plan": {"pipeline": 2}}, "ParallelPlan has no pipeline"),
+        ({"size": "huge"}, "unknown size 'huge'"),
+        ({"colour": "red"}, "SmokeOrder has no colour"),
+        ({"steps": 0, "validate_every": -1}, "steps is 0, and is of int from 1 up; validate_every is -1"),
+        ({"steps": "20", "plan": []}, "plan is []"),
+        ({"audit": 1}, "audit are neither true nor false"),
+        ({"steps": True}, "steps is True"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'"),
+        ({"learning_rate": -1}, "learning_rate -1"),
+        ({"warm_up": 20}, "warm_up 20"),
+        ({"precision": "fp16"}, "precision is 'fp16'"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"precision": "delayed"}, "the target cpu has no recipe delayed"),
+        ({"target": "h300"}, "unknown target 'h300'"),
+        ({"resume": True}, "need a checkpoint_folder"),
+        ({"checkpoint_every": 2}, "need a checkpoint_folder"),
+        ({"features": {"preset": "fast"}}, "'fast'"),
+        ({"forms": {"moe": "dense"}}, "unknown path 'dense'"),
+        ({"forms": {"recompute": "false"}}, "recompute are neither true nor false"),
+        ({"forms": {"speed": True}}, "Forms has no speed"),
+        ({"forms": {"graphs": True}, "plan": {"world": 2, "data": 2}}, "capture on one rank"),
+        ({"forms": {"moe": "padded"}, "plan": EXPERTS}, "no exchange with other ranks"),
+        ({"device": "cuda", "changes": {"batch": 1024}, "plan": {"world": 512, "data": 512}}, "each with a GPU"),
+    ],
+)
+def test_impossible_orders_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(orders, "launch", None)  # which a process would need
+    with pytest.raises((TrainingError, BridgeError), match="Next step") as caught:
+        run_smoke(read_order(given), tmp_path / "run")
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
+    order = SmokeOrder(forms={"expert_backends": ["native"]}, learning_rate=1, warm_up=3, deterministic=True)
+    again = read_order(json.loads(Path(order.write(tmp_path)).read_text()))
+    assert again == order
+    assert again.read_forms().expert_backends == ("native",)
+    assert (again.read_schedule().steps, again.read_schedule().warm_up) == (20, 3)
+    assert read_order({"steps": 5, "schedule_steps": 9}).read_schedule().steps == 9
+    assert (again.environment, read_order({}).environment) == (SAME_BITS, {})
+    assert (again.recipe, read_order({"precision": "block"}).recipe) == (None, "block")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Expecting value"),
+        ("[]", "the order is []"),
+        ('{"size": "huge"}', "unknown size"),
+        ('{"limit_s": "long"}', "float"),
+    ],
+)
+def test_the_process_reports_in_its_last_line_why_nothing_was_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main() == 2
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (answer["ending"], answer["ranks"], answer["culprits"], answer["seconds"]) == ("refused", [], [], 0.0)
+    assert said in answer["words"]
+
+
+@pytest.mark.parametrize(("ending", "code"), [("done", 0), ("died", 1)])
+def test_the_process_reports_the_end_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: str, code: int
+) -> None:
+    rows = [{"rank": rank, "receipt": receipt} for rank, receipt in ((1, {"rank": 1}), (0, {"rank": 0}), (2, None))]
+    seen: list[Any] = []
+
+    def run(order: SmokeOrder, folder: Path, **limits: float) -> RunEnd:
+        seen.append((order.steps, folder, limits))
+        return RunEnd(ending, (1,), "words", tuple(rows), 2.5)
+
+    monkeypatch.setattr(process, "run_smoke", run)
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"steps": 3, "limit_s": 9}'))
+    assert main() == code
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer == {
+        "ending": ending,
+        "culprits": [1],
+        "words": "words",
+        "seconds": 2.5,
+        "ranks": [{"rank": 0}, {"rank": 1}],
+    }
+    ((steps, folder, limits),) = seen
+    assert (steps, limits) == (3, {"limit_s": 9.0})
+    assert folder.exists() == (ending != "done")  # logs stay where the run did not end well
