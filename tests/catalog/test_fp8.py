@@ -6,10 +6,10 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from megacpp_validate.catalog.fp8 import POLICY, PRESETS, WAIVERS, Fp8Policy, PartsRule, read_fp8_policy
 
 from megacpp_validate.bridge.walk_plan import ALIGNMENT
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.fp8 import POLICY, PRESETS, WAIVERS, Fp8Policy, PartsRule, read_fp8_policy
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 WAIVER = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from megacpp_validate.catalog.gate import RULES, WAIVABLE, WAIVERS, read_gate_policy
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
-from megacpp_validate.catalog.gate import RULES, WAIVABLE, WAIVERS, read_gate_policy
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 WAIVER = """
