@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
-
-from .process_guard import WHERE
+from typing import Final
 
 _GUARD: Final = Path(__file__).with_name("process_guard.py")
-_GRACE_S: Final = 10.0  # a killed process that is not gone after this sleeps in the kernel: it is left to its guard
-_CLEANUP_S: Final = 30.0  # for the command that removes a container
+_GRACE_S: Final = 40.0  # a cleanup takes 30 s; a killed process that is not gone then sleeps in the kernel
 _LAST_WORDS_S: Final = 2.0
 _TAIL_S: Final = 0.1
-_WHY_NOT_STARTED: Final = 600  # characters
 _MOST_WORDS: Final = 2**20  # bytes: a process that runs wild writes gigabytes
 _MOST_OUTPUT: Final = 2**28  # bytes that `run_command` returns: an SBOM is tens of MiB
+_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')  # as faulthandler writes it
+_OF_A_STACK: Final = ("Current thread 0x", "Thread 0x", "Extension modules:")
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,6 @@ class Stopped(RuntimeError):
     """`Processes.stop` was called before a process was started, or while it ran."""
 
 
-class NotStarted(OSError):
-    """The starter of a process reports that it failed, or lost it: an engine that is gone, for instance."""
-
-
 @dataclass(frozen=True)
 class Ended:
     """How a process ended.
@@ -68,7 +63,7 @@ class Ended:
         code: exit status, negative for a signal; None for a process that was killed at its limit.
         seconds: wall-clock time.
         words: what it wrote to its standard streams; the end of it, where that is very long.
-        errors: what it wrote to its standard error, where the caller asked for the two streams apart.
+        errors: what it wrote to its standard error, where the caller wants the two streams apart.
     """
 
     how: str
@@ -79,40 +74,33 @@ class Ended:
 
     @property
     def last_words(self) -> str:
-        """The end of what it wrote, on one line, for a message: its errors, or its output where there are none."""
-        return " ".join((self.errors.strip() or self.words).split())[-600:] or "nothing"
+        """The end of its errors, or of its output where there are none, without the stacks that faulthandler adds."""
+        lines = [" ".join(line.split()) for line in (self.errors.strip() or self.words).splitlines()]
+        spoken = [line for line in lines if line and not _FRAME.match(line) and not line.startswith(_OF_A_STACK)]
+        return " | ".join(spoken)[-1200:] or "nothing"
+
+    @property
+    def frame(self) -> str:
+        """Where it was when it died: the innermost frame that faulthandler wrote of the thread that died."""
+        _, _, current = self.words.rpartition("Current thread")
+        found = _FRAME.search(current or self.words)
+        return f"{found[1]}:{found[2]} in {found[3]}" if found else ""
 
 
 @dataclass(frozen=True, eq=False)
 class _Guarded:
-    """A process behind its guard, and the socket to that guard."""
+    """A process behind its guard, and the socket to that guard, which the guard's end closes."""
 
     guard: subprocess.Popen[bytes]
     line: socket.socket
-    grace_s: float
 
-    def wait(self, limit_s: float) -> Mapping[str, Any] | None:
-        """What the guard answers; None where it does not in time, empty where the guard itself died."""
-        until, text = time.monotonic() + limit_s, b""
-        while not text.endswith(b"\n"):
-            self.line.settimeout(max(0.001, until - time.monotonic()))
-            try:
-                more = self.line.recv(65536)
-            except TimeoutError:
-                return None
-            except OSError:
-                return {}
-            if not more:
-                return {}
-            text += more
-        answer: Mapping[str, Any] = json.loads(text)
-        return answer
-
-    def ask_where(self) -> None:
-        """Let the process write down where it hangs."""
-        with suppress(OSError):
-            self.line.sendall(WHERE)
-        self.wait(_LAST_WORDS_S)
+    def wait(self, limit_s: float) -> bytes | None:
+        """What the guard answers, which is nothing where it has started the process; None at the limit."""
+        self.line.settimeout(max(0.001, limit_s))
+        try:
+            return self.line.recv(65536)
+        except OSError as fault:
+            return None if isinstance(fault, TimeoutError) else b""
 
     def hang_up(self) -> None:
         """Let the guard kill the process with all that it started."""
@@ -123,7 +111,7 @@ class _Guarded:
         """The same, and wait until that is done."""
         self.hang_up()
         with suppress(subprocess.TimeoutExpired):
-            self.guard.wait(timeout=self.grace_s)
+            self.guard.wait(timeout=_GRACE_S)
 
 
 @dataclass
@@ -138,16 +126,9 @@ class Processes:
     _stopped: bool = False
 
     def run(
-        self,
-        call: Call,
-        *,
-        folder: Path,
-        limit_s: float,
-        log: Path,
-        errors: Path | None = None,
-        given: Path = Path(os.devnull),
-        ask_where: bool = False,
-    ) -> Ended:
+        self, call: Call, *, folder: Path, limit_s: float, log: Path, errors: Path | None = None,
+        given: Path = Path(os.devnull), ask_where: bool = False,
+    ) -> Ended:  # fmt: skip
         """Run a command in its own process group; its output goes to the file `log` (a pipe would outlive it).
 
         Args:
@@ -164,11 +145,13 @@ class Processes:
             OSError: it cannot be started.
         """
         started = time.monotonic()
-        process = self._start(call, folder, (given, log, errors))
+        process = self._start(call, folder, given, log, errors)
         try:
             answer = process.wait(limit_s)
             if answer is None and ask_where:
-                process.ask_where()
+                with suppress(OSError):
+                    process.line.sendall(b"where\n")
+                process.wait(_LAST_WORDS_S)
         finally:
             process.kill()
             process.line.close()
@@ -176,13 +159,10 @@ class Processes:
                 self._running.discard(process)
         if self._stopped:
             raise Stopped("everything was stopped while this process ran")
-        if answer is not None and "error" in answer:
-            raise OSError(*answer["error"])
-        # A guard that was killed itself has no answer, and its own end is then the process's.
-        code = None if answer is None else answer.get("code", process.guard.returncode)
+        if answer:
+            raise OSError(*json.loads(answer))
+        code = None if answer is None else process.guard.returncode
         words = _read_end(log, _MOST_WORDS)
-        if code in call.not_started:
-            raise NotStarted(" ".join(words.split())[-_WHY_NOT_STARTED:])
         how = f"killed after {limit_s:g} s" if code is None else f"signal {-code}" if code < 0 else "exit"
         return Ended(how, code, time.monotonic() - started, words)
 
@@ -196,33 +176,18 @@ class Processes:
         for process in running:
             process.kill()
 
-    def _start(self, call: Call, folder: Path, files: tuple[Path, Path, Path | None]) -> _Guarded:
-        ours, its = socket.socketpair()
-        given, log, errors = files
-        try:
-            with (
-                its,
-                log.open("wb") as words,
-                (errors or log).open("wb") as faults,
-                given.open("rb") as stdin,
-                self._lock,
-            ):
-                if self._stopped:
-                    raise Stopped("everything was stopped before this process was started")
-                guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_GUARD), str(its.fileno())],
-                    cwd=folder,
-                    stdin=stdin,
-                    stdout=words,
-                    stderr=faults if errors else subprocess.STDOUT,
-                    pass_fds=[its.fileno()],
-                    start_new_session=True,
-                )
-                process = _Guarded(guard, ours, _GRACE_S + (_CLEANUP_S if call.cleanup else 0.0))
-                self._running.add(process)
-        except BaseException:
-            ours.close()
-            raise
+    def _start(self, call: Call, folder: Path, given: Path, log: Path, errors: Path | None) -> _Guarded:
+        with log.open("wb") as words, (errors or log).open("wb") as faults, given.open("rb") as stdin, self._lock:
+            if self._stopped:
+                raise Stopped("everything was stopped before this process was started")
+            ours, its = socket.socketpair()
+            guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GUARD), str(its.fileno())], cwd=folder, stdin=stdin, stdout=words,
+                stderr=faults if errors else subprocess.STDOUT, pass_fds=[its.fileno()], start_new_session=True,
+            )  # fmt: skip
+            its.close()
+            process = _Guarded(guard, ours)
+            self._running.add(process)
         order = {"words": list(call.words), "variables": dict(call.variables), "cleanup": list(call.cleanup)}
         with suppress(OSError):  # a guard that is gone already answers nothing
             ours.sendall(json.dumps(order).encode() + b"\n")
@@ -230,17 +195,10 @@ class Processes:
 
 
 def run_command(  # noqa: PLR0913 - each is an option of one command
-    words: Sequence[str],
-    *,
-    limit_s: float,
-    folder: Path | None = None,
-    variables: Mapping[str, str] | None = None,
-    given: bytes | Path | None = None,
-    apart: bool = False,
-    each_line: Callable[[str], None] | None = None,
-    cleanup: Sequence[str] = (),
-    processes: Processes | None = None,
-) -> Ended:
+    words: Sequence[str], *, limit_s: float, folder: Path | None = None, variables: Mapping[str, str] | None = None,
+    given: bytes | Path = b"", apart: bool = False, each_line: Callable[[str], None] | None = None,
+    cleanup: Sequence[str] = (), processes: Processes | None = None,
+) -> Ended:  # fmt: skip
     """Run one command to its end and read what it wrote; its group is killed at the limit and on an interrupt.
 
     Args:
@@ -248,7 +206,7 @@ def run_command(  # noqa: PLR0913 - each is an option of one command
         limit_s: seconds that it may take.
         folder: the working folder; the current one without it.
         variables: its environment variables, whole; this process's own without them.
-        given: bytes, or a file, for its standard input; empty without it.
+        given: bytes, or a file, for its standard input.
         apart: keep standard error out of `words`, in `errors`: for output that is parsed.
         each_line: called with each line of output while the command runs, from another thread.
         cleanup: a command that removes what outlives the killed process group.
@@ -261,50 +219,37 @@ def run_command(  # noqa: PLR0913 - each is an option of one command
         OSError: the command cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-run-") as name:
-        log, errors = Path(name, "log"), Path(name, "errors")
-        stdin = given if isinstance(given, Path) else Path(os.devnull)
+        log, errors, stdin = Path(name, "log"), Path(name, "errors"), Path(name, "stdin")
         if isinstance(given, bytes):
-            stdin = Path(name, "stdin")
             stdin.write_bytes(given)
         call = Call(tuple(words), dict(os.environ if variables is None else variables), tuple(cleanup))
-        with _follow(log, each_line):
-            ended = (processes or Processes()).run(
-                call,
-                folder=folder or Path.cwd(),
-                limit_s=limit_s,
-                log=log,
-                errors=errors if apart else None,
-                given=stdin,
-            )
-        said = _read_end(errors, _MOST_WORDS) if apart else ""
-        return Ended(ended.how, ended.code, ended.seconds, _read_end(log, _MOST_OUTPUT), said)
-
-
-@contextmanager
-def _follow(log: Path, each_line: Callable[[str], None] | None) -> Iterator[None]:
-    """Call `each_line` for what is written to a file, until the block ends."""
-    if each_line is None:
-        yield
-        return
-    over = threading.Event()
-
-    def follow() -> None:
         log.touch()
-        with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            rest, last = "", False
-            while not last:
-                last = over.wait(_TAIL_S)
-                *lines, rest = (rest + file.read()).split("\n")
-                for line in [*lines, rest] if last and rest else lines:
-                    each_line(line)
+        over, follower = threading.Event(), threading.Thread()
+        if each_line is not None:
+            follower = threading.Thread(target=_follow, args=(log, each_line, over), daemon=True)
+        follower.start()
+        try:
+            ended = (processes or Processes()).run(
+                call, folder=folder or Path.cwd(), limit_s=limit_s, log=log, errors=errors if apart else None,
+                given=given if isinstance(given, Path) else stdin,
+            )  # fmt: skip
+        finally:
+            over.set()
+            follower.join()
+        return replace(
+            ended, words=_read_end(log, _MOST_OUTPUT), errors=_read_end(errors, _MOST_WORDS) if apart else ""
+        )  # fmt: skip
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+
+def _follow(log: Path, each_line: Callable[[str], None], over: threading.Event) -> None:
+    """Call `each_line` for what is written to a file."""
+    with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        rest, last = "", False
+        while not last:
+            last = over.wait(_TAIL_S)
+            *lines, rest = (rest + file.read()).split("\n")
+            for line in [*lines, rest] if last and rest else lines:
+                each_line(line)
 
 
 def _read_end(log: Path, most: int) -> str:

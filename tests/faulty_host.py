@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
 from megacpp_validate.canary.dynamic import planting
 from megacpp_validate.catalog.bridge import matrix_folder
-from megacpp_validate.environments.chosen import Found
 from megacpp_validate.environments.interpreter import put_over
+from megacpp_validate.environments.stacks import Found
 from tests.environments.places import LAPTOP, make_probes
 from tests.environments.site_folders import make_te
 

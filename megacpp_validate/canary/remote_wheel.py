@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from ..errors import NoEnvironment
-from ..probes.doctor_elf import Elf
+from ..probes.doctor_elf import Elf, read_elf
 
 _LIMIT_S = 120.0  # of one answer
 _PART = 8 * 2**20  # bytes of one request
@@ -112,8 +112,7 @@ class RemoteWheel:
             copy = Path(folder, PurePosixPath(place).name)
             with _explained(self.name), self._zip.open(place) as member, copy.open("wb") as file:
                 shutil.copyfileobj(member, file, 2**20)
-            with Elf(copy) as elf:
-                yield elf
+            yield read_elf(copy)
 
 
 @contextmanager

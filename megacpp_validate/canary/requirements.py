@@ -11,8 +11,7 @@ from packaging.version import Version
 from ..catalog.bridge import Catalog
 from ..catalog.images import Images, read_images
 from ..catalog.needs import Needs, read_needs
-from ..environments.fits import Fit, FitVerdict, Stack, judge_stack
-from ..environments.given import Given, read_given
+from ..environments.fits import Fit, FitVerdict, Given, Stack, judge_stack, read_given
 from ..errors import WrongArguments
 from ..evidence.values import read_version
 

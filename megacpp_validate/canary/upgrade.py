@@ -18,28 +18,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..catalog.bridge import Catalog
 from ..catalog.needs import read_needs
-from ..environments.chosen import (
-    Means,
-    Spec,
-    find_environments,
-    is_same_release,
-    make_environment,
-    read_spec,
-    resolve_environment,
-)
-from ..environments.facts import read_facts
-from ..environments.fleet import Event, count_cores, plan_jobs, read_room, share_cores
+from ..environments.environment import read_facts
+from ..environments.fleet import Event, Room, plan_jobs, share_cores
+from ..environments.host_session import build_support
 from ..environments.interpreter import own_interpreter, read_commit
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
-from ..environments.session_result import build_support
 from ..environments.stacks import (
     AGAIN,
+    Means,
     RunOptions,
+    Spec,
     Stack,
     StackOptions,
     StackRequest,
     StackRun,
+    find_environments,
+    is_same_release,
+    make_environment,
     prepare_stacks,
+    read_spec,
+    resolve_environment,
     run_stacks,
 )
 from ..errors import NoEnvironment, NothingSelected, WrongArguments, writing_to
@@ -83,7 +81,7 @@ class CanaryOptions:
         every_installed: all releases that the host has, oldest first.
         environments: "NAME=WAY:VALUE", each a stack of that name.
         target: empty for that of the GPU that is here.
-        jobs, gpu_memory_mib: 0 for what suits this machine.
+        jobs: 0 for what suits this machine.
         limit_s: seconds that one cell may take.
         times: whether modules are timed; only a GPU is.
         matrix: folder of the matrix files; the project's own where it is None.
@@ -105,7 +103,6 @@ class CanaryOptions:
     probes: tuple[str, ...] = ()
     receipts: Path = Path(".megacpp/canary")
     jobs: int = 0
-    gpu_memory_mib: float = 0.0
     limit_s: float = 600.0
     fresh: bool = False
     times: bool = True
@@ -453,7 +450,7 @@ def _run_on_device(
     selected = choose_canary_probes(catalog, options.probes)  # a typing error is reported before anything is made
     named = [read_spec(text) for text in options.environments]
     processes = Processes()
-    variables = share_cores(os.environ, plan_jobs(count_cores(), options.jobs))
+    variables = share_cores(os.environ, plan_jobs(options.jobs))
     here = read_facts(own_interpreter(variables), processes)
     target = find_target(catalog, options.target) if options.target else choose_target(catalog, [here])
     is_gpu, reason = bool(target.arch), why_not_here(target, here)
@@ -463,7 +460,7 @@ def _run_on_device(
         stacks = tuple(Stack(stack.name, problem=reason) for stack in requests)
     else:
         stacks = prepare_stacks(requests, processes)
-    room = read_room(variables, gpu=is_gpu, jobs=options.jobs, memory_mib=options.gpu_memory_mib)
+    room = Room(plan_jobs(options.jobs, gpu=is_gpu))
     cells = StackOptions(options.probes, options.seed, options.times and is_gpu, tool, read_commit(), variables)
     running = RunOptions(options.receipts.absolute(), room, options.limit_s, options.fresh, progress.cell)
     with writing_to(options.receipts, "receipts", "--receipts"):

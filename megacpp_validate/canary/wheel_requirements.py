@@ -19,11 +19,12 @@ from packaging.version import Version
 from ..catalog.bridge import Catalog, matrix_folder
 from ..catalog.images import Range, read_images
 from ..catalog.needs import CudaLibrary, Need, Needs, read_needs
+from ..diagnosis.rows import owner_of
 from ..environments.fits import LIBRARIES
 from ..errors import Exit, ToolError, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from ..probes.doctor_elf import NotReadable, Symbol, find_owner
+from ..probes.doctor_elf import NotReadable, Symbol
 from .remote_wheel import RemoteWheel
 from .static.sources import Sources
 
@@ -143,7 +144,7 @@ def _read_core(sources: Sources, distribution: str, te: str) -> tuple[CoreWheel,
         if place is None:
             raise NotReadable(f"{wheel.name} has no {_CORE_FILE}")
         with wheel.open_library(place) as elf:
-            symbols = list(elf.wants())
+            symbols = list(elf.wants)
             core = CoreWheel(
                 distribution=distribution, wheel=wheel.name, needed=elf.needed, undefined=len(symbols)
             )  # fmt: skip
@@ -152,8 +153,7 @@ def _read_core(sources: Sources, distribution: str, te: str) -> tuple[CoreWheel,
 
 def _is_of(symbol: Symbol, library: CudaLibrary) -> bool:
     """A versioned symbol names the file that it is expected from; of another its own name says whose it is."""
-    owner, homes = find_owner(symbol.name)
-    return owner == library.title and (not symbol.source or bool(re.match(homes, symbol.source)))
+    return all(owner_of(name) == library.title for name in filter(None, (symbol.name, symbol.source)))
 
 
 def _choose_distribution(library: CudaLibrary, cuda: int) -> str:

@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from .app import Answer, Context, Result, fill, show_event, split_names, verb
 from .options import Cells, Fresh, Jobs, Overlays, Probes
 
@@ -24,7 +22,6 @@ def matrix(
     launcher: Annotated[Literal["local", "slurm"], "What runs the jobs."] = "local",
     cluster: Annotated[Path | None, "TOML file: options of this site's Slurm."] = None,
     jobs: Jobs = 0,
-    wait: Annotated[float, typer.Option(min=0, help="Minutes for all cells; 0: as long as it takes.")] = 0.0,
     fresh: Fresh = False,
     plan: Annotated[bool, "Show what would be run; start nothing."] = False,
 ) -> Result | Answer:
@@ -33,15 +30,15 @@ def matrix(
     The same command goes on after an interrupt or a kill: it finds the jobs that are on their way, and runs what has no
     receipt.
     """
-    from ..environments.chosen import read_spec
     from ..environments.interpreter import read_commit
     from ..environments.matrix import MatrixOptions, plan_matrix, run_matrix
     from ..environments.slurm import read_cluster
+    from ..environments.stacks import read_spec
 
     given, catalog = {**locals()}, context.catalog
     site = read_cluster(cluster, [target.id for target in catalog.targets])
     options = fill(
-        MatrixOptions, given, specs=tuple(map(read_spec, environment)), cluster=site, wait_s=wait * 60,
+        MatrixOptions, given, specs=tuple(map(read_spec, environment)), cluster=site,
         variables=dict(os.environ), commit=read_commit(),
     )  # fmt: skip
     if plan:

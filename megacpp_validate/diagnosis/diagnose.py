@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt
 from ..evidence.values import Cause
@@ -371,13 +371,6 @@ NO_SPACE: Final = os.strerror(errno.ENOSPC)
 NOT_STARTED: Final = "the process could not be started"  # as `environments.cell` reports it
 
 
-class RetryFault(NamedTuple):
-    """An infrastructure fault that an attempt may be repeated for: its name, and what happened."""
-
-    name: str
-    says: str
-
-
 def find_host_fault(receipt: Receipt) -> str:
     """The fault of the host that a red receipt is red for; empty where it is good, or red for anything else.
 
@@ -396,15 +389,15 @@ def find_host_fault(receipt: Receipt) -> str:
     return found[-1] if found and all(found) else ""
 
 
-def find_retry_fault(receipt: Receipt) -> RetryFault | None:
-    """The infrastructure fault that a job's receipt shows; None where the receipt is an answer and is kept."""
+def find_retry_fault(receipt: Receipt) -> str:
+    """The infrastructure fault of a receipt, as "name: what happened"; empty where the receipt is an answer."""
     if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
-        return RetryFault("killed", f"its process was ended from outside, by {receipt.failure.type}")
+        return f"killed: its process was ended from outside, by {receipt.failure.type}"
     if receipt.outcome is Outcome.NOT_RUN and NO_SPACE in receipt.reason:
-        return RetryFault("disk-full", receipt.reason)
+        return f"disk-full: {receipt.reason}"
     if receipt.outcome is Outcome.NOT_RUN and receipt.reason.startswith(NOT_STARTED):
-        return RetryFault("not-started", receipt.reason)
-    return None
+        return f"not-started: {receipt.reason}"
+    return ""
 
 
 def _read_host_fault(text: str) -> str:

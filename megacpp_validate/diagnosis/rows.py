@@ -295,14 +295,14 @@ OF_THE_PROGRAM: Final = re.compile(
 )
 # Slurm's words (squeue(1), JOB STATE CODES) for ends that say nothing of what the job ran: such a job is run again.
 JOB_ENDS: Final = {
-    "NODE_FAIL": ("node-fail", "the node was lost"),
-    "PREEMPTED": ("preempted", "another job took its place"),
-    "CANCELLED": ("cancelled", "somebody cancelled the job"),
-    "TIMEOUT": ("job-time-limit", "the job's time limit, which is longer than the cell's, was reached"),
-    "DEADLINE": ("deadline", "the job's deadline passed"),
-    "BOOT_FAIL": ("boot-fail", "the node did not start"),
-    "OUT_OF_MEMORY": ("out-of-memory", "the job took more memory than it was given"),
-    "REVOKED": ("revoked", "another cluster has it"),
+    "NODE_FAIL": "node-fail: the node was lost",
+    "PREEMPTED": "preempted: another job took its place",
+    "CANCELLED": "cancelled: somebody cancelled the job",
+    "TIMEOUT": "job-time-limit: the job's time limit, which is longer than the cell's, was reached",
+    "DEADLINE": "deadline: the job's deadline passed",
+    "BOOT_FAIL": "boot-fail: the node did not start",
+    "OUT_OF_MEMORY": "out-of-memory: the job took more memory than it was given",
+    "REVOKED": "revoked: another cluster has it",
 }
 # What varies between two sightings of one failure, and what takes its place. In this order: each pattern is written for
 # what the ones before it leave. What replaces has no digit and no slash, so that normalising again changes nothing.

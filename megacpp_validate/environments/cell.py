@@ -21,20 +21,16 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED, find_retry_fault
+from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED
 from ..errors import InfrastructureFailed
 from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import TIMED, Order
-from ..process import Ended, NotStarted, Processes
+from ..process import Ended, Processes
 from .environment import Environment
-from .plan import receipt_without_probe
 
 _ATTEMPT: Final = re.compile(r"\.attempt-\d+\.log$")  # the output of an attempt that a fault of the cluster ended
 _MODULE: Final = "megacpp_validate.probes"
-_LAST_WORDS: Final = 1200  # characters
-_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')  # as faulthandler writes it
-_OF_A_STACK: Final = ("Current thread 0x", "Thread 0x", "Extension modules:")
 
 
 class FolderTaken(InfrastructureFailed):
@@ -93,22 +89,24 @@ class Cell:
         lock = (Path(self.order.turnstile).parent,) if self.order.turnstile else ()
         call = self.environment.call(_MODULE, str(place), shares=(work, *lock))
         self.log.open("wb").close()  # a log that cannot be written is no fault of the probe
+        outcome: Outcome | None = None
         try:
             ended = processes.run(
                 call, folder=work / "folder", limit_s=self.limit_s, log=self.log, given=work / "order", ask_where=True
             )
-        except OSError as fault:
-            outcome = Outcome.NOT_RUN if isinstance(fault, NotStarted) else Outcome.ERROR
+            if ended.code in call.not_started:
+                outcome, fault = Outcome.NOT_RUN, ended.last_words
+        except OSError as refused:
+            outcome, fault = Outcome.ERROR, str(refused)
+        if outcome is not None:
             return replace(receipt_without_probe(self.order, outcome, f"{NOT_STARTED}: {fault}"), started=started)
-        reason = ""
-        if ended.code == 0:
-            try:
-                receipt = read_receipt(place)
-                if answers(self.order, receipt):
-                    return receipt
-                reason = f"it answers another order than {self.order.cell} with its seed, request and environment"
-            except ReceiptInvalid as fault:
-                reason = fault.reason
+        try:
+            receipt = read_receipt(place)
+            reason = f"it answers another order than {self.order.cell} with its seed, request and environment"
+            if ended.code == 0 and answers(self.order, receipt):
+                return receipt
+        except ReceiptInvalid as invalid:
+            reason = invalid.reason
         died = _explain_death(self.order, ended, self.limit_s, reason)
         return replace(died, started=started, seconds={"total": round(ended.seconds, 3)})
 
@@ -142,8 +140,8 @@ def bring_home(receipt: Receipt, work: Path, folder: Path) -> None:
 
 def _explain_death(order: Order, ended: Ended, limit_s: float, reason: str) -> Receipt:
     """The receipt of a process that was killed, or that left none that can be used, for the reason given."""
-    last, frame = _last_words(ended), _frame(ended.words)
-    where, status, outcome = f" in {frame}" if frame else "", f"exit status {ended.code}", Outcome.ERROR
+    where, status = f" in {ended.frame}" if ended.frame else "", f"exit status {ended.code}"
+    outcome, kind, text = Outcome.ERROR, status, f"ended with {status} before it wrote a receipt"
     if ended.code is None:
         outcome, kind, text = Outcome.TIMEOUT, "timeout", f"killed after {limit_s:g} s{where}"
     elif ended.code < 0:
@@ -153,26 +151,19 @@ def _explain_death(order: Order, ended: Ended, limit_s: float, reason: str) -> R
     elif ended.code == 0:
         kind, text = "no-receipt", f"the process ended well and left no receipt that can be used ({reason})"
     elif NO_SPACE in ended.words:  # of the disk alone, and no evidence
-        outcome, kind = Outcome.NOT_RUN, status
-        text = f"{NO_SPACE}: it ended with {status} and could not write a receipt"
-    else:
-        kind, text = status, f"ended with {status} before it wrote a receipt"
-    failure = Failure(kind, last, frame, ended.words[-20_000:])
-    return replace(receipt_without_probe(order, outcome, f"{text}; its last words: {last}"), failure=failure)
+        outcome, text = Outcome.NOT_RUN, f"{NO_SPACE}: it ended with {status} and could not write a receipt"
+    failure = Failure(kind, ended.last_words, ended.frame, ended.words[-20_000:])
+    reason = f"{text}; its last words: {ended.last_words}"
+    return replace(receipt_without_probe(order, outcome, reason), failure=failure)
 
 
-def _last_words(ended: Ended) -> str:
-    """The end of the log without the stacks that faulthandler adds, which the frame names."""
-    lines = [line.strip() for line in ended.words.splitlines()]
-    spoken = [line for line in lines if line and not _FRAME.match(line) and not line.startswith(_OF_A_STACK)]
-    return " | ".join(spoken)[-_LAST_WORDS:] or "nothing"
-
-
-def _frame(words: str) -> str:
-    """Where a process was when it died: the innermost frame that faulthandler wrote of the thread that died."""
-    _, _, current = words.rpartition("Current thread")
-    found = _FRAME.search(current or words)
-    return f"{found[1]}:{found[2]} in {found[3]}" if found else ""
+def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:
+    """The receipt of a cell whose probe could not write one."""
+    same = ("cell", "stack", "probe", "requested", "requested_because", "seed", "lock_hash", "image_digest", "commit",
+            "tool", "environment")  # fmt: skip
+    return Receipt(
+        target=order.target.id, outcome=outcome, reason=reason, **{name: getattr(order, name) for name in same}
+    )
 
 
 # --- which receipts are answers --------------------------------------------------------------------------------------
@@ -184,16 +175,11 @@ def is_done(order: Order, receipt: Receipt) -> bool:
     A receipt of another order or environment is no answer, and neither is one of a cell that did not run, that was
     ended from outside or by a full disk, or that lacks the timings that the order requests.
     """
-    if not order.environment or not answers(order, receipt):
-        return False
-    if (receipt.tool, receipt.commit) != (order.tool, order.commit):
-        return False
-    if receipt.outcome is Outcome.NOT_RUN or NO_SPACE in receipt.reason:
-        return False
-    if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
-        return False
-    is_timed = order.times and order.probe in TIMED
-    return not (is_timed and receipt.outcome is Outcome.PASS and not receipt.timings)
+    same = answers(order, receipt) and (receipt.tool, receipt.commit) == (order.tool, order.commit)
+    ran = receipt.outcome is not Outcome.NOT_RUN and NO_SPACE not in receipt.reason
+    killed = receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE
+    untimed = order.times and order.probe in TIMED and receipt.outcome is Outcome.PASS and not receipt.timings
+    return bool(order.environment) and same and ran and not killed and not untimed
 
 
 def find_done(order: Order, place: Path) -> Receipt | None:
@@ -203,12 +189,6 @@ def find_done(order: Order, place: Path) -> Receipt | None:
     except ReceiptInvalid:
         return None
     return receipt if is_done(order, receipt) else None
-
-
-def find_fault(receipt: Receipt) -> str:
-    """The infrastructure fault in a receipt, as "name: what happened"; empty where the receipt is an answer."""
-    fault = find_retry_fault(receipt)
-    return f"{fault.name}: {fault.says}" if fault else ""
 
 
 def receipt_of_given_up(order: Order, faults: Sequence[str]) -> Receipt:

@@ -20,8 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from ..process import Call
-from .environment import NoEnvironment, hash_parts, list_sources, list_variables, read_driver
+from ..evidence.receipt import hash_code
+from ..process import Call, run_command
+from .environment import NoEnvironment, hash_parts, list_variables, read_driver
 from .interpreter import PACKAGE
 from .plan import IMAGE_DIGEST
 from .venv import run_tool
@@ -84,7 +85,7 @@ class ContainerEnvironment:
         passed = {name: self.variables[name] for name in self._passed()}
         return hash_parts((
             "container", self.image_digest, self.image_id, self.python, str(self.gpus), "driver", read_driver(),
-            "variables", *list_variables(passed), "package", *list_sources(PACKAGE),
+            "variables", *list_variables(passed), "package", hash_code(),
         ))  # fmt: skip
 
     def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
@@ -134,33 +135,20 @@ def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> C
             f"there is no docker, which the image {image} needs. Likely cause: it is not installed, or not on PATH. "
             "Next step: install Docker Engine, or take an overlay or a lock instead."
         )
-    try:
-        found = _inspect(docker, image, variables)
-    except NoEnvironment:
+    inspect = (docker, "image", "inspect", "--format", "{{json .}}", image)
+    if run_command(inspect, variables=variables, limit_s=_QUICK_S).code:
         run_tool(
             (docker, "pull", "--quiet", image), variables, limit_s=_PULL_S, deed=f"docker cannot pull {image}",
             cause="the engine does not run, the registry does not answer or wants a login, or it has no such digest",
             step="`docker pull` it by hand; on a host with no network `docker load` it from an archive",
         )  # fmt: skip
-        found = _inspect(docker, image, variables)
+    # A warning of Docker's stands on a line of its own.
+    lines = run_command(inspect, variables=variables, limit_s=_QUICK_S).words.splitlines()
+    found: dict[str, Any] = json.loads(next((line for line in lines if line.startswith("{")), "{}"))
     own = dict(entry.partition("=")[::2] for entry in (found.get("Config") or {}).get("Env") or ())
     python = _find_python(docker, image, variables, gpus=gpus)
     path, because = own.get("PYTHONPATH", ""), f"the image {image}, with {python}"
     return ContainerEnvironment(docker, image, str(found.get("Id", "")), python, path, variables, gpus, because)
-
-
-def _inspect(docker: str, image: str, variables: Mapping[str, str]) -> dict[str, Any]:
-    """What Docker knows of an image."""
-    text = run_tool(
-        (docker, "image", "inspect", "--format", "{{json .}}", image), variables, limit_s=_QUICK_S,
-        deed=f"docker does not know the image {image}",
-        cause="the engine does not run, or belongs to another user",
-        step="`docker info` gives details; DOCKER_HOST names another engine",
-    )  # fmt: skip
-    # A warning of Docker's stands on a line of its own.
-    line = next((line for line in text.splitlines() if line.startswith("{")), "{}")
-    found: dict[str, Any] = json.loads(line)
-    return found
 
 
 def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,21 +13,18 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from .. import TOOL
-from ..catalog.bridge import Catalog, Target
+from ..catalog.bridge import Catalog
 from ..catalog.needs import Needs
 from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
 from ..process import Ended, Processes
-from .doctor_result import DoctorResult
-from .doctor_rules import NOT_STARTED, TE, Host, judge_host
+from .doctor_rules import NOT_STARTED, TE, DoctorResult, Host, judge_host
 from .environment import Environment, NoEnvironment
 from .interpreter import host_interpreter, put_over
-from .plan import UnknownTarget, find_target
+from .plan import choose_names, find_arch, find_target
 
 _MODULE: Final = "megacpp_validate.probes.doctor"
 _PATH: Final = TypeAdapter(PathLook)
 _PACKAGE: Final = TypeAdapter(PackageLook)
-_LAST_WORDS: Final = 400  # characters
-Run = Callable[[str], tuple[Path, Ended]]
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,9 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
         NoEnvironment: the interpreter cannot be used, or has no stack.
     """
     started = time.monotonic()
-    if options.target:
-        find_target(catalog, options.target)
+    named = find_target(catalog, options.target) if options.target else None
     stacks = {stack.id: stack for stack in catalog.stacks}
-    if options.stack and options.stack not in stacks:
-        raise UnknownTarget(f"there is no stack {options.stack!r}. Next step: choose one of {', '.join(stacks)}.")
+    choose_names("stack", tuple(stacks), [options.stack] if options.stack else [])
     stack = stacks.get(options.stack)
     environment = host_interpreter(variables, options.python)
     if options.overlays:
@@ -78,7 +73,9 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
             "Transformer Engine. Likely cause: this is a laptop, or the tool's own environment. Next step: name the "
             "interpreter of the stack with --python PATH, or its site folders with --overlays."
         )
-    target = _choose_target(catalog, options.target, path)
+    # Compared with no row, an unknown GPU would pass for a clean host.
+    arch = f"sm_{path.capability.replace('.', '')}"
+    target = named or (find_arch(catalog, path.gpu, arch, "") if path.gpu else find_target(catalog, "cpu"))
     modules = tuple(module.id for module in catalog.modules)
     return DoctorResult(
         tool=TOOL,
@@ -89,21 +86,6 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
         packages=packages,
         differences=judge_host(Host(path, packages, modules, target, stack, catalog.pinned, needs)),
         seconds=round(time.monotonic() - started, 1),
-    )
-
-
-def _choose_target(catalog: Catalog, name: str, path: PathLook) -> Target:
-    """The named target, else that of the GPU, else the one without a GPU."""
-    if name or not path.gpu:
-        return find_target(catalog, name or "cpu")
-    arch = f"sm_{path.capability.replace('.', '')}"
-    known = [target for target in catalog.targets if target.arch]
-    for target in known:
-        if target.arch == arch:
-            return target
-    raise UnknownTarget(  # compared with no row it would pass for a clean host
-        f"the matrix has no target for {path.gpu} ({arch}). Next step: name one with --target, of "
-        f"{', '.join(target.id for target in known)} or cpu, or add a row to matrix/targets.toml."
     )
 
 
@@ -118,62 +100,48 @@ def take_looks(
     with tempfile.TemporaryDirectory(prefix="megacpp-doctor-") as name:
         scratch = Path(name)
 
-        def run(what: str) -> tuple[Path, Ended]:
-            own, answer = scratch / what, scratch / f"{what}.json"
-            own.mkdir()  # a working folder of its own: what lies where the tool was started must not be imported
-            call = environment.call(_MODULE, what, str(answer), shares=(scratch,))
+        def run(what: str) -> Ended:
+            (scratch / what).mkdir()  # its own working folder: what lies where the tool was started is not imported
+            call = environment.call(_MODULE, what, f"{scratch / what}.json", shares=(scratch,))
             log = scratch / f"{what}.log"
-            return answer, processes.run(call, folder=own, limit_s=options.limit_s, log=log, ask_where=True)
+            return processes.run(call, folder=scratch / what, limit_s=options.limit_s, log=log, ask_where=True)
 
+        def look_at_package(package: str) -> PackageLook:
+            try:
+                ended = run(package)
+            except OSError as fault:
+                return PackageLook(package, installed=True, ended=f"{NOT_STARTED}: {fault}")
+            return _read_package(package, ended, Path(f"{scratch / package}.json"))
+
+        words = ""
+        try:
+            words = run("path").last_words
+            path = _PATH.validate_json((scratch / "path.json").read_bytes())
+        except (OSError, ValidationError) as fault:
+            raise NoEnvironment(
+                f"{environment.shown} does not answer: {words or fault}. Likely cause: it is no Python of 3.11 or "
+                "newer, or another megacpp-validate comes first on its path. Next step: give another interpreter with "
+                "--python."
+            ) from fault
         with ThreadPoolExecutor(max_workers=max(1, options.jobs)) as pool:
             try:
-                path = pool.submit(_look_at_path, environment.shown, run)
-                found = pool.map(lambda name: _look_at_package(name, run), names)
-                return path.result(), tuple(found)
+                return path, tuple(pool.map(look_at_package, names))
             except BaseException:  # an interrupt too: nothing may keep running behind it
                 processes.stop()
-                pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
 
-def _look_at_path(shown: str, run: Run) -> PathLook:
-    try:
-        answer, ended = run("path")
-        if answer.is_file():
-            return _PATH.validate_json(answer.read_bytes())
-        what = f"does not answer ({ended.how}). Its last output: {_last_words(ended)}"
-        cause = "a Python older than 3.11, or a damaged one"
-    except OSError as fault:
-        what = f"cannot be started: {fault.strerror or fault}"
-        cause = "this is not an interpreter, or is one for another machine"
-    except ValidationError:
-        what, cause = "answers in another form", "another megacpp-validate comes first on its path"
-    raise NoEnvironment(f"{shown} {what}. Likely cause: {cause}. Next step: give another interpreter with --python.")
-
-
-def _look_at_package(name: str, run: Run) -> PackageLook:
-    """One package; where its process left no answer, how it ended is what was seen."""
-    try:
-        answer, ended = run(name)
-    except OSError as fault:
-        return PackageLook(name, installed=True, ended=f"{NOT_STARTED}: {fault}")
+def _read_package(name: str, ended: Ended, answer: Path) -> PackageLook:
+    """One package; where its process left no answer, how the process ended is what was seen."""
     how = ended.how if ended.code is None or ended.code < 0 else f"exit status {ended.code}"
+    words = f"{ended.last_words}{f' in {ended.frame}' if ended.frame else ''}"
     try:
         look = _PACKAGE.validate_json(answer.read_bytes())
     except (OSError, ValidationError):
-        return PackageLook(name, installed=True, ended=how, words=_last_words(ended), seconds=round(ended.seconds, 3))
+        return PackageLook(name, installed=True, ended=how, words=words, seconds=round(ended.seconds, 3))
     if ended.code == 0:
         return look
-    # It answered what it imported, and ended at a call: that is what was seen of the call.
+    # The answer has the import: the process ended at a call.
     right = None if ended.code is None else False
-    died = Behaviour(f"a call of {name}", "small tensor", f"{how}: {_last_words(ended)}", right)
+    died = Behaviour(f"a call of {name}", "small tensor", f"{how}: {words}", right)
     return replace(look, behaviours=(*look.behaviours, died))
-
-
-def _last_words(ended: Ended) -> str:
-    """The end of its output; where Python names the innermost frame, from there."""
-    lines = [" ".join(line.split()) for line in ended.words.splitlines() if line.strip()]
-    starts = (at for at, line in enumerate(lines) if line.startswith(("Fatal Python error", "Current thread")))
-    start = next(starts, None)
-    shown = lines[-3:] if start is None else lines[start : start + 4]
-    return " | ".join(shown)[-_LAST_WORDS:] or "nothing"

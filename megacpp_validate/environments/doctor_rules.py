@@ -6,31 +6,27 @@ loader error means, and what to do about it, comes from the table of failures in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import PurePath
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..catalog.bridge import Stack, Target
 from ..catalog.needs import CudaLibrary, Need, Needs, VendorPackage
-from ..diagnosis.diagnose import diagnose
 from ..diagnosis.next_steps import advise
+from ..diagnosis.rows import owner_of
+from ..errors import Exit, exit_for
 from ..evidence.doctor_look import Distribution, Extension, PackageLook, PathLook, Wanted
-from ..evidence.values import read_version
-from .doctor_result import Aspect, Difference, Weight
+from ..evidence.values import Frozen, read_version
 
 TE: Final = "transformer_engine.pytorch"
 NOT_STARTED: Final = "not started"
-_FA3: Final = "flash_attn_interface"
 _RUNTIME: Final = "libcudart"
-_DRIVER: Final = "libcuda.so.1"
-_TORCH_ABI: Final = "torch ABI"
 _CORES: Final = (12, 13)  # major CUDA releases that a core library is on the index for
 _MOST: Final = 3  # examples in a sentence
 _PATCHED: Final = 0.1  # share of files that a person patches; between 2.17.1 and 2.18.0 a quarter of them changes
@@ -38,7 +34,92 @@ _PATCHED: Final = 0.1  # share of files that a person patches; between 2.17.1 an
 _LAYOUT: Final = ("c10/core/TensorImpl.h", "c10/core/impl/PyObjectSlot.h", "c10/core/impl/SizesAndStrides.h",
                   "c10/core/StorageImpl.h")  # fmt: skip
 Words = Mapping[str, object]
-BREAKS, UNKNOWN, RISK, NOTE = Weight.BREAKS, Weight.UNKNOWN, Weight.RISK, Weight.NOTE
+
+
+class Weight(StrEnum):
+    """How bad a difference is; in this order."""
+
+    BREAKS = "breaks"  # it fails, or computes wrongly
+    UNKNOWN = "unknown"  # it could not be checked
+    RISK = "risk"  # it may fail, depending on what is called
+    NOTE = "note"  # nothing fails because of it
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return list(Weight).index(self)
+
+
+class Aspect(StrEnum):
+    """What a difference is about."""
+
+    IMPORT = "import"
+    MISSING = "missing"
+    VERSION = "version"
+    SECOND_COPY = "second copy"
+    SYMBOL = "symbol"
+    LIBRARY = "library"
+    TORCH_ABI = "torch ABI"
+    PYTHON_ABI = "Python ABI"
+    CUDA_RUNTIME = "CUDA runtime"
+    DRIVER = "driver"
+    METADATA = "metadata"
+    LOOK = "look"
+
+
+class Difference(Frozen):
+    """One difference.
+
+    Attributes:
+        subject: the package or library, as people call it.
+        seen, wanted: what is there, and what should be; in words.
+        breaks: bridge modules that fail because of it, in dependency order.
+        how: what happens to them.
+        next_step: what to do.
+        source: where the wanted state is documented or was seen; empty where it is plain.
+    """
+
+    weight: Weight
+    aspect: Aspect
+    subject: str
+    seen: str
+    wanted: str
+    breaks: tuple[str, ...] = ()
+    how: str
+    next_step: str
+    source: str = ""
+
+
+class DoctorResult(Frozen):
+    """One interpreter, checked.
+
+    Attributes:
+        interpreter: its path, and why the doctor chose it.
+        target: the row of `matrix/targets.toml` that it is compared with.
+        stack: the row of `matrix/stacks.toml` that it is compared with, and whether that is the pinned one.
+        path: what it would find, without importing any of it.
+        packages: as loaded, a process each.
+        differences: worst first, then in dependency order of what they break.
+    """
+
+    schema_id: Literal["megacpp-validate/doctor/1"] = "megacpp-validate/doctor/1"
+    tool: str
+    interpreter: str
+    target: str
+    stack: str
+    path: PathLook
+    packages: tuple[PackageLook, ...]
+    differences: tuple[Difference, ...]
+    seconds: float
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where something fails; evidence is missing where something could not be checked."""
+        weights = {difference.weight for difference in self.differences}
+        return exit_for(breaks=Weight.BREAKS in weights, lacks=Weight.UNKNOWN in weights)
+
+
+BREAKS, UNKNOWN, RISK, NOTE = Weight
 
 
 class Kind(NamedTuple):
@@ -53,40 +134,23 @@ class Kind(NamedTuple):
 
 
 KINDS: Final = {
-    "gpu": Kind(UNKNOWN, Aspect.LOOK, "{gpu}", "a GPU of the target {target} ({arch})",
-        "the doctor did not check what needs that GPU",
-        "run it on a machine of the target {target}, or give --target cpu"),
-    "machine": Kind(UNKNOWN, Aspect.LOOK, "{machine}", "{wanted}",
-        "packages for this machine are not those of the target",
-        "run it on a machine of the target {target}"),
+    "host": Kind(UNKNOWN, Aspect.LOOK, "{host}", "{wanted}, as the target {target} has", "the doctor did not check "
+        "what needs it", "run it on a machine of the target {target}, or give --target cpu"),
     "stack": Kind(NOTE, Aspect.VERSION, "{te}", "{release}, the {which} stack {stack}",
         "results of that stack do not hold for this one",
-        "install transformer-engine=={release}{grid}"),
+        "install transformer-engine=={release}"),
     "missing": Kind(NOTE, Aspect.MISSING, "`import {id}` finds no module", "{distribution}, for the target {target}",
-        "features that need it fall back to native PyTorch",
-        "install {distribution} for torch {torch}, or go without it"),
-    "no torch": Kind(BREAKS, Aspect.MISSING, "`import torch` finds no module", "torch, for the target {target}",
-        "nothing runs", "install torch, or give another interpreter with --python"),
+        "features that need it fall back to native PyTorch", "install {distribution} for torch {torch}, or "
+        "name another interpreter with --python"),
     "import": Kind(BREAKS, Aspect.IMPORT, "{what}", "an import without an error",
         "every path of it is lost; the bridge falls back", "{advice}"),
-    "replaced": Kind(UNKNOWN, Aspect.METADATA,
-        "of {compared} files that its installer recorded, {changed} are changed and {gone} are gone: {shown}",
-        "the files of the release in its metadata",
-        "the installed release is unknown, so the doctor did not check what depends on its version",
-        "install {distribution} again"),
     "patched": Kind(RISK, Aspect.METADATA,
         "of {compared} files that its installer recorded, {changed} are changed and {gone} are gone: {shown}",
-        "the files of the release in its metadata", "its code differs from the release",
+        "the files of the release in its metadata", "{effect}",
         "install {distribution} again; if the change is a deliberate patch, apply it again"),
-    "elsewhere": Kind(RISK, Aspect.METADATA, "loaded from {file}, while the metadata in {folder} gives its version",
-        "the metadata of the loaded copy", "the loaded release is unknown",
-        "take the unwanted copy off the path, or install it with its metadata"),
     "copies": Kind(RISK, Aspect.SECOND_COPY, "loaded from {file}; also on the path: {copies}", "one copy",
         "another order of the path, or another working folder, loads the other copy",
         "take the unwanted copy off PYTHONPATH, or uninstall it"),
-    "two metadata": Kind(RISK, Aspect.METADATA, "{found}", "the metadata of one release",
-        "code that reads its version gets that of the first",
-        "uninstall {name} until none is left, and install one release"),
     "unreadable": Kind(RISK, Aspect.LIBRARY, "{extension} cannot be read: {problem}", "a shared library",
         "the loader refuses it", "install {distribution} {version} again, without pip's cache"),
     "python": Kind(BREAKS, Aspect.PYTHON_ABI, "`{name}` exists for {tags} only",
@@ -99,20 +163,10 @@ KINDS: Final = {
     "libraries": Kind(NOTE, Aspect.LIBRARY, "`{name}` needs {missing}, which the loader does not find",
         "each of them on LD_LIBRARY_PATH, in the loader's cache, or beside torch", "what needs this file fails later",
         "{advice}"),
-    "other CUDA": Kind(RISK, Aspect.CUDA_RUNTIME, "`{name}` was built for CUDA {built}",
-        "CUDA {cuda}, as torch {torch}",
-        "it brings a second CUDA runtime, with which Transformer Engine before 2.17 refuses attention",
-        "install a build of {distribution} for CUDA {cuda}, or keep it out of such a process"),
     "symbols": Kind(RISK, Aspect.SYMBOL, "`{name}` needs {symbols}, which nothing defines",
         "{owner} of the release that it was built with", "a call that needs it ends the process", "{advice}"),
     "other torch": Kind(RISK, Aspect.TORCH_ABI, "`{name}` was not built for torch {torch}: {found}",
         "a build for torch {torch}", "{how}", "{build}"),
-    "wheel": Kind(RISK, Aspect.METADATA, "{seen}", "{wanted}, as its metadata says",
-        "its compiled files were made for something else", "install a build of {id} for the installed torch and CUDA"),
-    "driver": Kind(NOTE, Aspect.DRIVER, "driver {driver} runs CUDA {runs}, torch is built for CUDA {built}",
-        "a driver for CUDA {built}, or the same major release",
-        "kernels run, except perhaps those that the driver compiles from PTX",
-        "install a driver for CUDA {built} or later"),
     "old driver": Kind(BREAKS, Aspect.DRIVER, "driver {driver} runs CUDA {runs}, torch is built for CUDA {built}",
         "a driver for CUDA {major}", "no kernel starts",
         "install a driver for CUDA {built} or later, or the forward-compatibility package where the GPU is a "
@@ -126,7 +180,7 @@ KINDS: Final = {
     "library": Kind(BREAKS, Aspect.LIBRARY, "{found}", "{title} {range}", "{says}", "{next}"),
 }  # fmt: skip
 # Kinds of difference that are about a file of a package, whatever the version of the package is.
-_OF_A_FILE: Final = frozenset({"two metadata", "unreadable", "python", "libraries", "other CUDA", "symbols"})
+_OF_A_FILE: Final = frozenset({"unreadable", "python", "libraries", "symbols"})
 
 
 @dataclass(frozen=True)
@@ -154,19 +208,14 @@ class Host:
         """A difference of some kind; its words, and those of the host, fill the sentences."""
         row, path = KINDS[kind], self.path
         known = {
-            "torch": path.torch or "of the stack", "python": path.python, "soabi": path.soabi, "cuda": self.cuda,
-            "machine": path.machine, "driver": path.driver, "target": self.target.id, "arch": self.target.arch, **words,
+            "torch": path.torch or "of the stack", "python": path.python, "soabi": path.soabi, "driver": path.driver,
+            "target": self.target.id, **words,
         }  # fmt: skip
-        said = (text.format_map(known) for text in row[2:])
-        broken = tuple(name for name in self.modules if name in set(breaks))
-        fields = dict(zip(("seen", "wanted", "how", "next_step"), said, strict=True))
+        seen, wanted, how, step = (text.format_map(known) for text in row[2:])
         return Difference(
-            weight=weight or row.weight, aspect=row.aspect, subject=subject, breaks=broken, source=source, **fields
-        )
-
-    def advise(self, error: str, row: VendorPackage) -> str:
-        """What to do about an error of the loader, by the table of failures; empty where no row is about it."""
-        return advise(error, row.title, self.path.torch, self.cuda, self.path.driver)
+            weight=weight or row.weight, aspect=row.aspect, subject=subject, source=source, seen=seen, wanted=wanted,
+            how=how, next_step=step, breaks=tuple(name for name in self.modules if name in set(breaks)),
+        )  # fmt: skip
 
     def wants(self, row: VendorPackage) -> bool:
         """Whether the target has a use for a package."""
@@ -194,10 +243,12 @@ class Host:
         return read_version(look.version if look else "") or read_version(found.version if found else "")
 
     @cached_property
-    def core_cuda(self) -> int | None:
-        """The major CUDA release of the core library, by its wheel, else by torch; None where it is unknown."""
+    def needed(self) -> tuple[Need, ...]:
+        """Rows of what the release needs on a GPU; without one nothing runs on CUDA's libraries."""
         wheels = [major for major in _CORES if self.installed([f"transformer-engine-cu{major}"])]
-        return wheels[0] if len(wheels) == 1 else int(self.cuda) if self.cuda.isdecimal() else None
+        core = wheels[0] if len(wheels) == 1 else int(self.cuda) if self.cuda.isdecimal() else None
+        te = self.te if self.target.arch else None
+        return tuple(row for row in self.needs.need if te and row.holds_for(te) and row.holds_for_core(core))
 
     @property
     def cuda(self) -> str:
@@ -210,6 +261,26 @@ class Host:
         texts = (one.version for look in looks for one in look.libraries if one.name == library and one.version)
         return tuple(sorted(filter(None, map(read_version, next(texts, "").split(", ")))))
 
+    @cached_property
+    def too_old(self) -> frozenset[str]:
+        """Titles of the CUDA libraries that are known to be too old, which explains the symbols that they lack."""
+        rows = [self.library(row.of) for row in self.needed if row.kind == "library"]
+        found = {row.title for row in rows for one in self.needed if one.of == row.id and _is_too_old(one, self)}
+        return frozenset(found)
+
+
+def _is_too_old(need: Need, host: Host) -> bool:
+    version = _find_version(need, host)[0]
+    return need.kind == "library" and version is not None and not need.allows(version)
+
+
+def _find_version(need: Need, host: Host) -> tuple[Version | None, str]:
+    """The version of a library as loaded, else as installed, and which of both. Of two files the older counts."""
+    if reported := host.reported(need.of):
+        return reported[0], ""
+    installed = host.installed(host.library(need.of).distributions)
+    return read_version(installed.version if installed else ""), " is installed"
+
 
 def judge_host(host: Host) -> tuple[Difference, ...]:
     """Every difference: worst first, then in dependency order of the first bridge module that it breaks."""
@@ -217,44 +288,38 @@ def judge_host(host: Host) -> tuple[Difference, ...]:
     found = [*_judge_stack(host)]
     for look in host.packages:
         if look.package in rows:
-            found += _judge_package(rows[look.package], look, host)
-    for row in host.needs.package:
-        found += _judge_metadata(row, host)
-    if host.target.arch:  # without a GPU nothing runs on CUDA's libraries
-        for need in host.needs.need:
-            if host.te is not None and need.holds_for(host.te) and need.holds_for_core(host.core_cuda):
-                found += _judge_need(need, host)
-        found += [*_judge_driver(host), *_judge_runtimes(host), *_judge_second_files(host)]
-    # A row that says that a library is too old explains the missing symbols of that library.
-    old = [one.wanted for one in found if one.aspect is Aspect.LIBRARY and one.weight is BREAKS and one.source]
-    explained = {row.title for row in host.needs.library if any(wanted.startswith(row.title) for wanted in old)}
-    kept = [one for one in found if one.aspect is not Aspect.SYMBOL or one.wanted.partition(" ")[0] not in explained]
+            found += _judge_package(_Part(rows[look.package], look, host))
+    for need in host.needed:
+        found += _judge_need(need, host)
+    if host.target.arch:
+        found += [*_judge_runtimes(host), *_judge_second_files(host)]
 
     def order(one: Difference) -> tuple[int, int]:
         return one.weight.rank, host.modules.index(one.breaks[0]) if one.breaks else len(host.modules)
 
-    return tuple(sorted(dict.fromkeys(kept), key=order))
+    return tuple(sorted(dict.fromkeys(found), key=order))
 
 
 def _judge_stack(host: Host) -> Iterator[Difference]:
-    """GPU, machine and release, compared with the target and the stack."""
+    """GPU, release and driver, compared with the target, the stack and torch."""
     target, path, te, wanted = host.target, host.path, host.te, host.stack or host.pinned
     arch = f"sm_{path.capability.replace('.', '')}" if path.gpu else ""
     if target.arch and arch != target.arch:
         gpu = f"{path.gpu} ({arch})" if path.gpu else f"no GPU: {path.no_gpu or 'unknown reason'}"
-        yield host.find("gpu", {"gpu": gpu}, "GPU", host.modules)
+        yield host.find("host", {"host": gpu, "wanted": target.arch}, "GPU", host.modules)
     if target.arch and target.machine not in ("", path.machine):
-        yield host.find("machine", {"wanted": target.machine}, "machine", host.modules)
-    words = {
-        "te": te or "not installed",
-        "release": wanted.te,
-        "stack": wanted.id,
-        "grid": f", or see the support grid for {te.public}" if te else "",
-    }
-    if host.stack is not None and (te is None or te.public != wanted.te):
-        yield host.find("stack", words | {"which": "requested"}, "Transformer Engine", host.modules, weight=BREAKS)
-    elif te is not None and te.public != wanted.te and target.arch:
-        yield host.find("stack", words | {"which": "production"}, "Transformer Engine")
+        yield host.find("host", {"host": path.machine, "wanted": target.machine}, "machine", host.modules)
+    differs = te is None or te.public != wanted.te
+    if differs and (host.stack is not None or (te is not None and target.arch)):
+        words = {"te": te or "not installed", "release": wanted.te, "stack": wanted.id}
+        words |= {"which": "requested" if host.stack else "production"}
+        breaks, weight = (host.modules, BREAKS) if host.stack else ((), NOTE)
+        yield host.find("stack", words, "Transformer Engine", breaks, weight=weight)
+    built, runs = read_version(path.torch_cuda), read_version(path.driver_cuda)
+    if target.arch and built is not None and runs is not None and runs.major < built.major:
+        words = {"runs": str(runs), "built": str(built), "major": str(built.major)}
+        source = "docs.nvidia.com/deploy/cuda-compatibility"
+        yield host.find("old driver", words, "NVIDIA driver", host.modules, source=source)
 
 
 # --- one package ------------------------------------------------------------------------------------------------------
@@ -273,84 +338,78 @@ class _Part:
         """Whether its import does not come to a good end."""
         return self.look.failure is not None or bool(self.look.ended)
 
-    def find(self, kind: str, words: Words = {}, *, weight: Weight | None = None) -> Difference:  # noqa: B006
+    def find(self, kind: str, words: Words, *, weight: Weight | None = None) -> Difference:
         """A difference of this package, which breaks what stands on the package."""
         row, look = self.row, self.look
-        known = {
-            "id": row.id,
-            "file": look.file,
-            "version": look.version,
-            "distribution": row.distributions[0],
-            **words,
-        }
+        known = {"id": row.id, "file": look.file, "version": look.version, "distribution": row.distributions[0]}
         subject = row.title if kind in _OF_A_FILE else f"{row.title} {look.version}".strip()
         return self.host.find(kind, {**known, **words}, subject, row.breaks, weight=weight)
 
-    def advise(self, error: str) -> str:
+    def advise(self, error: str, otherwise: str = "") -> str:
         """What to do about an error of the loader: by the table of failures, else install the package again."""
         path, distribution = self.host.path, self.row.distributions[0]
         again = f"install {distribution} again, built for torch {path.torch} and Python {path.python}"
-        return self.host.advise(error, self.row) or again
+        known = advise(error, self.row.title, path.torch, self.host.cuda, path.driver)
+        return known or otherwise or again
+
+    @property
+    def another_build(self) -> str:
+        """What to install where it was built for another torch."""
+        text, row = self.host.path.torch, self.row
+        torch = read_version(text)
+        known = [one for one in self.host.needs.build if one.of in row.distributions and torch and one.is_for(torch)]
+        if known:
+            return f"install {', '.join(f'{one.of}{one.version}' for one in known)}, which is built for this torch"
+        return f"build {row.distributions[0]} against torch {text}, or install the torch that it was built for"
 
 
-def _judge_package(row: VendorPackage, look: PackageLook, host: Host) -> Iterator[Difference]:
-    part, wanted = _Part(row, look, host), host.wants(row)
+def _judge_package(part: _Part) -> Iterator[Difference]:
+    row, look, wanted = part.row, part.look, part.host.wants(part.row)
     if look.installed or look.ended:
-        for one in (*_judge_import(part), *_judge_files(part), *_judge_compiled(part)):
+        for one in (*_judge_import(part), *_judge_compiled(part)):
             unused = one.weight in (BREAKS, UNKNOWN) and not wanted
             yield one.model_copy(update={"weight": NOTE}) if unused else one
     elif wanted and row.required:
-        yield part.find("no torch" if row.id == "torch" else "missing", weight=BREAKS)
+        yield part.find("missing", {}, weight=BREAKS)
     elif wanted:
-        yield part.find("missing").model_copy(update={"breaks": ()})
+        yield part.find("missing", {}).model_copy(update={"breaks": ()})
 
 
 def _judge_import(part: _Part) -> Iterator[Difference]:
-    look, what = part.look, f"`import {part.row.id}`"
+    """The import itself, files of a package against its metadata, and second copies."""
+    look, what, record = part.look, f"`import {part.row.id}`", part.look.record
     error = " ".join(f"{look.failure.type}: {look.failure.message}".split()) if look.failure else ""
-    weight = UNKNOWN if look.ended.startswith(NOT_STARTED) else BREAKS
     if look.ended:
         what = f"{what} ends the process ({look.ended}): {look.words or 'no output'}"
     elif look.failure is not None:
         what = f"{what} raises {error[:400]}{f' (at {look.failure.frame})' if look.failure.frame else ''}"
     if part.failed:
+        weight = UNKNOWN if look.ended.startswith(NOT_STARTED) else BREAKS
         yield part.find("import", {"what": what, "advice": part.advise(error)}, weight=weight)
-
-
-def _judge_files(part: _Part) -> Iterator[Difference]:
-    """Files of a package against its metadata, and second copies."""
-    look, record, path = part.look, part.look.record, part.host.path
     if others := (*record.changed, *record.gone):
-        kind = "replaced" if _PATCHED * record.compared < len(others) else "patched"
+        patched = len(others) <= _PATCHED * record.compared
+        effect = "its code differs from the release" if patched else "the release that is there is unknown"
         shown = ", ".join(others[:_MOST]) + (", ..." if len(others) > _MOST else "")
         numbers = {"compared": record.compared, "changed": len(record.changed), "gone": len(record.gone)}
-        yield part.find(kind, {**numbers, "shown": shown})
-    elif record.elsewhere:
-        yield part.find("elsewhere", {"folder": record.elsewhere})
-    if look.copies:
-        yield part.find("copies", {"copies": ", ".join(look.copies)})
-    for name in map(canonicalize_name, part.row.distributions):
-        same = [one for one in path.distributions if canonicalize_name(one.name) == name]
-        if len({one.version for one in same}) > 1:
-            found = ", ".join(f"{one.name} {one.version} in {one.folder}" for one in same)
-            yield part.find("two metadata", {"name": same[0].name, "found": found})
+        words = {**numbers, "shown": shown, "effect": effect}
+        yield part.find("patched", words, weight=RISK if patched else UNKNOWN)
+    if copies := ", ".join(filter(None, (*look.copies, record.elsewhere))):
+        yield part.find("copies", {"copies": copies})
 
 
 def _judge_compiled(part: _Part) -> Iterator[Difference]:
     """Compiled files against this Python and this torch, and the calls that show how they read tensors."""
-    look, path = part.look, part.host.path
+    look, soabi = part.look, part.host.path.soabi
     modules: dict[str, list[str]] = {}
     for file in look.extensions:
         modules.setdefault(file.file.removesuffix(".so").removesuffix(f".{file.tag}"), []).append(file.tag)
     for module, tags in modules.items():
-        if all(tag and tag not in ("abi3", path.soabi) for tag in tags):  # passed over in silence by the import
+        if all(tag and tag not in ("abi3", soabi) for tag in tags):  # passed over in silence by the import
             yield part.find("python", {"name": PurePath(module).name, "tags": ", ".join(tags)})
     for call in look.behaviours:
-        words = {"call": call.name, "given": call.given, "answered": call.answered, "build": _another_build(part)}
-        if call.right is False:
-            yield part.find("reads", words)
-        elif call.right is None and path.gpu and part.host.wants(part.row):
-            yield part.find("not called", words)
+        words = {"call": call.name, "given": call.given, "answered": call.answered, "build": part.another_build}
+        if call.right is False or (call.right is None and part.host.path.gpu and part.host.wants(part.row)):
+            yield part.find("not called" if call.right is None else "reads", words)
     for extension in look.extensions:
         if extension.problem:
             words = {"extension": extension.file, "problem": extension.problem}
@@ -360,51 +419,42 @@ def _judge_compiled(part: _Part) -> Iterator[Difference]:
 
 
 def _judge_extension(part: _Part, extension: Extension, name: str) -> Iterator[Difference]:
-    """Libraries that are not found, a second CUDA runtime, symbols that nothing defines, another torch."""
+    """Libraries that are not found, symbols that nothing defines, another torch."""
     host, owners = part.host, dict[str, list[Wanted]]()
     refused = part.failed and not extension.loaded
-    missing = [library for library in extension.not_found if library != _DRIVER or host.target.arch]
+    missing = [library for library in extension.not_found if library != "libcuda.so.1" or host.target.arch]
     if missing and not extension.loaded:  # packages bring plugins that few can load
-        error = f"OSError: {missing[0]}: cannot open shared object file"
-        advice = (
-            host.advise(error, part.row) or f"install what brings {missing[0]}, or put its folder on LD_LIBRARY_PATH"
-        )
+        otherwise = f"install what brings {missing[0]}, or put its folder on LD_LIBRARY_PATH"
+        advice = part.advise(f"OSError: {missing[0]}: cannot open shared object file", otherwise)
         words = {"name": name, "missing": ", ".join(missing), "advice": advice}
         yield part.find("libraries", words, weight=BREAKS if part.failed else NOTE)
-    built = {match[1] for library in extension.needed if (match := re.match(r"libcudart\.so\.(\d+)", library))}
-    if host.cuda and built and host.cuda not in built:
-        yield part.find("other CUDA", {"name": name, "built": ", ".join(sorted(built))})
+    never_called = {row.symbol for row in host.needed if row.symbol}
     for wanted in extension.wanted:
-        owner = diagnose(f"ImportError: {name}: undefined symbol: {wanted.symbol}").component or wanted.owner
-        if owner in (_TORCH_ABI, "torch") or not _is_tolerated(wanted, host):
-            owners.setdefault(owner.removesuffix(" ABI"), []).append(wanted)
+        owner = owner_of(wanted.symbol)
+        owner = "a library" if owner is None else owner.removesuffix(" ABI") or "Transformer Engine"
+        if owner not in host.too_old and not (wanted.lazy and wanted.symbol in never_called):
+            owners.setdefault(owner, []).append(wanted)
     of_torch = owners.pop("torch", [])
     for owner, symbols in owners.items():
         at_load = [wanted for wanted in symbols if not wanted.lazy] or (symbols if refused else [])
         shown = at_load or symbols
         advice = part.advise(f"ImportError: {name}: undefined symbol: {shown[0].symbol}")
-        words = {"name": name, "symbols": _list_symbols(shown), "owner": owner or "a library", "advice": advice}
+        words = {"name": name, "symbols": _list_symbols(shown), "owner": owner, "advice": advice}
         weight = BREAKS if at_load and part.failed else NOTE
         yield part.find("symbols", words, weight=RISK if extension.loaded else weight)
     yield from _judge_torch(part, extension, of_torch, refused)
-
-
-def _is_tolerated(wanted: Wanted, host: Host) -> bool:
-    """Whether a row says that this symbol is never called, which takes one that is bound when it is called."""
-    needs = (need for need in host.needs.need if need.symbol and need.symbol == wanted.symbol)
-    return wanted.lazy and any(host.te is not None and need.holds_for(host.te) for need in needs)
 
 
 def _judge_torch(part: _Part, extension: Extension, symbols: Sequence[Wanted], refused: bool) -> Iterator[Difference]:
     """Built for another torch: its headers, and symbols that this torch does not have."""
     moved = extension.headers.moved
     layout = [place for place in moved if place.startswith(_LAYOUT)]
-    said = []
+    found = []
     if moved:
         shown = ", ".join((layout or list(moved))[:_MOST])
-        said.append(f"{len(moved)} of {extension.headers.compared} assertions in it have other lines there ({shown})")
+        found.append(f"{len(moved)} of {extension.headers.compared} assertions in it have other lines there ({shown})")
     if symbols:
-        said.append(f"it needs {_list_symbols(symbols)}, which that torch does not define")
+        found.append(f"it needs {_list_symbols(symbols)}, which that torch does not define")
     right = any(call.right for call in part.look.behaviours)
     rows = (
         (BREAKS, symbols and refused, "the loader refuses it"),
@@ -413,18 +463,9 @@ def _judge_torch(part: _Part, extension: Extension, symbols: Sequence[Wanted], r
         (NOTE, moved and right, "the call that reads a tensor gave the right answer"),
         (RISK, moved, "it inlines code of another torch; tensor sizes seem to lie at the same offsets"),
     )
-    words = {"name": PurePath(extension.file).name, "found": "; ".join(said), "build": _another_build(part)}
+    words = {"name": PurePath(extension.file).name, "found": "; ".join(found), "build": part.another_build}
     for weight, how in [(weight, how) for weight, holds, how in rows if holds][:1]:
         yield part.find("other torch", {**words, "how": how}, weight=weight)
-
-
-def _another_build(part: _Part) -> str:
-    text, row = part.host.path.torch, part.row
-    torch = read_version(text)
-    known = [one for one in part.host.needs.build if one.of in row.distributions and torch and one.is_for(torch)]
-    if known:
-        return f"install {', '.join(f'{one.of}{one.version}' for one in known)}, which is built for this torch"
-    return f"build {row.distributions[0]} against torch {text}, or install the torch that it was built for"
 
 
 def _list_symbols(symbols: Sequence[Wanted]) -> str:
@@ -432,61 +473,26 @@ def _list_symbols(symbols: Sequence[Wanted]) -> str:
     return shown + (f" and {len(symbols) - _MOST} more" if len(symbols) > _MOST else "")
 
 
-# --- what wheels and releases need ------------------------------------------------------------------------------------
-
-
-def _judge_metadata(row: VendorPackage, host: Host) -> Iterator[Difference]:
-    """What the wheels themselves require of torch, of CUDA and of each other."""
-    torch = read_version(host.path.torch)
-    for one in filter(None, (host.installed([name]) for name in row.distributions)):
-        look = PackageLook(one.name, installed=True, version=one.version)
-        part = _Part(row.model_copy(update={"title": one.name, "id": one.name}), look, host)
-        local, pairs = one.version.partition("+")[2], list[tuple[str, str]]()
-        built, cuda = re.search(r"torch(\d+\.\d+)", local), re.search(r"cu(\d\d)", local)
-        if torch and built and not f"{torch.public}.".startswith(f"{built[1]}."):
-            pairs.append((f"a build for torch {built[1]}", f"torch {torch}"))
-        if row.id != "torch" and cuda and host.cuda and cuda[1] != host.cuda:
-            pairs.append((f"a build for CUDA {cuda[1]}", f"CUDA {host.cuda}, as torch"))
-        pairs += [(f"`{text}`", f"torch {host.path.torch}") for text in one.requires if _is_unfit(text, host)]
-        for wanted, seen in pairs:
-            yield part.find("wheel", {"wanted": wanted, "seen": seen})
-
-
-def _is_unfit(text: str, host: Host) -> bool:
-    """Whether a requirement is one of torch that the installed torch does not meet."""
-    try:
-        required = Requirement(text)
-        found = host.installed([required.name])
-        marker = {"extra": "", "python_version": host.path.python[:4]}
-        if canonicalize_name(required.name) != "torch" or found is None:
-            return False
-        if required.marker is not None and not required.marker.evaluate(marker):
-            return False
-        return not required.specifier.contains(found.version, prereleases=True)
-    except (InvalidRequirement, ValueError):
-        return False
+# --- what a release needs ---------------------------------------------------------------------------------------------
 
 
 def _judge_need(need: Need, host: Host) -> Iterator[Difference]:
     """A row of what the release needs, against what is loaded, or installed."""
     look, found, weight, title = host.look(TE), "", BREAKS, need.of
+    failed = look is not None and (look.failure is not None or bool(look.ended))
     if need.kind == "library":
-        row, reported = host.library(need.of), host.reported(need.of)
-        installed, title = host.installed(row.distributions), row.title
-        # The oldest one counts: where two files are mapped, a mixture of them may run.
-        oldest = reported[0] if reported else read_version(installed.version if installed else "")
-        if oldest is None and look is not None:
-            found, weight = f"no {row.title} with a known version", UNKNOWN
-        elif oldest is not None and not need.allows(oldest):
-            found = f"{row.title} {oldest}{'' if reported else ' is installed'}"
+        title = host.library(need.of).title
+        version, how = _find_version(need, host)
+        if version is None and look is not None:
+            found, weight = f"no {title} with a known version", UNKNOWN
+        elif _is_too_old(need, host):
+            found = f"{title} {version}{how}"
     elif need.kind == "distribution":
-        neighbour = host.installed([need.beside]) if need.with_ else None
+        neighbour, installed = host.installed([need.beside]) if need.with_ else None, host.installed([need.of])
         if need.with_ and (neighbour is None or not need.holds_beside(read_version(neighbour.version))):
             return
         beside = f" beside {neighbour.name} {neighbour.version}" if neighbour else ""
-        installed = host.installed([need.of])
         version = read_version(installed.version if installed else "")
-        failed = look is not None and (look.failure is not None or bool(look.ended))
         if installed is None:
             # After an import without an error this need is no hindrance to the import, whatever the metadata says.
             found = f"{need.of} is not installed{beside}"
@@ -500,15 +506,6 @@ def _judge_need(need: Need, host: Host) -> Iterator[Difference]:
         words = {"found": found, "title": title, "range": needed, "says": need.says, "next": need.next}
         kind = "need" if need.kind == "distribution" else "library"
         yield host.find(kind, words, f"Transformer Engine {host.te}", need.breaks, weight=weight, source=need.source)
-
-
-def _judge_driver(host: Host) -> Iterator[Difference]:
-    """The driver against the CUDA release that torch was built for. Source: CUDA compatibility guide."""
-    built, driver = read_version(host.path.torch_cuda), read_version(host.path.driver_cuda)
-    if built is not None and driver is not None and driver < built:
-        kind, breaks = ("old driver", host.modules) if driver.major < built.major else ("driver", ())
-        words = {"runs": driver, "built": built, "major": built.major}
-        yield host.find(kind, words, "NVIDIA driver", breaks, source="docs.nvidia.com/deploy/cuda-compatibility")
 
 
 def _judge_second_files(host: Host) -> Iterator[Difference]:
@@ -525,26 +522,19 @@ def _judge_second_files(host: Host) -> Iterator[Difference]:
 
 
 def _judge_runtimes(host: Host) -> Iterator[Difference]:
-    """More than one CUDA runtime that a process can open: with Transformer Engine, else with FlashAttention 3 alone."""
-    look, fa3 = host.look(TE) or host.look("torch"), host.look(_FA3)
-    in_te = look is not None and len(look.runtimes) > 1
-    look = look if in_te or look is None else fa3
+    """More than one CUDA runtime that a process with Transformer Engine can open."""
+    look = host.look(TE) or host.look("torch")
     if look is None or len(look.runtimes) < 2:
         return
-    kinds = ("one-runtime", "one-runtime-warned")
-    rule = next((need for need in host.needs.need if need.kind in kinds and host.te and need.holds_for(host.te)), None)
+    rule = next((need for need in host.needed if need.kind in ("one-runtime", "one-runtime-warned")), None)
     throws = rule is not None and rule.kind == "one-runtime"
-    breaks: Sequence[str] = host.library(_RUNTIME).breaks if in_te else ()
-    if rule is not None and (throws or not in_te):
-        breaks = rule.breaks
-    path = f"; LD_LIBRARY_PATH={host.path.ld_library_path}" if in_te and host.path.ld_library_path else ""
+    path = f"; LD_LIBRARY_PATH={host.path.ld_library_path}" if host.path.ld_library_path else ""
     words = {
         "package": look.package,
         "found": ", ".join(f"{name} ({file})" for name, file in look.runtimes.items()) + path,
         "says": rule.says if rule else "two runtimes in one process do not share their state",
-        "next": "import FlashAttention 3 in no process that uses Transformer Engine's attention",
+        "next": rule.next if rule else "leave only torch's own to be found",
     }
-    if in_te:
-        words["next"] = rule.next if rule else "leave only torch's own to be found"
-    weight = (BREAKS if throws else RISK) if in_te else (RISK if throws else NOTE)
-    yield host.find("runtimes", words, "CUDA runtime", breaks, weight=weight, source=rule.source if rule else "")
+    breaks = rule.breaks if rule is not None and throws else host.library(_RUNTIME).breaks
+    weight, source = BREAKS if throws else RISK, rule.source if rule else ""
+    yield host.find("runtimes", words, "CUDA runtime", breaks, weight=weight, source=source)

@@ -5,13 +5,13 @@ made from a lock with hashes (`venv`), and a container image by digest (`contain
 one they have.
 
 Where the hash is the same, an earlier receipt may be used again. Files count by their stat and are not read: an overlay
-holds gigabytes. The sources of this project that run there are read, because a checkout gives files new times without
-changing them.
+holds gigabytes.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import platformdirs
+from pydantic import ValidationError
 
 from ..errors import NoEnvironment
-from ..process import Call
+from ..evidence.values import Frozen
+from ..process import Call, Processes
 
 __all__ = ["Environment", "NoEnvironment"]
 
@@ -37,16 +39,14 @@ _ONLY_PLACES: Final = frozenset({
     "MEGACPP_PYTHON", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
     "TRITON_CACHE_DIR", "TRITON_HOME",
 })  # fmt: skip
-_OURS_THERE: Final = (
-    "bridge", "jit", "native", "probes", "training", "evidence/doctor_look.py", "evidence/loss_curve.py",
-    "evidence/receipt.py", "evidence/rounding.py", "evidence/whole_file.py",
-)  # fmt: skip
 # Read file by file wherever they lie: these are what a person patches in place.
 _VENDORS: Final = frozenset({
     "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface.py", "liger_kernel", "transformer_engine",
     "transformer_engine_torch",
 })  # fmt: skip
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
+_IDENTIFY: Final = "megacpp_validate.probes.identify"
+_IDENTIFY_S: Final = 90.0  # a cold disk and an nvidia-smi that wakes the driver take their time
 
 
 class Environment(Protocol):
@@ -107,19 +107,6 @@ def read_driver() -> str:
         return ""
 
 
-def list_sources(package: Path) -> Iterator[str]:
-    """The sources of this project that run in an environment, with the hash of each.
-
-    Args:
-        package: folder `megacpp_validate`.
-    """
-    for name in _OURS_THERE:
-        place = package / name
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            if file.is_file():
-                yield f"{file.relative_to(package)} {sha256(file.read_bytes()).hexdigest()}"
-
-
 def list_files(folder: Path) -> Iterator[str]:
     """Every file below a folder with its size and time of change, without what Python writes there by itself.
 
@@ -166,3 +153,74 @@ def _state_file(file: Path, folder: Path) -> str:
     except OSError:
         return f"{shown} -"  # a link to nothing, or a record that a packer left out
     return f"{shown} {found.st_size} {found.st_mtime_ns}"
+
+
+# --- what an environment has, answered by itself before any probe is started ------------------------------------------
+
+
+class Gpu(Frozen):
+    """The first GPU that a process there sees."""
+
+    name: str
+    capability: str
+    driver: str
+    memory_mib: str
+
+    @property
+    def arch(self) -> str:
+        """Such as "sm_90"."""
+        return f"sm_{self.capability.replace('.', '')}"
+
+
+class Facts(Frozen):
+    """What an environment has.
+
+    Attributes:
+        torch, te: versions; empty where it is not installed.
+        te_folder: where `transformer_engine` would be imported from.
+        gpu: None where there is none, for the reason `why_no_gpu`.
+    """
+
+    python: str
+    executable: str
+    machine: str
+    torch: str
+    te: str
+    te_folder: str
+    gpu: Gpu | None
+    why_no_gpu: str
+
+
+def read_facts(environment: Environment, processes: Processes) -> Facts:
+    """Ask an environment what it has.
+
+    Raises:
+        NoEnvironment: its interpreter cannot be started, is too old, or answers in another form.
+    """
+    with tempfile.TemporaryDirectory(prefix="megacpp-facts-") as folder:
+        answer, log = Path(folder, "facts.json"), Path(folder, "log")
+        words = ""
+        try:
+            call = environment.call(_IDENTIFY, str(answer), shares=(Path(folder),))
+            ended = processes.run(call, folder=Path(folder), limit_s=_IDENTIFY_S, log=log)
+            words = f"{ended.how}; its output: {ended.last_words}"
+            return Facts.model_validate_json(answer.read_bytes())
+        except (OSError, ValidationError) as fault:
+            raise NoEnvironment(
+                f"{environment.shown} does not report its packages ({words or fault}). Likely cause: it does not "
+                "exist, it is a Python older than 3.11, or another megacpp-validate comes first on its path. Next "
+                "step: start it by hand, or give another with --python."
+            ) from fault
+
+
+def require_torch(facts: Facts) -> None:
+    """Refuse an environment that has nothing to probe.
+
+    Raises:
+        NoEnvironment: it has no torch.
+    """
+    if not facts.torch:
+        raise NoEnvironment(
+            f"{facts.executable} (Python {facts.python}) has no torch. Likely cause: it is not the interpreter of the "
+            "stack. Next step: give that one with --python, or set MEGACPP_PYTHON."
+        )

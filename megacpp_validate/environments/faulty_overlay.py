@@ -1,11 +1,10 @@
 """A copy of a real Transformer Engine with a fault in it: the folder to put on the path in place of the clean one.
 
-Folders are made; files are hard links, so that a copy of gigabytes takes milliseconds and no space, and so that
-Transformer Engine, which looks for its libraries beside its own file, finds them in the copy. (It resolves no link:
-`find_spec("transformer_engine").origin` in common/__init__.py, 2.12 to 2.20. A release that did would be led back to
-the clean folder by a symbolic link, and not by a hard one.) Where the copy lies on another disk, small files are copied
-with their times, and large ones are symbolic links. What is edited is a file of its own, written anew, so nothing is
-ever changed in the clean folder. A compiled file of an edited source is left out.
+Files are hard links, so that a copy of gigabytes takes milliseconds and no space, and so that Transformer Engine, which
+looks for its libraries beside its own file, finds them in the copy. (`find_spec("transformer_engine").origin` in
+common/__init__.py, 2.12 to 2.20, resolves no link; a symbolic link would be led back to the clean folder by a release
+that did.) On another disk files are copied with their times. What is edited is a file of its own, written anew, so
+nothing is ever changed in the clean folder. A compiled file of an edited source is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from .environment import NoEnvironment, hash_parts, list_files
 
 PACKAGE: Final = "transformer_engine"
 STAMP: Final = ".megacpp-fault"
-_LARGE: Final = 2**20  # bytes: libraries, and no source
 _NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
@@ -52,18 +50,23 @@ def make_faulty(clean: Path, release: str, fault: PlantedFault | None, scratch: 
     place = scratch.absolute() / f"te-{release}" / (fault.id if fault is not None else "clean-copy")
     # Another install, release or fault is another copy.
     stamp = hash_parts((str(clean.absolute()), *list_files(clean), release, repr(edits)))
-    if _read_stamp(place) == stamp:
+    if (place / STAMP).is_file() and (place / STAMP).read_text(encoding="utf-8") == stamp:
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
         shutil.copytree(clean, aside, copy_function=_link, dirs_exist_ok=True)
-        for file, text in edited.items():
-            _put(aside / PACKAGE / file, text)
+        for name, text in edited.items():
+            file = aside / PACKAGE / name
+            file.unlink(missing_ok=True)  # never other bytes in the file that it is a link to
+            for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+                compiled.unlink()
+            if text is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
         (aside / STAMP).write_text(stamp, encoding="utf-8")
         aside.chmod(0o755)  # mkdtemp lets nobody else in
-        if place.exists():
-            shutil.rmtree(place)
+        shutil.rmtree(place, ignore_errors=True)
         aside.rename(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -74,9 +77,13 @@ def _edit(package: Path, edits: Sequence[Edit]) -> dict[str, str | None]:
     """The files that differ: their text, None where there is none any more."""
     changed: dict[str, str | None] = {}
     for edit in edits:
-        text = changed[edit.file] if edit.file in changed else _read(package, edit.file)
+        file = package / edit.file
+        text = changed[edit.file] if edit.file in changed else file.read_text("utf-8") if file.is_file() else None
         if text is None:
-            raise EditDoesNotFit(f"{edit.file} was removed by an edit before. Next step: mend the order of the edits.")
+            raise EditDoesNotFit(
+                f"there is no {PACKAGE}/{edit.file} in {package.parent}, or an edit before has removed it. Likely "
+                "cause: the edit was written for another release. Next step: give the fault a text for this one."
+            )
         if edit.delete or edit.rename:
             changed[edit.file] = None
             if edit.rename:
@@ -86,42 +93,11 @@ def _edit(package: Path, edits: Sequence[Edit]) -> dict[str, str | None]:
     return changed
 
 
-def _read(package: Path, file: str) -> str:
-    try:
-        return (package / file).read_text(encoding="utf-8")
-    except OSError as fault:
-        raise EditDoesNotFit(
-            f"there is no {PACKAGE}/{file} in {package.parent} ({fault.strerror or fault}). Likely cause: the edit was "
-            "written for another release. Next step: give the fault a text for this one."
-        ) from fault
-
-
 def _link(source: str, into: str) -> None:
-    """Put a file into a copy by the cheapest way that works; compiled sources too, with their times."""
-    real, place = Path(source).resolve(), Path(into)
+    """Put a file into a copy; compiled sources too, with their times."""
     try:
-        place.hardlink_to(real)
+        Path(into).hardlink_to(Path(source).resolve())
     except OSError as fault:
         if fault.errno not in _NO_LINK:
             raise
-        if real.stat().st_size > _LARGE:
-            place.symlink_to(real)
-        else:
-            shutil.copy2(real, place)
-
-
-def _put(file: Path, text: str | None) -> None:
-    """Another file in the place of a link, never other bytes in the file that it is a link to."""
-    file.unlink(missing_ok=True)
-    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
-        compiled.unlink()
-    if text is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-
-def _read_stamp(place: Path) -> str:
-    try:
-        return (place / STAMP).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+        shutil.copy2(source, into)

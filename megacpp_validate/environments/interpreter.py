@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ..evidence.receipt import hash_code
 from ..process import Call, run_command
 from .environment import (
     NoEnvironment,
@@ -29,7 +30,6 @@ from .environment import (
     hash_parts,
     list_files,
     list_site,
-    list_sources,
     list_variables,
     read_driver,
 )
@@ -141,7 +141,7 @@ class InterpreterEnvironment:
         yield from ("interpreter", about.version, about.prefix, str(binary), *self.python[1:])
         yield from ("lock", self.lock_hash, "driver", read_driver())
         yield from ("variables", *list_variables(self.variables))
-        yield from ("package", *list_sources(PACKAGE))
+        yield from ("package", hash_code())
         for entry in about.path:
             if entry in self.folders:
                 yield from ("folder", str(entry), *list_files(entry))

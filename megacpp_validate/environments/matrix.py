@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,23 +23,24 @@ from ..evidence.receipt import Outcome, cell_id, write_receipt
 from ..evidence.values import Frozen
 from ..probes.order import Order
 from ..process import Processes
-from .cell import Cell, own_folder
-from .chosen import Means, Spec, find_environments, make_environment, resolve_environment
+from .cell import Cell, own_folder, receipt_without_probe
 from .environment import Environment
-from .fleet import Fleet, Need, Progress, Ran, Room, count_cores, plan_jobs, read_gpus, run_cells, share_cores
+from .fleet import Fleet, Need, Progress, Ran, Room, plan_jobs, read_gpus, run_cells, share_cores
 from .interpreter import host_interpreter
-from .plan import (
-    LOCK_HASH,
-    SWITCH,
-    choose_names,
-    find_target,
-    plan_blank,
-    plan_row,
-    receipt_without_probe,
-    why_not_here,
-)
+from .plan import LOCK_HASH, SWITCH, choose_names, find_target, plan_blank, plan_row, why_not_here
 from .slurm import Cluster, SlurmJobs, list_options, plan_job
-from .stacks import NO_FACTS, Stack, StackRequest, on_stack, prepare_stacks
+from .stacks import (
+    NO_FACTS,
+    Means,
+    Spec,
+    Stack,
+    StackRequest,
+    find_environments,
+    make_environment,
+    on_stack,
+    prepare_stacks,
+    resolve_environment,
+)
 from .venv import find_cpu_python
 
 NATIVE: Final = "native"  # the stack without Transformer Engine, as cells name it
@@ -62,7 +63,6 @@ class MatrixOptions:
         launcher, cluster: what runs the jobs.
         jobs: at a time; 0 for what suits.
         limit_s: seconds that one cell may take at least.
-        wait_s: for all cells; 0 for no limit.
         fresh: run again what has a receipt.
         receipts: their folder.
         variables: environment variables of the user.
@@ -82,7 +82,6 @@ class MatrixOptions:
     cluster: Cluster = field(default_factory=Cluster)
     jobs: int = 0
     limit_s: float = 900.0
-    wait_s: float = 0.0
     fresh: bool = False
     tool: str = ""
     commit: str = ""
@@ -217,10 +216,13 @@ def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell
     ]  # fmt: skip
     choose_names("stack", [NATIVE, *(row.id for row in catalog.stacks), *names], options.stacks)
     choose_names("probe", [row.id for row in rows], options.probes)
+    own, releases = tuple(names), {row.id for row in catalog.stacks} - set(names)
     found = [
         SelectedCell(stack, target, row)
         for target in (find_target(catalog, name) for name in dict.fromkeys(options.targets))
-        for stack in _stacks_on(catalog, target, options)
+        for stack in dict.fromkeys(options.stacks or own or (catalog.pinned.id if target.arch else NATIVE,))
+        # A row of matrix/stacks.toml is Transformer Engine, which has no kernels without a GPU.
+        if target.arch or stack not in releases
         for row in rows
         if _is_there(row, target, stack) and (not options.probes or row.id in options.probes)
     ]
@@ -237,23 +239,10 @@ def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell
     return chosen
 
 
-def _stacks_on(catalog: Catalog, target: TargetRow, options: MatrixOptions) -> Iterator[str]:
-    """Stacks of one target: a row of matrix/stacks.toml is Transformer Engine, which has no kernels without a GPU."""
-    own = tuple(spec.name for spec in options.specs)
-    releases = {row.id for row in catalog.stacks} - set(own)
-    for stack in dict.fromkeys(options.stacks or own or (catalog.pinned.id if target.arch else NATIVE,)):
-        if target.arch or stack not in releases:
-            yield stack
-
-
 def _is_there(row: BridgeModule | ProbeCell, target: TargetRow, stack: str) -> bool:
-    match row:
-        case SmokeCell():
-            return target.id in row.targets
-        case Fp8Cell():
-            return bool(target.arch) and not (row.needs_te and stack == NATIVE)
-        case _:
-            return True
+    if isinstance(row, SmokeCell):
+        return target.id in row.targets
+    return not isinstance(row, Fp8Cell) or (bool(target.arch) and not (row.needs_te and stack == NATIVE))
 
 
 def plan_matrix(catalog: Catalog, options: MatrixOptions) -> MatrixPlan:
@@ -285,7 +274,7 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
     started, processes, folder = time.monotonic(), Processes(), options.receipts.absolute()
     selected = choose_cells(catalog, options)
     if options.launcher == "local":
-        jobs = plan_jobs(count_cores(), options.jobs)
+        jobs = plan_jobs(options.jobs)
         options = replace(options, jobs=jobs, variables=share_cores(options.variables, jobs))
     stacks = _prepare_stacks(catalog, selected, options, processes)
     ended: dict[str, Ran] = {}
@@ -320,13 +309,12 @@ def _run(
     cells: Sequence[tuple[Cell, Need]], options: MatrixOptions, processes: Processes, progress: Progress
 ) -> tuple[Ran, ...]:
     """Run them on this machine, each on GPUs of its own, or as jobs."""
-    retries = options.cluster.retries
     if options.launcher == "local":
         gpus = read_gpus(options.variables)
-        room = Room(max(options.jobs, len(gpus)), gpus=gpus)
-        return Fleet(room, options.fresh, progress, retries, options.wait_s).run(cells, processes)
+        room = Room(max(options.jobs, len(gpus)), gpus)
+        return Fleet(room, options.fresh, progress, options.cluster.retries).run(cells, processes)
     jobs = SlurmJobs(options.cluster, cells[0][0].folder, options.jobs, options.fresh)
-    return run_cells(cells, jobs, fresh=options.fresh, retries=retries, progress=progress, wait_s=options.wait_s)
+    return run_cells(cells, jobs, fresh=options.fresh, retries=options.cluster.retries, progress=progress)
 
 
 def _to_row(ran: Ran) -> MatrixCell:
@@ -343,8 +331,7 @@ def _prepare_stacks(
     specs = {spec.name: spec for spec in options.specs}
     looks = any(stack != NATIVE and stack not in specs for stack, _ in keys)
     found = find_environments(options.overlays, options.variables, options.python) if looks else ()
-    releases = {row.id: row for row in catalog.stacks}
-    requests = []
+    requests, releases = [], {row.id: row for row in catalog.stacks}
     for name, gpus in keys:
         python = options.python if gpus else find_cpu_python(options.python)
         means = Means(_variables_of(name, options.variables, gpus=gpus), python, gpus=gpus)
@@ -356,7 +343,7 @@ def _prepare_stacks(
             make = partial(host_interpreter, means.variables, python)
         else:
             make = partial(resolve_environment, row.te, found, catalog.stacks, means)
-        requests.append(StackRequest(name, make, row.te if row and not spec else ""))
+        requests.append(StackRequest(name, make, row.te if row is not None and spec is None else ""))
     return dict(zip(keys, prepare_stacks(requests, processes), strict=True))
 
 
@@ -369,8 +356,8 @@ def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Ma
 
 def _plan_order(cell: SelectedCell, stack: Stack, options: MatrixOptions) -> Order:
     variables = _variables_of(cell.stack, options.variables, gpus=bool(cell.target.arch))
-    facts = stack.facts or NO_FACTS
-    blank = plan_blank(cell.target, facts, variables, seed=options.seed, tool=options.tool, commit=options.commit)
+    given = {"seed": options.seed, "tool": options.tool, "commit": options.commit}
+    blank = plan_blank(cell.target, stack.facts or NO_FACTS, variables, **given)  # type: ignore[arg-type]
     order = plan_row(blank, cell.row)
     # A job has one machine, and starts the ranks of a smoke run there.
     more = {"launcher": "local"} if isinstance(cell.row, SmokeCell) else {}

@@ -9,9 +9,8 @@ from typing import Final
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import WrongArguments
-from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order, Target
-from .facts import Facts
+from .environment import Facts
 
 SWITCH: Final = "MEGACPP_DISABLE_TE"
 LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
@@ -29,16 +28,25 @@ def choose_target(catalog: Catalog, facts: Sequence[Facts]) -> TargetRow:
     Raises:
         UnknownTarget: the matrix has no row for that GPU.
     """
-    seen = next((found for found in facts if found.gpu is not None), None)
-    rows = [target for target in catalog.targets if target.arch]
-    if seen is None or seen.gpu is None:
-        return rows[0]
-    for row in rows:
-        if (row.arch, row.machine) in ((seen.gpu.arch, seen.machine), (seen.gpu.arch, "")):
+    for found in facts:
+        if found.gpu is not None:
+            return find_arch(catalog, found.gpu.name, found.gpu.arch, found.machine)
+    return next(target for target in catalog.targets if target.arch)
+
+
+def find_arch(catalog: Catalog, gpu: str, arch: str, machine: str) -> TargetRow:
+    """The row of a GPU, on a kind of machine or on any.
+
+    Raises:
+        UnknownTarget: there is none.
+    """
+    known = [target for target in catalog.targets if target.arch]
+    for row in known:
+        if row.arch == arch and (not machine or row.machine in (machine, "")):
             return row
     raise UnknownTarget(
-        f"the matrix has no target for {seen.gpu.name} ({seen.gpu.arch}, {seen.machine}). Next step: name one with "
-        f"--target, of {', '.join(row.id for row in rows)}, or add a row to matrix/targets.toml."
+        f"the matrix has no target for {gpu} ({', '.join(filter(None, (arch, machine)))}). Next step: name one with "
+        f"--target, of {', '.join(row.id for row in known)}, or add a row to matrix/targets.toml."
     )
 
 
@@ -55,20 +63,16 @@ def find_target(catalog: Catalog, name: str) -> TargetRow:
 
 def why_not_here(target: TargetRow, facts: Facts) -> str:
     """Why this machine is none of the target; empty where it is one."""
-    step = f"Next step: run it on a machine of the target {target.id}"
+    has, because = "", ""
     if target.machine and target.machine != facts.machine:
-        return f"the target {target.id} is {target.machine}, and this machine is {facts.machine}. {step}."
-    if target.arch and facts.gpu is None:
-        return (
-            f"the target {target.id} needs a GPU of {target.arch}, and none is present: {facts.why_no_gpu}. {step}; "
-            "`nox -s cpu_parity` runs here."
-        )
-    if target.arch and facts.gpu is not None and facts.gpu.arch != target.arch:
-        return (
-            f"the target {target.id} wants {target.arch}, and {facts.gpu.name} is {facts.gpu.arch}. {step}, or choose "
-            "the target of this GPU."
-        )
-    return ""
+        has = f"is {target.machine}, and this machine is {facts.machine}"
+    elif target.arch and facts.gpu is None:
+        has = f"needs a GPU of {target.arch}, and none is present: {facts.why_no_gpu}"
+        because = "; `nox -s cpu_parity` runs here"
+    elif target.arch and facts.gpu is not None and facts.gpu.arch != target.arch:
+        has = f"wants {target.arch}, and {facts.gpu.name} is {facts.gpu.arch}"
+    step = f"Next step: run it on a machine of the target {target.id}{because}, or choose the target of this machine."
+    return f"the target {target.id} {has}. {step}" if has else ""
 
 
 def plan_blank(
@@ -85,12 +89,11 @@ def plan_blank(
         seed, tool, commit: what the receipts carry.
     """
     switch = variables.get(SWITCH, "").strip()
+    backend, because = "te", f"Transformer Engine is the default on the target {target.id}"
     if not target.arch:
         backend, because = "native", f"Transformer Engine has no kernels for the target {target.id}"
     elif switch.lower() not in _OFF:
         backend, because = "native", f"{SWITCH}={switch} turns Transformer Engine off"
-    else:
-        backend, because = "te", f"Transformer Engine is the default on the target {target.id}"
     stack = f"te{facts.te.partition('+')[0]}" if facts.te else "te-unknown" if facts.te_folder else "te-absent"
     same = {name: getattr(target, name) for name in ("id", "arch", "production_recipe", "deep_gemm")}
     return Order(
@@ -138,9 +141,7 @@ def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, 
     Raises:
         UnknownTarget: there is no such probe.
     """
-    return choose_names(
-        "probe", [*(row.id for row in catalog.modules), *(row.id for row in catalog.compositions)], wanted
-    )
+    return choose_names("probe", [row.id for row in (*catalog.modules, *catalog.compositions)], wanted)
 
 
 def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
@@ -149,7 +150,7 @@ def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, 
     Raises:
         UnknownTarget: there is no such cell.
     """
-    names = choose_names("cell of FP8", [row.id for row in catalog.fp8], _with_prefix("fp8_", wanted))
+    names = choose_names("cell of FP8", [row.id for row in catalog.fp8], wanted, "fp8_")
     return tuple(row for row in catalog.fp8 if row.id in names)
 
 
@@ -163,33 +164,23 @@ def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> 
     if not rows:
         others = sorted({name for row in catalog.smoke for name in row.targets})
         raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(others)}.")
-    known = [row.id for row in rows]
-    names = choose_names(f"cell of the smoke run on {target}", known, _with_prefix("smoke_", wanted))
+    names = choose_names(f"cell of the smoke run on {target}", [row.id for row in rows], wanted, "smoke_")
     return tuple(row for row in rows if row.id in names)
 
 
-def choose_names(what: str, known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+def choose_names(what: str, known: Sequence[str], wanted: Sequence[str], prefix: str = "") -> tuple[str, ...]:
     """Those of the known names that are wanted, in their order; all where none is named.
+
+    Args:
+        prefix: that a wanted name may lack.
 
     Raises:
         UnknownTarget: one is not known; the text names those that are.
     """
-    if unknown := [name for name in wanted if name not in known]:
+    names = {name if name in known else prefix + name: name for name in wanted}
+    if unknown := [name for full, name in names.items() if full not in known]:
         raise UnknownTarget(
             f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or it belongs to "
             f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(known)) or 'other --targets'}."
         )
-    return tuple(name for name in known if not wanted or name in wanted)
-
-
-def _with_prefix(prefix: str, names: Sequence[str]) -> list[str]:
-    return [name if name.startswith(prefix) else prefix + name for name in names]
-
-
-def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:
-    """The receipt of a cell whose probe could not write one."""
-    same = ("cell", "stack", "probe", "requested", "requested_because", "seed", "lock_hash", "image_digest", "commit",
-            "tool", "environment")  # fmt: skip
-    return Receipt(
-        target=order.target.id, outcome=outcome, reason=reason, **{name: getattr(order, name) for name in same}
-    )
+    return tuple(name for name in known if not names or name in names)

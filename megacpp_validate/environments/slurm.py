@@ -16,17 +16,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from ..diagnosis.diagnose import find_retry_fault
 from ..diagnosis.rows import JOB_ENDS
 from ..errors import InfrastructureFailed, WrongArguments
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..evidence.values import Frozen
 from ..process import Processes, run_command
-from .cell import Cell, answers, bring_home, find_fault
+from .cell import Cell, answers, bring_home
 from .environment import hash_parts
 from .fleet import Attempt, Attempted, count_cores
 from .interpreter import PACKAGE
@@ -36,56 +37,32 @@ _OVER: Final = frozenset({"COMPLETED", "FAILED", "", *JOB_ENDS})  # "": Slurm do
 # A node that has no room, or not the shared folder, ends each job at once, and so is the first to be free for the next.
 _ACCUSES_NODE: Final = ("disk-full", "not-started", "no-receipt", "boot-fail")
 _TOOL_LIMIT_S: Final = 60.0
-_FIRST_PAUSE_S: Final = 0.2
+_PATIENCE_S: Final = 600.0  # that the scheduler may be silent while jobs are on their way
+_START_MINUTES: Final = 15  # that a job may take beside its cell: an image that is pulled, a cold disk
 _LAST_WORDS: Final = 400  # characters
-# One word of an option: Slurm reads it to the end, and none begins another option.
-_Word = Annotated[str, StringConstraints(pattern=r"^[\w.:,+&|()\[\]@=/*!-]*$")]
 _OWN: Final = frozenset({"job-name", "output", "error", "array", "wrap", "requeue", "no-requeue", "test-only"})
-_WEEK_S, _WEEK_MINUTES = 604_800, 10_080  # more is a typing error
-
-
-class JobOptions(Frozen):
-    """Options of `sbatch`; what is empty or 0 is left to the cluster.
-
-    Attributes:
-        gres: with {gpus} where the number of GPUs belongs; used where a cell needs one.
-        cpus, memory_mib: of a job.
-        minutes: of a job; without it, what the cell may take and what a start may take.
-        extra: further options, such as "--exclusive"; none that this tool sets itself.
-    """
-
-    partition: _Word = ""
-    account: _Word = ""
-    qos: _Word = ""
-    constraint: _Word = ""
-    reservation: _Word = ""
-    gres: Annotated[str, StringConstraints(pattern=r"^[\w.:,]*(\{gpus\})?[\w.:,]*$")] = "gpu:{gpus}"
-    cpus: int = Field(default=0, ge=0)
-    memory_mib: int = Field(default=0, ge=0)
-    minutes: int = Field(default=0, ge=0, le=2 * _WEEK_MINUTES)
-    extra: tuple[Annotated[str, StringConstraints(pattern=r"^--[a-z][a-z-]*(=[^\s]+)?$")], ...] = ()
+# Options of `sbatch` by their long names; Slurm reads a value to the end of its line.
+Options = dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*$")],
+               bool | int | Annotated[str, StringConstraints(pattern=r"^\S+$")]]  # fmt: skip
 
 
 class Cluster(Frozen):
-    """How jobs are given to a Slurm, and how long the tool waits for it: a TOML file of the site's own.
+    """How jobs are given to a Slurm: a TOML file of the site's own.
 
     Attributes:
-        all: options of every job.
-        target: options by target; they take the place of what `all` says.
+        all: options of every job, as `sbatch` names them; {gpus} is the number of GPUs that the cell needs, and an
+            option with it is left out where the cell needs none.
+        target: options by target, which take the place of those of `all`.
         retries: of one cell, after infrastructure faults.
         poll_s: between two looks at the queue.
         grace_s: that a receipt may take to arrive after its job is over: a shared file system is late.
-        patience_s: that the scheduler may be silent while jobs are on their way.
-        start_minutes: that a job may take beside its cell: an image that is pulled, a cold disk.
     """
 
-    all: JobOptions = JobOptions()
-    target: dict[str, JobOptions] = Field(default_factory=dict)
+    all: Options = Field(default_factory=dict)
+    target: dict[str, Options] = Field(default_factory=dict)
     retries: int = Field(default=1, ge=0, le=20)
-    poll_s: float = Field(default=5.0, gt=0, le=_WEEK_S)
-    grace_s: float = Field(default=15.0, ge=0, le=_WEEK_S)
-    patience_s: float = Field(default=600.0, ge=0, le=_WEEK_S)
-    start_minutes: int = Field(default=15, ge=1, le=_WEEK_MINUTES)
+    poll_s: float = Field(default=5.0, gt=0)
+    grace_s: float = Field(default=15.0, ge=0)
 
 
 def read_cluster(path: Path | None, targets: Sequence[str]) -> Cluster:
@@ -99,8 +76,8 @@ def read_cluster(path: Path | None, targets: Sequence[str]) -> Cluster:
     try:
         cluster = Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         faults = [f"target.{name}: there is no such target" for name in cluster.target if name not in targets]
-        extra = [word for options in (cluster.all, *cluster.target.values()) for word in options.extra]
-        faults += [f"extra: this tool sets {word} itself" for word in extra if word[2:].partition("=")[0] in _OWN]
+        names = {name for options in (cluster.all, *cluster.target.values()) for name in options}
+        faults += [f"this tool sets --{name} itself" for name in sorted(names & _OWN)]
     except ValidationError as invalid:
         faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r:.60})" for e in invalid.errors()]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
@@ -113,8 +90,8 @@ def read_cluster(path: Path | None, targets: Sequence[str]) -> Cluster:
     )
 
 
-def plan_job(cluster: Cluster, target: str, *, gpus: int, limit_s: float) -> dict[str, Any]:
-    """The parameters of a job, under submitit's names.
+def plan_job(cluster: Cluster, target: str, *, gpus: int, limit_s: float) -> dict[str, str | bool]:
+    """The options of a job, as `sbatch` names them.
 
     Args:
         cluster: settings of the site.
@@ -122,30 +99,20 @@ def plan_job(cluster: Cluster, target: str, *, gpus: int, limit_s: float) -> dic
         gpus: that the cell needs.
         limit_s: seconds that the cell may take.
     """
-    own = cluster.target.get(target, JobOptions())
-    options = cluster.all.model_copy(update=own.model_dump(include=own.model_fields_set))
-    wanted = {
-        # A few minutes more than the cell may take: its own limit reports where it hung, Slurm's reports nothing.
-        "time": options.minutes or math.ceil(limit_s / 60) + cluster.start_minutes,
-        "gres": options.gres.format(gpus=gpus) if gpus else "",
-        "cpus_per_task": options.cpus,
-        "mem": f"{options.memory_mib}M" if options.memory_mib else "",
-        **options.model_dump(include={"partition", "account", "qos", "constraint"}),
+    # A few minutes more than the cell may take: its own limit reports where it hung, Slurm's reports nothing. Slurm
+    # does not start a job again by itself: the receipt would not count it.
+    own = {"time": math.ceil(limit_s / 60) + _START_MINUTES, "no-requeue": True, "export": "ALL", "gres": "gpu:{gpus}"}
+    wanted = own | cluster.all | cluster.target.get(target, {})
+    return {
+        name: value if value is True else str(value).replace("{gpus}", str(gpus))
+        for name, value in wanted.items()
+        if value is not False and (gpus or "{gpus}" not in str(value))
     }
-    extra: dict[str, str | bool] = {"reservation": options.reservation} if options.reservation else {}
-    for word in options.extra:
-        name, _, value = word.removeprefix("--").partition("=")
-        extra[name] = value or True
-    # Slurm does not start a job again by itself: the receipt would not count it.
-    more = {"no-requeue": True, "export": "ALL", **extra}
-    return {**{name: value for name, value in wanted.items() if value}, "additional_parameters": more}
 
 
-def list_options(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parameters of a job as options of `sbatch`."""
-    flat = {**parameters, **parameters["additional_parameters"]}
-    del flat["additional_parameters"]
-    return tuple(f"--{name.replace('_', '-')}" + ("" if v is True else f"={v}") for name, v in flat.items())
+def list_options(parameters: Mapping[str, str | bool]) -> tuple[str, ...]:
+    """The options of a job as words."""
+    return tuple(f"--{name}" if value is True else f"--{name}={value}" for name, value in parameters.items())
 
 
 @dataclass(frozen=True)
@@ -190,7 +157,6 @@ class SlurmJobs:
     _jobs: dict[str, Attempt] = field(default_factory=dict)  # by number
     _over: dict[str, float] = field(default_factory=dict)  # when a job was first seen to be over
     _answered: float = field(default_factory=time.monotonic)  # when Slurm last answered
-    _pause_s: float = _FIRST_PAUSE_S
 
     def __post_init__(self) -> None:
         """Look for a Slurm.
@@ -204,16 +170,11 @@ class SlurmJobs:
                 f"the path {self.folder} has a '%' or a '\\': Slurm reads them as a pattern. Next step: choose other "
                 "--receipts."
             )
-        if shutil.which("sbatch") is None or shutil.which("srun") is None:
-            raise InfrastructureFailed(
-                "there is no Slurm here: sbatch or srun is not on the PATH. Likely cause: this host is not a login "
-                "node. Next step: start it on one, or use --launcher local."
-            )
         self._look()
 
-    def choose(self, waiting: Sequence[Attempt], running: Sequence[Attempt]) -> int | None:
-        """The first, as long as there is room in the queue."""
-        return 0 if waiting and len(running) < (self.at_once or len(running) + 1) else None
+    def has_room(self, attempt: Attempt, running: Sequence[Attempt]) -> bool:  # noqa: ARG002
+        """Whether there is room in the queue."""
+        return not self.at_once or len(running) < self.at_once
 
     def start(self, attempt: Attempt) -> None:
         """Submit a cell, or take up the job that an earlier run submitted for the same order.
@@ -243,14 +204,15 @@ class SlurmJobs:
         # The scheduler hands all other variables on.
         bare = replace(cell.environment, variables={})  # type: ignore[type-var]
         planned = plan_job(self.cluster, cell.order.target.id, gpus=attempt.need.gpus, limit_s=cell.limit_s)
-        parameters = {
-            **planned, "job_name": cell.order.cell, "use_srun": False, "stderr_to_stdout": True, "wckey": None,
-            "setup": [f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(str(PACKAGE.parent))}'],
-        }  # fmt: skip
         executor, words = submitit.SlurmExecutor(folder=work), ""
         there = replace(cell, environment=bare, folder=work)
         for exclude in (attempt.node, None) if attempt.node else (None,):
-            executor.update_parameters(**parameters, exclude=exclude)
+            executor.update_parameters(
+                additional_parameters={name: value for name, value in planned.items() if name != "time"},
+                time=planned["time"], job_name=cell.order.cell, use_srun=False, stderr_to_stdout=True, wckey=None,
+                setup=[f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(str(PACKAGE.parent))}'],
+                exclude=exclude,
+            )  # fmt: skip
             try:
                 return str(executor.submit(run_cell, there, changed, sorted(set(os.environ) - set(own))).job_id)
             except (FailedJobError, FailedSubmissionError, OSError) as fault:
@@ -261,19 +223,17 @@ class SlurmJobs:
             "then the same command again, which finds the jobs that are on their way."
         )
 
-    def wait(self, seconds: float | None) -> list[Attempted]:
+    def wait(self) -> list[Attempted]:
         """Jobs that are over, after a look at the queue.
 
         Raises:
-            InfrastructureFailed: Slurm is silent for longer than the settings allow.
+            InfrastructureFailed: Slurm is silent for longer than a while.
         """
-        pause = min(self._pause_s, self.cluster.poll_s)
-        time.sleep(pause if seconds is None else max(0.0, min(pause, seconds)))
-        self._pause_s *= 2
+        time.sleep(self.cluster.poll_s)
         try:
             seen = self._look()
         except InfrastructureFailed:
-            if time.monotonic() - self._answered >= self.cluster.patience_s:
+            if time.monotonic() - self._answered >= _PATIENCE_S:
                 raise
             return []
         found = [self._settle(number, seen.get(number, QueuedJob())) for number in tuple(self._jobs)]
@@ -286,7 +246,7 @@ class SlurmJobs:
         with suppress(ReceiptInvalid):
             receipt = read_receipt(work / cell.place.name)
         fault = ""
-        if receipt is not None and answers(cell.order, receipt) and not find_fault(receipt):
+        if receipt is not None and answers(cell.order, receipt) and not find_retry_fault(receipt):
             bring_home(receipt, work, self.folder)
         elif seen.word not in _OVER:
             self._over.pop(number, None)
@@ -349,24 +309,18 @@ def _read_numbers(work: Path) -> list[str]:
 
 def name_fault(seen: QueuedJob, receipt: Receipt | None, work: Path) -> str:
     """The fault of an attempt that is over and has no answer."""
-    name, words = JOB_ENDS.get(seen.word, ("", ""))
-    if not name and receipt is not None and (fault := find_fault(receipt)):
-        name, _, words = fault.partition(": ")
-    elif not name and not seen.word:
-        name, words = "gone", "Slurm does not know the job any more, and it left no receipt"
-    elif not name:
-        name, words = "no-receipt", f"the job ended ({seen.word}) and left no receipt"
+    named = JOB_ENDS.get(seen.word) or (find_retry_fault(receipt) if receipt else "")
+    if not named and seen.word:
+        named = f"no-receipt: the job ended ({seen.word}) and left no receipt"
+    named = named or "gone: Slurm does not know the job any more, and it left no receipt"
     where = f" (node {seen.node})" if seen.node else ""
     because = f": {seen.because}" if seen.because not in ("", "None") else ""
     last = " ".join("".join(map(_read, work.glob("*_log.out"))).split())[-_LAST_WORDS:]
-    return f"{name}: {words}{where}{because}" + (f"; its last words: {last}" if last else "")
+    return f"{named}{where}{because}" + (f"; its last words: {last}" if last else "")
 
 
 def _read(log: Path) -> str:
-    try:
-        return log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
 
 
 def _ask(*words: str) -> str:
@@ -379,11 +333,11 @@ def _ask(*words: str) -> str:
         ended = run_command(words, limit_s=_TOOL_LIMIT_S, apart=True)
         if ended.code == 0:
             return ended.words
-        said = ended.last_words
+        reason = ended.last_words
     except OSError as fault:
-        said = str(fault)
+        reason = str(fault)
     raise InfrastructureFailed(
-        f"the scheduler does not answer: {words[0]}: {said[-_LAST_WORDS:]}. Likely cause: its controller is down or "
-        "restarts, or this host is not part of the cluster. Next step: `scontrol ping`; then the same command again: "
-        "jobs that were submitted stay, and the run goes on from them."
+        f"the scheduler does not answer: {words[0]}: {reason[-_LAST_WORDS:]}. Likely cause: this host is no login node "
+        "of a cluster, or the controller is down. Next step: `scontrol ping`; then the same command again, which goes "
+        "on from the jobs that were submitted; or --launcher local."
     )

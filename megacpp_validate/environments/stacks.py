@@ -1,38 +1,267 @@
-"""Many stacks on one target: each made usable, asked what it has, and its cells run beside those of the others.
+"""Stacks: which releases this host has or can be given, each made usable, and their cells run beside one another.
 
-Whatever is wrong with one of them costs no other anything: it has a problem in words, and its cells are not run.
+Whatever is wrong with one stack costs no other anything: it has a problem in words, and its cells are not run.
 """
 
 from __future__ import annotations
 
+import os
 import queue
+import re
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
-from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ..catalog.bridge import BridgeModule, Catalog, ProbeCell, matrix_folder
+from ..catalog.bridge import Stack as StackRow
 from ..catalog.bridge import Target as TargetRow
+from ..errors import WrongArguments
 from ..evidence.receipt import Outcome, Receipt
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, read_version
 from ..probes.order import Order
 from ..process import Processes
-from .cell import Cell, own_folder
-from .chosen import is_same_release
-from .container import ContainerEnvironment
-from .environment import Environment, NoEnvironment, hash_parts
-from .facts import Facts, read_facts, require_torch
-from .fleet import Fleet, Need, Progress, Ran, Room, expect_need
-from .interpreter import InterpreterEnvironment
-from .plan import choose_canary_probes, plan_blank, plan_row, receipt_without_probe, why_not_here
+from .cell import Cell, own_folder, receipt_without_probe
+from .container import ContainerEnvironment, open_container
+from .environment import Environment, Facts, NoEnvironment, hash_parts, read_facts, require_torch
+from .fleet import Fleet, Need, Progress, Ran, Room
+from .interpreter import InterpreterEnvironment, host_interpreter, put_over
+from .plan import choose_canary_probes, plan_blank, plan_row, why_not_here
+from .venv import make_venv
 
+Way = Literal["overlay", "venv", "image", "python"]
+VARIABLE: Final = "MEGACPP_OVERLAYS"
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
     python="", executable="", machine="", torch="", te="", te_folder="", gpu=None, why_no_gpu="it is unknown"
 )
 _AT_A_TIME: Final = 4
+_PACKAGE: Final = "transformer_engine"
+_EXTENSION: Final = "transformer_engine_torch"
+_UNREADABLE: Final = f"the metadata of {_PACKAGE} there names no release, or more than one; install it again"
+_FORM: Final = "NAME=overlay:DIR[:DIR...], NAME=venv:LOCK, NAME=image:REPOSITORY@sha256:... or NAME=python:PATH"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]*")
+
+
+# --- four ways to make an environment ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An environment that a person named.
+
+    Attributes:
+        name: what receipts and reports call it.
+        way: how it is made usable.
+        value: folders, a lock, an image or an interpreter.
+    """
+
+    name: str
+    way: Way
+    value: str
+
+
+@dataclass(frozen=True)
+class Means:
+    """What environments are made with.
+
+    Attributes:
+        variables: environment variables of the user.
+        python: interpreter that they stand on; the host's where it is empty.
+        gpus: whether a container sees the GPUs of the host.
+    """
+
+    variables: Mapping[str, str]
+    python: str = ""
+    gpus: bool = True
+
+
+def read_spec(text: str) -> Spec:
+    """What a person wrote, as a value.
+
+    Raises:
+        WrongArguments: it has another form.
+    """
+    name, _, rest = text.partition("=")
+    way, _, value = rest.partition(":")
+    ways: dict[str, Way] = {known: known for known in get_args(Way)}
+    if not _NAME.fullmatch(name) or way not in ways or not value:
+        raise WrongArguments(
+            f"{text!r} is not an environment. Next step: write {_FORM}; a name has letters, digits, '.', '_', '+'."
+        )
+    return Spec(name, ways[way], value)
+
+
+def make_environment(spec: Spec, means: Means) -> Environment:
+    """The environment that a person named.
+
+    Raises:
+        NoEnvironment: it cannot be made.
+    """
+    if spec.way == "image":
+        return open_container(spec.value, means.variables, gpus=means.gpus)
+    host = host_interpreter(means.variables, spec.value if spec.way == "python" else means.python)
+    if spec.way == "venv":
+        return make_venv(Path(spec.value), host)
+    if spec.way == "overlay":
+        return put_over(host, [Path(folder) for folder in spec.value.split(os.pathsep) if folder])
+    return host
+
+
+# --- releases of this host --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """A place that has Transformer Engine, or was named as one.
+
+    Attributes:
+        release: public version, such as "2.20.2"; empty where it cannot be read.
+        place: the folder, or the interpreter.
+        environment: how it is used; None where it cannot be.
+        reason: why it is not used; empty where it is.
+    """
+
+    release: str
+    place: str
+    environment: InterpreterEnvironment | None
+    reason: str = ""
+
+
+def find_environments(overlays: Sequence[Path], variables: Mapping[str, str], python: str = "") -> tuple[Found, ...]:
+    """Every release that is usable here, oldest first; then what is not usable, each with its reason.
+
+    A root is a site folder, or holds site folders: each with `transformer_engine` is a release, and all others with
+    packages (FlashAttention, DeepGEMM, ...) stand behind every release, in the order of the roots and of their names.
+
+    Args:
+        overlays: roots; those of `MEGACPP_OVERLAYS` where none is given.
+        variables: environment variables of the user.
+        python: interpreter that they stand on; the host's where it is empty.
+
+    Raises:
+        NoEnvironment: there is no such interpreter, or it cannot be started.
+    """
+    named = [Path(entry) for entry in variables.get(VARIABLE, "").split(os.pathsep) if entry]
+    host, every = host_interpreter(variables, python), list[Found]()
+    releases, common = list[Path](), list[Path]()
+    for root in dict.fromkeys(root.absolute() for root in overlays or named):
+        inside = sorted(place for place in root.iterdir() if place.is_dir()) if root.is_dir() else []
+        places = [root] if _is_site(root) else inside
+        with_te = [place for place in places if (place / _PACKAGE).is_dir()]
+        without = [place for place in places if place not in with_te and _is_site(place)]
+        if not with_te and not without:
+            every.append(Found("", str(root), None, "there are no packages, and no folders that hold some"))
+        releases += with_te
+        common += without
+    overlaid = [_try_overlay(host, place, common) for place in releases]
+    own = _read_release(host.about.path)
+    mine = [] if own is None else [Found(own, host.shown, host if own else None, "" if own else _UNREADABLE)]
+    usable: dict[Version, Found] = {}
+    others: list[Found] = []
+    for found in (*overlaid, *mine, *every):
+        if found.environment is None:
+            others.append(found)
+        elif (first := usable.setdefault(Version(found.release), found)) is not found:
+            reason = f"{first.place} has the same release, and comes first"
+            others.append(Found(found.release, found.place, None, reason))
+    return (*(usable[version] for version in sorted(usable)), *others)
+
+
+def _read_release(folders: Sequence[Path]) -> str | None:
+    """The public version of the Transformer Engine that is found first in some folders.
+
+    None where there is none; empty where its metadata is damaged, or names two releases.
+    """
+    for folder in folders:
+        distributions = list(metadata.distributions(path=[str(folder)]))
+        named = [(one.metadata["Name"] if one.metadata else None, one) for one in distributions]
+        versions = {one.version for name, one in named if name and canonicalize_name(name) == "transformer-engine"}
+        if versions:
+            try:
+                return Version(versions.pop()).public if len(versions) == 1 else ""
+            except (InvalidVersion, TypeError):
+                return ""
+    return None
+
+
+def _is_site(folder: Path) -> bool:
+    """Whether packages lie in a folder itself: one that a packer keeps its archives in is none."""
+    return any(next(folder.glob(pattern), None) for pattern in ("*.dist-info", "*/__init__.py", "*.pth"))
+
+
+def _try_overlay(host: InterpreterEnvironment, place: Path, common: Sequence[Path]) -> Found:
+    release, reason = _read_release([place]) or "", ""
+    # Of the torch extension, for which Python it is built.
+    built = [*place.glob(f"{_EXTENSION}.*so"), *place.glob(f"{_PACKAGE}/wheel_lib/{_EXTENSION}.*so")]
+    suffixes = {file.name.removeprefix(_EXTENSION) for file in built}
+    if not release:
+        reason = _UNREADABLE
+    elif not (place / _PACKAGE / "__init__.py").is_file():
+        reason = f"{_PACKAGE} has no __init__.py; it was not unpacked to the end"
+    elif suffixes and not suffixes & {host.about.suffix, ".abi3.so", ".so"}:
+        reason = f"its torch extension is built for {', '.join(sorted(suffixes))}, and {host.shown} loads "
+        reason += f"{host.about.suffix}. Next step: give the Python that it was built for with --python"
+    if reason:
+        return Found(release, str(place), None, reason)
+    because = f"Transformer Engine {release} of {place}"
+    if common:
+        because += f", with {', '.join(folder.name for folder in common)} of {common[0].parent}"
+    try:
+        return Found(release, str(place), put_over(host, (place, *common), because))
+    except NoEnvironment as fault:
+        return Found("", str(place), None, str(fault))
+
+
+def resolve_environment(release: str, found: Sequence[Found], rows: Sequence[StackRow], means: Means) -> Environment:
+    """The environment of a release: what the host has, else what a row of the matrix names.
+
+    An overlay comes before the interpreter's own, as in `find_environments`. Of a row that names both, the image is
+    taken where there is a docker: it pins what lies below Python, too.
+
+    Args:
+        release: of Transformer Engine.
+        found: what the host has.
+        rows: of the matrix.
+        means: what environments are made with.
+
+    Raises:
+        NoEnvironment: nothing provides it, or what does cannot be made.
+    """
+    for place in found:
+        if place.environment is not None and is_same_release(place.release, release):
+            return place.environment
+    row = next((row for row in rows if is_same_release(row.te, release) and (row.image or row.lock)), None)
+    if row is not None and row.image and (not row.lock or shutil.which("docker", path=means.variables.get("PATH"))):
+        return make_environment(Spec(row.id, "image", row.image), means)
+    if row is not None:
+        return make_environment(Spec(row.id, "venv", str(matrix_folder().parent / row.lock)), means)
+    usable = ", ".join(place.release for place in found if place.environment is not None) or "no release"
+    # A folder of this very release that cannot be used is the likely answer.
+    broken = [f"{place.place}: {place.reason}" for place in found if place.environment is None and place.reason]
+    also = f" Not usable: {'; '.join(broken)}." if broken else ""
+    raise NoEnvironment(
+        f"there is no environment with Transformer Engine {release}; this host has {usable}.{also} Likely cause: it "
+        f"is not installed here. Next step: `pip install --target DIR/te-{release}` and give DIR with --overlays or "
+        f"{VARIABLE}, or add a lock or an image to its row of matrix/stacks.toml, or write {_FORM}."
+    )
+
+
+def is_same_release(one: str, other: str) -> bool:
+    """Whether two texts name one release: 2.12 is 2.12.0, and a build of one is that one."""
+    versions = [read_version(text) for text in (one, other)]
+    public = {Version(version.public) for version in versions if version is not None}
+    return None not in versions and len(public) == 1
+
+
+# --- stacks made usable -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,6 +293,57 @@ class Stack:
     environment: Environment | None = None
     facts: Facts | None = None
     problem: str = ""
+
+
+def prepare_stacks(requests: Sequence[StackRequest], processes: Processes) -> tuple[Stack, ...]:
+    """Make every stack usable and read what it has, side by side.
+
+    An interrupt waits for none of them: uv and docker take minutes, and end with this tool.
+    """
+    slots, ended = threading.Semaphore(_AT_A_TIME), queue.SimpleQueue[tuple[int, Stack | BaseException]]()
+
+    def prepare(index: int) -> None:
+        with slots:
+            try:
+                ended.put((index, _prepare(requests[index], processes)))
+            except BaseException as fault:  # for the thread that waits for it
+                ended.put((index, fault))
+
+    for index in range(len(requests)):
+        threading.Thread(target=prepare, args=(index,), daemon=True).start()
+    found: dict[int, Stack] = {}
+    try:
+        while len(found) < len(requests):
+            index, made = ended.get()
+            if isinstance(made, BaseException):
+                raise made
+            found[index] = made
+    except BaseException:
+        processes.stop()
+        raise
+    return tuple(found[index] for index in range(len(requests)))
+
+
+def _prepare(request: StackRequest, processes: Processes) -> Stack:
+    try:
+        environment = request.make()
+        facts = read_facts(environment, processes)
+        require_torch(facts)
+        _ = environment.identity  # kept from here on; a folder of gigabytes is walked side by side with the others
+    except NoEnvironment as fault:
+        return Stack(request.name, problem=str(fault))
+    if request.release and not is_same_release(facts.te, request.release):
+        has = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine whose metadata can be read"
+        return Stack(
+            request.name,
+            problem=f"{request.name} stands for Transformer Engine {request.release}, and {environment.shown} has "
+            f"{has}. Likely cause: the folder or image holds another release than its name. Next step: check what it "
+            f"holds ({environment.because}).",
+        )
+    return Stack(request.name, environment, facts)
+
+
+# --- their cells ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -137,62 +417,10 @@ class RanStack:
     again: Mapping[str, Receipt] = field(default_factory=dict)
 
 
-def prepare_stacks(requests: Sequence[StackRequest], processes: Processes) -> tuple[Stack, ...]:
-    """Make every stack usable and ask it what it has, side by side.
-
-    An interrupt waits for none of them: uv and docker take minutes, and end with this tool.
-    """
-    slots, ended = threading.Semaphore(_AT_A_TIME), queue.SimpleQueue[tuple[int, Stack | BaseException]]()
-
-    def prepare(index: int) -> None:
-        with slots:
-            try:
-                ended.put((index, _prepare(requests[index], processes)))
-            except BaseException as fault:  # for the thread that waits for it
-                ended.put((index, fault))
-
-    for index in range(len(requests)):
-        threading.Thread(target=prepare, args=(index,), daemon=True).start()
-    found: dict[int, Stack] = {}
-    try:
-        while len(found) < len(requests):
-            index, made = ended.get()
-            if isinstance(made, BaseException):
-                raise made
-            found[index] = made
-    except BaseException:
-        processes.stop()
-        raise
-    return tuple(found[index] for index in range(len(requests)))
-
-
-def _prepare(request: StackRequest, processes: Processes) -> Stack:
-    try:
-        environment = request.make()
-        facts = read_facts(environment, processes)
-        require_torch(facts)
-        _ = environment.identity  # kept from here on; a folder of gigabytes is walked side by side with the others
-    except NoEnvironment as fault:
-        return Stack(request.name, problem=str(fault))
-    if request.release and not is_same_release(facts.te, request.release):
-        has = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine whose metadata can be read"
-        return Stack(
-            request.name,
-            problem=f"{request.name} stands for Transformer Engine {request.release}, and {environment.shown} has "
-            f"{has}. Likely cause: the folder or image holds another release than its name. Next step: check what it "
-            f"holds ({environment.because}).",
-        )
-    return Stack(request.name, environment, facts)
-
-
 def run_stacks(
-    catalog: Catalog,
-    target: TargetRow,
-    stacks: Sequence[Stack],
-    wanted: StackOptions,
-    options: RunOptions,
+    catalog: Catalog, target: TargetRow, stacks: Sequence[Stack], wanted: StackOptions, options: RunOptions,
     processes: Processes,
-) -> tuple[RanStack, ...]:
+) -> tuple[RanStack, ...]:  # fmt: skip
     """Run every cell of every stack that is missing, in one fleet.
 
     Args:
@@ -207,41 +435,32 @@ def run_stacks(
         FolderTaken: another run writes its receipts there.
         OSError: the folder cannot be written.
     """
-    folder = options.folder
-    modules = {module.id for module in catalog.modules}
-    rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
-    rows |= {row.id: row for row in catalog.compositions}
-    ran: dict[str, tuple[Stack, list[Order]]] = {}
+    folder, probes = options.folder, choose_canary_probes(catalog, wanted.probes)
+    every: tuple[BridgeModule | ProbeCell, ...] = (*catalog.modules, *catalog.compositions)
+    rows = {row.id: row for row in every if row.id in probes}
+    ran: list[tuple[Stack, list[Order]]] = []
     cells: list[tuple[Cell, Need]] = []
     with own_folder(folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
         device, is_first = str(Path(lock, "device")) if target.arch else "", True
         for given in stacks:
-            reason = given.problem or (why_not_here(target, given.facts) if given.facts else "")
-            stack = replace(given, problem=reason)
-            orders = _plan(catalog, target, stack, wanted, device)
-            ran[stack.name] = stack, orders
+            stack = replace(given, problem=given.problem or (why_not_here(target, given.facts) if given.facts else ""))
+            facts, named = stack.facts or NO_FACTS, {"seed": wanted.seed, "tool": wanted.tool, "commit": wanted.commit}
+            blank = plan_blank(target, facts, wanted.variables, **named)  # type: ignore[arg-type]
+            orders = [on_stack(plan_row(blank, row), stack) for row in rows.values()]
+            orders = [replace(one, times=wanted.times and not one.code, turnstile=device) for one in orders]
+            ran.append((stack, orders))
             if stack.problem or stack.environment is None:
                 continue
             # Modules of the first stack a second time; a composition is not timed.
-            again = [replace(one, only_times=True) for one in orders if one.probe in modules and wanted.times]
-            for order in (*orders, *(again if is_first else ())):
+            again = [replace(one, only_times=True) for one in orders if one.times and is_first]
+            for order in (*orders, *again):
                 place = folder / stack.name / (AGAIN if order.only_times else "")
                 cell = Cell(stack.environment, order, place, options.limit_s)
-                cells.append((cell, expect_need(order, rows[order.probe])))
+                cells.append((cell, Need(rows[order.probe].seconds / (2 if order.only_times else 1))))
             is_first = False
         ended = Fleet(options.room, options.fresh, options.progress).run(cells, processes)
     found = list(zip((cell.order for cell, _ in cells), ended, strict=True))
-    return tuple(_collect(stack, orders, folder, found) for stack, orders in ran.values())
-
-
-def _plan(catalog: Catalog, target: TargetRow, stack: Stack, wanted: StackOptions, device: str) -> list[Order]:
-    blank = plan_blank(
-        target, stack.facts or NO_FACTS, wanted.variables, seed=wanted.seed, tool=wanted.tool, commit=wanted.commit
-    )
-    probes = choose_canary_probes(catalog, wanted.probes)
-    every: list[BridgeModule | ProbeCell] = [*catalog.modules, *catalog.compositions]
-    orders = (on_stack(plan_row(blank, row), stack) for row in every if row.id in probes)
-    return [replace(order, times=wanted.times and not order.code, turnstile=device) for order in orders]
+    return tuple(_collect(stack, orders, folder, found) for stack, orders in ran)
 
 
 def on_stack(order: Order, stack: Stack) -> Order:
@@ -254,12 +473,9 @@ def on_stack(order: Order, stack: Stack) -> Order:
     lock = environment.lock_hash if isinstance(environment, InterpreterEnvironment) else ""
     usable = environment is not None and not stack.problem
     return replace(
-        order,
-        stack=stack.name,
-        lock_hash=lock or order.lock_hash,
-        image_digest=image or order.image_digest,
+        order, stack=stack.name, lock_hash=lock or order.lock_hash, image_digest=image or order.image_digest,
         environment=hash_parts((environment.identity, repr(order.target))) if environment and usable else "",
-    )
+    )  # fmt: skip
 
 
 def _collect(stack: Stack, orders: Sequence[Order], folder: Path, found: Sequence[tuple[Order, Ran]]) -> RanStack:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import sys
 import tomllib
@@ -39,10 +38,7 @@ _CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _CPU_LOCK: Final = _CHECKOUT / "containers" / "locks" / "cpu.txt"
 _STAMP: Final = "installed"  # the last file that is written: an environment that has it is whole
 _LIMIT_S: Final = 3600.0  # a stack with torch is gigabytes
-_QUICK_S: Final = 120.0
 _LONGEST_WAIT_S: Final = 7200.0  # another process makes the same: a stack with torch takes minutes on a slow disk
-_LAST_WORDS: Final = 1200  # characters
-_POINTS_ELSEWHERE: Final = re.compile(r"^\s*(?:-r|-c|-e|--requirements?|--constraints?|--editable)\b.*", re.MULTILINE)
 _CHOOSES_FILES: Final = ("UV_NO_BINARY", "UV_NO_BUILD", "UV_ONLY_BINARY", "UV_TORCH_BACKEND", "UV_PYTHON_PLATFORM")
 _NOT_ITS_OWN: Final = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "CONDA_PREFIX"})
 
@@ -99,13 +95,12 @@ def run_tool(
     """
     try:
         ended = run_command(words, variables=variables, limit_s=limit_s, cleanup=cleanup)
+        if ended.code == 0:
+            return ended.words
+        how = f"{f'exit status {ended.code}' if ended.how == 'exit' else ended.how}. Output: {ended.last_words}"
     except OSError as fault:
-        raise NoEnvironment(f"{deed}: {fault}. Likely cause: {cause}. Next step: {step}.") from fault
-    if ended.code == 0:
-        return ended.words
-    how = f"exit status {ended.code}" if ended.how == "exit" else ended.how
-    last = " | ".join(line.strip() for line in ended.words.splitlines() if line.strip())[-_LAST_WORDS:]
-    raise NoEnvironment(f"{deed} ({how}). Output: {last or 'nothing'}. Likely cause: {cause}. Next step: {step}.")
+        how = str(fault)
+    raise NoEnvironment(f"{deed} ({how}). Likely cause: {cause}. Next step: {step}.")
 
 
 # --- from a lock, by uv ----------------------------------------------------------------------------------------------
@@ -123,39 +118,33 @@ def make_venv(lock: Path, host: InterpreterEnvironment) -> InterpreterEnvironmen
             uv's last words.
     """
     try:
-        data = lock.read_bytes()
-        elsewhere = _POINTS_ELSEWHERE.findall(data.decode())
-    except (OSError, UnicodeDecodeError) as fault:
-        data, elsewhere = b"", [str(fault)]
-    if elsewhere:
+        digest = sha256(lock.read_bytes()).hexdigest()
+    except OSError as fault:
         raise NoEnvironment(
-            f"the lock {lock} cannot be used: {'; '.join(elsewhere)}. Likely cause: a typing error, or a lock that "
-            "leads to other files. Next step: give the file that `uv pip compile --generate-hashes` writes."
-        )
-    digest = sha256(data).hexdigest()
+            f"the lock {lock} cannot be read: {fault}. Likely cause: a typing error. Next step: give the file that "
+            "`uv pip compile --generate-hashes` writes."
+        ) from fault
     uv = _find_uv(host.variables)
     own = {name: value for name, value in host.variables.items() if name not in _NOT_ITS_OWN}
     options = [f"{name}={own[name]}" for name in sorted(own) if name.startswith(_CHOOSES_FILES)]
     base, version = host.about.executable, host.about.version
     key = hash_parts((digest, base, version, platform.machine(), *options))[:32]
-    stem = re.sub(r"[^a-z0-9._-]", "-", lock.stem.lower()[:40])
-    place = environments_folder(own) / f"venv-{stem}-{key}"
+    place = environments_folder(own) / f"venv-{key}"
     python = str(place / "bin" / "python")
 
     def make() -> None:
         quiet = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", **own}
-        run_tool(
-            [*uv, "venv", "--no-project", "--python", base, str(place)], quiet, limit_s=_QUICK_S,
-            deed=f"uv cannot make a virtual environment of {base}",
-            cause="that Python lacks its standard library, or is too old", step="give another one with --python",
-        )  # fmt: skip
-        run_tool(
-            [*uv, "pip", "sync", "--require-hashes", "--strict", "--python", python, str(lock)], quiet,
-            limit_s=_LIMIT_S, deed=f"uv cannot install {lock}",
-            cause="the lock has no hashes (`uv pip compile --generate-hashes` writes them), the index does not answer, "
-            "lacks a file of the lock for this Python, or gives one with another hash",
-            step="read uv's words; behind a mirror set UV_INDEX_URL, with a wheel folder UV_FIND_LINKS and UV_OFFLINE",
-        )  # fmt: skip
+        for words in (
+            ("venv", "--no-project", "--python", base, str(place)),
+            ("pip", "sync", "--require-hashes", "--strict", "--python", python, str(lock)),
+        ):
+            run_tool(
+                [*uv, *words], quiet, limit_s=_LIMIT_S, deed=f"uv cannot make an environment of {lock} with {base}",
+                cause="the lock has no hashes (`uv pip compile --generate-hashes` writes them), the index does not "
+                "answer, lacks a file of the lock for this Python, or gives one with another hash",
+                step="read uv's words; behind a mirror set UV_INDEX_URL, with a wheel folder UV_FIND_LINKS and "
+                "UV_OFFLINE",
+            )  # fmt: skip
 
     make_once(place, key, make)
     variables = own | {

@@ -18,13 +18,11 @@ class Wanted(Strict):
     Attributes:
         symbol: as it stands in the file.
         readable: the name without its C++ encoding, as far as that is simple.
-        owner: whose it is: "torch", "cuBLAS", "cuDNN", "CUDA runtime", ...; empty where its name does not say.
         lazy: bound at the first call, so that the extension loads without it.
     """
 
     symbol: str
     readable: str
-    owner: str
     lazy: bool
 
 
@@ -164,7 +162,6 @@ class PathLook(Strict):
         driver_cuda: the newest CUDA release that the driver runs: "13.0".
         gpu: name of the first GPU that a process there sees, and its compute capability.
         no_gpu: why there is none.
-        visible: files of the CUDA libraries that the loader finds by name: soname -> files, the first one wins.
         distributions: all of them; the first of a name is what `importlib.metadata` gives.
     """
 
@@ -180,5 +177,4 @@ class PathLook(Strict):
     capability: str = ""
     no_gpu: str = ""
     ld_library_path: str = ""
-    visible: dict[str, tuple[str, ...]] = field(default_factory=dict)
     distributions: tuple[Distribution, ...] = ()

@@ -25,8 +25,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from .. import TOOL
 from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
-from ..environments.environment import Environment
-from ..environments.facts import read_facts
+from ..environments.environment import Environment, read_facts
 from ..environments.interpreter import host_interpreter, read_commit
 from ..environments.venv import find_cpu_python
 from ..errors import Exit, NothingSelected, exit_for

@@ -11,9 +11,8 @@ from typing import Final, Literal
 from .. import TOOL
 from ..catalog.bridge import Catalog, Fp8Cell, read_catalog
 from ..catalog.policies import Fp8Policy, LowParts, PolicyRule, Preset, read_fp8_policy
-from ..environments.host_session import Progress, SessionOptions, run_session
+from ..environments.host_session import Progress, SessionOptions, SessionResult, run_session
 from ..environments.plan import choose_fp8_cells, find_target, plan_fp8
-from ..environments.session_result import SessionResult
 from ..errors import Exit, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen

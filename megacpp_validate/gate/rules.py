@@ -48,7 +48,9 @@ _NO_IMPORT: Final = re.compile(
 )
 _DENIES: Final = re.compile(r"(?i:\w error(?!\w)|out of bounds?|fail(?:ed|ure)?(?!\w))|\w(?:Error|Exception)(?!\w)")
 # What a launcher repeats a cell for: the names of `environments.slurm` and `diagnosis.diagnose.find_retry_fault`.
-_RETRIED: Final = {name for name, _ in JOB_ENDS.values()} | {"killed", "disk-full", "not-started", "no-receipt", "gone"}
+_RETRIED: Final = {named.partition(":")[0] for named in JOB_ENDS.values()} | {
+    "killed", "disk-full", "not-started", "no-receipt", "gone"
+}  # fmt: skip
 _MEMORY: Final = "peak memory"
 
 

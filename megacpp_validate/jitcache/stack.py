@@ -21,14 +21,13 @@ from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask, choose_tasks
 from ..environments.cell import Cell
-from ..environments.environment import hash_parts, list_sources
-from ..environments.facts import Facts, read_facts, require_torch
+from ..environments.environment import Facts, read_facts, require_torch
 from ..environments.fleet import count_cores
-from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
+from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.plan import plan_blank, plan_row, why_not_here
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment, NothingSelected
-from ..evidence.receipt import Outcome, Receipt
+from ..evidence.receipt import Outcome, Receipt, hash_code
 from ..evidence.values import Frozen
 from ..process import Processes
 from .layout import DRIVER, NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
@@ -253,7 +252,7 @@ class JitStack:
     @property
     def sources(self) -> str:
         """Identity of what of this project runs there."""
-        return hash_parts(tuple(list_sources(PACKAGE)))
+        return hash_code()
 
     def why_not(self, *, at_build: bool) -> str:
         """Why this machine cannot run the target's tasks; empty where it can.

@@ -1,43 +1,45 @@
-"""A shared library as the loader sees it: what it needs, what it wants, what it defines.
+"""Shared libraries as the loader sees them: what lies in one, which are mapped, and whether a compiled file fits.
 
-64-bit little-endian ELF, which is what every vendor ships for the targets. Only the dynamic segment is used where that
-is enough: it is there in stripped files too. Source: the ELF specification, and the GNU hash table as glibc reads it.
-
-A compiled file of a package against what is there: its libraries, its symbols, and the torch it was built for.
+64-bit little-endian ELF with its section headers, which is what every vendor ships for the targets. Source: the ELF
+specification.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 import re
 import struct
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
-from ..evidence.doctor_look import Extension, Headers, Wanted
-from .doctor_visible import compare_headers, find_by_name
+from ..evidence.doctor_look import Extension, Wanted
 
-_PROGRAM: Final = struct.Struct("<IIQQQQQQ")
-_SECTION: Final = struct.Struct("<IIQQQQIIQQ")
+# Libraries of which a second file in one process is a finding.
+_CUDA: Final = re.compile(r"lib(?:cudart|cublas|cublasLt|cudnn\w*|nccl|nvrtc|transformer_engine)\.so[.\d]*")
+_RUNTIMES: Final = ("libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13")
+_LIMIT_S: Final = 20.0
+
+_SECTION: Final = struct.Struct("<IIQQQQIIQQ")  # name, kind, flags, address, offset, size, link, info, align, entry
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _TAG: Final = struct.Struct("<qQ")
 _RELOCATION: Final = struct.Struct("<QQq")
-_LOAD, _DYNAMIC = 1, 2  # kinds of segments
-_DYNSYM: Final = 11  # kind of section
-_NEEDED, _PLT_SIZE, _HASH, _STRINGS, _SYMBOLS, _SONAME, _RPATH, _PLT, _BIND_NOW, _RUNPATH, _FLAGS = (
-    1, 2, 4, 5, 6, 14, 15, 23, 24, 29, 30
-)  # fmt: skip
-_GNU_HASH, _VERSYM, _FLAGS_1, _VERNEED, _VERNEED_COUNT = 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
-_MOST: Final = 10_000_000  # symbols or links of a chain; more is a damaged file
+_RELA, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 4, 6, 11, 0x6FFFFFFE, 0x6FFFFFFF  # kinds of section
+_NEEDED, _SONAME, _RPATH, _PLT, _BIND_NOW, _RUNPATH, _FLAGS, _FLAGS_1 = 1, 14, 15, 23, 24, 29, 30, 0x6FFFFFFB
+_PYTHON_TAG: Final = re.compile(r"\.((?:cpython|pypy|cp)-?\d[\w-]*|abi3)\.so$")
+_MOST_SYMBOLS: Final = 12  # of one file; more say nothing new
+_MOST_FILES: Final = 60
 
 
 class NotReadable(ValueError):
-    """A file that is no shared library, or a damaged one; the text says what is wrong with it."""
+    """A file that is no shared library, or a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -54,205 +56,176 @@ class Symbol:
     lazy: bool
 
 
+@dataclass(frozen=True, eq=False)
 class Elf:
-    """One open file.
+    """One shared library.
 
-    Raises:
-        NotReadable: at every use, where the file is not what it should be.
-        OSError: it cannot be opened.
+    Attributes:
+        soname: what others know it by; empty where it does not say.
+        needed: libraries that are loaded with it.
+        search: folders that it wants its libraries looked for in.
+        wants: symbols that must be found elsewhere, without the weak ones, which may stay undefined.
+        defined: symbols that others find in it, encoded.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as file:
-            try:
-                self.image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError as fault:
-                raise NotReadable("the file is empty") from fault
-        if self.image[:6] != b"\x7fELF\x02\x01":
-            raise NotReadable("not a 64-bit little-endian ELF file")
-
-    def __enter__(self) -> Elf:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: TracebackType | None) -> None:
-        self.image.close()
-        if isinstance(fault, struct.error | IndexError | OverflowError):
-            raise NotReadable(f"the file is damaged: {fault}") from fault
-
-    @property
-    def soname(self) -> str:
-        """What others know it by; empty where it does not say."""
-        return next(self._names(_SONAME), "")
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Libraries that are loaded with it."""
-        return tuple(self._names(_NEEDED))
-
-    @property
-    def search(self) -> tuple[Path, ...]:
-        """Folders that it wants its libraries looked for in."""
-        text = next(self._names(_RUNPATH), "") or next(self._names(_RPATH), "")
-        origin = str(self.path.parent)
-        entries = (entry.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for entry in text.split(":"))
-        return tuple(Path(entry) for entry in entries if entry)
-
-    def wants(self) -> Iterator[Symbol]:
-        """Every symbol that must be found elsewhere; a weak one may stay undefined, and is left out."""
-        sources, lazy = self._sources(), self._lazy()
-        versions = self._at(_VERSYM)
-        for number in range(1, self._count()):
-            name, info, _, home, _, _ = _SYMBOL.unpack_from(self.image, self._symbols + number * _SYMBOL.size)
-            if home or not name or info >> 4 != 1:
-                continue
-            version = struct.unpack_from("<H", self.image, versions + 2 * number)[0] & 0x7FFF if versions else 0
-            yield Symbol(self._string(name), sources.get(version, ""), number in lazy)
+    soname: str
+    needed: tuple[str, ...]
+    search: tuple[Path, ...]
+    wants: tuple[Symbol, ...]
+    defined: frozenset[bytes]
 
     def defines(self, name: str) -> bool:
         """Whether others find this symbol in it."""
-        table = self._at(_GNU_HASH)
-        return name in self._defined if not table else self._look_up(table, name.encode())
-
-    @cached_property
-    def _tags(self) -> dict[int, list[int]]:
-        table, _, _, _, size, count = struct.unpack_from("<QQIHHH", self.image, 0x20)
-        headers = [_PROGRAM.unpack_from(self.image, table + index * size) for index in range(count)]
-        self._loads = [(vaddr, length, offset) for kind, _, offset, vaddr, _, length, *_ in headers if kind == _LOAD]
-        tags: dict[int, list[int]] = {}
-        for kind, _, offset, _, _, length, *_ in headers:
-            if kind == _DYNAMIC:
-                for at in range(offset, offset + length, _TAG.size):
-                    tag, value = _TAG.unpack_from(self.image, at)
-                    if tag == 0:
-                        break
-                    tags.setdefault(tag, []).append(value)
-        if not tags:
-            raise NotReadable(
-                "the file has no dynamic segment: a program linked statically, or a file of debug symbols"
-            )
-        return tags
-
-    @cached_property
-    def _symbols(self) -> int:
-        return self._at(_SYMBOLS)
-
-    def _at(self, tag: int) -> int:
-        """Where in the file that lies to which a tag points; 0 where the tag is not there."""
-        address = self._tags.get(tag, [0])[0]
-        for vaddr, length, offset in self._loads:
-            if vaddr <= address < vaddr + length:
-                return address - vaddr + offset
-        return 0
-
-    def _names(self, tag: int) -> Iterator[str]:
-        return (self._string(start) for start in self._tags.get(tag, ()))
-
-    def _string(self, start: int) -> str:
-        start += self._at(_STRINGS)
-        end = self.image.find(b"\0", start)
-        if not 0 <= start <= end:
-            raise NotReadable("the file is damaged: a name lies outside of it")
-        return self.image[start:end].decode("utf-8", errors="replace")
-
-    def _count(self) -> int:
-        """How many dynamic symbols there are: only sections and the old hash table say so outright."""
-        (table,), (size, count) = (
-            struct.unpack_from("<Q", self.image, 0x28),
-            struct.unpack_from("<HH", self.image, 0x3A),
-        )
-        for index in range(count if table and table + count * size <= len(self.image) else 0):
-            _, kind, _, _, offset, length, *_ = _SECTION.unpack_from(self.image, table + index * size)
-            if kind == _DYNSYM and offset == self._symbols:
-                return min(int(length) // _SYMBOL.size, _MOST)
-        if old := self._at(_HASH):
-            return min(int(struct.unpack_from("<I", self.image, old + 4)[0]), _MOST)
-        if new := self._at(_GNU_HASH):  # what is undefined stands before what is hashed
-            return min(int(struct.unpack_from("<I", self.image, new + 4)[0]), _MOST)
-        return 0
-
-    def _look_up(self, table: int, name: bytes) -> bool:
-        buckets, first, words, shift = struct.unpack_from("<IIII", self.image, table)
-        if not buckets or not words:
-            return False
-        value = 5381
-        for letter in name:
-            value = (value * 33 + letter) & 0xFFFFFFFF
-        (word,) = struct.unpack_from("<Q", self.image, table + 16 + 8 * (value // 64 % words))
-        if not (word >> value % 64 & 1 and word >> (value >> shift) % 64 & 1):
-            return False
-        start = table + 16 + 8 * words
-        (number,) = struct.unpack_from("<I", self.image, start + 4 * (value % buckets))
-        chain = start + 4 * buckets
-        while first <= number < _MOST:
-            (link,) = struct.unpack_from("<I", self.image, chain + 4 * (number - first))
-            if link | 1 == value | 1 and self._is(number, name):
-                return True
-            if link & 1:
-                return False
-            number += 1
-        return False
-
-    def _is(self, number: int, name: bytes) -> bool:
-        start, _, _, home, _, _ = _SYMBOL.unpack_from(self.image, self._symbols + number * _SYMBOL.size)
-        start += self._at(_STRINGS)
-        return bool(home) and self.image[start : start + len(name) + 1] == name + b"\0"
-
-    @cached_property
-    def _defined(self) -> frozenset[str]:
-        found = []
-        for number in range(1, self._count()):
-            name, info, _, home, _, _ = _SYMBOL.unpack_from(self.image, self._symbols + number * _SYMBOL.size)
-            if home and name and info >> 4:
-                found.append(self._string(name))
-        return frozenset(found)
-
-    def _lazy(self) -> frozenset[int]:
-        """Symbols that only calls go to, of a library that does not ask to have them bound at once."""
-        flags, more = self._tags.get(_FLAGS, [0])[0], self._tags.get(_FLAGS_1, [0])[0]
-        if _BIND_NOW in self._tags or flags & 8 or more & 1:
-            return frozenset()
-        start, size = self._at(_PLT), self._tags.get(_PLT_SIZE, [0])[0]
-        if not start or start + size > len(self.image):
-            return frozenset()
-        return frozenset(
-            _RELOCATION.unpack_from(self.image, at)[1] >> 32 for at in range(start, start + size, _RELOCATION.size)
-        )
-
-    def _sources(self) -> dict[int, str]:
-        """Version number of a symbol -> library that it is expected from."""
-        at, sources = self._at(_VERNEED), {}
-        for _ in range(min(self._tags.get(_VERNEED_COUNT, [0])[0], 10_000)):
-            _, count, file, first, following = struct.unpack_from("<HHIII", self.image, at)
-            entry = at + first
-            for _ in range(count):
-                _, _, number, _, step = struct.unpack_from("<IHHII", self.image, entry)
-                sources[number & 0x7FFF] = self._string(file)
-                entry += step
-            at += following
-        return sources if self._at(_VERNEED) else {}
+        return name.encode() in self.defined
 
 
-_TAG_of_doctor_abi: Final = re.compile(r"\.((?:cpython|pypy|cp)-?\d[\w-]*|abi3)\.so$")
-_MOST_TOLD: Final = 12  # symbols of one file; more say nothing new
-_MOST_FILES: Final = 60
-_OF_TORCH: Final = re.compile(r"lib(torch\w*|c10\w*)\.so")
-_OWNERS: Final = (
-    # The first pattern that a symbol starts with says whose it is, and which libraries have it.
-    (r"_Z(?:T[VISTv]|GV)?N?[KVrO]*(?:3c10|2at|5torch|6caffe2)|THP|_ZN[KVrO]*8pybind11.*(?:2at|5torch)", "torch",
-     r"lib(torch\w*|c10\w*)\.so"),
-    (r"aoti_torch|torch_", "torch", r"lib(torch\w*|c10\w*)\.so"),
-    (r"cublasLt", "cuBLAS", r"libcublasLt\.so"),
-    (r"cublas", "cuBLAS", r"libcublas\.so"),
-    (r"cudnn", "cuDNN", r"libcudnn\w*\.so"),
-    (r"nccl", "NCCL", r"libnccl\.so"),
-    (r"nvrtc", "NVRTC", r"libnvrtc\.so"),
-    (r"nvte_|_ZN[KVrO]*18transformer_engine", "Transformer Engine's core library", r"libtransformer_engine\.so"),
-    (r"TVMFFI|_ZN[KVrO]*3tvm", "tvm-ffi", r"libtvm_ffi\.so"),
-    (r"cuda|__cuda", "CUDA runtime", r"libcudart\.so"),
-    (r"cu[A-Z]", "CUDA driver", r"libcuda\.so"),
-    (r"_?Py[A-Z_]", "Python", r"libpython|python"),
-)  # fmt: skip
+def read_elf(path: Path) -> Elf:
+    """Read one library.
+
+    Raises:
+        NotReadable: the file is not what it should be.
+        OSError: it cannot be opened.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
+            return _read(image, str(path.parent))
+    except (ValueError, struct.error, IndexError, OverflowError) as fault:
+        raise NotReadable(f"it is damaged, or no shared library: {fault}") from fault
+
+
+def _read(image: mmap.mmap, origin: str) -> Elf:
+    if image[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not a 64-bit little-endian ELF file")
+    (table,), (count,) = struct.unpack_from("<Q", image, 0x28), struct.unpack_from("<H", image, 0x3C)
+    sections = [_SECTION.unpack_from(image, table + index * _SECTION.size) for index in range(count)]
+    by_kind = {section[1]: section for section in reversed(sections)}
+    if _DYNAMIC not in by_kind or _DYNSYM not in by_kind:
+        raise ValueError("it has no dynamic symbols, as a program that is linked statically")
+
+    def read(section: tuple[Any, ...]) -> bytes:
+        start, size = section[4:6]
+        if start + size > len(image):
+            raise ValueError("it is cut short")
+        return image[start : start + size]
+
+    names = read(sections[by_kind[_DYNSYM][6]])
+
+    def text(start: int) -> bytes:
+        return names[start : names.index(b"\0", start)]
+
+    tags: dict[int, list[int]] = {}
+    for tag, value in _TAG.iter_unpack(read(by_kind[_DYNAMIC])):
+        tags.setdefault(tag, []).append(value)
+    search = [text(start).decode(errors="replace") for start in (*tags.get(_RUNPATH, ()), *tags.get(_RPATH, ()))][:1]
+    entries = (entry.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for entry in ":".join(search).split(":"))
+    at_once = _BIND_NOW in tags or tags.get(_FLAGS, [0])[0] & 8 or tags.get(_FLAGS_1, [0])[0] & 1
+    calls = [] if at_once else [one for one in sections if one[1] == _RELA and one[3] in tags.get(_PLT, ())]
+    lazy = {row[1] >> 32 for section in calls for row in _RELOCATION.iter_unpack(read(section))}
+    versions = read(by_kind[_VERSYM]) if _VERSYM in by_kind else b""
+    sources = _read_sources(read(by_kind[_VERNEED]), by_kind[_VERNEED][7]) if versions and _VERNEED in by_kind else {}
+    wants, defined = [], set()
+    for number, (start, info, _, home, _, _) in enumerate(_SYMBOL.iter_unpack(read(by_kind[_DYNSYM]))):
+        if not start or not info >> 4:
+            continue
+        if home:
+            defined.add(text(start))
+        elif info >> 4 == 1:
+            version = struct.unpack_from("<H", versions, 2 * number)[0] & 0x7FFF if versions else 0
+            source = text(sources[version]).decode(errors="replace") if version in sources else ""
+            wants.append(Symbol(text(start).decode(errors="replace"), source, number in lazy))
+    return Elf(
+        soname="".join(text(start).decode(errors="replace") for start in tags.get(_SONAME, ())),
+        needed=tuple(text(start).decode(errors="replace") for start in tags.get(_NEEDED, ())),
+        search=tuple(Path(entry) for entry in entries if entry),
+        wants=tuple(wants),
+        defined=frozenset(defined),
+    )
+
+
+def _read_sources(data: bytes, count: int) -> dict[int, int]:
+    """Version number of a symbol -> where the name of the library stands that it is expected from."""
+    at, sources = 0, {}
+    for _ in range(count):
+        _, entries, file, first, following = struct.unpack_from("<HHIII", data, at)
+        entry = at + first
+        for _ in range(entries):
+            _, _, number, _, step = struct.unpack_from("<IHHII", data, entry)
+            sources[number & 0x7FFF] = file
+            entry += step
+        at += following
+    return sources
+
+
+# --- what is loaded, and what the loader finds ------------------------------------------------------------------------
+
+
+def read_mapped(maps: Path = Path("/proc/self/maps")) -> tuple[Path, ...]:
+    """Every file that this process has mapped as code or data of a library, and the interpreter itself."""
+    program = os.path.realpath("/proc/self/exe")
+    try:
+        lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
+    except OSError:  # not Linux
+        return ()
+    files = {line[5] for line in lines if len(line) == 6 and line[5].startswith("/")}
+    return tuple(Path(file) for file in sorted(files) if ".so" in file or file == program)
+
+
+def group_cuda(files: Iterable[Path]) -> dict[str, tuple[str, ...]]:
+    """The CUDA libraries among some files, by their name without version: "libcudnn" -> its files."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for file in sorted(set(files)):
+        if _CUDA.fullmatch(file.name):
+            name = file.name.partition(".so")[0]
+            groups[name] = (*groups.get(name, ()), str(file))
+    return dict(sorted(groups.items()))
+
+
+def find_by_name(soname: str, first: Iterable[Path] = ()) -> tuple[Path, ...]:
+    """The files that the loader knows under a name, in the order in which it looks; the same file once."""
+    folders = [*first, *(Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry)]
+    places = [*(folder / soname for folder in folders), *map(Path, _read_loader_cache().get(soname, ()))]
+    found: dict[str, Path] = {}
+    for place in places:
+        with suppress(OSError):
+            if place.is_file():
+                found.setdefault(os.path.realpath(place), place)
+    return tuple(found.values())
+
+
+@cache
+def _read_loader_cache() -> dict[str, list[str]]:
+    """The cache of the loader: name -> files; empty where it cannot be read."""
+    words, variables = ("ldconfig", "-p"), {"PATH": f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin"}
+    found: dict[str, list[str]] = {}
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
+        for name, file in re.findall(r"^\s*(\S+) \(.*?\) => (\S+)$", done.stdout, re.MULTILINE):
+            found.setdefault(name, []).append(file)
+    return found
+
+
+def open_runtimes() -> dict[str, str]:
+    """What `dlopen` gives for each CUDA runtime: the question that cuDNN's frontend asks. It maps what it finds."""
+    found = {}
+    for name in _RUNTIMES:
+        before = set(read_mapped())
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            after = [file for file in read_mapped() if re.fullmatch(rf"{re.escape(name)}[.\d]*", file.name)]
+            found[name] = str(next((file for file in after if file not in before), next(iter(after), name)))
+    return found
+
+
+def read_driver_cuda() -> str:
+    """The newest CUDA release that the driver runs, such as "13.0"; empty where there is no driver."""
+    with suppress(OSError, AttributeError):
+        number = ctypes.c_int()
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) == 0:
+            return f"{number.value // 1000}.{number.value % 1000 // 10}"
+    return ""
+
+
+# --- a compiled file against what is there ----------------------------------------------------------------------------
 
 
 def find_compiled(folders: Iterable[Path]) -> tuple[Path, ...]:
@@ -261,122 +234,60 @@ def find_compiled(folders: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(file for file in found if re.search(r"\.so[.\d]*$", file.name) and file.is_file())[:_MOST_FILES]
 
 
-def look_at(file: Path, mapped: Sequence[Path], include: Path | None, beside: Sequence[Path] = ()) -> Extension:
+def look_at(file: Path, mapped: Sequence[Path], beside: Sequence[Path] = ()) -> Extension:
     """One compiled file.
 
     Args:
         file: which.
         mapped: every library of this process after the import, and the interpreter itself.
-        include: headers of the torch that is there; None where there are none.
         beside: other compiled files of its package, which are loaded before it where all is well.
     """
-    tag = found[1] if (found := _TAG_of_doctor_abi.search(file.name)) else ""
+    tag = found[1] if (found := _PYTHON_TAG.search(file.name)) else ""
     loaded = any(file.name == other.name and file.samefile(other) for other in mapped if other.exists())
     try:
-        with Elf(file) as elf:
-            near, not_found = _find_libraries(elf, mapped, beside)
-            lost = [symbol for symbol in elf.wants() if not any(_opened(place).defines(symbol.name) for place in near)]
-            of_torch = any(map(_OF_TORCH.match, elf.needed))
-            headers = compare_headers(elf.image, include) if include is not None and of_torch else Headers()
-            return Extension(
-                file=str(file),
-                tag=tag,
-                loaded=loaded,
-                needed=elf.needed,
-                not_found=not_found,
-                wanted=_tell(lost, not_found),
-                headers=headers,
-            )
+        elf = read_elf(file)
     except (NotReadable, OSError) as fault:
         return Extension(file=str(file), tag=tag, loaded=loaded, problem=str(fault))
+    near, not_found = _find_libraries(elf, mapped, beside)
+    # Where a library is missing, its symbols are, too.
+    lost = [] if not_found else [symbol for symbol in elf.wants if not any(one.defines(symbol.name) for one in near)]
+    lost.sort(key=lambda symbol: (symbol.lazy, symbol.name))
+    return Extension(
+        file=str(file), tag=tag, loaded=loaded, needed=elf.needed, not_found=not_found,
+        wanted=tuple(Wanted(one.name, _read_name(one.name), lazy=one.lazy) for one in lost[:_MOST_SYMBOLS]),
+    )  # fmt: skip
 
 
-def _find_libraries(
-    elf: Elf, mapped: Sequence[Path], beside: Sequence[Path]
-) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+def _find_libraries(elf: Elf, mapped: Sequence[Path], beside: Sequence[Path]) -> tuple[list[Elf], tuple[str, ...]]:
     """Where its symbols may come from: all that is mapped, and what would be loaded with it. And what is not there."""
-    near = {str(place): place for place in (*mapped, *beside) if _opened(place) is not None}
-    names = {_opened(place).soname or place.name for place in near.values()} | {place.name for place in near.values()}
-    own = [(name, elf.search) for name in elf.needed]
-    theirs = [(name, _opened(place).search) for place in beside if str(place) in near for name in _opened(place).needed]
-    waiting, not_found = [*theirs, *own], dict[str, None]()  # its own are taken first, from the end
+    neighbours = [found for place in beside if (found := _open(place))]
+    near = [*neighbours, *(found for place in mapped if (found := _open(place)))]
+    known = {one.soname for one in near} | {place.name for place in (*mapped, *beside)}
+    not_found: set[str] = set()
+    waiting = [(name, one) for one in neighbours for name in one.needed] + [(name, elf) for name in elf.needed]
     while waiting:
-        name, search = waiting.pop()
-        if name in names or name in not_found:
+        name, asks = waiting.pop()
+        if name in known:
             continue
-        places = [place for place in find_by_name(name, search) if _opened(place) is not None]
-        if not places:
-            not_found.setdefault(name)
-            continue
-        names.add(name)
-        near[str(places[0])] = places[0]
-        waiting += [(other, _opened(places[0]).search) for other in _opened(places[0]).needed]
-    others = {name for name, _ in theirs} - {name for name, _ in own}  # a neighbour's trouble is told of the neighbour
-    return tuple(near.values()), tuple(sorted(set(not_found) - others))
+        known.add(name)
+        if found := next(filter(None, map(_open, find_by_name(name, asks.search))), None):
+            near.append(found)
+            waiting += [(other, found) for other in found.needed]
+        elif asks not in neighbours:  # what a neighbour lacks is reported of the neighbour
+            not_found.add(name)
+    return near, tuple(sorted(not_found))
 
 
 @cache
-def _opened(place: Path) -> Elf:
-    """A library that stays open; an empty answer for everything where it cannot be read."""
+def _open(place: Path) -> Elf | None:
+    """A library that may be damaged: then it is a row of its own."""
     try:
-        elf = Elf(place)
-        _ = elf.soname  # reads the dynamic segment
-        elf.defines("")
-    except Exception:  # a damaged neighbour is its own row
-        return None  # type: ignore[return-value]
-    return elf
-
-
-def _tell(lost: Sequence[Symbol], not_found: Sequence[str]) -> tuple[Wanted, ...]:
-    """What is to be told of symbols that nothing defines; those of a library that is missing go without saying."""
-    told = []
-    for symbol in lost:
-        owner, homes = find_owner(symbol.name)
-        if symbol.source in not_found or (homes and any(re.match(homes, name) for name in not_found)):
-            continue
-        told.append(Wanted(symbol.name, read_name(symbol.name), owner, symbol.lazy))
-    told.sort(key=lambda wanted: (wanted.lazy, not wanted.owner, wanted.symbol))
-    return tuple(told[:_MOST_TOLD])
-
-
-def find_owner(symbol: str) -> tuple[str, str]:
-    """Whose a symbol is, and a pattern of the libraries that would have it; empty where its name does not say."""
-    for start, owner, homes in _OWNERS:
-        if re.match(start, symbol):
-            return owner, homes
-    return "", ""
-
-
-def read_name(symbol: str) -> str:
-    """A C++ name without its encoding: scopes and name, no parameters. Source: Itanium C++ ABI, 5.1."""
-    match = re.match(r"_Z(?:T[VISTv])?N?[KVrO]*", symbol)
-    if match is None:
-        return symbol
-    parts, at = [], match.end()
-    while length := re.match(r"\d+", symbol[at:]):
-        start = at + length.end()
-        at = start + int(length[0])
-        parts.append(symbol[start:at])
-    if parts and re.match(r"C[1-3]", symbol[at:]):
-        parts.append(parts[-1])
-    if not parts:
-        return symbol
-    if match[0].startswith("_ZN") and symbol[at : at + 1] not in ("E", "C", "D", "I"):
-        return f"{'::'.join(parts)}::operator..."
-    name = "::".join(parts)
-    if re.search(r"(?<!\d)Ss(?:$|[A-Z])|RKSs", symbol[at:]):
-        name += " (with the C++ strings of before 2015)"
-    return f"{name}()" if not symbol.startswith("_ZT") else name
-
-
-def torch_headers() -> Path | None:
-    """The headers beside the torch that is loaded, or that would be."""
-    from importlib.util import find_spec
-
-    try:
-        loaded = sys.modules.get("torch")
-        file = getattr(loaded, "__file__", None) or getattr(find_spec("torch"), "origin", None)
-    except Exception:
+        return read_elf(place)
+    except (NotReadable, OSError):
         return None
-    include = Path(file).parent / "include" if file else None
-    return include if include is not None and include.is_dir() else None
+
+
+def _read_name(symbol: str) -> str:
+    """A C++ name without its encoding, where torch is there to decode it."""
+    decode = getattr(getattr(sys.modules.get("torch"), "_C", None), "_demangle", None)
+    return str(decode(symbol)) if decode else symbol

@@ -110,7 +110,6 @@ CALLS = (
     ("matrix --targets cpu --cluster nowhere.toml", 2, "cannot be read"),
     ("matrix --targets cpu --plan --limit inf", 2, "--limit"),
     ("matrix --targets cpu --plan --limit 604801", 2, "--limit"),
-    ("matrix --targets cpu --plan --wait nan", 2, "--wait"),
     ("matrix --targets cpu --plan --launcher slurm", 0, "native-cpu-imports"),
     ("matrix --targets cpu --environment x=python:/nowhere/python", 5, "14 not run"),
     ("loss-gate nowhere", 2, "nowhere"),

@@ -36,7 +36,7 @@ def test_cells_run_here_and_a_second_run_at_once_is_refused(matrix: Run, tmp_pat
         done = matrix(*words)
         assert (done.code, "another run writes its receipts" in done.err) == (6, True)
     done = matrix(*words, "--launcher", "slurm", path="/nowhere")
-    assert (done.code, "use --launcher local" in done.err) == (6, True)
+    assert (done.code, "--launcher local" in done.err) == (6, True)
     done = matrix(*words, "--format", "json")
     assert done.code == 0, done.err
     (cell,) = json.loads(done.out)["cells"]
@@ -45,25 +45,17 @@ def test_cells_run_here_and_a_second_run_at_once_is_refused(matrix: Run, tmp_pat
     assert again["kept"] is True
 
 
-@pytest.mark.parametrize(
-    ("main", "wait", "outcome", "reason"),
-    [("write(outcome='error', reason=os.environ['CUDA_VISIBLE_DEVICES'])", 0, "error", "8"),
-     ("time.sleep(600)", 0.05, "not-run", "--wait")],
-    ids=["sees its GPU", "out of time"],
-)  # fmt: skip
-def test_a_cell_on_a_gpu(
-    main: str, wait: float, outcome: str, reason: str, matrix: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = make_h200_host(tmp_path / "host", main)
+def test_a_cell_on_a_gpu(matrix: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = make_h200_host(tmp_path / "host", "write(outcome='error', reason=os.environ['CUDA_VISIBLE_DEVICES'])")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8")
-    probes = ("--targets", "h200", "--probes", "imports", "--receipts", tmp_path / "receipts", "--wait", wait)
+    probes = ("--targets", "h200", "--probes", "imports", "--receipts", tmp_path / "receipts")
     words = (*probes, "--environment", f"mine=python:{host / 'python3'}", "--format", "json")
     done = matrix(*words, path=f"{host}:/usr/bin:/bin")
-    assert done.code == (1 if outcome == "error" else 4), done.err
+    assert done.code == 1, done.err
     (cell,) = json.loads(done.out)["cells"]
-    assert (cell["outcome"], reason in cell["reason"]) == (outcome, True), cell
+    assert (cell["outcome"], cell["reason"]) == ("error", "8")
     (receipt,) = read_receipts(tmp_path / "receipts").found.values()
-    assert receipt.outcome.value == outcome
+    assert receipt.outcome.value == "error"
 
 
 def test_cells_of_another_machine_are_not_run_and_have_receipts_that_say_so(matrix: Run, tmp_path: Path) -> None:

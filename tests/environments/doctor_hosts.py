@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.needs import read_needs
-from megacpp_validate.environments.doctor_result import Difference
-from megacpp_validate.environments.doctor_rules import TE, Host, judge_host
+from megacpp_validate.environments.doctor_rules import TE, Difference, Host, judge_host
 from megacpp_validate.evidence.doctor_look import Distribution, Extension, PackageLook, PathLook
 from megacpp_validate.evidence.receipt import Failure, Library
 

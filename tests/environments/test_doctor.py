@@ -18,7 +18,7 @@ from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
-from megacpp_validate.evidence.doctor_look import PackageLook, Record
+from megacpp_validate.evidence.doctor_look import PackageLook
 from megacpp_validate.process import Processes
 from tests.command_line import make_run
 from tests.environments.doctor_hosts import PATH
@@ -114,7 +114,7 @@ def test_a_patched_symbol_is_told_although_the_import_went_on(site: Path, enviro
     extension = next(one for one in look.extensions if one.file == str(package / "_C.so"))
     assert look.failure is None
     assert extension.loaded
-    assert [(wanted.symbol, wanted.owner, wanted.lazy) for wanted in extension.wanted] == [(new, "torch", True)]
+    assert [(wanted.symbol, wanted.lazy) for wanted in extension.wanted] == [(new, True)]
 
 
 def test_a_file_that_the_loader_refuses_is_looked_at_all_the_same(
@@ -143,29 +143,6 @@ def write_record(site: Path, name: str, version: str) -> None:
         digest = base64.urlsafe_b64encode(sha256(file.read_bytes()).digest()).decode().rstrip("=")
         lines.append(f"{file.relative_to(site)},sha256={digest},{file.stat().st_size}\n")
     (info / "RECORD").write_text("".join(lines))
-
-
-def test_files_that_are_not_those_of_the_metadata_are_seen(site: Path, environment: InterpreterEnvironment) -> None:
-    package = plant(site, "triton", "__version__ = '3.6.0'")
-    for name in ("one", "two", "three"):
-        (package / f"{name}.py").write_text("A = 1\n")
-    write_record(site, "triton", "3.6.0")
-    assert take(environment, "triton")["triton"].record == Record(4)
-    (package / "one.py").write_text("A = 2\n")  # of the same size
-    (package / "two.py").write_text("A = 1000\n")
-    (package / "three.py").unlink()
-    changed = ("triton/one.py", "triton/two.py")
-    assert take(environment, "triton")["triton"].record == Record(4, tuple(sorted(changed)), ("triton/three.py",))
-
-
-def test_metadata_of_another_folder_is_seen(site: Path, environment: InterpreterEnvironment, tmp_path: Path) -> None:
-    """The version that is told is not that of the copy that is loaded."""
-    other = tmp_path / "other"
-    plant(other, "triton", "")
-    write_record(other, "triton", "3.5.0")
-    plant(site, "triton", "")
-    look = take(put_over(environment, [site, other]), "triton")["triton"]
-    assert (look.version, look.record) == ("3.5.0", Record(elsewhere=os.path.realpath(other)))
 
 
 def test_an_emptied_folder_loads_nothing(site: Path, environment: InterpreterEnvironment) -> None:
@@ -208,7 +185,6 @@ def test_second_copies_and_second_runtimes_are_seen(
     path, (look,) = take_looks(replace(environment, variables=variables), ["triton"], LIMITS, Processes())
     assert (look.version, look.copies) == ("3.6.0", (str(other / "__init__.py"),))
     assert look.runtimes == {name: str(runtimes / name) for name in ("libcudart.so.12", "libcudart.so.13")}
-    assert path.visible["libcudart.so.12"] == (str(runtimes / "libcudart.so.12"),)
     assert (path.torch, path.torch_cuda) == ("2.13.0+cpu", "13.0")
     assert any(one.name == "pytest" for one in path.distributions)
 
@@ -217,9 +193,8 @@ def test_second_copies_and_second_runtimes_are_seen(
     ("python", "said"),
     [
         ("#!/bin/sh\necho I am no Python\n", "I am no Python"),
-        ("#!/bin/sh\nexit 3\n", "nothing"),
-        ("not a program at all", "cannot be started"),
-        (None, "cannot be started"),
+        ("not a program at all", "Exec format error"),
+        (None, "No such file"),
     ],
 )
 def test_an_interpreter_that_cannot_be_used_is_said_so(python: str | None, said: str, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from megacpp_validate.canary.dynamic.step import compare_stacks
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.doctor_result import Aspect, Weight
-from megacpp_validate.environments.doctor_rules import TE
+from megacpp_validate.environments.doctor_rules import TE, Aspect, Weight
 from megacpp_validate.evidence.doctor_look import Behaviour, Headers, PackageLook, Record, Wanted
 from tests.diagnosis.planted import cannot_import, clean, stack_of
 from tests.environments.doctor_hosts import (
@@ -30,10 +29,8 @@ TWO_CUDNNS = {"libcudnn": (f"{SITE}/libcudnn.so.9",), "libcudnn_graph": ("/usr/l
 EVERY = ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec")
 EXPERTS = ("expert_gemm",)
 ATTENTION = ("attention", "native_block")
-OF_TORCH = Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", "torch", lazy=True)
-OF_CUBLAS = Wanted(
-    "cublasLtGroupedMatrixLayoutInit_internal", "cublasLtGroupedMatrixLayoutInit_internal", "cuBLAS", lazy=False
-)
+OF_TORCH = Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", lazy=True)
+OF_CUBLAS = Wanted("cublasLtGroupedMatrixLayoutInit_internal", "cublasLtGroupedMatrixLayoutInit", lazy=False)
 OTHER_TORCH = Headers(15, ("c10/core/TensorImpl.h:1338", "c10/util/intrusive_ptr.h:393"))
 GIVEN = "fp32 tensor [8, 2]"
 REFUSED = Behaviour("call", GIVEN, "RuntimeError: dim == 2 or dim == 3", right=False)
@@ -98,7 +95,7 @@ FAULTS: dict[str, tuple[Callable[[], Seen], str, tuple[str, ...], str]] = {
         "breaks torch ABI", EXPERTS, "built",
     ),
     "symbol of nobody": (
-        lambda: deep_gemm(extensions=(extension(loaded=True, wanted=(Wanted("foo", "foo", "", lazy=True),)),)),
+        lambda: deep_gemm(extensions=(extension(loaded=True, wanted=(Wanted("foo", "foo", lazy=True),)),)),
         "risk symbol", EXPERTS, "built",
     ),
     "library not found": (
@@ -115,10 +112,6 @@ FAULTS: dict[str, tuple[Callable[[], Seen], str, tuple[str, ...], str]] = {
     ),
     "second copy": (
         lambda: deep_gemm(copies=("/home/me/deep_gemm/__init__.py",)), "risk second copy", EXPERTS, "PYTHONPATH",
-    ),
-    "wheel for another torch": (
-        lambda: with_distributions(host(), ("flash-attn", "2.8.3+cu13torch2.8cxx11abitrue", SITE)),
-        "risk metadata", ("attention",), "flash-attn",
     ),
     "FA4 without the CuTe DSL": (
         lambda: with_distributions(te("2.17.1", failure=failure("no cutlass")), ("flash-attn-4", "4.0.0b36", SITE)),
@@ -174,7 +167,7 @@ def test_doctor_and_blame_give_the_same_next_step_for_a_loader_error(catalog: Ca
 
 def test_a_symbol_that_a_release_never_calls_is_a_note(catalog: Catalog) -> None:
     """2.20.2 on cuBLAS 13.1 works: its grouped GEMM asks for the version first."""
-    lazy = Wanted(OF_CUBLAS.symbol, OF_CUBLAS.readable, "cuBLAS", lazy=True)
+    lazy = Wanted(OF_CUBLAS.symbol, OF_CUBLAS.readable, lazy=True)
     found = judge(catalog, te("2.20.2", extensions=(extension(loaded=True, wanted=(lazy,)),)))
     assert [one.weight for one in found] == [Weight.NOTE]
 

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,19 +77,16 @@ def test_what_is_not_edited_is_the_same_file(clean: Path, tmp_path: Path) -> Non
     assert compiled == {"__init__", "other"}, "the compiled file of the edited source is gone, the others are kept"
 
 
-def test_on_another_disk_small_files_are_copied_and_large_ones_linked(
-    clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_another_disk_files_are_copied(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EXDEV, "another disk")
 
     monkeypatch.setattr(os, "link", refuse)
     place = make_faulty(clean, RELEASE, new_fault(EDIT), tmp_path / "copies")
     assert factor_of(place).startswith("2 ")
-    assert (place / "transformer_engine/libtransformer_engine.so").is_symlink()
-    other = place / "transformer_engine/pytorch/other.py"
-    assert not other.is_symlink()
-    assert other.stat().st_mtime_ns == (clean / "transformer_engine/pytorch/other.py").stat().st_mtime_ns
+    other = "transformer_engine/pytorch/other.py"
+    assert not (place / other).samefile(clean / other)
+    assert (place / other).stat().st_mtime_ns == (clean / other).stat().st_mtime_ns
 
 
 def test_files_are_deleted_renamed_and_added_to(clean: Path, tmp_path: Path) -> None:
@@ -119,9 +115,7 @@ def test_what_does_not_fit_leaves_nothing(name: str, clean: Path, tmp_path: Path
     assert not (tmp_path / "copies").exists()
 
 
-def test_a_whole_copy_is_taken_again_and_a_stale_one_is_not(
-    clean: Path, tmp_path: Path, copy_of: Callable[[Path, Path], Path]
-) -> None:
+def test_a_whole_copy_is_taken_again_and_a_stale_one_is_not(clean: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     first = make_faulty(clean, RELEASE, new_fault(EDIT), copies)
     made = (first / STAMP).stat().st_ino
@@ -134,20 +128,3 @@ def test_a_whole_copy_is_taken_again_and_a_stale_one_is_not(
     changed.write_text("OTHER = 22\n")
     place = make_faulty(clean, RELEASE, new_fault(another), copies)
     assert (place / "transformer_engine/pytorch/other.py").read_text() == "OTHER = 22\n"
-    (place / STAMP).write_text("half made")
-    assert factor_of(make_faulty(clean, RELEASE, new_fault(EDIT), copies)).startswith("2 ")
-
-
-def test_real_sources_can_be_copied(unpacked: Callable[[str, str], Path], tmp_path: Path) -> None:
-    from megacpp_validate.catalog.bridge import read_catalog
-    from megacpp_validate.catalog.planted import read_te_faults
-
-    clean = unpacked(RELEASE, "real")
-    faults = read_te_faults(module.id for module in read_catalog().modules)
-    for fault in faults[:1] + faults[-1:]:
-        place = make_faulty(clean, RELEASE, fault, tmp_path / "copies")
-        for edit in fault.edits_for(RELEASE):
-            file = place / "transformer_engine" / edit.file
-            assert not file.exists() or file.read_text() == edit.change(
-                (clean / "transformer_engine" / edit.file).read_text()
-            )

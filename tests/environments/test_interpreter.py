@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments import interpreter
-from megacpp_validate.environments.environment import NoEnvironment
-from megacpp_validate.environments.facts import read_facts, require_torch
+from megacpp_validate.environments.environment import NoEnvironment, read_facts, require_torch
 from megacpp_validate.environments.interpreter import (
     PACKAGE,
     InterpreterEnvironment,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.chosen import read_spec
 from megacpp_validate.environments.matrix import MatrixOptions, MatrixRun, choose_cells, plan_matrix
 from megacpp_validate.environments.plan import UnknownTarget
-from megacpp_validate.environments.slurm import Cluster, JobOptions
+from megacpp_validate.environments.slurm import Cluster
+from megacpp_validate.environments.stacks import read_spec
 from megacpp_validate.errors import NothingSelected, WrongArguments
 
 
@@ -58,7 +58,7 @@ def test_what_does_not_exist_is_refused(
 
 
 def test_a_plan_has_the_options_of_each_job(catalog: Catalog) -> None:
-    site = Cluster(target={"h200": JobOptions(partition="big")})
+    site = Cluster(target={"h200": {"partition": "big"}})
     named = options("cpu", "h200", probes=("imports", "smoke_scaled_bf16_4"), launcher="slurm", cluster=site)
     cells = {cell.cell: cell for cell in plan_matrix(catalog, named).cells}
     assert {"--partition=big", "--gres=gpu:4"} <= set(cells["te2.20.2-h200-smoke_scaled_bf16_4"].asks)

@@ -39,11 +39,12 @@ SITE = """
 retries = 3
 [all]
 partition = "gpu"
-extra = ["--exclusive", "--nice=5"]
+exclusive = true
+nice = 5
 [target.h200]
 partition = "big"
 gres = "gpu:h200:{gpus}"
-memory_mib = 2048
+mem = "2048M"
 """
 
 
@@ -72,11 +73,10 @@ def test_a_job_is_given_what_the_site_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[all]\npartition = "a b"\nnodes = 3\n', ["2 fault", "all.partition", "all.nodes"]),
-        ('[all]\nextra = ["--output=x"]\n', ["sets --output=x itself"]),
+        ('[all]\npartition = "a b"\n"No-des" = 3\n', ["all.partition", "all.No-des"]),
+        ('[all]\noutput = "x"\n', ["sets --output itself"]),
         ('[target.tpu]\nqos = "x"\n', ["no such target"]),
         ("retries = -1\n", ["retries"]),
-        ("poll_s = 1e9\n", ["poll_s"]),
         ("[all\n", ["cannot be read"]),
     ],
 )
@@ -205,12 +205,6 @@ def test_a_job_that_is_on_its_way_is_taken_up_and_one_of_another_order_is_cancel
             run_one(tmp_path, "time.sleep(600)", replace(ORDER, seed=1))
     assert run_one(tmp_path, order=replace(ORDER, seed=2)).receipt.seed == 2
     assert (scripts / "cancelled").read_text() == "--quiet 2\n"
-
-
-def test_what_is_not_done_in_time_is_cancelled(scripts: Path, tmp_path: Path) -> None:
-    receipt, *_ = run_one(tmp_path, "time.sleep(600)", wait_s=1.0)
-    assert (receipt.outcome, "--wait" in receipt.reason) == (Outcome.NOT_RUN, True)
-    assert (scripts / "cancelled").exists()
 
 
 # --- On a real Slurm. ---

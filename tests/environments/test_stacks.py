@@ -1,36 +1,49 @@
-"""Many stacks on one target: what is wrong with one of them costs no other anything, and is told in words."""
+"""Stacks: what a person writes, the releases of a host, and what is wrong with one stack costs no other anything."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments import stacks as room_of_stacks
-from megacpp_validate.environments.environment import Environment, NoEnvironment
-from megacpp_validate.environments.facts import Facts
+from megacpp_validate.catalog.bridge import Stack as StackRow
+from megacpp_validate.environments import stacks
+from megacpp_validate.environments.environment import Environment, Facts, NoEnvironment
 from megacpp_validate.environments.fleet import Room
+from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
 from megacpp_validate.environments.stacks import (
+    Found,
+    Means,
     RanStack,
     RunOptions,
+    Spec,
     Stack,
     StackOptions,
     StackRequest,
+    find_environments,
+    is_same_release,
     prepare_stacks,
+    read_spec,
+    resolve_environment,
     run_stacks,
 )
+from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.process import Processes
 from tests.environments.places import H200_HOST, LAPTOP, make_probes, target_of
+from tests.environments.site_folders import make_package, make_te
 from tests.running_processes import hearing_signals
 
 ASKED = StackOptions(("imports", "permute"), 3, True, "tool 1", "c0", {})
@@ -38,9 +51,9 @@ ASKED = StackOptions(("imports", "permute"), 3, True, "tool 1", "c0", {})
 
 @pytest.fixture
 def run(catalog: Catalog, tmp_path: Path) -> Callable[..., dict[str, RanStack]]:
-    def call(target: str, *stacks: Stack, asked: StackOptions = ASKED) -> dict[str, RanStack]:
+    def call(target: str, *given: Stack, asked: StackOptions = ASKED) -> dict[str, RanStack]:
         running = RunOptions(tmp_path / "receipts", Room(2), 30.0)
-        found = run_stacks(catalog, target_of(catalog, target), stacks, asked, running, Processes())
+        found = run_stacks(catalog, target_of(catalog, target), given, asked, running, Processes())
         return {stack.run.stack: stack for stack in found}
 
     return call
@@ -73,15 +86,6 @@ def test_every_stack_has_its_cells_and_the_first_is_timed_twice(
     assert set(read_receipts(tmp_path / "receipts" / "te2.12.0" / "again").found) == {
         "te2.12.0-h200-imports", "te2.12.0-h200-permute",
     }  # fmt: skip
-
-
-def test_a_cpu_has_no_turnstile_and_what_is_not_to_be_timed_runs_once(
-    run: Callable[..., dict[str, RanStack]], tmp_path: Path
-) -> None:
-    found = run("cpu", stack(tmp_path, "te0.0.1", LAPTOP), asked=replace(ASKED, times=False))
-    order = json.loads(found["te0.0.1"].receipts["permute"].reason)
-    assert (order["stack"], order["requested"], order["times"], order["turnstile"]) == ("te0.0.1", "native", False, "")
-    assert found["te0.0.1"].again == {}
 
 
 def test_a_stack_that_cannot_be_made_is_not_run_and_the_others_are(
@@ -117,7 +121,7 @@ def test_stacks_are_made_and_asked_what_they_have(tmp_path: Path, monkeypatch: p
         def __init__(self, name: str) -> None:
             self.name, self.call = name, environment.call
 
-    monkeypatch.setattr(room_of_stacks, "read_facts", lambda made, processes: has[made.name])
+    monkeypatch.setattr(stacks, "read_facts", lambda made, processes: has[made.name])
     wanted = [
         StackRequest("te2.20.2", lambda: Named("one"), "2.20.2"),
         StackRequest("te2.14.1", lambda: Named("two"), "2.14.1"),
@@ -179,3 +183,180 @@ def test_an_interrupt_waits_for_no_environment_that_is_being_made(tmp_path: Path
             assert tool.wait(timeout=30) != 0
         finally:
             tool.kill()
+
+
+# --- what a person writes, and which releases a host has ---
+
+DIGEST = f"nvcr.io/nvidia/pytorch@sha256:{'a' * 64}"
+
+SPECS: dict[str, tuple[str, Spec]] = {
+    "overlay": ("new=overlay:/a:/b", Spec("new", "overlay", "/a:/b")),
+    "lock": ("te2.20.2=venv:locks/te.txt", Spec("te2.20.2", "venv", "locks/te.txt")),
+    "image": (f"ngc=image:{DIGEST}", Spec("ngc", "image", DIGEST)),
+    "registry-with-a-port": ("x=image:127.0.0.1:5000/a@sha256:0", Spec("x", "image", "127.0.0.1:5000/a@sha256:0")),
+    "interpreter": ("mine=python:/opt/a=b/bin/python3", Spec("mine", "python", "/opt/a=b/bin/python3")),
+}
+
+
+@pytest.mark.parametrize(("text", "spec"), SPECS.values(), ids=SPECS)
+def test_what_a_person_writes(text: str, spec: Spec) -> None:
+    assert read_spec(text) == spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2.20.2", "overlay:/a", "=overlay:/a", "x=overlay:", "x=conda:env", "a/b=python:p", "x=", "../x=python:p"],
+)
+def test_what_is_no_environment_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(WrongArguments, match=r"NAME=overlay:DIR.*NAME=image:REPOSITORY@sha256"):
+        read_spec(text)
+
+
+def means(tmp_path: Path, **variables: str) -> Means:
+    own = {"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"), **variables}
+    return Means(own, sys.executable, gpus=False)
+
+
+def test_a_release_that_the_host_has_is_taken_before_what_could_be_made(tmp_path: Path) -> None:
+    asked = means(tmp_path)
+    te = make_te(tmp_path / "te", "2.14.1")
+    found = find_environments([te], asked.variables, asked.python)
+    row = StackRow(id="te2.14.1", te="2.14.1", lock="locks/none.txt")
+    made = resolve_environment("2.14.1", found, [row], asked)
+    assert isinstance(made, InterpreterEnvironment)
+    assert made.folders == (te,)
+
+
+def test_a_release_that_nothing_provides_says_what_there_is_and_how_to_provide_it(tmp_path: Path) -> None:
+    asked = means(tmp_path)
+    damaged = make_te(tmp_path / "te-2.20.2", "2.20.2")
+    (damaged / "transformer_engine" / "__init__.py").unlink()
+    roots = [make_te(tmp_path / "te", "2.14.1"), damaged]
+    found = find_environments(roots, asked.variables, asked.python)
+    with pytest.raises(NoEnvironment) as told:
+        resolve_environment("2.20.2", found, [StackRow(id="te2.20.2", te="2.20.2")], asked)
+    for word in ("2.14.1", str(damaged), "not unpacked to the end", "--overlays", "stacks.toml", "NAME=venv:LOCK"):
+        assert word in str(told.value)
+
+
+def test_a_row_that_names_a_lock_or_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image pins what lies below Python too; where no docker is, a lock still does."""
+    made: list[Spec] = []
+    monkeypatch.setattr(stacks, "make_environment", lambda spec, _: made.append(spec))
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text("#!/bin/sh\n")
+    docker.chmod(0o755)
+    lock = StackRow(id="a", te="2.1", lock="locks/a.txt")
+    both = StackRow(id="b", te="2.1", lock="locks/a.txt", image=DIGEST)
+    image = StackRow(id="c", te="2.1", image=DIGEST)
+    bare, with_docker = means(tmp_path, PATH=""), means(tmp_path, PATH=str(docker.parent))
+    monkeypatch.setattr(stacks, "matrix_folder", lambda: tmp_path / "matrix")
+    for row, asked in ((lock, with_docker), (both, bare), (both, with_docker), (image, bare)):
+        resolve_environment("2.1", (), [StackRow(id="other", te="2.2"), row], asked)
+    assert [(spec.name, spec.way) for spec in made] == [("a", "venv"), ("b", "venv"), ("b", "image"), ("c", "image")]
+    assert made[0].value == str(tmp_path / "locks" / "a.txt")
+    assert made[2].value == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("2.12", "2.12.0", True), ("2.12.0+cu13", "2.12", True), ("2.12.0", "2.12.1", False), ("mine", "mine", False)],
+)
+def test_a_release_is_the_same_however_it_is_spelled(one: str, other: str, same: bool) -> None:
+    assert is_same_release(one, other) is same
+
+
+# --- which releases a host has, read from folders as packers and installers leave them ---
+
+
+def find(roots: Sequence[Path], tmp_path: Path, **variables: str) -> tuple[Found, ...]:
+    variables = {"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"), **variables}
+    return find_environments(roots, variables, sys.executable)
+
+
+def usable(found: Sequence[Found]) -> list[str]:
+    return [place.release for place in found if place.environment is not None]
+
+
+def reasons(found: Sequence[Found]) -> dict[str, str]:
+    return {Path(place.place).name: place.reason for place in found if place.environment is None}
+
+
+def make_host(root: Path) -> Path:
+    """As `install.py` of a packer leaves it: releases, common packages, and what it works with."""
+    for version in ("2.20.2", "2.9.0", "2.12.0"):
+        make_te(root / f"te-{version}", version)
+    make_package(root / "base", "einops", "0.8.2")
+    make_package(root / "fa4", "flash_attn", "4.0.0b36")
+    make_package(root / "zstandard", "zstandard", "0.25.0")
+    (root / "inbox").mkdir()
+    (root / "inbox" / "zstandard-0.25.0-cp312-cp312-manylinux2014_x86_64.whl").write_bytes(b"")
+    (root / "README").write_text("")
+    return root
+
+
+def test_the_releases_of_a_root_oldest_first_each_over_the_common_folders(tmp_path: Path) -> None:
+    root = make_host(tmp_path / "gpu-host")
+    found = find([root], tmp_path)
+    assert usable(found) == ["2.9.0", "2.12.0", "2.20.2"]
+    assert reasons(found) == {}
+    middle = found[1].environment
+    assert middle is not None
+    assert [folder.name for folder in middle.folders] == ["te-2.12.0", "base", "fa4", "zstandard"]
+    assert "2.12.0" in middle.because
+    assert len({place.environment.identity for place in found if place.environment}) == 3
+
+
+def test_the_first_of_two_places_with_one_release(tmp_path: Path) -> None:
+    one, two = make_te(tmp_path / "one", "2.14.1"), make_te(tmp_path / "two", "2.14.1+local")
+    found = find([one, two], tmp_path, PYTHONPATH=str(make_te(tmp_path / "three", "2.14.1")))
+    assert [(place.release, Path(place.place).name) for place in found if place.environment] == [("2.14.1", "one")]
+    said = reasons(found)
+    assert set(said) == {"two", Path(sys.executable).name}
+    assert all(str(one) in reason for reason in said.values())
+
+
+def metadata(text: str) -> Callable[[Path], object]:
+    return lambda site: (next(site.glob("*.dist-info")) / "METADATA").write_text(text)
+
+
+EXTENSION = "transformer_engine_torch.cpython-39-aarch64-linux-gnu.so"
+UNREADABLE = "names no release, or more than one"
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no-metadata": (lambda site: shutil.rmtree(next(site.glob("*.dist-info"))), UNREADABLE),
+    "no-init": (lambda site: (site / "transformer_engine" / "__init__.py").unlink(), "not unpacked to the end"),
+    "no-version": (metadata("Metadata-Version: 2.1\nName: transformer-engine\n"), UNREADABLE),
+    "odd-version": (metadata("Name: transformer-engine\nVersion: main\n"), UNREADABLE),
+    "empty-metadata": (metadata(""), UNREADABLE),
+    "two-releases": (lambda site: make_te(site, "2.14.1"), UNREADABLE),
+    "another-python": (lambda site: (site / EXTENSION).touch(), "built for .cpython-39-aarch64-linux-gnu.so"),
+    "pth-that-ends-python": (lambda site: (site / "a.pth").write_text("import os; os._exit(1)\n"), r".pth files"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_folder_is_told_and_hides_no_other(
+    damage: Callable[[Path], object], reason: str, tmp_path: Path
+) -> None:
+    root = make_host(tmp_path / "host")
+    damage(root / "te-2.12.0")
+    found = find([root], tmp_path)
+    assert usable(found) == ["2.9.0", "2.20.2"]
+    assert list(reasons(found)) == ["te-2.12.0"]
+    assert reason in reasons(found)["te-2.12.0"]
+
+
+def test_a_root_that_holds_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    said = reasons(find([tmp_path / "empty", tmp_path / "nowhere"], tmp_path))
+    assert "no packages" in said["empty"]
+    assert "no packages" in said["nowhere"]
+
+
+@pytest.mark.parametrize("suffix", [sysconfig.get_config_var("EXT_SUFFIX"), ".abi3.so"])
+def test_an_extension_for_this_python_among_others(suffix: str, tmp_path: Path) -> None:
+    site = make_te(tmp_path / "te", "2.14.1")
+    for name in (suffix, ".cpython-39-aarch64-linux-gnu.so"):
+        (site / f"transformer_engine_torch{name}").touch()
+    assert usable(find([site], tmp_path)) == ["2.14.1"]

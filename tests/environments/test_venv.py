@@ -16,16 +16,11 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments import venv
-from megacpp_validate.environments.environment import NoEnvironment, environments_folder
+from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.venv import make_once, make_venv, run_tool
 
 HASH = f"--hash=sha256:{'0' * 64}"
-REAL = (
-    "iniconfig==2.3.1 \\\n"
-    "    --hash=sha256:67f4b9c50da0dedf52af349e7749a80a9057a5031199791b906c3bb3ae878960 \\\n"
-    "    --hash=sha256:9121e2c1fdb355232495be3194c8dfe87ccc2d5dee45947b78e68f499790d7a7\n"
-)
 
 
 def make_wheel(folder: Path, body: str = "VERSION = '1.0'\n") -> str:
@@ -114,47 +109,28 @@ def test_another_lock_and_another_choice_of_files_is_another_environment(tmp_pat
 
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "another-wheel-than-the-locks": (f"tiny==1.0 {HASH}\n", r"(?i)uv cannot install .*hash mismatch"),
+    "another-wheel-than-the-locks": (f"tiny==1.0 {HASH}\n", "[Hh]ash mismatch"),
     "not-in-the-index": (f"absent==1.0 {HASH}\n", "absent was not found"),
-    "no-hash": ("tiny==1.0\n", "uv cannot install .*hash"),
-    "an-old-hash": (f"tiny==1.0 --hash=md5:{'0' * 32}\n", "uv cannot install .*(hash|md5)"),
-    "no-version": (f"tiny>=1.0 {HASH}\n", "uv cannot install .*hash"),
-    "another-file": (f"-r more.txt\ntiny==1.0 {HASH}\n", r"cannot be used: -r more\.txt"),
-    "editable": (f"tiny==1.0 {HASH}\n-e .\n", r"cannot be used: -e \."),
+    "no-hash": ("tiny==1.0\n", "hash"),
+    "no-version": (f"tiny>=1.0 {HASH}\n", "hash"),
 }
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED.values(), ids=REFUSED)
 def test_a_lock_that_leaves_something_open_is_no_environment(text: str, words: str, tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "VERSION = 'not what was locked'\n")
-    with pytest.raises(NoEnvironment, match=f"(?s){words}.*Likely cause.*Next step"):
+    with pytest.raises(NoEnvironment, match=f"(?s)uv cannot make .*{words}.*Likely cause.*Next step"):
         make_venv(write_lock(tmp_path, text), host(tmp_path))
     assert not [place for place in (tmp_path / "envs").glob("venv-*") if place.is_dir()]
 
 
 def test_a_lock_or_a_uv_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoEnvironment, match=r"cannot be used: .*Next step"):
+    with pytest.raises(NoEnvironment, match=r"cannot be read: .*Next step"):
         make_venv(tmp_path / "none.txt", host(tmp_path))
     bare = InterpreterEnvironment((sys.executable,), {"PATH": ""})
     monkeypatch.setattr(venv, "find_spec", lambda name: None)
     with pytest.raises(NoEnvironment, match=r"no uv.*pip install uv.*overlay"):
         make_venv(write_lock(tmp_path, f"tiny==1.0 {HASH}\n"), bare)
-
-
-@pytest.mark.network
-def test_a_real_lock_from_the_real_index(tmp_path: Path) -> None:
-    uv = find_uv_or_skip()
-    variables = {
-        **os.environ, "PATH": os.pathsep.join([str(uv.parent), os.environ["PATH"]]),
-        "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"),
-    }  # fmt: skip
-    try:
-        made = make_venv(write_lock(tmp_path, REAL), InterpreterEnvironment((sys.executable,), variables))
-    except NoEnvironment as fault:
-        if "hash" in str(fault).lower().partition("likely cause")[0]:
-            raise
-        pytest.skip(f"not-run: {fault}")
-    assert ask(made, "import importlib.metadata as m; print(m.version('iniconfig'))") == "2.3.1"
 
 
 # --- whole, or not at all ---
@@ -239,31 +215,19 @@ def test_nothing_is_kept_of_a_failure_and_another_state_is_made_anew(tmp_path: P
         make_once(place / "first" / "two", "state", fail)
 
 
-def test_the_place_is_the_users_to_choose(tmp_path: Path) -> None:
-    assert environments_folder({"MEGACPP_ENVIRONMENTS": str(tmp_path)}) == tmp_path
-    assert environments_folder({}).name == "envs"
-    assert "megacpp-validate" in str(environments_folder({}))
-
-
 def run(script: str, limit_s: float = 30.0) -> str:
     how = {"deed": "the tool cannot", "cause": "it is a test", "step": "none"}
     return run_tool(["sh", "-c", script], os.environ, **how, limit_s=limit_s)
 
 
 FAILURES: dict[str, tuple[str, str]] = {
-    "its-words": (
-        "echo no such wheel >&2; exit 2",
-        r"the tool cannot \(exit status 2\)\. Output: no such wheel\. Likely",
-    ),
-    "the-last-of-many": ("seq 100000; echo last; exit 1", r"last\. Likely cause"),
-    "no-words": ("exit 1", "Output: nothing"),
-    "killed": ("kill -9 $$", "signal 9"),
+    "its-words": ("echo no such wheel >&2; exit 2", r"the tool cannot \(exit status 2\. Output: no such wheel\)"),
+    "killed": ("kill -9 $$", "signal 9. Output: nothing"),
     "too-slow": ("sleep 60", "killed after 1 s"),
 }
 
 
-@pytest.mark.parametrize(("script", "told"), FAILURES.values(), ids=FAILURES)
-def test_a_tool_that_fails_is_told_with_its_own_last_words(script: str, told: str) -> None:
-    with pytest.raises(NoEnvironment, match=told) as fault:
+@pytest.mark.parametrize(("script", "words"), FAILURES.values(), ids=FAILURES)
+def test_a_tool_that_fails_is_reported_with_its_own_last_words(script: str, words: str) -> None:
+    with pytest.raises(NoEnvironment, match=words):
         run(script, limit_s=1.0 if script.startswith("sleep") else 30.0)
-    assert len(str(fault.value)) < 2000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megacpp_validate.environments.session_result import ParityResult
+from megacpp_validate.environments.host_session import ParityResult
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.environments.session_result import SmokeSession
+from megacpp_validate.environments.host_session import SmokeSession
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.report.describe.session import describe_session
 from megacpp_validate.report.render.html import render_html

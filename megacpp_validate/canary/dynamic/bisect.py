@@ -28,13 +28,19 @@ from ...diagnosis.blame import read_order
 from ...diagnosis.diagnose import find_host_fault
 from ...diagnosis.rows import component_named
 from ...environments.cell import own_folder
-from ...environments.chosen import Means, find_environments, resolve_environment
-from ...environments.environment import Environment
-from ...environments.facts import read_facts, require_torch
-from ...environments.fleet import Room, count_cores, plan_jobs
+from ...environments.environment import Environment, read_facts, require_torch
+from ...environments.fleet import Room, plan_jobs
 from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
 from ...environments.plan import choose_names, find_target, why_not_here
-from ...environments.stacks import RunOptions, Stack, StackOptions, run_stacks
+from ...environments.stacks import (
+    Means,
+    RunOptions,
+    Stack,
+    StackOptions,
+    find_environments,
+    resolve_environment,
+    run_stacks,
+)
 from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt
 from ...evidence.values import Frozen
@@ -396,7 +402,7 @@ def _open_stacks(
         seed, stack = options.seed + run, Stack(name_folder(choices), environment, facts)
         cells = StackOptions((*dependencies, options.module), seed, False, TOOL, commit, means.variables)
         folder = receipts / f"seed-{seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
-        running = RunOptions(folder, Room(plan_jobs(count_cores())), options.limit_s)
+        running = RunOptions(folder, Room(plan_jobs(gpu=bool(target.arch))), options.limit_s)
         (ran,) = run_stacks(catalog, target, (stack,), cells, running, processes)
         for receipt in ran.receipts.values():
             if find_machine_trouble(receipt):  # shows nothing of the release: the next search runs the cell again

@@ -34,23 +34,20 @@ from ...catalog.planted import (
     read_te_faults,
 )
 from ...environments.cell import Cell, own_folder
-from ...environments.chosen import find_environments
-from ...environments.facts import read_facts
+from ...environments.environment import read_facts
 from ...environments.faulty_overlay import make_faulty
 from ...environments.fleet import (
-    CONTEXT_MIB,
     Event,
     Fleet,
     Need,
-    count_cores,
-    expect_need,
+    Room,
     plan_jobs,
-    read_room,
     share_cores,
 )
 from ...environments.host_session import Progress, SessionOptions, run_session
 from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
 from ...environments.plan import choose_names, find_target, plan_blank, plan_fp8, plan_parity, plan_smoke, why_not_here
+from ...environments.stacks import find_environments
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
@@ -346,14 +343,14 @@ def _run_whole(
     where = f"receipts of {folder}"
     if not options.judge_only:
         processes = Processes()
-        variables = share_cores(os.environ, plan_jobs(count_cores(), options.jobs))
+        variables = share_cores(os.environ, plan_jobs(options.jobs))
         bare = host_interpreter(variables, options.python)
         if reason := why_not_here(target, read_facts(bare, processes)):
             where = f"not-run: {reason}"
             return {}, {run.name: (Verdict.NOT_RUN, where) for run in runs}, where
         found = _find_release(release, options, variables)
         facts = read_facts(found, processes)
-        room = read_room(variables, gpu=bool(target.arch), jobs=options.jobs)
+        room = Room(plan_jobs(options.jobs, gpu=bool(target.arch)))
         with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
             copies = _make_copies(bare, found, release, runs, options, troubles)
             blank = plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
@@ -433,13 +430,10 @@ def _plan_cells(
                 turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
             )  # fmt: skip
             limit = options.limit_s
-            if run.cells:
-                cell = fp8[order.probe]
-                limit = limit if run.quick else max(limit, cell.limit_s)
-                need = Need(cell.gpu_memory_mib + CONTEXT_MIB, cell.seconds)
-            else:
-                need = expect_need(own, rows[own.probe])
-            yield Cell(environment, own, folder / run.name, limit), need
+            if run.cells and not run.quick:
+                limit = max(limit, fp8[order.probe].limit_s)
+            seconds = fp8[order.probe].seconds if run.cells else rows[order.probe].seconds
+            yield Cell(environment, own, folder / run.name, limit), Need(seconds)
 
 
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pydantic import Field
 from ...diagnosis.blame import Change
 from ...diagnosis.culprits import Culprit
 from ...diagnosis.next_steps import VersionChange
-from ...environments.session_result import SupportGrid
+from ...environments.host_session import SupportGrid
 from ...environments.stacks import StackRun
 from ...errors import Exit, exit_for
 from ...evidence.receipt import Outcome

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megacpp_validate.evidence.doctor_look import PackageLook, PathLook
 
-from ...environments.doctor_result import Difference, DoctorResult, Weight
+from ...environments.doctor_rules import Difference, DoctorResult, Weight
 from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Mark, bad, good, mark_of, quiet, risk
 from .words import tabulate_facts, tally

@@ -8,7 +8,7 @@ from dataclasses import replace
 from megacpp_validate.evidence.receipt import Machine, Outcome
 from megacpp_validate.text import clean_line, count, first_sentence
 
-from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
+from ...environments.host_session import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
 from ...gate.fp8 import Fp8Result
 from ..curves import draw_loss_curves
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.environments.doctor_result import Aspect, Difference, DoctorResult, Weight
+from megacpp_validate.environments.doctor_rules import Aspect, Difference, DoctorResult, Weight
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.doctor_look import Extension, Headers, PackageLook, PathLook, Wanted
 from megacpp_validate.evidence.receipt import Library
@@ -14,7 +14,7 @@ from megacpp_validate.report.render.markdown import render_markdown
 EXTENSION = Extension(
     "/site/deep_gemm/_C.so",
     loaded=True,
-    wanted=(Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", "torch", lazy=True),),
+    wanted=(Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", lazy=True),),
     headers=Headers(15, ("c10/core/TensorImpl.h:1338",)),
 )
 RESULT = DoctorResult(

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.environments.session_result import ParityResult, SmokeSession, SupportGrid, build_support
+from megacpp_validate.environments.host_session import ParityResult, SmokeSession, SupportGrid, build_support
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, Package, Part
 from megacpp_validate.gate.fp8 import Fp8Result

@@ -17,7 +17,7 @@ from megacpp_validate.canary.dynamic.upgrade_result import (
 )
 from megacpp_validate.canary.upgrade import compare_receipts
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.session_result import SupportGrid
+from megacpp_validate.environments.host_session import SupportGrid
 from megacpp_validate.environments.stacks import StackRun
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Outcome

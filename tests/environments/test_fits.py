@@ -11,9 +11,8 @@ import pytest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.images import read_images
 from megacpp_validate.catalog.needs import read_needs
-from megacpp_validate.environments.doctor_result import DoctorResult
-from megacpp_validate.environments.fits import Part
-from megacpp_validate.environments.given import Given, read_given
+from megacpp_validate.environments.doctor_rules import DoctorResult
+from megacpp_validate.environments.fits import Given, Part, read_given
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.doctor_look import Distribution, PackageLook, PathLook
 from megacpp_validate.evidence.receipt import Library
