@@ -177,8 +177,8 @@ def choose_names(what: str, known: Sequence[str], wanted: Sequence[str], prefix:
     Raises:
         UnknownTarget: one is not known; the text names those that are.
     """
-    names = {name if name in known else prefix + name: name for name in wanted}
-    if unknown := [name for full, name in names.items() if full not in known]:
+    names = [name if name.startswith(prefix) else prefix + name for name in wanted]
+    if unknown := [name for name in names if name not in known]:
         raise UnknownTarget(
             f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or it belongs to "
             f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(known)) or 'other --targets'}."
