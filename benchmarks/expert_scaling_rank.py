@@ -20,8 +20,7 @@ from torch import distributed
 from benchmarks.moe_layer_paths import AUX, SMALL, Case, differentiate
 from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
-from megacpp_validate.bridge.jagged_experts import jagged_moe
-from megacpp_validate.bridge.jagged_router import choose_experts
+from megacpp_validate.bridge.jagged_experts import choose_experts, jagged_moe
 from megacpp_validate.bridge.permute import Dispatch
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.router import TopKRouter

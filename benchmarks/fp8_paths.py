@@ -29,9 +29,9 @@ from megacpp_validate.bridge.fp8_scope import (
 from megacpp_validate.bridge.layer_spec import build_mlp
 from megacpp_validate.bridge.linear_walker import swap_linears
 from megacpp_validate.bridge.native_block import NativeBlock
+from megacpp_validate.native.attention import rope_tables
 from megacpp_validate.native.block import ABlock
 from megacpp_validate.native.mlp import NormMLP
-from megacpp_validate.native.rope import rope_tables
 
 BF16: Final = torch.bfloat16
 RECIPES: Final = ("bf16", "delayed", "current", "block")

@@ -16,10 +16,8 @@ import torch
 from torch import distributed
 
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
-from megacpp_validate.bridge.jagged_experts import Mark, jagged_moe
-from megacpp_validate.bridge.jagged_router import choose_experts
-from megacpp_validate.bridge.padded_experts import padded_moe
-from megacpp_validate.bridge.permute import Dispatch
+from megacpp_validate.bridge.jagged_experts import Mark, choose_experts, jagged_moe
+from megacpp_validate.bridge.permute import Dispatch, padded_moe
 from megacpp_validate.bridge.te_fp8 import te_delayed_scaling, te_scope
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.router import TopKRouter

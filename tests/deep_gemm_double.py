@@ -1,6 +1,6 @@
 """DeepGEMM's kernels in torch: what they assert, what they compute, and what they leave unwritten.
 
-As `m_grouped_fp8_gemm_nt_contiguous`, `fp8_m_grouped_gemm_nt_masked` and `fp8_gemm_nt` of sgl-deep-gemm 0.1.3 on sm_90
+As `m_grouped_fp8_gemm_nt_contiguous` and `fp8_gemm_nt` of sgl-deep-gemm 0.1.3 on sm_90
 (csrc/apis/gemm.hpp and layout.hpp): values along the sum lie side by side, scales of rows in any order, scales of
 weights packed as they are or transposed. Sums are in fp64.
 """
@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from megacpp_validate.bridge import deep_gemm, deep_gemm_product
+from megacpp_validate.bridge import deep_gemm
 from megacpp_validate.bridge.vendor import Verdict
 
 ALIGN = 128
-MASKED_ROWS = 128  # rows that a block of the masked kernel covers, at most
 
 
 def install(patch: Any, major: int = 9) -> None:
@@ -23,12 +22,11 @@ def install(patch: Any, major: int = 9) -> None:
     patch.setattr(deep_gemm.DEEP_GEMM, "_verdict", Verdict(True, ""))
     for entry, function in (
         (deep_gemm.grouped_fp8_gemm, grouped),
-        (deep_gemm.masked_fp8_gemm, masked),
         (deep_gemm.fp8_gemm, plain),
         (deep_gemm.rows_alignment, lambda: ALIGN),
     ):
         patch.setattr(entry, "_found", (function, ""))
-    patch.setattr(deep_gemm_product, "_architecture", lambda device: major)
+    patch.setattr(deep_gemm, "_architecture", lambda device: major)
 
 
 def grouped(a: Any, b: Any, out: Any, groups: Any, *, compiled_dims: str = "nk") -> None:
@@ -49,23 +47,6 @@ def grouped(a: Any, b: Any, out: Any, groups: Any, *, compiled_dims: str = "nk")
         assert here[0] >= 0, "the first row of a block says whether it is computed"
         real = here >= 0
         out[block : block + ALIGN][real] = (rows[block : block + ALIGN][real] @ weights[int(here[0])].T).bfloat16()
-
-
-def masked(a: Any, b: Any, out: Any, counts: Any, expected: int) -> None:
-    """Blocks of rows of the flat tensor, as many as hold an expert's count; what they do not cover stays."""
-    rows, weights = left(a), right(b)
-    assert counts.dtype == torch.int32
-    assert counts.is_contiguous()
-    assert expected > 0
-    assert out.shape == (*rows.shape[:2], weights.shape[1])
-    assert out.dtype == torch.bfloat16
-    flat, capacity = out.view(-1, out.shape[2]), rows.shape[1]
-    left_over = rows.reshape(-1, rows.shape[2])
-    for expert, count in enumerate(counts.tolist()):
-        for block in range(0, count, MASKED_ROWS):  # whole blocks, whoever's rows they end in
-            first = expert * capacity + block
-            here = slice(first, min(first + MASKED_ROWS, len(flat)))
-            flat[here] = (left_over[here] @ weights[expert].T).bfloat16()
 
 
 def plain(a: Any, b: Any, out: Any) -> None:

@@ -1,9 +1,4 @@
-"""Over which ranks the amax of a shard is reduced: said by whoever owns the shard, never taken for granted.
-
-Transformer Engine takes no group for the whole world. Ranks that hold other shards then pull the scales of this one,
-and ranks that do not come along hang the reduction; neither raises. So the group is asked for, and None is only taken
-where there is nobody to reduce with.
-"""
+"""Over which ranks the amax of a shard is reduced, and what of it a rehearsal must leave as it was."""
 
 from __future__ import annotations
 
@@ -17,88 +12,9 @@ import torch
 from . import imports as te
 from .errors import BridgeError
 
-# --- pending amax -----------------------------------------------------------------------------------------------------
-# What an evaluation or a rehearsal has seen stays out of the scales of training.
-#
-# Under delayed scaling a layer notes the amax of each pass, and the note is taken into its history where a scope ends
-# with gradients on. An evaluation in the scope, without gradients, leaves its notes behind: the next training step
-# takes them in as its own, and later ones round with scales of data that was never trained on (seen with 2.12.0 and
-# 2.20.2).
-
-
-_FORWARD: Final = "scaling_fwd"
-_BACKWARD: Final = "scaling_bwd"
-
-
-@contextmanager
-def pending_amax_kept(model: Any = None) -> Iterator[None]:
-    """Afterwards the notes of forward passes are those of before; what was noted inside is forgotten.
-
-    Args:
-        model: whose layers run inside: the notes of one that was loaded and has not run yet are known from it alone.
-    """
-    before = {amax.data_ptr(): amax.clone() for amax in (*_pending(), *_pending_of(model))}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for amax in _pending():
-                if amax.data_ptr() in before:
-                    amax.copy_(before[amax.data_ptr()])
-                else:  # of a layer that ran for the first time
-                    amax.zero_()
-
-
-@contextmanager
-def delayed_scaling_kept(model: Any) -> Iterator[None]:
-    """Afterwards scales and amax histories, forward and backward, are those of before: steps inside leave no trace.
-
-    Of a layer that gets its state inside they are those of a new one: scales of 1, and no history. Each layer is asked
-    for its own, since Transformer Engine lists those of a checkpoint only once they have run (2.20.2). A history that
-    had another length before is cut, or filled up with zeros, as its first pass does (`adjust_amax_history_length`).
-
-    Args:
-        model: that holds all layers which run inside.
-    """
-    before = {place: (history.clone(), scale.clone()) for place, history, scale in _scaling_of(model)}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for place, history, scale in _scaling_of(model):
-                history.zero_()
-                scale.fill_(1.0)
-                if place in before:
-                    known = before[place][0][: history.shape[0]]
-                    history[: known.shape[0]].copy_(known)
-                    scale.copy_(before[place][1])
-
-
-def _scaling_of(model: Any) -> Iterator[tuple[tuple[str, str], Any, Any]]:
-    """Layer and direction, amax history [steps, tensors] and scales [tensors], where there is a state."""
-    for name, layer in model.named_modules():
-        states = getattr(layer, "fp8_meta", None) or {}
-        for direction in (_FORWARD, _BACKWARD):
-            history = getattr(states.get(direction), "amax_history", None)
-            if history is not None:
-                yield (name, direction), history, states[direction].scale
-
-
-def _pending_of(model: Any) -> Iterator[Any]:
-    """The collecting rows of a model's layers, whether they are listed yet or not."""
-    if model is not None:
-        yield from (history[0] for (_, way), history, _ in _scaling_of(model) if way == _FORWARD)
-
-
-def _pending() -> list[Any]:
-    """The collecting row of each layer's forward history, [tensors] each: views of it."""
-    manager = te.fp8_state_manager.require()
-    state = getattr(manager, "quantization_state", manager)  # the class itself held it before 2.15
-    buffers = getattr(state, "global_amax_buffer", {})
-    return [amax for key, amaxes in buffers.items() if key.startswith("forward") for amax in amaxes]
-
-
-# --- amax owner -------------------------------------------------------------------------------------------------------
+# --- the ranks that share an amax -------------------------------------------------------------------------------------
+# Transformer Engine takes no group for the whole world. Ranks that hold other shards then pull the scales of this one,
+# and ranks that do not come along hang the reduction; neither raises. So the group is required.
 
 
 class Owner(Enum):
@@ -131,38 +47,88 @@ def reduction_of(owner: Any) -> tuple[Any, bool]:
     """
     if owner is SINGLE_OWNER:
         return None, False
-    world = _world_size()
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world = torch.distributed.get_world_size() if ready else 1
+    step = "Next step: pass the process group of the ranks that hold this shard, or SINGLE_OWNER."
+    if owner is None and world > 1:
+        raise AmaxGroupMissing(
+            f"amax_reduction_group is None among {world} ranks, which Transformer Engine takes for all of them. {step}"
+        )
     if owner is None:
-        if world > 1:
-            raise AmaxGroupMissing(
-                f"amax_reduction_group is None in a world of {world} ranks, which Transformer Engine takes for all of "
-                "them. Likely cause: the owner of the shard was not asked. Next step: pass the process group of the "
-                "ranks that hold this shard, or SINGLE_OWNER where this rank alone does."
-            )
         return None, True
-    if not _is_group(owner):
-        raise AmaxGroupMissing(
-            f"amax_reduction_group is {owner!r}, which is no process group. Next step: pass what "
-            "torch.distributed.new_group or a device mesh gave (mesh.get_group()), or SINGLE_OWNER."
-        )
+    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER if ready else None
+    is_outside = ready and type(owner) is type(outside) and owner == outside
+    if not is_outside and not (ready and isinstance(owner, torch.distributed.ProcessGroup)):
+        raise AmaxGroupMissing(f"amax_reduction_group is {owner!r}, which is no process group. {step}")
     if torch.distributed.get_rank(owner) < 0:  # new_group gives the ranks outside a member of no group
-        raise AmaxGroupMissing(
-            "this rank is not in its amax_reduction_group. Likely cause: the group of another shard was passed. Next "
-            "step: pass the process group of the ranks that hold this rank's shard."
-        )
+        raise AmaxGroupMissing(f"this rank is not in its amax_reduction_group: that of another shard. {step}")
     return owner, True
 
 
-def _is_distributed() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+# --- amax that an evaluation or a rehearsal leaves behind -------------------------------------------------------------
+# Under delayed scaling a layer notes the amax of each pass, and the note is taken into its history where a scope ends
+# with gradients on. An evaluation without gradients leaves its notes behind: the next training step takes them in as
+# its own (seen with 2.12.0 and 2.20.2).
+
+_FORWARD: Final = "scaling_fwd"
 
 
-def _world_size() -> int:
-    return int(torch.distributed.get_world_size()) if _is_distributed() else 1
+@contextmanager
+def pending_amax_kept(model: Any = None) -> Iterator[None]:
+    """Afterwards the notes of forward passes are those of before; what was noted inside is forgotten.
+
+    Args:
+        model: whose layers run inside: the notes of one that was loaded and has not run yet are known from it alone.
+    """
+    own = () if model is None else (history[0] for (_, way), history, _ in _scaling_of(model) if way == _FORWARD)
+    before = {amax.data_ptr(): amax.clone() for amax in (*_pending(), *own)}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for amax in _pending():
+                kept = before.get(amax.data_ptr())
+                amax.zero_() if kept is None else amax.copy_(kept)  # None: of a layer that ran for the first time
 
 
-def _is_group(owner: Any) -> bool:
-    if not _is_distributed():
-        return False
-    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
-    return isinstance(owner, torch.distributed.ProcessGroup) or (type(owner) is type(outside) and owner == outside)
+@contextmanager
+def delayed_scaling_kept(model: Any) -> Iterator[None]:
+    """Afterwards scales and amax histories, forward and backward, are those of before: steps inside leave no trace.
+
+    A layer that gets its state inside has that of a new one: scales of 1, and no history. Each layer is asked for its
+    own, since Transformer Engine lists those of a checkpoint only once they have run (2.20.2). A history that had
+    another length before is cut, or filled up with zeros, as its first pass does (`adjust_amax_history_length`).
+
+    Args:
+        model: that holds all layers which run inside.
+    """
+    before = {place: (history.clone(), scale.clone()) for place, history, scale in _scaling_of(model)}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for place, history, scale in _scaling_of(model):
+                history.zero_()
+                scale.fill_(1.0)
+                if place in before:
+                    known = before[place][0][: history.shape[0]]
+                    history[: known.shape[0]].copy_(known)
+                    scale.copy_(before[place][1])
+
+
+def _scaling_of(model: Any) -> Iterator[tuple[tuple[str, str], Any, Any]]:
+    """Layer and direction, amax history [steps, tensors] and scales [tensors], where there is a state."""
+    for name, layer in model.named_modules():
+        states = getattr(layer, "fp8_meta", None) or {}
+        for direction in (_FORWARD, "scaling_bwd"):
+            history = getattr(states.get(direction), "amax_history", None)
+            if history is not None:
+                yield (name, direction), history, states[direction].scale
+
+
+def _pending() -> list[Any]:
+    """The collecting row of each layer's forward history, [tensors] each: views of it."""
+    manager = te.fp8_state_manager.require()
+    state = getattr(manager, "quantization_state", manager)  # the class itself held it before 2.15
+    buffers = getattr(state, "global_amax_buffer", {})
+    return [amax for key, amaxes in buffers.items() if key.startswith("forward") for amax in amaxes]

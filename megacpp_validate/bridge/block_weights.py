@@ -117,9 +117,8 @@ def check_native_state(state: Mapping[str, Any], shape: BlockShape, dtype: Any) 
             faults.append(f"{name} is {found[name].dtype}, wanted {dtype}, and a cast would round")
     if faults:
         raise WeightMismatch(
-            f"the weights do not fit this block: {'; '.join(sorted(faults))}. Likely cause: another configuration, a "
-            "whole state where a tensor-parallel shard is wanted, or names of another layer. Next step: compare the "
-            "configurations; shard_native_state() makes a rank's share, and weights of another dtype are cast first."
+            f"the weights do not fit this block: {'; '.join(sorted(faults))}. Next step: compare the configurations; "
+            "shard_native_state() makes a rank's share, and weights of another dtype are cast first."
         )
     return found
 
@@ -151,62 +150,23 @@ def split_qkv(weight: Any, rank: int, tp_size: int, heads: int, groups: int, hea
     segments = heads * head_dim, groups * head_dim, groups * head_dim
     if weight.shape[0] != sum(segments):
         raise WeightMismatch(
-            f"the QKV weight has {weight.shape[0]} rows; {heads} query heads and twice {groups} groups of size "
+            f"the QKV weight has {weight.shape[0]} rows, and {heads} query heads and twice {groups} groups of size "
             f"{head_dim} make {sum(segments)}. Next step: pass the heads and groups of the whole weight."
         )
-    return torch.cat([segment.chunk(tp_size)[rank] for segment in weight.split(segments)])
-
-
-def join_qkv(shards: Sequence[Any], *, heads: int, groups: int, head_dim: int) -> Any:
-    """The whole QKV weight from every rank's share, in order of rank; the inverse of `split_qkv`.
-
-    Args:
-        shards: each [(H + 2G) / tp_size x D, ...].
-        heads, groups, head_dim: H, G and D of the whole weight.
-
-    Raises:
-        NotDivisible: heads or groups do not divide among the shards.
-        WeightMismatch: a share has another number of rows.
-    """
-    tp_size = len(shards)
-    _check_divides("query heads", heads, tp_size)
-    _check_divides("key and value groups", groups, tp_size)
-    mine = heads // tp_size * head_dim, groups // tp_size * head_dim, groups // tp_size * head_dim
-    for rank, shard in enumerate(shards):
-        if shard.shape[0] != sum(mine):
-            raise WeightMismatch(
-                f"the share of rank {rank} has {shard.shape[0]} rows, wanted {sum(mine)}. Next step: pass every rank's "
-                "share, in order of rank, and the heads and groups of the whole weight."
-            )
-    parts = [shard.split(mine) for shard in shards]
-    return torch.cat([torch.cat(segment) for segment in zip(*parts, strict=True)])
+    return _share(weight, 0, segments, rank, tp_size)
 
 
 def split_gated(fc1: Any, rank: int, tp_size: int) -> Any:
-    """One rank's share of a gated up-projection: its share of the gate, then its share of the linear half.
-
-    Args:
-        fc1: [2F, ...], the gate first.
-        rank, tp_size: as for `split_qkv`.
-
-    Returns:
-        [2F / tp_size, ...], a copy.
+    """One rank's share of a gated up-projection [2F, ...], the gate first: [2F / tp_size, ...], a copy.
 
     Raises:
         NotDivisible: the rows do not make two halves, or a half does not divide among the ranks.
     """
     _check_divides("rows of a gated up-projection", fc1.shape[0], 2)
-    _check_divides("rows of each half of a gated up-projection", fc1.shape[0] // 2, tp_size)
+    half = fc1.shape[0] // 2
+    _check_divides("rows of each half of a gated up-projection", half, tp_size)
     _check_rank(rank, tp_size)
-    return torch.cat([half.chunk(tp_size)[rank] for half in fc1.chunk(2)])
-
-
-def join_gated(shards: Sequence[Any]) -> Any:
-    """The whole gated up-projection from every rank's share; the inverse of `split_gated`."""
-    for shard in shards:
-        _check_divides("rows of a share of a gated up-projection", shard.shape[0], 2)
-    halves = [shard.chunk(2) for shard in shards]
-    return torch.cat([torch.cat(half) for half in zip(*halves, strict=True)])
+    return _share(fc1, 0, (half, half), rank, tp_size)
 
 
 def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, tp_size: int) -> dict[str, Any]:
@@ -224,13 +184,10 @@ def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, t
     shape.shard(tp_size)
     _check_rank(rank, tp_size)
     whole = check_native_state(state, shape, _dtype_of(state, shape))
-    up = split_gated(whole[FC1], rank, tp_size) if shape.gated else whole[FC1].chunk(tp_size)[rank].clone()
+    cuts = _cuts(shape)
     return {
         **{name: whole[name].clone() for name in NORMS},
-        QKV: split_qkv(whole[QKV], rank, tp_size, shape.heads, shape.groups, shape.head_dim),
-        OUT: whole[OUT].chunk(tp_size, dim=1)[rank].clone(),
-        FC1: up,
-        FC2: whole[FC2].chunk(tp_size, dim=1)[rank].clone(),
+        **{name: _share(whole[name], dim, parts, rank, tp_size) for name, (dim, parts) in cuts.items()},
     }
 
 
@@ -239,46 +196,46 @@ def join_native_state(shards: Sequence[Mapping[str, Any]], shape: BlockShape) ->
 
     Raises:
         NotDivisible: something does not divide among that many ranks.
-        WeightMismatch: a share does not fit, is of another dtype than that of rank 0, or has other norms: those are
-            whole on every rank, and which of two would be right nobody can tell.
+        WeightMismatch: a share does not fit, is of another dtype than that of rank 0, or has other norms, which are
+            whole on every rank: their gradient was not reduced, or the shares are of different steps.
     """
     mine = shape.shard(len(shards))
     parts = [check_native_state(shard, mine, _dtype_of(shards[0], mine)) for shard in shards]
-    _check_norms(parts)
-    up = [part[FC1] for part in parts]
+    for name in NORMS:
+        first = parts[0][name]
+        if not all(torch.equal(part[name].to(first.device), first) for part in parts):
+            raise WeightMismatch(
+                f"{name} differs between ranks, and every rank holds the whole of it. Next step: pass shares of one "
+                "step, and reduce its gradient over the tensor-parallel ranks in training."
+            )
+    joined = {name: parts[0][name].clone() for name in NORMS}
+    for name, (dim, segments) in _cuts(mine).items():
+        columns = zip(*(part[name].split(segments, dim) for part in parts), strict=True)
+        joined[name] = torch.cat([torch.cat(column, dim) for column in columns], dim)
+    return joined
+
+
+def _cuts(shape: BlockShape) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Weight -> the axis that is cut, and the sizes along it of the parts that are each cut alone."""
+    up = (shape.ffn_hidden,) * (2 if shape.gated else 1)
     return {
-        **{name: parts[0][name].clone() for name in NORMS},
-        QKV: join_qkv([part[QKV] for part in parts], heads=shape.heads, groups=shape.groups, head_dim=shape.head_dim),
-        OUT: torch.cat([part[OUT] for part in parts], dim=1),
-        FC1: join_gated(up) if shape.gated else torch.cat(up),
-        FC2: torch.cat([part[FC2] for part in parts], dim=1),
-    }
+        QKV: (0, shape.segments), OUT: (1, shape.segments[:1]), FC1: (0, up), FC2: (1, (shape.ffn_hidden,)),
+    }  # fmt: skip
+
+
+def _share(weight: Any, dim: int, segments: Sequence[int], rank: int, tp_size: int) -> Any:
+    return torch.cat([part.chunk(tp_size, dim)[rank] for part in weight.split(segments, dim)], dim)
 
 
 def _dtype_of(state: Mapping[str, Any], shape: BlockShape) -> Any:
-    """The dtype that all weights of a state are held to; None where it has none of them."""
+    """The dtype that all weights of a state must have; None where it has none of them."""
     return next((state[name].dtype for name in (QKV, *shape.native_shapes()) if name in state), None)
-
-
-def _check_norms(parts: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse ranks whose norms have drifted apart; equal means to the bit, wherever they lie."""
-    for name in NORMS:
-        first = parts[0][name]
-        drifted = [rank for rank, part in enumerate(parts) if not torch.equal(part[name].to(first.device), first)]
-        if drifted:
-            raise WeightMismatch(
-                f"{name} of rank {', '.join(map(str, drifted))} differs from that of rank 0, and every rank holds the "
-                "whole of it. Likely cause: its gradient was not reduced over the tensor-parallel ranks, or the shares "
-                "are of different steps. Next step: pass shares of one step; where the ranks drifted in training, "
-                "reduce that gradient."
-            )
 
 
 def _check_divides(what: str, count: int, ranks: int) -> None:
     if ranks < 1 or count % ranks:
         raise NotDivisible(
-            f"{count} {what} do not divide into {ranks} whole shares. Next step: choose a number of shares that "
-            f"divides {count}."
+            f"{count} {what} do not divide into {ranks} shares. Next step: choose a number that divides {count}."
         )
 
 

@@ -1,24 +1,34 @@
-"""The DeepGEMM import bridge: the same firewall for a third vendor library.
+"""An expert bank's product by DeepGEMM: forward and both gradients in block-scaled FP8.
 
-As in `imports.py`, importing this module imports nothing of the library and never raises. The library compiles its
-kernels when they are first called, about 2 s each, so it wants a CUDA toolkit beside the driver: its own import starts
-`which nvcc` where neither CUDA_HOME nor CUDA_PATH is set, and fails with an empty AssertionError where none is found.
+Importing this module imports nothing of the library and never raises. The library compiles its kernels when they are
+first called, about 2 s each, so it wants a CUDA toolkit beside the driver: its own import starts `which nvcc` where
+neither CUDA_HOME nor CUDA_PATH is set, and fails with an empty AssertionError where none is found.
 
 What was seen with torch 2.11 on sm_90 (2026-11-21): sgl-deep-gemm 0.1.3 works; 0.1.7 and 0.2.0 load and then refuse
 every tensor ("dim == 2 or dim == 3"); 0.2.1 and later do not load. In 0.1.3 there is no k-grouped FP8 kernel (only
 `k_grouped_bf16_gemm_tn_contiguous`), the `nn` layouts are refused ("major_b == cute::UMMA::Major::K"), and with the
 headers of CUDA 13.0 NVRTC compiles nothing: it is not told of include/cccl, and given that it lacks
 `cudaGridDependencySynchronize`. So kernels are compiled by NVCC, and the gradient of the weights is made by the kernels
-that there are (`deep_gemm_product`).
+that there are.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from .vendor import Vendor, explain_plainly
+import torch
+
+from ..native.grouped_gemm import grouped_weight_gradient
+from ..native.permute import pad_rows
+from .backends import Refusal
+from .vendor import TRITON, Vendor, explain_plainly
+
+# --- deep gemm ---
 
 NATIVE_PATH: Final = "a grouped matmul of plain torch in bf16"
 
@@ -41,14 +51,6 @@ def grouped_fp8_gemm() -> Any:
     from deep_gemm import m_grouped_fp8_gemm_nt_contiguous  # type: ignore[import-not-found, unused-ignore]
 
     return m_grouped_fp8_gemm_nt_contiguous
-
-
-@DEEP_GEMM.entry(required=True)
-def masked_fp8_gemm() -> Any:
-    """Rows [E, M, K] x weights [E, N, K], of each expert as many rows as a count on the device says, into [E, M, N]."""
-    from deep_gemm import fp8_m_grouped_gemm_nt_masked  # type: ignore[import-not-found, unused-ignore]
-
-    return fp8_m_grouped_gemm_nt_masked
 
 
 @DEEP_GEMM.entry(required=True)
@@ -84,3 +86,425 @@ def compiler() -> Compiler:
     asked = os.environ.get("DG_JIT_USE_NVRTC", "").strip()
     cache = os.environ.get("DG_JIT_CACHE_DIR", "")
     return Compiler("nvrtc" if asked.strip("0") else "nvcc", Path(cache) if cache else Path.home() / ".deep_gemm")
+
+
+# --- deep gemm cast ---
+# Rounding to E4M3 with block scales, in the layouts that DeepGEMM's kernels read: in Triton, and plain torch off CUDA.
+
+TILE: Final = 128
+LARGEST: Final = 448.0
+SMALLEST_AMAX: Final = 1e-4
+WARPS: Final = 8
+
+Columns = Literal["none", "vectors", "blocks"]
+_COLUMNS: Final[dict[Columns, int]] = {"none": 0, "vectors": 1, "blocks": 2}
+
+
+@TRITON.entry(required=True)
+def kernels() -> Any:
+    """The module of Triton kernels."""
+    from .kernels import block_casts
+
+    return block_casts
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How rows sorted by expert are cut into tiles of 128 that hold rows of one expert each.
+
+    Attributes:
+        counts: rows of each expert.
+        padded: the same, in whole tiles.
+        table: int32 [5, T] on the device of the rows: for each tile its first row, how many of its rows are real, its
+            expert, that expert's first padded row and its padded rows.
+    """
+
+    counts: tuple[int, ...]
+    padded: tuple[int, ...]
+    table: Any
+
+    @property
+    def number(self) -> int:
+        """T, how many tiles there are."""
+        return int(self.table.shape[1])
+
+    @property
+    def rows(self) -> int:
+        """P, padded rows of all experts."""
+        return self.number * TILE
+
+    @property
+    def starts(self) -> list[int]:
+        """The first padded row of each expert, and the end of the last."""
+        ends = [0]
+        for count in self.padded:
+            ends.append(ends[-1] + count)
+        return ends
+
+
+class RowCast(NamedTuple):
+    """Rows [P, D] in E4M3, scales fp32 [P, D / 128] that lie [D / 128, P], and the expert of each row (-1: padding)."""
+
+    values: Any
+    scales: Any
+    groups: Any
+
+
+class ColumnCast(NamedTuple):
+    """Transposed rows in E4M3: for each expert [D, P_e], one after the other; scales fp32 [T, D] or [T, D / 128]."""
+
+    values: Any
+    scales: Any
+
+
+class QuantizedWeight(NamedTuple):
+    """Weights in block-scaled FP8, and the same transposed.
+
+    Attributes:
+        values: E4M3 [E, N, K].
+        scales: fp32 [E, N / 128, K / 128].
+        turned: E4M3 [E, K, N]: a block of 128 x 128 has the same scale when it is transposed, so the values are the
+            same, too. None where it was not asked for.
+        turned_scales: fp32 [E, K / 128, N / 128].
+    """
+
+    values: Any
+    scales: Any
+    turned: Any
+    turned_scales: Any
+
+
+def plan_tiles(counts: Sequence[int], device: Any) -> Tiles:
+    """Cut rows of experts into tiles; one small copy to the device, which is not waited for."""
+    given = torch.tensor(tuple(counts), dtype=torch.int64)
+    tiles = (given + TILE - 1) // TILE
+    expert = torch.repeat_interleave(torch.arange(len(given)), tiles)
+    first = torch.cumsum(tiles, 0) - tiles
+    inside = (torch.arange(len(expert)) - first[expert]) * TILE
+    start = torch.cumsum(given, 0) - given
+    real = torch.clamp(given[expert] - inside, max=TILE)
+    table = torch.stack([start[expert] + inside, real, expert, first[expert] * TILE, tiles[expert] * TILE])
+    padded = tuple(int(number) * TILE for number in tiles)
+    return Tiles(tuple(counts), padded, table.to(torch.int32).to(device, non_blocking=True))
+
+
+def cast_tokens(
+    tokens: Any, tiles: Tiles, *, rows: bool = True, columns: Columns = "none", power_of_two: bool = False
+) -> tuple[RowCast | None, ColumnCast | None]:
+    """Round rows, or gradients of them, to E4M3, row-wise, column-wise, or both from one read.
+
+    Args:
+        tokens: bf16 [R, D] sorted by expert, D whole blocks of 128.
+        tiles: of the same numbers of rows.
+        rows: whether the row-wise copy is wanted.
+        columns: which column-wise copy is wanted.
+        power_of_two: round scales up to powers of two, as Blackwell's kernels want them.
+    """
+    if tokens.device.type != "cuda":
+        return cast_tokens_reference(tokens, tiles, rows=rows, columns=columns, power_of_two=power_of_two)
+    tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+    number, width = tiles.number, tokens.shape[1]
+    new = tokens.new_empty
+    row_cast = RowCast(
+        new(tiles.rows if rows else 0, width, dtype=torch.float8_e4m3fn),
+        new(width // TILE, tiles.rows if rows else 0, dtype=torch.float32),
+        new(tiles.rows if rows else 0, dtype=torch.int32),
+    )
+    per_tile = {"none": 0, "vectors": width, "blocks": width // TILE}[columns]
+    column_cast = ColumnCast(
+        new(tiles.rows * width if per_tile else 0, dtype=torch.float8_e4m3fn),
+        new(number, per_tile, dtype=torch.float32),
+    )
+    kernels.require().cast_tokens_kernel[(number, width // TILE)](
+        tokens, tokens.stride(0), tiles.table, *row_cast, *column_cast, width, number,
+        rows=rows, columns=_COLUMNS[columns], power_of_two=power_of_two, num_warps=WARPS,
+    )  # fmt: skip
+    turned = row_cast._replace(scales=row_cast.scales.t())
+    return turned if rows else None, column_cast if per_tile else None
+
+
+def cast_tokens_reference(
+    tokens: Any, tiles: Tiles, *, rows: bool = True, columns: Columns = "none", power_of_two: bool = False
+) -> tuple[RowCast | None, ColumnCast | None]:
+    """The same in plain torch, wherever the tokens lie: what the kernel is held to."""
+    width = tokens.shape[1]
+    padded = pad_rows(tokens, tiles.counts, TILE)[0].float()
+    row_cast = column_cast = None
+    if rows:
+        blocks = padded.view(-1, width // TILE, TILE)
+        scales = _scale_of(blocks.abs().amax(2), power_of_two)
+        first, real, expert = tiles.table[0], tiles.table[1], tiles.table[2]
+        inside = torch.arange(TILE, device=first.device)
+        groups = torch.where(inside < real[:, None], expert[:, None], -1).reshape(-1).to(torch.int32)
+        values = _round(blocks, scales[..., None]).view(-1, width)
+        row_cast = RowCast(values, scales.t().contiguous().t(), groups)
+    if columns != "none":
+        blocks = padded.view(-1, TILE, width)
+        amax = blocks.abs().amax(1)
+        if columns == "blocks":
+            amax = amax.view(-1, width // TILE, TILE).amax(2)
+        scales = _scale_of(amax, power_of_two)
+        each = scales.repeat_interleave(TILE, 1) if columns == "blocks" else scales
+        values = _round(blocks, each[:, None]).view(-1, width).view(torch.uint8)
+        flat = torch.cat([piece.t().reshape(-1) for piece in values.split(list(tiles.padded))])
+        column_cast = ColumnCast(flat.view(torch.float8_e4m3fn), scales)
+    return row_cast, column_cast
+
+
+def cast_weight(weight: Any, *, turn: bool = True, power_of_two: bool = False) -> QuantizedWeight:
+    """Round weights [E, N, K] to E4M3 with one scale for each 128 x 128 of an expert.
+
+    Args:
+        weight: bf16, N and K whole blocks of 128.
+        turn: whether the transposed copy is wanted, too, which the gradient of the rows takes.
+        power_of_two: as for `cast_tokens`.
+    """
+    weight = weight.detach()
+    if weight.device.type != "cuda":
+        return cast_weight_reference(weight, turn=turn, power_of_two=power_of_two)
+    experts, height, width = weight.shape
+    new, tall, wide = weight.new_empty, height // TILE, width // TILE
+    made = QuantizedWeight(
+        new(experts, height, width, dtype=torch.float8_e4m3fn),
+        new(experts, tall, wide, dtype=torch.float32),
+        new(experts if turn else 0, width, height, dtype=torch.float8_e4m3fn),
+        new(experts if turn else 0, wide, tall, dtype=torch.float32),
+    )
+    packed = weight.contiguous()
+    kernels.require().cast_weight_kernel[(experts * height // TILE, width // TILE)](
+        packed, *made, height, width, turn=turn, power_of_two=power_of_two, num_warps=WARPS
+    )
+    return made if turn else made._replace(turned=None, turned_scales=None)
+
+
+def cast_weight_reference(weight: Any, *, turn: bool = True, power_of_two: bool = False) -> QuantizedWeight:
+    """`cast_weight` in plain torch, wherever the weight lies."""
+    experts, height, width = weight.shape
+    tall, wide = height // TILE, width // TILE
+    blocks = weight.float().view(experts, tall, TILE, wide, TILE)
+    scales = _scale_of(blocks.abs().amax(dim=(2, 4)), power_of_two)
+    values = _round(blocks, scales[:, :, None, :, None]).view(experts, height, width)
+    turned = values.view(torch.uint8).transpose(1, 2).contiguous().view(torch.float8_e4m3fn) if turn else None
+    turned_scales = scales.transpose(1, 2).contiguous() if turn else None
+    return QuantizedWeight(values, scales, turned, turned_scales)
+
+
+def _scale_of(amax: Any, power_of_two: bool) -> Any:
+    scale = amax.clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST)
+    if not power_of_two:
+        return scale
+    bits = scale.view(torch.int32)
+    exponent = ((bits >> 23) & 0xFF) + ((bits & 0x7FFFFF) != 0).int()
+    return (exponent << 23).view(torch.float32)
+
+
+def _round(values: Any, scale: Any) -> Any:
+    return (values * (1.0 / scale)).to(torch.float8_e4m3fn)
+
+
+# --- deep gemm product ---
+# An expert bank's product by DeepGEMM: forward and both gradients in block-scaled FP8.
+
+ARCHITECTURES: Final = (9, 10)  # major compute capability; DeepGEMM has no kernels for others
+
+MOST_LAUNCHES: Final = 16  # of one product an expert; a launch takes the host about 20 microseconds
+
+WeightGradient = Literal["fp8", "bf16"]
+WEIGHT_GRADIENT_IN_BF16: Final = Refusal(
+    "deep_gemm",
+    "weight-gradient-bf16",
+    f"more than {MOST_LAUNCHES} experts have unequal numbers of tiles: the gradient of the weights is made by the "
+    "native grouped product, from the bf16 rows, because a launch for each expert would take longer",
+)
+
+
+def why_not_deep_gemm(device: Any, dtype: Any, in_features: int, out_features: int) -> Refusal | None:
+    """Why DeepGEMM cannot take an expert bank; None where it can.
+
+    Args:
+        device, dtype: of rows and weights; the kernel gives bf16.
+        in_features, out_features: K and N, which are to be whole blocks of 128.
+    """
+    major = _architecture(device)
+    if not major:
+        return Refusal("deep_gemm", "device", f"the weights lie on {device}, where DeepGEMM has no kernels")
+    if major not in ARCHITECTURES:
+        return Refusal("deep_gemm", "arch", f"compute capability {major}.x: DeepGEMM has kernels for 9.x and 10.x")
+    if dtype != torch.bfloat16:
+        return Refusal("deep_gemm", "dtype", f"the weights are {dtype}: DeepGEMM gives bf16 and nothing else")
+    if in_features % TILE or out_features % TILE:
+        widths = f"{in_features} -> {out_features} features"
+        return Refusal("deep_gemm", "width", f"{widths}: block scaling takes whole blocks of {TILE}")
+    if not DEEP_GEMM.is_available():
+        return Refusal("deep_gemm", "deep-gemm-unavailable", DEEP_GEMM.why_unavailable())
+    if TILE % int(rows_alignment.require()()):
+        align = int(rows_alignment.require()())
+        return Refusal("deep_gemm", "alignment", f"its kernels take groups of {align} rows here, the casts give {TILE}")
+    if torch.device(device).type == "cuda" and not TRITON.is_available():
+        return Refusal("deep_gemm", "triton-unavailable", TRITON.why_unavailable())
+    return None
+
+
+def quantize_weight(weight: Any, *, turn: bool = True) -> QuantizedWeight:
+    """Weights [E, N, K] in block-scaled FP8.
+
+    Args:
+        weight: bf16.
+        turn: whether the transposed copy is wanted, which the gradient of the rows takes.
+    """
+    return cast_weight(weight, turn=turn, power_of_two=_wants_powers_of_two(weight.device))
+
+
+def deep_gemm_grouped(
+    rows: Any,
+    weight: Any,
+    rows_per_expert: Sequence[int],
+    *,
+    quantized: QuantizedWeight | None = None,
+    weight_gradient: WeightGradient | None = None,
+) -> Any:
+    """Rows of expert e times weight[e]^T, forward and backward in block-scaled FP8.
+
+    Gradients are those of the product without quantisation (a straight-through estimate), with every operand rounded
+    for the product at hand. An expert without rows gets zeros.
+
+    Args:
+        rows: bf16 [R, K], by expert, R > 0; what the kernel wants padded is padded while it is rounded.
+        weight: bf16 [E, N, K].
+        rows_per_expert: E numbers that sum to R.
+        quantized: these weights in FP8, where they were made before; made from `weight` without it.
+        weight_gradient: "fp8", or "bf16" for a native product of the gradient and the bf16 rows; without it, what
+            `choose_weight_gradient` says.
+
+    Returns:
+        bf16 [R, N].
+
+    Raises:
+        VendorEntryMissing: DeepGEMM cannot be used here; the text says why.
+    """
+    counts = tuple(rows_per_expert)
+    taken = weight_gradient or choose_weight_gradient(counts)
+    return _GroupedFp8.apply(rows, weight, counts, quantized, taken)
+
+
+def choose_weight_gradient(counts: Sequence[int]) -> WeightGradient:
+    """In what the gradient of the weights is made fastest: FP8 in one launch or in a few, else bf16."""
+    tiles = {-(-count // TILE) for count in counts}
+    busy = sum(1 for count in counts if count)
+    return "fp8" if len(tiles) == 1 or busy <= MOST_LAUNCHES else "bf16"
+
+
+class _GroupedFp8(torch.autograd.Function):
+    """Every product by DeepGEMM, but the gradient of the weights where that is asked for in bf16."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Any,
+        weight: Any,
+        counts: tuple[int, ...],
+        quantized: QuantizedWeight | None,
+        weight_gradient: WeightGradient,
+    ) -> Any:
+        needs_rows, needs_weight, *_ = ctx.needs_input_grad
+        in_fp8 = needs_weight and weight_gradient == "fp8"
+        ctx.tiles, ctx.in_fp8 = plan_tiles(counts, rows.device), in_fp8
+        cast, columns = _cast(rows, ctx.tiles, columns="blocks" if in_fp8 else "none")
+        made = quantized or quantize_weight(weight, turn=needs_rows)
+        # The weight itself is kept for its version alone: autograd refuses a backward after it was changed in place.
+        ctx.save_for_backward(
+            weight,
+            *((made.turned, made.turned_scales) if needs_rows else (None, None)),
+            rows if needs_weight and not in_fp8 else None,
+            *(columns or (None, None)),
+        )
+        return _multiply(cast, made.values, made.scales, ctx.tiles)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        weight, turned, turned_scales, rows, columns, column_scales = ctx.saved_tensors
+        needs_rows, needs_weight, *_ = ctx.needs_input_grad
+        cast, turned_gradient = _cast(gradient, ctx.tiles, rows=needs_rows, columns="vectors" if ctx.in_fp8 else "none")
+        of_rows = _multiply(cast, turned, turned_scales, ctx.tiles) if needs_rows else None
+        of_weight = None
+        if ctx.in_fp8:
+            of_weight = _weight_gradient(turned_gradient, ColumnCast(columns, column_scales), weight, ctx.tiles)
+        elif needs_weight:
+            of_weight = grouped_weight_gradient(gradient, rows, weight, ctx.tiles.counts)
+        return of_rows, of_weight, None, None, None
+
+
+def _cast(tokens: Any, tiles: Tiles, *, rows: bool = True, columns: Any) -> tuple[Any, Any]:
+    power_of_two = _wants_powers_of_two(tokens.device)
+    if not rows and columns == "none":
+        return None, None
+    return cast_tokens(tokens, tiles, rows=rows, columns=columns, power_of_two=power_of_two)
+
+
+def _multiply(cast: RowCast, values: Any, scales: Any, tiles: Tiles) -> Any:
+    """Padded rows times the weights of their experts, without the padding."""
+    out = torch.empty(tiles.rows, values.shape[1], dtype=torch.bfloat16, device=values.device)
+    # Rows of group -1 may be left unwritten: what `out` holds there leaves with the padding.
+    grouped_fp8_gemm.require()((cast.values, cast.scales), (values, scales), out, cast.groups)
+    return _without_padding(out, tiles)
+
+
+def _without_padding(padded: Any, tiles: Tiles) -> Any:
+    """Each expert's own rows, in one copy; not by an index, which would have to be sent to the device first."""
+    if tiles.padded == tiles.counts:
+        return padded
+    pairs = zip(tiles.starts, tiles.counts, strict=False)
+    return torch.cat([padded[start : start + count] for start, count in pairs if count])
+
+
+def _weight_gradient(gradient: ColumnCast, rows: ColumnCast, weight: Any, tiles: Tiles) -> Any:
+    """gradient[e]^T rows[e] of each expert: bf16 [E, N, K]; zeros without rows."""
+    experts, outputs, inputs = weight.shape
+    out = torch.empty(experts, outputs, inputs, dtype=torch.bfloat16, device=weight.device)
+    if len(set(tiles.padded)) == 1:
+        _at_once(gradient, rows, out, tiles)
+        return out
+    starts = tiles.starts
+    for expert in range(experts):
+        first, last = starts[expert], starts[expert + 1]
+        if first == last:
+            out[expert].zero_()
+            continue
+        left = gradient.values[first * outputs : last * outputs].view(outputs, last - first)
+        right = rows.values[first * inputs : last * inputs].view(inputs, last - first)
+        own = slice(first // TILE, last // TILE)
+        fp8_gemm.require()((left, gradient.scales[own].t()), (right, rows.scales[own].t()), out[expert])
+    return out
+
+
+def _at_once(gradient: ColumnCast, rows: ColumnCast, out: Any, tiles: Tiles) -> None:
+    """All experts have as many tiles: one grouped product whose rows are the experts' output features."""
+    experts, outputs, inputs = out.shape
+    tokens = tiles.padded[0]
+    own = tokens // TILE
+    scales = gradient.scales.view(experts, own, outputs).transpose(0, 1).reshape(own, experts * outputs).t()
+    grouped_fp8_gemm.require()(
+        (gradient.values.view(experts * outputs, tokens), scales),
+        (rows.values.view(experts, inputs, tokens), rows.scales.view(experts, own, inputs // TILE).transpose(1, 2)),
+        out.view(experts * outputs, inputs),
+        _experts_of_features(experts, outputs, out.device),
+        compiled_dims="mn",  # the number of tokens changes from step to step: compiled in, each would be a kernel
+    )
+
+
+@lru_cache(maxsize=32)
+def _experts_of_features(experts: int, outputs: int, device: Any) -> Any:
+    """The expert of each of its output features: int32 [E * N]."""
+    return torch.arange(experts, dtype=torch.int32, device=device).repeat_interleave(outputs)
+
+
+def _architecture(device: Any) -> int:
+    """Major compute capability; 0 where there is no CUDA device."""
+    device = torch.device(device)
+    return int(torch.cuda.get_device_capability(device)[0]) if device.type == "cuda" else 0
+
+
+def _wants_powers_of_two(device: Any) -> bool:
+    """Whether scales are powers of two: Blackwell's block scales (E8M0) hold nothing else."""
+    return _architecture(device) >= 10

@@ -11,24 +11,22 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import nn
 
-from ..native.autocast import without_autocast
 from ..native.grouped_gemm import ExpertBank, grouped_gemm
+from ..native.norms import without_autocast
 from . import imports as te
 from .backends import Candidate, Choice, Refusal, check_backends, choose
-from .deep_gemm_cast import QuantizedWeight
-from .deep_gemm_product import (
+from .deep_gemm import (
     WEIGHT_GRADIENT_IN_BF16,
+    QuantizedWeight,
     choose_weight_gradient,
     deep_gemm_grouped,
-    deep_gemm_masked,
     quantize_weight,
-    renewed_weight,
     why_not_deep_gemm,
 )
 from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .features import PRODUCTION, Features, why_not_te
-from .permute import TePadding
-from .row_map import whole_numbers
+from .permute import TePadding, whole_numbers
+from .recipes import TE_DTYPES
 from .te_fp8 import te_state
 
 # --- deep gemm rule ---------------------------------------------------------------------------------------------------
@@ -125,26 +123,6 @@ def check_rows(
     return counts
 
 
-def check_masked(rows: Any, counts: Any, num_experts: int, in_features: int, held: Any) -> None:
-    """The same for rows [E, M, K] with their counts on the device, whose values are not looked at."""
-    if rows.dim() != 3 or rows.shape[0] != num_experts or rows.shape[2] != in_features:
-        raise WrongShape(
-            f"rows are {list(rows.shape)}; wanted [{num_experts}, M, {in_features}]. Likely cause: rows sorted by "
-            "expert. Next step: pass them to forward, or lay them out with to_padded."
-        )
-    _check_kind(rows, held)
-    if tuple(counts.shape) != (num_experts,) or counts.dtype != torch.int32 or counts.device != rows.device:
-        raise TokenCountMismatch(
-            f"counts are {counts.dtype} {list(counts.shape)} on {counts.device}; wanted int32 [{num_experts}] on "
-            f"{rows.device}. Next step: counts.to({str(rows.device)!r}, torch.int32)."
-        )
-    if torch.is_grad_enabled() and (rows.requires_grad or held.requires_grad):
-        raise WrongOption(
-            "the masked layout has no gradients. Likely cause: a training step. Next step: torch.no_grad(), or "
-            "forward, which takes rows sorted by expert."
-        )
-
-
 def _check_kind(rows: Any, held: Any) -> None:
     if rows.dtype != held.dtype:
         raise WrongDtype(
@@ -164,7 +142,6 @@ Backend = Literal["te", "deep_gemm", "native"]
 
 NATIVE_PATH: Final = "a grouped matmul of plain torch"
 BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
-TE_DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 # Rows of each group that a recipe wants, by class name: `get_align_size_for_quantization` of TE 2.12 to 2.20.
 FP8_ROWS: Final = {"MXFP8BlockScaling": 32, "NVFP4BlockScaling": 128}
 FP8_ROWS_ELSE: Final = 16
@@ -287,8 +264,7 @@ class ExpertGemm(nn.Module):
             rows: [R, K], sorted by expert, in the dtype of the parameters; R may be 0.
             rows_per_expert: E numbers that sum to R; on the host, because a tensor of another device is waited for.
             is_first_microbatch: as in Transformer Engine: True rounds the weights to FP8 and keeps them, False takes
-                the kept ones, None rounds them for this call. "deep_gemm" compares the kept ones with the weights
-                either time, and rounds again what was changed meanwhile.
+                the kept ones, None rounds them for this call.
 
         Returns:
             [R, N] in the dtype of `rows`, also inside an autocast region.
@@ -309,52 +285,14 @@ class ExpertGemm(nn.Module):
             if choose_weight_gradient(counts) == "bf16":
                 said = (*taken.refusals, WEIGHT_GRADIENT_IN_BF16)
                 self.__dict__["choice"] = Choice(taken.module, taken.requested, "deep_gemm", said)
-            if kept:
-                self._quantized = renewed_weight(self._quantized, self.bank.weight)
+            if is_first_microbatch or (kept and self._quantized is None):
+                self._quantized = quantize_weight(self.bank.weight)
             return deep_gemm_grouped(rows, self.bank.weight, counts, quantized=self._quantized if kept else None)
         if isinstance(self.bank, TeExpertBank):
             pieces = rows.split(list(counts))
             with without_autocast(rows):
                 return torch.cat([piece @ weight.t() for piece, weight in zip(pieces, self._weights(), strict=True)])
         return grouped_gemm(rows, self.bank.weight, counts)
-
-    def forward_masked(
-        self, rows: Any, counts: Any, *, expected_rows: int | None = None, weight: QuantizedWeight | None = None
-    ) -> Any:
-        """Each expert's first `counts[e]` rows times its weight^T, without gradients: for decoding.
-
-        The counts stay on the device and nothing waits for them, so a CUDA graph may hold the call and be replayed
-        with other counts and rows.
-
-        Args:
-            rows: [E, M, K]; what lies past an expert's own rows is not read.
-            counts: int32 [E] on the device of the rows, at most M each.
-            expected_rows: about how many rows an expert has, by which "deep_gemm" chooses its kernel; M without it.
-            weight: what `quantized_weight` gave, where the weights stay as they are; "deep_gemm" rounds them in every
-                call without it, and in every replay.
-
-        Returns:
-            [E, M, N], zeros past an expert's own rows.
-
-        Raises:
-            WrongOption: gradients are wanted.
-            WrongShape, WrongDtype, WrongTarget, TokenCountMismatch: as in `forward`.
-            NoBackend: every backend that may be asked refuses.
-        """
-        check_masked(rows, counts, self.num_experts, self.in_features, next(self.bank.parameters()))
-        taken = choose("expert_gemm", self._masked_candidates(rows))
-        self.__dict__["choice"] = taken
-        if taken.observed == "deep_gemm":
-            weight = weight if weight is not None else quantize_weight(self.bank.weight, turn=False)
-            return deep_gemm_masked(rows, weight, counts, expected_rows=expected_rows or rows.shape[1])
-        there = torch.arange(rows.shape[1], device=rows.device) < counts[:, None]
-        with without_autocast(rows):
-            out = torch.bmm(rows, torch.stack(list(self._weights())).transpose(1, 2))
-        return out.where(there[..., None], 0.0)
-
-    def quantized_weight(self) -> QuantizedWeight:
-        """The weights as they are now, in block-scaled FP8, for `forward_masked`; later changes do not reach it."""
-        return quantize_weight(self.bank.weight, turn=False)
 
     def native_state_dict(self) -> dict[str, Any]:
         """The parameters as the native bank names them: `weight` [E, N, K], a copy whoever holds them."""
@@ -432,21 +370,6 @@ class ExpertGemm(nn.Module):
         if backend == "deep_gemm" and self.fp8_when == "faster" and "native" in self.backends:
             return why_bf16_is_faster(counts, kept=kept)
         return None
-
-    def _masked_candidates(self, rows: Any) -> list[Candidate]:
-        """Who is asked for a call in the masked layout, which Transformer Engine does not have."""
-        asked: list[Candidate] = []
-        for name in self.backends:
-            if name == "te":
-                asked.append((name, partial(Refusal, "te", "masked", "Transformer Engine has no masked layout")))
-            else:
-                asked.append((name, partial(self._why_not_masked, name, rows)))
-        return asked
-
-    def _why_not_masked(self, backend: Backend, rows: Any) -> Refusal | None:
-        if backend == "deep_gemm" and isinstance(self.bank, TeExpertBank):
-            return Refusal("deep_gemm", "held-by-te", "the weights lie apart, as Transformer Engine holds them")
-        return self._why_not_held(backend, rows.dtype, rows.device)
 
     def _on_te(self, rows: Any, counts: tuple[int, ...], is_first_microbatch: bool | None) -> Any:
         rows = rows.contiguous()  # its kernels read the bytes of a matrix, not its strides

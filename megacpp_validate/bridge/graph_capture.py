@@ -20,8 +20,8 @@ import torch
 from . import imports as te
 from .backends import Choice, Refusal, choose
 from .errors import BridgeError, WrongShape
+from .fp8_scope import PrecisionScope, current_scope
 from .layer_watch import unwatched
-from .open_scopes import PrecisionScope, current_scope
 from .te_fp8 import te_state
 
 DIRECTIONS: Final = ("scaling_fwd", "scaling_bwd")

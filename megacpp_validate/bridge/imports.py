@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .failures import look_for_te
-from .vendor import Vendor, VendorEntryMissing, explain_plainly
+from .vendor import Vendor, VendorEntryMissing, explain_plainly, look_for_te
 
 __all__ = [
     "TE",

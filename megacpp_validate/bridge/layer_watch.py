@@ -7,17 +7,31 @@ does not take: a layer stays in the buffer that its first pass put it into.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.utils.checkpoint
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from .amax_owner import AmaxGroupChanged
-from .open_scopes import current_scope
-from .recompute import refuse_torch_recompute
-from .te_fp8 import te_state
+from . import features
+from . import imports as te
+from .errors import BridgeError, NotDivisible, WrongTarget
+from .expert_gemm import FP8_ROWS, FP8_ROWS_ELSE
+from .fp8_scope import AmaxGroupChanged, current_scope, refuse_torch_recompute
+from .recipes import ALIGNMENT, RECIPE_NAMES
+from .te_fp8 import te_recompute, te_state
+
+# --- layer watch ---
 
 _VENDOR: Final = "transformer_engine"
 _reduced_over: Final[WeakKeyDictionary[Any, tuple[Any, bool]]] = WeakKeyDictionary()
@@ -93,3 +107,236 @@ def _said(reduced: tuple[Any, bool]) -> str:
     if group is None:
         return "the whole world"
     return f"ranks {torch.distributed.get_process_group_ranks(group)}"
+
+
+# --- amax health ---
+# What layers of Transformer Engine are given in low precision, looked at before a wrong value becomes a wrong scale.
+
+# Rows of any recipe without gradients, and in the weight gradient, where they are what is summed over: 2.12 and 2.20
+# take 8 in the forward pass, and raise in the backward one ("Leading dimension requirement"; H200, 2026-11-21).
+FORWARD_ROWS: Final = 8
+TRAINING_ROWS: Final = 16
+MXFP8_ROWS: Final = 32
+
+Watched = Literal["input", "gradient"]
+COLUMNS: Final[dict[Watched, int]] = {"input": 0, "gradient": 1}
+
+
+class NotFinite(BridgeError, ValueError):
+    """A NaN or an infinity in what a layer was given in low precision."""
+
+
+class Fp8Guard:
+    """Watches every layer of Transformer Engine with weights of its own in a model.
+
+    Args:
+        model: whose layers are watched from now on, by their names in it.
+
+    Use it around training, or call `close`. Call `end_step` after each backward pass and before the optimizer's step.
+    Each rank asks for itself: the launcher has to end the others where one raises.
+    """
+
+    def __init__(self, model: Any) -> None:
+        found = {name: layer for name, layer in model.named_modules() if _is_watched(layer)}
+        self._layers: Final[dict[str, Any]] = found
+        self._order: dict[str, None] = {}  # names in the order of the calls of this step
+        self._largest: dict[Any, Any] = {}  # device -> [layers, 2] fp32
+        self._rows: Final = {name: index for index, name in enumerate(found)}
+        # Now, so that a captured graph does not make its own, empty at each replay.
+        for device in {next(layer.parameters()).device for layer in found.values()}:
+            if device.type != "meta":
+                self._largest_on(device)
+        self._handles = []
+        for name, layer in found.items():
+            self._handles += [
+                layer.register_forward_pre_hook(partial(self._before, name), with_kwargs=True),
+                layer.register_forward_hook(partial(self._after, name)),
+            ]
+
+    def __enter__(self) -> Fp8Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that are watched."""
+        return tuple(self._layers)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def end_step(self, step: int) -> None:
+        """Ask whether all that the layers were given in low precision since the last call was finite.
+
+        Args:
+            step: number of the training step, for the text.
+
+        Raises:
+            NotFinite: something was not; the text names the tensor, the layer and the step where it came up first.
+        """
+        order, self._order = tuple(self._order), {}
+        for device, largest in self._largest.items():
+            seen = largest.tolist()  # the one synchronization of a step
+            largest.zero_()
+            if not all(map(math.isfinite, (value for row in seen for value in row))):
+                raise self._explained(step, order, seen, device)
+
+    def _before(self, name: str, layer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        state = te_state()
+        if not state["enabled"]:
+            return
+        rows = given[0] if given else next(iter(options.values()))
+        recipe = type(state["recipe"]).__name__
+        _refuse(name, layer, rows, given[1:], recipe)
+        self._note("input", name, rows)
+        self._order[name] = None
+
+    def _after(self, name: str, layer: Any, given: Any, out: Any) -> None:
+        del layer, given
+        out = out[0] if isinstance(out, tuple) else out
+        if isinstance(out, torch.Tensor) and out.requires_grad and te_state()["enabled"]:
+            out.register_hook(partial(self._note, "gradient", name))
+
+    def _note(self, what: Watched, name: str, tensor: Any) -> None:
+        """Keep the larger of what is there and the tensor's largest absolute value; a NaN is larger than all."""
+        if not tensor.numel():
+            return
+        place = self._largest_on(tensor.device)[self._rows[name], COLUMNS[what]]
+        with torch.no_grad():
+            largest = torch.linalg.vector_norm(tensor.detach(), math.inf, dtype=torch.float32)
+            torch.maximum(place, largest, out=place)
+
+    def _largest_on(self, device: Any) -> Any:
+        if device not in self._largest:
+            self._largest[device] = torch.zeros(len(self._layers), 2, device=device)
+        return self._largest[device]
+
+    def _explained(self, step: int, order: tuple[str, ...], seen: list[list[float]], device: Any) -> NotFinite:
+        """Forward from the first layer: its input, then its weights; then gradients from the last layer back."""
+        for name in order:
+            if not math.isfinite(value := seen[self._rows[name]][COLUMNS["input"]]):
+                return _not_finite("input", name, step, value, device)
+            for part, weight in self._layers[name].named_parameters(recurse=False):
+                if not math.isfinite(value := float(weight.detach().abs().amax())):
+                    return _not_finite(part, name, step, value, device)
+        for name in reversed(order):
+            if not math.isfinite(value := seen[self._rows[name]][COLUMNS["gradient"]]):
+                return _not_finite("gradient of the output", name, step, value, device)
+        name = next(name for name, row in self._rows.items() if not all(map(math.isfinite, seen[row])))
+        return _not_finite("input or gradient of the output", name, step, math.nan, device)
+
+
+def _is_watched(layer: Any) -> bool:
+    """Layers of Transformer Engine have FP8 state; attention has it too, and no weights that are cast."""
+    return hasattr(layer, "fp8_meta") and any(weight.dim() > 1 for weight in layer.parameters(recurse=False))
+
+
+def _not_finite(tensor: str, name: str, step: int, value: float, device: Any) -> NotFinite:
+    kind = "NaN" if math.isnan(value) else "an infinity"
+    return NotFinite(
+        f"{kind} in the {tensor} of the layer {name or 'at the root'} at step {step} ({device}), in low precision, "
+        "which no amax shows. Likely cause: what is computed before it, a bad batch, or a step before that overflowed. "
+        "Next step: leave this step out before the optimizer takes it in, and look at what that layer was given."
+    )
+
+
+def _refuse(name: str, layer: Any, rows: Any, others: tuple[Any, ...], recipe: str) -> None:
+    place = name or "at the root"
+    if rows.device.type not in features.TE_DEVICES:
+        raise WrongTarget(
+            f"the input of the layer {place} lies on {rows.device.type} in the low-precision scope ({recipe}). Likely "
+            "cause: a batch or a model that was not moved. Next step: move it to the GPU, or leave the scope."
+        )
+    known = RECIPE_NAMES.get(recipe, "delayed")
+    columns, tokens = ALIGNMENT[known], TRAINING_ROWS if torch.is_grad_enabled() else FORWARD_ROWS
+    tokens = MXFP8_ROWS if known == "mxfp8" else tokens
+    count = rows.numel() // rows.shape[-1] if rows.shape[-1] else 0
+    counts = [count]
+    if others and isinstance(others[0], list | tuple):  # rows of each expert
+        tokens, counts = FP8_ROWS.get(recipe, FP8_ROWS_ELSE), list(others[0])
+    widths = sorted({width for weight in layer.parameters(recurse=False) if weight.dim() > 1 for width in weight.shape})
+    if any(count % tokens for count in counts) or any(width % columns for width in widths):
+        raise NotDivisible(
+            f"the layer {place} was given {', '.join(map(str, counts))} rows, and its weights have widths of "
+            f"{', '.join(map(str, widths))}: {recipe} takes rows in multiples of {tokens} and widths in multiples of "
+            f"{columns}. Likely cause: a last batch that is smaller, or a vocabulary that was not padded. Next step: "
+            "pad the rows, or keep this layer out of the low-precision scope."
+        )
+
+
+# --- recompute b ---
+# x
+
+
+class RecomputeOutOfOrder(BridgeError, RuntimeError):
+    """A second pass that Transformer Engine would give the scales of another first pass."""
+
+
+def recompute(function: Callable[..., Any], *tensors: Any, use_reentrant: bool, tp_group: Any = None) -> Any:
+    """Run `function(*tensors)`, keep nothing of what is inside, and run it again in the backward pass.
+
+    To be called inside the low-precision scope, which it keeps for the second pass. Where Transformer Engine cannot be
+    used it is torch's checkpoint.
+
+    Args:
+        function: of layers, with or without low precision.
+        tensors: its arguments.
+        use_reentrant: which of the two kinds, as in torch.
+        tp_group: of the ranks that share a layer.
+
+    Raises:
+        RecomputeOutOfOrder: in the backward pass, under delayed scaling: an older pass of a layer was not run again.
+    """
+    if te.checkpoint() is None:
+        return torch_checkpoint(function, *tensors, use_reentrant=use_reentrant)
+    if not torch.is_grad_enabled():
+        return function(*tensors)
+    return te_recompute(_Passes(function), *tensors, use_reentrant=use_reentrant, tp_group=tp_group)
+
+
+_numbers: Final = itertools.count()
+_laid_aside: Final[WeakKeyDictionary[Any, deque[int]]] = WeakKeyDictionary()  # of each layer: passes not run again yet
+
+
+class _Passes:
+    """A function that is run twice, and looks which layers it runs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._number, self._is_second = function, next(_numbers), False
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        here, look = threading.get_ident(), self._take if self._is_second else self._lay_aside
+        self._is_second = True
+        handle = register_module_forward_pre_hook(
+            lambda layer, _: look(layer) if threading.get_ident() == here else None
+        )
+        try:
+            return self._function(*given, **options)
+        finally:
+            handle.remove()
+
+    def _lay_aside(self, layer: Any) -> None:
+        if hasattr(layer, "fp8_meta"):
+            state = te_state()
+            if state["enabled"] and state["recipe"].delayed():
+                _laid_aside.setdefault(layer, deque()).append(self._number)
+
+    def _take(self, layer: Any) -> None:
+        passes = _laid_aside.get(layer)
+        if passes is None or self._number not in passes:
+            return
+        if passes[0] != self._number:
+            raise RecomputeOutOfOrder(
+                f"a pass of {type(layer).__name__} is run again before an older one is: it would take that one's "
+                "scales. Likely cause: one backward pass through several passes of it, or a pass whose backward pass "
+                "never ran. Next step: run the backward pass of each forward pass, the oldest first, and what needs no "
+                "gradients under torch.no_grad(); then start from the last checkpoint."
+            )
+        passes.popleft()

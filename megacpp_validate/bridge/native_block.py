@@ -13,31 +13,23 @@ from ..native.block import ABlock
 from ..native.mlp import is_gated
 from ..native.norms import check_eps
 from . import imports as te
-from .amax_owner import AmaxGroupMissing
-from .attention import SINGLE, TE_DTYPES, check_heads
-from .attention_masks import Masks
+from .attention import SINGLE, Masks, check_heads
 from .backends import Choice, NoBackend, Refusal, choose
 from .block_weights import BlockShape, check_native_state, to_native, to_te
 from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
-from .recipes import RecipeName
-from .rotation import turn_heads
+from .fp8_scope import AmaxGroupMissing
+from .fused import turn_heads
+from .recipes import ALIGNMENT, RECIPE_NAMES, TE_DTYPES
 from .te_fp8 import te_state
-from .walk_plan import ALIGNMENT
+
+# --- native block ---
 
 # --- block precision --------------------------------------------------------------------------------------------------
 # What an A-block of Transformer Engine takes in low precision: sizes of its products, scales that ranks share.
 
 
-# Transformer Engine's recipes by class name, and what each wants the number of tokens to be a multiple of.
-RECIPE_NAMES: Final[dict[str, RecipeName]] = {
-    "DelayedScaling": "delayed",
-    "Float8CurrentScaling": "current",
-    "Float8BlockScaling": "block",
-    "MXFP8BlockScaling": "mxfp8",
-    "NVFP4BlockScaling": "nvfp4",
-}
 # The products of the weights' gradients sum over the tokens, in multiples of 16: with 8 or 24 rows 2.12.0 and 2.20.2
 # take the forward pass and raise in the backward one (H200, 2026-11-21). It holds without gradients too, where 8 would
 # do: a reentrant recomputation runs its first pass without them, and both passes must take the same path.

@@ -6,6 +6,7 @@ The bridge works where no matrix is, so the few rows that it needs stand here; a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -15,6 +16,20 @@ from .errors import UnknownName, WrongTarget
 
 RecipeName = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
 RECIPES: Final[tuple[RecipeName, ...]] = get_args(RecipeName)
+# Classes of Transformer Engine.
+RECIPE_NAMES: Final[dict[str, RecipeName]] = {
+    "DelayedScaling": "delayed",
+    "Float8CurrentScaling": "current",
+    "Float8BlockScaling": "block",
+    "MXFP8BlockScaling": "mxfp8",
+    "NVFP4BlockScaling": "nvfp4",
+}
+# What an FP8 GEMM wants both widths of a weight to be a multiple of: `assert_dim_for_fp8_exec` in TE's utils.py, and
+# the block of MXFP8 (`MXFP8_BLOCK_SCALING_SIZE`).
+ALIGNMENT: Final[Mapping[RecipeName, int]] = {"delayed": 16, "current": 16, "block": 16, "mxfp8": 32, "nvfp4": 16}
+
+TE_DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""Dtypes of the parameters that layers of Transformer Engine take."""
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,28 @@
-"""The torchao import bridge: the same firewall for a fourth vendor library.
+"""torchao as an optional backend: Float8Linear under FSDP2 and torch.compile, in the one order that works.
 
-As in `imports.py`, importing this module imports nothing of the library and never raises. Its FP8 training is Python on
-`torch._scaled_mm`: a release whose compiled half does not fit this torch says so in the log, and serves all the same.
+    meta device -> convert -> fully_shard -> materialise -> compile -> train
+
+A layer converted after sharding has a weight that FSDP gathers in bf16; a graph compiled before the conversion holds
+the old layer; a model that is not on meta lies whole on each rank. Each of these trains, and is wrong, so each step
+checks the model itself (https://docs.pytorch.org/ao/stable/workflows/training.html, and torchtitan's float8 guide).
+
+The layers are those of the linear walker. Importing this module imports nothing of torchao and never raises. Its FP8
+training is Python on `torch._scaled_mm`: a release whose compiled half does not fit this torch works all the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import torch
 
 from .backends import Refusal
-from .errors import UnknownName, WrongOption, WrongTarget
+from .errors import BridgeError, UnknownName, WrongOption, WrongTarget
+from .linear_walker import PROJECTIONS, plan_walk
 from .vendor import Vendor, explain_plainly
-from .walk_plan import WalkPlan, plan_walk
-from .walk_rules import PROJECTIONS
-
-# --- torchao linear ---------------------------------------------------------------------------------------------------
-# Which linear layers torchao's Float8Linear takes, in which recipe, and what it takes to run there.
-#
-# The layers are those of the linear walker: its whitelist, and its pinned exclusions. What they cannot run in FP8 is
-# kept with its reason.
-
 
 Float8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 FLOAT8_RECIPES: Final[tuple[Float8Recipe, ...]] = get_args(Float8Recipe)
@@ -37,150 +35,6 @@ IN_FP8: Final[dict[Float8Recipe, frozenset[str]]] = {
 WIDTH: Final = 16  # both widths: `torch._scaled_mm` refuses other leading dimensions
 LEAST_CAPABILITY: Final = (8, 9)  # the first with FP8 tensor cores
 DTYPES: Final = (torch.bfloat16, torch.float32)  # of master weights; `fully_shard` casts the second
-
-
-@dataclass(frozen=True)
-class Float8Plan:
-    """What is to be converted.
-
-    Attributes:
-        names: of the layers.
-        kept: name -> why it is kept, of every other linear layer.
-        recipe: of all of them.
-    """
-
-    names: tuple[str, ...]
-    kept: tuple[tuple[str, str], ...]
-    recipe: Float8Recipe
-
-
-def why_not_float8(device: Any, *, emulate: bool = False) -> Refusal | None:
-    """Why torchao's FP8 layers cannot run on a device; None where they can.
-
-    Args:
-        device: where the model will train; the model itself is on meta.
-        emulate: products in fp32 of rounded operands, for a machine without FP8; never for training.
-    """
-    if not TORCHAO.is_available():
-        return Refusal("torchao", "torchao-unavailable", TORCHAO.why_unavailable())
-    device = torch.device(device)
-    if emulate:
-        return None
-    if device.type != "cuda":
-        return Refusal(
-            "torchao",
-            "device",
-            f"the model is to train on {device}, which has no FP8 tensor cores. Next step: name a CUDA device, or pass "
-            "emulate=True to see the rounding and none of the speed",
-        )
-    capability = torch.cuda.get_device_capability(device)
-    if capability < LEAST_CAPABILITY:
-        least = ".".join(map(str, LEAST_CAPABILITY))
-        found = ".".join(map(str, capability))
-        return Refusal(
-            "torchao", "arch", f"compute capability {found}: FP8 tensor cores come with {least}. Stay in bf16"
-        )
-    return None
-
-
-def plan_float8(model: Any, recipe: str, *, include: Sequence[str | type] = PROJECTIONS) -> Float8Plan:
-    """A dry run: which layers would be converted, and why not the others.
-
-    Args:
-        model: on meta or not; nothing is changed.
-        recipe: one of `FLOAT8_RECIPES`.
-        include: the whitelist, as `plan_walk` takes it.
-
-    Raises:
-        UnknownName: there is no such recipe.
-        WrongOption: no layer is left; the text has every reason.
-        NotATree: as `plan_walk`.
-    """
-    name = read_float8_recipe(recipe)
-    walked = plan_walk(model, include=include)
-    asked = _asked(walked)
-    times = Counter(id(model.get_submodule(one).weight) for one in asked)
-    refused = {one: _why_not_layer(model.get_submodule(one), times) for one in asked}
-    names = tuple(one for one in asked if not refused[one])
-    kept = tuple(
-        (decision.name, refused.get(decision.name) or decision.reason)
-        for decision in walked.decisions
-        if decision.name not in names
-    )
-    if not names:
-        said = "; ".join(f"`{one}`: {why}" for one, why in kept) or "there is no linear layer"
-        raise WrongOption(
-            f"no layer is left for Float8Linear. {said}. Likely cause: a whitelist for another model, or widths that "
-            f"are no multiples of {WIDTH}. Next step: name the layers with `include`, or stay in bf16."
-        )
-    return Float8Plan(names, kept, name)
-
-
-def read_float8_recipe(recipe: str) -> Float8Recipe:
-    """The recipe by this name.
-
-    Raises:
-        UnknownName: there is none; the text names those that there are.
-    """
-    for name in FLOAT8_RECIPES:
-        if name == recipe:
-            return name
-    raise UnknownName(
-        f"torchao has no recipe {recipe!r}. Likely cause: a recipe of Transformer Engine. Next step: choose one of "
-        f"{', '.join(FLOAT8_RECIPES)}."
-    )
-
-
-def float8_config(recipe: Float8Recipe, *, float8_all_gather: bool, emulate: bool) -> Any:
-    """torchao's configuration of a recipe.
-
-    Args:
-        float8_all_gather: FSDP gathers weights in FP8.
-        emulate: as `why_not_float8`.
-
-    Raises:
-        WrongOption: the recipe has one scale a row, and weights cannot be gathered with those.
-        VendorEntryMissing: torchao cannot be used here.
-    """
-    if float8_all_gather and recipe != "tensorwise":
-        raise WrongOption(
-            f"an FP8 all-gather was asked for with the recipe {recipe}. Likely cause: a configuration of `tensorwise`: "
-            "a shard knows no scale of a row that it holds a part of. Next step: gather in bf16, or take tensorwise."
-        )
-    config = float8_linear_config.require().from_recipe_name(recipe)
-    return replace(config, enable_fsdp_float8_all_gather=float8_all_gather, emulate=emulate)
-
-
-def refuse(refusal: Refusal) -> None:
-    """Raise a refusal.
-
-    Raises:
-        WrongTarget: always.
-    """
-    said = refusal.reason if "Next step" in refusal.reason else f"{refusal.reason}. Next step: leave the lane out here"
-    raise WrongTarget(f"the torchao lane cannot run here: {said.rstrip('.')}.")
-
-
-def _asked(walked: WalkPlan) -> list[str]:
-    """What the whitelist lets through; whether Transformer Engine may be taken is no matter here."""
-    return [one.name for one in walked.decisions if one.action == "swap" or one.refusal is not None]
-
-
-def _why_not_layer(linear: Any, times: Counter[int]) -> str:
-    """Why a layer cannot be converted; empty where it can."""
-    if linear.in_features % WIDTH or linear.out_features % WIDTH:
-        widths = f"{linear.in_features} -> {linear.out_features}"
-        return f"{widths} features: torch._scaled_mm wants multiples of {WIDTH}"
-    if linear.weight.dtype not in DTYPES:
-        return f"its weight is {linear.weight.dtype}: Float8Linear trains bf16 or fp32 weights"
-    if times[id(linear.weight)] > 1:
-        return "it shares its weight with another layer, and each would cast and shard it alone"
-    return ""
-
-
-# --- torchao ----------------------------------------------------------------------------------------------------------
-
-
 NATIVE_PATH: Final = "torch.nn.Linear, left in bf16"
 
 TORCHAO: Final = Vendor(
@@ -190,7 +44,6 @@ TORCHAO: Final = Vendor(
     trial="MEGACPP_TORCHAO_TRIAL_SECONDS",
     explain=explain_plainly("torchao", "pip install torchao==0.16.0"),
 )
-
 is_torchao_available = TORCHAO.is_available
 why_torchao_is_unavailable = TORCHAO.why_unavailable
 
@@ -242,3 +95,354 @@ def cast_to_float8() -> Any:
         )
 
     return hp_tensor_and_scale_to_float8
+
+
+# --- which layers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Float8Plan:
+    """Which layers are converted.
+
+    Attributes:
+        names: of the layers.
+        kept: name -> why it is kept, of every other linear layer.
+        recipe: of all of them.
+    """
+
+    names: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+    recipe: Float8Recipe
+
+
+def why_not_float8(device: Any, *, emulate: bool = False) -> Refusal | None:
+    """Why torchao's FP8 layers cannot run on a device; None where they can.
+
+    Args:
+        device: where the model will train; the model itself is on meta.
+        emulate: products in fp32 of rounded operands, for a machine without FP8; never for training.
+    """
+    if not TORCHAO.is_available():
+        return Refusal("torchao", "torchao-unavailable", TORCHAO.why_unavailable())
+    device = torch.device(device)
+    if emulate:
+        return None
+    if device.type != "cuda":
+        return Refusal("torchao", "device", f"the model is to train on {device}, which has no FP8 tensor cores")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        return Refusal("torchao", "arch", f"compute capability {capability}: FP8 tensor cores need {LEAST_CAPABILITY}")
+    return None
+
+
+def plan_float8(model: Any, recipe: str, *, include: Sequence[str | type] = PROJECTIONS) -> Float8Plan:
+    """A dry run: which layers would be converted, and why not the others.
+
+    Args:
+        model: on meta or not; nothing is changed.
+        recipe: one of `FLOAT8_RECIPES`.
+        include: the whitelist, as `plan_walk` takes it.
+
+    Raises:
+        UnknownName: there is no such recipe.
+        WrongOption: no layer is left; the text has every reason.
+        NotATree: as `plan_walk`.
+    """
+    known = next((name for name in FLOAT8_RECIPES if name == recipe), None)
+    if known is None:
+        raise UnknownName(f"torchao has no recipe {recipe!r}. Next step: choose one of {', '.join(FLOAT8_RECIPES)}.")
+    walked = plan_walk(model, include=include)
+    # Whether Transformer Engine may be used does not matter here.
+    asked = [one.name for one in walked.decisions if one.action == "swap" or one.refusal is not None]
+    times = Counter(id(model.get_submodule(one).weight) for one in asked)
+    refused = {one: _why_not_layer(model.get_submodule(one), times) for one in asked}
+    names = tuple(one for one in asked if not refused[one])
+    kept = tuple(
+        (decision.name, refused.get(decision.name) or decision.reason)
+        for decision in walked.decisions
+        if decision.name not in names
+    )
+    if not names:
+        reasons = "; ".join(f"`{one}`: {why}" for one, why in kept) or "there is no linear layer"
+        raise WrongOption(
+            f"no layer is left for Float8Linear. {reasons}. Next step: name layers with `include`, or stay in bf16."
+        )
+    return Float8Plan(names, kept, known)
+
+
+def _why_not_layer(linear: Any, times: Counter[int]) -> str:
+    """Why a layer cannot be converted; empty where it can."""
+    if linear.in_features % WIDTH or linear.out_features % WIDTH:
+        return f"{linear.in_features} -> {linear.out_features} features: torch._scaled_mm wants multiples of {WIDTH}"
+    if linear.weight.dtype not in DTYPES:
+        return f"its weight is {linear.weight.dtype}: Float8Linear trains bf16 or fp32 weights"
+    if times[id(linear.weight)] > 1:
+        return "it shares its weight with another layer, and each would cast and shard it alone"
+    return ""
+
+
+def float8_config(recipe: Float8Recipe, *, float8_all_gather: bool, emulate: bool) -> Any:
+    """torchao's configuration of a recipe.
+
+    Args:
+        float8_all_gather: FSDP gathers weights in FP8.
+        emulate: as `why_not_float8`.
+
+    Raises:
+        WrongOption: the recipe has one scale a row, and weights cannot be gathered with those.
+        VendorEntryMissing: torchao cannot be used here.
+    """
+    if float8_all_gather and recipe != "tensorwise":
+        raise WrongOption(
+            f"an FP8 all-gather with the recipe {recipe}: a shard has no scale of a row that it holds a part of. Next "
+            "step: gather in bf16, or take tensorwise."
+        )
+    config = float8_linear_config.require().from_recipe_name(recipe)
+    return replace(config, enable_fsdp_float8_all_gather=float8_all_gather, emulate=emulate)
+
+
+# --- what was done to a model, read from the model --------------------------------------------------------------------
+# torch's sharding is imported where it is needed: the import takes a second.
+
+
+def why_compiled(model: Any) -> str:
+    """Which module torch.compile took, as a wrapper or in place; empty where it took none."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return f"`{name or 'the model'}` is compiled already"
+    return ""
+
+
+def why_sharded(model: Any) -> str:
+    """Which module FSDP took; empty where it took none."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule | FullyShardedDataParallel):
+            return f"`{name or 'the model'}` is sharded by FSDP already"
+    return ""
+
+
+def why_not_meta(model: Any) -> str:
+    """Which parameter or buffer has memory; empty where all are on meta."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_meta:
+            return f"`{name}` is on {tensor.device}, not on meta"
+    return ""
+
+
+def unsharded(model: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of these layers whose weight no FSDP2 module around them shards."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    around = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+    return tuple(
+        name
+        for name in names
+        if not isinstance(model.get_submodule(name).weight, DTensor) or not f"{name}.".startswith(tuple(around))
+    )
+
+
+# --- the order --------------------------------------------------------------------------------------------------------
+
+Step = Literal["convert", "fully_shard", "materialise", "compile", "train"]
+ORDER: Final[tuple[Step, ...]] = get_args(Step)
+_SCALE_TOLERANCE: Final = 2.0**-20  # a scale is one division: fp32 and fp64 differ by a rounding, 2^-24
+
+
+class WrongOrder(BridgeError, RuntimeError):
+    """A step out of its order, through the lane or behind its back."""
+
+
+class LaneLost(BridgeError, RuntimeError):
+    """A layer that was converted and is no Float8Linear any more, or has another recipe."""
+
+
+class Float8Lane:
+    """A model on its way to FP8 training; each step once and in the order of `ORDER`.
+
+    Args:
+        model: all of it on the meta device, not sharded, not compiled.
+        recipe: "tensorwise", "rowwise" or "rowwise_with_gw_hp".
+        device: where it will train.
+        include: the whitelist of layers, as `plan_walk` takes it.
+        float8_all_gather: FSDP gathers weights in FP8; then `after_step` must follow each step of the optimizer.
+        emulate: as `why_not_float8`.
+
+    Attributes:
+        plan: which layers are converted.
+
+    Raises:
+        WrongOrder: the model was materialised, converted, sharded or compiled before.
+        WrongTarget: torchao or FP8 is not here.
+        UnknownName, WrongOption: as `plan_float8` and `float8_config`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        recipe: str,
+        *,
+        device: Any,
+        include: Sequence[str | type] = PROJECTIONS,
+        float8_all_gather: bool = False,
+        emulate: bool = False,
+    ) -> None:
+        refusal = why_not_float8(device, emulate=emulate)
+        if refusal is not None:
+            raise WrongTarget(f"torchao cannot be used here: {refusal.reason.rstrip('.')}. Next step: stay in bf16.")
+        self.model: Final = model
+        self.device: Final = torch.device(device)
+        self.float8_all_gather: Final = float8_all_gather
+        self._next: Step = "convert"
+        self._look("convert")
+        self.plan: Final[Float8Plan] = plan_float8(model, recipe, include=include)
+        self._config = float8_config(self.plan.recipe, float8_all_gather=float8_all_gather, emulate=emulate)
+
+    @property
+    def converted(self) -> dict[str, Any]:
+        """Name -> module, of the layers that the plan converts, as they are now."""
+        return {name: self.model.get_submodule(name) for name in self.plan.names}
+
+    def convert(self) -> None:
+        """`convert_to_float8_training` on the layers of the plan.
+
+        Raises:
+            WrongOrder: not the next step, or the model is not what it was.
+            LaneLost: torchao converted other layers than those of the plan.
+        """
+        self._start("convert")
+        names = frozenset(self.plan.names)
+        convert_to_float8_training.require()(
+            self.model, module_filter_fn=lambda _, name: name in names, config=self._config
+        )
+        self._hold()
+        self._next = "fully_shard"
+
+    def fully_shard(self, shard: Callable[[Any], object]) -> None:
+        """FSDP2 on the converted model, by the caller's own rule.
+
+        Args:
+            shard: calls `torch.distributed.fsdp.fully_shard` on the blocks and then on the model that it is given.
+
+        Raises:
+            WrongOrder: not the next step, or a converted layer is not sharded afterwards.
+        """
+        self._start("fully_shard")
+        shard(self.model)
+        if whole := unsharded(self.model, self.plan.names):
+            raise WrongOrder(
+                f"fully_shard left the weight of `{whole[0]}` unsharded ({len(whole)} such). Likely cause: the rule "
+                "shards some blocks and not the model around them. Next step: call fully_shard on the model last."
+            )
+        self._hold()
+        self._next = "materialise"
+
+    def materialise(self, initialise: Callable[[Any], object]) -> None:
+        """Memory on the device, and values.
+
+        Args:
+            initialise: writes every parameter and buffer of the model that it is given, each rank its own shard.
+
+        Raises:
+            WrongOrder: not the next step.
+        """
+        self._start("materialise")
+        self.model.to_empty(device=self.device)
+        with torch.no_grad():
+            initialise(self.model)
+        self._hold()
+        self._next = "compile"
+        if self.float8_all_gather:
+            precompute_scales.require()(self.model)
+
+    def compile(self, **options: Any) -> Any:
+        """`torch.compile` of the model with these options; the compiled model shares the parameters.
+
+        Raises:
+            WrongOrder: not the next step.
+        """
+        self._start("compile")
+        compiled = torch.compile(self.model, **options)
+        self._next = "train"
+        return compiled
+
+    def require_ready(self) -> None:
+        """Check the whole order before the first step of training.
+
+        Raises:
+            WrongOrder: a step is missing, or one was taken behind the lane's back.
+            LaneLost: a layer was swapped back.
+        """
+        self._start("train")
+
+    def attach(self, optimizer: Any) -> Any:
+        """Call `after_step` after every step of an optimizer; gives the handle that takes it off again."""
+        return optimizer.register_step_post_hook(lambda *_: self.after_step())
+
+    def after_step(self) -> None:
+        """Scales of the next all-gather, by one all-reduce; nothing where weights are gathered in bf16.
+
+        Raises:
+            WrongOrder: before the model is ready.
+        """
+        if self._next != "train":
+            raise _order("after_step", f"the step {self._next} was not taken")
+        if self.float8_all_gather:
+            precompute_scales.require()(self.model)
+
+    def stale_scales(self) -> tuple[str, ...]:
+        """Layers whose scale is not that of their weight: the optimizer stepped and `after_step` was not called.
+
+        Reads values from the device and reduces over the ranks that share a weight: for a check, not for each step. All
+        ranks must call it. () where weights are gathered in bf16.
+        """
+        found = []
+        for name, layer in self.converted.items() if self.float8_all_gather else ():
+            weight, scale = layer.weight, layer.weight._local_tensor._precomputed_scale
+            amax = float(torch._foreach_norm([weight.detach()], ord=float("inf"))[0].full_tensor())
+            wanted = torch.finfo(layer.config.cast_config_weight.target_dtype).max / max(amax, 1e-12)
+            if scale is None or abs(float(scale) - wanted) > _SCALE_TOLERANCE * wanted:
+                found.append(name)
+        return tuple(found)
+
+    def _start(self, step: Step) -> None:
+        if step != self._next:
+            raise _order(step, f"the next step is {self._next}")
+        self._look(step)
+
+    def _look(self, step: Step) -> None:
+        """Refuse a model that is not what it must be before a step, whoever changed it."""
+        wrong = why_compiled(self.model)
+        if not wrong and step in ("convert", "fully_shard"):
+            wrong = why_sharded(self.model) or why_not_meta(self.model)
+        if not wrong and step == "convert":
+            kind = float8_linear.require()
+            found = [name for name, module in self.model.named_modules() if isinstance(module, kind)]
+            wrong = f"`{found[0]}` is a Float8Linear already" if found else ""
+        if wrong:
+            raise _order(step, wrong)
+        if step != "convert":
+            self._hold()
+
+    def _hold(self) -> None:
+        """Raise LaneLost unless exactly the layers of the plan are Float8Linear, each with the plan's recipe."""
+        kind = float8_linear.require()
+        found = {name: layer for name, layer in self.model.named_modules() if type(layer) is kind}
+        differing = sorted(set(found) ^ set(self.plan.names))
+        differing += [name for name, layer in found.items() if layer.config != self._config and name not in differing]
+        if differing:
+            raise LaneLost(
+                f"`{differing[0]}` is not what the plan says: a Float8Linear or none, or with another recipe than "
+                f"{self.plan.recipe} ({len(differing)} such). Likely cause: other code swapped or converted it. Next "
+                "step: convert once, and change the whitelist instead."
+            )
+
+
+def _order(step: str, what: str) -> WrongOrder:
+    order = " -> ".join(("meta device", *ORDER))
+    return WrongOrder(
+        f"the step {step} cannot be taken: {what}. The order is {order}. Next step: build the model anew on the meta "
+        "device and take the steps in order."
+    )

@@ -16,17 +16,253 @@ import importlib
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from .errors import BridgeError
-from .failures import describe_fault, find_cut_short, place_in, read_failure
+
+# --- failures ---
+# What is known of a failed import: what was raised, from what, and which parts of the library lie on the path.
+
+# Of a longer text the start and the end are kept. Rules search it with patterns that take its length squared: 100 kB,
+# as a compiler's log in an exception is, took a minute.
+LONGEST: Final = 3000
+_MANY: Final = 16  # exceptions that one was raised from, or is a group of
+
+SOURCES: Final = "transformer-engine"
+CORES: Final = ("transformer-engine-cu12", "transformer-engine-cu13")
+EXTENSION: Final = "transformer-engine-torch"
+
+_LIBRARY: Final = re.compile(r"\.so(?:\.\d+)*$")  # not one of debug symbols alone (.so.debug), cut short by intent
+_LOADED: Final = 1  # elf.h, PT_LOAD
+_BESIDE: Final = ("", "lib", "wheel_lib")  # folders of a package that its libraries lie in
+
+
+# --- what was raised --------------------------------------------------------------------------------------------------
+
+
+def text_of(fault: BaseException) -> str:
+    """The text of an exception in one printable line of bounded length; never raises."""
+    try:
+        text = str(fault)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an odd exception may raise anything from its own __str__
+        return "its text cannot be made"
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} [... {len(text) - LONGEST} characters ...] {text[-LONGEST // 2 :]}"
+    line = " ".join(text.split())
+    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    return line or "no text"
+
+
+def describe_fault(fault: BaseException) -> str:
+    """Class and text of an exception, and of the first two that it was raised from."""
+    causes = "".join(f" (from {type(one).__name__}: {text_of(one)})" for one in raised_from(fault)[1:3])
+    return f"{type(fault).__name__}: {text_of(fault)}{causes}"
+
+
+def raised_from(fault: BaseException) -> tuple[BaseException, ...]:
+    """The exception, what it was explicitly raised from, and the members of groups, outermost first."""
+    found: list[BaseException] = []
+    left = [fault]
+    while left and len(found) < _MANY:
+        one = left.pop(0)
+        if any(one is other for other in found):
+            continue
+        found.append(one)
+        members = getattr(one, "exceptions", ())  # of an exception group
+        inner = [one.__cause__, *(members if isinstance(members, tuple) else ())]
+        left[:0] = [each for each in inner if isinstance(each, BaseException)]
+    return tuple(found)
+
+
+def _handled(fault: BaseException) -> tuple[BaseException, ...]:
+    """What was being handled when an exception was raised: where that exception itself explains nothing."""
+    found: list[BaseException] = []
+    one = fault.__context__ if not fault.__suppress_context__ else None
+    while one is not None and len(found) < _MANY and not any(one is other for other in found):
+        found.append(one)
+        one = one.__context__
+    return tuple(found)
+
+
+def place_in(fault: BaseException, package: str) -> str:
+    """ " (at FILE:LINE)" of the innermost frame of a package in a traceback; empty where there is none."""
+    frames = traceback.extract_tb(fault.__traceback__)
+    inside = [frame for frame in frames if f"{os.sep}{package}{os.sep}" in frame.filename]
+    return f" (at {inside[-1].filename}:{inside[-1].lineno})" if inside else ""
+
+
+def read_failure(fault: BaseException) -> dict[str, Any]:
+    """What was raised, as a JSON object.
+
+    Returns:
+        "raised": the exception, then what it was raised from; "handled": what was being handled meanwhile. Of each one
+        its classes (its own first), text, and, where it has them, the module or attribute it names, the file it is
+        about, the system's error number, and the line.
+    """
+    return {
+        "raised": [_read_fault(one) for one in raised_from(fault)],
+        "handled": [_read_fault(one) for one in _handled(fault)],
+    }
+
+
+def _read_fault(fault: BaseException) -> dict[str, Any]:
+    owner = getattr(fault, "obj", None) if isinstance(fault, AttributeError) else None
+    name = getattr(fault, "name", None)
+    root = sys.modules.get(name.partition(".")[0]) if isinstance(name, str) else None
+    file = getattr(fault, "path", None) if isinstance(fault, ImportError) else getattr(fault, "filename", None)
+    return {
+        "kinds": [kind.__name__ for kind in type(fault).__mro__ if issubclass(kind, BaseException)],
+        "text": text_of(fault),
+        "name": name if isinstance(name, str) else "",
+        "file": str(file or getattr(owner, "__file__", None) or ""),
+        "number": getattr(fault, "errno", None) or 0 if isinstance(fault, OSError) else 0,
+        "line": getattr(fault, "lineno", None) or 0,
+        "owner": str(getattr(owner, "__name__", type(owner).__name__)) if owner is not None else "",
+        "root_loaded": root is not None,
+        "root_file": "" if root is None or hasattr(root, "__path__") else str(getattr(root, "__file__", None) or ""),
+    }
+
+
+# --- what of Transformer Engine is on the path ------------------------------------------------------------------------
+
+
+class Install(NamedTuple):
+    """What of Transformer Engine lies on `sys.path`: Python sources, core library and torch extension.
+
+    versions: distribution name -> version, as the first match on the path has it.
+    copies: every folder on the path that holds a `transformer_engine` package, and every file that is a module of
+        that name, in the order of the path.
+    has_core, has_extension: whether the compiled halves were found beside a copy.
+    unreadable: distributions whose metadata is there and cannot be read.
+    has_record: whether the metadata of the sources lists their files; True where there is no metadata.
+    in_the_way: what has the name of the package on the path, and is neither a folder nor a module.
+    """
+
+    versions: dict[str, str]
+    copies: tuple[str, ...]
+    has_core: bool
+    has_extension: bool
+    unreadable: tuple[str, ...] = ()
+    has_record: bool = True
+    in_the_way: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """The install in one line."""
+        parts = [f"{name} {version}" for name, version in self.versions.items()] or ["no distribution"]
+        parts += [f"{name} (its metadata cannot be read)" for name in self.unreadable]
+        where = ", ".join(self.copies) or "no folder of sys.path"
+        return f"{', '.join(parts)}; sources in {where}"
+
+
+def look_for_te() -> Install:
+    """What of Transformer Engine lies on the path of this process. Imports nothing, never raises."""
+    versions: dict[str, str] = {}
+    unreadable: list[str] = []
+    has_record = True
+    for name in (SOURCES, *CORES, EXTENSION):
+        try:
+            version = metadata.version(name)
+            has_record &= name != SOURCES or metadata.files(name) is not None
+        except metadata.PackageNotFoundError:
+            continue
+        except Exception:  # bytes that are no text, no permission, whatever a damaged disk leaves
+            unreadable.append(name)
+            continue
+        if isinstance(version, str):  # None where METADATA is gone, whatever the annotation says
+            versions[name] = version
+        else:
+            unreadable.append(name)
+    copies: list[str] = []
+    in_the_way: list[str] = []
+    libraries: set[str] = set()
+    for entry in dict.fromkeys(sys.path):
+        package = Path(entry or ".") / "transformer_engine"
+        try:
+            if not package.is_dir():
+                copies += [str(file) for file in _modules_of(package) if file.is_file()]
+                in_the_way += [str(package)] if os.path.lexists(package) else []
+                continue
+            copies.append(str(package))
+            for folder in (package.parent, package, package / "wheel_lib"):
+                libraries.update(file.name for file in folder.glob("*transformer_engine*.so*"))
+        except (OSError, ValueError):
+            continue
+    return Install(
+        versions,
+        tuple(copies),
+        any(name.startswith("libtransformer_engine") for name in libraries),
+        any(name.startswith("transformer_engine_torch") for name in libraries),
+        tuple(unreadable),
+        has_record,
+        tuple(in_the_way),
+    )
+
+
+def _modules_of(package: Path) -> list[Path]:
+    """Files that Python would import in place of a package."""
+    return [package.with_name(f"{package.name}{suffix}") for suffix in (*EXTENSION_SUFFIXES, ".py", ".pyc")]
+
+
+# --- libraries that are cut short -------------------------------------------------------------------------------------
+
+
+def find_cut_short(root: str) -> str:
+    """What the loader would say of the first library beside a package that is cut short; empty where none is.
+
+    Args:
+        root: name of the top-level package.
+    """
+    for file in _libraries_beside(root):
+        with suppress(OSError):
+            needs, size = bytes_needed(file), file.stat().st_size
+            if needs > size:
+                return f"{file}: file too short: {size} bytes of the {needs} that its header tells of"
+    return ""
+
+
+def bytes_needed(file: Path) -> int:
+    """Bytes of a 64-bit shared library that the loader maps, by its ELF header; 0 where it is none or unreadable."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(64)
+            if not start.startswith(b"\x7fELF\x02\x01"):
+                return 0
+            opened.seek(struct.unpack_from("<Q", start, 32)[0])
+            size, number = struct.unpack_from("<HH", start, 54)
+            table = opened.read(size * number)
+            rows = [struct.unpack_from("<I4xQ16xQ", table, at) for at in range(0, len(table), size or 1)]
+    except (OSError, OverflowError, ValueError, struct.error):
+        return 0
+    return max((offset + length for kind, offset, length in rows if kind == _LOADED), default=0)
+
+
+def _libraries_beside(root: str) -> Iterator[Path]:
+    """Shared libraries of the copy of a package that comes first on the path, and of the same name beside it."""
+    for entry in sys.path:
+        package = Path(entry or ".") / root
+        with suppress(OSError):
+            if not (package / "__init__.py").is_file():
+                continue
+            found = [file for folder in _BESIDE for file in (package / folder).glob("*.so*")]
+            found += package.parent.glob(f"*{root}*.so*")
+            yield from sorted(file for file in found if _LIBRARY.search(file.name))
+            return
+
+
+# --- vendor ---
 
 T = TypeVar("T")
 
@@ -110,13 +346,7 @@ class Vendor:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        module: str,
-        switch: str,
-        trial: str,
-        explain: Callable[[BaseException], str],
+        self, name: str, *, module: str, switch: str, trial: str, explain: Callable[[BaseException], str]
     ) -> None:
         self.name: Final = name
         self.module: Final = module
@@ -181,7 +411,10 @@ class Vendor:
             except KeyboardInterrupt:
                 raise
             except BaseException as fault:  # a broken install raises what it likes, SystemExit included
-                return None, self._say_missing(name, fault)
+                return None, (
+                    f"{self.name} is there, but its entry point `{name}` is not: {describe_fault(fault)}. Likely "
+                    "cause: this release moved, renamed or never had it. Next step: run the upgrade canary."
+                )
 
     def _preset(self, preset: str) -> Verdict:
         verdict = self._presets.get(preset)
@@ -242,13 +475,6 @@ class Vendor:
             reason = f"{describe_fault(fault)} (and the explanation of it failed: {describe_fault(second)})"
             return Verdict(False, reason)
 
-    def _say_missing(self, name: str, fault: BaseException) -> str:
-        return (
-            f"{self.name} is there, but its entry point `{name}` is not: {describe_fault(fault)}. "
-            f"Likely cause: this release moved, renamed or never had it. "
-            f"Next step: run the upgrade canary between a release that has it and this one."
-        )
-
     def _try_in_a_process(self) -> str:
         """What a trial import in another process did wrong; empty where it went well or none is asked for."""
         seconds = _read_seconds(self.trial)
@@ -261,25 +487,22 @@ class Vendor:
         try:
             code, words = _run_apart(command, environment, seconds)
         except OSError as fault:
-            return (
-                f"the trial import of {self.name} could not be started: {fault}. Likely cause: this process "
-                f"may not start others, or sys.executable ({sys.executable!r}) is no interpreter. Next step: "
-                f"unset {self.trial}, or set {self.switch}=1."
-            )
+            return f"the trial import of {self.name} did not start: {fault}. Next step: unset {self.trial}."
         if code == _ANSWERED:
-            return ""  # whatever it raised is told better by the import in this process
-        where = _innermost_frame(words, self.module.partition(".")[0])
+            return ""  # whatever it raised is described better by the import in this process
+        frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', words)  # by faulthandler
+        frames.sort(key=lambda frame: self.module.partition(".")[0] not in frame[0])  # those of the package first
+        where = " in {}:{} ({})".format(*frames[0]) if frames else ""
         if code is None:
             return (
-                f"importing {self.module} did not end within {seconds:g} s: it hangs{where}. Likely cause: "
-                f"it waits for a device, a lock or a network that is not there. Next step: look at that "
-                f"line, or set {self.switch}=1; where it is merely slow, raise {self.trial}."
+                f"importing {self.module} did not end within {seconds:g} s: it hangs{where}. Likely cause: it waits "
+                f"for a device, a lock or a network. Next step: set {self.switch}=1, or raise {self.trial} where it is "
+                "merely slow."
             )
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         return (
-            f"importing {self.module} ends the interpreter ({how}){where}. Likely cause: a library built for "
-            f"another torch, CUDA or processor. Next step: reinstall {self.name} for this stack, or "
-            f"set {self.switch}=1."
+            f"importing {self.module} ends the interpreter ({how}){where}. Likely cause: a library built for another "
+            f"torch, CUDA or processor. Next step: reinstall {self.name} for this stack, or set {self.switch}=1."
         )
 
 
@@ -290,17 +513,14 @@ def _run_apart(command: list[str], environment: dict[str, str], limit_s: float) 
     """
     with tempfile.TemporaryFile() as words:
         process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=words,
-            stderr=subprocess.STDOUT,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=subprocess.STDOUT,
             start_new_session=True,
-        )
+        )  # fmt: skip
+        code: int | None = None
         try:
-            code: int | None = process.wait(timeout=limit_s)
+            code = process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            code = None
+            pass
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -320,13 +540,6 @@ def _read_seconds(variable: str) -> float:
     except ValueError:
         return _TRIAL_DEFAULT_S
     return seconds if 0 < seconds < threading.TIMEOUT_MAX else _TRIAL_DEFAULT_S
-
-
-def _innermost_frame(words: str, package: str) -> str:
-    """The innermost frame of a traceback by faulthandler, of the package itself if it has one there."""
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', words)
-    chosen = next((frame for frame in frames if package in frame[0]), frames[0] if frames else None)
-    return " in {}:{} ({})".format(*chosen) if chosen else ""
 
 
 def _read_switch(variable: str) -> str:
@@ -359,3 +572,12 @@ def explain_plainly(
         return f"{said}{found} Next step: {install}, or stay native{absent}."
 
     return explain
+
+
+TRITON: Final = Vendor(
+    "Triton",
+    module="triton",
+    switch="MEGACPP_DISABLE_TRITON",
+    trial="MEGACPP_TRITON_TRIAL_SECONDS",
+    explain=explain_plainly("Triton", "pip install the triton that this torch asks for"),
+)

@@ -66,7 +66,7 @@ class Fault(Frozen):
 
 
 class Install(Frozen):
-    """What of Transformer Engine lay on the path of the process; `bridge/failures.py` has the attributes."""
+    """What of Transformer Engine lay on the path of the process; `bridge/vendor.py` has the attributes."""
 
     versions: dict[str, str]
     copies: tuple[str, ...]

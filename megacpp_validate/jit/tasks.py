@@ -201,7 +201,7 @@ def compile_deep_gemm(order: JitOrder) -> None:
     for experts, inputs, outputs, rows in banks(order):
         weight = torch.randn(experts, outputs, inputs, device=device(torch), dtype=torch.bfloat16, requires_grad=True)
         tokens = torch.randn(rows, inputs, device=weight.device, dtype=torch.bfloat16, requires_grad=True)
-        product = _import("bridge.deep_gemm_product")
+        product = _import("bridge.deep_gemm")
         refusal = product.why_not_deep_gemm(weight.device, weight.dtype, inputs, outputs)
         if refusal is not None:
             raise Lacking(f"{refusal.backend}: {refusal.reason}")
@@ -458,8 +458,8 @@ def _residual_norm(bridge: Any, size: Any, _: Any) -> None:
 
     rows = _new(size.batch, size.length, size.hidden)
     for weight in (_new(size.hidden), _new(size.hidden, dtype=torch.float32)):
-        bridge.launch(rows, rows, weight, size.eps)
-        bridge.launch_backward(rows, weight, rows, rows, size.eps)
+        bridge.launch_norm(rows, rows, weight, size.eps)
+        bridge.launch_norm_backward(rows, weight, rows, rows, size.eps)
 
 
 def _rotation(bridge: Any, size: Any, _: Any) -> None:
@@ -472,7 +472,7 @@ def _rotation(bridge: Any, size: Any, _: Any) -> None:
     for rows in (joined.narrow(2, 0, heads), joined.narrow(2, heads, groups)):
         alone = _new(*rows.shape)
         for given, sign in ((rows, 1.0), (alone, 1.0), (alone, -1.0)):
-            bridge.launch(given, cos, sin, alone, sign)
+            bridge.launch_turn(given, cos, sin, alone, sign)
 
 
 def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
@@ -513,14 +513,14 @@ class _Numbers:
 
 def _plan_tiles(size: Any) -> list[Any]:
     """Tables of tiles, made before tensors lose their memory: experts alike, and not (numbers aligned otherwise)."""
-    bridge = _import("bridge.deep_gemm_cast")
+    bridge = _import("bridge.deep_gemm")
     each = size.batch * size.length * size.top_k // size.num_experts
     routings = ([each] * size.num_experts, [each + 1, *[each] * (size.num_experts - 2), each - 1])
     return [bridge.plan_tiles(counts, "cpu") for counts in routings]
 
 
 def _block_casts(bridge: Any, size: Any, plans: Any) -> None:
-    """Casts of an expert bank: rows and gradients, weights of both products, and rows of a fixed capacity."""
+    """Casts of an expert bank: rows and gradients, and weights of both products."""
     import torch
 
     widths = {size.hidden, 2 * size.expert_width, size.expert_width}
@@ -534,9 +534,6 @@ def _block_casts(bridge: Any, size: Any, plans: Any) -> None:
         weight = _new(size.num_experts, *shape)
         bridge.cast_weight(weight, turn=False)
         bridge.cast_weight(weight)
-        bridge.renew_weight(bridge.cast_weight(weight, keep=True), weight)
-    capacity = plans[0].counts[0]
-    bridge.cast_masked(_new(size.num_experts, capacity, size.hidden), _new(size.num_experts, dtype=torch.int32))
 
 
 def _new(*shape: int, dtype: Any = None) -> Any:
@@ -547,10 +544,10 @@ def _new(*shape: int, dtype: Any = None) -> Any:
 
 
 _MODULES: Final = {
-    "residual_norm": "residual_norm",
-    "rotation": "rotation",
+    "residual_norm": "fused",
+    "rotation": "fused",
     "moe_rows": "jagged_experts",
-    "block_casts": "deep_gemm_cast",
+    "block_casts": "deep_gemm",
 }
 _PREPARED: Final[dict[str, Callable[[Any], Any]]] = {"block_casts": _plan_tiles}
 KERNELS: Final[dict[str, Callable[[Any, Any, Any], None]]] = {

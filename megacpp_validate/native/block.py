@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+import torch
 from torch import nn
+from torch.nn import functional
 
-from .attention import attention
+from .attention import apply_rope, attention
 from .mlp import Activation, NormMLP
-from .norms import INIT_STD, NormLinear, check_widths
-from .rope import apply_rope
+from .norms import INIT_STD, NormLinear, RMSNorm, check_widths
+
+# --- block ---
 
 
 class ABlock(nn.Module):
@@ -94,3 +99,166 @@ class ABlock(nn.Module):
         mixed = self.qkv(rows).split([heads * width, groups * width, groups * width], dim=-1)
         query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in mixed)
         return query, key, value
+
+
+# --- mla ---
+# Multi-head latent attention: what goes into the attention, and the whole written out.
+
+# Product over the normed rows -> the attribute with its height, in the order of the fused weight.
+INGRESS: Final = {"query.weight": "query_width", "latent.weight": "latent_width", "rope_key.weight": "rope_dim"}
+
+Turn = Callable[[Any, Any, Any], Any]
+
+
+class LatentIngress(nn.Module):
+    """Normed rows to query, key and value of every head.
+
+    Args:
+        hidden: width of the rows.
+        num_heads: H, of queries, keys and values alike.
+        head_dim: D, of which the last `rope_dim` channels of query and key carry positions.
+        latent: width of what keys and values are compressed to.
+        rope_dim: even, below D.
+        eps: of the norm of the latent.
+        fused: whether the three products over the rows are one, with one weight.
+        latent_norm: the norm of the latent, with `weight` [latent]; made here without it.
+        dtype, device: of the parameters.
+
+    Attributes:
+        weight: of the fused form: query, latent and rope key of the plain one, one below the other.
+        query, latent, rope_key: of the plain form: nn.Linear to H * D, latent and rope_dim.
+        latent_norm: the norm.
+        up: nn.Linear to H * (D - rope_dim) + H * D: the keys of all heads, then the values of all heads.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        *,
+        num_heads: int,
+        head_dim: int,
+        latent: int,
+        rope_dim: int,
+        eps: float = 1e-5,
+        fused: bool = False,
+        latent_norm: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        check_widths(hidden=hidden, num_heads=num_heads, head_dim=head_dim, latent=latent, rope_dim=rope_dim)
+        if rope_dim % 2 or rope_dim >= head_dim:
+            raise ValueError(
+                f"a slice of {rope_dim} channels of a head of {head_dim} for positions: it is even, and leaves some."
+            )
+        self.hidden, self.num_heads, self.head_dim = hidden, num_heads, head_dim
+        self.query_width, self.latent_width, self.rope_dim = num_heads * head_dim, latent, rope_dim
+        self.fused, self.kept = fused, head_dim - rope_dim
+        made = {"dtype": dtype, "device": device}
+        if fused:
+            self.weight = nn.Parameter(torch.empty(sum(self.heights), hidden, **made))
+        else:
+            self.query = nn.Linear(hidden, self.query_width, bias=False, **made)
+            self.latent = nn.Linear(hidden, latent, bias=False, **made)
+            self.rope_key = nn.Linear(hidden, rope_dim, bias=False, **made)
+        self.latent_norm = RMSNorm(latent, eps=eps, **made) if latent_norm is None else latent_norm
+        self.up = nn.Linear(latent, num_heads * (self.kept + head_dim), bias=False, **made)
+        self.reset_parameters()
+
+    @property
+    def heights(self) -> list[int]:
+        """Of the three products over the rows."""
+        return [getattr(self, name) for name in INGRESS.values()]
+
+    def reset_parameters(self) -> None:
+        """Weights normal with standard deviation `INIT_STD`; the norm starts as it was made."""
+        for name, weight in self.named_parameters():
+            if not name.startswith("latent_norm."):
+                nn.init.normal_(weight, std=INIT_STD)
+
+    def forward(self, normed: Any, cos: Any, sin: Any, *, turn: Turn) -> tuple[Any, Any, Any]:
+        """Query, key and value.
+
+        Args:
+            normed: [B, T, hidden].
+            cos, sin: [at least T, rope_dim / 2], from `rope.rope_tables`.
+            turn: rotary embedding of [B, T, H, rope_dim] by the tables.
+
+        Returns:
+            Three of [B, H, T, D], which lie in memory as [B, T, H, D].
+        """
+        query, latent, rope_key = self._project(normed)
+        query = query.unflatten(-1, (self.num_heads, self.head_dim))
+        plain, turned = query.split([self.kept, self.rope_dim], dim=-1)
+        query = torch.cat((plain, turn(turned, cos, sin)), dim=-1)
+        keys, values = self.up(self.latent_norm(latent)).split(
+            [self.num_heads * self.kept, self.num_heads * self.head_dim], dim=-1
+        )
+        shared = turn(rope_key.unsqueeze(2), cos, sin).expand(-1, -1, self.num_heads, -1)
+        key = torch.cat((keys.unflatten(-1, (self.num_heads, self.kept)), shared), dim=-1)
+        value = values.unflatten(-1, (self.num_heads, self.head_dim))
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    def named_weights(self) -> dict[str, Any]:
+        """The weights under the names of the plain form, with their graph, whatever the form."""
+        weights = dict(self.named_parameters())
+        if not self.fused:
+            return weights
+        parts = weights.pop("weight").split(self.heights)
+        return {**dict(zip(INGRESS, parts, strict=True)), **weights}
+
+    def _project(self, normed: Any) -> Any:
+        if not self.fused:
+            return self.query(normed), self.latent(normed), self.rope_key(normed)
+        return functional.linear(normed, self.weight).split(self.heights, dim=-1)
+
+
+def turn_plainly(rows: Any, cos: Any, sin: Any) -> Any:
+    """`rope.apply_rope` over [B, T, H, D]."""
+    return apply_rope(rows.transpose(1, 2), cos, sin).transpose(1, 2)
+
+
+def reference_mla(
+    rows: Any, weights: Mapping[str, Any], rope: tuple[Any, Any], *, num_heads: int, head_dim: int, eps: float
+) -> Any:
+    """x + out(attention), then x + mlp(norm(x)) with SwiGLU, head by head and with nothing fused.
+
+    Args:
+        rows: [B, T, hidden], in fp64 to be a reference.
+        weights: under the names of `training.layers.MlaLayer`, in the dtype of `rows`.
+        rope: (cos, sin), each [at least T, rope_dim / 2].
+        num_heads, head_dim: H and D.
+        eps: of all norms.
+
+    Returns:
+        [B, T, hidden].
+    """
+
+    def norm(x: Any, name: str) -> Any:
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weights[name]
+
+    length = rows.shape[1]
+    cos, sin = (table[:length].to(rows.dtype) for table in rope)
+
+    def turn(x: Any) -> Any:
+        first, second = x[..., : cos.shape[1]], x[..., cos.shape[1] :]
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+
+    normed = norm(rows, "norm.weight")
+    latent = norm(normed @ weights["latent.weight"].T, "latent_norm.weight")
+    position = turn(normed @ weights["rope_key.weight"].T)
+    kept = head_dim - position.shape[-1]
+    later = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1)
+    seen = []
+    for head in range(num_heads):
+        query = normed @ weights["query.weight"][head * head_dim : (head + 1) * head_dim].T
+        key = latent @ weights["up.weight"][head * kept : (head + 1) * kept].T
+        first = num_heads * kept + head * head_dim
+        value = latent @ weights["up.weight"][first : first + head_dim].T
+        scores = query[..., :kept] @ key.transpose(1, 2) + turn(query[..., kept:]) @ position.transpose(1, 2)
+        scores = (scores / math.sqrt(head_dim)).masked_fill(later, -math.inf)
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        seen.append(powers / powers.sum(-1, keepdim=True) @ value)
+    rows = rows + torch.cat(seen, -1) @ weights["out.weight"].T
+    gate, linear = (norm(rows, "mlp.layer_norm_weight") @ weights["mlp.fc1_weight"].T).chunk(2, -1)
+    return rows + (gate / (1 + (-gate).exp()) * linear) @ weights["mlp.fc2_weight"].T

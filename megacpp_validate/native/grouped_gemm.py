@@ -19,8 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .autocast import without_autocast
-from .norms import INIT_STD
+from .norms import INIT_STD, without_autocast
 from .permute import check_counts
 
 FUSED_MAJORS: Final = (9, 10)  # GroupedBlas.cpp: _scaled_mm_allowed_device(sm90_only, sm100_only)

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .autocast import without_autocast
-from .norms import INIT_STD, NormLinear, check_eps, check_widths
+from .norms import INIT_STD, NormLinear, check_eps, check_widths, without_autocast
 
 # The ranges from which Mamba-2 draws the initial step and decay.
 DT_RANGE = (1e-3, 1e-1)

@@ -9,11 +9,14 @@ bear the names that Transformer Engine's RMSNorm, LayerNorm and LayerNormLinear 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+# --- norms ---
 
 Normalization = Literal["RMSNorm", "LayerNorm"]
 
@@ -203,3 +206,20 @@ class NormLinear(nn.Module):
     def extra_repr(self) -> str:
         """Shape and kind, for print()."""
         return f"{self.in_features}, {self.out_features}, eps={self.eps}, normalization={self.normalization}"
+
+
+# --- autocast ---
+# What promises a dtype keeps it inside an autocast region too.
+
+_KINDS = ("cuda", "cpu")
+
+
+def without_autocast(tensor: Any) -> AbstractContextManager[Any]:
+    """A region in which products run in the dtype of their operands, on the kind of device that `tensor` lies on.
+
+    Nothing is entered where no autocast is on: that costs more than to ask.
+    """
+    kind = tensor.device.type
+    if kind in _KINDS and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .autocast import without_autocast
 from .mamba import at_least_fp32, check_chunk, segment_sums, split_chunks, widest
-from .norms import INIT_STD, NormLinear, check_eps, check_widths
+from .norms import INIT_STD, NormLinear, check_eps, check_widths, without_autocast
 
 FIRST_INPUT_BIAS: Final = -10.0  # the input gate starts almost shut
 FIRST_FORGET_BIASES: Final = (3.0, 6.0)  # from the first head to the last: memories of about 20 to 400 steps

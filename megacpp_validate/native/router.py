@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .autocast import without_autocast
-from .norms import INIT_STD
+from .norms import INIT_STD, without_autocast
 
 
 @dataclass(frozen=True, eq=False)

@@ -384,7 +384,7 @@ def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]
 
 def _refusals(bench: Bench, bridge: Any) -> None:
     """What must be refused before any kernel, by class, with a next step."""
-    errors, wrong_option = bench.bridge("errors"), bench.bridge("attention_masks").WrongOption
+    errors, wrong_option = bench.bridge("errors"), bench.bridge("attention").WrongOption
     make = bridge.Attention
     sizes = {"num_heads": 8, "head_dim": 64, "num_gqa_groups": 2, "device": bench.device}
     layer = make(**sizes)

@@ -161,7 +161,7 @@ def _excuse(name: str, entries: dict[str, Any], release: tuple[int, ...]) -> str
 
 
 def _release(bench: Bench) -> tuple[int, ...]:
-    version = bench.bridge("failures").look_for_te().versions.get("transformer-engine", "")
+    version = bench.bridge("vendor").look_for_te().versions.get("transformer-engine", "")
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 

@@ -15,11 +15,10 @@ from typing import Any, Final
 import torch
 from torch.func import functional_call
 
-from ..native.attention import attention
+from ..native.attention import apply_rope, attention, rope_tables
 from ..native.block import ABlock
 from ..native.mlp import is_gated
 from ..native.norms import rms_norm
-from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import emulated_linear, emulated_mlp, steps_of

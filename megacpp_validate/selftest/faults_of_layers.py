@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from ..bridge.te_fp8 import te_scope, te_state
 from ..evidence.selftest import Mutant
-from ..native.attention import attention
+from ..native.attention import apply_rope, attention
 from ..native.grouped_gemm import grouped_gemm_loop
 from ..native.mlp import activation, gated_activation, is_gated
 from ..native.norms import layer_norm, rms_norm
-from ..native.rope import apply_rope
 from .points import Call, PlantPointGone, Trace, around_calls, subclass
 
 

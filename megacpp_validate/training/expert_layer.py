@@ -10,12 +10,10 @@ import torch
 
 from ..bridge.backends import Choice, Refusal, choose
 from ..bridge.expert_gemm import ExpertGemm, TeExpertBank
-from ..bridge.jagged_experts import jagged_moe, why_not_fused
-from ..bridge.jagged_router import choose_experts
+from ..bridge.fused import choose_residual_norm
+from ..bridge.jagged_experts import choose_experts, jagged_moe, why_not_fused
 from ..bridge.layer_spec import build_norm
-from ..bridge.padded_experts import padded_moe
-from ..bridge.permute import Dispatch
-from ..bridge.residual_norm import choose_residual_norm
+from ..bridge.permute import Dispatch, padded_moe
 from ..native.mlp import MLP, gated_activation
 from ..native.router import Routing, TopKRouter, router_z_loss
 from .layers import Build, Layer, Stepped, copy_weights, norm_of_sum, take_weights

@@ -14,17 +14,15 @@ from torch import nn
 
 from ..bridge.attention import Attention
 from ..bridge.backends import Choice, choose
-from ..bridge.compiled_scan import compiled_scan
 from ..bridge.errors import WeightMismatch
 from ..bridge.features import PRODUCTION, Features
+from ..bridge.fused import add_rms_norm, choose_residual_norm, compiled_scan, turn_heads
 from ..bridge.layer_spec import build_mamba_mixer, build_mlp, build_norm, native_layer_spec
 from ..bridge.native_block import NativeBlock
 from ..bridge.recipes import RecipeName
-from ..bridge.residual_norm import add_rms_norm, choose_residual_norm
-from ..bridge.rotation import turn_heads
-from ..native.mla import LatentIngress
+from ..native.attention import rope_tables
+from ..native.block import LatentIngress
 from ..native.norms import INIT_STD
-from ..native.rope import rope_tables
 from ..native.router import Routing
 from .parallel.plan import ALONE, Spread
 from .sizes import Forms, Size
@@ -188,14 +186,14 @@ class RecurrentLayer(Layer):
 
 
 class MlaLayer(Layer):
-    """A of a size whose attention is "mla" (`native.mla`): norm, latent attention, residual connection, MLP.
+    """A of a size whose attention is "mla" (`native.block`): norm, latent attention, residual connection, MLP.
 
     Projections are plain products on every path; attention is `bridge.attention` over whole heads with as many keys as
     queries; MLP and norms are the bridge's.
 
     Attributes:
         norm: before the attention.
-        ingress: `native.mla.LatentIngress`, one product or three over the normed rows (`Forms.fused_mla_ingress`).
+        ingress: `native.block.LatentIngress`, one product or three over the normed rows (`Forms.fused_mla_ingress`).
         attention: `bridge.attention.Attention`.
         out: nn.Linear, [hidden, H * D].
         mlp: norm and MLP in one.

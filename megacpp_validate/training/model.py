@@ -15,14 +15,12 @@ from torch.nn import functional
 
 from ..bridge.backends import Choice
 from ..bridge.features import PRESETS
-from ..bridge.fp8_scope import group_scope, high_precision
+from ..bridge.fp8_scope import Scope, group_scope, high_precision
+from ..bridge.fused import choose_residual_norm
 from ..bridge.layer_spec import build_norm
-from ..bridge.layer_watch import watch_layers
-from ..bridge.open_scopes import Scope
-from ..bridge.recompute import recompute
-from ..bridge.residual_norm import choose_residual_norm
+from ..bridge.layer_watch import recompute, watch_layers
+from ..native.attention import rope_tables
 from ..native.norms import INIT_STD
-from ..native.rope import rope_tables
 from . import WrongSize
 from .expert_layer import ExpertLayer, build_router, build_shared
 from .language import drawn_from, generator_of

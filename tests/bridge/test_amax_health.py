@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from megacpp_validate.bridge import amax_health, fp8_scope
+from megacpp_validate.bridge import fp8_scope, layer_watch
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.amax_health import Fp8Guard, NotFinite
 from megacpp_validate.bridge.errors import NotDivisible, WrongTarget
+from megacpp_validate.bridge.layer_watch import Fp8Guard, NotFinite
 
 NAN, INFINITY = float("nan"), float("inf")
 RECIPES = ["delayed", "current", "block"]
@@ -200,7 +200,7 @@ def test_the_same_bits_with_and_without() -> None:
 )
 def test_sizes_are_refused(monkeypatch: pytest.MonkeyPatch, recipe: str, count: int, width: int, words: str) -> None:
     state = {"enabled": True, "recipe": type(recipe, (), {})()}
-    monkeypatch.setattr(amax_health, "te_state", lambda: state)
+    monkeypatch.setattr(layer_watch, "te_state", lambda: state)
     tree = nn.ModuleDict({"in": linear(width)})
     with Fp8Guard(tree), pytest.raises(NotDivisible, match=rf"the layer in was given {count} rows.*{words}.*Next step"):
         tree["in"](rows(count, width))
@@ -223,7 +223,7 @@ def test_sizes_of_experts_are_refused() -> None:
 
 
 def test_a_tensor_on_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amax_health, "features", SimpleNamespace(TE_DEVICES=frozenset({"cuda"})))
+    monkeypatch.setattr(layer_watch, "features", SimpleNamespace(TE_DEVICES=frozenset({"cuda"})))
     tree = model()
     with Fp8Guard(tree), low(), pytest.raises(WrongTarget, match=r"the layer 0 lies on cpu.*DelayedScaling.*Next step"):
         tree(rows())

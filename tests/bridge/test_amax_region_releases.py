@@ -20,10 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.amax_owner import SINGLE_OWNER
 from megacpp_validate.bridge.backends import Choice
-from megacpp_validate.bridge.fp8_scope import _te_turned_on, amax_shared_with
-from megacpp_validate.bridge.open_scopes import Plan, PrecisionScope
+from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, Plan, PrecisionScope, _te_turned_on, amax_shared_with
 from megacpp_validate.bridge.vendor import Verdict
 from megacpp_validate.selftest.double import entries
 

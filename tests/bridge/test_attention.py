@@ -11,8 +11,7 @@ import torch
 
 from megacpp_validate.bridge import attention as module
 from megacpp_validate.bridge import backends, features
-from megacpp_validate.bridge.attention import Attention
-from megacpp_validate.bridge.attention_masks import BACKENDS, REFUSED_OPTIONS, Masks
+from megacpp_validate.bridge.attention import BACKENDS, REFUSED_OPTIONS, Attention, Masks
 from megacpp_validate.bridge.backends import NoBackend
 from megacpp_validate.bridge.errors import (
     BridgeError,

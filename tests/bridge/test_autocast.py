@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge.attention import Attention  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
 from megacpp_validate.native.attention import attention, reference_attention  # noqa: E402
-from megacpp_validate.native.autocast import without_autocast  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop  # noqa: E402
+from megacpp_validate.native.norms import without_autocast  # noqa: E402
 
 LENGTH = 12
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge.compiled_scan import compiled_scan, why_not_compiled  # noqa: E402
+from megacpp_validate.bridge.fused import compiled_scan, why_not_compiled  # noqa: E402
 from megacpp_validate.native.mamba import Mamba2Mixer, ssd_chunked, ssd_sequential  # noqa: E402
 from megacpp_validate.probes.bounds import Roundings, compare  # noqa: E402
 

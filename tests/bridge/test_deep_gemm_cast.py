@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import deep_gemm_cast as casts  # noqa: E402
+from megacpp_validate.bridge import deep_gemm as casts  # noqa: E402
 from megacpp_validate.probes.references.experts import round_blocks  # noqa: E402
 
 COUNTS = (130, 0, 5, 128)
@@ -90,36 +90,10 @@ def test_powers_of_two_are_not_below_the_scale_that_they_stand_for() -> None:
     assert bool((rounded >= casts._scale_of(plain, False)).all())
 
 
-def test_every_single_value_has_its_say_in_the_fingerprint() -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(1, 128, 128).bfloat16()
-    before = casts.fingerprint_reference(weight)
-    assert before.shape == (1, 1, 1, 2)
-    seen = {tuple(before.flatten().tolist())}
-    for place in range(0, 128 * 128, 61):
-        other = weight.clone()
-        other.view(torch.int16).view(-1)[place] ^= 1 << (place % 16)
-        found = tuple(casts.fingerprint_reference(other).flatten().tolist())
-        assert found not in seen
-        seen.add(found)
-
-
-def test_what_is_swapped_negated_or_moved_has_another_fingerprint() -> None:
-    weight = torch.zeros(1, 128, 128).bfloat16()
-    weight[0, 3, 5], weight[0, 9, 5] = 1.0, 2.0
-    others = [weight.clone() for _ in range(4)]
-    others[0][0, [3, 9], 5] = weight[0, [9, 3], 5]
-    others[1].neg_()
-    others[2] = weight.roll(1, 2)
-    others[3][0, 3, 6], others[3][0, 3, 5] = weight[0, 3, 5], 0.0
-    prints = [casts.fingerprint_reference(one).flatten().tolist() for one in (weight, *others)]
-    assert len({half[0] for half in prints}) == len({half[1] for half in prints}) == len(prints)
-
-
 def test_without_triton_the_module_still_imports() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "from megacpp_validate.bridge import deep_gemm_cast as casts\n"
+        "from megacpp_validate.bridge import deep_gemm as casts\n"
         "print(casts.TRITON.is_available(), casts.TRITON.why_unavailable())"
     )
     root = Path(__file__).parents[2]

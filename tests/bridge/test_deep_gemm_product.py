@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import deep_gemm_product  # noqa: E402
-from megacpp_validate.bridge.deep_gemm_product import deep_gemm_grouped, deep_gemm_masked, quantize_weight  # noqa: E402
+from megacpp_validate.bridge import deep_gemm  # noqa: E402
+from megacpp_validate.bridge.deep_gemm import deep_gemm_grouped  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
 from megacpp_validate.probes.expert_bank import Bank  # noqa: E402
@@ -72,8 +71,8 @@ def test_many_experts_with_unequal_rows_get_the_gradient_of_the_weights_in_bf16_
     assert [refusal.code for refusal in layer.choice.refusals] == ["weight-gradient-bf16"]
     wanted = Bank(rows, weights, counts, gradient).exact()
     torch.testing.assert_close(seen.double(), weights_of(wanted), rtol=2**-7, atol=1e-5)
-    assert deep_gemm_product.choose_weight_gradient((5,) * 64) == "fp8", "as many tiles for each: one launch"
-    assert deep_gemm_product.choose_weight_gradient((129, 1, 0)) == "fp8"
+    assert deep_gemm.choose_weight_gradient((5,) * 64) == "fp8", "as many tiles for each: one launch"
+    assert deep_gemm.choose_weight_gradient((129, 1, 0)) == "fp8"
 
 
 @pytest.mark.usefixtures("kernel")
@@ -110,20 +109,6 @@ def test_a_weight_changed_between_forward_and_backward_is_refused_as_autograd_re
         out.backward(gradient)
 
 
-@pytest.mark.usefixtures("kernel")
-def test_masked_rows_past_the_count_are_not_read_and_come_out_as_zeros() -> None:
-    torch.manual_seed(0)
-    counts = torch.tensor([3, 0, 200], dtype=torch.int32)
-    rows, weights = torch.randn(3, 200, 256).bfloat16(), (torch.randn(3, 128, 256) / 16).bfloat16()
-    rows[0, 3:], rows[1] = float("nan"), float("inf")
-    out = deep_gemm_masked(rows, quantize_weight(weights, turn=False), counts, expected_rows=70)
-    own = torch.cat([rows[0, :3], rows[2]])
-    wanted = block_scaled_experts(own, weights, (3, 0, 200), torch.zeros(203, 128))["forward"]
-    torch.testing.assert_close(torch.cat([out[0, :3], out[2]]).double(), wanted, rtol=2**-8, atol=1e-6)
-    assert not out[0, 3:].any()
-    assert not out[1].any()
-
-
 def bank(**more: object) -> ExpertGemm:
     sizes = {"num_experts": 3, "in_features": 256, "out_features": 128, "dtype": torch.bfloat16, "device": "cpu"}
     return ExpertGemm(**{**sizes, "backends": ("deep_gemm", "native"), "fp8_when": "always", **more})
@@ -144,68 +129,6 @@ def test_the_bank_takes_it_where_it_is_named() -> None:
     layer(rows[:0], (0, 0, 0))
     assert layer.choice.observed == "native"
     assert [refusal.code for refusal in layer.choice.refusals] == ["no-rows"]
-
-
-def in_place(weight: torch.Tensor) -> None:
-    with torch.no_grad():
-        weight.mul_(-2)
-
-
-def by_data(weight: torch.Tensor) -> None:
-    weight.data.mul_(-2)
-
-
-def by_an_optimizer(weight: torch.Tensor) -> None:
-    weight.grad = weight.detach().clone()
-    torch.optim.SGD([weight], lr=3.0).step()
-
-
-def behind_its_back(weight: torch.Tensor) -> None:
-    bytes_of_it = torch.from_numpy(weight.detach().view(torch.int16).numpy())  # another tensor of the same memory
-    bytes_of_it.bitwise_xor_(-32768)
-
-
-def one_value(weight: torch.Tensor) -> None:
-    weight.data[1, 77, 200] += 1
-
-
-def two_values_swapped(weight: torch.Tensor) -> None:
-    weight.data[0, [3, 9], 5] = weight.data[0, [9, 3], 5]
-
-
-@pytest.mark.parametrize("change", [in_place, by_data, by_an_optimizer, behind_its_back, one_value, two_values_swapped])
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.usefixtures("kernel")
-def test_a_kept_weight_is_never_stale_whoever_changed_the_weight(
-    change: Callable[[torch.Tensor], None], first: bool
-) -> None:
-    rows, weights, gradient = sample((3, 4, 4))
-    layer = bank()
-    layer.load_native_state_dict({"weight": weights})
-    before = layer(rows, (3, 4, 4), is_first_microbatch=True)
-    change(layer.bank.weight)
-    kept = layer(rows, (3, 4, 4), is_first_microbatch=first)
-    fresh = layer(rows, (3, 4, 4))
-    assert not torch.equal(kept, before)
-    assert torch.equal(kept, fresh)
-    seen, wanted = (torch.autograd.grad(out, (rows, layer.bank.weight), gradient) for out in (kept, fresh))
-    assert all(torch.equal(one, other) for one, other in zip(seen, wanted, strict=True))
-
-
-@pytest.mark.usefixtures("kernel")
-def test_weights_are_rounded_once_a_step_where_microbatches_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, _, _ = sample((3, 0, 4))
-    layer, made = bank(), []
-    whole = deep_gemm_product.cast_weight
-    monkeypatch.setattr(deep_gemm_product, "cast_weight", lambda *a, **k: made.append(1) or whole(*a, **k))
-    layer(rows, (3, 0, 4), is_first_microbatch=True)
-    kept = layer._quantized
-    for first in (False, False, True):
-        layer(rows, (3, 0, 4), is_first_microbatch=first)
-    assert len(made) == 1
-    assert layer._quantized is kept, "renewed in place: what a CUDA graph reads stays where it is"
-    layer(rows, (3, 0, 4))
-    assert len(made) == 2
 
 
 @pytest.mark.parametrize(
@@ -232,5 +155,20 @@ def test_without_a_gpu_it_refuses_by_the_device_and_asks_no_import() -> None:
 @pytest.mark.parametrize(("major", "code"), [(8, "arch"), (12, "arch"), (10, None)])
 def test_only_hopper_and_blackwell(monkeypatch: pytest.MonkeyPatch, major: int, code: str | None) -> None:
     install(monkeypatch, major)
-    refusal = deep_gemm_product.why_not_deep_gemm("cpu", torch.bfloat16, 128, 128)
+    refusal = deep_gemm.why_not_deep_gemm("cpu", torch.bfloat16, 128, 128)
     assert (refusal.code if refusal else None) == code
+
+
+@pytest.mark.usefixtures("kernel")
+def test_weights_are_rounded_in_the_first_microbatch_and_kept_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, weights, _ = sample((3, 4, 4))
+    layer, made, whole = bank(), [], deep_gemm.cast_weight
+    layer.load_native_state_dict({"weight": weights})
+    monkeypatch.setattr(deep_gemm, "cast_weight", lambda *a, **k: made.append(1) or whole(*a, **k))
+    before = layer(rows, (3, 4, 4), is_first_microbatch=False)
+    layer.bank.weight.data.mul_(-2)
+    kept, first, fresh = (layer(rows, (3, 4, 4), is_first_microbatch=which) for which in (False, True, None))
+    assert len(made) == 3
+    assert torch.equal(kept, before)
+    assert torch.equal(first, fresh)
+    assert not torch.equal(first, before)

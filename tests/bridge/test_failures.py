@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.bridge.failures import (
+from megacpp_validate.bridge.vendor import (
     LONGEST,
     Install,
     bytes_needed,

@@ -204,7 +204,7 @@ def test_a_scope_of_somebody_else_is_seen(on_te: None, calibrating: bool) -> Non
     theirs = te_scope(enabled=True, recipe=recipe, amax_reduction_group=None)
     if calibrating:
         theirs = te.autocast.require()(enabled=False, calibrating=True, recipe=recipe)
-    with theirs, pytest.raises(ScopeEnteredTwice, match=r"own scope is on \((DelayedScaling|calibrating)\)"), low():
+    with theirs, pytest.raises(ScopeEnteredTwice, match="own scope is on"), low():
         pytest.fail("entered twice")
     assert current_scope() is None
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megacpp_validate.bridge.amax_owner import SINGLE_OWNER, AmaxGroupMissing, reduction_of
+from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, AmaxGroupMissing, reduction_of
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_none_is_taken_in_a_world_of_one(world: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 8], indirect=True)
 def test_none_is_refused_where_there_are_others(world: int) -> None:
-    with pytest.raises(AmaxGroupMissing, match=rf"world of {world} ranks.*Next step.*SINGLE_OWNER"):
+    with pytest.raises(AmaxGroupMissing, match=rf"among {world} ranks.*Next step.*SINGLE_OWNER"):
         reduction_of(None)
 
 

@@ -23,5 +23,5 @@ print(*sorted(set(sys.modules) - before))
 def test_no_module_of_the_bridge_imports_what_takes_long() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
     brought = done.stdout.split()
-    assert len(brought) > 40
+    assert len(brought) > 30
     assert [name for name in brought if name.startswith(HEAVY)] == []

@@ -12,12 +12,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from megacpp_validate.bridge import jagged_experts, jagged_router
+from megacpp_validate.bridge import jagged_experts
 from megacpp_validate.bridge.errors import WrongDtype, WrongShape
 from megacpp_validate.bridge.features import read_features
-from megacpp_validate.bridge.jagged_experts import BACKWARD_STAGES, FORWARD_STAGES, jagged_moe, sort_by_expert
-from megacpp_validate.bridge.jagged_router import choose_experts
-from megacpp_validate.bridge.padded_experts import padded_moe
+from megacpp_validate.bridge.jagged_experts import (
+    BACKWARD_STAGES,
+    FORWARD_STAGES,
+    choose_experts,
+    jagged_moe,
+    sort_by_expert,
+)
+from megacpp_validate.bridge.permute import padded_moe
 from megacpp_validate.native.router import TopKRouter
 
 NAMES = ("out", "tokens", "weights", "up", "down")
@@ -174,7 +179,7 @@ def test_logits_of_three_terms_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch
     gradient = torch.randn(40, 6, generator=drawn)
 
     def errors() -> list[float]:
-        found = jagged_router._Logits.apply(tokens, weight)
+        found = jagged_experts._Logits.apply(tokens, weight)
         grads = torch.autograd.grad(found, (tokens, weight), gradient)
         x, w, g = tokens.detach().double(), weight.detach().double(), gradient.double()
         right = (x @ w.t(), g @ w, g.t() @ x)
@@ -184,9 +189,9 @@ def test_logits_of_three_terms_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch
 
     bounds = (2 * 64 * 2.0**-24, 2.0**-9 + 3 * 2.0**-16, 2 * 40 * 2.0**-24)
     assert all(error <= bound for error, bound in zip(errors(), bounds, strict=True))
-    plain = jagged_router._terms
+    plain = jagged_experts._terms
     monkeypatch.setattr(
-        jagged_router, "_terms", lambda value: [*plain(value)[:1], *(0 * one for one in plain(value)[1:])]
+        jagged_experts, "_terms", lambda value: [*plain(value)[:1], *(0 * one for one in plain(value)[1:])]
     )
     assert errors()[0] > bounds[0]  # bf16 alone is seen
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import backends, te_layers  # noqa: E402
+from megacpp_validate.bridge import backends, layer_spec  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
 from megacpp_validate.bridge.errors import (  # noqa: E402
@@ -213,7 +213,7 @@ def test_each_activation_is_the_same_on_both_paths(activation: Any) -> None:
 
 
 def test_every_activation_that_can_be_asked_for_is_there_natively() -> None:
-    for activation in te_layers.MlpActivation.__args__:
+    for activation in layer_spec.MlpActivation.__args__:
         assert spec.build_mlp(16, 32, activation=activation, **MADE)(torch.randn(3, 16)).shape == (3, 16)
 
 

@@ -12,8 +12,7 @@ import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.amax_owner import AmaxGroupChanged
-from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, low_precision
+from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, AmaxGroupChanged, low_precision
 from megacpp_validate.bridge.layer_watch import unwatched, watch_layers
 from tests.bridge.scope_paths import on_path
 

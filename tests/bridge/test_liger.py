@@ -15,9 +15,9 @@ from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 
 ASK = """
 import json
-from megacpp_validate.bridge import liger
-is_none = liger.fused_linear_cross_entropy() is None
-print(json.dumps([liger.is_liger_available(), liger.why_liger_is_unavailable(), is_none]))
+from megacpp_validate.bridge import fused
+is_none = fused.fused_linear_cross_entropy() is None
+print(json.dumps([fused.is_liger_available(), fused.why_liger_is_unavailable(), is_none]))
 """
 
 

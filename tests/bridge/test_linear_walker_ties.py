@@ -10,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 
-from megacpp_validate.bridge.linear_walker import plan_walk, swap_linears  # noqa: E402
-from megacpp_validate.bridge.walk_plan import MOST_NAMES  # noqa: E402
+from megacpp_validate.bridge.linear_walker import (  # noqa: E402
+    plan_walk,
+    swap_linears,
+)
 from tests.bridge.linear_trees import codes, holder  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
@@ -74,10 +76,9 @@ def test_what_shares_a_weight_with_a_kept_layer_is_kept(tree: Any, names: set[st
     assert swap_linears(made).plan.swapped == ()
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("rows", [slice(None), slice(16, None), slice(8, 24)])
-def test_a_layer_on_a_part_of_an_embedding_is_kept(rows: slice, device: str) -> None:
-    embedding = nn.Embedding(32, 16, device=device)
+def test_a_layer_on_a_part_of_an_embedding_is_kept(rows: slice) -> None:
+    embedding = nn.Embedding(32, 16)
     plan = plan_walk(holder("Tree", embed=embedding, fc1=on(embedding.weight.detach()[rows])))
     assert codes(plan) == {"fc1": "tied-embedding"}
     assert "embed.weight" in plan["fc1"].reason
@@ -134,27 +135,6 @@ def nested_pairs(levels: int, inner: nn.Module) -> nn.Module:
     return inner
 
 
-def test_shared_modules_cost_no_more_than_they_are() -> None:
-    inner = holder("Mlp", fc1=linear(), head=linear())
-    tree = nested_pairs(200, inner)
-    plan = swap_linears(tree).plan  # 2 ** 200 names
-    assert type(inner.fc1).__module__.startswith("transformer_engine")
-    assert len(plan.swapped) <= MOST_NAMES
-    assert {plan[name].code for name in plan.kept} == {"not-listed"}
-
-
-def test_all_names_are_judged_although_not_all_are_told() -> None:
-    inner = holder("Mlp", fc1=linear())
-    tree = holder("Tree", many=nested_pairs(20, inner), z=holder("Z", router=holder("R", x=inner)))
-    assert plan_walk(tree).swapped == ()
-    assert set(codes(plan_walk(tree)).values()) == {"moe-router"}
-    shared = linear()
-    tree = holder("Tree", many=nested_pairs(20, holder("Mlp", fc1=shared)), z=holder("Z", memory=shared))
-    plan = plan_walk(tree)
-    assert set(codes(plan).values()) == {"not-listed"}
-    assert "as z.memory" in plan[plan.kept[0]].reason
-
-
 def test_a_class_on_one_way_does_not_name_the_layer_on_another() -> None:
     shared = linear()
     sequence = nn.Sequential(shared)
@@ -164,8 +144,3 @@ def test_a_class_on_one_way_does_not_name_the_layer_on_another() -> None:
     assert "as b.c.x" in plan["a.0"].reason
     assert plan_walk(tree, include=(nn.Sequential, "c.x")).swapped == ("a.0", "b.c.x")
     assert plan.idle == ()
-
-
-def test_a_block_that_runs_often_has_a_decision_for_each_of_its_names() -> None:
-    block = holder("Block", fc1=linear())
-    assert len(plan_walk(nn.ModuleList([block] * MOST_NAMES)).swapped) == MOST_NAMES

@@ -40,7 +40,7 @@ from megacpp_validate.bridge.fp8_scope import (
     te_scope,
     te_state,
 )
-from megacpp_validate.native.rope import rope_tables
+from megacpp_validate.native.attention import rope_tables
 from tests.bridge.small_blocks import OFF, SIZES, TE_NAMES, make, plain, rows, state
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -358,11 +358,8 @@ WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
     "split-rank": (NotDivisible, lambda: weights.split_qkv(QKV, 2, 2, 4, 2, 8)),
     "split-negative": (NotDivisible, lambda: weights.split_qkv(QKV, -1, 2, 4, 2, 8)),
     "split-rows": (WeightMismatch, lambda: weights.split_qkv(QKV[:-1], 0, 2, 4, 2, 8)),
-    "join-rows": (WeightMismatch, lambda: weights.join_qkv([QKV[:32], QKV[:31]], heads=4, groups=2, head_dim=8)),
-    "join-none": (NotDivisible, lambda: weights.join_qkv([], heads=4, groups=2, head_dim=8)),
     "gate-odd": (NotDivisible, lambda: weights.split_gated(QKV[:5], 0, 1)),
     "gate-half": (NotDivisible, lambda: weights.split_gated(QKV[:6], 0, 2)),
-    "gate-share-odd": (NotDivisible, lambda: weights.join_gated([QKV[:3]])),
     "state-shape": (WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
     "state-empty": (WeightMismatch, lambda: weights.join_native_state([{}], SHAPE)),
 }

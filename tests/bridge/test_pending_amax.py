@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.amax_owner import delayed_scaling_kept, pending_amax_kept
-from megacpp_validate.bridge.fp8_scope import te_amax_state
+from megacpp_validate.bridge.fp8_scope import delayed_scaling_kept, pending_amax_kept, te_amax_state
 from tests.bridge.scope_paths import low
 
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import errors, permute, row_map  # noqa: E402
+from megacpp_validate.bridge import errors, permute  # noqa: E402
 from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.permute import Dispatch, TePadding  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
@@ -138,8 +138,8 @@ def test_on_a_gpu_the_callers_numbers_are_held_to_the_map_without_waiting(monkey
         def sum(self, axis: int) -> torch.Tensor:
             return table.sum(axis)
 
-    row_map.check_counts(table.sum(0).tolist(), OnGpu())
-    row_map.check_counts(table.sum(0).flip(0).tolist(), OnGpu())
+    permute.check_counts(table.sum(0).tolist(), OnGpu())
+    permute.check_counts(table.sum(0).flip(0).tolist(), OnGpu())
     assert queued == [True, False]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import UnknownName
-from megacpp_validate.bridge.recipe_state import WrongState, check_fp8_state, load_fp8_state_dict, recipe_of_state
+from megacpp_validate.bridge.extra_state import WrongState, check_fp8_state, load_fp8_state_dict, recipe_of_state
 
 pytestmark = pytest.mark.usefixtures("te_double")
 

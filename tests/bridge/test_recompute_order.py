@@ -9,7 +9,7 @@ import torch
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import high_precision
-from megacpp_validate.bridge.recompute import RecomputeOutOfOrder, recompute
+from megacpp_validate.bridge.layer_watch import RecomputeOutOfOrder, recompute
 from tests.bridge.scope_paths import low
 
 WAYS = pytest.mark.parametrize("reentrant", [True, False])

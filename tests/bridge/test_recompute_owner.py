@@ -13,9 +13,15 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import ScopeEnteredTwice
-from megacpp_validate.bridge.fp8_scope import current_scope, high_precision, te_recompute, te_state
+from megacpp_validate.bridge.fp8_scope import (
+    WrongRecomputeOwner,
+    current_scope,
+    high_precision,
+    recompute_owners,
+    te_recompute,
+    te_state,
+)
 from megacpp_validate.bridge.layer_watch import watch_layers
-from megacpp_validate.bridge.recompute import WrongRecomputeOwner, recompute_owners
 from tests.bridge.scope_paths import low, on_path
 
 WAYS = [True, False]

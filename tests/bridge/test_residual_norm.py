@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import residual_norm as module  # noqa: E402
-from megacpp_validate.bridge.residual_norm import add_rms_norm, choose_residual_norm  # noqa: E402
+from megacpp_validate.bridge import fused as module  # noqa: E402
+from megacpp_validate.bridge.fused import add_rms_norm, choose_residual_norm  # noqa: E402
 from megacpp_validate.native.norms import rms_norm  # noqa: E402
 from megacpp_validate.probes.bounds import Roundings, compare  # noqa: E402
 

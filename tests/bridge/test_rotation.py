@@ -1,4 +1,4 @@
-"""The rotary embedding of the bridge: what `native.rope.apply_rope` gives, forward and backward, from any layout."""
+"""The rotary embedding: `native.attention.apply_rope` gives, forward and backward, from any layout."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import rotation
-from megacpp_validate.bridge.rotation import turn_heads
-from megacpp_validate.native.rope import apply_rope, rope_tables
+from megacpp_validate.bridge import fused
+from megacpp_validate.bridge.fused import turn_heads
+from megacpp_validate.native.attention import apply_rope, rope_tables
 
 B, T, H, D = 2, 9, 3, 8
 
@@ -136,8 +136,8 @@ def test_the_kernel_is_handed_every_head_once_from_any_layout(
     }[layout]
     cos, sin = (table[:3] for table in rope_tables(5, width))
     kernel, out, wanted = Emulated(), torch.full(rows.shape, torch.nan, dtype=rows.dtype), torch.empty_like(rows)
-    monkeypatch.setattr(rotation, "turn_kernel", kernel)
-    rotation.launch(rows, cos, sin, out, -1.0)
-    rotation.turn_by_halves(rows, cos, sin, wanted, -1.0)
+    monkeypatch.setattr(fused, "turn_kernel", kernel)
+    fused.launch_turn(rows, cos, sin, out, -1.0)
+    fused.turn_by_halves(rows, cos, sin, wanted, -1.0)
     assert torch.equal(out, wanted)
-    assert kernel.programs == B * 3 * -(-count // max(1, rotation.ELEMENTS // (1 << (width // 2 - 1).bit_length())))
+    assert kernel.programs == B * 3 * -(-count // max(1, fused.ELEMENTS // (1 << (width // 2 - 1).bit_length())))

@@ -9,12 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module  # noqa: E402
 
-from megacpp_validate.bridge import torchao, torchao_lane  # noqa: E402
+from megacpp_validate.bridge import torchao  # noqa: E402
 from megacpp_validate.bridge.errors import UnknownName, WrongOption, WrongTarget  # noqa: E402
-from megacpp_validate.bridge.torchao_lane import Float8Lane, LaneLost, WrongOrder  # noqa: E402
-from tests.bridge.torchao_ready import ROWS, Block, fill, on_meta, one_rank, shard_with  # noqa: E402
+from megacpp_validate.bridge.torchao import Float8Lane, LaneLost, WrongOrder  # noqa: E402
+from tests.bridge.torchao_ready import ROWS, fill, on_meta, one_rank, shard_with  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 STEPS = ("convert", "fully_shard", "materialise", "compile")
@@ -30,7 +29,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def fp8_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch multiplies FP8 on a CPU too, for tests alone."""
-    monkeypatch.setattr(torchao_lane, "why_not_float8", lambda *_, **__: None)
+    monkeypatch.setattr(torchao, "why_not_float8", lambda *_, **__: None)
 
 
 def make(model: Any = None, recipe: str = "tensorwise", **options: Any) -> Float8Lane:
@@ -117,22 +116,14 @@ def test_without_torchao_the_lane_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_the_next_step_is_taken_and_training_wants_every_step(taken: int, mesh: Any) -> None:
     lane = lane_after(taken, mesh)
     wanted = (*STEPS, "train")[taken]
-    assert lane.next_step == wanted
-    for step in STEPS:
-        if step == wanted:
-            continue
-        with pytest.raises(WrongOrder) as caught:
+    for step in (one for one in STEPS if one != wanted):
+        with pytest.raises(WrongOrder, match=f"the step {step} cannot be taken: the next step is {wanted}"):
             take(lane, step, mesh)
-        said = str(caught.value)
-        assert f"the step {step}" in said
-        assert "meta device -> convert -> fully_shard -> materialise -> compile -> train" in said
-        assert f"Next step: take {wanted}." in said
-        assert "taken before" in said if STEPS.index(step) < taken else f"{wanted} was not taken" in said
     if wanted == "train":
         lane.require_ready()
         return
     for question in (lane.require_ready, lane.after_step):
-        with pytest.raises(WrongOrder, match=f"take {wanted}"):
+        with pytest.raises(WrongOrder, match=wanted):
             question()
     take(lane, wanted, mesh)
 
@@ -174,10 +165,10 @@ def test_a_compiled_wrapper_is_refused() -> None:
         (1, lambda model, mesh: shard_with(mesh)(model), WrongOrder, "sharded by FSDP already"),
         (1, lambda model, mesh: _wrap(model), WrongOrder, "compiled already"),
         (1, lambda model, mesh: model.to_empty(device="cpu"), WrongOrder, "not on meta"),
-        (1, lambda model, mesh: _replace(model), LaneLost, "`1.fc2` is no Float8Linear"),
-        (2, lambda model, mesh: _replace(model), LaneLost, "`1.fc2` is no Float8Linear"),
+        (1, lambda model, mesh: _replace(model), LaneLost, "`1.fc2` is not what the plan says"),
+        (2, lambda model, mesh: _replace(model), LaneLost, "`1.fc2` is not what the plan says"),
         (3, lambda model, mesh: _wrap(model), WrongOrder, "compiled already"),
-        (3, lambda model, mesh: _replace(model), LaneLost, "`1.fc2` is no Float8Linear"),
+        (3, lambda model, mesh: _replace(model), LaneLost, "`1.fc2` is not what the plan says"),
     ],
 )
 def test_what_is_done_behind_the_lanes_back_is_seen_at_the_next_step(
@@ -204,34 +195,22 @@ def test_and_before_training(mesh: Any) -> None:
 
 def test_a_rule_that_shards_a_part_is_seen(mesh: Any) -> None:
     lane = lane_after(1, mesh)
-    with pytest.raises(WrongOrder, match=r"after the step fully_shard the weight of `1\.fc1` is not sharded"):
+    with pytest.raises(WrongOrder, match=r"the weight of `1\.fc1` unsharded"):
         lane.fully_shard(lambda model: shard_with(mesh)(nn.Sequential(model[0])))
-
-
-def test_a_tensor_parallel_plan_comes_after_converting(mesh: Any) -> None:
-    model = on_meta()
-    plan = {"0.fc1": ColwiseParallel()}
-    parallelize_module(model, mesh, plan)
-    with pytest.raises(WrongOrder, match=r"`0\.fc1\.weight` is a DTensor already"):
-        make(model)
-    lane = lane_after(1, mesh)
-    parallelize_module(lane.model, mesh, plan)
-    with pytest.raises(WrongOrder, match=r"the weight of `0\.fc1` is not sharded \(4 such\)"):
-        lane.fully_shard(lambda model: None)  # a DTensor, and none of FSDP's
 
 
 def test_another_recipe_in_a_converted_layer_is_seen(mesh: Any) -> None:
     lane = lane_after(1, mesh)
     other = lane_after(1, mesh, recipe="rowwise")
     lane.model[0].fc1.config = other.model[0].fc1.config
-    with pytest.raises(LaneLost, match="another configuration than the recipe tensorwise"):
+    with pytest.raises(LaneLost, match=r"`0\.fc1` is not what the plan says"):
         take(lane, "fully_shard", mesh)
 
 
 def test_a_float8_linear_that_no_plan_names_is_seen(mesh: Any) -> None:
     lane, other = lane_after(1, mesh), lane_after(1, mesh)
     lane.model[0].router = other.model[0].fc1
-    with pytest.raises(LaneLost, match=r"`0\.router` is a Float8Linear that no plan names"):
+    with pytest.raises(LaneLost, match=r"`0\.router` is not what the plan says"):
         take(lane, "fully_shard", mesh)
 
 
@@ -260,9 +239,7 @@ def test_a_step_without_after_step_is_reported_by_layer(gathering: Any) -> None:
     lane, run, optimizer = gathering
     run()
     optimizer.step()
-    stale = lane.stale_scales()
-    assert {one.name for one in stale} == WIDTHS
-    assert all(one.found != one.wanted for one in stale)
+    assert set(lane.stale_scales()) == WIDTHS
     lane.after_step()
     assert lane.stale_scales() == ()
 
@@ -280,95 +257,14 @@ def test_the_hook_computes_them_after_every_step(gathering: Any) -> None:
     assert len(lane.stale_scales()) == len(WIDTHS)
 
 
-def test_an_after_step_that_is_forgotten_raises_at_the_next_step(gathering: Any) -> None:
-    lane, run, optimizer = gathering
-    handles = lane.remind(optimizer)
-    run()
-    optimizer.step()
-    lane.after_step()
-    run()
-    optimizer.step()
-    run()
-    with pytest.raises(WrongOrder, match=r"after_step was not called.*Next step"):
-        optimizer.step()
-    for handle in handles:
-        handle.remove()
-    optimizer.step()
-
-
-def test_nobody_is_reminded_of_what_is_not_needed(mesh: Any) -> None:
-    lane = lane_after(4, mesh)
-    optimizer = torch.optim.SGD(lane.model.parameters(), lr=0.5)
-    lane.remind(optimizer)
-    for _ in range(2):
-        optimizer.step()
-
-
 def test_a_scale_that_is_lost_or_wrong_is_reported(gathering: Any) -> None:
     lane = gathering[0]
     lane.model[0].fc1.weight._local_tensor._precomputed_scale = None
     lane.model[1].fc2.weight._local_tensor._precomputed_scale *= 2
-    found = {one.name: one.found for one in lane.stale_scales()}
-    assert set(found) == {"0.fc1", "1.fc2"}
-    assert found["0.fc1"] is None
+    assert set(lane.stale_scales()) == {"0.fc1", "1.fc2"}
 
 
 def test_without_an_fp8_all_gather_there_is_nothing_to_compute(mesh: Any) -> None:
     lane = lane_after(4, mesh)
     lane.after_step()
     assert lane.stale_scales() == ()
-
-
-# --- what ran ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("fp8_on_cpu")
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])  # all of them: tests/probes/fp8
-def test_every_product_of_every_converted_layer_ran_in_fp8_after_compiling(recipe: str, mesh: Any) -> None:
-    lane = lane_after(3, mesh, recipe=recipe, emulate=False)
-    run = train(take(lane, "compile", mesh))
-    run()
-    seen = lane.require_fp8(run, ROWS, without_dgrad=("0.fc1",))
-    narrow = sum(gemm.in_fp8 for gemm in seen.gemms)
-    assert narrow == (7 if recipe == "rowwise_with_gw_hp" else 11)
-    with pytest.raises(LaneLost, match=r"dgrad of `0\.fc1`, `1\.fc1`"):
-        lane.require_fp8(run, ROWS)
-
-
-def test_an_emulated_lane_is_no_fp8(mesh: Any) -> None:
-    lane = lane_after(3, mesh)
-    run = train(take(lane, "compile", mesh))
-    run()
-    with pytest.raises(LaneLost, match="wanted in FP8, 0 ran"):
-        lane.require_fp8(run, ROWS)
-
-
-@pytest.mark.usefixtures("fp8_on_cpu")
-def test_a_layer_that_fell_back_to_bf16_after_the_conversion_is_named(mesh: Any) -> None:
-    lane = lane_after(3, mesh, emulate=False)
-    layer = lane.model[1].fc2
-    layer.forward = lambda rows: nn.functional.linear(rows, layer.weight, layer.bias)  # its class stays Float8Linear
-    run = train(take(lane, "compile", mesh))
-    run()
-    lane.require_ready()
-    with pytest.raises(LaneLost, match="fell back") as caught:
-        lane.require_fp8(run, ROWS, without_dgrad=("0.fc1",))
-    assert "forward of `0.fc2`, `1.fc2` [64, 48, 96]: 2 wanted in FP8, 1 ran" in str(caught.value)
-
-
-@pytest.mark.usefixtures("fp8_on_cpu")
-def test_a_graph_of_before_the_conversion_is_seen(mesh: Any) -> None:
-    lane = lane_after(4, mesh, emulate=False)
-    torch.manual_seed(0)
-    old = torch.compile(nn.Sequential(Block(), Block()).to(torch.bfloat16), backend="aot_eager")
-    run = train(old)
-    run()
-    with pytest.raises(LaneLost, match="wanted in FP8, 0 ran"):
-        lane.require_fp8(run, ROWS)
-
-
-@pytest.mark.usefixtures("fp8_on_cpu")
-def test_compiling_that_gave_up_is_seen(mesh: Any) -> None:
-    lane = lane_after(4, mesh, emulate=False)
-    with pytest.raises(LaneLost, match="no compiled code ran"):
-        lane.require_fp8(train(lane.model), ROWS, without_dgrad=("0.fc1",))

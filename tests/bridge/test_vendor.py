@@ -340,7 +340,7 @@ def test_without_seconds_there_is_no_trial(make: Make, monkeypatch: pytest.Monke
 def test_a_trial_that_cannot_be_started_is_a_reason(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRIAL, "60")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "could not be started" in make().why_unavailable()
+    assert "did not start" in make().why_unavailable()
 
 
 # --- the bridge as a copy ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from megacpp_validate.catalog.fp8 import POLICY, PRESETS, WAIVERS, Fp8Policy, PartsRule, read_fp8_policy
 
-from megacpp_validate.bridge.walk_plan import ALIGNMENT
+from megacpp_validate.bridge.linear_walker import ALIGNMENT
 from megacpp_validate.catalog.bridge import Catalog
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 

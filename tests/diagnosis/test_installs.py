@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.bridge.failures import Install, look_for_te, read_failure
 from megacpp_validate.bridge.imports import TE
+from megacpp_validate.bridge.vendor import Install, look_for_te, read_failure
 from megacpp_validate.diagnosis.installs import ImportFailure, explain_reason
 from tests.bridge.small_elf import elf
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import torch
 
-from megacpp_validate.native import attention, block, grouped_gemm, mamba, mlp, norms, permute, recurrent, rope, router
+from megacpp_validate.native import attention, block, grouped_gemm, mamba, mlp, norms, permute, recurrent, router
 
 COUNTS: Final = (5, 0, 7, 3)
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 def _block(dtype: Any) -> Any:
-    layer, tables = block.ABlock(32, 48, 4, 8, 2, activation="swiglu", dtype=dtype), rope.rope_tables(17, 8)
+    layer, tables = block.ABlock(32, 48, 4, 8, 2, activation="swiglu", dtype=dtype), attention.rope_tables(17, 8)
     return layer, lambda rows: layer(rows, rope=tables)
 
 

@@ -64,9 +64,8 @@ def test_linear() -> None:
     native = torch.nn.Linear(HIDDEN, 2 * HIDDEN, device="cuda", dtype=torch.bfloat16)
     layer = TeLinear(native, name="mlp.up")
     assert layer(rows(8, HIDDEN)).shape == (8, 2 * HIDDEN)
-    weight, bias = layer.parameters()
-    assert weight.shape == native.weight.shape
-    assert bias.shape == native.bias.shape
+    assert layer.inner.weight.shape == native.weight.shape
+    assert layer.inner.bias.shape == native.bias.shape
 
 
 @pytest.mark.parametrize("mask", ["causal", "no_mask"])

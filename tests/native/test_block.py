@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from megacpp_validate.native import block as module
-from megacpp_validate.native.attention import attention_mask
+from megacpp_validate.native.attention import attention_mask, rope_tables
 from megacpp_validate.native.block import ABlock
-from megacpp_validate.native.rope import rope_tables
 from megacpp_validate.probes.bounds import Roundings, compare
 
 HIDDEN, FFN, HEADS, WIDTH = 24, 40, 8, 6

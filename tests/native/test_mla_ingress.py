@@ -8,9 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.native.attention import attention  # noqa: E402
-from megacpp_validate.native.mla import LatentIngress, turn_plainly  # noqa: E402
-from megacpp_validate.native.rope import rope_tables  # noqa: E402
+from megacpp_validate.native.attention import attention, rope_tables  # noqa: E402
+from megacpp_validate.native.block import LatentIngress, turn_plainly  # noqa: E402
 
 HIDDEN, HEADS, WIDTH, LATENT, ROPE, LENGTH = 20, 3, 10, 12, 4, 9
 SHAPE = {"num_heads": HEADS, "head_dim": WIDTH, "latent": LATENT, "rope_dim": ROPE}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.native.rope import apply_rope, rope_tables
+from megacpp_validate.native.attention import apply_rope, rope_tables
 from megacpp_validate.probes.bounds import Roundings, compare
 
 

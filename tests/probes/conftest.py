@@ -10,8 +10,8 @@ import pytest
 @pytest.fixture
 def nothing_stays_open() -> Iterator[None]:
     """Some faults leave a scope open."""
-    from megacpp_validate.bridge import open_scopes
+    from megacpp_validate.bridge import fp8_scope
 
     yield
-    open_scopes._around.set(())
-    open_scopes._claims.clear()
+    fp8_scope._around.set(())
+    fp8_scope._claims.clear()

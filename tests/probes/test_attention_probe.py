@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import attention as bridge  # noqa: E402
-from megacpp_validate.bridge import attention_masks as masks  # noqa: E402
+from megacpp_validate.bridge import attention as masks  # noqa: E402
 from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
 from megacpp_validate.bridge.errors import BridgeError, WrongShape  # noqa: E402
 from megacpp_validate.bridge.flash_attention import KERNELS  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import deep_gemm_product, expert_gemm, fp8_scope  # noqa: E402
+from megacpp_validate.bridge import deep_gemm, expert_gemm, fp8_scope  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
 from megacpp_validate.bridge.features import read_features  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop  # noqa: E402
@@ -256,16 +256,16 @@ def test_deep_gemm_passes_where_it_rounds_as_it_says(monkeypatch: pytest.MonkeyP
 
 def on_product(fault: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        original = deep_gemm_product._multiply
-        monkeypatch.setattr(deep_gemm_product, "_multiply", lambda *given: fault(original(*given)))
+        original = deep_gemm._multiply
+        monkeypatch.setattr(deep_gemm, "_multiply", lambda *given: fault(original(*given)))
 
     return plant
 
 
 def on_weight(fault: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        original = deep_gemm_product.cast_weight
-        monkeypatch.setattr(deep_gemm_product, "cast_weight", lambda weight, **how: original(fault(weight), **how))
+        original = deep_gemm.cast_weight
+        monkeypatch.setattr(deep_gemm, "cast_weight", lambda weight, **how: original(fault(weight), **how))
 
     return plant
 
@@ -292,6 +292,6 @@ def test_faults_of_deep_gemm(monkeypatch: pytest.MonkeyPatch, name: str) -> None
 
 
 def test_faults_of_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = deep_gemm_product._weight_gradient
-    monkeypatch.setattr(deep_gemm_product, "_weight_gradient", lambda *given: original(*given).roll(1, 0))
+    original = deep_gemm._weight_gradient
+    monkeypatch.setattr(deep_gemm, "_weight_gradient", lambda *given: original(*given).roll(1, 0))
     assert "deep_gemm.middle-idle.grad.weight0" in failed(in_blocks(monkeypatch))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import fp8_scope, open_scopes, te_fp8
+from megacpp_validate.bridge import fp8_scope, te_fp8
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import Zones
 from megacpp_validate.evidence.receipt import Check
@@ -56,35 +56,35 @@ def stays_on(patch: Patch) -> None:
 
 
 def is_not_left(patch: Patch) -> None:
-    patch.setattr(open_scopes.PrecisionScope, "_close", lambda self, *_: None)
+    patch.setattr(fp8_scope.PrecisionScope, "_close", lambda self, *_: None)
 
 
 def stays_on_after_an_exception(patch: Patch) -> None:
-    plain = open_scopes.PrecisionScope.__exit__
+    plain = fp8_scope.PrecisionScope.__exit__
 
     def leave(self: Any, kind: Any, *rest: Any) -> None:
         if kind is None:
             plain(self, kind, *rest)
 
-    patch.setattr(open_scopes.PrecisionScope, "__exit__", leave)
+    patch.setattr(fp8_scope.PrecisionScope, "__exit__", leave)
 
 
 def enters_twice(patch: Patch) -> None:
-    patch.setattr(open_scopes.PrecisionScope, "__enter__", unguarded_entry)
+    patch.setattr(fp8_scope.PrecisionScope, "__enter__", unguarded_entry)
     patch.setattr(fp8_scope, "te_state", lambda: {"enabled": False, "calibrating": False})
 
 
 def unguarded_entry(self: Any) -> Any:
-    plan, place = self.plan, open_scopes._place_of_entry()
+    plan, place = self.plan, fp8_scope._place_of_entry()
     self._turned = plan.turn(place)
     self._turned.__enter__()
-    self.scope = open_scopes.Scope(plan.recipe, plan.choice, place, plan.reason)
-    open_scopes._around.set((*open_scopes.open_here(), self))
+    self.scope = fp8_scope.Scope(plan.recipe, plan.choice, place, plan.reason)
+    fp8_scope._around.set((*fp8_scope.open_here(), self))
     return self.scope
 
 
 def names_no_place(patch: Patch) -> None:
-    patch.setattr(open_scopes, "_place_of_entry", lambda: "somewhere")
+    patch.setattr(fp8_scope, "_place_of_entry", lambda: "somewhere")
 
 
 def zone_ignored(patch: Patch) -> None:

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 
-from megacpp_validate.bridge import linear_walker, walk_plan, walk_rules  # noqa: E402
+from megacpp_validate.bridge import linear_walker  # noqa: E402
 from megacpp_validate.probes import linear_walker as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.linear_walker import EXPECTED, hybrid_tree  # noqa: E402
@@ -56,7 +56,7 @@ def test_a_recipe_without_a_reference_is_a_failure(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_tree_holds_every_exclusion() -> None:
-    assert {row.code for row in walk_rules.EXCLUSIONS} <= set(EXPECTED.values())
+    assert {row.code for row in linear_walker.EXCLUSIONS} <= set(EXPECTED.values())
     assert {"wraps-linear", "tied-embedding", "hooks", "not-listed", "listed"} <= set(EXPECTED.values())
     modules = dict(hybrid_tree("cpu").named_modules(remove_duplicate=False))
     assert {name for name, module in modules.items() if isinstance(module, nn.Linear)} <= set(EXPECTED)
@@ -66,8 +66,8 @@ def test_the_tree_holds_every_exclusion() -> None:
 
 
 def without(code: str) -> Callable[[pytest.MonkeyPatch], None]:
-    rows = tuple(row for row in walk_rules.EXCLUSIONS if row.code != code)
-    return lambda patch: patch.setattr(walk_rules, "EXCLUSIONS", rows)
+    rows = tuple(row for row in linear_walker.EXCLUSIONS if row.code != code)
+    return lambda patch: patch.setattr(linear_walker, "EXCLUSIONS", rows)
 
 
 def replaced(module: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
@@ -76,7 +76,7 @@ def replaced(module: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch
 
 def lost_siblings(patch: pytest.MonkeyPatch) -> None:
     """The known fault: a walk that returns at the first thing it does not swap."""
-    real = walk_plan.read_places
+    real = linear_walker.read_places
 
     def read(root: Any) -> Iterator[Any]:
         stop = False
@@ -86,12 +86,12 @@ def lost_siblings(patch: pytest.MonkeyPatch) -> None:
             stop = stop or place.name == "blocks.1.moe.router"
             yield place
 
-    patch.setattr(walk_plan, "read_places", read)
+    patch.setattr(linear_walker, "read_places", read)
 
 
 def opened_wrappers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walk_plan, "is_wrapper", lambda _: False)
-    patch.setattr(walk_plan, "wraps_child", lambda *_: False)
+    patch.setattr(linear_walker, "is_wrapper", lambda _: False)
+    patch.setattr(linear_walker, "wraps_child", lambda *_: False)
 
 
 def copied_parameters(patch: pytest.MonkeyPatch) -> None:
@@ -138,13 +138,13 @@ def shared_built_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def changing_while_planning(patch: pytest.MonkeyPatch) -> None:
-    real = walk_plan._judge
+    real = linear_walker._judge
 
-    def judge(node: Any, *rest: Any) -> Any:
-        node.module.register_module("seen", nn.Identity())
-        return real(node, *rest)
+    def judge(places: Any, *rest: Any) -> Any:
+        places[0].module.register_module("seen", nn.Identity())
+        return real(places, *rest)
 
-    patch.setattr(walk_plan, "_judge", judge)
+    patch.setattr(linear_walker, "_judge", judge)
 
 
 PLANTED = {
@@ -158,12 +158,12 @@ PLANTED = {
         opened_wrappers,
         {"plan.blocks.0.attn.v_proj.base_layer"},
     ),
-    "tied head": (replaced(walk_plan, "_by_tie", lambda *_: None), {"plan.lm_head"}),
+    "tied head": (replaced(linear_walker, "_by_tie", lambda *_: None), {"plan.lm_head"}),
     "hooks lost": (
-        replaced(walk_plan, "_by_state", lambda *_: None),
+        replaced(linear_walker, "_by_state", lambda *_: None),
         {"plan.blocks.0.attn.k_proj", "swap.blocks.0.attn.k_proj", "refuses.stale-plan"},
     ),
-    "alignment": (replaced(walk_plan, "_by_numbers", lambda *_: None), {"plan.alignment"}),
+    "alignment": (replaced(linear_walker, "_by_numbers", lambda *_: None), {"plan.alignment"}),
     "siblings lost": (lost_siblings, {"plan.names", "plan.blocks.1.moe.gate", "swap.blocks.1.moe.experts.0.w1"}),
     "untied": (copied_parameters, {"swap.tie.linears"}),
     "not atomic": (no_order_of_building, {"swap.atomic"}),
@@ -183,7 +183,7 @@ def test_a_planted_fault_of_the_walk_is_caught(plant: Any, caught: set[str], mon
 
 
 def test_a_walk_that_swaps_without_te_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk_plan, "why_not_te", lambda *_: None)
+    monkeypatch.setattr(linear_walker, "why_not_te", lambda *_: None)
     monkeypatch.setattr(linear_walker, "_build", lambda linear, name: copy.deepcopy(linear))
     assert {"plan.tied.fc1", "swap.tied.fc1", "fp32.bias.backend"} <= failed(run("native"))
 

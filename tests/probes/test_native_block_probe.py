@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import attention_masks as masks  # noqa: E402
+from megacpp_validate.bridge import attention as masks  # noqa: E402
 from megacpp_validate.bridge import block_weights as weights  # noqa: E402
 from megacpp_validate.bridge import native_block as bridge  # noqa: E402
 from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
 from megacpp_validate.native import block as native  # noqa: E402
-from megacpp_validate.native.rope import apply_rope  # noqa: E402
+from megacpp_validate.native.attention import apply_rope  # noqa: E402
 from megacpp_validate.probes import native_block as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.native_block import CASES, QUICK, REFUSED  # noqa: E402

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import expert_gemm, extra_state, fp8_scope, open_scopes, permute  # noqa: E402
+from megacpp_validate.bridge import expert_gemm, extra_state, fp8_scope, permute  # noqa: E402
 from megacpp_validate.bridge import linear_walker as walker  # noqa: E402
 from megacpp_validate.bridge import native_block as block  # noqa: E402
+from megacpp_validate.native.attention import apply_rope, rope_tables  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm  # noqa: E402
-from megacpp_validate.native.rope import apply_rope, rope_tables  # noqa: E402
 from megacpp_validate.probes import expert_gemm as expert_probe  # noqa: E402
 from megacpp_validate.probes import imports as imports_probe  # noqa: E402
 from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
@@ -186,7 +186,7 @@ def test_a_second_thread_that_is_let_in_is_seen(monkeypatch: Patch) -> None:
     bench = bench_of("imports", "te")
     imports_probe._check_second_thread(bench)
     assert failed(bench) == set()
-    monkeypatch.setattr(open_scopes, "_claim", lambda *_: None)
+    monkeypatch.setattr(fp8_scope, "_claim", lambda *_: None)
     imports_probe._check_second_thread(bench)
     assert "scope.second-thread.high" in failed(bench)
 

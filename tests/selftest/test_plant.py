@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import attention_masks, fp8_scope, linear_walker  # noqa: E402
+from megacpp_validate.bridge import attention, fp8_scope, linear_walker  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge.attention import Attention  # noqa: E402
 from megacpp_validate.bridge.native_block import TeBlock  # noqa: E402
 from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.selftest import Fault, Mutant  # noqa: E402
-from megacpp_validate.native.rope import rope_tables  # noqa: E402
+from megacpp_validate.native.attention import rope_tables  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
 from megacpp_validate.selftest.plant import PLANTERS, plant  # noqa: E402
 from megacpp_validate.selftest.points import PlantPointGone  # noqa: E402
@@ -231,7 +231,7 @@ def test_swapped_layers_lose_their_parameters() -> None:
 def test_an_item_is_lost() -> None:
     tree = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in ("fc1", "fc2", "q_proj")})
     plan = linear_walker.plan_walk(tree)
-    with planted(wrapper("walk_plan.WalkPlan.swapped", Fault.ITEM_LOST, index=1)) as trace:
+    with planted(wrapper("linear_walker.WalkPlan.swapped", Fault.ITEM_LOST, index=1)) as trace:
         assert plan.swapped == ("fc1", "q_proj")
     assert trace.reached == 1
     assert plan.swapped == ("fc1", "fc2", "q_proj")
@@ -315,14 +315,14 @@ def test_a_missing_entry_is_missing_and_tells_when_it_is_asked_for() -> None:
 
 
 def test_a_row_of_a_table_is_lost() -> None:
-    masks = attention_masks.Masks(doc_ids=torch.zeros(1, 4))
-    row = wrapper("attention_masks.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="packed-documents")
+    masks = attention.Masks(doc_ids=torch.zeros(1, 4))
+    row = wrapper("attention.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="packed-documents")
     with planted(row) as trace:
         assert masks.refused_by("te") is None
     assert trace.reached == 1
     assert masks.refused_by("te") is not None
-    with planted(wrapper("fp8_scope._SUPPORT", Fault.ENTRY_LOST, name="delayed")), pytest.raises(KeyError):
-        fp8_scope._SUPPORT["delayed"]
+    with planted(wrapper("fp8_scope._RECIPES", Fault.ENTRY_LOST, name="delayed")), pytest.raises(KeyError):
+        fp8_scope._RECIPES["delayed"]
 
 
 GONE: dict[str, Mutant] = {
@@ -334,7 +334,7 @@ GONE: dict[str, Mutant] = {
     "attribute-of-a-value": vendor("fp8_state_manager.gone", Fault.SKIPPED),
     "parameter": vendor("linear", Fault.ARGUMENT, call="init", name="gone", value=1),
     "parameter-of-a-call": vendor("linear", Fault.ARGUMENT_LOST, name="gone"),
-    "row": wrapper("attention_masks.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="gone"),
+    "row": wrapper("attention.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="gone"),
     "no-table": wrapper("attention.NATIVE_PATH", Fault.ENTRY_LOST, name="x"),
     "not-callable": wrapper("attention.NATIVE_PATH", Fault.ZEROS),
     "not-an-accessor": wrapper("attention.NATIVE_PATH", Fault.MISSING),

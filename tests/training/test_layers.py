@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
-from megacpp_validate.native.mla import reference_mla  # noqa: E402
-from megacpp_validate.native.rope import rope_tables  # noqa: E402
+from megacpp_validate.native.attention import rope_tables  # noqa: E402
+from megacpp_validate.native.block import reference_mla  # noqa: E402
 from megacpp_validate.probes.bounds import Roundings  # noqa: E402
 from megacpp_validate.training.layers import Build, MlaLayer  # noqa: E402
 from megacpp_validate.training.sizes import Forms, read_size  # noqa: E402

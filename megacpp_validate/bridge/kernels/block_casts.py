@@ -1,7 +1,7 @@
 """Triton kernels that round to E4M3 with block scales, as DeepGEMM's own casts in torch do, in one pass over memory.
 
 One program reads a tile of 128 x 128 values once and writes every copy that is made of it. Bits equal those of
-`deep_gemm_cast`'s references: reciprocals are IEEE's, and `cvt.rn.satfinite.e4m3x2` rounds to the nearest, ties to
+`deep_gemm`'s references: reciprocals are IEEE's, and `cvt.rn.satfinite.e4m3x2` rounds to the nearest, ties to
 even, as torch does.
 """
 
@@ -16,13 +16,8 @@ import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 
 TILE = tl.constexpr(128)
-HALF = tl.constexpr(64)
 ONE_OF_LARGEST = tl.constexpr(1.0 / 448.0)
 SMALLEST_AMAX = tl.constexpr(1e-4)
-MIX_WORD = tl.constexpr(0x9E3779B1)
-MIX_PLACE = tl.constexpr(0x85EBCA77)
-MIX_ONCE = tl.constexpr(0xC2B2AE3D)
-MIX_TWICE = tl.constexpr(0x27D4EB2F)
 
 
 @triton.jit
@@ -68,7 +63,7 @@ def cast_tokens_kernel(
     columns: tl.constexpr,  # 0 none, 1 a scale for each 128 x 1 tokens, 2 one for each 128 x 128
     power_of_two: tl.constexpr,
 ) -> None:
-    """A tile of 128 rows by 128 features: `deep_gemm_cast.cast_tokens`."""
+    """A tile of 128 rows by 128 features: `deep_gemm.cast_tokens`."""
     tile = tl.program_id(0)
     block = tl.program_id(1)
     first = tl.load(tiles + tile)
@@ -108,90 +103,33 @@ def cast_tokens_kernel(
 @triton.jit
 def cast_weight_kernel(
     weight,  # bf16 [E * N, K]
-    words,  # the same memory as int32 [E * N, K / 2]
     values,  # E4M3 [E * N, K]
     scales,  # fp32 [E * N / 128, K / 128]
     turned,  # E4M3 [E, K, N]
     turned_scales,  # fp32 [E, K / 128, N / 128]
-    prints,  # int32 [E * N / 128, K / 128, 2]: what the bits of each block were when they were rounded
     height,  # N
     width,  # K
-    keep: tl.constexpr,  # note fingerprints
-    renew: tl.constexpr,  # leave blocks alone whose bits are still the same
     turn: tl.constexpr,
     power_of_two: tl.constexpr,
 ) -> None:
-    """A block of 128 x 128 of an expert's weight: `deep_gemm_cast.cast_weight` and `renew_weight`."""
+    """A block of 128 x 128 of an expert's weight: `deep_gemm.cast_weight`."""
     tall = tl.program_id(0)
     block = tl.program_id(1)
     row = tl.arange(0, TILE)
     corner = (tall * TILE).to(tl.int64) * width + block * TILE
-    seen = prints + (tall * (width // TILE) + block) * 2
-    changed = True
-    if keep:
-        pair = tl.load(words + corner // 2 + (row[:, None] * (width // 2) + tl.arange(0, HALF)[None, :]))
-        one, two = _fingerprint(pair.to(tl.uint32, bitcast=True))
-        one = one.to(tl.int32, bitcast=True)
-        two = two.to(tl.int32, bitcast=True)
-        if renew:
-            changed = (tl.load(seen) != one) | (tl.load(seen + 1) != two)
-    if changed:
-        inside = row[:, None] * width + tl.arange(0, TILE)[None, :]
-        x = tl.load(weight + corner + inside).to(tl.float32)
-        size = tl.abs(x)
-        scale = _scale_of(_all_alike(tl.max(size, axis=1)), power_of_two)
-        tl.store(values + corner + inside, _round(x, scale[:, None]))
-        tl.store(scales + tall * (width // TILE) + block, tl.max(scale, axis=0))
-        if turn:
-            expert = tall // (height // TILE)
-            down = tall % (height // TILE)
-            across = turned + expert.to(tl.int64) * height * width + (block * TILE).to(tl.int64) * height + down * TILE
-            # Rounded once more, from the same scale: where the bytes of the first are stored both ways, the PTX that
-            # Triton 3.6.0 makes has halves of registers undefined, and on an H200 the transposed bytes were wrong.
-            again = _round(x, _scale_of(_all_alike(tl.max(size, axis=0)), power_of_two)[None, :])
-            tl.store(across + (row[:, None] * height + tl.arange(0, TILE)[None, :]), tl.trans(again))
-            place = (expert * (width // TILE) + block) * (height // TILE) + down
-            tl.store(turned_scales + place, tl.max(scale, axis=0))
-        if keep:
-            tl.store(seen, one)
-            tl.store(seen + 1, two)
-
-
-@triton.jit
-def _fingerprint(words) -> Any:
-    """64 bits of a tile of bf16, two in each word: see `deep_gemm_cast.fingerprint_reference`."""
-    place = (tl.arange(0, TILE)[:, None] * HALF + tl.arange(0, HALF)[None, :]).to(tl.uint32)
-    once = words * MIX_WORD + place * MIX_PLACE
-    once = (once ^ (once >> 15)) * MIX_ONCE
-    once = once ^ (once >> 13)
-    twice = once * MIX_TWICE
-    twice = twice ^ (twice >> 16)
-    return tl.sum(tl.sum(once, axis=1), axis=0), tl.sum(tl.sum(twice, axis=1), axis=0)
-
-
-@triton.jit
-def cast_masked_kernel(
-    source,  # bf16 [E, M, D]
-    counts,  # int32 [E], on the device
-    values,  # E4M3 [E, M', D]
-    scales,  # fp32 [E, D / 128, M']
-    capacity,  # M
-    padded,  # M', M in whole tiles
-    width,  # D
-    height: tl.constexpr,
-    power_of_two: tl.constexpr,
-) -> None:
-    """Some rows of an expert by 128 features: `deep_gemm_cast.cast_masked`."""
-    expert = tl.program_id(0)
-    tile = tl.program_id(1)
-    block = tl.program_id(2)
-    row = tile * height + tl.arange(0, height)
-    column = block * TILE + tl.arange(0, TILE)
-    # Rows past the count are zeros: the product covers whole tiles, and what lies there may be NaN.
-    there = (row < tl.load(counts + expert)) & (row < capacity)
-    at = (expert * capacity + row).to(tl.int64)[:, None] * width + column[None, :]
-    x = tl.load(source + at, mask=there[:, None], other=0.0).to(tl.float32)
-    scale = _scale_of(tl.max(tl.abs(x), axis=1), power_of_two)
-    at = (expert * padded + row).to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(values + at, _round(x, scale[:, None]))
-    tl.store(scales + (expert * (width // TILE) + block).to(tl.int64) * padded + row, scale)
+    inside = row[:, None] * width + tl.arange(0, TILE)[None, :]
+    x = tl.load(weight + corner + inside).to(tl.float32)
+    size = tl.abs(x)
+    scale = _scale_of(_all_alike(tl.max(size, axis=1)), power_of_two)
+    tl.store(values + corner + inside, _round(x, scale[:, None]))
+    tl.store(scales + tall * (width // TILE) + block, tl.max(scale, axis=0))
+    if turn:
+        expert = tall // (height // TILE)
+        down = tall % (height // TILE)
+        across = turned + expert.to(tl.int64) * height * width + (block * TILE).to(tl.int64) * height + down * TILE
+        # Rounded once more, from the same scale: where the bytes of the first are stored both ways, the PTX that
+        # Triton 3.6.0 makes has halves of registers undefined, and on an H200 the transposed bytes were wrong.
+        again = _round(x, _scale_of(_all_alike(tl.max(size, axis=0)), power_of_two)[None, :])
+        tl.store(across + (row[:, None] * height + tl.arange(0, TILE)[None, :]), tl.trans(again))
+        place = (expert * (width // TILE) + block) * (height // TILE) + down
+        tl.store(turned_scales + place, tl.max(scale, axis=0))

@@ -117,7 +117,7 @@ def _recomputed(bench: Bench, reentrant: bool, calls: list[Any], block: Any, row
         calls.append(block)
         return _with_dropout(block, given)
 
-    return bench.bridge("recompute").recompute(counted, rows, use_reentrant=reentrant)
+    return bench.bridge("layer_watch").recompute(counted, rows, use_reentrant=reentrant)
 
 
 def _said(names: list[str]) -> str:
@@ -139,7 +139,7 @@ def _batch(bench: Bench, factors: tuple[float, ...]) -> list[tuple[Any, Any]]:
 
 def _check_owner(bench: Bench, enter: Enter, *, delayed: bool) -> None:
     """torch's checkpoint is refused, for a reason; a scope inside a checkpoint is refused as well."""
-    error = bench.bridge("recompute").WrongRecomputeOwner
+    error = bench.bridge("fp8_scope").WrongRecomputeOwner
     for way, reentrant in WAYS.items():
         inside = partial(torch_checkpoint, use_reentrant=reentrant)
         bench.refuses(f"torch.{way}", error, lambda call=inside: _step(bench, enter, call, watched=True))  # type: ignore[misc]
@@ -229,10 +229,10 @@ def _fixed_batch(bench: Bench) -> tuple[Any, Any]:
 
 def _check_order(bench: Bench, enter: Enter) -> None:
     """Second passes in another order than the first ones take each other's scales: refused, and seen to be wrong."""
-    error = bench.bridge("recompute").RecomputeOutOfOrder
+    error = bench.bridge("layer_watch").RecomputeOutOfOrder
     plain = _two_passes(bench, enter, lambda block, rows: block(rows))
     for way, reentrant in WAYS.items():
-        ours = partial(bench.bridge("recompute").recompute, use_reentrant=reentrant)
+        ours = partial(bench.bridge("layer_watch").recompute, use_reentrant=reentrant)
         theirs = partial(bench.bridge("fp8_scope").te_recompute, use_reentrant=reentrant)
         bench.refuses(f"{way}.one-backward-for-two", error, partial(_two_passes, bench, enter, ours))
         bench.refuses(f"{way}.never-run-again", error, partial(_two_passes, bench, enter, ours, drops_the_first=True))

@@ -67,7 +67,7 @@ def probe(bench: Bench) -> None:
 
 def _check_lacking(bench: Bench) -> None:
     """A target whose row has no DeepGEMM: the bridge refuses it there, and says why."""
-    refusal = bench.bridge("deep_gemm_product").why_not_deep_gemm(bench.device, BF16, *WIDTHS["cpu"])
+    refusal = bench.bridge("deep_gemm").why_not_deep_gemm(bench.device, BF16, *WIDTHS["cpu"])
     surprise = f"surprise: DeepGEMM can be used here, and the row of {bench.order.target.id} has it not"
     said = surprise if refusal is None else refusal.reason
     bench.check("bridge-refuses", refusal is not None, said)
@@ -195,7 +195,7 @@ class Call:
 @contextmanager
 def watching_kernels(bench: Bench) -> Iterator[list[Call]]:
     """While inside, every call of DeepGEMM's kernels through the bridge is noted, by the product that it makes."""
-    module = bench.bridge("deep_gemm_product")
+    module = bench.bridge("deep_gemm")
     calls: list[Call] = []
 
     def call(name: str, kernel: Callable[..., Any], *given: Any, **more: Any) -> Any:
@@ -206,7 +206,7 @@ def watching_kernels(bench: Bench) -> Iterator[list[Call]]:
         calls.append(Call(_product(name, calls), dtypes, blocks))
         return kernel(*given, **more)
 
-    before = {name: getattr(module, name) for name in ("grouped_fp8_gemm", "masked_fp8_gemm", "fp8_gemm")}
+    before = {name: getattr(module, name) for name in ("grouped_fp8_gemm", "fp8_gemm")}
     for name, entry in before.items():
         watched = SimpleNamespace(require=lambda name=name, entry=entry: partial(call, name, entry.require()))
         setattr(module, name, watched)
@@ -219,8 +219,6 @@ def watching_kernels(bench: Bench) -> Iterator[list[Call]]:
 
 def _product(name: str, before: list[Call]) -> str:
     """The first grouped product of a step is the output, the second the gradient of the rows; then come weights."""
-    if name == "masked_fp8_gemm":
-        return "masked"
     if name == "fp8_gemm" or len(before) >= 2:
         return "grad.weight"
     return "grad.rows" if before else "forward"
@@ -238,48 +236,6 @@ def _against_te(bench: Bench, bank: Bank, seen: Tensors, exact: Tensors) -> None
     bench.ran_on("te-block.expert_gemm", layer.choice, te["forward"], wanted="te")
     _compare(bench, ".beside-te-block", bank, seen, exact, 2, te)
     _compare(bench, ".against-te-block", bank, seen, _double(te), 4, None, more=(("bf16", 1),))
-
-
-# --- rows in the masked layout ------------------------------------------------------------------------------------
-
-
-def _check_masked(bench: Bench) -> None:
-    """Counts on the device: the first rows of each expert, zeros past them, whatever lies there."""
-    capacity, counts = 160, (3, 0, 160, 65)
-    bank = new_block_bank(bench, (capacity,) * len(counts))
-    layer = new_block_layer(bench, bank)
-    rows = bank.rows.detach().view(len(counts), capacity, -1).clone()
-    on_device = torch.tensor(counts, dtype=torch.int32, device=bench.device)
-    past = torch.arange(capacity, device=bench.device) >= on_device[:, None]
-    rows[past] = float("nan")
-    with torch.no_grad(), watching_kernels(bench) as calls:
-        out = layer.forward_masked(rows, on_device, expected_rows=64)
-        kept = layer.forward_masked(rows, on_device, expected_rows=64, weight=layer.quantized_weight())
-    bench.check("claimed", layer.choice.observed == "deep_gemm", f"claimed {layer.choice.observed}")
-    bench.check("kernel", [call.product for call in calls] == ["masked"] * 2, f"{len(calls)} calls of the kernel")
-    real = Bank(rows[~past].requires_grad_(), bank.weights, counts, bank.gradient[: sum(counts)])
-    rounded, exact = _rounded(bench, real)["forward"], real.exact()["forward"]
-    bench.compare("forward", out[~past], exact, roundings=_roundings(2, None, ()), native=rounded.to(BF16))
-    bench.compare("forward.of-rounded-operands", out[~past], rounded, roundings=_roundings(0, None, ()))
-    bench.check("past-the-count", not bool(out[past].any()), "zeros, where the rows hold NaN")
-    bench.same_bits("kept", [out], [kept])
-    if bench.device == "cuda":
-        _check_graph(bench, layer, rows, on_device)
-
-
-def _check_graph(bench: Bench, layer: Any, rows: Any, counts: Any) -> None:
-    """A graph that holds the call takes other rows and counts at each replay."""
-    weight = layer.quantized_weight()
-    with torch.no_grad():
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            held = layer.forward_masked(rows, counts, expected_rows=64, weight=weight)
-        for turn in range(3):
-            rows.copy_(bench.randn(*rows.shape, dtype=BF16))
-            counts.copy_(counts.roll(1))
-            graph.replay()
-            eager = layer.forward_masked(rows, counts, expected_rows=64, weight=weight)
-            bench.same_bits(f"graph{turn}", [held], [eager])
 
 
 def _check_stream(bench: Bench) -> None:
@@ -331,15 +287,8 @@ def _check_choice(bench: Bench) -> None:
 def _check_refusals(bench: Bench) -> None:
     errors, backends = bench.bridge("errors"), bench.bridge("backends")
     bank = new_block_bank(bench, FEW)
-    layer = new_block_layer(bench, bank)
-    rows = bank.rows.detach().new_zeros(len(FEW), 8, bank.rows.shape[1])
-    counts = torch.zeros(len(FEW), dtype=torch.int32, device=bench.device)
     make = bench.bridge("expert_gemm").ExpertGemm
     odd = {**bank.sizes(), "in_features": 200, "device": bench.device, "backends": ("deep_gemm",)}
-    bench.refuses("masked-gradients", errors.WrongOption, lambda: layer.forward_masked(rows, counts))
-    with torch.no_grad():
-        bench.refuses("counts", errors.TokenCountMismatch, lambda: layer.forward_masked(rows, counts.long()))
-        bench.refuses("sorted", errors.WrongShape, lambda: layer.forward_masked(bank.rows, counts))
     bench.refuses("word", errors.UnknownName, lambda: make(**{**odd, "in_features": 256, "fp8_when": "now"}))
     try:
         make(**odd)
@@ -353,11 +302,11 @@ def _check_refusals(bench: Bench) -> None:
 
 
 def _check_casts(bench: Bench) -> None:
-    """Every copy that a cast makes, bit by bit: values, scales, groups, fingerprints.
+    """Every copy that a cast makes, bit by bit: values, scales, groups.
 
     Rows of zeros, of next to nothing and of large values are among them, and one value in a thousand is an outlier.
     """
-    casts, counts = bench.bridge("deep_gemm_cast"), ROUTINGS["uneven"]
+    casts, counts = bench.bridge("deep_gemm"), ROUTINGS["uneven"]
     tokens = _odd(bench, bench.randn(sum(counts), WIDTH))
     weight = _odd(bench, bench.randn(2 * HEIGHT, WIDTH)).view(2, HEIGHT, WIDTH)
     tiles = casts.plan_tiles(counts, bench.device)
@@ -372,37 +321,9 @@ def _check_casts(bench: Bench) -> None:
                 if columns != "none":
                     alone = casts.cast_tokens(tokens, tiles, rows=False, **how)
                     _same(bench, f"columns.{columns}", alone, (None, wanted[1]))
-            for name, more in {"weight": {}, "weight.kept": {"keep": True}, "weight.alone": {"turn": False}}.items():
+            for name, more in {"weight": {}, "weight.alone": {"turn": False}}.items():
                 how = {"power_of_two": power_of_two, **more}
                 _same(bench, name, [casts.cast_weight(weight, **how)], [casts.cast_weight_reference(weight, **how)])
-            _check_renewed(bench, casts, weight, power_of_two)
-    if bench.device == "cuda":
-        _check_masked_cast(bench, casts)
-
-
-def _check_renewed(bench: Bench, casts: Any, weight: Any, power_of_two: bool) -> None:
-    """Blocks that changed are rounded again, the rest is left as it is."""
-    kept = casts.cast_weight(weight, keep=True, power_of_two=power_of_two)
-    other = weight.clone()
-    other[1, 130, 5] *= -1  # the first block of the second row of blocks
-    other[0, :, 128:256] *= 4
-    kept.values[1, 0, 0] = 448.0  # in a block whose bits stay: what is not looked at again is not written
-    casts.renew_weight(kept, other, power_of_two=power_of_two)
-    wanted = casts.cast_weight_reference(other, keep=True, power_of_two=power_of_two)
-    left = float(kept.values[1, 0, 0])
-    bench.check("renewed.left-alone", left == 448.0, f"a mark in a block that did not change: {left}")
-    kept.values[1, 0, 0] = wanted.values[1, 0, 0]
-    _same(bench, "renewed", [kept], [wanted])
-
-
-def _check_masked_cast(bench: Bench, casts: Any) -> None:
-    """The kernel and plain torch on a CPU, NaN past the counts."""
-    rows = bench.randn(3, CAPACITY, WIDTH, dtype=BF16)
-    rows[0, 3:], rows[1] = float("nan"), float("inf")
-    counts = torch.tensor([3, 0, CAPACITY], dtype=torch.int32, device=bench.device)
-    seen = casts.cast_masked(rows, counts)
-    wanted = casts.cast_masked(rows.cpu(), counts.cpu())
-    _same(bench, "masked", [tuple(one.cpu() for one in seen)], [wanted])
 
 
 def _odd(bench: Bench, values: Any) -> Any:
@@ -460,7 +381,7 @@ CHANGES: Final[dict[str, Callable[[Any], object]]] = {
 
 
 def _check_kept(bench: Bench) -> None:
-    """After each change, what is kept gives the bits that rounding anew gives, forward and backward; and other ones."""
+    """After a change the first micro-batch rounds the weights anew, and later ones take what it kept."""
     bank = new_block_bank(bench, FEW)
     for name, change in CHANGES.items():
         with bench.scope(name):
@@ -469,7 +390,7 @@ def _check_kept(bench: Bench) -> None:
             again = run_bank(layer, bank, is_first_microbatch=False)
             bench.same_bits("unchanged", before.values(), again.values())
             change(layer.bank.weight)
-            for first in (False, True):
+            for first in (True, False):
                 seen, wanted = run_bank(layer, bank, is_first_microbatch=first), run_bank(layer, bank)
                 bench.same_bits(f"changed.{first}", seen.values(), wanted.values())
             moved = not torch.equal(wanted["forward"], before["forward"])
@@ -488,7 +409,6 @@ def _check_compiler(bench: Bench) -> None:
 
 PARTS: Final[dict[str, Callable[[Bench], None]]] = {
     "contiguous": _check_contiguous,
-    "masked": _check_masked,
     "stream": _check_stream,
     "casts": _check_casts,
     "kept": _check_kept,

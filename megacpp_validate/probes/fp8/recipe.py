@@ -198,7 +198,7 @@ def _rows(bench: Bench, count: int = ROWS) -> Any:
 
 def _check_sizes_and_places(bench: Bench, recipe: str, enter: Callable[[], Any]) -> None:
     """Rows that the recipe cannot take, and rows on the CPU; outside of the scope the same layer takes them."""
-    health, errors = bench.bridge("amax_health"), bench.bridge("errors")
+    health, errors = bench.bridge("layer_watch"), bench.bridge("errors")
     model = _Pair(bench)
     with health.Fp8Guard(model):
         model(_rows(bench, 5))
@@ -220,7 +220,7 @@ def _check_not_finite(bench: Bench, enter: Callable[[], Any]) -> None:
 
     And a step whose numbers are all finite, however large, is let through.
     """
-    health = bench.bridge("amax_health")
+    health = bench.bridge("layer_watch")
     model = _Pair(bench)
 
     def hole(value: float) -> Any:
@@ -259,7 +259,7 @@ def _check_not_finite(bench: Bench, enter: Callable[[], Any]) -> None:
 
 def _check_state(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None:
     """State of another recipe, both ways; nothing is loaded where it is refused, and its own is taken."""
-    loading = bench.bridge("recipe_state")
+    loading = bench.bridge("extra_state")
     have = [name for name in bench.order.target.recipes if not bench.bridge("fp8_scope").why_recipe_is_refused(name)]
     if "delayed" not in have:
         return

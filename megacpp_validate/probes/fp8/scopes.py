@@ -417,7 +417,7 @@ def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
         source, target = (torch.nn.ModuleList([one.module for one in row]) for row in (layers, others))
         saved = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
         with unpickling_allowed(os.environ):
-            bench.bridge("recipe_state").load_fp8_state_dict(target, saved, recipe="delayed")
+            bench.bridge("extra_state").load_fp8_state_dict(target, saved, recipe="delayed")
         read = bench.bridge("fp8_scope").te_amax_state
         for one, other in zip(layers, others, strict=True):
             _same(bench, f"{name}.{how}.{one.name}.loaded", *(list(_state(read, row.module)) for row in (one, other)))

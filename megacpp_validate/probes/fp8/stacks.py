@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
-from ...native.rope import rope_tables
+from ...native.attention import rope_tables
 from ..bench import Bench
 from ..memory import Enter
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from ...bridge.jagged_experts import BACKWARD_STAGES, FORWARD_STAGES, jagged_moe, sort_by_expert, why_not_fused
-from ...bridge.padded_experts import padded_moe
+from ...bridge.permute import padded_moe
 from ..bench import Bench
 from ..bounds import Roundings
 

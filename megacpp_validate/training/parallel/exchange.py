@@ -39,7 +39,7 @@ from ...bridge.jagged_experts import (
     zero_idle,
 )
 from ...bridge.permute import Dispatch
-from ...native.autocast import without_autocast
+from ...native.norms import without_autocast
 from .checks import TokenCounts, check_rows, digest_chunks
 
 

@@ -20,10 +20,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ...bridge.backends import Choice, Refusal, choose
-from ...bridge.compiled_scan import compiled_scan
 from ...bridge.features import why_not_te
+from ...bridge.fused import compiled_scan
+from ...bridge.linear_walker import TE_DTYPES
 from ...bridge.native_block import NativeBlock
-from ...bridge.walk_plan import TE_DTYPES
 from ...native.block import ABlock
 from ...native.mamba import at_least_fp32, ssd_chunked
 from ...native.mlp import MLP, NormMLP

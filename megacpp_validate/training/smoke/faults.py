@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 
-from ...bridge.amax_owner import SINGLE_OWNER
+from ...bridge.fp8_scope import SINGLE_OWNER
 from .. import WrongSize, expert_layer
 from ..expert_layer import ExpertLayer
 from ..optimizer import GradientSums, local_part

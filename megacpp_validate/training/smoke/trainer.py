@@ -14,9 +14,15 @@ from typing import Any, Final
 import torch
 from torch import distributed, nn
 
-from ...bridge.amax_owner import SINGLE_OWNER, delayed_scaling_kept, pending_amax_kept
 from ...bridge.backends import Choice
-from ...bridge.fp8_scope import amax_shared_with, high_precision, low_precision
+from ...bridge.fp8_scope import (
+    SINGLE_OWNER,
+    amax_shared_with,
+    delayed_scaling_kept,
+    high_precision,
+    low_precision,
+    pending_amax_kept,
+)
 from ...bridge.graph_capture import capture_graphs
 from ...jit.monitor import mark
 from .. import WrongSize

@@ -191,7 +191,7 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
         "absent",
         (
             (
-                "failures.py",
+                "vendor.py",
                 edit('"name": name if', '"name": "" if'),
                 "the reason does not say 'cause: Transformer Engine is not installed'",
             ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.bridge import fp8_scope, layer_watch, open_scopes, recompute, te_fp8
+from megacpp_validate.bridge import fp8_scope, layer_watch, te_fp8
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import ScopeEnteredTwice
 from megacpp_validate.probes.bench import Bench
@@ -51,7 +51,7 @@ def test_it_passes_in_every_recipe() -> None:
         assert {f"blocks.{kind}.in-turn.{way}.grad" for kind in ("bf16", "delayed", "current", "block")} <= names
         assert {f"owner.block.torch.{way}", f"owner.current.torch.{way}.scope-inside"} <= names
         assert {f"high-precision.{recipe}.{way}" for recipe in ("delayed", "current", "block")} <= names
-        assert f"recompute.fp8.delayed.{way}.history" in names
+        assert f"layer_watch.fp8.delayed.{way}.history" in names
 
 
 def test_scales_of_the_next_step_are_caught(monkeypatch: Patch) -> None:
@@ -123,7 +123,7 @@ def test_what_attention_sums_in_another_order_is_not_judged(monkeypatch: Patch) 
 
 def test_an_output_that_a_checkpoint_changes_is_caught(monkeypatch: Patch) -> None:
     real = te_fp8.te_recompute
-    monkeypatch.setattr(recompute, "te_recompute", lambda call, rows, **more: real(call, rows * 1.01, **more))
+    monkeypatch.setattr(layer_watch, "te_recompute", lambda call, rows, **more: real(call, rows * 1.01, **more))
     assert {f"{way}.{what}" for way in WAYS for what in ("forward", "grad")} <= failed(blocks("block"))
 
 
@@ -134,7 +134,7 @@ def test_other_random_numbers_in_the_second_pass_are_caught(monkeypatch: Patch) 
 
 
 def test_a_checkpoint_that_keeps_everything_is_caught(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(recompute, "te_recompute", lambda call, rows, **_: call(rows))
+    monkeypatch.setattr(layer_watch, "te_recompute", lambda call, rows, **_: call(rows))
     assert failed(blocks("current")) == {f"{way}.run-again" for way in WAYS}
 
 
@@ -144,7 +144,7 @@ def test_a_bridge_that_lets_torch_s_checkpoint_in_is_caught(monkeypatch: Patch) 
 
 
 def test_a_bridge_that_lets_a_scope_in_is_caught(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(open_scopes, "refuse_scope_in_recompute", lambda _: None)
+    monkeypatch.setattr(fp8_scope, "refuse_scope_in_recompute", lambda _: None)
     wanted = {f"{whose}.{way}.scope-inside" for whose in ("torch", "te") for way in WAYS}
     assert failed(owner()) & wanted == wanted
 
@@ -184,7 +184,7 @@ def order() -> Bench:
 
 def test_a_bridge_that_minds_no_order_is_caught(monkeypatch: Patch) -> None:
     assert failed(order()) == set()
-    monkeypatch.setattr(recompute._Passes, "_take", lambda *_: None)
+    monkeypatch.setattr(layer_watch._Passes, "_take", lambda *_: None)
     assert failed(order()) == {f"{way}.{what}" for way in WAYS for what in ("one-backward-for-two", "never-run-again")}
 
 

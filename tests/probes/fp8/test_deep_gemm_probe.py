@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import deep_gemm, deep_gemm_cast, deep_gemm_product, expert_gemm  # noqa: E402
+from megacpp_validate.bridge import deep_gemm, expert_gemm  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
 from megacpp_validate.probes.bench import Bench, CannotRun  # noqa: E402
 from megacpp_validate.probes.fp8 import deep_gemm as probed  # noqa: E402
@@ -120,33 +120,11 @@ def e5m2(whole: Any) -> Any:
     return cast
 
 
-def kept_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(deep_gemm_product, "renew_weight", lambda kept, weight, **_: None)
-
-
-def kept_by_version(patch: pytest.MonkeyPatch) -> None:
-    """As a cache keyed on the tensor's version does it."""
-    versions: dict[int, int] = {}
-    whole = deep_gemm_product.renew_weight
-
-    def renew(kept: Any, weight: Any, **how: Any) -> None:
-        if versions.get(id(kept)) != weight._version:
-            whole(kept, weight, **how)
-        versions[id(kept)] = weight._version
-
-    patch.setattr(deep_gemm_product, "renew_weight", renew)
-
-
-def kept_by_sum(patch: pytest.MonkeyPatch) -> None:
-    """A fingerprint that does not know places."""
-    whole = deep_gemm_cast.fingerprint_reference
+def kept_for_good(patch: pytest.MonkeyPatch) -> None:
+    """The first micro-batch takes what an earlier step kept."""
+    whole, made = expert_gemm.quantize_weight, {}
     patch.setattr(
-        deep_gemm_cast,
-        "fingerprint_reference",
-        lambda weight: (
-            torch.zeros_like(whole(weight))
-            + weight.view(torch.int16).int().view(weight.shape[0], 1, 1, -1).sum(-1, keepdim=True, dtype=torch.int32)
-        ),
+        expert_gemm, "quantize_weight", lambda weight, **how: made.setdefault(id(weight), whole(weight, **how))
     )
 
 
@@ -160,12 +138,6 @@ def rolled(weight: Any) -> Any:
 
 def turned_scales(cast: Any) -> Any:
     return cast._replace(turned_scales=cast.turned_scales.flip(1) if cast.turned_scales is not None else None)
-
-
-def no_zeros_past(patch: pytest.MonkeyPatch) -> None:
-    whole = deep_gemm_product.cast_masked
-    everything = lambda rows, counts, **how: whole(rows.nan_to_num(1.0), torch.full_like(counts, rows.shape[1]), **how)  # noqa: E731
-    patch.setattr(deep_gemm_product, "cast_masked", everything)
 
 
 def nan_to_zero(whole: Any) -> Any:
@@ -182,46 +154,35 @@ def _bf16_weight_gradient(whole: Any) -> Any:
 
 FAULTS: dict[str, tuple[Plant, str]] = {
     "bf16 in its place": (in_bf16, "contiguous.uneven.forward.rounded"),
-    "output halved": (after(deep_gemm_product, "_multiply", halves), "contiguous.uneven.forward"),
+    "output halved": (after(deep_gemm, "_multiply", halves), "contiguous.uneven.forward"),
     "gradient of the weights halved": (
-        after(deep_gemm_product, "_weight_gradient", halves), "contiguous.even.grad.weight0",
+        after(deep_gemm, "_weight_gradient", halves), "contiguous.even.grad.weight0",
     ),
     "gradient of the weights in bf16": (
-        patched(deep_gemm_product, "_GroupedFp8", _bf16_weight_gradient),
+        patched(deep_gemm, "_GroupedFp8", _bf16_weight_gradient),
         "contiguous.even.grad.weight.rounded",
     ),
-    "experts rolled": (before(deep_gemm_product, "cast_weight", rolled), "contiguous.even.forward"),
+    "experts rolled": (before(deep_gemm, "cast_weight", rolled), "contiguous.even.forward"),
     "one scale for all rows": (
-        patched(deep_gemm_product, "cast_tokens", scales_of_tensors), "contiguous.uneven.forward.of-rounded-operands",
+        patched(deep_gemm, "cast_tokens", scales_of_tensors), "contiguous.uneven.forward.of-rounded-operands",
     ),
-    "E5M2": (patched(deep_gemm_product, "cast_tokens", e5m2), "contiguous.uneven.grad.rows"),
+    "E5M2": (patched(deep_gemm, "cast_tokens", e5m2), "contiguous.uneven.grad.rows"),
     "scales of the turned weight flipped": (
-        after(deep_gemm_product, "cast_weight", turned_scales), "contiguous.even.grad.rows.of-rounded-operands",
+        after(deep_gemm, "cast_weight", turned_scales), "contiguous.even.grad.rows.of-rounded-operands",
     ),
-    "kept weights never looked at": (kept_without_a_look, "kept.optimizer.changed.False"),
-    "kept weights by version": (kept_by_version, "kept.data.changed.False"),
-    "kept weights by sum": (kept_by_sum, "kept.two-swapped.changed.False"),
-    "rows past the count": (no_zeros_past, "masked.past-the-count"),
-    "a NaN that is lost": (patched(deep_gemm_product, "cast_tokens", nan_to_zero), "not-a-number.nan"),
+    "kept weights that are never rounded again": (kept_for_good, "kept.optimizer.changed.True"),
+    "a NaN that is lost": (patched(deep_gemm, "cast_tokens", nan_to_zero), "not-a-number.nan"),
     "a cast that is a bit off": (
-        after(deep_gemm_cast, "cast_tokens", lambda made: (a_bit_off(made[0]), made[1])),
+        after(deep_gemm, "cast_tokens", lambda made: (a_bit_off(made[0]), made[1])),
         "casts.plain.tokens.none",
     ),
     "a weight cast a bit off": (
-        after(deep_gemm_cast, "cast_weight", a_bit_off), "casts.plain.weight",
-    ),
-    "a renewal of everything": (
-        patched(deep_gemm_cast, "renew_weight", lambda _: _renew_all), "casts.plain.renewed.left-alone",
+        after(deep_gemm, "cast_weight", a_bit_off), "casts.plain.weight",
     ),
     "a rule that is not asked": (
         patched(expert_gemm, "why_bf16_is_faster", lambda _: lambda counts, **_: None), "choice.faster",
     ),
 }  # fmt: skip
-
-
-def _renew_all(kept: Any, weight: Any, **how: Any) -> None:
-    for into, given in zip(kept, deep_gemm_cast.cast_weight_reference(weight, keep=True, **how), strict=True):
-        into.copy_(given)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import amax_health, open_scopes, recipe_state, recipes, te_fp8
+from megacpp_validate.bridge import extra_state, fp8_scope, layer_watch, recipes, te_fp8
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.fp8.recipe import _scope_of, check_refusals
 from tests.probes.fp8.planting import Patch, Plant, failed, new_bench
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_open")
 
 def scopes_nest(patch: Patch) -> None:
     def enter(self: Any) -> Any:
-        self.scope = open_scopes.Scope(self.plan.recipe, self.plan.choice, open_scopes._place_of_entry())
+        self.scope = fp8_scope.Scope(self.plan.recipe, self.plan.choice, fp8_scope._place_of_entry())
         return self.scope
 
-    patch.setattr(open_scopes.PrecisionScope, "__enter__", enter)
+    patch.setattr(fp8_scope.PrecisionScope, "__enter__", enter)
 
 
 def any_target(patch: Patch) -> None:
@@ -34,15 +34,15 @@ def any_history(patch: Patch) -> None:
 
 
 def nothing_refused(patch: Patch) -> None:
-    patch.setattr(amax_health, "_refuse", lambda *_: None)
+    patch.setattr(layer_watch, "_refuse", lambda *_: None)
 
 
 def everything_refused(patch: Patch) -> None:
-    patch.setattr(amax_health, "TRAINING_ROWS", 7)
+    patch.setattr(layer_watch, "TRAINING_ROWS", 7)
 
 
 def takes_8_rows(patch: Patch) -> None:
-    patch.setattr(amax_health, "TRAINING_ROWS", 8)
+    patch.setattr(layer_watch, "TRAINING_ROWS", 8)
 
 
 def nan_is_left_out(patch: Patch) -> None:
@@ -51,13 +51,13 @@ def nan_is_left_out(patch: Patch) -> None:
 
 
 def gradients_unseen(patch: Patch) -> None:
-    patch.setattr(amax_health.Fp8Guard, "_after", lambda self, *_: None)
+    patch.setattr(layer_watch.Fp8Guard, "_after", lambda self, *_: None)
 
 
 def with_not_finite(change: Callable[..., tuple[Any, ...]]) -> Plant:
     def plant(patch: Patch) -> None:
-        plain = amax_health._not_finite
-        patch.setattr(amax_health, "_not_finite", lambda *given: plain(*change(*given)))
+        plain = layer_watch._not_finite
+        patch.setattr(layer_watch, "_not_finite", lambda *given: plain(*change(*given)))
 
     return plant
 
@@ -67,27 +67,27 @@ def never_emptied(patch: Patch) -> None:
 
 
 def loads_all(patch: Patch) -> None:
-    patch.setattr(recipe_state, "check_fp8_state", lambda *_, **__: None)
+    patch.setattr(extra_state, "check_fp8_state", lambda *_, **__: None)
 
 
 def loads_half(patch: Patch) -> None:
-    plain = recipe_state.check_fp8_state
+    plain = extra_state.check_fp8_state
 
     def check(module: Any, state: Any, **more: Any) -> None:
         with torch.no_grad():
             module.first.weight.copy_(state["first.weight"])
         plain(module, state, **more)
 
-    patch.setattr(recipe_state, "check_fp8_state", check)
+    patch.setattr(extra_state, "check_fp8_state", check)
 
 
 def own_state_refused(patch: Patch) -> None:
-    plain = recipe_state.check_fp8_state
+    plain = extra_state.check_fp8_state
 
     def check(module: Any, state: Any, *, recipe: Any, **more: Any) -> None:
         plain(module, state, recipe="block" if recipe == "delayed" else recipe, **more)
 
-    patch.setattr(recipe_state, "check_fp8_state", check)
+    patch.setattr(extra_state, "check_fp8_state", check)
 
 
 def reads_none(self: Any, state: Any) -> None:
@@ -98,14 +98,14 @@ def reads_none(self: Any, state: Any) -> None:
 def own_state_half_loaded(patch: Patch) -> None:
     """The first layer's weight is loaded when the release refuses the second's state."""
     patch.setattr(te.linear.require(), "set_extra_state", reads_none)
-    plain = recipe_state._try_one
+    plain = extra_state._try_one
 
     def try_one(module: Any, state: Any) -> None:
         with torch.no_grad():
             module.first.weight.copy_(state["first.weight"])
         plain(module, state)
 
-    patch.setattr(recipe_state, "_try_one", try_one)
+    patch.setattr(extra_state, "_try_one", try_one)
 
 
 REFUSED: dict[str, tuple[Plant, str]] = {
@@ -154,7 +154,7 @@ def test_what_is_right_must_not_be_refused(te_double: None, plant: Plant, caught
     bench = new_bench(recipe="delayed")
     with Patch.context() as patch:
         plant(patch)
-        with contextlib.suppress(amax_health.NotDivisible):  # of what comes after it
+        with contextlib.suppress(layer_watch.NotDivisible):  # of what comes after it
             check_refusals(bench, "delayed", _scope_of(bench))
     assert f"fp8.delayed.refuses.{caught}" in failed(bench)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import graph_capture, open_scopes
+from megacpp_validate.bridge import fp8_scope, graph_capture
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import graphs as probe
@@ -190,7 +190,7 @@ def test_a_weight_cast_anew_in_each_micro_batch_only_is_none(monkeypatch: Patch)
 
 def test_an_evaluation_that_leaves_its_amax_behind_is_caught(monkeypatch: Patch) -> None:
     bench = new_bench("graphs", recipes=("delayed",))
-    monkeypatch.setattr(open_scopes, "pending_amax_kept", nullcontext)
+    monkeypatch.setattr(fp8_scope, "pending_amax_kept", nullcontext)
     probe._check_no_trace(bench, scope_of(bench, "delayed"))
     assert failed(bench) == {"graphs.delayed.evaluation-leaves-no-trace"}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
-from megacpp_validate.bridge import torchao, torchao_lane
+from megacpp_validate.bridge import torchao
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import torchao as probe_module
 from megacpp_validate.probes.fp8.torchao import LAYERS, Tree, check_order, check_refusals, one_rank
@@ -24,7 +24,7 @@ LAYER = torchao.float8_linear.require()
 
 
 def new_bench() -> Bench:
-    order = Order("fp8_torchao", "stack", Target("cpu", ""), "te", code="fp8.torchao", stands_on=("torchao_lane",))
+    order = Order("fp8_torchao", "stack", Target("cpu", ""), "te", code="fp8.torchao", stands_on=("torchao",))
     return Bench(order)
 
 
@@ -41,7 +41,7 @@ def _no_graph_of_another_test() -> None:
 
 @pytest.fixture
 def fp8_on_cpu(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torchao_lane, "why_not_float8", lambda *_, **__: None)
+    monkeypatch.setattr(torchao, "why_not_float8", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_every_recipe_passes(recipe: str, float8_all_gather: bool, mesh: Any) ->
 
 
 def test_an_order_that_nobody_holds_fails_every_check_of_it(mesh: Any, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torchao_lane.Float8Lane, "_start", lambda self, step: None)
-    monkeypatch.setattr(torchao_lane.Float8Lane, "_look", lambda self, step: None)
+    monkeypatch.setattr(torchao.Float8Lane, "_start", lambda self, step: None)
+    monkeypatch.setattr(torchao.Float8Lane, "_look", lambda self, step: None)
     bench = new_bench()
     check_order(bench, mesh)
     names = {check.name for check in bench.checks}
@@ -99,18 +99,17 @@ def test_an_order_that_nobody_holds_fails_every_check_of_it(mesh: Any, monkeypat
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [("why_compiled", "behind.compiled"), ("why_sharded", "behind.sharded-after"), ("why_not_meta", "behind.not-meta"),
-     ("_why_converted", "behind.converted")],
-)  # fmt: skip
+    [("why_compiled", "behind.compiled"), ("why_sharded", "behind.sharded-after"), ("why_not_meta", "behind.not-meta")],
+)
 def test_a_look_that_sees_nothing_fails_its_check(where: str, name: str, mesh: Any, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torchao_lane, where, lambda _: "")
+    monkeypatch.setattr(torchao, where, lambda _: "")
     bench = new_bench()
     check_order(bench, mesh)
     assert name in failed(bench)
 
 
 def test_a_lane_that_takes_any_device_fails(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torchao_lane, "why_not_float8", lambda *_, **__: None)
+    monkeypatch.setattr(torchao, "why_not_float8", lambda *_, **__: None)
     bench = new_bench()
     check_refusals(bench)
     assert failed(bench) == {"cpu", "capability-8.0"}
@@ -166,8 +165,8 @@ def test_compiling_that_gives_up_fails(mesh: Any) -> None:
     ],
 )
 def test_another_recipe_fails(asked: Any, ran: Any, mesh: Any, monkeypatch: Patch) -> None:
-    plain = torchao_lane.float8_config
-    monkeypatch.setattr(torchao_lane, "float8_config", lambda _, **options: plain(ran, **options))
+    plain = torchao.float8_config
+    monkeypatch.setattr(torchao, "float8_config", lambda _, **options: plain(ran, **options))
     bad = failed(judged(mesh, asked))
     assert any(name.endswith(".operands") for name in bad) or f"{asked}.eager.products" in bad
 
@@ -196,13 +195,12 @@ def test_an_output_that_is_scaled_fails(mesh: Any, monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
-        ({"_precompute": lambda self: None}, "scales.after"),
+        ({"after_step": lambda self: None}, "scales.after"),
         ({"attach": lambda self, optimizer: optimizer.register_step_post_hook(lambda *_: None)}, "scales.hook"),
         ({"stale_scales": lambda self: ()}, "scales.missed"),
-        ({"remind": lambda self, optimizer: ()}, "scales.forgotten"),
     ],
 )
 def test_scales_that_are_not_kept_fail(fault: dict[str, Any], name: str, mesh: Any, monkeypatch: Patch) -> None:
     for method, planted in fault.items():
-        monkeypatch.setattr(torchao_lane.Float8Lane, method, planted)
+        monkeypatch.setattr(torchao.Float8Lane, method, planted)
     assert f"tensorwise.all-gather.{name}" in failed(judged(mesh, float8_all_gather=True))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import fp8_scope, open_scopes
+from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import Zones
 from megacpp_validate.probes.bench import Bench
@@ -188,14 +188,14 @@ def test_a_group_that_enters_although_one_layer_stays_is_told(monkeypatch: Patch
 
 
 def test_a_second_entry_that_is_let_in_is_told(monkeypatch: Patch) -> None:
-    real = open_scopes.PrecisionScope.__enter__
+    real = fp8_scope.PrecisionScope.__enter__
 
     def enter(self: Any) -> Any:
-        if self.plan.exclusive and open_scopes.open_here():
-            return open_scopes.open_here()[-1].scope
+        if self.plan.exclusive and fp8_scope.open_here():
+            return fp8_scope.open_here()[-1].scope
         return real(self)
 
-    monkeypatch.setattr(open_scopes.PrecisionScope, "__enter__", enter)
+    monkeypatch.setattr(fp8_scope.PrecisionScope, "__enter__", enter)
     assert failed(groups()) == {"layer-enters-again", "group-in-a-group"}
 
 
