@@ -17,24 +17,12 @@ from typing import Final
 from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
-from ..evidence.receipt import Outcome
-from ..evidence.store import read_receipts
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from ..process import Ended
+from . import tools
 from .locks import read_image_lock
 from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake, require_base
-from .tools import (
-    BASE_LABEL,
-    LOCK_LABEL,
-    PINS_LABEL,
-    REGISTRY,
-    TARGET_LABEL,
-    ImageRefused,
-    call,
-    read_pip_settings,
-    require_program,
-)
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
@@ -49,17 +37,12 @@ _RESOLVE: Final = "failed to resolve source metadata.*"
 _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
     (
         r".*(no space left on device|disk quota exceeded).*", InfrastructureFailed,
-        "the disk is full, of the engine's data folder or of temporary files. Next step: make room (`docker buildx "
-        "prune`), and start it again: steps that ended are kept",
+        "a full disk of the engine. Next step: make room (`docker buildx prune`): steps that ended are kept",
     ),
     (
-        r".*parent snapshot \S+ does not exist.*", InfrastructureFailed,
-        "images that share a layer were removed in the same minute. Next step: the same command again",
-    ),
-    (
-        r".*(failed to push|error: failed to .*push).*", InfrastructureFailed,
-        "the registry is down, speaks no TLS, or requires a login. Next step: `docker login` there, or start it; the "
-        "same command then reuses everything that was built",
+        r".*(parent snapshot \S+ does not exist|failed to push|error: failed to .*push).*", InfrastructureFailed,
+        "the registry is down, or requires a login. Next step: `docker login` there; the same command then reuses "
+        "everything that was built",
     ),
     (
         rf".*{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b).*|.*(no match for "
@@ -69,11 +52,8 @@ _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
         "login` there (nvcr.io: user `$oauthtoken`, the password is the API key); `nox -s lock` checks the pins",
     ),
     (
-        rf".*{_RESOLVE}(no such host|connection refused|dial tcp|timeout|EOF|\b50\d\b).*|.*failed to do request.*dial "
-        "tcp.*",
-        InfrastructureFailed,
-        "the registry of the base does not answer. Next step: name a mirror in MEGACPP_REGISTRY_MIRROR (the digest "
-        "stays what it is), or another base with --base",
+        rf".*{_RESOLVE}.*|.*failed to do request.*dial tcp.*", InfrastructureFailed,
+        "the registry of the base does not answer. Next step: name a mirror in MEGACPP_REGISTRY_MIRROR",
     ),
 )  # fmt: skip
 
@@ -112,25 +92,16 @@ class ImageBuild(Frozen):
 
     Attributes:
         digest: of its index, which names the image and its provenance.
-        base_verified: day on which a registry confirmed the base's digest; empty where none has.
-        revision: commit of the project, with "-dirty" where files differ; empty outside of a checkout.
         started: UTC, ISO 8601.
         seconds: of the whole build, with the push.
     """
 
     schema_id: str = "megacpp-validate/image-build/2"
     tool: str
-    target: str
-    platform: str
+    plan: ImagePlan
     name: str
     digest: str
     pushed: bool
-    base: str
-    base_verified: str
-    lock: str
-    lock_hash: str
-    pins_hash: str
-    revision: str
     engine: str
     buildx: str
     started: str
@@ -177,7 +148,7 @@ class Engine:
 
     def ask(self, *words: str, limit_s: float = 60.0, folder: Path | None = None) -> Ended:
         """Run the client to its end; the caller judges its exit code."""
-        return call([self.docker, *words], self.variables, limit_s=limit_s, folder=folder)
+        return tools.call([self.docker, *words], self.variables, limit_s=limit_s, folder=folder)
 
 
 def find_engine(variables: Mapping[str, str]) -> Engine:
@@ -186,10 +157,10 @@ def find_engine(variables: Mapping[str, str]) -> Engine:
     Raises:
         NoEnvironment: no client, no answer, or no buildx.
     """
-    docker = require_program("docker", variables)
-    info = call([docker, "info", "--format", "{{.ServerVersion}} {{.Architecture}}"], variables)
+    docker = tools.require_program("docker", variables)
+    info = tools.call([docker, "info", "--format", "{{.ServerVersion}} {{.Architecture}}"], variables)
     version, _, machine = info.words.strip().partition(" ")
-    buildx = call([docker, "buildx", "version"], variables)
+    buildx = tools.call([docker, "buildx", "version"], variables)
     if info.code or not machine or buildx.code:
         said = info.last_words if info.code or not machine else buildx.last_words
         raise NoEnvironment(
@@ -197,8 +168,8 @@ def find_engine(variables: Mapping[str, str]) -> Engine:
             "user may not access it, or docker-buildx is not installed. Next step: start it; or as root on Debian, "
             '`eval "$(containers/docker_engine up)"` starts one with a registry.'
         )
-    bridges = call([docker, "network", "ls", "--quiet", "--filter", "driver=bridge"], variables)
-    listed = re.findall(r"Platforms:(.*)$", call([docker, "buildx", "inspect"], variables).words, re.MULTILINE)
+    bridges = tools.call([docker, "network", "ls", "--quiet", "--filter", "driver=bridge"], variables)
+    listed = re.findall(r"Platforms:(.*)$", tools.call([docker, "buildx", "inspect"], variables).words, re.MULTILINE)
     platforms = (_MACHINES.get(machine, machine), *re.findall(r"linux/[\w/]+", " ".join(listed)))
     release = next(iter(buildx.words.split()[1:2]), "")
     return Engine(docker, variables, version, release, tuple(dict.fromkeys(platforms)), bool(bridges.words.strip()))
@@ -211,7 +182,9 @@ def use_own_engine(rows: ImageRows, options: ImageOptions) -> tuple[ImageRows, I
         NoEnvironment: it cannot be started here, for the reason that the script prints.
     """
     script = 'words=$("$0" up) && eval "$words" && env -0'
-    done = call(["bash", "-c", script, str(rows.root / "containers/docker_engine")], rows.variables, limit_s=_UP_S)
+    done = tools.call(
+        ["bash", "-c", script, str(rows.root / "containers/docker_engine")], rows.variables, limit_s=_UP_S
+    )
     if done.code:
         raise NoEnvironment(done.errors.strip().rpartition("docker_engine: ")[2][-600:] or done.last_words)
     found = dict(word.partition("=")[::2] for word in done.words.split("\0") if word)
@@ -243,12 +216,12 @@ def plan_build(plan: ImagePlan, name: str, engine: Engine, folder: Path, *, push
     }
     for key, given in lent.items():
         if given and not Path(given).exists():
-            raise ImageRefused(f"{key}: {given} does not exist. Next step: correct or unset MEGACPP_BUILD_*.")
+            raise tools.ImageRefused(f"{key}: {given} does not exist. Next step: correct or unset MEGACPP_BUILD_*.")
         if given:
             places[key] = Path(given).absolute()
     pip_conf = folder / "pip.conf"
     pip_conf.touch(mode=0o600)  # it may hold passwords
-    pip_conf.write_text(render_pip_conf(read_pip_settings(variables)), encoding="utf-8")
+    pip_conf.write_text(render_pip_conf(tools.read_pip_settings(variables)), encoding="utf-8")
     secrets = {"pip_conf": pip_conf}
     secrets |= {key: file for key, file in places.items() if key in ("apt_sources", "ca_bundle")}
     document = plan_bake([plan])
@@ -307,7 +280,7 @@ def bake(
         words += ["--metadata-file", str(metadata), *(["--no-cache"] if fresh else ())]
         # The client's lines are on its standard error.
         words = ["sh", "-c", 'exec "$@" 2>&1', "sh", engine.docker, *words]
-        done = call(words, engine.variables, limit_s=_BUILD_S, folder=root, each_line=read_line)
+        done = tools.call(words, engine.variables, limit_s=_BUILD_S, folder=root, each_line=read_line)
         log.write_text("\n".join(lines) + "\n", encoding="utf-8")
         if done.code:
             raise explain_build(plan, name, lines, log)
@@ -363,7 +336,7 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
     """
     if options.tag and not _TAG.match(options.tag):
         raise WrongArguments(f"{options.tag!r} is not a valid tag. Next step: use letters, digits, dots and dashes.")
-    if options.push is not None and not REGISTRY.match(options.push):
+    if options.push is not None and not tools.REGISTRY.match(options.push):
         raise WrongArguments(
             f"{options.push!r} is not a registry address. Next step: write host[:port][/prefix], without a scheme, as "
             "127.0.0.1:5000."
@@ -386,7 +359,7 @@ def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
         try:
             plan = rows.plan(image.target, options.own_base, read_commit())
             fit = rows.judge(image, read_image_lock(rows.root / image.lock), options.own_base)
-        except ImageRefused as fault:
+        except tools.ImageRefused as fault:
             refused.append(Refused(target=image.target, why=str(fault)))
             continue
         plans.append(plan)
@@ -439,9 +412,7 @@ def _build(
         log, how = folder / f"{plan.target}.log", {"push": bool(registry), "fresh": options.fresh}
         digest = bake(engine, plan, name, rows.root, log, report, **how)
         build = ImageBuild(
-            tool=rows.tool, target=plan.target, platform=plan.platform, name=name, digest=digest,
-            pushed=bool(registry), base=plan.reference, base_verified=plan.verified, lock=plan.lock,
-            lock_hash=plan.lock_hash, pins_hash=rows.pins.hash, revision=read_commit(), engine=engine.version,
+            tool=rows.tool, plan=plan, name=name, digest=digest, pushed=bool(registry), engine=engine.version,
             buildx=engine.buildx, started=started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - clock, 1),
         )  # fmt: skip
@@ -533,8 +504,7 @@ def _pull(engine: Engine, build: ImageBuild) -> tuple[bool, str]:
     if done.code or build.reference not in found:
         return False, found or done.last_words
     labels = json.loads(engine.ask("image", "inspect", "--format", "{{json .Config.Labels}}", build.reference).words)
-    base = build.base.partition("@")[2]
-    wanted = {TARGET_LABEL: build.target, LOCK_LABEL: build.lock_hash, PINS_LABEL: build.pins_hash, BASE_LABEL: base}
+    wanted = {name: one for name, one in build.plan.labels.items() if one}
     wrong = [f"{name} is {labels.get(name)}, not {one}" for name, one in wanted.items() if labels.get(name) != one]
     return not wrong, "; ".join(wrong) or found
 
@@ -553,15 +523,5 @@ def _run(engine: Engine, image: str, deed: str, place: Path) -> tuple[bool, str]
     seen = f"exit code {ran.code}"
     if ran.code not in codes or text not in ran.words + ran.errors:
         return False, f"{seen}: {ran.last_words}"
-    if mount != "":
-        return True, seen
-    if not any(place.glob("*.run.json")) or any(file.stat().st_uid != user[0] for file in place.rglob("*")):
-        return False, f"there is no record of the run, or it is not written as {user[0]}"
-    if words[0] == "te_canary":
-        result = json.loads((place / "te_canary.json").read_text(encoding="utf-8"))
-        holds = (result["old"]["version"], result["new"]["version"]) == RELEASES and len(result["modules"]) > 1
-    else:
-        read = read_receipts(place / words[0])
-        bad = [cell for cell, receipt in read.found.items() if receipt.outcome is not Outcome.PASS]
-        holds, seen = bool(read.found) and not bad and not read.unreadable, f"{len(read.found)} receipts, bad: {bad}"
-    return holds, f"{seen}; written as {user[0]}:{user[1]}"
+    recorded = any(place.glob("*.run.json")) and all(file.stat().st_uid == user[0] for file in place.rglob("*"))
+    return recorded or mount != "", f"{seen}; record of user {user[0]}: {recorded}"

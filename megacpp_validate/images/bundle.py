@@ -24,11 +24,11 @@ from ..catalog.images import MACHINES, Base, Image
 from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.values import Frozen
 from ..jitcache.cache import export_cache
+from . import tools
 from .locks import read_image_lock
 from .plan import ImageRows, find_images
 from .restore import CACHES, IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, verify
 from .supply import check_private_key, find_signature, read_attested_sbom, read_public_key, require_cosign, run_cosign
-from .tools import LOCK_LABEL, TARGET_LABEL, ImageRefused, RegistryLies, call, locate_image, read_image
 
 _RESTORE: Final = Path(__file__).with_name("restore.py")
 _NAME: Final = "io.containerd.image.name"  # by which `docker load` names an image of an OCI layout
@@ -133,7 +133,9 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
     """Check the arguments before the gigabytes, and read the evidence beside the image."""
     found = _Contents()
     if options.out.exists():
-        raise ImageRefused(f"{options.out} already exists. Next step: name another folder, or move this one away.")
+        raise tools.ImageRefused(
+            f"{options.out} already exists. Next step: name another folder, or move this one away."
+        )
     if options.key:
         found.files["cosign.pub"] = read_public_key(options.key)  # given away: never a private one
     if options.sign_key:
@@ -143,12 +145,12 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
     if options.image is None:
         found.absent["image"] = "none was named (--image REPOSITORY@sha256:DIGEST)"
         return found
-    found.shown = locate_image(options.image, rows.variables)
-    pushed = read_image(found.shown, rows.variables)
+    found.shown = tools.locate_image(options.image, rows.variables)
+    pushed = tools.read_image(found.shown, rows.variables)
     lock = sha256((rows.root / image.lock).read_bytes()).hexdigest()
-    for label, value in {TARGET_LABEL: options.target, LOCK_LABEL: lock}.items():
+    for label, value in {tools.TARGET_LABEL: options.target, tools.LOCK_LABEL: lock}.items():
         if (seen := pushed.labels.get(label)) != value:
-            raise ImageRefused(
+            raise tools.ImageRefused(
                 f"the label {label} of {options.image} is {seen or 'absent'}, and the bundle would have {value}. "
                 "Likely cause: it was built from another lock, or for another target. Next step: build it again."
             )
@@ -163,7 +165,7 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
         if why := find_signature(found.shown, options.key, rows.variables):
             found.absent["signature"] = why
         found.files["sbom.spdx.json"] = _json(read_attested_sbom(found.shown, options.key, rows.variables))
-    except (NoEnvironment, RegistryLies) as fault:
+    except (NoEnvironment, tools.RegistryLies) as fault:
         found.absent["SBOM"] = str(fault)
     return found
 
@@ -215,7 +217,7 @@ def _write_image(shown: str, target: str, aside: Path, variables: Mapping[str, s
     layout, (repository, digest) = aside / "layout", shown.split("@")
     done = run_cosign(variables, "save", "--dir", str(layout), image=shown)
     if done.code:
-        raise (InfrastructureFailed if "no space left" in done.errors else RegistryLies)(
+        raise (InfrastructureFailed if "no space left" in done.errors else tools.RegistryLies)(
             f"{shown} cannot be fetched: {done.last_words}. Likely cause: the registry lost or damaged a part of it, "
             "or the disk is full. Next step: push the image again, or make room."
         )
@@ -274,9 +276,9 @@ def fetch_wheels(
             *(word for name in platforms for word in ("--platform", name)),
             *("--dest", str(folder), "--requirement", str(file)),
         ]
-        done = call(words, variables, limit_s=7200) if wanted else None
+        done = tools.call(words, variables, limit_s=7200) if wanted else None
     if done and done.code:
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"the wheels of {lock} cannot be fetched: {done.last_words[-900:]}. Likely cause: the index is not "
             "reached, has no wheel of a package, or gives another file than the lock lists. Next step: `pip config "
             "list` shows which index it is; where hashes differ, do not use what it gives, and run `nox -s lock`."

@@ -24,19 +24,7 @@ from ..environments.fits import StackFit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .locks import (
-    EDITED,
-    LockInputs,
-    check_lock,
-    gather_inputs,
-    is_sealed,
-    list_packages,
-    parse_lock,
-    read_image_lock,
-    read_inputs,
-    read_project,
-    seal_lock,
-)
+from . import locks
 from .pins import FILE, PinLine, PinNews, check_pins, pin_bases, render_pins
 from .plan import BAKE_FILE, ImageRows, find_images
 from .tools import ImageRefused, call, read_pip_settings, require_program
@@ -109,12 +97,6 @@ def run_lock(rows: ImageRows, options: LockOptions, report: Callable[[str], None
     """
     started = time.monotonic()
     images = find_images(rows.images, options.targets)
-    known = {name for base in rows.images.base for name in (base.id, base.tag)}
-    if unknown := sorted(options.accept - known):
-        raise ImageRefused(
-            f"no base of matrix/images.toml has the tag {', '.join(unknown)}. Next step: choose one of "
-            f"{', '.join(sorted(known))}."
-        )
     if options.check and (options.accept or options.upgrade):
         raise ImageRefused("--check takes neither --accept nor --upgrade. Next step: leave it out.")
     result = (_check if options.check else _write)(rows, options, () if options.only == "pins" else images, report)
@@ -123,7 +105,7 @@ def run_lock(rows: ImageRows, options: LockOptions, report: Callable[[str], None
 
 def _list_others(rows: ImageRows, options: LockOptions) -> dict[str, tuple[str, list[Any]]]:
     """The two locks that are of no image: name -> file, and what it follows from."""
-    row, project = rows.images.sessions, read_project(rows.root)
+    row, project = rows.images.sessions, locks.read_project(rows.root)
     groups = project.get("dependency-groups", {})
     chosen = {group: groups.get(group) for group in row.groups}
     sessions = [row.python, row.groups, row.without, project["project"]["dependencies"], chosen]
@@ -147,12 +129,12 @@ def _render_bake(rows: ImageRows) -> str:
 
 def _check(rows: ImageRows, options: LockOptions, images: Iterable[Image], _: Callable[[str], None]) -> LockResult:
     """Pins and locks, compared with the matrix; no registry and no index is read."""
-    lines, fits, project = list[LockLine](), list[StackFit](), read_project(rows.root)
+    lines, fits, project = list[LockLine](), list[StackFit](), locks.read_project(rows.root)
     for image in images:
         stale, count, file = "", 0, rows.root / image.lock
         try:
-            lock = read_image_lock(file)
-            check_lock(lock, gather_inputs(rows.images, image, project), file)
+            lock = locks.read_image_lock(file)
+            locks.check_lock(lock, locks.gather_inputs(rows.images, image, project), file)
             count = len(lock.packages)
             fits += [rows.judge(image, lock)] if image.te else []
         except ImageRefused as refusal:
@@ -160,9 +142,11 @@ def _check(rows: ImageRows, options: LockOptions, images: Iterable[Image], _: Ca
         lines.append(LockLine(target=image.target, file=image.lock, stale=stale, count=count))
     for name, (lock_file, inputs) in _list_others(rows, options).items():
         text = read_file(rows.root / lock_file)
-        stale = "" if read_inputs(text) == _hash(inputs) else "is older than the matrix, or missing"
-        stale = stale or ("" if is_sealed(text) else EDITED)
-        lines.append(LockLine(target=name, file=lock_file, stale=stale, count=sum(1 for _ in list_packages(text))))
+        stale = "" if locks.read_inputs(text) == _hash(inputs) else "is older than the matrix, or missing"
+        stale = stale or ("" if locks.is_sealed(text) else locks.EDITED)
+        lines.append(
+            LockLine(target=name, file=lock_file, stale=stale, count=sum(1 for _ in locks.list_packages(text)))
+        )
     refusals = []
     if (bake := _render_bake(rows)) and read_file(rows.root / BAKE_FILE) != bake:
         refusals.append(
@@ -185,10 +169,10 @@ def _write(rows: ImageRows, options: LockOptions, images: Iterable[Image], repor
         files[FILE] = render_pins(kept)
     for image in images:
         report(f"locking the packages of {image.target}")
-        inputs = gather_inputs(rows.images, image, read_project(rows.root))
+        inputs = locks.gather_inputs(rows.images, image, locks.read_project(rows.root))
         files[image.lock] = _lock_image(rows, options, inputs, image)
-        lock = parse_lock(files[image.lock], rows.root / image.lock)
-        check_lock(lock, inputs, rows.root / image.lock)
+        lock = locks.parse_lock(files[image.lock], rows.root / image.lock)
+        locks.check_lock(lock, inputs, rows.root / image.lock)
         fits += [rows.judge(image, lock)] if image.te else []
         lines.append(_compare(rows, options, image.target, image.lock, files[image.lock]))
     for name, (file, wanted) in _list_others(rows, options).items() if not options.targets else ():
@@ -233,11 +217,11 @@ def _compare(rows: ImageRows, options: LockOptions, target: str, file: str, text
 
     A file that was locked must still exist in the same version: else somebody replaced it.
     """
-    before, new = read_file(rows.root / file), dict(list_packages(text))
+    before, new = read_file(rows.root / file), dict(locks.list_packages(text))
     stale = "" if before == text else "the matrix, pyproject.toml or the index has changed"
     lost = [
         f"{name} {package.version}"
-        for name, package in (list_packages(before) if is_sealed(before) else ())
+        for name, package in (locks.list_packages(before) if locks.is_sealed(before) else ())
         if not options.upgrades & {name, "*"} and new.get(name, package).version == package.version
         and package.hashes - new.get(name, package).hashes
     ]  # fmt: skip
@@ -253,7 +237,7 @@ def _compare(rows: ImageRows, options: LockOptions, target: str, file: str, text
 
 def _finish(head: str, inputs: str, body: str) -> str:
     """A lock: its first line, the hash of its inputs, the hash of its content, and its body."""
-    return seal_lock(f"# Generated by nox -s lock: {head}; not to be edited\n# inputs: sha256:{inputs}\n{body}")
+    return locks.seal_lock(f"# Generated by nox -s lock: {head}; not to be edited\n# inputs: sha256:{inputs}\n{body}")
 
 
 def _lock_sessions(rows: ImageRows, options: LockOptions, inputs: list[Any]) -> str:
@@ -276,13 +260,13 @@ def _lock_releases(rows: ImageRows, options: LockOptions, inputs: list[Any]) -> 
         # Without its dependencies uv would read no file, and of a folder of wheels it would know no hash.
         words = ["--generate-hashes", "--python-version", "3.11", "--only-binary", ":all:", "wanted.in"]
         text = _compile(rows, options, words, {"wanted.in": f"{name}=={release}\n"})
-        hashes = [f"--hash=sha256:{one}" for one in sorted(dict(list_packages(text))[name].hashes)]
+        hashes = [f"--hash=sha256:{one}" for one in sorted(dict(locks.list_packages(text))[name].hashes)]
         lines.append(" ".join((f"{name}=={release}", *hashes)))
     head = f"the wheel of every release of {name} in matrix/stacks.toml"
     return _finish(head, _hash(inputs), "".join(f"{line}\n" for line in lines))
 
 
-def _lock_image(rows: ImageRows, options: LockOptions, inputs: LockInputs, image: Image) -> str:
+def _lock_image(rows: ImageRows, options: LockOptions, inputs: locks.LockInputs, image: Image) -> str:
     """The text of an image's lock, every file with its hash.
 
     Versions of the lock that is there are kept where they still fit; hashes come from the index each time. What the
@@ -312,15 +296,6 @@ def _lock_image(rows: ImageRows, options: LockOptions, inputs: LockInputs, image
         given = rows.variables.get("UV_FIND_LINKS") or _ask_pip(rows.variables).get("UV_FIND_LINKS")
         own = {"UV_FIND_LINKS": ",".join(filter(None, (shelf, given or ",".join(image.links))))}
         body = _compile(rows, options, words, files, read_file(rows.root / image.lock), own)
-    notes = {
-        "provided by the base, not installed": inputs.provided,
-        "over the base's": inputs.over,
-        "taken out of the base": inputs.removed,
-    }
-    for title, found in reversed(notes.items()):
-        if found:
-            shown = (f"{name} {version or '(version not known)'}" for name, version in sorted(found.items()))
-            body = f"# {title}: {', '.join(shown)}\n{body}"
     head = f"{inputs.target}, Python {inputs.python}, {inputs.platform}, over {inputs.base}"
     return _finish(head, inputs.hash, body)
 
@@ -346,7 +321,7 @@ def _compile(
     variables = {**_ask_pip(rows.variables), **rows.variables, **(own or {}), **fixed}
     with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
         folder = Path(name)
-        kept = [(one, package.version) for one, package in list_packages(before) if not upgrades & {one, "*"}]
+        kept = [(one, package.version) for one, package in locks.list_packages(before) if not upgrades & {one, "*"}]
         texts = {**files, "out.txt": "".join(f"{one}=={version}\n" for one, version in kept)}
         for file, text in texts.items():
             (folder / file).write_text(text, encoding="utf-8")

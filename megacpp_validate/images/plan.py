@@ -20,10 +20,10 @@ from ..catalog.needs import Needs, read_needs
 from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, stack_of_words
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
+from . import tools
 from .locks import ImageLock, check_lock, gather_inputs, read_image_lock, read_project
 from .pins import FILE as PINS_FILE
 from .pins import Pins, find_digests, read_pins
-from .tools import ARCH_LABEL, BASE_LABEL, LOCK_LABEL, MIRROR, PINS_LABEL, TARGET_LABEL, ImageRefused, use_mirror
 
 BAKE_FILE: Final = "containers/docker-bake.json"
 DOCKERFILE: Final = "containers/Dockerfile"
@@ -129,7 +129,7 @@ class ImageRows:
         image = find_images(self.images, [target])[0]
         lock = read_image_lock(self.root / image.lock)
         check_lock(lock, gather_inputs(self.images, image, read_project(self.root)), self.root / image.lock)
-        mirror = self.variables.get(MIRROR, "") if mirror is None else mirror
+        mirror = self.variables.get(tools.MIRROR, "") if mirror is None else mirror
         pins = self.pins
         if own_base:
             why = "named by the caller, and not one of the matrix"
@@ -140,15 +140,15 @@ class ImageRows:
         name, _, digest = start["reference"].partition("@")
         labels = {
             f"{_OCI}.revision": revision,
-            PINS_LABEL: pins.hash,
+            tools.PINS_LABEL: pins.hash,
             f"{_OCI}.title": f"megacpp-validate {target}",
             f"{_OCI}.version": __version__,
             f"{_OCI}.licenses": "Apache-2.0",
             f"{_OCI}.base.name": name,
-            BASE_LABEL: digest,
-            TARGET_LABEL: target,
-            ARCH_LABEL: image.cache_arch,
-            LOCK_LABEL: lock.hash,
+            tools.BASE_LABEL: digest,
+            tools.TARGET_LABEL: target,
+            tools.ARCH_LABEL: image.cache_arch,
+            tools.LOCK_LABEL: lock.hash,
         }
         arguments = _list_arguments(self.images, image, arch, lock.hash) | {"BASE_IMAGE": start["pulled"]}
         return ImagePlan(
@@ -183,7 +183,7 @@ def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
     """
     wanted, known = list(names), {image.target: image for image in images.image}
     if unknown := [name for name in wanted if name not in known]:
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"there is no image for {', '.join(unknown)}. Next step: choose one of {', '.join(known)}, or add a row to "
             "matrix/images.toml."
         )
@@ -197,7 +197,7 @@ def require_base(reference: str) -> str:
         ImageRefused: it is not pinned by a digest.
     """
     if not _OWN.match(reference):
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"the base {reference!r} is not pinned by a digest. Likely cause: a tag was given, whose content may "
             "change. Next step: write REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` shows it."
         )
@@ -209,12 +209,12 @@ def _find_base(images: Images, image: Image, pins: Pins, mirror: str) -> dict[st
     known, name = find_digests(images, base, pins), f"{base.repository}:{base.tag}"
     digest = known.get(image.platform)
     if not digest:
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"the base {base.id} of {image.target} ({name}) has no digest for {image.platform} in {PINS_FILE}. Next "
-            f"step: `nox -s lock -- --only pins` where its registry, or a mirror of it ({MIRROR}), can be reached; or "
+            f"step: `nox -s lock -- --only pins` where its registry, or a mirror ({tools.MIRROR}), can be reached; or "
             "`--base REPOSITORY@sha256:DIGEST`."
         )
-    pulled = f"{use_mirror(base.repository, mirror)}:{base.tag}@{digest}"
+    pulled = f"{tools.use_mirror(base.repository, mirror)}:{base.tag}@{digest}"
     reference = f"{name}@{digest}"
     return {
         "base": base.id, "reference": reference, "pulled": pulled, "verified": known.verified,
@@ -317,7 +317,7 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
     started = time.monotonic()
     targets = [row.id for row in rows.catalog.targets]
     if target and target not in targets:
-        raise ImageRefused(f"there is no target {target!r}. Next step: choose one of {', '.join(targets)}.")
+        raise tools.ImageRefused(f"there is no target {target!r}. Next step: choose one of {', '.join(targets)}.")
     if te is not None:  # an empty one, of a variable without a value, is no question about the images
         stacks = [stack_of_words(te, parts, rows.needs, target)]
     else:

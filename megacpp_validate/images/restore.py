@@ -183,16 +183,18 @@ def fill_venv(root: Path, venv: Path, python: str) -> None:
 def _require_parts(given: argparse.Namespace, bundle: dict[str, Any]) -> None:
     """Refuse, before anything is installed, what cannot be."""
     root = given.bundle
-    for folder in filter(None, (given.venv, given.jit)):
-        if os.path.lexists(folder):
-            raise NotTaken(f"{folder} already exists. Next step: name another folder, or move it.")
-    if given.jit and not (root / CACHES).is_file():
-        raise NotTaken("the bundle has no JIT caches. Next step: leave --jit out.")
-    if (given.load or given.push) and not bundle["image"]:
-        raise NotTaken("the bundle has no image. Next step: leave --load and --push out.")
-    if given.venv and bundle["wheels_absent"]:
-        absent = ", ".join(bundle["wheels_absent"])
-        raise NotTaken(f"the bundle has no wheel of {absent}: only the image has them. Next step: use --load.")
+    image, absent = given.load or given.push, ", ".join(bundle["wheels_absent"])
+    for wrong, why in (
+        (
+            any(os.path.lexists(one) for one in (given.venv, given.jit) if one),
+            "the folder exists already: name another",
+        ),
+        (given.jit and not (root / CACHES).is_file(), "the bundle has no JIT caches: leave --jit out"),
+        (image and not bundle["image"], "the bundle has no image: leave --load and --push out"),
+        (given.venv and absent, f"the bundle has no wheel of {absent}: only the image has them; use --load"),
+    ):
+        if wrong:
+            raise NotTaken(f"{why}.")
     if given.venv:
         script = 'import sys; print("%d.%d" % sys.version_info[:2])'
         found = _run([given.python, "-c", script], "--python names no Python").strip()

@@ -23,23 +23,10 @@ from ..errors import Exit, NoEnvironment, ToolError, exit_for
 from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
 from ..process import Ended
+from . import tools
 from .locks import LockedPackage, read_image_lock
 from .pins import find_digests
 from .plan import ImagePlan, ImageRows, find_images
-from .tools import (
-    BASE_LABEL,
-    LOCK_LABEL,
-    PINS_LABEL,
-    TARGET_LABEL,
-    ImageRefused,
-    PushedImage,
-    RegistryLies,
-    call,
-    is_plain_http,
-    locate_image,
-    read_image,
-    require_program,
-)
 
 PASSWORD: Final = "COSIGN_PASSWORD"  # noqa: S105  the name of a variable
 _LONG_S: Final = 7200.0  # of an image of NVIDIA's cosign reads 12 GB, and syft 40 GB
@@ -126,15 +113,19 @@ def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> En
     Raises:
         NoEnvironment: cosign is missing.
     """
-    cosign, verb = require_program("cosign", variables), words[0]
+    cosign, verb = tools.require_program("cosign", variables), words[0]
     how = ["--insecure-ignore-tlog=true"] if verb.startswith("verify") else []
     if verb in ("sign", "attest", "sign-blob"):
-        described = call([cosign, verb, "--help"], variables)
+        described = tools.call([cosign, verb, "--help"], variables)
         newer = ["--use-signing-config=false", "--new-bundle-format=false"]  # of cosign 3
         how = ["--yes", "--tlog-upload=false", *(newer if newer[0][:20] in described.words + described.errors else [])]
-    plain = ["--allow-http-registry", "--allow-insecure-registry"] if image and is_plain_http(image, variables) else []
+    plain = (
+        ["--allow-http-registry", "--allow-insecure-registry"]
+        if image and tools.is_plain_http(image, variables)
+        else []
+    )
     more = [*words[1:], *([image] if image else [])]
-    return call([cosign, verb, *how, *plain, *more], variables, limit_s=_LONG_S)
+    return tools.call([cosign, verb, *how, *plain, *more], variables, limit_s=_LONG_S)
 
 
 def require_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> str:
@@ -164,7 +155,7 @@ def check_private_key(key: Path, variables: Mapping[str, str], public: str = "")
     """
     done = run_cosign({PASSWORD: "", **variables}, "public-key", "--key", str(key))
     if done.code or (public and done.words.split() != public.split()):
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"cosign cannot sign with {key}: {done.errors.strip()[-300:] or 'it is of another pair'}"
             f". Likely cause: another file, or not the password of the key in {PASSWORD}. Next step: name the "
             "cosign.key that `cosign generate-key-pair` made, and set its password."
@@ -179,7 +170,7 @@ def read_public_key(path: Path) -> str:
     """
     text = path.read_text("utf-8", "replace") if path.is_file() else ""
     if "BEGIN PUBLIC KEY" not in text or "PRIVATE" in text:
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"{path} is not a public key. Next step: name the cosign.pub that `cosign generate-key-pair` made."
         )
     return text
@@ -194,14 +185,14 @@ def sign_image(rows: ImageRows, image: str, key: Path, report: Callable[[str], N
         RegistryLies, RegistryUnreachable: as `tools.read_image`.
     """
     variables = rows.variables
-    shown = locate_image(image, variables)
+    shown = tools.locate_image(image, variables)
     check_private_key(key, variables)
-    row = find_images(rows.images, [read_image(shown, variables).labels.get(TARGET_LABEL, "")])[0]
+    row = find_images(rows.images, [tools.read_image(shown, variables).labels.get(tools.TARGET_LABEL, "")])[0]
     report("listing the packages of the image")
     text = make_sbom(shown, row.platform, variables)
     packages = read_sbom(text)
     if why := compare_with_lock(packages, read_image_lock(rows.root / row.lock).packages):
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"{image} does not hold what {row.lock} lists: {why}. Likely cause: it was built from another lock. Next "
             "step: build the image again."
         )
@@ -220,10 +211,10 @@ def make_sbom(shown: str, platform: str, variables: Mapping[str, str]) -> str:
     Raises:
         NoEnvironment: syft is missing, or fails.
     """
-    syft = require_program("syft", variables)
-    plain = {"SYFT_REGISTRY_INSECURE_USE_HTTP": "true"} if is_plain_http(shown, variables) else {}
+    syft = tools.require_program("syft", variables)
+    plain = {"SYFT_REGISTRY_INSECURE_USE_HTTP": "true"} if tools.is_plain_http(shown, variables) else {}
     words = [syft, "scan", "--quiet", "--platform", platform, f"registry:{shown}", "--output", "spdx-json"]
-    done = call(words, {**variables, **plain, "SYFT_CHECK_FOR_APP_UPDATE": "false"}, limit_s=_LONG_S)
+    done = tools.call(words, {**variables, **plain, "SYFT_CHECK_FOR_APP_UPDATE": "false"}, limit_s=_LONG_S)
     if done.code:
         raise NoEnvironment(
             f"syft failed: {done.last_words}. Likely cause: the registry is not reached, or the disk for temporary "
@@ -251,7 +242,7 @@ def read_sbom(body: Any) -> tuple[Package, ...]:
         if not found or not str(body["spdxVersion"]).startswith("SPDX-2."):
             raise ValueError(f"{body['spdxVersion']} with {len(found)} packages")
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise ImageRefused(
+        raise tools.ImageRefused(
             f"this is not an SBOM in SPDX 2 that lists packages: {fault!r}. Next step: sign with `nox -s image_sign`."
         ) from fault
     return tuple(found)
@@ -291,10 +282,10 @@ def read_attested_sbom(shown: str, key: Path, variables: Mapping[str, str]) -> A
         envelope = read_json(done.words.strip().splitlines()[-1])  # of several, the last one counts
         return read_json(base64.b64decode(envelope["payload"]).decode())["predicate"]
     except (ValueError, KeyError, IndexError, TypeError) as fault:
-        raise RegistryLies(f"no SBOM of this image is attested by {key}: {fault}") from fault
+        raise tools.RegistryLies(f"no SBOM of this image is attested by {key}: {fault}") from fault
 
 
-def list_materials(image: PushedImage) -> dict[str, str]:
+def list_materials(image: tools.PushedImage) -> dict[str, str]:
     """Images that an image was built on, digest -> address: provenance of SLSA 1 or of 0.2."""
     found: dict[str, str] = {}
     for predicate in image.provenance.values():
@@ -330,7 +321,7 @@ def verify_image(
         ImageRefused: an argument is wrong.
     """
     started = time.monotonic()
-    shown = locate_image(image, rows.variables)
+    shown = tools.locate_image(image, rows.variables)
     if target:
         find_images(rows.images, [target])
     if key:
@@ -338,18 +329,18 @@ def verify_image(
     packages: tuple[Package, ...] = ()
     labelled, checks = "", list[ImageCheck]()
     try:
-        found = read_image(shown, rows.variables)
-        labelled = found.labels.get(TARGET_LABEL, "")
+        found = tools.read_image(shown, rows.variables)
+        labelled = found.labels.get(tools.TARGET_LABEL, "")
         checks.append(_check("digest", "", f"{shown.partition('@')[2]} is the hash of its manifest", ""))
         plan = None
         try:
             plan = rows.plan(target or labelled, base)
             checks += _check_plan(rows, found, plan, base)
-        except ImageRefused as fault:
+        except tools.ImageRefused as fault:
             checks.append(_not_run("plan", f"there is no plan to compare it with: {fault}", "name its --target"))
         signed, packages = _check_signed(rows, shown, key, plan)
         checks += signed
-    except (RegistryLies, ImageRefused) as fault:
+    except (tools.RegistryLies, tools.ImageRefused) as fault:
         checks = [_check("digest", str(fault), "", _REBUILD)]
     return ImageVerdict(
         tool=rows.tool, image=shown, target=labelled, key=str(key or ""), checks=tuple(checks),
@@ -359,11 +350,11 @@ def verify_image(
     )  # fmt: skip
 
 
-def _check_plan(rows: ImageRows, found: PushedImage, plan: ImagePlan, base: str) -> Iterator[ImageCheck]:
+def _check_plan(rows: ImageRows, found: tools.PushedImage, plan: ImagePlan, base: str) -> Iterator[ImageCheck]:
     """Labels, platform, provenance and base, compared with the plan of the target."""
     differ = [
         f"{label} is {found.labels.get(label) or 'absent'}, and the plan has {plan.labels[label] or 'none'}"
-        for label in (TARGET_LABEL, LOCK_LABEL, PINS_LABEL, BASE_LABEL)
+        for label in (tools.TARGET_LABEL, tools.LOCK_LABEL, tools.PINS_LABEL, tools.BASE_LABEL)
         if found.labels.get(label, "") != plan.labels[label]
     ]
     yield _check("labels", "; ".join(differ), "target, lock, pins and base are as planned", _REBUILD)

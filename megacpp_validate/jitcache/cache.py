@@ -34,20 +34,7 @@ from .. import TOOL
 from ..errors import EvidenceMissing, Exit, ToolError, WrongArguments
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .layout import (
-    DRAFT,
-    LIBRARIES,
-    LOCKS,
-    MANIFEST,
-    MANIFEST_HASH,
-    NVRTC,
-    CacheChanged,
-    arch_folder,
-    cache_variables,
-    hash_files,
-    list_files,
-    remove_temporary,
-)
+from . import layout
 from .manifest import FileSeen, JitCacheSize, Manifest, manifest_text, parse_manifest, read_manifest
 
 _FILE_MODE: Final = 0o444
@@ -155,8 +142,8 @@ def run_cache(root: Path, options: CacheOptions) -> JitCacheResult:
 def _find_folder(root: Path, arch: str) -> Path:
     """ROOT/ARCH; the only one with a manifest where no architecture is named."""
     if arch:
-        return arch_folder(root, arch)
-    found = sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
+        return layout.arch_folder(root, arch)
+    found = sorted(path.parent for path in root.glob(f"*/{layout.MANIFEST}"))
     if len(found) == 1:
         return found[0]
     there = ", ".join(path.name for path in found) or "nothing was prewarmed there, or a prewarm did not end"
@@ -186,7 +173,7 @@ class Checked:
 def is_sealed(folder: Path) -> bool:
     """Whether ROOT/ARCH has a manifest that is read-only: an unfinished prewarm has one that is not, or none."""
     with suppress(OSError):
-        return not (folder / MANIFEST_HASH).stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+        return not (folder / layout.MANIFEST_HASH).stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
     return False
 
 
@@ -206,15 +193,15 @@ def check_sealed(folder: Path) -> Checked:
             "under another name; processes of that architecture would load kernels that crash. Next step: rename it "
             f"to {manifest.architecture}."
         )
-    there = {listed.path for listed in list_files(folder)}
-    hashes = hash_files(folder, [file.path for file in manifest.files if file.path in there])
+    there = {listed.path for listed in layout.list_files(folder)}
+    hashes = layout.hash_files(folder, [file.path for file in manifest.files if file.path in there])
     wrong = [
         f"{file.path} {'has another content' if file.path in there else 'is gone'}"
         for file in manifest.files
         if hashes.get(file.path) != file.sha256
     ]
     if wrong:
-        raise CacheChanged(
+        raise layout.CacheChanged(
             f"{folder} is not what its manifest says: {', '.join(wrong[:_SHOWN])} ({len(wrong)} in all). Likely cause: "
             "a damaged disk or copy, or something wrote there after it was sealed. Next step: import it again from "
             "where it was exported, or prewarm again."
@@ -236,18 +223,18 @@ def seal(folder: Path, *, shared: bool = False) -> str:
     """
     checked = check_sealed(folder)
     if checked.extra:
-        raise CacheChanged(
+        raise layout.CacheChanged(
             f"{folder} has {len(checked.extra)} files that its manifest does not have: {checked.extra[:_SHOWN]}. "
             "Likely cause: something compiled there after the prewarm. Next step: `nox -s prewarm` on it again, which "
             "takes them up, and seal then."
         )
-    remove_temporary(folder)
+    layout.remove_temporary(folder)
     if shared:  # made now: what makes them later is one user of many
-        for name in (LOCKS, *LIBRARIES, f"inductor/{LOCKS}"):
+        for name in (layout.LOCKS, *layout.LIBRARIES, f"inductor/{layout.LOCKS}"):
             (folder / name).mkdir(exist_ok=True)
     _set_modes(folder, checked.manifest, _FILE_MODE, _SHARED_FOLDER_MODE if shared else _FOLDER_MODE)
-    (folder / MANIFEST).chmod(_FILE_MODE)
-    (folder / MANIFEST_HASH).chmod(_FILE_MODE)  # last: what is sealed is sealed whole
+    (folder / layout.MANIFEST).chmod(_FILE_MODE)
+    (folder / layout.MANIFEST_HASH).chmod(_FILE_MODE)  # last: what is sealed is sealed whole
     return checked.digest
 
 
@@ -263,10 +250,10 @@ def unseal(folder: Path) -> None:
     """
     manifest = check_sealed(folder).manifest
     try:
-        write_whole(folder / DRAFT, manifest_text(manifest))
-        (folder / MANIFEST_HASH).unlink()
+        write_whole(folder / layout.DRAFT, manifest_text(manifest))
+        (folder / layout.MANIFEST_HASH).unlink()
         _set_modes(folder, manifest, _OPEN_FILE_MODE, _FOLDER_MODE)
-        (folder / MANIFEST).unlink()
+        (folder / layout.MANIFEST).unlink()
     except PermissionError as fault:
         raise WrongArguments(
             f"{folder} was sealed by another user: {fault}. Likely cause: it is the cache of an image. Next step: "
@@ -275,7 +262,10 @@ def unseal(folder: Path) -> None:
 
 
 def _set_modes(folder: Path, manifest: Manifest, of_files: int, of_folders: int) -> None:
-    for place in (folder, *(Path(place) for name in (LOCKS, *LIBRARIES) for place, _, _ in os.walk(folder / name))):
+    for place in (
+        folder,
+        *(Path(place) for name in (layout.LOCKS, *layout.LIBRARIES) for place, _, _ in os.walk(folder / name)),
+    ):
         place.chmod(of_folders)
     for file in manifest.files:
         (folder / file.path).chmod(of_files)
@@ -296,7 +286,7 @@ def open_working(sealed: Path, checked: Checked, work: Path) -> JitCacheResult:
         OSError: it cannot be written, or the disk is full: what was written is removed then.
     """
     manifest = checked.manifest
-    folder = arch_folder(work, manifest.architecture)
+    folder = layout.arch_folder(work, manifest.architecture)
     try:
         folder.mkdir(parents=True)
     except FileExistsError as fault:
@@ -306,16 +296,16 @@ def open_working(sealed: Path, checked: Checked, work: Path) -> JitCacheResult:
         ) from fault
     try:
         _copy_files(sealed, folder, manifest.files)
-        for name in LIBRARIES:
+        for name in layout.LIBRARIES:
             (folder / name).mkdir(exist_ok=True)
         for file in manifest.files if str(folder) != manifest.folder else ():
             if _is_group(file):
                 _relocate(folder / file.path, manifest.folder, file.mtime_ns, str(folder))
-        write_whole(folder / DRAFT, manifest_text(manifest))  # a prewarm that goes on here knows what is there
+        write_whole(folder / layout.DRAFT, manifest_text(manifest))  # a prewarm that goes on here knows what is there
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    variables = cache_variables(work, folder.name, nvrtc=manifest.mode == NVRTC)
+    variables = layout.cache_variables(work, folder.name, nvrtc=manifest.mode == layout.NVRTC)
     return _describe("open", folder, checked, variables=variables, in_place=True)
 
 
@@ -392,12 +382,12 @@ def export_cache(folder: Path, target: Path) -> JitCacheResult:
         with part.open("xb") as file:
             zipped = gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) if target.name.endswith("gz") else None
             with zipped or nullcontext(file) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
-                for path in (MANIFEST, MANIFEST_HASH, *times):
+                for path in (layout.MANIFEST, layout.MANIFEST_HASH, *times):
                     with (folder / path).open("rb") as reader:
                         info = tarfile.TarInfo(f"{folder.name}/{path}")  # of root's, and read-only
                         info.size, info.mode, info.mtime = (folder / path).stat().st_size, 0o444, times.get(path, 0)
                         archive.addfile(info, reader)
-        digest, size = hash_files(Path(aside), [part.name])[part.name], part.stat().st_size
+        digest, size = layout.hash_files(Path(aside), [part.name])[part.name], part.stat().st_size
         part.replace(target)
     of_archive = {"archive": str(target), "archive_hash": f"sha256:{digest}", "archive_bytes": size}
     return _describe("export", folder, checked, **of_archive)
@@ -427,7 +417,7 @@ def import_cache(source: Path, root: Path) -> JitCacheResult:
             raise WrongArguments(
                 f"{source} cannot be unpacked: {fault}. Likely cause: it is missing, was cut short or damaged. {_COPY}."
             ) from fault
-        new, place = Path(aside, manifest.architecture), arch_folder(root, manifest.architecture)
+        new, place = Path(aside, manifest.architecture), layout.arch_folder(root, manifest.architecture)
         for file in manifest.files:
             with suppress(FileNotFoundError):  # `seal` names it
                 os.utime(new / file.path, ns=(file.mtime_ns, file.mtime_ns))
@@ -452,15 +442,17 @@ def _is_same(place: Path, digest: str) -> bool:
 def _unpack(archive: tarfile.TarFile, folder: Path) -> tuple[Manifest, str]:
     """Unpack an archive of a cache, whose first two members are the manifest and its hash."""
     heads = list[bytes]()
-    for name in (MANIFEST, MANIFEST_HASH):
+    for name in (layout.MANIFEST, layout.MANIFEST_HASH):
         member = archive.next()
         reader = archive.extractfile(member) if member is not None and member.isreg() else None
         if reader is None or member is None or Path(member.name).name != name:
-            raise tarfile.ReadError(f"it does not begin with {MANIFEST} and {MANIFEST_HASH}")
+            raise tarfile.ReadError(f"it does not begin with {layout.MANIFEST} and {layout.MANIFEST_HASH}")
         heads.append(reader.read())
     manifest, digest = parse_manifest(heads[0], heads[1], "the archive")
     arch = manifest.architecture
-    expected = {f"{arch}/{path}" for path in (MANIFEST, MANIFEST_HASH, *(file.path for file in manifest.files))}
+    expected = {
+        f"{arch}/{path}" for path in (layout.MANIFEST, layout.MANIFEST_HASH, *(file.path for file in manifest.files))
+    }
     for member in archive.getmembers():
         if not member.isreg() or member.name not in expected:
             raise WrongArguments(

@@ -19,19 +19,7 @@ from ..errors import EvidenceMissing, WrongArguments
 from ..evidence.strict_json import read_strict_json
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .layout import (
-    CPU,
-    DRAFT,
-    LIBRARIES,
-    MANIFEST,
-    MANIFEST_HASH,
-    CacheChanged,
-    Listed,
-    arch_folder,
-    hash_files,
-    library_of,
-    list_files,
-)
+from . import layout
 
 SCHEMA: Final = "megacpp-validate/jit-manifest/1"
 _HEX: Final = r"^[0-9a-f]{64}$"
@@ -190,7 +178,7 @@ class Manifest(Frozen):
         """Files and bytes, a row a library that has any."""
         found: dict[str, list[int]] = defaultdict(list)
         for file in self.files:
-            found[library_of(file.path)].append(file.bytes)
+            found[layout.library_of(file.path)].append(file.bytes)
         return tuple(
             JitCacheSize(library=name, files=len(sizes), bytes=sum(sizes)) for name, sizes in sorted(found.items())
         )
@@ -206,11 +194,13 @@ def describe_files(folder: Path, known: Iterable[FileSeen] = ()) -> tuple[FileSe
         CacheChanged: a link lies there.
         OSError: a file cannot be read.
     """
-    listed = list_files(folder)
+    listed = layout.list_files(folder)
     rows = {(row.path, row.bytes, row.mtime_ns): row for row in known if not row.names_root}
-    hashes = hash_files(folder, (file.path for file in listed if (file.path, file.bytes, file.mtime_ns) not in rows))
+    hashes = layout.hash_files(
+        folder, (file.path for file in listed if (file.path, file.bytes, file.mtime_ns) not in rows)
+    )
 
-    def row(file: Listed) -> FileSeen:
+    def row(file: layout.Listed) -> FileSeen:
         if file.path not in hashes:
             return rows[file.path, file.bytes, file.mtime_ns]
         names_root = file.path.endswith(".json") and str(folder).encode() in (folder / file.path).read_bytes()
@@ -228,14 +218,14 @@ def manifest_text(manifest: Manifest) -> str:
 
 def hash_line(text: bytes) -> str:
     """The file beside a manifest, as `sha256sum -c manifest.sha256` reads it."""
-    return f"{sha256(text).hexdigest()}  {MANIFEST}\n"
+    return f"{sha256(text).hexdigest()}  {layout.MANIFEST}\n"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> str:
     """Write a manifest and its hash into ROOT/ARCH, each whole; the hash, as "sha256:...". Raises `OSError`."""
     text = manifest_text(manifest)
-    write_whole(folder / MANIFEST, text)
-    write_whole(folder / MANIFEST_HASH, hash_line(text.encode()))
+    write_whole(folder / layout.MANIFEST, text)
+    write_whole(folder / layout.MANIFEST_HASH, hash_line(text.encode()))
     return f"sha256:{sha256(text.encode()).hexdigest()}"
 
 
@@ -246,7 +236,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         CacheChanged: it is not the one whose hash lies beside it.
         ManifestInvalid: there is none, or it is damaged.
     """
-    places = (folder / MANIFEST, folder / MANIFEST_HASH)
+    places = (folder / layout.MANIFEST, folder / layout.MANIFEST_HASH)
     try:
         if not all(place.is_file() for place in places):  # reading a pipe would wait for ever
             raise FileNotFoundError("no such file")
@@ -262,8 +252,8 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
 def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]:
     """A manifest and its hash from their bytes. Raises as `read_manifest`."""
     if line.decode(errors="replace") != hash_line(text):
-        raise CacheChanged(
-            f"the manifest of {where} does not hash to its {MANIFEST_HASH}. Likely cause: it was edited or damaged. "
+        raise layout.CacheChanged(
+            f"the manifest of {where} does not hash to its {layout.MANIFEST_HASH}. Likely cause: it was edited or damaged. "
             "Next step: take the cache from where it was exported, or prewarm again."
         )
     try:
@@ -279,7 +269,7 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
 def read_draft(folder: Path) -> Manifest | None:
     """What a prewarm knew of a ROOT/ARCH that is not sealed; None where it is not there, or damaged."""
     try:
-        return Manifest.model_validate_json((folder / DRAFT).read_bytes())
+        return Manifest.model_validate_json((folder / layout.DRAFT).read_bytes())
     except (OSError, ValidationError):
         return None
 
@@ -295,8 +285,8 @@ def require_place(root: Path, architecture: str, machine: str = "") -> Path:
     Raises:
         WrongArguments: it is another one, or ROOT is itself one.
     """
-    folder = arch_folder(root, architecture)
-    if any((root / name).exists() for name in (MANIFEST, DRAFT)):
+    folder = layout.arch_folder(root, architecture)
+    if any((root / name).exists() for name in (layout.MANIFEST, layout.DRAFT)):
         raise WrongArguments(f"{root} is the cache of one architecture, not the root. Next step: give {root.parent}.")
     try:
         found = read_draft(folder) or read_manifest(folder)[0]
@@ -346,10 +336,10 @@ def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode:
         architecture, mode: that are requested here.
     """
     made, there = manifest.stack, {size.library for size in manifest.sizes}
-    of_c = ("inductor", "torch_extensions") if manifest.architecture == CPU else ("torch_extensions",)
+    of_c = ("inductor", "torch_extensions") if manifest.architecture == layout.CPU else ("torch_extensions",)
     rows = [
-        ("architecture", manifest.architecture, architecture, LIBRARIES),
-        ("machine", made.machine, stack.machine, LIBRARIES),
+        ("architecture", manifest.architecture, architecture, layout.LIBRARIES),
+        ("machine", made.machine, stack.machine, layout.LIBRARIES),
         *(
             (name, _version(made, name), _version(stack, name), whose)
             for name, whose in (*_KEYS.items(), *((name, of_c) for name in _KEYS_OF_C))
@@ -361,7 +351,7 @@ def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode:
     return tuple(
         StackDifference(what=what, recorded=recorded, observed=observed, matters=", ".join(sorted(there & set(whose))))
         for what, recorded, observed, whose in rows
-        if recorded != observed and (whose is LIBRARIES or there & set(whose))
+        if recorded != observed and (whose is layout.LIBRARIES or there & set(whose))
     )
 
 

@@ -30,18 +30,8 @@ from ..environments.plan import find_target
 from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
+from . import layout
 from .cache import check_sealed, is_sealed, seal, unseal
-from .layout import (
-    DRAFT,
-    LIBRARIES,
-    MANIFEST,
-    MANIFEST_HASH,
-    STATE,
-    cache_arch,
-    list_files,
-    remove_temporary,
-    require_usable,
-)
 from .manifest import (
     JitCacheSize,
     JitCompile,
@@ -162,9 +152,9 @@ def run_prewarm(
     started, target = time.monotonic(), find_target(catalog, options.target)
     selected = select_tasks(tasks, target.id, options)
     root = find_root(options.root)
-    folder = require_place(root, cache_arch(target.arch))  # the stack says of which kind of CPU
+    folder = require_place(root, layout.cache_arch(target.arch))  # the stack says of which kind of CPU
     if not is_sealed(folder):
-        require_usable(folder, "--root")  # before a process is started
+        layout.require_usable(folder, "--root")  # before a process is started
     with open_stack(catalog, target, options, root) as stack:
         if reason := stack.why_not(at_build=options.at_build):
             fields: dict[str, Any] = {"rows": tuple(_row(task, Answer(missing=reason)) for task in selected.tasks)}
@@ -219,7 +209,7 @@ def fill(
     waiting = [task for task in selected.tasks if task.id not in progress.done]
 
     def run(task: PrewarmTask) -> Answer:
-        answer = require_purpose(task, stack.run(task, folder / STATE / "logs", options.limit_s))
+        answer = require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
         if not answer.failure and not answer.missing:
             progress.keep(task, answer)
         return answer
@@ -311,11 +301,11 @@ class Progress:
 
     def begin(self, earlier: Manifest | None) -> None:
         """Take up what is finished, and remove every file that is not as a prewarm left it. Raises `OSError`."""
-        for name in (MANIFEST_HASH, MANIFEST):  # of before: it does not hold from here on
+        for name in (layout.MANIFEST_HASH, layout.MANIFEST):  # of before: it does not hold from here on
             (self.folder / name).unlink(missing_ok=True)
         recorded = {file.path: file for file in earlier.files} if earlier else {}
         kept = 0
-        for file in list_files(self.folder):
+        for file in layout.list_files(self.folder):
             row = recorded.get(file.path)
             # A group of Triton's has another length in another folder.
             same = row and (file.bytes, file.mtime_ns // _SECOND) == (row.bytes, row.mtime_ns // _SECOND)
@@ -324,11 +314,11 @@ class Progress:
             elif earlier:
                 (self.folder / file.path).unlink()
                 self.swept += 1
-        remove_temporary(self.folder)
+        layout.remove_temporary(self.folder)
         if earlier and kept == len(recorded):
             done = tuple(_find_done(earlier, self.keys).values())
             self.manifest = self.manifest.model_copy(update={"files": earlier.files, "tasks": done})
-        for name in LIBRARIES:
+        for name in layout.LIBRARIES:
             (self.folder / name).mkdir(exist_ok=True)
         self.write_draft()
 
@@ -347,7 +337,7 @@ class Progress:
         files, done = describe_files(self.folder, self.manifest.files), self.done
         missing = tuple(task.id for task in self.tasks if task.id not in done)
         self.manifest = self.manifest.model_copy(update={"files": files, "missing": missing})
-        write_whole(self.folder / DRAFT, manifest_text(self.manifest))
+        write_whole(self.folder / layout.DRAFT, manifest_text(self.manifest))
 
 
 @contextmanager
@@ -367,10 +357,10 @@ def open_prewarm(
         InfrastructureFailed: another prewarm works there.
         OSError: its disk is full.
     """
-    require_usable(folder, "--root")
-    (folder / STATE).mkdir(exist_ok=True)
+    layout.require_usable(folder, "--root")
+    (folder / layout.STATE).mkdir(exist_ok=True)
     try:
-        with FileLock(folder / STATE / "lock", timeout=0):
+        with FileLock(folder / layout.STATE / "lock", timeout=0):
             progress = Progress(folder, tasks, keys, blank)
             progress.begin(read_draft(folder))
             yield progress

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -26,7 +25,6 @@ from megacpp_validate.jitcache.cache import check_sealed, is_sealed
 from tests.command_line import make_run
 from tests.images.fake_tools import FakeRegistry, install, make_key
 from tests.images.small_project import write_wheel
-from tests.running_processes import hearing_signals
 from tests.sealed_caches import make_sealed
 
 BASE = f"sha256:{'b' * 64}"
@@ -239,21 +237,6 @@ def test_the_restore_command_needs_nothing_beside_itself(bundle: Path) -> None:
     assert (bundle / "restore.py").read_bytes() == RESTORE.read_bytes()
     words = [sys.executable, "-I", "-S", str(bundle / "restore.py")]
     assert subprocess.run(words, cwd="/", env={}, capture_output=True, check=False).returncode == 0
-
-
-def test_a_signal_leaves_nothing_half_done(bundle: Path, tmp_path: Path) -> None:
-    before = "        for place in (aside,"
-    waits = RESTORE.read_text().replace(before, f"        _say('up'); __import__('time').sleep(60)\n{before}")
-    (tmp_path / "waits.py").write_text(waits)
-    words = [sys.executable, "-I", str(tmp_path / "waits.py"), "--bundle", str(bundle)]
-    words += ["--jit", str(tmp_path / "there")]
-    with hearing_signals(), subprocess.Popen(words, text=True, stdout=-1, stderr=-1) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
-    assert (process.returncode, "interrupted" in said) == (130, True), said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "waits.py"]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

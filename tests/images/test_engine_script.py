@@ -14,15 +14,6 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "containers/docker_engine"
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
-    ([], 2, "no verb"), (["start"], 2, "no verb start"), (["status", "now"], 2, "takes no arguments, and got now"),
-    (["--help"], 0, "MEGACPP_ENGINE_PORT"), (["-h"], 0, "containers/docker_engine down"),
-])  # fmt: skip
-def test_a_wrong_word_starts_nothing(words: list[str], code: int, said: str) -> None:
-    done = subprocess.run([SCRIPT, *words], capture_output=True, text=True, check=False, timeout=30)
-    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
-
-
 @pytest.mark.parametrize(("by", "ended"), [("{home}/registry.yml", True), ("another/registry.yml", False)])
 def test_down_ends_what_it_started_and_nobody_else(tmp_path: Path, by: str, ended: bool) -> None:
     """After a restart of the machine the number in the file may be anybody's."""

@@ -75,8 +75,7 @@ def test_what_can_run_is_let_run(name: str, image: ImageFacts, machine: Machine)
 
 def test_every_session_is_a_verb() -> None:
     load_verbs()
-    commands = app.app.registered_commands if hasattr(app, "app") else app.registered_commands
-    verbs = {row.name or getattr(row.callback, "__name__", "").replace("_", "-") for row in commands}
+    verbs = {row.name or getattr(row.callback, "__name__", "").replace("_", "-") for row in app.app.registered_commands}
     assert {session.verb[0] for session in SESSIONS} <= verbs
 
 
@@ -151,26 +150,6 @@ def test_caches_that_may_not_be_read_are_not_taken_for_none(
     assert "chmod -R a+rX" in capsys.readouterr().err
 
 
-def test_a_sealed_cache_is_verified_where_it_lies(
-    caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Links to its files would be refused, since they lead out of the cache."""
-    started: dict[str, tuple[list[str], str]] = {}
-
-    def run_child(words: list[str]) -> int:
-        started[words[4]] = words, os.environ["MEGACPP_JIT_ROOT"]
-        return 0
-
-    monkeypatch.setattr(entry, "require_session", lambda *_: None)
-    monkeypatch.setattr(entry, "choose_place", lambda: (tmp_path, True))
-    monkeypatch.setattr(entry, "run_child", run_child)
-    monkeypatch.setenv("MEGACPP_TARGET", "h200")
-    assert [entry.main([name]) for name in ("jit_verify", "prewarm")] == [0, 0]
-    words, root = started["jit-verify"]
-    assert (root, words[-1]) == (str(caches), str(tmp_path / "jit_verify"))
-    assert started["prewarm"][1] == str(tmp_path / "tmp/megacpp-jit")
-
-
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -212,20 +191,6 @@ def test_a_run_that_is_killed_leaves_no_result_of_an_earlier_one(
     assert (told["exit_code"], told["image"]["target"], told["session"]) == (0, "cpu", "doctor")
     (tmp_path / "doctor.json").mkdir()
     assert run_in(tmp_path, monkeypatch, "doctor", child=lambda: pytest.fail("it was started")) == 6
-
-
-@pytest.mark.parametrize(("form", "opening"), [((), "Transformer Engine"), (("--format", "github"), "::")])
-def test_a_result_is_printed_and_kept_as_json(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    form: tuple[str, ...],
-    opening: str,
-) -> None:
-    assert run_in(tmp_path, monkeypatch, "te_canary", "2.14.1", "2.15.0", *form) == 0
-    assert capfd.readouterr().out.startswith(opening)
-    kept = json.loads((tmp_path / "te_canary.json").read_text())
-    assert (kept["schema_id"], kept["new"]["version"]) == ("megacpp-validate/static/1", "2.15.0")
 
 
 def start(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -50,15 +50,6 @@ def needs_with(fit: StackFit, verdict: FitVerdict) -> set[str]:
     return {one.need for one in fit.of(verdict)}
 
 
-def test_te_2_14_1_on_cublas_13_1_is_refused(judge: Judge) -> None:
-    fit = judge("2.14.1", ["cublas=13.1"])
-    (misfit,) = fit.of(REFUSED)
-    assert misfit.need == LAYOUT
-    assert (fit.te, misfit.component, misfit.seen, misfit.wanted) == ("2.14.1", "cublas", "13.1", ">=13.2")
-    assert "2.17.0 and later" in misfit.next_step
-    assert "H200: 2.14.1 dies at import" in misfit.source
-
-
 # Stack, and what is refused of it; each is known from a run or from a wheel, which its row names. Then what was
 # refused, or warned of, wrongly, and what was let through: each side of each bound.
 @pytest.mark.parametrize(
@@ -119,35 +110,6 @@ def test_stacks(judge: Judge, te: str, parts: list[str], refused: set[str]) -> N
     fit = judge(te, parts)
     assert needs_with(fit, REFUSED) == refused
     assert "no-row" not in needs_with(fit, UNKNOWN)
-
-
-def test_the_h200_stack_works_with_less(judge: Judge) -> None:
-    fit = judge("2.20.2", [*H200, FRONTEND])
-    grouped = {GROUPED + name for name in (*HOPPER, "blackwell")}
-    assert needs_with(fit, WARNED) == {"nccl-expert-parallel", *grouped}
-    assert not fit.of(UNKNOWN)
-
-
-@pytest.mark.parametrize(
-    ("target", "part", "warned"),
-    [
-        ("h200", "cublas=13.3", set(HOPPER)), ("h200", "cublas=13.4", {"hopper-current", "hopper-block"}),
-        ("h200", "cublas=13.5", {"hopper-block"}), ("h200", "cublas=13.6", set()),
-        ("b200", "cublas=13.2", {"blackwell"}), ("b200", "cublas=13.3", set()), ("gb10", "cublas=13.0", set()),
-    ],
-)  # fmt: skip
-def test_a_need_of_one_target_is_of_no_other(judge: Judge, target: str, part: str, warned: set[str]) -> None:
-    words = [part, *H200[1:4], "nccl=2.30.7", *H200[5:], FRONTEND]
-    assert needs_with(judge("2.20.2", words, target), WARNED) == {GROUPED + name for name in warned}
-    older = needs_with(judge("2.20.2", [*words, "flash-attn=2.7.2"], target), WARNED)
-    assert ("flash-attn-2-blackwell" in older) == (target != "h200")
-
-
-@pytest.mark.parametrize(("version", "verdict"), [("0.2.1", FITS), ("0.2.5", UNKNOWN), ("", UNKNOWN)])
-def test_a_build_that_no_row_has(judge: Judge, version: str, verdict: FitVerdict) -> None:
-    words = [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0", f"sgl-deep-gemm={version}"]
-    fit = judge("2.20.2", words)
-    assert [one.verdict for one in fit.fits if one.need == "build of sgl-deep-gemm"] == [verdict]
 
 
 @pytest.mark.parametrize("part", ["cublas", "cudnn", "torch"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from megacpp_validate.images.tools import find_program
 from tests.command_line import Run, Said, make_run
 from tests.images.fake_tools import FakeRegistry, install
-from tests.images.small_project import RELEASES, write_project, write_shelf, write_wheel
+from tests.images.small_project import write_project, write_shelf, write_wheel
 
 OPEN, CLOSED, WRONG, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 5, 6
 LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
@@ -102,55 +100,6 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
     assert run("lock", "--check").code == OPEN
 
 
-def test_what_is_in_a_lock(root: Path, run: Run) -> None:
-    accept_claim(run)
-    text = (root / LOCKS[0]).read_text()
-    named = [line.split("==")[0] for line in text.splitlines() if "==" in line and not line.startswith("#")]
-    assert named == ["leaf", "old", "tool", "top"]  # nothing of what the base provides, though the index has it
-    assert "# provided by the base, not installed: numpy (version not known), torch 2.13.0a0+abc" in text
-    assert "# over the base's: old 1.0" in text
-    assert str(root) not in text
-    assert json.loads((root / PINS).read_text())["generated_by"] == "nox -s lock"
-    releases = (root / LOCKS[2]).read_text().splitlines()[3:]
-    wanted = [rf"transformer-engine=={one} --hash=sha256:[0-9a-f]{{64}}" for one in RELEASES]
-    assert [pattern for pattern, line in zip(wanted, releases, strict=True) if not re.fullmatch(pattern, line)] == []
-
-
-@pytest.mark.thorough
-def test_then_what_the_base_has_is_not_enough(root: Path, run: Run) -> None:
-    write_wheel(root / "shelf", "top", "1.0", "torch>=2.13")  # 2.13.0a0 comes before 2.13
-    said = run("lock", "--only", "locks")
-    assert said.code == NO_ENVIRONMENT
-    assert "2.13.0a0+abc" in said.err
-    assert "Next step" in said.err
-    assert kept(root) == {}
-
-
-@pytest.mark.thorough
-def test_then_versions_stay_until_they_are_asked_for(root: Path, run: Run) -> None:
-    accept_claim(run)
-    write_wheel(root / "shelf", "leaf", "1.1")
-    write_wheel(root / "shelf", "tool", "1.1")
-    assert "Written: nothing" in run("lock", "--only", "locks").out
-    said = run("lock", "--only", "locks", "--upgrade", "leaf")
-    assert said.code == OPEN
-    assert [("leaf==1.1" in text, "tool==1.0" in text) for text in map(kept(root).get, LOCKS[:2]) if text] == [
-        (True, True)
-    ] * 2
-    assert run("lock", "--upgrade", "all").code == OPEN
-    assert all("tool==1.1" in (root / name).read_text() for name in LOCKS[:2])
-
-
-@pytest.mark.thorough
-def test_then_a_wrong_hash_does_not_live_on(root: Path, run: Run) -> None:
-    accept_claim(run)
-    good = (root / LOCKS[0]).read_text()
-    at = good.index("--hash=sha256:") + len("--hash=sha256:")
-    (root / LOCKS[0]).write_text(good[:at] + "0" * 64 + good[at + 64 :])
-    run("lock", "--only", "locks")
-    assert (root / LOCKS[0]).read_text() == good
-
-
 @pytest.mark.thorough
 def test_then_another_file_under_the_same_version_is_refused(root: Path, run: Run) -> None:
     """As a digest that changed under its tag is. A lock that nobody edited had another file of leaf 1.0."""
@@ -163,23 +112,6 @@ def test_then_another_file_under_the_same_version_is_refused(root: Path, run: Ru
     assert "--upgrade leaf" in said.out
     assert run("lock", "--only", "locks", "--upgrade", "leaf").code == OPEN
     assert kept(root)[LOCKS[0]] != before[LOCKS[0]]
-
-
-@pytest.mark.thorough
-def test_then_an_index_that_is_down_is_no_fault_of_the_rows(
-    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accept_claim(run)
-    before = kept(root)
-    with socket.socket() as taken:  # bound, and nobody listens
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{taken.getsockname()[1]}/simple")
-        for name, value in {"UV_OFFLINE": "0", "UV_HTTP_RETRIES": "0", "UV_FIND_LINKS": ""}.items():
-            monkeypatch.setenv(name, value)
-        said = run("lock", "h200", "--upgrade", "all")
-    assert said.code == INFRASTRUCTURE
-    assert "the index does not answer" in said.err
-    assert kept(root) == before
 
 
 @pytest.mark.thorough
@@ -262,17 +194,6 @@ def test_wrong_arguments(run: Run, arguments: list[str], says: str) -> None:
     said = run("lock", *arguments)
     assert said.code == WRONG
     assert says in said.err
-
-
-@pytest.mark.thorough
-def test_then_a_bake_file_that_cannot_be_written(root: Path, run: Run) -> None:
-    accept_claim(run)
-    (root / BAKE).unlink()
-    (root / BAKE).mkdir()
-    said = run("lock")
-    assert said.code == INFRASTRUCTURE
-    assert "cannot be written" in said.err
-    assert sorted(place.name for place in (root / "containers").iterdir()) == ["docker-bake.json", "locks", "pins.json"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +19,6 @@ from megacpp_validate.images.plan import (
     ImagePlan,
     ImageRows,
     find_images,
-    name_image,
     plan_bake,
 )
 from megacpp_validate.images.tools import ImageRefused, use_mirror
@@ -157,27 +154,6 @@ def test_what_the_recipe_takes_comes_from_somewhere(plans: tuple[ImagePlan, ...]
     assert all(stage in RECIPE for stage in stages["h200"])
 
 
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [(("cpu",), "megacpp/cpu:0.1.0"), (("h200", "r.example:5000/team/", "x"), "r.example:5000/team/megacpp/h200:x")],
-)
-def test_names(given: tuple[str, ...], name: str) -> None:
-    assert name_image(*given) == name
-
-
-def test_bake_prints_it_without_a_daemon() -> None:
-    docker = shutil.which("docker")
-    if docker is None:
-        pytest.skip("not-run: there is no Docker client")
-    if subprocess.run([docker, "buildx", "version"], capture_output=True, check=False, timeout=60).returncode:
-        pytest.skip("not-run: the Docker client has no buildx")
-    command = [docker, "buildx", "bake", "--file", BAKE_FILE, "--print", "all"]
-    variables = {**os.environ, "DOCKER_HOST": "unix:///nowhere"}
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["target"]) == {"h200", "b200", "gb10", "cpu"}
-
-
 # --- the recipe itself ------------------------------------------------------------------------------------------------
 
 
@@ -186,16 +162,6 @@ def test_the_caches_of_the_image_are_where_the_layout_says(plans: tuple[ImagePla
     for plan in plans:
         for name, value in cache_variables("/opt/megacpp/jit", plan.cache_arch, nvrtc=False).items():
             assert said[name].replace("${CACHE_ARCH}", plan.cache_arch) == value, name
-
-
-def test_only_what_is_named_reaches_a_build() -> None:
-    """A context with a virtual environment or an evidence folder in it would be sent to the engine at every build."""
-    lines = (ROOT / "containers/Dockerfile.dockerignore").read_text().splitlines()
-    rules = [line for line in lines if line and not line.startswith("#")]
-    assert rules[0] == "*"
-    assert {rule for rule in rules if rule.startswith("!")} == {
-        "!containers/steps", "!containers/locks", "!matrix", "!megacpp_validate",
-    }  # fmt: skip
 
 
 def test_every_release_of_the_matrix_is_in_the_image(catalog: Catalog, wheel_of: Callable[[str], Path]) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from megacpp_validate.jit import compiles
-from megacpp_validate.jit.compiles import MISSED, Guard, open_guard
+from megacpp_validate.jit.compiles import MISSED, Guard
 
 COMPILING = Path(__file__).parent / "compiling.py"
 KEYS, PROCESSES, KILLED = 40, 4, 8
@@ -87,20 +86,3 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_a_word(
     assert [guard.once(key, nothing, lambda: 7) for key in ("a", "b")] == [7, 7]
     assert len(guard.notes) == 1
     assert "this process compiles for itself" in capsys.readouterr().err
-
-
-def test_a_guard_needs_a_root_and_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiles, "_guards", [])
-    monkeypatch.delenv("MEGACPP_JIT_ROOT", raising=False)
-    assert open_guard() is None
-    monkeypatch.setenv("MEGACPP_JIT_ROOT", str(tmp_path))
-    monkeypatch.setenv("MEGACPP_JIT_ARCH", "cpu")
-    monkeypatch.setenv("MEGACPP_JIT_GUARD", "0")
-    assert open_guard() is None
-    monkeypatch.setenv("MEGACPP_JIT_GUARD", "1")
-    monkeypatch.setenv("MEGACPP_JIT_WAIT_S", "12")
-    guard = open_guard()
-    assert guard is not None
-    assert guard.folder == tmp_path / "cpu" / "locks"
-    assert guard._wait_s == 12
-    assert open_guard() is guard

@@ -89,22 +89,6 @@ def test_two_processes_at_once_are_each_blamed_for_what_is_theirs(tmp_path: Path
     assert not copies(tmp_path)
 
 
-def test_files_of_another_process_are_nobodys_compiles_where_no_root_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The user's own cache, as a cold host has it: another program fills it while a cell runs."""
-    monkeypatch.delenv("MEGACPP_JIT_ROOT")
-    shared = tmp_path / "root/cpu/cuda"
-    process = start(tmp_path, "cell", str(tmp_path / "work"))
-    for number in range(34):
-        (shared / f"other-{number}").write_bytes(b"\x7fELF.text.of_another\0")
-    (tmp_path / "go").touch()
-    compiled, inside, _ = process.communicate(timeout=60)[0].splitlines()
-    assert compiled == "[('cuda', 'cell', 'cell/kernel'), ('cuda', 'cell', 'cell/what_came_before')]"
-    assert inside == "['cell']"
-    assert sorted(path.name for path in shared.iterdir()) == sorted(["cell", *(f"other-{n}" for n in range(34))])
-
-
 def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     killed = start(tmp_path, "killed")
@@ -118,22 +102,6 @@ def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> 
     killed.communicate(timeout=60)
     driver_cache.work_on_copy()
     assert len(copies(tmp_path)) == 1
-
-
-def test_a_copy_that_is_being_made_is_not_taken_for_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process starts while the copy is made: its lock is held before the folder is there."""
-    plain = driver_cache.shutil.copyfile
-
-    def copyfile(source: Path, target: Path) -> None:
-        with pytest.raises(OSError, match="lock"):
-            driver_cache._lock(*copies(tmp_path))
-        plain(source, target)
-
-    (tmp_path / "root/cpu/cuda/kernel").write_bytes(b"old")
-    monkeypatch.setattr(driver_cache.shutil, "copyfile", copyfile)
-    driver_cache.work_on_copy()
-    (copy,) = copies(tmp_path)
-    assert (copy / "kernel").read_bytes() == b"old"
 
 
 def test_the_drivers_index_is_not_copied(tmp_path: Path) -> None:
@@ -156,18 +124,6 @@ def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monk
     assert not [one for one in monitor.compiles_since(moment) if one.library == "cuda"]
     assert "too much to be copied" in monitor.unwatched()["cuda"]
     assert os.environ["CUDA_CACHE_PATH"] == str(place.parent)
-
-
-def test_a_cache_that_cannot_be_written_keeps_nothing_and_breaks_nothing(tmp_path: Path) -> None:
-    driver_cache.work_on_copy()
-    copy = Path(os.environ["CUDA_CACHE_PATH"])
-    (copy / "kernel").write_bytes(b"new")
-    place = tmp_path / "root/cpu/cuda"
-    place.rmdir()
-    place.write_bytes(b"a file where a folder should be")
-    driver_cache.give_back()
-    assert os.environ["CUDA_CACHE_PATH"] == str(place)
-    assert not copy.exists()
 
 
 @pytest.mark.parametrize(

@@ -117,16 +117,6 @@ def test_triton_tells_kernel_signature_and_constants_and_a_hit_is_none(
     assert monitor.hits_since(moment) == {"triton": 2}
 
 
-def test_who_listened_to_triton_before_hears_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, told = triton_of({}), list[Any]()
-    module.knobs.compilation.listener = lambda **words: told.append(words)
-    monkeypatch.setitem(sys.modules, "triton.compiler.compiler", module)
-    watch.HOOKS["triton.compiler.compiler"](module)
-    module.compile(SOURCE)
-    module.compile(SOURCE)
-    assert [one["cache_hit"] for one in told] == [False, True]
-
-
 def test_flash_attention_4_tells_what_it_had_compiled_and_what_it_read_from_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -245,12 +235,3 @@ def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path, monkeypat
     assert monitor.hits_since(moment) == {"inductor": 1}
     for lock in tmp_path.glob("inductor-*"):  # was released
         FileLock(lock).acquire(timeout=0)
-
-
-def test_what_compiles_unseen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_faults", {})
-    monkeypatch.delenv("NVTE_DISABLE_NVRTC", raising=False)
-    monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
-    assert "NVRTC" in monitor.unwatched()["transformer_engine"]
-    monkeypatch.setenv("NVTE_DISABLE_NVRTC", "1")
-    assert "transformer_engine" not in monitor.unwatched()

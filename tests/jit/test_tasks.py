@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from megacpp_validate.jit import driver_cache
-from megacpp_validate.jit.__main__ import read_compiler, read_include_paths, run_task
+from megacpp_validate.jit.__main__ import run_task
 from megacpp_validate.jit.tasks import (
     JitOrder,
     WrongOrder,
     banks,
-    name_architecture,
     read_jit_order,
     require_kernels,
     routings,
@@ -90,17 +89,6 @@ def test_what_a_task_raises_or_lacks_is_in_its_answer(monkeypatch: pytest.Monkey
         assert "cannot be imported" in run_task(JitOrder("t", "fa4", arch="sm_90a"))["missing"]
 
 
-def test_the_compiler_is_found_where_cuda_home_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("MEGACPP_JIT_MODE", "nvcc")
-    assert read_compiler() == {"mode": "nvcc", "path": str(nvcc), "version": "13.0.88"}
-    assert str(tmp_path / "include") in read_include_paths()
-
-
 def test_products_of_deep_gemm_are_those_of_a_size() -> None:
     """small: 8 experts of width 512 on a stream of 512; 16 x 512 tokens, each to 2."""
     order = JitOrder("t", "deep_gemm", settings={"size": "small"})
@@ -137,18 +125,6 @@ def test_a_sweep_that_did_not_reach_its_kernels_has_failed(monkeypatch: pytest.M
     monkeypatch.setenv("NVTE_DISABLE_NVRTC", "1")
     with pytest.raises(RuntimeError, match=r"NVTE_DISABLE_NVRTC keeps .* Next step: unset"):
         require_kernels([*forward, *backward])
-
-
-def test_flash_attention_4_is_told_its_architecture_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CUTE_DSL_ARCH", "FLASH_ATTENTION_ARCH", "FLASH_ATTENTION_NUM_SMS"):
-        monkeypatch.setenv(name, "")
-    name_architecture("sm_121a")
-    assert [os.environ[name] for name in ("CUTE_DSL_ARCH", "FLASH_ATTENTION_ARCH")] == ["sm_121a", "sm_121"]
-    with pytest.raises(ValueError, match="no 'sm_80'"):
-        name_architecture("sm_80")
-    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", sys)
-    with pytest.raises(ValueError, match="loaded already"):
-        name_architecture("sm_90a")
 
 
 def order_of(code: str, arch: str, root: Path, **settings: str) -> dict[str, Any]:

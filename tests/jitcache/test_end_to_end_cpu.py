@@ -132,25 +132,6 @@ def test_a_killed_prewarm_resumes_and_is_found_warm(warm: Path, matrix: Path, tm
     assert all(row.hits for row in verdict.rows), "what is warm was looked for, and found"
 
 
-def test_what_a_stack_leaves_when_it_is_only_asked_is_in_nobodys_way(
-    warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU the driver makes its folder, and its index, when the device is asked for its name: in the sealed root
-    before a second prewarm looks at it, and before the sealed cache is copied.
-    """
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import os\nif path := os.environ.get('CUDA_CACHE_PATH'):\n    os.makedirs(path, exist_ok=True)\n"
-        "    open(f'{path}/index', 'a').write(f'{os.getpid()} ')\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--no-verify")
-    assert code == Exit.OPEN, text
-    assert (warm / "cpu" / "cuda" / "index").exists()
-    code, verdict = _verify(warm, matrix, tmp_path / "receipts")
-    assert code == Exit.OPEN, verdict
-
-
 def test_a_shape_that_was_not_warmed_is_named(warm: Path, tmp_path: Path) -> None:
     code, verdict = _verify(warm, _matrix(tmp_path / "matrix", rows=24), tmp_path / "receipts")
     assert code == Exit.CLOSED
@@ -175,45 +156,6 @@ def test_carried_to_another_folder_it_is_warm(warm: Path, matrix: Path, tmp_path
         assert code == Exit.OPEN, verdict
     finally:
         away.rename(warm)
-
-
-def test_a_task_that_fails_leaves_no_manifest(tmp_path: Path) -> None:
-    matrix = _matrix(tmp_path / "matrix")
-    tasks = (matrix / "prewarm.toml").read_text()
-    (matrix / "prewarm.toml").write_text(tasks.replace('program = "norm"', 'program = "nun"'))
-    code, text = _ask("prewarm", "--target", "cpu", "--root", tmp_path / "r", "--matrix", matrix, "--tasks", "norm")
-    result = PrewarmResult.model_validate_json(text)
-    assert code == Exit.CLOSED, text
-    assert "there is no program 'nun'" in result.rows[0].reason
-    assert (result.manifest, result.sealed) == ("", False)
-    code, text = _ask("jit-cache", "seal", "--root", tmp_path / "r", "--arch", "cpu")
-    assert code == Exit.EVIDENCE_MISSING, text
-
-
-@pytest.mark.parametrize(
-    ("variable", "said"),
-    [
-        ("TORCH_COMPILE_DISABLE", "compiled nothing for inductor, and looked for nothing"),
-        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "is in no cache: inductor graph 0 forward"),
-    ],
-)
-def test_where_compiling_or_its_cache_is_switched_off_nothing_is_sealed(
-    matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, said: str
-) -> None:
-    """Else an empty cache would be sealed, and found warm where the variable is still set."""
-    monkeypatch.setenv(variable, "1")
-    code, text = _ask("prewarm", "--target", "cpu", "--root", tmp_path / "r", "--matrix", matrix, "--tasks", "norm")
-    result = PrewarmResult.model_validate_json(text)
-    assert (code, result.manifest, result.sealed) == (Exit.CLOSED, "", False), text
-    assert said in result.rows[0].reason
-
-
-def test_a_cache_that_asks_for_nothing_is_not_warm(
-    warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    code, verdict = _verify(warm, matrix, tmp_path / "receipts")
-    assert (code, {row.verdict for row in verdict.rows}) == (Exit.CLOSED, {JitVerdict.SILENT})
 
 
 def test_a_disk_that_gets_full_in_the_middle(matrix: Path) -> None:

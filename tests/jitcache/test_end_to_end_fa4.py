@@ -12,8 +12,6 @@ import pytest
 
 from megacpp_validate.errors import Exit
 from megacpp_validate.jitcache import cache
-from megacpp_validate.jitcache.layout import arch_folder
-from megacpp_validate.jitcache.manifest import read_manifest
 from megacpp_validate.jitcache.prewarm import PrewarmResult
 from megacpp_validate.jitcache.verify import JitCause, JitVerdict, JitVerifyResult
 from tests.jitcache.asking import ask
@@ -68,14 +66,3 @@ def test_where_paths_are_not_moved_triton_compiles_again(
     assert rows["fa4_d64"].verdict is JitVerdict.WARM
     assert rows["triton_rotation"].cause is JitCause.OTHER_KEY
     assert {one.library for one in rows["triton_rotation"].compiled} == {"triton"}
-
-
-def test_one_key_has_two_contents(carried: Path) -> None:
-    """Why each architecture has a folder: FlashAttention 4 names what runs before its backward the same for both."""
-    one, two = (
-        {file.path: file.sha256 for file in read_manifest(arch_folder(carried, arch))[0].files}
-        for arch in ("sm_90a", "sm_100a")
-    )
-    same = {path for path in one.keys() & two.keys() if path.startswith("fa4/")}
-    assert same, "keys hold the architecture by now: this release needs no folder of its own"
-    assert any(one[path] != two[path] for path in same)

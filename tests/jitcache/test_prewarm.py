@@ -93,20 +93,6 @@ def test_a_file_that_is_not_as_it_was_left_undoes_all(damage: bytes | None, tmp_
         assert (_paths(folder), progress.swept) == (["fa4/two.o"], int(damage is not None))
 
 
-def test_what_passed_while_others_ran_or_was_written_anew_undoes_nothing(tmp_path: Path) -> None:
-    """A task ends while one beside it has a file under a name that is none of its own: that is gone a moment later."""
-    folder = tmp_path / "sm_90a"
-    with prewarm(folder) as progress:
-        put(folder / "triton" / "group.json", b"one")
-        put(folder / "cute" / "half.of_another", b"half")
-        progress.keep(TASK, Answer())
-        (folder / "cute" / "half.of_another").rename(folder / "cute" / "whole")
-        put(folder / "triton" / "group.json", b"one and two")
-        progress.keep(OTHER, Answer())
-    with prewarm(folder) as progress:
-        assert (list(progress.done), progress.swept) == ([TASK.id, OTHER.id], 0)
-
-
 def test_another_stack_or_a_damaged_draft_undoes_all(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     with prewarm(folder) as progress:

@@ -50,18 +50,19 @@ def _tabulate_plan(plan: ImagePlan) -> Table:
 
 def describe_build(build: ImageBuild) -> Document:
     """An image that was built."""
+    plan = build.plan
     facts = {
         "image": f"`{build.name}`",
         "digest": f"`{build.reference}`",
         "place": "its registry" if build.pushed else "the engine of this host",
-        "base": f"`{build.base}`",
-        "base verified on": build.base_verified or "never: no registry has confirmed its digest",
-        "lock": f"`{build.lock}` (SHA-256 {build.lock_hash[:12]})",
-        "commit": build.revision or "unknown",
-        "engine": f"Docker Engine {build.engine}, buildx {build.buildx}, {build.platform}",
+        "base": f"`{plan.reference}`",
+        "base verified on": plan.verified or "never: no registry has confirmed its digest",
+        "lock": f"`{plan.lock}` (SHA-256 {plan.lock_hash[:12]})",
+        "commit": plan.labels.get("org.opencontainers.image.revision") or "unknown",
+        "engine": f"Docker Engine {build.engine}, buildx {build.buildx}, {plan.platform}",
         "time": f"{build.seconds:.1f} s",
     }
-    title = f"Image for {build.target}"
+    title = f"Image for {plan.target}"
     return Document(title, "The image is built.", good("built"), (tabulate_facts(facts),))
 
 

@@ -42,10 +42,9 @@ def test_the_others(snapshot: SnapshotAssertion) -> None:
         tool="t", target="cpu", folder="out", id="1", image="", signed_by="", absent={"image": "none"},
         sizes={"image.tar": 2_500_000}, wheels_absent=("te",), seconds=1,
     )  # fmt: skip
+    plan = read_plans("cpu")[0].model_copy(update={"lock_hash": "0" * 64})
     build = ImageBuild(
-        tool="t", target="cpu", platform="linux/amd64", name="r:1", digest="sha256:1", pushed=True, base="b",
-        base_verified="", lock="cpu.txt", lock_hash="0", pins_hash="0", revision="", engine="28", buildx="0.29",
-        started="", seconds=1,
+        tool="t", plan=plan, name="r:1", digest="sha256:1", pushed=True, engine="28", buildx="0.29", started="", seconds=1
     )  # fmt: skip
     documents = (
         describe.describe_lock(lock), describe.describe_fits(FitResult(tool="t", stacks=stacks)),
