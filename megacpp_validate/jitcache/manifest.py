@@ -253,7 +253,7 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
     """A manifest and its hash from their bytes. Raises as `read_manifest`."""
     if line.decode(errors="replace") != hash_line(text):
         raise layout.CacheChanged(
-            f"the manifest of {where} does not hash to its {layout.MANIFEST_HASH}. Likely cause: it was edited or damaged. "
+            f"the manifest of {where} does not hash to its {layout.MANIFEST_HASH}. Likely cause: it was edited. "
             "Next step: take the cache from where it was exported, or prewarm again."
         )
     try:

@@ -44,7 +44,8 @@ def test_the_others(snapshot: SnapshotAssertion) -> None:
     )  # fmt: skip
     plan = read_plans("cpu")[0].model_copy(update={"lock_hash": "0" * 64})
     build = ImageBuild(
-        tool="t", plan=plan, name="r:1", digest="sha256:1", pushed=True, engine="28", buildx="0.29", started="", seconds=1
+        tool="t", plan=plan, name="r:1", digest="sha256:1", pushed=True, engine="28", buildx="0.29", started="",
+        seconds=1,
     )  # fmt: skip
     documents = (
         describe.describe_lock(lock), describe.describe_fits(FitResult(tool="t", stacks=stacks)),
