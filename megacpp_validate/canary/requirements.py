@@ -9,8 +9,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..catalog.bridge import Catalog
-from ..catalog.images import Images, read_images
-from ..catalog.needs import Needs, read_needs
+from ..catalog.images import Images, Needs, read_images, read_needs
 from ..environments.fits import Fit, FitVerdict, Given, Stack, judge_stack, read_given
 from ..errors import WrongArguments
 from ..evidence.values import read_version

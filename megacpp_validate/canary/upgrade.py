@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..catalog.bridge import Catalog
-from ..catalog.needs import read_needs
+from ..catalog.images import read_needs
 from ..environments.environment import read_facts
 from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import build_support

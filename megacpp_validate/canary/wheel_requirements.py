@@ -17,8 +17,7 @@ from typing import Final, Literal
 from packaging.version import Version
 
 from ..catalog.bridge import Catalog, matrix_folder
-from ..catalog.images import Range, read_images
-from ..catalog.needs import CudaLibrary, Need, Needs, read_needs
+from ..catalog.images import CudaLibrary, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
 from ..environments.fits import LIBRARIES
 from ..errors import Exit, ToolError, exit_for

@@ -1,4 +1,4 @@
-"""Images as typed values: the reader of `matrix/images.toml`."""
+"""Images, and what vendor packages and releases need, as typed values: the reader of images.toml and needs.toml."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from packaging.version import Version
 from pydantic import Field
 
 from .bridge import Target
-from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, read_rows
+from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, ids_of, read_rows
 
 FILE: Final = "images.toml"
+NEEDS: Final = "needs.toml"
 PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no distribution
 
 Platform = Literal["linux/amd64", "linux/arm64"]
@@ -26,6 +27,10 @@ Lock = Annotated[str, Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")]
 Pair = Annotated[tuple[str, VersionText], Field(strict=False)]
 
 MACHINES: Final[dict[str, str]] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+
+def _is_in(version: Version, versions: str) -> bool:
+    return SpecifierSet(versions).contains(version.public, prereleases=True)
 
 
 class Base(Row):
@@ -216,11 +221,11 @@ class Range(Row):
 
     def holds_for(self, te: Version) -> bool:
         """Whether a release has this need; builds of a release count as the release."""
-        return SpecifierSet(self.te).contains(te.public, prereleases=True)
+        return _is_in(te, self.te)
 
     def allows(self, version: Version) -> bool:
         """Whether a version is in the range."""
-        return SpecifierSet(self.needs).contains(version.public, prereleases=True)
+        return _is_in(version, self.needs)
 
 
 class Images(Row):
@@ -271,3 +276,135 @@ def read_images(targets: dict[str, str], folder: Path | None = None, rows: Itera
 
     (images,) = read_rows(folder, {FILE: Images}, {"target": targets}, find)
     return cast("Images", images)
+
+
+# --- What vendor packages and releases need. ---
+
+
+class VendorPackage(Row):
+    """A package that the bridge stands on.
+
+    Attributes:
+        id: what is imported.
+        title: what people call it.
+        distributions: that may have brought it.
+        breaks: bridge modules that lose it.
+        required: whether nothing on a GPU goes without it.
+        attention: the word of a target's `attention` that asks for it.
+        deep_gemm: whether a target's `deep_gemm` asks for it.
+    """
+
+    id: Text
+    title: Text
+    distributions: list[str] = Field(min_length=1)
+    breaks: Annotated[list[str], Names("module")]
+    required: bool = False
+    attention: Literal["fa3", "fa4", ""] = ""
+    deep_gemm: bool = False
+
+
+class CudaLibrary(Row):
+    """A library of CUDA: what people call it, which wheels bring it, and what fails where it is wrong."""
+
+    id: str = Field(pattern=r"^lib\w+$")
+    title: Text
+    distributions: list[str] = Field(min_length=1)
+    breaks: Annotated[list[str], Names("module")]
+
+
+class Need(Row):
+    """What releases of Transformer Engine need.
+
+    Attributes:
+        te: range of releases.
+        kind: "library": a CUDA library as loaded; "distribution": what is installed; "one-runtime": that `dlopen`
+            finds one CUDA runtime, "one-runtime-warned" where more are only warned of; "tolerated-symbol": an
+            undefined symbol that is never called.
+        of: library or distribution.
+        version: range that it must lie in; empty for any.
+        symbol: of "tolerated-symbol".
+        with_: the need holds only where this distribution is installed, in a range where one is given.
+        cuda: major CUDA releases (range) whose core library has the need; empty for any.
+        says: what needs it.
+        next: what to do.
+        source: where it is known from.
+    """
+
+    id: Text
+    te: VersionRange = Field(min_length=1)
+    kind: Literal["library", "distribution", "one-runtime", "one-runtime-warned", "tolerated-symbol"]
+    of: Text
+    version: VersionRange = ""
+    symbol: str = ""
+    with_: RequirementText = Field(default="", alias="with")
+    cuda: VersionRange = ""
+    breaks: Annotated[list[str], Names("module")]
+    says: Text
+    next: Text
+    source: Text
+
+    def holds_for(self, te: Version) -> bool:
+        """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
+        return _is_in(te, self.te)
+
+    def holds_for_core(self, cuda: int | None) -> bool:
+        """Whether a core library for a major CUDA release has it; None where nobody has told which it is for."""
+        return not self.cuda or cuda is None or SpecifierSet(self.cuda).contains(str(cuda))
+
+    @property
+    def beside(self) -> str:
+        """Name of the distribution that it holds beside; empty for none."""
+        return canonicalize_name(Requirement(self.with_).name) if self.with_ else ""
+
+    def holds_beside(self, version: Version | None) -> bool:
+        """Whether it holds beside that distribution in a version; None where the version is not known."""
+        return version is None or _is_in(version, str(Requirement(self.with_).specifier))
+
+    def allows(self, version: Version) -> bool:
+        """Whether a version is in the range."""
+        return _is_in(version, self.version)
+
+
+class Build(Row):
+    """Which torch (range) a build of a distribution (range) is for, where its metadata does not say so."""
+
+    of: Text
+    version: VersionRange = Field(min_length=1)
+    torch: VersionRange = Field(min_length=1)
+    source: Text
+
+    def is_of(self, version: Version) -> bool:
+        """Whether it says something of a version of the distribution."""
+        return _is_in(version, self.version)
+
+    def is_for(self, torch: Version) -> bool:
+        """Whether it is for a torch."""
+        return _is_in(torch, self.torch)
+
+
+class Needs(Row):
+    """The whole file."""
+
+    package: list[VendorPackage] = Field(min_length=1)
+    library: list[CudaLibrary] = Field(min_length=1)
+    need: list[Need] = Field(min_length=1)
+    build: list[Build]
+
+
+def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
+    """The needs in `folder`.
+
+    Args:
+        modules: ids of the bridge modules, which the rows name.
+        folder: of the matrix; the project's own without it.
+
+    Raises:
+        MatrixInvalid: with every fault of the file.
+    """
+
+    def find(needs: Needs) -> list[str]:
+        wrong = [need for need in needs.need if need.kind != "distribution" and need.of not in ids_of(needs.library)]
+        return [f"{NEEDS}: need {need.id}: of names {need.of!r}, which does not exist" for need in wrong]
+
+    (needs,) = read_rows(folder, {NEEDS: Needs}, {"module": modules}, find)
+    return cast("Needs", needs)

@@ -25,7 +25,7 @@ def doctor(
     row for the target, the stack or the GPU, 4: something could not be checked, 5: the interpreter cannot be used, or
     has no stack.
     """
-    from ..catalog.needs import read_needs
+    from ..catalog.images import read_needs
     from ..environments.doctor import DoctorOptions, run_doctor
 
     options = fill(DoctorOptions, locals())

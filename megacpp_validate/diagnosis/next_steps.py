@@ -108,7 +108,7 @@ STEPS: Final = (
 )  # fmt: skip
 
 
-# Rows of `catalog.needs`: that room lies above this one.
+# Rows of `catalog.images`: that room lies above this one.
 Need: TypeAlias = Any
 Needs: TypeAlias = Any
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
-from ..catalog.needs import Needs
+from ..catalog.images import Needs
 from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
 from ..process import Ended, Processes
 from .doctor_rules import NOT_STARTED, TE, DoctorResult, Host, judge_host

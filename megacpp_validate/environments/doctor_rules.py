@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..catalog.bridge import Stack, Target
-from ..catalog.needs import CudaLibrary, Need, Needs, VendorPackage
+from ..catalog.images import CudaLibrary, Need, Needs, VendorPackage
 from ..diagnosis.next_steps import advise
 from ..diagnosis.rows import owner_of
 from ..errors import Exit, exit_for

@@ -22,8 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import ValidationError
 
-from ..catalog.images import Base, Range
-from ..catalog.needs import Needs
+from ..catalog.images import Base, Needs, Range
 from ..errors import WrongArguments
 from ..evidence.values import Frozen, read_version
 from .doctor_rules import DoctorResult

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
-from ..catalog.needs import Needs
+from ..catalog.images import Needs
 from ..catalog.policies import BREAKAGES, GateRule, GateRules, ReleaseWaiver
 from ..diagnosis.culprits import Culprit, blame_receipts
 from ..diagnosis.diagnose import find_host_fault

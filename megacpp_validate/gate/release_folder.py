@@ -14,7 +14,7 @@ from typing import Final
 
 from ..catalog.bridge import Catalog, read_catalog
 from ..catalog.file import matrix_folder
-from ..catalog.needs import read_needs
+from ..catalog.images import read_needs
 from ..catalog.policies import GateRules, read_gate_policy
 from ..errors import EvidenceMissing, InfrastructureFailed, WrongArguments
 from ..evidence.receipt import Receipt, read_time

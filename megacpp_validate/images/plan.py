@@ -15,8 +15,7 @@ from pydantic import Field
 
 from .. import __version__
 from ..catalog.bridge import Catalog, matrix_folder, read_catalog
-from ..catalog.images import MACHINES, Image, Images, read_images
-from ..catalog.needs import Needs, read_needs
+from ..catalog.images import MACHINES, Image, Images, Needs, read_images, read_needs
 from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, stack_of_words
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen

@@ -15,7 +15,7 @@ import pytest
 from megacpp_validate.canary.remote_wheel import RemoteWheel
 from megacpp_validate.canary.wheel_requirements import WheelRequirements, run_requirements
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.needs import read_needs
+from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.report.describe.requirements import describe_requirements
 from megacpp_validate.report.marks import Tone

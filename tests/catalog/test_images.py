@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
-from megacpp_validate.catalog.images import FILE, Images, read_images
+from megacpp_validate.catalog.images import FILE, NEEDS, read_images, read_needs
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 
@@ -28,40 +29,47 @@ def test_the_rows_that_are_shipped(targets: dict[str, str]) -> None:
     assert images.find_base(h200.base).provided["nccl"] == "2.30.7"
 
 
-def test_every_image_names_why_it_goes_over_its_base(targets: dict[str, str]) -> None:
-    images: Images = read_images(targets)
-    gpu = [image for image in images.image if image.te]
-    assert len({(tuple(image.over), tuple(image.removes)) for image in gpu}) == 1  # one base, one answer
-    over = {row.name: row.why for row in gpu[0].over}
-    removed = {row.name: row.why for row in gpu[0].removes}
-    assert "4.6.2" in removed["nvidia-cutlass-dsl"]
-    assert "hides" in removed["flash-attn"]
-    assert not set(over) & set(removed)
-    assert not {"torch", "triton", "numpy"} & (set(over) | set(removed))
-    assert not images.image[-1].over + images.image[-1].removes  # a base without a stack has nothing to go over
+@pytest.mark.parametrize(
+    ("te", "needs"),
+    [
+        ("2.12.0", {"one-cuda-runtime", "cudnn-least-documented", "torch-least"}),
+        ("2.14.0+f031cf8", {"cublas-grouped-layout", "one-cuda-runtime", "cudnn-least-documented", "torch-least"}),
+        ("2.20.2", {
+            "cublas-grouped-gemm", "one-cuda-runtime-warned", "cudnn-least", "cudnn-frontend", "flash-attn-4-cute-b24",
+            "torch-least", *(f"flash-attn-4-cute-{name}" for name in ("guarded", "b20", "b16", "b3")),
+        }),
+    ],
+)  # fmt: skip
+def test_each_release_has_its_needs(te: str, needs: set[str], catalog: Catalog) -> None:
+    found = read_needs([module.id for module in catalog.modules])
+    assert {need.id for need in found.need if need.holds_for(Version(te))} == needs
 
 
-FAULTS = [
-    ('target = "h200"', 'target = "x100"', "target names 'x100', which does not exist"),
-    ('target = "b200"', 'target = "h200"', "image 'h200' appears 2 times"),
-    ('platform = "linux/arm64"\ncache', 'platform = "linux/amd64"\ncache', "is not the aarch64 of targets.toml"),
-    ('base = "ngc-26.07"\nplatform = "linux/amd64"', 'base = "x"\nplatform = "linux/amd64"', "base names 'x'"),
-    ('sources = ["deep-gemm"]', 'sources = ["deepgemm"]', "sources names 'deepgemm', which does not exist"),
-    ('lock = "containers/locks/b200.txt"', 'lock = "/etc/passwd"', "image.1.lock"),
-    ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton", "three"]', "Invalid version: 'three'"),
-    ('"nox>=2025.5"', '"nox>>2025.5"', "nox>>2025.5"),
-    ('needs = ">=2.30.4"', 'needs = "2.30.4 or so"', "'2.30.4 or so'"),
-    ('with = "cuda>=13"', 'with = "cuda 13"', "cuda 13"),
-    ('commit = "891d57b4', 'commit = "main', "source.1.commit"),
-    ('base = "debian-bookworm"\nplatform = ""', 'base = "debian"\nplatform = ""', "base names 'debian'"),
-    ('targets = ["b200"]', 'targets = ["b300"]', "targets names 'b300', which does not exist"),
-    ('"deep_gemm", "project"', '"project"', "'deep-gemm' is in one of"),
-    ('sources = ["deep-gemm"]', "sources = []", "image b200: 'deep-gemm' is in one of"),
-    ('cache_arch = "sm_100a"', 'cache_arch = "sm_90a"', "cache_arch 'sm_90a' is not the 'sm_100a' of its target"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("old", "new", "says"), FAULTS, ids=[says for *_, says in FAULTS])
-def test_a_wrong_file(tmp_path: Path, targets: dict[str, str], catalog: Catalog, old: str, new: str, says: str) -> None:
-    edit(copy_matrix(tmp_path, FILE) / FILE, (old, new))
-    assert any(says in fault for fault in faults_of(lambda: read_images(targets, tmp_path, catalog.targets)))
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        (FILE, 'target = "h200"', 'target = "x100"', "target names 'x100', which does not exist"),
+        (FILE, 'target = "b200"', 'target = "h200"', "image 'h200' appears 2 times"),
+        (FILE, 'platform = "linux/arm64"\ncache', 'platform = "linux/amd64"\ncache', "is not the aarch64 of targets"),
+        (FILE, 'base = "ngc-26.07"\nplatform = "linux/amd64"', 'base = "x"\nplatform = "linux/amd64"', "names 'x'"),
+        (FILE, 'lock = "containers/locks/b200.txt"', 'lock = "/etc/passwd"', "image.1.lock"),
+        (FILE, '["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton", "three"]', "Invalid version: 'three'"),
+        (FILE, '"nox>=2025.5"', '"nox>>2025.5"', "nox>>2025.5"),
+        (FILE, 'commit = "891d57b4', 'commit = "main', "source.1.commit"),
+        (FILE, 'sources = ["deep-gemm"]', "sources = []", "image b200: 'deep-gemm' is in one of"),
+        (FILE, 'cache_arch = "sm_100a"', 'cache_arch = "sm_90a"', "is not the 'sm_100a' of its target"),
+        (NEEDS, 'te = ">=2.13.0,<2.17.0"', 'te = "newer"', "'newer'"),
+        (NEEDS, 'of = "libcudnn"', 'of = "libcudn"', "of names 'libcudn', which does not exist"),
+        (NEEDS, 'breaks = ["expert_gemm"]', 'breaks = ["expert_gem"]', "'expert_gem'"),
+        (NEEDS, 'id = "cudnn-least"', 'id = "cudnn-frontend"', "appears 2 times"),
+    ],
+)
+def test_a_wrong_row(
+    file: str, old: str, new: str, says: str, tmp_path: Path, targets: dict[str, str], catalog: Catalog
+) -> None:
+    edit(copy_matrix(tmp_path, FILE, NEEDS) / file, (old, new))
+    modules = [module.id for module in catalog.modules]
+    faults = faults_of(
+        lambda: read_images(targets, tmp_path, catalog.targets) if file == FILE else read_needs(modules, tmp_path)
+    )
+    assert any(fault.startswith(f"{file}: ") and says in fault for fault in faults)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ast
-import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import PACKAGE_ROOT, Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.planted import (
     FP8_FILE,
-    FP8_HELD_OUT,
+    SMOKE_FILE,
     Edit,
     EditDoesNotFit,
     PlantedFault,
     TeFault,
     read_fp8_faults,
+    read_smoke_faults,
     read_te_faults,
 )
 from megacpp_validate.catalog.planted import TE_FILE as FILE
+from megacpp_validate.catalog.policies import read_gate_policy
 from megacpp_validate.evidence.values import Cause
 from tests.catalog.refusals import faults_of
 
@@ -91,14 +91,6 @@ def test_a_wrong_row_is_refused_and_named(name: str, tmp_path: Path) -> None:
             assert any(fault.startswith(f"{file}: ") and rows[name][1] in fault for fault in faults_of(read))
 
 
-def test_a_right_row_is_read(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(ROW)
-    (row,) = read_te_faults(["attention"], tmp_path)
-    assert row.names == {"attention"}
-    assert row.causes == {Cause.NUMERICS}
-    assert row.edits_for("2.20.2") == tuple(row.edit)
-
-
 def test_an_edit_wants_its_text_once() -> None:
     edit = Edit(file="a.py", old="x = 1\n", new="x = 2\n")
     assert edit.change("x = 1\ny\n") == "x = 2\ny\n"
@@ -117,14 +109,6 @@ def test_every_module_has_five_faults_and_every_class_is_there(faults: tuple[TeF
     # Two of this class are seen without a clock: one never ends, and one keeps memory.
     untimed = {"held-expert-backward-hangs", "held-expert-activations-kept"}
     assert timed == {fault.id for fault in faults if fault.cause is Cause.PERFORMANCE} - untimed
-
-
-def test_a_right_row_of_fp8_is_read(tmp_path: Path) -> None:
-    (tmp_path / FP8_HELD_OUT).write_text(FP8_ROW)
-    (row,) = read_fp8_faults(CELLS, tmp_path, held_out=True)
-    assert row.quick
-    assert row.wants("state.spike.input.scale")
-    assert not row.wants("state.spike.input.history")
 
 
 def test_there_are_enough_of_fp8(catalog: Catalog) -> None:
@@ -165,39 +149,59 @@ def _code(text: str) -> list[str]:
     return [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
 
 
-def test_every_check_that_is_named_can_be_made(catalog: Catalog) -> None:
-    """Words of a name stand in a text of a probe that must see it, or of what it takes from the room that it is in."""
-    code = {cell.id: cell.code for cell in catalog.fp8}
-    cells = list(code)
+def test_every_check_that_is_named_is_one_that_a_cell_makes(catalog: Catalog) -> None:
+    cells = [cell.id for cell in catalog.fp8]
+    made = read_gate_policy(catalog).choose("release", "h200").checks
     for fault in (*read_fp8_faults(cells), *read_fp8_faults(cells, held_out=True)):
-        words = {pattern: set(re.findall(r"[a-z0-9]+", pattern)) for pattern in fault.checks}
-        words |= {pattern: set() for pattern in fault.checks if pattern.startswith("raised ")}
-        there = {cell: _words_of(code[cell]) for cell in fault.cells}
-        for pattern, wanted in words.items():
-            assert any(wanted <= found for found in there.values()), f"{fault.id}: no probe of it makes {pattern}"
-        for cell, found in there.items():
-            assert any(wanted <= found for wanted in words.values()), f"{fault.id}: {cell} makes none of its checks"
+        for cell in fault.cells:
+            raised = any(name.startswith("raised ") for name in fault.checks)
+            assert raised or any(map(fault.wants, made[cell])), f"{fault.id}: {cell} makes none of its checks"
 
 
-@cache
-def _words_of(code: str) -> frozenset[str]:
-    room = PACKAGE_ROOT / "probes"
-    found: set[str] = set()
-    for file in _reached(room, room / f"{code.replace('.', '/')}.py", set()):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found |= set(re.findall(r"[a-z0-9]+", node.value))
-    return frozenset(found)
+PLAN = """
+[[plan]]
+id = "smoke_faults_one"
+title = "one"
+stands_on = ["imports"]
+targets = ["cpu"]
+ranks = 2
+settings = { plan = "data=2" }
+"""
+SMOKE_ROW = """
+[[fault]]
+id = "first"
+fault = "nan:2"
+plan = "smoke_faults_one"
+says = "It is wrong."
+caught_by = "watch"
+names = { step = 2, ranks = [1], module = "layers.3" }
+"""
 
 
-def _reached(room: Path, file: Path, seen: set[Path]) -> Iterator[Path]:
-    """The file, and those below `probes` that it imports, directly or not."""
-    if file in seen or not file.is_file():
-        return
-    seen.add(file)
-    yield file
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(file.relative_to(room).parts):
-            base = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-            for place in (base.with_suffix(".py"), *(base / f"{name.name}.py" for name in node.names)):
-                yield from _reached(room, place, seen)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PLAN + SMOKE_ROW.replace("faults_one", "faults_two"), "plan names 'smoke_faults_two'"),
+        (PLAN.replace('"cpu"', '"gpu"') + SMOKE_ROW, "targets names 'gpu'"),
+        (PLAN + SMOKE_ROW.replace('"watch"', '"wach"'), "caught_by"),
+        (PLAN + SMOKE_ROW + 'way = "fly"\n', "way"),
+        (PLAN + SMOKE_ROW + SMOKE_ROW, "appears 2 times"),
+        (PLAN + SMOKE_ROW.replace("nan:2", "nan:"), "fault"),
+        ("plan = []\n" + SMOKE_ROW, "plan: List should have at least 1"),
+    ],
+)
+def test_a_wrong_fault_of_the_smoke_run_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / SMOKE_FILE).write_text(text)
+    faults = faults_of(lambda: read_smoke_faults(["cpu"], tmp_path))
+    assert any(fault.startswith(f"{SMOKE_FILE}: ") and said in fault for fault in faults)
+
+
+def test_a_cell_of_the_smoke_run_has_its_faults_among_its_settings(tmp_path: Path, catalog: Catalog) -> None:
+    (tmp_path / SMOKE_FILE).write_text(PLAN + SMOKE_ROW + SMOKE_ROW.replace('"first"', '"next"') + 'way = "save"\n')
+    known = read_smoke_faults(["cpu"], tmp_path)
+    (cell,) = known.cells()
+    assert cell.settings == {"plan": "data=2", "faults": "first=nan:2@train next=nan:2@save"}
+    assert known.select(["next"]).cells()[0].settings["faults"] == "next=nan:2@save"
+    assert known.select([]).cells() == ()
+    shipped = read_smoke_faults(target.id for target in catalog.targets)
+    assert sum(fault.held_out for fault in shipped.faults) >= 5

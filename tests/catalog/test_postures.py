@@ -16,15 +16,8 @@ from megacpp_validate.catalog.postures import (
     settings_of,
 )
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.training.sizes import Forms
 from megacpp_validate.training.smoke.order import SmokeOrder
 from tests.catalog.refusals import copy_matrix, edit, faults_of
-
-ASKED_FOR = {
-    "fused_mamba", "fused_residual_norm", "fused_mla_ingress", "fused_moe", "auto_dispatch", "trajectory_loss",
-    "extra_aux_losses", "te_attention", "te_block", "fp8_experts", "deep_gemm_experts", "recompute", "graphs", "mtp",
-    "goodput", "temporal", "measurements",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +27,6 @@ def posture() -> Posture:
 
 def order_of(settings: dict[str, Any]) -> SmokeOrder:
     return SmokeOrder(**merge_orders({"plan": {}, "size": "small", "steps": 8}, settings))
-
-
-def test_what_is_shipped_has_a_plain_form_of_each_feature(posture: Posture) -> None:
-    assert {feature.id for feature in posture.features} == ASKED_FOR
-    assert all(posture.speed_defaults.values())
-    assert not any(posture.experimental_taxes.values())  # off unless asked
 
 
 def test_every_feature_has_two_arms_that_differ_in_the_same_fields(posture: Posture) -> None:
@@ -71,13 +58,6 @@ def test_the_posture_of_a_run(posture: Posture) -> None:
     assert features == PRESETS["production"]
     assert order.changes == {}  # a tax that is off leaves the size as it is
     assert (order.profile, order.watch, order.audit) == (True, True, False)
-
-
-def test_everything_off_is_the_plain_form(posture: Posture) -> None:
-    order = order_of(settings_of(posture, dict.fromkeys(posture.switches, False)))
-    assert order.read_forms() == Forms(moe="padded")
-    assert order.read_features() == PRESETS["off"]
-    assert (order.profile, order.watch, order.audit) == (False, False, False)
 
 
 def test_a_tax_and_a_further_feature_are_on_where_they_are_asked_for(posture: Posture) -> None:

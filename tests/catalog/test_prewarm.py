@@ -55,19 +55,8 @@ def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_rou
     assert swept == {(size, precision) for size, precision in trained if precision in {"delayed", "current"}} != set()
 
 
-@pytest.mark.parametrize("target", ["h200", "b200", "gb10"])
-def test_what_an_image_build_compiles(catalog: Catalog, target: str) -> None:
-    tasks = choose_tasks(read_prewarm(catalog), target, without_gpu=True)
-    assert {task.code for task in tasks} == {"fa4", "triton"}
-    assert not any(task.gpu for task in tasks)
-
-
 def test_each_tasks_code_is_there(catalog: Catalog) -> None:
     assert {task.code for task in read_prewarm(catalog) if not task.is_cell} <= set(TASKS)
-
-
-def test_gb10_is_not_asked_for_deep_gemm(catalog: Catalog) -> None:
-    assert "deep_gemm" not in {task.code for task in choose_tasks(read_prewarm(catalog), "gb10")}
 
 
 @pytest.mark.parametrize(

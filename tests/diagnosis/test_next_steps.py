@@ -10,7 +10,7 @@ import pytest
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.canary.dynamic.upgrade_result import StepResult
 from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.catalog.needs import read_needs
+from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
 from tests.canary.dynamic.test_real_receipts import kept
 from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.needs import read_needs
+from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.environments.doctor_rules import TE, Difference, Host, judge_host
 from megacpp_validate.evidence.doctor_look import Distribution, Extension, PackageLook, PathLook
 from megacpp_validate.evidence.receipt import Failure, Library

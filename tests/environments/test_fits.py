@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.images import read_images
-from megacpp_validate.catalog.needs import read_needs
+from megacpp_validate.catalog.images import read_images, read_needs
 from megacpp_validate.environments.doctor_rules import DoctorResult
 from megacpp_validate.environments.fits import Given, Part, read_given
 from megacpp_validate.errors import WrongArguments

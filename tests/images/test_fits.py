@@ -8,8 +8,7 @@ import pytest
 from packaging.version import Version
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
-from megacpp_validate.catalog.images import Images, read_images
-from megacpp_validate.catalog.needs import Needs, read_needs
+from megacpp_validate.catalog.images import Images, Needs, read_images, read_needs
 from megacpp_validate.environments.fits import FitVerdict, Stack, StackFit, judge_stack, stack_of_words
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock

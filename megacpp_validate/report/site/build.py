@@ -16,7 +16,7 @@ from ...canary.dynamic.slowdown import compare_timings, measure_noise
 from ...canary.dynamic.step import StackReceipts, compare_stacks
 from ...canary.dynamic.upgrade_result import StepResult
 from ...catalog.bridge import Catalog
-from ...catalog.needs import Needs, read_needs
+from ...catalog.images import Needs, read_needs
 from ...errors import NothingSelected, WrongArguments, writing_to
 from ...evidence.history import list_rows
 from ...evidence.store import ReceiptInvalid, read_receipt, read_store
