@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.bridge.walk_plan import ALIGNMENT
+from megacpp_validate.bridge.recipes import ALIGNMENT
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.policies import (
     BREAKAGES,
