@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 
-from megacpp_validate.training.gate_run import HistoryWatch, format_of, see_quantizers  # noqa: E402
+from megacpp_validate.training.gate_run import HistoryWatch, see_quantizers  # noqa: E402
 
 TOPS = {"scaling_fwd": 448.0, "scaling_bwd": 57344.0}
 FORMATS = {"scaling_fwd": "kFloat8E4M3", "scaling_bwd": "kFloat8E5M2"}
@@ -117,14 +117,3 @@ def test_the_casts_are_those_of_the_layers() -> None:
         ("a", "weight", "Float8Quantizer", "e4m3"),
         ("a", "gradient", "Float8Quantizer", "e5m2"),
     ]
-
-
-def test_a_format_that_is_not_known_is_told_as_it_is() -> None:
-    assert format_of(Float8Quantizer("kFloat4E2M1")) == "kfloat4e2m1"
-    assert format_of(object()) == "unknown"
-
-
-def test_without_state_there_is_nothing_to_compare() -> None:
-    watcher = HistoryWatch(nn.ModuleDict({"plain": nn.Linear(2, 2)}))
-    watcher.remember()
-    assert watcher.compare(1) is None

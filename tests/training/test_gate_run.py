@@ -13,12 +13,10 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.evidence.loss_curve import curve_text  # noqa: E402
 from megacpp_validate.evidence.loss_curves import parse_curve  # noqa: E402
-from megacpp_validate.probes.emulation import LARGEST, FormatName, round_to_fp8  # noqa: E402
 from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.gate_run import (  # noqa: E402
     FIRST_LEVEL,
     LAST_LEVEL,
-    LEVEL_UNIT,
     QUIET,
     SPIKE,
     SPIKE_STEP,
@@ -61,19 +59,6 @@ def test_targets_are_the_next_letter_and_at_gauges_the_level() -> None:
     assert torch.equal(lesson.targets[:, lesson.places], lesson.levels - FIRST_LEVEL)
     assert lesson.levels.min() >= FIRST_LEVEL
     assert lesson.levels.max() <= LAST_LEVEL
-
-
-@pytest.mark.parametrize(("name", "kept"), [("e4m3", 7), ("e5m2", 4)])
-@pytest.mark.parametrize("factor", [1.0, 0.5, 0.25])
-def test_e4m3_holds_every_level_at_every_power_of_two_and_e5m2_every_other_one(
-    name: FormatName, kept: int, factor: float
-) -> None:
-    levels = torch.arange(FIRST_LEVEL, LAST_LEVEL + 1)[None] / LEVEL_UNIT
-    scale = LARGEST[name] / (LAST_LEVEL / LEVEL_UNIT)
-    assert math.log2(scale) == int(math.log2(scale))  # what current scaling makes of them is a power of two itself
-    rounded = round_to_fp8(levels, name, scale=scale * factor)
-    assert len(set(rounded.flatten().tolist())) == kept
-    assert torch.equal(rounded, levels.double()) == (name == "e4m3")
 
 
 def test_quiet_letters_learn_from_quiet_sequences_alone_and_from_little() -> None:

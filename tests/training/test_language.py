@@ -51,13 +51,6 @@ def test_the_floor_is_what_the_language_itself_scores(grammar: Grammar, length: 
     assert float(scores.mean()) == pytest.approx(grammar.floor(length), abs=5 * spread + 1e-9)
 
 
-def test_the_first_words_cost_a_uniform_guess() -> None:
-    first = math.log(4) + entropy(step_probabilities(3))
-    assert SMALL.floor(2) == pytest.approx(first)
-    later = entropy(step_probabilities(4)) + entropy(step_probabilities(3))
-    assert SMALL.floor(3) == pytest.approx((first + later) / 2)
-
-
 def test_probabilities_of_all_tokens_sum_to_one() -> None:
     language = Language(SMALL, seed=5)
     said = language.batch(0, 1, 6)
@@ -88,12 +81,6 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert first.shape == (4, 9)
     assert int(first.min()) >= 0
     assert int(first.max()) < SMALL.vocabulary
-
-
-def test_the_generator_of_the_process_is_left_alone() -> None:
-    before = torch.random.get_rng_state()
-    Language(SMALL, seed=1).batch(0, 4, 9)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("numbers", [(1, 4, 2), (3, 1, 2), (3, 4, 0), (3.0, 4, 2), (True, 4, 2)])

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
 from megacpp_validate.training import WrongSize  # noqa: E402
-from megacpp_validate.training import model as model_room  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import (  # noqa: E402
@@ -66,19 +65,6 @@ def test_it_is_the_head_of_the_paper_on_any_last_layer(last: str) -> None:
 
 def _first(layer: Any) -> str:
     return max(layer.named_parameters(), key=lambda named: named[1].numel())[0]
-
-
-def test_a_head_that_is_shifted_by_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = read_size("tiny", pattern="MA", mtp=True)
-    model, tokens = HybridModel(size, EXACT, seed=0), read(size)
-    wanted = size.mtp_coefficient * float(written_out(model, tokens).detach())
-
-    def shifted(tokens: Any, here: range) -> Any:
-        ahead, _ = targets_of(tokens, here)
-        return ahead, ahead
-
-    monkeypatch.setattr(model_room, "targets_of", shifted)
-    assert abs(float(model.losses(tokens).mtp.detach()) - wanted) > 1e6 * NEAR
 
 
 def test_targets_are_two_ahead_at_any_part_of_the_positions() -> None:

@@ -117,11 +117,6 @@ def test_a_run_that_ended_well_raised_nothing() -> None:
     assert find_silent_experts(new_result("", ending="done")) == []
 
 
-def test_numbers_that_are_none_are_read_as_such() -> None:
-    assert new_result("").trajectory.grad_norms == (None, None)
-    assert Run("run", SmokeOrder(), RunEnd("died", (), "", (), 0.0)).trajectory.losses == ()
-
-
 def test_the_faults_of_a_cell_are_read() -> None:
     assert read_faults("one=nan:2@train two=dies@save") == (
         Planted("one", "nan:2", "train"), Planted("two", "dies", "save"),

@@ -89,10 +89,6 @@ def test_what_a_plan_can_be_wrong_by_does_not_follow(plan: Trajectory, wrong: se
     assert all(discriminates(verdict) for verdict in found.values())
 
 
-def test_the_step_that_is_furthest_over_its_bound_is_named() -> None:
-    assert verdicts(norms_times(1 + 1e-8, start=STEPS - 1))["grad_norm"].step == STEPS - 1
-
-
 DAMAGED = {
     "not-finite": (replace(REFERENCE, losses=(*LOSSES[:-1], math.nan)), "the plan is not finite at step 9"),
     "no-number": (replace(REFERENCE, losses=(None, *LOSSES[1:])), "the plan is not finite at step 0"),
@@ -120,11 +116,6 @@ def test_a_bound_that_would_let_a_fault_pass_says_so() -> None:
     assert not discriminates(found)
 
 
-def test_a_bound_of_step_0_alone_is_enough_for_gradients() -> None:
-    later = replace(REFERENCE, grad_norms=(NORMS[0], *(norm * (1 + 2 * MOST / MULTIPLE) for norm in NORMS[1:])))
-    assert discriminates(verdicts(REFERENCE, beside(later))["grad_norm"])
-
-
 def test_bounds_that_would_let_half_an_update_pass_say_so() -> None:
     """Twins as far apart as the losses move: a rank that does not update is in them."""
     loose = replace(REFERENCE, losses=tuple(one + 0.6 * (LOSSES[0] - one) / MULTIPLE for one in LOSSES))
@@ -134,25 +125,6 @@ def test_bounds_that_would_let_half_an_update_pass_say_so() -> None:
     assert found.follows
     assert found.check.parts[1].passed
     assert not discriminates(found)
-
-
-def test_losses_that_never_change_tell_nothing_of_updates() -> None:
-    still = replace(REFERENCE, losses=(LOSSES[0],) * STEPS)
-    (found, _) = compare_trajectories(still, beside(still, run=still))
-    assert found.follows
-    assert not discriminates(found)
-
-
-def test_in_bf16_with_the_tokens_of_small_a_missing_norm_is_seen() -> None:
-    depth = Depth(layers=13, terms=1536, tokens=16 * 512)
-    found = compare_trajectories(norms_times(MISSING_NORM), Reference(REFERENCE, (REFERENCE, REFERENCE), "bf16", depth))
-    assert {verdict.quantity: verdict.follows for verdict in found} == {"loss": True, "grad_norm": False}
-    assert all(discriminates(verdict) for verdict in found)
-
-
-def test_the_floor_grows_with_the_steps_as_a_walk_does() -> None:
-    found = verdicts(REFERENCE, beside(REFERENCE))["loss"]
-    assert found.check.parts[1].observed == pytest.approx(DEPTH.floor("fp64"))
 
 
 def test_no_step_and_no_twin_reproduce_nothing() -> None:

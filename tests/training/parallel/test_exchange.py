@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed
 
-from megacpp_validate.bridge.jagged_experts import Order, jagged_moe
+from megacpp_validate.bridge.jagged_experts import jagged_moe
 from megacpp_validate.native.grouped_gemm import grouped_gemm
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.permute import permute, unpermute
@@ -96,34 +96,17 @@ def everything_on_a_rank() -> dict[str, Any]:
     with pytest.raises(TokensNotConserved) as caught:
         check_conservation(_of_the_next_rank(exchange.counts, rank), routed)
     seen["counts of the wrong rank"] = caught.value.where
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JaggedExchange, "order_arrived", _as_they_came)
-        seen["unsorted chunks"] = differentiate(JaggedExchange(EXPERTS).run, mine)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JaggedExchange, "order_arrived", _sources_turned)
-        seen["sources turned"] = differentiate(JaggedExchange(EXPERTS).run, mine)
     for stage in ("dispatch", "combine"):
         seen[f"swapped in {stage}"] = _swapped(mine, stage, at_fault=rank == world - 1)
     return seen
 
 
-REAL_ORDER, REAL_START = JaggedExchange.order_arrived, exchanges.start_rows
+REAL_START = exchanges.start_rows
 
 
 def _of_the_next_rank(counts: TokenCounts, rank: int) -> TokenCounts:
     """Rank 0 takes what it got from the last rank for what came from itself."""
     return TokenCounts(counts.sent, (counts.received[-1], *counts.received[:-1])) if rank == 0 else counts
-
-
-def _as_they_came(self: Any, received: Any, total: int) -> Order:
-    right = REAL_ORDER(self, received, total)
-    rows = torch.arange(len(right.order), dtype=torch.int32)
-    return Order(rows, rows.unsqueeze(1), right.ends)
-
-
-def _sources_turned(self: Any, received: Any, total: int) -> Order:
-    """The numbers of the last rank are taken for those of the first."""
-    return REAL_ORDER(self, received.reshape(self.ranks, -1).flip(0).flatten(), total)
 
 
 def _swapped(mine: Any, stage: str, *, at_fault: bool) -> dict[str, Any]:
@@ -159,17 +142,10 @@ def test_ranks_compute_what_one_does(ranks: list[dict[str, Any]], dtype: Any) ->
     exact = SimpleNamespace(
         **{name: one.double() if one.is_floating_point() else one for name, one in vars(data).items()}
     )
-    assert far(ranks, str(dtype), differentiate(jagged_moe, exact)) <= BOUNDS[dtype]
-
-
-def test_both_ways_over_ranks_are_the_same(ranks: list[dict[str, Any]]) -> None:
-    wanted = {name: torch.cat([rank["bridge"][name] for rank in ranks]) for name in ("out", *LEAVES)}
-    assert far(ranks, str(torch.float64), wanted) <= BOUNDS[torch.float64]
-
-
-@pytest.mark.parametrize("fault", ["unsorted chunks", "sources turned"])
-def test_rows_at_the_wrong_place_are_seen_in_that_comparison(ranks: list[dict[str, Any]], fault: str) -> None:
-    assert far(ranks, fault, differentiate(jagged_moe, make_data(sum(TOKENS[len(ranks)])))) > 1e-3
+    wanted = differentiate(jagged_moe, exact)
+    assert far(ranks, str(dtype), wanted) <= BOUNDS[dtype]
+    if dtype == torch.float64:
+        assert far(ranks, "bridge", wanted) <= BOUNDS[dtype]
 
 
 def test_idle_experts_and_ranks_without_rows(ranks: list[dict[str, Any]]) -> None:

@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from megacpp_validate.jit import compiles
 from megacpp_validate.jit.compiles import saw
 from megacpp_validate.training import WrongSize
-from megacpp_validate.training.optimizer import GradientSums, MasterAdamW, Schedule
 from megacpp_validate.training.parallel.checkpoint import WrongCheckpoint
 from megacpp_validate.training.parallel.checks import TokensNotConserved
-from megacpp_validate.training.parallel.plan import ParallelPlan, Spread
-from megacpp_validate.training.parallel.sharding import Sharded
 from megacpp_validate.training.smoke.rank import make_receipt
-from megacpp_validate.training.smoke.trainer import WARM, NotFinite, exposed_seconds, state_of
+from megacpp_validate.training.smoke.trainer import WARM, NotFinite, exposed_seconds
 from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_weights, train
 
 
@@ -79,32 +75,6 @@ def test_a_checkpoint_that_is_not_this_models_is_refused(tmp_path: Path) -> None
             train({**given, "resume": True, "steps": 2, **other})
 
 
-def bank(each: bool) -> tuple[MasterAdamW, Sharded]:
-    """Two experts of rank 1 of 2, as one parameter or as one each, as Transformer Engine has them."""
-    whole = torch.arange(24.0).reshape(2, 3, 4)
-    named = {"layers.1.up.bank.weight": whole}
-    if each:
-        named = {f"layers.1.up.bank.weight{place}": whole[place].clone() for place in range(2)}
-    optimizer = MasterAdamW([(name, nn.Parameter(one)) for name, one in named.items()], Schedule(5, warm_up=0))
-    optimizer.begin_at(0)
-    return optimizer, Sharded(GradientSums(), (), frozenset(named), frozenset(), ParallelPlan(2, 2, 2))
-
-
-def test_experts_have_the_same_names_however_they_are_held() -> None:
-    spread = Spread(ParallelPlan(2, 2, 2), rank=1)
-    one, each = (state_of(*bank(each), spread, num_experts=4) for each in (False, True))
-    names = {f"{part}/layers.1.up.expert.{expert}" for part in ("master", "exp_avg", "exp_avg_sq") for expert in (2, 3)}
-    assert one.keys() == each.keys() == names
-    for name in names:
-        assert torch.equal(one[name], each[name])
-    # What is loaded lands in the run.
-    optimizer, sharded = bank(each=False)
-    state_of(optimizer, sharded, spread, 4)["master/layers.1.up.expert.3"].fill_(7)
-    held = optimizer.parameters()["layers.1.up.bank.weight"]
-    assert torch.equal(held[1], torch.full((3, 4), 7.0))
-    assert not bool((held[0] == 7).all())
-
-
 def test_tokens_that_are_dropped_on_one_rank_are_seen() -> None:
     order = order_of(audit=True, plan={"accumulate": 2}, steps=2)
     trainer = new_trainer(order)
@@ -142,16 +112,6 @@ def test_an_expert_that_stays_while_others_move_is_named(part: str) -> None:
     trainer.order = replace(trainer.order, steps=3)
     trainer.run()
     assert audit.unmoved() == []
-
-
-def test_a_parameter_that_the_optimizer_does_not_have_is_named() -> None:
-    trainer = new_trainer(order_of(audit=True, steps=1))
-    trainer.optimizer = MasterAdamW(
-        [(name, one) for name, one in trainer.model.named_parameters() if name != "norm.weight"], Schedule(5, warm_up=0)
-    )
-    trainer.run()
-    assert trainer.audit is not None
-    assert trainer.audit.unmoved() == ["norm.weight"]
 
 
 def test_a_receipt_is_json_whatever_the_run_came_to() -> None:
