@@ -11,16 +11,18 @@ from typing import Final
 CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
 )
+# What GitHub's log takes for a command: `::error` at the start of a line, and `##[error]` anywhere.
+_COMMAND: Final = re.compile(r"(?m)^(\s*:)(?=:)|(#)(?=#\[)")
 
 
 def clean(text: str) -> str:
-    """The text without control characters and marks of direction; its lines stay lines."""
-    return CONTROL.sub("", text.replace("\r\n", "\n"))
+    """The text without control characters, marks of direction and commands of GitHub's log; its lines stay lines."""
+    return _COMMAND.sub(lambda found: f"{found[0]} ", CONTROL.sub("", text.replace("\r\n", "\n")))
 
 
 def clean_line(text: str) -> str:
     """The same on one line: runs of white space become one space."""
-    return " ".join(clean(re.sub(r"[\r\u2028\u2029]", " ", text)).split())
+    return clean(" ".join(CONTROL.sub("", re.sub(r"[\r\u2028\u2029]", " ", text)).split()))
 
 
 def count(number: int | Sized, noun: str, plural: str = "") -> str:

@@ -7,7 +7,7 @@ import typer
 from .app import Context, Result, fill, say, verb
 
 
-@verb("ablation:describe_ablation", runs=("ablation", 900.0))
+@verb("scores:describe_ablation", runs=("ablation", 900.0))
 def ablate(
     context: Context,
     features: Annotated[
@@ -36,5 +36,5 @@ def ablate(
         target=target if on_gpu else "cpu", base=base or ("posture" if on_gpu else "plain"),
     )  # fmt: skip
     result = run_ablation(posture, options, say)
-    write_result(result, "ablation:describe_ablation", context.receipts / "ablation.md", fmt="markdown")
+    write_result(result, "scores:describe_ablation", context.receipts / "ablation.md", fmt="markdown")
     return result

@@ -5,7 +5,7 @@ from typing import Annotated
 from .app import Context, Result, split_names, verb
 
 
-@verb("policy:describe_policy")
+@verb("gate:describe_policy")
 def fp8_policy(
     context: Context,
     preset: Annotated[tuple[str, ...], "Rows of fp8_presets.toml, with commas or repeated.", split_names] = (),

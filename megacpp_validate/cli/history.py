@@ -9,7 +9,7 @@ from .app import Context, Result, verb
 from .options import Cells, Store
 
 
-@verb("history:describe_history")
+@verb("receipt:describe_history")
 def history(
     context: Context,
     store: Store = Path(".megacpp/receipts"),

@@ -7,7 +7,7 @@ import typer
 from .app import Context, Limit, Result, verb
 
 
-@verb("firewall:describe_firewall")
+@verb("canary:describe_firewall")
 def import_firewall(
     context: Context,
     only: Annotated[tuple[str, ...], typer.Argument(metavar="[CASE]...", help="Cases to run. Default: all.")] = (),

@@ -6,7 +6,7 @@ from typing import Annotated
 from .app import Result, verb
 
 
-@verb("loss:describe_losses")
+@verb("session:describe_losses")
 def loss_gate(folder: Annotated[Path, "Folder of curves, as `fp8` leaves them beside its receipts."], /) -> Result:
     """Compare the loss of each FP8 recipe with BF16 on the same data and seeds.
 

@@ -8,7 +8,7 @@ from .app import Answer, Context, Result, fill, show_event, split_names, verb
 from .options import Cells, Fresh, Jobs, Overlays, Probes
 
 
-@verb("matrix:describe_matrix", runs=("matrix", 900.0))
+@verb("session:describe_matrix", runs=("matrix", 900.0))
 def matrix(
     context: Context,
     targets: Annotated[tuple[str, ...], "Rows of matrix/targets.toml, with commas.", split_names],
@@ -42,5 +42,5 @@ def matrix(
         variables=dict(os.environ), commit=read_commit(),
     )  # fmt: skip
     if plan:
-        return Answer(plan_matrix(catalog, options), "matrix:describe_matrix_plan")
+        return Answer(plan_matrix(catalog, options), "session:describe_matrix_plan")
     return run_matrix(catalog, options, show_event)

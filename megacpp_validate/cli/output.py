@@ -50,7 +50,9 @@ def write_result(result: Any, described: str, output: Path | None, *, fmt: Forma
     shown = {}
     if fmt != "json":
         module, _, function = described.partition(":")
-        describe = getattr(import_module(f"megacpp_validate.report.describe.{module}"), function)
+        describe = getattr(
+            import_module(f"megacpp_validate.report.{module if '.' in module else f'describe.{module}'}"), function
+        )
         result = describe(
             result, **{key: options[key] for key in list(signature(describe).parameters)[1:] if key in options}
         )

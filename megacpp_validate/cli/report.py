@@ -9,7 +9,7 @@ from .app import Context, Result, verb
 from .options import Store
 
 
-@verb("site:describe_site")
+@verb("site.pages:describe_site")
 def report(
     context: Context,
     store: Store = Path(".megacpp"),

@@ -8,7 +8,7 @@ from .app import Context, Result, fill, say, verb
 from .options import Overlays
 
 
-@verb("bisect:describe_bisect", runs=("bisect", 300.0))
+@verb("canary:describe_bisect", runs=("bisect", 300.0))
 def te_bisect(
     context: Context,
     good: Annotated[str, "Release that is good."],
@@ -32,7 +32,7 @@ def te_bisect(
     (torch, cudnn, cublas, flash-attn, deep-gemm) the answer may be another component.
     """
     from ..canary.dynamic.bisect import BisectOptions, run_bisect
-    from ..report.describe.bisect import describe_run
+    from ..report.describe.canary import describe_run
 
     static = tier == "static" or (tier is None and not (target or overlays or axes))
     options = fill(BisectOptions, locals(), answers=context.receipts)

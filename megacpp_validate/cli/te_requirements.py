@@ -7,7 +7,7 @@ import typer
 from .app import Context, Result, say, verb
 
 
-@verb("requirements:describe_requirements")
+@verb("canary:describe_requirements")
 def te_requirements(
     context: Context,
     te: Annotated[str, typer.Argument(metavar="RELEASE", help="Of Transformer Engine.")],

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..canary.dynamic.upgrade_result import UpgradeResult
 
 
-@verb("watch:describe_watch")
+@verb("upgrade:describe_watch")
 def te_watch(
     context: Context,
     state: Annotated[Path, "Folder of the issue texts; a release with a text is judged."] = Path(".megacpp/te_watch"),
@@ -25,7 +25,7 @@ def te_watch(
     from ..canary.upgrade import list_releases
     from ..canary.watch import run_watch
     from ..canary.wheel_requirements import run_requirements
-    from ..report.describe.watch import describe_release
+    from ..report.describe.upgrade import describe_release
     from ..report.render.markdown import render_markdown
 
     catalog, matrix, tool = context.catalog, context.matrix, context.tool

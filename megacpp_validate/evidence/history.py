@@ -146,7 +146,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
     except OSError as fault:
         raise WrongArguments(
             f"the folder {folder} cannot be read: {fault.strerror or fault}. Likely cause: nothing has run here, or "
-            "the receipts lie elsewhere. Next step: name the folder: history STORE --cell NAME."
+            "the receipts lie elsewhere. Next step: name the folder that holds them."
         ) from fault
     rows = list_rows(store)
     by_cell: dict[str, list[HistoryRow]] = defaultdict(list)

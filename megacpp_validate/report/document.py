@@ -77,14 +77,12 @@ class Table:
 
     Attributes:
         numeric: columns whose values are aligned to the right.
-        optional: columns that a narrow terminal may leave out.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Content, ...], ...]
     caption: str = ""
     numeric: frozenset[int] = frozenset()
-    optional: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,6 @@ class Details:
 
     summary: str
     blocks: tuple[Block, ...]
-    mark: Mark | None = None
 
 
 Block = Heading | Paragraph | Bullets | Preformatted | Table | Diagnostic | Figure | Details

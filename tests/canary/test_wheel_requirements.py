@@ -17,7 +17,7 @@ from megacpp_validate.canary.wheel_requirements import WheelRequirements, run_re
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.errors import Exit, NoEnvironment
-from megacpp_validate.report.describe.requirements import describe_requirements
+from megacpp_validate.report.describe.canary import describe_requirements
 from megacpp_validate.report.marks import Tone
 from tests.canary.static.small_index import PACKAGE, serve, use_index, write_index
 from tests.catalog.refusals import copy_matrix

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from megacpp_validate.report.site.result import SiteResult
+from megacpp_validate.report.site.build import SiteResult
 from tests.command_line import Run, make_run_in
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "h200" / "te2.14.1"
@@ -24,7 +24,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_site_of_the_receipts_of_one_run(run: Run, tmp_path: Path) -> None:
     done = run(EVIDENCE, "--output", tmp_path / "site")
     assert done.code == OPEN, done.err
-    assert "7 receipts in 1 run: 7 cells, 7 not good" in done.out
+    assert "7 receipts in 1 run: 7 cells, not good: 7" in done.out
     assert str(tmp_path / "site" / "index.html") in done.out
     again = run(EVIDENCE, "--output", tmp_path / "site", "--format", "json")  # an older site is replaced
     result = SiteResult.model_validate_json(again.out)
@@ -50,12 +50,10 @@ def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
     gate = tmp_path / "gate.json"
     gate.write_text(json.dumps({"schema_id": "megacpp-validate/release-gate/2"}))
     for arguments, code, words in (
-        ((tmp_path / "none", "--output", site), WRONG, "there is no folder"),
-        ((tmp_path / "empty", "--output", site), NOTHING, "there is no receipt"),
-        ((EVIDENCE, "--output", tmp_path / "precious"), WRONG, "which no report wrote"),
+        ((tmp_path / "none", "--output", site), WRONG, "cannot be read"),
+        ((tmp_path / "empty", "--output", site), NOTHING, "has 0 receipts"),
         ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is not a decision of the release gate"),
         ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
-        ((EVIDENCE, "--output", site, "--summary", site / "told.txt"), WRONG, "Next step"),
         ((EVIDENCE, "--output", site, "--summary", EVIDENCE / "told.txt"), WRONG, "--summary"),
     ):
         done = run(*arguments)
@@ -69,7 +67,6 @@ def test_a_store_may_hold_its_own_site(run: Run, tmp_path: Path) -> None:
     for _ in range(2):
         done = run(tmp_path / "store", "--output", tmp_path / "store" / "report")
         assert (done.code, "7 receipts in 1 run" in done.out) == (OPEN, True)
-    assert run(tmp_path / "store", "--output", tmp_path / "store").code == WRONG
     assert len(list((tmp_path / "store").glob("*.json"))) == 7
 
 

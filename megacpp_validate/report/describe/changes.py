@@ -1,161 +1,96 @@
-"""The words about a change of an API: what changed, what that does to the code, what to do.
+"""The words about a change of an API: what changed, and what to do.
 
-`KINDS` is one table: a row a kind of change. In a template, `[...|...]` is the first alternative whose placeholders are
-all known, and nothing where none is.
+`KINDS` is one table: a row a kind of change. A next step with ` | ` has another form where no successor is known.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...canary.static.findings import ChangeKind, Finding, Impact
-from ...evidence.values import Cause
-
-
-class Words(NamedTuple):
-    """Templates about one kind of change; `breaking` is its consequence."""
-
-    headline: str
-    breaking: str
-    next_step: str
-
-
-_SITE_FAILS: Final = (
-    "The import fails and the accessor returns None: code that requires {subject} raises VendorEntryMissing, other "
-    "code takes the native path."
-)
-_PASSED: Final = "The call passes {parameter}[, which is silently ignored{ignored}|, so the call raises TypeError]."
-_P: Final = "[{parameter}|a parameter]"
-_BECAME: Final = "[: {old} became {new}|: {old} became nothing|: nothing became {new}]"
-_WHILE: Final = "while {series} is in the matrix"
 
 # fmt: off
-KINDS: Final[dict[ChangeKind, Words]] = {
-    ChangeKind.REMOVED: Words(
-        "{subject} is removed[; {successor} is the likely successor]",
-        _SITE_FAILS,
-        "[import {successor} where {subject} is missing, and check that both do the same"
-        "|{stay} until there is a successor; look for {subject} in the release notes]"),
-    ChangeKind.MOVED: Words(
-        "{subject} moved from {was} to [{now}|another place]",
-        _SITE_FAILS,
-        "import {subject} from [{now}|its new place] first, and from the old place only " + _WHILE),
-    ChangeKind.RENAMED: Words(
-        "{subject} is now called [{successor}|{new_name}|another name]",
-        _SITE_FAILS,
-        "use [{successor}|{new_name}|the new name] where it exists, and {subject} only " + _WHILE),
-    ChangeKind.CLASS_BECAME_FUNCTION: Words(
+KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
+    ChangeKind.REMOVED: (
+        "{subject} is removed{likely}",
+        "import {successor} where {subject} is missing, and check that both do the same"
+        " | {stay} until there is a successor; look for {subject} in the release notes"),
+    ChangeKind.MOVED: (
+        "{subject} moved from {was} to {now}",
+        "import {subject} from {now} first, and from the old place only while {series} is in the matrix"),
+    ChangeKind.RENAMED: (
+        "{subject} is now called {successor}",
+        "use {successor} where it exists, and {subject} only while {series} is in the matrix"),
+    ChangeKind.CLASS_BECAME_FUNCTION: (
         "{subject} was a class and is now a function",
-        "Code that needs the class fails: isinstance, a subclass, a layer spec, methods of an instance.",
         "use what {subject} returns, not {subject} as a type, or {stay}"),
-    ChangeKind.FUNCTION_BECAME_CLASS: Words(
+    ChangeKind.FUNCTION_BECAME_CLASS: (
         "{subject} was a function and is now a class",
-        "The call creates an instance where the code expects the result.",
         "create one {subject} and call it, or {stay} until that is done"),
-    ChangeKind.NOT_CALLABLE: Words(
+    ChangeKind.NOT_CALLABLE: (
         "{subject} can no longer be called",
-        "The call raises TypeError.",
-        "do not call {subject}; [use {suggestion}|{stay} until the new way is known]"),
-    ChangeKind.ATTRIBUTE_REMOVED: Words(
-        "{owner} no longer has {attribute}[; {successor} is the likely successor]",
-        "Reading {attribute} raises AttributeError.",
-        "[read {successor} instead of {attribute}|do without {attribute}, or {stay} until there is a successor]"),
-    ChangeKind.DECORATOR_LOST: Words(
+        "do not call {subject}; use {suggestion} | do not call {subject}; {stay} until the new way is known"),
+    ChangeKind.ATTRIBUTE_REMOVED: (
+        "{owner} no longer has {attribute}{likely}",
+        "read {successor} instead of {attribute} | do without {attribute}, or {stay} until there is a successor"),
+    ChangeKind.DECORATOR_LOST: (
         "{subject} can no longer be used as a decorator",
-        "Defining or calling the function under {subject} raises TypeError.",
         "enter {subject} with `with` inside the function, or {stay}"),
-    ChangeKind.CONTEXT_MANAGER_LOST: Words(
+    ChangeKind.CONTEXT_MANAGER_LOST: (
         "{subject} can no longer be entered with `with`",
-        "The `with` statement raises TypeError, so the scope is never entered.",
-        "[enter {suggestion} instead|switch the scope on and off by hand, or {stay}]"),
-    ChangeKind.PARAMETER_REMOVED: Words(
-        "{subject} no longer takes " + _P,
-        _PASSED,
-        "do not pass " + _P + "[; {suggestion} is the likely replacement]; {stay} if the effect is needed"),
-    ChangeKind.PARAMETER_RENAMED: Words(
-        "{subject} takes [{suggestion}|{new}|another name] where it took " + _P,
-        _PASSED,
-        "rename {keyword} to {new_keyword} (keep both ways " + _WHILE + ")"),
-    ChangeKind.PARAMETER_REORDERED: Words(
-        "{subject} takes its parameters in another order[, {parameter} among them]",
-        "Values that the call passes by position reach other parameters: TypeError, or wrong numbers.",
-        "pass [{parameter}|them] by keyword, which works in {series} too"),
-    ChangeKind.PARAMETER_REQUIRED: Words(
-        "{subject} now requires " + _P + "[ (the default was {default})]",
-        "The call does not pass " + _P + ", so the call raises TypeError.",
-        "pass " + _P + "[; {default} is the default of {series}]"),
-    ChangeKind.PARAMETER_KEYWORD_ONLY: Words(
-        "{subject} takes " + _P + " by keyword only",
-        "The call passes " + _P + " by position, so the call raises TypeError.",
+        "enter {suggestion} instead | switch the scope on and off by hand, or {stay}"),
+    ChangeKind.PARAMETER_REMOVED: (
+        "{subject} no longer takes {parameter}",
+        "do not pass {parameter}; {suggestion} is the likely replacement; {stay} if the effect is needed"
+        " | do not pass {parameter}; {stay} if the effect is needed"),
+    ChangeKind.PARAMETER_RENAMED: (
+        "{subject} takes {new_name} where it took {parameter}",
+        "rename {keyword} to {new_keyword} (keep both ways while {series} is in the matrix)"),
+    ChangeKind.PARAMETER_REORDERED: (
+        "{subject} takes its parameters in another order, {parameter} among them",
+        "pass {parameter} by keyword, which works in {series} too"),
+    ChangeKind.PARAMETER_REQUIRED: (
+        "{subject} now requires {parameter}{was_default}",
+        "pass {parameter}{the_default}"),
+    ChangeKind.PARAMETER_KEYWORD_ONLY: (
+        "{subject} takes {parameter} by keyword only",
         "pass {keyword} by keyword; {series} takes that too"),
-    ChangeKind.PARAMETER_POSITIONAL_ONLY: Words(
-        "{subject} takes " + _P + " by position only",
-        _PASSED,
-        "pass " + _P + " by position, which works in {series} too"),
-    ChangeKind.DEFAULT_CHANGED: Words(
-        "{subject}: the default of " + _P + " went from [{old}|nothing] to [{new}|nothing]",
-        "The call relies on the default of " + _P + ", and [{new}|nothing] does not do what the code needs.",
-        "pass " + _P + " explicitly: [{old}|nothing] keeps the behaviour of {series}, [{new}|nothing] accepts the "
-        "change"),
-    ChangeKind.DEFAULT_MEANING_CHANGED: Words(
-        "{subject}: leaving out " + _P + " has another meaning" + _BECAME,
-        "The call leaves out " + _P + ", and the new meaning does not do what the code needs.",
-        "pass " + _P + " explicitly, with the value that {series} assumed"),
-    ChangeKind.RETURN_CHANGED: Words(
-        "{subject} returns another value" + _BECAME,
-        "The call site unpacks the result as before, so it fails or takes one value for another.",
-        "unpack what {subject} returns now, and keep the old way " + _WHILE),
-    ChangeKind.DEPRECATED: Words(
-        "[{parameter} of ]{subject} is deprecated[ in favour of {successor}|: {new}]",
-        "The deprecated way no longer does what the code needs.",
-        "[pass {successor}, not {parameter}, and the old way only " + _WHILE
-        + "|{no_parameter}use {successor} where it exists, and the old way only " + _WHILE
-        + "|plan to do without {parameter} of {subject}: a later release will drop it"
-        + "|plan to do without {subject}: a later release will drop it]"),
-    ChangeKind.GUARD_ADDED: Words(
-        "{subject} has a new check[ of {parameter}][: {new}]",
-        "The values that the call passes fail the check, so the call raises.[ Message: {suggestion}.]",
+    ChangeKind.PARAMETER_POSITIONAL_ONLY: (
+        "{subject} takes {parameter} by position only",
+        "pass {parameter} by position, which works in {series} too"),
+    ChangeKind.DEFAULT_CHANGED: (
+        "{subject}: the default of {parameter} went from {old} to {new}",
+        "pass {parameter} explicitly: {old} keeps the behaviour of {series}, {new} accepts the change"),
+    ChangeKind.DEFAULT_MEANING_CHANGED: (
+        "{subject}: leaving out {parameter} has another meaning: {old} became {new}",
+        "pass {parameter} explicitly, with the value that {series} assumed"),
+    ChangeKind.RETURN_CHANGED: (
+        "{subject} returns another value: {old} became {new}",
+        "unpack what {subject} returns now, and keep the old way while {series} is in the matrix"),
+    ChangeKind.DEPRECATED: (
+        "{of_subject} is deprecated{favour}",
+        "use {successor} where it exists, and the old way only while {series} is in the matrix"
+        " | plan to do without {of_subject}: a later release will drop it"),
+    ChangeKind.GUARD_ADDED: (
+        "{subject} has a new check{of_parameter}{detail}",
         "satisfy the check before the call, or {stay}"),
-    ChangeKind.WARNING_ADDED: Words(
-        "{subject} has a new warning[ about {parameter}][: {new}]",
-        "The call triggers the warning, and its request is no longer honoured.[ Message: {suggestion}.]",
+    ChangeKind.WARNING_ADDED: (
+        "{subject} has a new warning{of_parameter}{detail}",
         "read the warning and change the call before it becomes an error; {series} does not warn"),
-    ChangeKind.IMPORT_REQUIREMENT_ADDED: Words(
-        "importing {module} now imports {parameter}[ (only if {when})]",
-        "Where {parameter} is missing, the import fails and code that catches the failure takes its other path.",
+    ChangeKind.IMPORT_REQUIREMENT_ADDED: (
+        "importing {module} now imports {parameter}{when}",
         "see that {parameter} can be imported, or {stay}"),
 }
-_IMPORT_CHECK: Final = Words(
-    "importing {module} has a new check[: {new}]",
-    "Where the check does not pass, the import fails and code that catches the failure takes its other path.",
-    "see that the environment passes the check[ at {after}], or {stay}")
-_IMPORT_ENDS: Final = Words(
-    "importing {module} fails[: {new}]",
-    "Nothing in the environment repairs the import: code that catches the failure takes its other path.",
-    "{stay}")
-_FAULTS: Final = {  # what is wrong with a use that fails in both releases: nothing changed there
-    ChangeKind.PARAMETER_REMOVED: "{subject} does not take " + _P,
-    ChangeKind.PARAMETER_REQUIRED: "{subject} requires " + _P,
-}
-_CHECKS: Final = (ChangeKind.GUARD_ADDED, ChangeKind.WARNING_ADDED)  # their suggestion is what they say
-_EFFECTS: Final = {
-    Impact.RISK: "This use may fail or act otherwise; the result depends on runtime values.[ Message: {message}.]",
-    Impact.HARMLESS: "The code uses nothing that the change touches.",
-}
+_IMPORT_CHECK: Final = (
+    "importing {module} has a new check{detail}", "see that the environment passes the check{at}, or {stay}",
+)
+_IMPORT_FAILS: Final = ("importing {module} fails{detail}", "{stay}")
 # fmt: on
 
 
 def headline(finding: Finding) -> str:
     """What changed, in one line."""
-    return _fill(_words(finding).headline, finding)
-
-
-def consequence(finding: Finding) -> str:
-    """What the change does to the code as it is written."""
-    if is_followed(finding):
-        return f"The code already uses {_other_way(finding)} where it exists."
-    return _fill(_words(finding).breaking if finding.impact is Impact.BREAKING else _EFFECTS[finding.impact], finding)
+    return _words(finding)[0].format_map(_values(finding))
 
 
 def next_step(finding: Finding, old: str = "") -> str:
@@ -165,12 +100,10 @@ def next_step(finding: Finding, old: str = "") -> str:
             f"nothing to do: the code already uses {_other_way(finding)}; drop the path that only {_series(old)} "
             f"needs when {_series(old)} leaves the matrix"
         )
-    return "nothing to do" if finding.impact is Impact.HARMLESS else _fill(_words(finding).next_step, finding, old)
-
-
-def headline_of_fault(finding: Finding) -> str:
-    """What is wrong with a use that fails in both releases."""
-    return _fill(_FAULTS.get(finding.kind, _words(finding).headline), finding)
+    if finding.impact is Impact.HARMLESS:
+        return "nothing to do"
+    step, _, without = _words(finding)[1].partition(" | ")
+    return (step if finding.suggestion or not without else without).format_map(_values(finding, old))
 
 
 def next_step_of_fault(old: str = "") -> str:
@@ -178,52 +111,50 @@ def next_step_of_fault(old: str = "") -> str:
     return f"call it in a second way for releases like {_series(old)}, or leave them out of the matrix"
 
 
-def _words(finding: Finding) -> Words:
+def _words(finding: Finding) -> tuple[str, str]:
     if finding.kind is ChangeKind.IMPORT_REQUIREMENT_ADDED and not finding.parameter:
-        return _IMPORT_ENDS if finding.impact is Impact.BREAKING else _IMPORT_CHECK
+        return _IMPORT_FAILS if finding.impact is Impact.BREAKING else _IMPORT_CHECK
     return KINDS[finding.kind]
 
 
-def _fill(template: str, finding: Finding, old: str = "") -> str:
-    values = _values(finding, old)
-
-    def choose(found: re.Match[str]) -> str:
-        options = found[1].split("|")
-        return next((one for one in options if all(values[name] for name in re.findall(r"{(\w+)}", one))), "")
-
-    return re.sub(r"\[([^\[\]]*)\]", choose, template).format_map({**values, "no_parameter": "", "ignored": ""})
-
-
-def _values(finding: Finding, old: str) -> dict[str, str]:
-    """What a template can name; empty where it is not known."""
-    last = "." + _short(finding.symbol)
-    renamed = finding.suggestion or finding.new
-    attribute = finding.parameter or finding.member
+def _values(finding: Finding, old: str = "") -> dict[str, str]:
+    """What a template can name."""
+    subject, last = quote_subject(finding), "." + _short(finding.symbol)
+    parameter, attribute = _quote(finding.parameter), _quote(finding.parameter or finding.member)
+    successor = _quote(_short(finding.suggestion or finding.new))
+    default = _quote(finding.old.removeprefix(f"{finding.parameter}="))
+    after, renamed = finding.after, finding.suggestion or finding.new
     return {
-        "subject": quote_subject(finding),
+        "subject": subject,
         "owner": _quote(_short(finding.symbol)) or "a symbol",
-        "attribute": _quote(attribute) or "an attribute that the code reads",
+        "attribute": attribute or "an attribute that the code reads",
         "module": _quote(finding.symbol) or "Transformer Engine",
-        "parameter": _quote(finding.parameter),
-        "no_parameter": "" if finding.parameter else "yes",
-        # Recipes are dataclasses that take a field they do not know and drop it: no error says so.
-        "ignored": "yes" if finding.cause is Cause.SILENT_FALLBACK else "",
+        "parameter": parameter or "a parameter",
+        "of_parameter": f" of {parameter}" if parameter else "",
+        "of_subject": f"{parameter} of {subject}" if parameter else subject,
         "keyword": _keyword(finding.parameter),
         "new_keyword": _keyword(renamed),
         "suggestion": _quote(finding.suggestion),
-        "message": _quote(finding.suggestion) if finding.kind in _CHECKS else "",
-        "successor": _quote(_short(finding.suggestion)),
-        "old": _quote(finding.old),
-        "new": _quote(finding.new),
-        "new_name": _quote(_short(finding.new)),
-        "default": _quote(finding.old.removeprefix(f"{finding.parameter}=")),
+        "successor": successor or "the new name",
+        "likely": f"; {successor} is the likely successor" if finding.suggestion else "",
+        "favour": f" in favour of {successor}" if finding.suggestion else _detail(finding),
+        "detail": _detail(finding),
+        "old": _quote(finding.old) or "nothing",
+        "new": _quote(finding.new) or "nothing",
+        "new_name": _quote(renamed) or "another name",
+        "was_default": f" (the default was {default})" if default else "",
+        "the_default": f"; {default} is the default of {_series(old)}" if default else "",
         "was": _quote((finding.old or finding.symbol).removesuffix(last)),
-        "now": _quote((finding.new or finding.suggestion).removesuffix(last)),
-        "when": _quote(finding.suggestion.removeprefix("only if ")),
-        "after": f"{finding.after.file}:{finding.after.line}" if finding.after else "",
+        "now": _quote((finding.new or finding.suggestion).removesuffix(last)) or "another place",
+        "when": f" (only if {_quote(finding.suggestion.removeprefix('only if '))})" if finding.suggestion else "",
+        "at": f" at {after.file}:{after.line}" if after else "",
         "series": _series(old),
         "stay": f"stay on {_series(old)}.x" if old else "stay on the old release",
     }
+
+
+def _detail(finding: Finding) -> str:
+    return f": {_quote(finding.new)}" if finding.new else ""
 
 
 def _quote(text: str) -> str:
@@ -253,8 +184,7 @@ def _series(version: str) -> str:
 
 
 def is_followed(finding: Finding) -> bool:
-    """Whether the code already takes the new way by itself."""
-    # A breaking finding is never waved through: if the second path worked, it would not break.
+    """Whether the code already takes the new way by itself; what breaks never counts as followed."""
     return finding.follows and finding.impact is not Impact.BREAKING
 
 

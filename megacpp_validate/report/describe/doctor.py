@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megacpp_validate.evidence.doctor_look import PackageLook, PathLook
-
 from ...environments.doctor_rules import Difference, DoctorResult, Weight
+from ...evidence.doctor_look import PackageLook
 from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Mark, bad, good, mark_of, quiet, risk
 from .words import tabulate_facts, tally
@@ -14,12 +13,18 @@ from .words import tabulate_facts, tally
 
 def describe_doctor(result: DoctorResult) -> Document:
     """The stack as loaded, then every difference, worst first."""
-    looks = result.packages
+    looks, path = result.packages, result.path
     rows = tuple((look.package, _mark_package(look), look.version, f"{look.seconds:.1f}", look.file) for look in looks)
-    columns = ("package", "as loaded", "version", "seconds", "file")
+    facts = {
+        "Python": f"{path.python} on {path.machine}",
+        "torch": f"{path.torch or 'none'}, CUDA {path.torch_cuda or 'none'}",
+        "GPU": path.gpu or f"none: {path.no_gpu}",
+        "driver": f"{path.driver} (CUDA {path.driver_cuda or 'unknown'})" if path.gpu else "",
+        "interpreter": result.interpreter,
+    }
     blocks: tuple[Block, ...] = (
-        tabulate_facts(_list_facts(result.path) | {"interpreter": result.interpreter}),
-        Table(columns, rows, numeric=frozenset({3}), optional=frozenset({4})),
+        tabulate_facts(facts),
+        Table(("package", "as loaded", "version", "seconds", "file"), rows, numeric=frozenset({3})),
         Table(("loaded library", "version", "files", "by import of"), _list_libraries(looks)),
         *(
             Paragraph(f"CUDA runtimes that `import {look.package}` can open: {', '.join(look.runtimes.values())}",
@@ -28,11 +33,7 @@ def describe_doctor(result: DoctorResult) -> Document:
             if len(look.runtimes) > 1
         ),
         *map(_describe_difference, result.differences),
-        *(
-            Details(f"Compiled files of {look.package}", (Bullets(tuple(_list_extensions(look))),))
-            for look in looks
-        ),
-        Paragraph(f"{result.seconds:.1f} s"),
+        *(Details(f"Compiled files of {look.package}", (Bullets(tuple(_list_extensions(look))),)) for look in looks),
     )  # fmt: skip
     loaded = sum(look.installed and look.failure is None and not look.ended for look in looks)
     weights = tally(mark_of(one.weight).word for one in result.differences) or "none"
@@ -44,15 +45,6 @@ def describe_doctor(result: DoctorResult) -> Document:
     return Document(title, summary, mark, blocks)
 
 
-def _list_facts(path: PathLook) -> dict[str, str]:
-    return {
-        "Python": f"{path.python} on {path.machine}",
-        "torch": f"{path.torch or 'none'}, CUDA {path.torch_cuda or 'none'}",
-        "GPU": path.gpu or f"none: {path.no_gpu}",
-        "driver": f"{path.driver} (CUDA {path.driver_cuda or 'unknown'})" if path.gpu else "",
-    }
-
-
 def _mark_package(look: PackageLook) -> Mark:
     if look.failure is not None or look.ended:
         return bad("does not load")
@@ -60,13 +52,9 @@ def _mark_package(look: PackageLook) -> Mark:
 
 
 def _describe_difference(one: Difference) -> Diagnostic:
-    return Diagnostic(
-        name=f"{one.subject}, {one.aspect.value}",
-        mark=mark_of(one.weight),
-        message=one.seen,
-        fields=(("wanted", one.wanted), ("breaks", ", ".join(one.breaks)), ("how", one.how), ("source", one.source)),
-        help=one.next_step,
-    )
+    fields = (("wanted", one.wanted), ("breaks", ", ".join(one.breaks)), ("how", one.how), ("source", one.source))
+    name = f"{one.subject}, {one.aspect.value}"
+    return Diagnostic(name, mark_of(one.weight), message=one.seen, fields=fields, help=one.next_step)
 
 
 def _list_libraries(looks: tuple[PackageLook, ...]) -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
@@ -83,8 +71,7 @@ def _list_extensions(look: PackageLook) -> Iterator[str]:
     for one in look.extensions:
         parts = [one.problem or ("loaded" if one.loaded else "not loaded")]
         if one.headers.compared:
-            moved = f"{len(one.headers.moved)} of {one.headers.compared}"
-            parts.append(f"{moved} torch assertions have other lines")
+            parts.append(f"{len(one.headers.moved)} of {one.headers.compared} torch assertions have other lines")
         parts += [f"needs {symbol.readable}" for symbol in one.wanted]
         parts += [f"does not find {name}" for name in one.not_found]
         yield f"{one.file}: {'; '.join(parts)}"

@@ -1,32 +1,32 @@
-"""What the release gate decided, in words."""
+"""What the release gate decided, and what the policy of low precision says of presets."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from megacpp_validate.catalog.policies import BREAKAGES, GateRule
-from megacpp_validate.diagnosis.culprits import Culprit
-from megacpp_validate.gate.release import CellVerdict, GateDecision, GateWaiver
-from megacpp_validate.text import count
-
-from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Table
+from ...catalog.policies import BREAKAGES, GateRule
+from ...diagnosis.culprits import Culprit
+from ...gate.fp8 import PolicyResult, PresetDecision
+from ...gate.release import CellVerdict, GateDecision, GateWaiver
+from ...text import count
+from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Table
 from ..marks import Mark, bad, good, mark_exit, mark_of, quiet, risk
-from .words import join_same, list_some, tabulate_facts, tally
+from .words import join_same, list_fields, list_some, tabulate_facts
 
 # What breaks one of these is of something else than is judged, or too old: what it shows is no breakage of this.
 _OF_ANOTHER: Final = frozenset({GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA})
+_FACTS: Final = "judged_at rules_sha256 receipts_sha256 commit image_digest lock_hash codes signed_by baseline"
 
 
 def describe_gate(decision: GateDecision) -> Document:
     """The answer, every required cell, who closes the gate, and what else there is."""
     required = [_describe_cell(one, one.probe) for one in decision.required]
-    others = [_describe_cell(one, place_of(one)) for one in decision.closing if not one.required]
+    others = [_describe_cell(one, _place_of(one)) for one in decision.closing if not one.required]
     culprits = [_describe_culprit(one) for one in decision.culprits]
     waivers = [_describe_waiver(one) for one in decision.waivers]
-    rest = tuple(_describe_cell(one, place_of(one)) for one in decision.cells if not one.closes and not one.required)
+    rest = tuple(_describe_cell(one, _place_of(one)) for one in decision.cells if not one.closes and not one.required)
     warnings = join_same((cell.probe, warning) for cell in decision.cells for warning in cell.warnings)
     notes = [Diagnostic("note", risk("note"), message=text, fields=(("cells", probes),)) for probes, text in warnings]
-    rules = tally(one.fields[0][0] for one in rest if one.fields)
     rows = tuple((one.name, one.mark, ", ".join(label for label, _ in one.fields)) for one in required)
     blocks: tuple[Block, ...] = (
         Table(("required cell", "verdict", "rules"), rows),
@@ -38,54 +38,33 @@ def describe_gate(decision: GateDecision) -> Document:
         *others,
         Heading("Waivers"),
         *waivers,
-        Details(
-            f"{count(notes, 'note')} that no rule refuses",
-            (Bullets(tuple(f"{text} ({probes})" for probes, text in warnings)),),
-        ),
-        Details(f"{count(rest, 'receipt')} that do not count, by rule: {rules}", rest),
-        tabulate_facts(
-            {
-                "judged at": decision.judged_at,
-                "rules": decision.rules_sha256[:12],
-                "receipts": decision.receipts_sha256[:12],
-                "commit": decision.commit,
-                "image": decision.image_digest,
-                "lock": decision.lock_hash,
-                "code": ", ".join(code[:12] for code in decision.codes),
-                "signed by": decision.signed_by,
-                "baseline": decision.baseline,
-            }
-        ),
+        Details(f"{count(notes, 'note')} that no rule refuses", (Bullets(tuple(map(": ".join, warnings))),)),
+        Details(f"{count(rest, 'receipt')} that do not count", rest),
+        tabulate_facts(list_fields(decision, _FACTS)),
     )
     title = f"Release gate: {decision.release} of {decision.stack} on {decision.target}"
-    cases = (*required, *others, *culprits, *waivers, *notes)
-    return Document(title, summarize_gate(decision), mark_gate(decision), blocks, cases)
+    # Closed because evidence is missing is another thing than closed by a breakage.
+    mark = mark_exit(0 if decision.open else decision.exit_code, otherwise="closed, evidence missing")
+    return Document(title, _summarize(decision), mark, blocks, (*required, *others, *culprits, *waivers, *notes))
 
 
-def mark_gate(decision: GateDecision) -> Mark:
-    """How the answer looks: closed because evidence is missing is another thing than closed by a breakage."""
-    return mark_exit(0 if decision.open else decision.exit_code, otherwise="closed, evidence missing")
-
-
-def summarize_gate(decision: GateDecision) -> str:
+def _summarize(decision: GateDecision) -> str:
     """The answer in a sentence: who closes the gate, then what is missing."""
     required = decision.required
     if decision.open:
         waived = ", ".join(one.probe for one in required if one.waived_by)
         return f"The gate is open: {count(len(required), 'required cell')} accepted; by waiver: {waived or 'none'}."
     rejected = {one.cell for one in required if _is_rejected(one)}
-    others = sum(not one.required for one in decision.closing)
-    lost = [cell for cell in decision.missing if cell not in rejected]
     parts = {
         "culprits": "; ".join(map(_name_culprit, decision.culprits)),
         "rejected": f"{len(rejected)} of {count(len(required), 'required cell')}" if rejected else "",
-        "no evidence of": list_some(lost, 5),
-        "other receipts in the way": str(others or ""),
+        "no evidence of": list_some([cell for cell in decision.missing if cell not in rejected], 5),
+        "other receipts in the way": str(sum(not one.required for one in decision.closing) or ""),
     }
     return f"The gate is closed; {'; '.join(f'{label}: {text}' for label, text in parts.items() if text)}."
 
 
-def place_of(verdict: CellVerdict) -> str:
+def _place_of(verdict: CellVerdict) -> str:
     """The receipt's run and cell; the cell alone where there is no receipt."""
     return verdict.cell if verdict.run in ("", ".") else f"{verdict.run}/{verdict.cell}"
 
@@ -121,9 +100,10 @@ def _name_culprit(culprit: Culprit) -> str:
 
 
 def _describe_culprit(culprit: Culprit) -> Diagnostic:
+    cascades = (("cascades", ", ".join(culprit.cascades)),)
     return Diagnostic(
-        _name_culprit(culprit), bad("culprit"), group="culprits", message=culprit.summary, help=culprit.next_step,
-        fields=(("cascades", ", ".join(culprit.cascades)),), code=culprit.cause.value,
+        _name_culprit(culprit), bad("culprit"), "culprits", culprit.summary, cascades, culprit.next_step,
+        code=culprit.cause.value,
     )  # fmt: skip
 
 
@@ -131,7 +111,32 @@ def _describe_waiver(waiver: GateWaiver) -> Diagnostic:
     return Diagnostic(
         f"{waiver.rule.value} for {waiver.cell}",
         bad("no effect") if waiver.in_vain else mark_of(waiver.state),
-        group="waivers",
-        message="NaN, Inf and imports cannot be waived" if waiver.in_vain else waiver.reason,
-        fields=(("until", str(waiver.expires)), ("owner", waiver.owner), ("link", waiver.link)),
+        "waivers",
+        "NaN, Inf and imports cannot be waived" if waiver.in_vain else waiver.reason,
+        (("until", str(waiver.expires)), ("owner", waiver.owner), ("link", waiver.link)),
     )
+
+
+def describe_policy(result: PolicyResult) -> Document:
+    """The answer, and each preset with every refusal and its reason."""
+    cases = tuple(map(_describe_preset, result.presets))
+    answers = join_same((case.name, case.mark.word) for case in cases)
+    words = "; ".join(f"{word}: {names}" for names, word in answers) or "No preset was selected"
+    mark = good("agrees") if result.holds else bad("disagrees")
+    summary = f"{count(result.rules, 'rule')}. {words}."
+    return Document("Low-precision policy", summary, mark, cases, cases)
+
+
+def _describe_preset(decision: PresetDecision) -> Diagnostic:
+    runs = join_same((part, low.recipe) for low in decision.low for part in low.parts)
+    fields: list[tuple[str, Content]] = [
+        ("runs", tuple(f"{recipe}: {parts}" for parts, recipe in runs) or "everything in BF16"),
+        ("in BF16", f"first {decision.bf16_first} and last {decision.bf16_last} of {decision.layers} layers"),
+        ("targets", ", ".join(decision.targets)),
+        ("refuses nothing of it", ", ".join(decision.not_refused_by)),
+    ]
+    for one in decision.refusals:
+        fields += [("refused", f"{one.refuses} [{one.rule}]: {one.found}"), ("why", one.reason), ("source", one.source)]
+        fields.append(("next", one.next))
+    step = "put the rule back, or remove refused_by where the preset may run now" if decision.not_refused_by else ""
+    return Diagnostic(decision.preset, mark_of(decision.outcome), "fp8_policy", decision.says, tuple(fields), step)

@@ -1,21 +1,25 @@
-"""One receipt in words: how its outcome looks, why it is not good, what was checked and what to do."""
+"""One receipt in words, and the receipts of a cell over runs."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
-
-from ..document import Diagnostic, Table
-from ..marks import bad, good, mark_of
+from ...evidence.history import CellHistory, HistoryResult, HistoryRow
+from ...evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt, read_time
+from ...text import count
+from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Paragraph, Table
+from ..marks import Mark, bad, good, mark_of, missing, quiet
+from .words import show_rate
 
 _OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bound is, not how far the tensor is off
 _MOST_FAILED: Final = 12  # checks of one cell that are listed by name
 # How a cell is run again, by how its probe begins.
 _VERBS: Final = {"fp8_": ("fp8", "--probes"), "smoke_": ("moe-smoke", "--cells")}
+_COLUMNS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")
+_FEW: Final = 4  # cells whose history is shown in rows
 
 
 def describe_receipt(receipt: Receipt, *, group: str = "") -> Diagnostic:
@@ -24,44 +28,35 @@ def describe_receipt(receipt: Receipt, *, group: str = "") -> Diagnostic:
     Args:
         group: what the cell belongs to.
     """
-    failed = find_failed(receipt)
-    frame = f"`{receipt.failure.frame}`" if receipt.failure and receipt.failure.frame else ""
+    failed, failure = find_failed(receipt), receipt.failure
     more = f"{len(failed) - _MOST_FAILED} more failed checks" if failed[_MOST_FAILED:] else ""
-    fields = (
-        ("raised at", frame),
+    fields: tuple[tuple[str, Content], ...] = (
+        ("raised at", f"`{failure.frame}`" if failure and failure.frame else ""),
         ("out", (*map(describe_check, failed[:_MOST_FAILED]), more)),
-        ("fell back", tuple(map(describe_fallback, find_fallbacks(receipt)))),
+        ("fell back", tuple(map(_describe_fallback, find_fallbacks(receipt)))),
     )
     return Diagnostic(
-        name=receipt.probe,
-        mark=mark_of(receipt.outcome),
-        group=group,
-        message=find_cause(receipt),
-        fields=fields,
-        help=describe_next_step(receipt),
-        output=receipt.failure.traceback if receipt.failure else "",
-        seconds=receipt.seconds.get("total", 0.0),
-    )
+        receipt.probe, mark_of(receipt.outcome), group, find_cause(receipt), fields, _find_next_step(receipt),
+        output=failure.traceback if failure else "", seconds=receipt.seconds.get("total", 0.0),
+    )  # fmt: skip
 
 
 def describe_check(check: Check) -> str:
     """A check that failed: the parts that are out of bounds, with what was observed and allowed."""
     parts = (
-        f"{part.name} {show_number(part.observed)}, {'at least' if part.at_least else 'bound'} "
-        f"{show_number(part.bound)} = {part.derivation}"
+        f"{part.name} {_show_number(part.observed)}, {_show_bound(part)} = {part.derivation}"
         for part in check.parts
         if not part.passed
     )
     return "; ".join(filter(None, (f"`{check.name}`", *parts, check.detail)))
 
 
-def tabulate_checks(checks: Iterable[Check], caption: str) -> Table:
+def tabulate_checks(checks: Iterable[Check], caption: str = "") -> Table:
     """A row a part: check, part, observed, bound, and where the bound comes from."""
     rows = []
     for check in checks:
         for part in check.parts:
-            bound = f"{'at least' if part.at_least else 'at most'} {show_number(part.bound)}"
-            seen = (part.name, show_number(part.observed), bound, part.derivation)
+            seen = (part.name, _show_number(part.observed), _show_bound(part), part.derivation)
             rows.append((good("held") if part.passed else bad("out"), f"`{check.name}`", *seen))
         if check.detail or not check.parts:
             rows.append((good("held") if check.passed else bad("out"), f"`{check.name}`", "", check.detail, "", ""))
@@ -72,17 +67,6 @@ def show_worst(receipt: Receipt) -> str:
     """The largest observed / bound of all parts; empty where nothing was measured against a bound."""
     ratios = [_ratio(part) for check in receipt.checks for part in check.parts if part.name != _OF_THE_BOUND]
     return f"{max(ratios):.2f}" if ratios else ""
-
-
-def count_checks(receipt: Receipt) -> str:
-    """Checks that passed, of how many."""
-    return f"{sum(check.passed for check in receipt.checks)}/{len(receipt.checks)}" if receipt.checks else ""
-
-
-def describe_backends(receipt: Receipt) -> str:
-    """The requested backend, and everything that was seen to run."""
-    seen = sorted({name for backend in receipt.backends for name in backend.observed})
-    return f"{receipt.requested}: {', '.join(seen)}" if seen else receipt.requested
 
 
 def find_failed(receipt: Receipt) -> tuple[Check, ...]:
@@ -101,8 +85,7 @@ def find_fallbacks(receipt: Receipt) -> tuple[Backend, ...]:
     )
 
 
-def describe_fallback(backend: Backend) -> str:
-    """One path that fell back, with every reason."""
+def _describe_fallback(backend: Backend) -> str:
     seen = f", seen {', '.join(backend.observed)}" if backend.observed else ""
     reasons = "; ".join(backend.reasons) or "no reason was recorded"
     return f"`{backend.path}`: requested {backend.requested}, took {backend.claimed or 'nothing'}{seen}. {reasons}"
@@ -119,23 +102,19 @@ def find_doubles(receipts: Iterable[Receipt]) -> tuple[str, ...]:
     for receipt in receipts:
         for library in receipt.libraries:
             if len(library.files) > 1:
-                found.setdefault(f"{library.name} is loaded from more than one file: {', '.join(library.files)}.")
+                found[f"{library.name} is loaded from more than one file: {', '.join(library.files)}."] = None
         for package in receipt.packages:
             if package.other_copies:
                 copies = ", ".join(package.other_copies)
-                found.setdefault(f"{package.name} is loaded from {package.file}; another copy is at {copies}.")
+                found[f"{package.name} is loaded from {package.file}; another copy is at {copies}."] = None
     return tuple(found)
 
 
 def list_facts(receipt: Receipt) -> Iterator[tuple[str, str]]:
     """Every fact of a receipt's environment that is known: machine, packages and libraries as loaded, identity."""
     facts = [(f"machine {name}", str(value)) for name, value in vars(receipt.machine).items()]
-    for package in receipt.packages:
-        facts.append((f"package {package.name}", package.version or "loaded, version unknown"))
-        facts.append((f"second copy of {package.name}", ", ".join(package.other_copies)))
-    for library in receipt.libraries:
-        facts.append((f"library {library.name}", library.version or "loaded, version unknown"))
-        facts.append((f"files of {library.name}", ", ".join(library.files)))
+    facts += [(f"package {one.name}", one.version or "loaded, version unknown") for one in receipt.packages]
+    facts += [(f"library {one.name}", one.version or "loaded, version unknown") for one in receipt.libraries]
     facts += [(f"compiler of {compiler.library}", compiler.mode) for compiler in receipt.compilers]
     identity = ("requested", "image_digest", "lock_hash", "environment", "commit", "tool")
     facts += [(name.replace("_", " "), getattr(receipt, name)) for name in identity]
@@ -150,7 +129,7 @@ def describe_machine(machine: Machine) -> str:
     return ", ".join(filter(None, parts)) or "no machine: nothing ran"
 
 
-def describe_next_step(receipt: Receipt) -> str:
+def _find_next_step(receipt: Receipt) -> str:
     """What to do about a cell that is not good; empty where it is good."""
     named = re.search(r"Next step: (.+?)\.?(?= Found:|$)", " ".join(receipt.reason.split()))
     if named and receipt.outcome in (Outcome.IMPORT_ERROR, Outcome.NOT_RUN):
@@ -187,6 +166,82 @@ def _ratio(part: Part) -> float:
     return over / under if under else (0.0 if over == 0.0 and not part.at_least else math.inf)
 
 
-def show_number(value: float | None) -> str:
+def _show_bound(part: Part) -> str:
+    return f"{'at least' if part.at_least else 'at most'} {_show_number(part.bound)}"
+
+
+def _show_number(value: float | None) -> str:
     """A number with four digits."""
     return "not a number" if value is None else f"{value:.4g}"
+
+
+def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = False) -> Document:
+    """Few cells row by row, many as a table.
+
+    Args:
+        last: newest rows of each cell that are shown; 0 for all.
+        verbose: every cell row by row.
+    """
+    cells, summaries = result.cells, [_summarize_cell(cell) for cell in result.cells]
+    blocks: list[Block] = []
+    if len(cells) > _FEW and not verbose:
+        blocks.append(Table(("cell", "last", "good", "newest", "flakes"), tuple(summaries)))
+    else:
+        for cell, (name, mark, ratio, newest, flakes) in zip(cells, summaries, strict=True):
+            numbers = f"Good receipts: {ratio}; newest {newest or 'unknown'}; flakes: {flakes or 'unknown'}."
+            blocks += [Heading(name, mark=mark), Paragraph(numbers)]
+            blocks += describe_rows(cell.rows[-last:] if last else cell.rows)
+    lines = tuple(f"{path}: {why}" for path, why in result.lost.items())
+    blocks.append(Details("Files that cannot be read, and that belong to no cell above", (Bullets(lines),)))
+    mark = missing("unreadable") if result.exit else quiet("history")
+    summary = (
+        f"{result.store}: {count(result.receipts, 'receipt')} in {count(result.runs, 'run')}, "
+        f"{count(result.unreadable, 'unreadable file')}; {count(cells, 'cell')} named {', '.join(result.asked) or '*'}."
+    )
+    return Document("History of cells", summary, mark, tuple(blocks))
+
+
+def describe_rows(shown: Sequence[HistoryRow]) -> Iterator[Block]:
+    """A table of receipts without the columns that hold nothing, and what is odd about them."""
+    rows: list[tuple[str | Mark, ...]] = [(row.run, _mark_row(row), *_list_numbers(row)) for row in shown]
+    kept = [n for n in range(len(_COLUMNS)) if any(row[n] for row in rows)]
+    numeric = frozenset(place for place, n in enumerate(kept) if n >= 5)
+    cells = tuple(tuple(row[n] for n in kept) for row in rows)
+    yield Table(tuple(_COLUMNS[n] for n in kept), cells, numeric=numeric)
+    yield Bullets(tuple(f"{row.run}: {note}" for row in shown for note in _list_notes(row)))
+
+
+def _mark_row(row: HistoryRow) -> Mark:
+    if row.outcome is None:
+        return missing("unreadable")
+    return quiet("only timed") if row.only_timed else mark_of(row.outcome)
+
+
+def _summarize_cell(cell: CellHistory) -> tuple[str, Mark, str, str, str]:
+    """Name, mark and day of the newest row that judged the cell and has a time; good rows, and flakes."""
+    judged = [row for row in cell.rows if not row.only_timed]
+    dated = [row for row in judged if row.outcome is not None and read_time(row.started)]
+    passed = sum(row.outcome is not None and row.outcome.is_good for row in judged)
+    flakes = "" if cell.flakes.rate is None else show_rate(cell.flakes.flakes, cell.flakes.runs)
+    mark = _mark_row(dated[-1]) if dated else missing("unknown")
+    return cell.cell, mark, f"{passed} of {len(judged)}", dated[-1].started[:10] if dated else "", flakes
+
+
+def _list_numbers(row: HistoryRow) -> tuple[str, ...]:
+    numbers = (row.seconds_total, row.seconds_probe, row.step_seconds, row.peak_memory_mib or None)
+    shown = ("" if value is None else f"{value:.4g}" for value in numbers)
+    started = row.started[:16].replace("T", " ")
+    return started, row.commit[:8], row.environment[:8], *shown, str(row.compiles_after or "")
+
+
+def _list_notes(row: HistoryRow) -> Iterator[str]:
+    if row.outcome is None:
+        yield f"{row.path} is not a valid receipt: {row.fault}"
+    elif not row.outcome.is_good and row.reason:
+        yield row.reason
+    if row.only_timed:
+        yield "the module was timed again and not judged; this receipt counts for no rate"
+    if row.same_as:
+        yield f"a copy of {row.same_as}, which is not evidence of its own"
+    if row.contradicts:
+        yield f"this file and {row.contradicts} describe one process differently; neither counts"

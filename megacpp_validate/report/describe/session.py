@@ -1,22 +1,22 @@
-"""Sessions of parity, FP8 and the training smoke in words, and the grid of stacks by modules."""
+"""Sessions of parity, FP8 and the training smoke, the loss gate, training runs, and a run of many cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Final
 
-from megacpp_validate.evidence.receipt import Machine, Outcome
-from megacpp_validate.text import clean_line, count, first_sentence
-
-from ...environments.host_session import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
+from ...environments.host_session import SessionResult, SmokeSession
+from ...environments.matrix import MatrixCell, MatrixPlan, MatrixRun
+from ...evidence.receipt import Machine, Outcome, Receipt, TrainingRecord
 from ...gate.fp8 import Fp8Result
-from ..curves import draw_loss_curves
-from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
-from ..marks import Tone, bad, find_worst_mark, mark_exit, mark_of, missing, risk
-from .loss import describe_verdict
+from ...gate.loss import LossGateResult, LossOutcome, LossVerdict
+from ...text import clean_line, count, first_sentence
+from ..curves import draw_loss_curves, draw_training
+from ..document import Block, Content, Details, Diagnostic, Document, Paragraph, Preformatted, Table
+from ..marks import Tone, bad, mark_exit, mark_of, missing, quiet, risk
 from .receipt import (
-    count_checks,
-    describe_backends,
+    describe_check,
     describe_machine,
     describe_receipt,
     find_cause,
@@ -24,68 +24,76 @@ from .receipt import (
     find_fallbacks,
     show_worst,
     tabulate_checks,
-)
-from .training import describe_training, find_main_runs
+)  # fmt: skip
+from .words import sum_up
+
+_COLUMNS: Final = ("cell", "", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss")
+_OF_PLAN: Final = {
+    "data": "data", "expert_parallel": "experts", "tensor_parallel": "tensor", "sequence_parallel": "sequence",
+    "accumulate": "passes",
+}  # fmt: skip
+_REFERENCE: Final = "bf16"
+_SLOW: Final = risk("slower than bf16")
+_SLOWER: Final = 1.05  # times the step of bf16 from which a run in low precision is marked
 
 
 def describe_session(result: SessionResult) -> Document:
     """A row a probe, then everything that is not good, then what training did."""
     name = "MoE smoke" if isinstance(result, SmokeSession) else "FP8" if isinstance(result, Fp8Result) else "Parity"
     group = f"{name.lower()}.{result.stack.replace('.', '_')}.{result.target}"
-    machine = next((one.machine for one in result.receipts if one.machine.python), Machine())
-    cases = [describe_receipt(receipt, group=group) for receipt in result.receipts]
+    receipts = result.receipts
+    machine = next((one.machine for one in receipts if one.machine.python), Machine())
+    cases = [describe_receipt(receipt, group=group) for receipt in receipts]
     extra = list(_describe_extra(result, group))
     shown = [
         case
-        for receipt, case in zip(result.receipts, cases, strict=True)
+        for receipt, case in zip(receipts, cases, strict=True)
         if not receipt.outcome.is_good or find_fallbacks(receipt)
     ]
-    nothing_ran = all(receipt.outcome is Outcome.NOT_RUN for receipt in result.receipts)
+    nothing_ran = all(receipt.outcome is Outcome.NOT_RUN for receipt in receipts)
     curves = [verdict for verdict in result.loss if verdict.series] if isinstance(result, Fp8Result) else []
-    runs = find_main_runs(result.receipts) if isinstance(result, SmokeSession) else ()
+    runs = find_main_runs(receipts) if isinstance(result, SmokeSession) else ()
     blocks: tuple[Block, ...] = (
         Paragraph(f"Requested: {result.requested}. {result.requested_because}."),
         Paragraph(f"{describe_machine(machine)}; seed {result.seed}."),
-        *(Paragraph(double, risk("second copy")) for double in find_doubles(result.receipts)),
-        _tabulate(result),
+        *(Paragraph(double, risk("second copy")) for double in find_doubles(receipts)),
+        _tabulate(receipts),
         *describe_training((receipt.probe, receipt, run) for receipt, run in runs),
         *(shown[:1] if nothing_ran else shown),  # one machine, one reason
         *(case for case in extra if case.mark.tone is not Tone.GOOD),
         Details("Loss curves of FP8 beside BF16", tuple(map(draw_loss_curves, curves))),
-        *(
-            Details(f"{receipt.probe}: {count(receipt.checks, 'check')}", (tabulate_checks(receipt.checks, ""),))
-            for receipt in result.receipts
-        ),
+        *(Details(f"{one.probe}: {count(one.checks, 'check')}", (tabulate_checks(one.checks),)) for one in receipts),
         Paragraph(f"{result.interpreter}; {result.seconds:.1f} s. Receipts and logs: `{result.folder or 'not kept'}`."),
     )
-    mark = mark_exit(
-        1 if result.breaks else 0 if result.holds else 4, open_="holds", closed="fails", otherwise="not run"
-    )
+    code = 1 if result.breaks else 0 if result.holds else 4
+    mark = mark_exit(code, open_="holds", closed="fails", otherwise="not run")
+    if not receipts:
+        summary = "has no probe to run: nothing is known"
+    elif nothing_ran:
+        summary = f"did not run: {first_sentence(find_cause(receipts[0])).rstrip('.')}"
+    else:
+        summary = f"{'holds' if result.holds else 'does not hold'}: {clean_line(sum_up([*cases, *extra]))}"
     title = f"{name} of {result.stack} on {result.target}"
-    return Document(title, f"{name} {_summarize(result, extra)}.", mark, blocks, (*cases, *extra))
+    return Document(title, f"{name} {summary}.", mark, blocks, (*cases, *extra))
 
 
-def _tabulate(result: SessionResult) -> Table:
-    rows = tuple(
-        (
-            receipt.probe,
-            mark_of(receipt.outcome),
-            describe_backends(receipt),
-            count_checks(receipt),
-            show_worst(receipt),
-            f"{receipt.seconds.get('total', 0.0):.1f}",
-        )
-        for receipt in result.receipts
-    )
+def _tabulate(receipts: Iterable[Receipt]) -> Table:
+    rows = []
+    for one in receipts:
+        seen = sorted({name for backend in one.backends for name in backend.observed})
+        backends = f"{one.requested}: {', '.join(seen)}" if seen else one.requested
+        checks = f"{sum(check.passed for check in one.checks)}/{len(one.checks)}" if one.checks else ""
+        seconds = f"{one.seconds.get('total', 0.0):.1f}"
+        rows.append((one.probe, mark_of(one.outcome), backends, checks, show_worst(one), seconds))
     columns = ("probe", "outcome", "requested: seen", "checks", "worst", "seconds")
-    return Table(columns, rows, numeric=frozenset({3, 4, 5}), optional=frozenset({5}))
+    return Table(columns, tuple(rows), numeric=frozenset({3, 4, 5}))
 
 
 def _describe_extra(result: SessionResult, group: str) -> Iterator[Diagnostic]:
     """What a session judges beside its cells."""
     if not isinstance(result, Fp8Result):
         return
-    yield from (replace(describe_verdict(verdict), group=group) for verdict in result.loss)
+    yield from (replace(_describe_verdict(verdict), group=group) for verdict in result.loss)
     if result.loss_missing:
         yield Diagnostic("loss gate", missing("no verdict"), group, f"No verdict on the loss: {result.loss_missing}.")
     if result.policy is not None and not result.policy.holds:
@@ -93,54 +101,123 @@ def _describe_extra(result: SessionResult, group: str) -> Iterator[Diagnostic]:
         yield Diagnostic("policy", bad("fail"), group, message, help="run `megacpp-validate fp8-policy`")
 
 
-def _summarize(result: SessionResult, extra: list[Diagnostic]) -> str:
-    if not result.receipts:
-        return "has no probe to run: nothing is known"
-    probes = {outcome: [one.probe for one in result.receipts if one.outcome is outcome] for outcome in Outcome}
-    held = count(len(probes.pop(Outcome.PASS)), "probe")
-    named = [f"{mark_of(outcome).word}: {', '.join(names)}" for outcome, names in probes.items() if names]
-    if len(probes[Outcome.NOT_RUN]) == len(result.receipts):
-        named = [f"nothing ran: {first_sentence(find_cause(result.receipts[0])).rstrip('.')}"]
-    red = [clean_line(f"{case.name}: {case.mark.word}") for case in extra if case.mark.tone is not Tone.GOOD]
-    answer = f"holds in {held}" if result.holds else f"passes {held} of {len(result.receipts)}"
-    return "; ".join([answer, *named, *red])
+def describe_losses(result: LossGateResult) -> Document:
+    """Each verdict with what failed and its curves; every check is folded."""
+    cases = tuple(map(_describe_verdict, result.verdicts))
+    blocks: list[Block] = []
+    for verdict, case in zip(result.verdicts, cases, strict=True):
+        blocks += [case, draw_loss_curves(verdict)] if verdict.series else [case]
+        blocks.append(Details(f"{case.name}: {count(verdict.checks, 'check')}", (tabulate_checks(verdict.checks),)))
+    answer = f"FP8 recipes beside BF16: {sum_up(cases) or 'none, because the folder has no loss curve'}."
+    mark = mark_exit(1 if result.breaks else 0 if result.holds else 4, otherwise="not comparable")
+    return Document(f"Loss gate on {result.folder}", answer, mark, tuple(blocks), cases)
 
 
-def describe_support(grid: SupportGrid) -> Document:
-    """Stacks by modules, and why a cell is not good."""
-    rows: tuple[tuple[Content, ...], ...] = tuple(
-        (row.stack, row.target, *(mark_of(cell.outcome) for cell in row.cells)) for row in grid.rows
+def _describe_verdict(verdict: LossVerdict) -> Diagnostic:
+    gaps = [abs(gap) for each in verdict.series for gap in each.gap[len(each.gap) // 2 :]]
+    bar = "" if verdict.bar is None else f", bar {verdict.bar:.4f}"
+    return Diagnostic(
+        name=f"{verdict.of} {verdict.recipe or 'without a recipe'}".strip(),
+        mark=missing("not comparable") if verdict.outcome is LossOutcome.REFUSED else mark_of(verdict.outcome),
+        group="loss_gate",
+        message="; ".join(verdict.refusals),
+        fields=(
+            ("out", tuple(describe_check(check) for check in verdict.checks if not check.passed)),
+            ("gap, second half", f"{max(gaps):.4f} nats{bar}" if gaps else ""),
+        ),
     )
-    cases = tuple(
-        Diagnostic(
-            f"{row.stack}-{row.target}-{cell.module}",
-            mark_of(cell.outcome),
-            group=f"support.{row.stack.replace('.', '_')}.{row.target}",
-            message=_explain_cell(cell),
-            fields=(("checks", f"{cell.passed}/{cell.total}" if cell.total else ""),),
-        )
-        for row in grid.rows
-        for cell in row.cells
-    )
-    unread = tuple(Diagnostic(file, missing("not read"), "files", why) for file, why in grid.unreadable.items())
-    blocks: list[Block] = [Table(("stack", "target", *grid.modules), rows)]
-    for row in grid.rows:
-        day = row.started[:10] or "date unknown"
-        blocks.append(Paragraph(f"{row.stack} on {row.target}: {describe_machine(row.machine)}, {day}."))
-        red = (cell for cell in row.cells if not cell.outcome.is_good and cell.reason != NO_RECEIPT)
-        blocks.append(Bullets(tuple(f"{cell.module}: {_explain_cell(cell)}" for cell in red)))
-    releases = [row for row in grid.rows if row.stack != "native"]  # the reference is no release that could hold
-    whole = sum(all(cell.outcome.is_good for cell in row.cells) for row in releases)
-    summary = (
-        f"Releases of Transformer Engine that hold in every module: {whole} of {len(releases)}; "
-        f"files that could not be read: {len(unread)}."
-    )
-    mark = find_worst_mark((case.mark for case in (*cases, *unread)), missing())
-    return Document("Support, as receipts show it", summary, mark, (*blocks, *unread), cases + unread)
 
 
-def _explain_cell(cell: SupportCell) -> str:
-    """Why a cell is not good; what blocks it has the reason."""
-    if cell.outcome is Outcome.BLOCKED:
-        return cell.reason.partition(":")[0]
-    return first_sentence(cell.reason)
+def find_main_runs(receipts: Iterable[Receipt]) -> tuple[tuple[Receipt, TrainingRecord], ...]:
+    """The run that each cell is about, which it trains first."""
+    return tuple((receipt, run) for receipt in receipts for run in receipt.training if run.name == "plan")
+
+
+def describe_training(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -> tuple[Block, ...]:
+    """A table of runs, a risk for each that is slower than the same plan in bf16, and a drawing of each.
+
+    Wall time is that of rank 0; memory that of the rank that took most. MFU is relative to the peak in bf16.
+
+    Args:
+        runs: what a row is called, the receipt of the cell, and the run.
+    """
+    listed = tuple(runs)
+    base = {_key(receipt, run): run.step_median for _, receipt, run in listed if run.precision == _REFERENCE}
+    rows: list[tuple[Content, ...]] = []
+    slower: list[Block] = []
+    for name, receipt, run in listed:
+        ratio = run.step_median / base.get(_key(receipt, run), run.step_median) if run.step_median else 1.0
+        is_slow = run.precision not in (_REFERENCE, "fp32", "fp64") and ratio > _SLOWER
+        if is_slow:
+            text = f"{receipt.cell} takes {ratio - 1:.0%} more time a step than the same plan in bf16."
+            slower.append(Paragraph(text, _SLOW))
+        mark = _SLOW if is_slow and receipt.outcome.is_good else mark_of(receipt.outcome)
+        rows.append((name, mark, *_show_run(run)))
+    figures = (
+        Details(f"{receipt.cell}, run {run.name}: {_describe_phases(run)}", (draw_training(run),))
+        for _, receipt, run in listed
+    )
+    table = Table(_COLUMNS, tuple(rows), "Training runs", frozenset(range(4, 9)))
+    return table, *slower, *figures
+
+
+def _key(receipt: Receipt, run: TrainingRecord) -> tuple[object, ...]:
+    return receipt.stack, receipt.target, run.model, run.ranks, tuple(sorted(run.topology.items()))
+
+
+def _show_run(run: TrainingRecord) -> tuple[str, ...]:
+    plan = [
+        f"{word} {run.topology[name]}".removesuffix(" True") for name, word in _OF_PLAN.items() if name in run.topology
+    ]
+    finite = [step for step in run.steps if step.loss is not None and step.perfect is not None]
+    return (
+        ", ".join([run.model, f"ranks {run.ranks}", *(part for part in plan if not part.endswith((" 1", " False")))]),
+        run.precision,
+        f"{1000 * run.step_median:.1f} ms",
+        f"{run.tokens_per_second:,.0f}",
+        "" if run.flop_utilisation is None else f"{run.flop_utilisation:.1%}",
+        f"{run.goodput:.1%}",
+        f"{max(run.peak_bytes.values(), default=0) / 2**30:.1f} GiB",
+        f"{finite[0].loss:.3f} to {finite[-1].loss:.3f} of {finite[-1].perfect:.3f}" if finite else "",
+    )
+
+
+def _describe_phases(run: TrainingRecord) -> str:
+    """Where the time went, the longest phase first; features and forms."""
+    spent = sorted(run.phases_ns.items(), key=lambda phase: -phase[1])
+    settings = (f"{name} {value}" for name, value in (*run.features.items(), *run.forms.items()))
+    return "; ".join([", ".join(f"{name} {ns / 1e9:.1f} s" for name, ns in spent if ns), ", ".join(settings)])
+
+
+def describe_matrix(run: MatrixRun) -> Document:
+    """Every cell, and each that is not good or was run again in full."""
+    rows = tuple(
+        (f"`{cell.cell}`", mark_of(cell.outcome), "(kept)" if cell.kept else cell.node, f"{cell.seconds:.1f}",
+         str(len(cell.retries) or ""))
+        for cell in run.cells
+    )  # fmt: skip
+    table = Table(("cell", "outcome", "node", "seconds", "again"), rows, numeric=frozenset({3, 4}))
+    cases = tuple(map(_describe_cell, run.cells))
+    shown = [case for case, cell in zip(cases, run.cells, strict=True) if cell.retries or not cell.outcome.is_good]
+    where = Paragraph(f"Receipts and logs: `{run.folder}`; {run.seconds:.1f} s.")
+    mark = mark_exit(0 if run.holds else 1 if run.breaks else 4, otherwise="incomplete")
+    return Document("Matrix", f"{count(run.cells, 'cell')}: {sum_up(cases)}.", mark, (table, *shown, where), cases)
+
+
+def _describe_cell(cell: MatrixCell) -> Diagnostic:
+    group, again = f"{cell.stack}-{cell.target}", (("again", tuple(cell.retries)),)
+    return Diagnostic(cell.cell, mark_of(cell.outcome), group, cell.reason, again, seconds=cell.seconds)
+
+
+def describe_matrix_plan(plan: MatrixPlan) -> Document:
+    """Every cell that would be run, and the options of the jobs of each target."""
+    rows = tuple(
+        (f"`{cell.cell}`", str(cell.gpus), f"{cell.seconds:g} s", f"{cell.limit_s:g} s") for cell in plan.cells
+    )
+    options = {cell.target: cell.asks for cell in plan.cells if cell.asks}
+    blocks: tuple[Block, ...] = (
+        Table(("cell", "GPUs", "expected", "limit"), rows, numeric=frozenset({1, 2, 3})),
+        *(Preformatted(f"{target}: sbatch {' '.join(words)}") for target, words in options.items()),
+    )
+    summary = f"{count(plan.cells, 'cell')} would run with the launcher {plan.launcher}."
+    return Document("Matrix, planned", summary, quiet("plan"), blocks)

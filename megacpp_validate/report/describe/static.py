@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from ...canary.static.findings import Finding, Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
+from ...canary.static.findings import ChangeKind, Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from ...environments.fits import Fit, FitVerdict
 from ...evidence.values import SourceLine
 from ...text import count
 from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Inline, Paragraph, Place, Table
 from ..marks import Mark, Tone, bad, find_worst_mark, good, mark_of, missing, quiet, risk
-from .changes import consequence, headline, headline_of_fault, is_followed, next_step, next_step_of_fault, quote_subject
+from .changes import headline, is_followed, next_step, next_step_of_fault, quote_subject
 from .words import list_some, tabulate_facts
 
 _MOST_NAMED: Final = 6
@@ -28,30 +28,24 @@ _LIMITS: Final = "Not covered: numerics, speed (`--tiers gpu`)."
 
 def summarize_static(result: StaticResult) -> str:
     """The answer in one or two sentences."""
-    names = {verdict: [row.module for row in _rows(result) if row.verdict is verdict] for verdict in ModuleVerdict}
+    names = {verdict: [row.module for row in result.modules if row.verdict is verdict] for verdict in ModuleVerdict}
     broken = names[ModuleVerdict.BREAKS] or (["something that the code uses"] if result.breaks else [])
-    if not broken and not names[ModuleVerdict.RISK]:
-        what = "no change to what the code uses touches its calls" if result.findings else "nothing changed"
-        return f"Nothing breaks: {what}.{_summarize_requirements(result)}"
     parts = {
         "": f"Breaks {', '.join(broken)}" if broken else "Nothing breaks",
         "and with it ": list_some(names[ModuleVerdict.CASCADE], _MOST_ROWS),
         "at risk: ": list_some(names[ModuleVerdict.RISK], _MOST_ROWS),
         "clean: ": list_some(names[ModuleVerdict.CLEAN], _MOST_ROWS),
     }
-    said = "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
-    return said + _summarize_requirements(result)
-
-
-def _summarize_requirements(result: StaticResult) -> str:
-    """A sentence on what the environment does not meet, and one on what is unknown of it."""
-    broken = ", ".join(
+    answer = "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
+    if not broken and not names[ModuleVerdict.RISK]:
+        changed = "no change to what the code uses touches its calls" if result.findings else "nothing changed"
+        answer = f"Nothing breaks: {changed}."
+    refused = ", ".join(
         f"{one.component} {one.seen} (needs {one.wanted})" for one in result.requirements_of(FitVerdict.REFUSED)
     )
     unknown = ", ".join(dict.fromkeys(one.component for one in result.requirements_of(FitVerdict.UNKNOWN)))
-    return (f" The environment does not meet {result.new.version}: {broken}." if broken else "") + (
-        f" Unknown requirements: {unknown} (--env)." if unknown else ""
-    )
+    answer += f" The environment does not meet {result.new.version}: {refused}." if refused else ""
+    return answer + (f" Unknown requirements: {unknown} (--env)." if unknown else "")
 
 
 def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in: str = "") -> Document:
@@ -59,24 +53,33 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
 
     Args:
         result: the pair.
-        verbose: list harmless changes, consequences and API changes that the bridge does not use, too.
+        verbose: list harmless changes and API changes that the code does not use, too.
         first_bad_in: the module that this pair was searched for.
     """
     old, new = result.old.version, result.new.version
     first_bad = f"`{first_bad_in}` breaks first in {new}; {old} is the last good release. " if first_bad_in else ""
     downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
-    blocks: list[Block] = [*_tabulate_requirements(result), *_describe_findings(result, verbose=verbose)]
+    rows = tuple(
+        (_MET[one.verdict], f"{one.component} {one.wanted}", one.seen, list_some(one.breaks, 3))
+        for one in result.requirements
+    )
+    steps = (*result.requirements_of(FitVerdict.REFUSED), *result.requirements_of(FitVerdict.UNKNOWN))
     faults = tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults)
-    blocks.append(Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults))
-    blocks.append(Bullets(tuple(f"not judged: {file}: {why}" for file, why in result.not_read.items())))
-    blocks.append(Paragraph(f"{count(result.not_consumed, 'API change')} not used by this code (--verbose). {_LIMITS}"))
-    if verbose:
-        sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
-        changes = Bullets(result.changes_not_consumed)
-        blocks += [Details("API changes that this code does not use", (changes,)), tabulate_facts(sources)]
-    summary = f"{first_bad}{summarize_static(result)}{downgrade}"
+    sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
+    unused = count(result.not_consumed, "API change")
+    blocks: tuple[Block, ...] = (
+        Table(("requirement", f"{new} requires", "in the environment", "modules"), rows),
+        Bullets(tuple(f"{one.component}: {one.says}; {one.next_step}" for one in steps)),
+        *_describe_findings(result, verbose=verbose),
+        Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults),
+        Bullets(tuple(f"not judged: {file}: {why}" for file, why in result.not_read.items())),
+        Paragraph(f"{unused} not used by this code (--verbose). {_LIMITS}"),
+        Details("API changes that this code does not use", (Bullets(result.changes_not_consumed),)),
+        *([tabulate_facts(sources)] if verbose else []),
+    )
     title = f"Transformer Engine {old} → {new}, as {result.source or _BRIDGE} uses it"
-    return Document(title, summary, mark_static(result), tuple(blocks), tuple(_list_cases(result)))
+    summary = f"{first_bad}{summarize_static(result)}{downgrade}"
+    return Document(title, summary, mark_static(result), blocks, tuple(_list_cases(result)))
 
 
 def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "") -> Document:
@@ -87,8 +90,7 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
         verbose: list harmless changes, too.
         first_bad_in: the module for which no pair was found.
     """
-    first_bad = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. " if first_bad_in else ""
-    modules = list(dict.fromkeys(row.module for step in sweep.steps for row in _rows(step)))
+    modules = list(dict.fromkeys(row.module for step in sweep.steps for row in step.modules))
     grid = tuple((step.new.version, *(_grid_cell(step, module) for module in modules)) for step in sweep.steps)
     caption = (
         "Each release beside the one before it; a number counts findings. `fail before`: uses that fail in the older "
@@ -96,8 +98,7 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
     )
     blocks: list[Block] = [Table(("release", *modules), grid, caption)]
     for step in sweep.steps:
-        downgrade = " (a downgrade)" if step.downgrade else ""
-        blocks.append(Heading(f"{step.old.version} → {step.new.version}{downgrade}", mark=mark_static(step)))
+        blocks.append(Heading(f"{step.old.version} → {step.new.version}", mark=mark_static(step)))
         blocks += _describe_findings(step, verbose=verbose)
     unread = tuple(
         Diagnostic(release, missing("not read"), "releases", reason, code="unreadable")
@@ -105,39 +106,24 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
     )
     changes = count(sum(step.not_consumed for step in sweep.steps), "other API change")
     blocks += [Heading("Not judged"), *unread, Paragraph(f"{changes} in all. {_LIMITS}")]
+    first_bad = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. " if first_bad_in else ""
+    tones = [mark_static(step).tone for step in sweep.steps]
+    summary = (
+        f"{first_bad}Of {count(sweep.steps, 'step')} between releases {tones.count(Tone.BAD)} break the code; at risk: "
+        f"{tones.count(Tone.RISK)}; releases that could not be read: {len(sweep.unreadable)}."
+    )
     mark = find_worst_mark(map(mark_static, sweep.steps), missing("nothing compared"))
     cases = tuple(case for step in sweep.steps for case in _list_cases(step))
     source = next((step.source for step in sweep.steps if step.source), _BRIDGE)
     title = f"Transformer Engine, release by release, as {source} uses it"
-    return Document(title, f"{first_bad}{summarize_sweep(sweep)}", mark, tuple(blocks), (*cases, *unread))
-
-
-def summarize_sweep(sweep: Sweep) -> str:
-    """The answer in one sentence."""
-    tones = [mark_static(step).tone for step in sweep.steps]
-    return (
-        f"Of {count(sweep.steps, 'step')} between releases {tones.count(Tone.BAD)} break the code; "
-        f"at risk: {tones.count(Tone.RISK)}; releases that could not be read: {len(sweep.unreadable)}."
-    )
+    return Document(title, summary, mark, tuple(blocks), (*cases, *unread))
 
 
 def mark_static(result: StaticResult) -> Mark:
     """How the answer looks."""
-    marks = [mark_of(row.verdict) for row in _rows(result)]
+    marks = [mark_of(row.verdict) for row in result.modules]
     unknown = [missing("unknown requirement")] if result.requirements_of(FitVerdict.UNKNOWN) else []
     return find_worst_mark([*marks, *([bad("breaks")] if result.breaks else []), *unknown], good("clean"))
-
-
-def _tabulate_requirements(result: StaticResult) -> Iterator[Block]:
-    """Every requirement that is new, beside what the environment has; then what to do."""
-    new, here = f"{result.new.version} requires", "in the environment"
-    rows = tuple(
-        (_MET[one.verdict], f"{one.component} {one.wanted}", one.seen, list_some(one.breaks, 3))
-        for one in result.requirements
-    )
-    yield Table(("requirement", new, here, "modules"), rows)
-    acts = [one for one in result.requirements if one.verdict in (FitVerdict.REFUSED, FitVerdict.UNKNOWN)]
-    yield Bullets(tuple(f"{one.component}: {one.says}; {one.next_step}" for one in acts))
 
 
 def _diagnose_requirement(fit: Fit) -> Diagnostic:
@@ -147,54 +133,45 @@ def _diagnose_requirement(fit: Fit) -> Diagnostic:
     return Diagnostic(fit.component, _MET[fit.verdict], group, message, fields, help=fit.next_step, code=fit.need)
 
 
-def _rows(result: StaticResult) -> Iterator[ModuleResult]:
-    """Every module; one without a row of its own must not hide its findings."""
-    yield from result.modules
-    known = {row.module for row in result.modules}
-    for name in dict.fromkeys(finding.module for finding in result.findings if finding.module not in known):
-        impacts = {finding.impact for finding in result.findings if finding.module == name}
-        verdict = ModuleVerdict.RISK if Impact.RISK in impacts else ModuleVerdict.CLEAN
-        yield ModuleResult(module=name, verdict=ModuleVerdict.BREAKS if Impact.BREAKING in impacts else verdict)
-
-
 def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
-    """What needs a look first; what the bridge already follows is folded."""
+    """What needs a look first; what the code already follows is folded."""
     shown = [one for one in result.findings if verbose or one.impact is not Impact.HARMLESS or one.follows]
 
     def alike(finding: Finding) -> tuple[object, ...]:
-        """Findings of one kind at the same lines of the bridge are shown together."""
+        """Findings of one kind at the same lines of the code are shown together."""
         return finding.module, finding.kind, finding.impact, finding.call_sites, finding.follows
 
     for _, group in groupby((one for one in shown if not is_followed(one)), alike):
-        if verbose:
-            yield from (_diagnose(finding, result) for finding in group)
-        else:
-            yield from _describe_briefly(list(group), result)
+        findings = list(group)
+        yield from [_diagnose(one, result) for one in findings] if verbose else _describe_briefly(findings, result)
     if followed := [one for one in shown if is_followed(one)]:
         names = list_some(list(dict.fromkeys(map(quote_subject, followed))), _MOST_NAMED)
         yield Paragraph(f"The code already follows {count(followed, 'change')}: {names}.")
         yield Details("Changes that the code already follows", tuple(_diagnose(one, result) for one in followed))
 
 
-def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> Iterator[Block]:
+def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> tuple[Block, Block]:
     """Findings of one kind at one place: a line on what changed, and one on where and what to do."""
     first, old = findings[0], result.old.version
     also = list(dict.fromkeys(f"`{one.parameter or one.new or one.symbol}`" for one in findings[1:]))
     more = f"; also {', '.join(also)}" if also else ""
-    yield Paragraph(f"{first.module}: {headline(first)}{more}", mark_of(first.impact))
     at, version = (first.after, result.new.version) if first.after else (first.before, old)
     where = f"{at.file.removeprefix('transformer_engine/')}:{at.line} in {version}" if at else ""
-    used = list_some([str(_place(site)) for site in first.call_sites], 1)
-    yield Bullets(("; ".join(filter(None, (" <- ".join(filter(None, (where, used))), next_step(first, old)))),))
+    places = " <- ".join(filter(None, (where, list_some([str(_place(site)) for site in first.call_sites], 1))))
+    return (
+        Paragraph(f"{first.module}: {headline(first)}{more}", mark_of(first.impact)),
+        Bullets(("; ".join(filter(None, (places, next_step(first, old)))),)),
+    )
 
 
 def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
     """A finding with all that is known about it."""
     old = result.old.version
     sides = ((old, finding.before), (result.new.version, finding.after))
+    checks = (ChangeKind.GUARD_ADDED, ChangeKind.WARNING_ADDED)  # their suggestion is what they say
     fields: list[tuple[str, Inline]] = [(version, _place(at)) for version, at in sides if at]
-    fields += [("effect", consequence(finding))]
     fields += [("used", _place(site)) for site in finding.call_sites[1:]]
+    fields += [("message", finding.suggestion if finding.kind in checks else "")]
     fields += [("symbol", finding.symbol), ("cause", finding.cause.value)]
     fields += [("also in", ", ".join(module for module in finding.modules if module != finding.module))]
     return Diagnostic(
@@ -210,39 +187,32 @@ def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
 
 
 def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
-    return replace(
-        _diagnose(finding, result),
-        mark=risk("fails in both"),
-        message=f"{headline_of_fault(finding)}; this fails in {result.old.version} already",
-        fields=(),
-        help=next_step_of_fault(result.old.version),
-    )
+    old = result.old.version
+    message = f"{headline(finding)}; this fails in {old} already"
+    case = _diagnose(finding, result)
+    return replace(case, mark=risk("fails in both"), message=message, fields=(), help=next_step_of_fault(old))
 
 
 def _list_cases(result: StaticResult) -> Iterator[Diagnostic]:
-    """Everything that was judged: each finding, then each module without one of its own."""
+    """Everything that was judged: each finding, each requirement, then each module without one of its own."""
     yield from (_diagnose(finding, result) for finding in result.findings)
     yield from map(_diagnose_requirement, result.requirements)
     owners = {finding.module for finding in result.findings if finding.impact is not Impact.HARMLESS}
     owners |= {fit.breaks[0] for fit in result.requirements_of(FitVerdict.REFUSED) if fit.breaks}
-    for row in _rows(result):
+    for row in result.modules:
         if row.module not in owners:
             shared = {one.module for one in result.findings if row.module in one.modules} - {row.module}
-            fields = (("breaks with", row.under or ""), ("shares findings of", ", ".join(sorted(shared))))
+            fields = (("breaks with", row.under), ("shares findings of", ", ".join(sorted(shared))))
             message = "The module has no finding of its own."
             yield Diagnostic(row.module, mark_of(row.verdict), row.module, message, fields, code=row.verdict.value)
     yield from (_diagnose_fault(finding, result) for finding in result.unchanged_faults)
 
 
 def _grid_cell(step: StaticResult, module: str) -> Inline:
-    row = next((row for row in _rows(step) if row.module == module), None)
-    if row is None:
-        return ""
+    row = next((row for row in step.modules if row.module == module), None)
     failing = sum(module in one.modules for one in step.unchanged_faults)
-    if row.verdict is ModuleVerdict.CLEAN and failing:
-        return risk(f"{failing} fail before")
-    if row.verdict is ModuleVerdict.CLEAN:
-        return quiet("")  # quieter than a tick: the others stand out
+    if row is None or row.verdict is ModuleVerdict.CLEAN:
+        return risk(f"{failing} fail before") if failing else quiet("")  # quieter than a tick: others stand out
     number = sum(one.module == module and (one.impact is not Impact.HARMLESS or one.follows) for one in step.findings)
     return replace(mark_of(row.verdict), word=str(number or ""))
 

@@ -1,41 +1,22 @@
-"""What a step between stacks did and who is to blame, as a document over all tiers."""
+"""What a step between stacks did and who is to blame, over all tiers; the run of the watch and its issue."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
-from ...canary.dynamic.upgrade_result import (
-    Change,
-    Culprit,
-    ModuleChange,
-    StepResult,
-    TimingChange,
-    UpgradeResult,
-)
+from ...canary.dynamic.upgrade_result import Change, Culprit, ModuleChange, StepResult, TimingChange, UpgradeResult
+from ...canary.watch import JudgedRelease, WatchResult
+from ...canary.wheel_requirements import WheelRequirements
 from ...environments.fits import FitVerdict
+from ...errors import Exit
 from ...evidence.receipt import Outcome
 from ...evidence.values import ENVIRONMENT
 from ...text import count
-from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Paragraph, Table
-from ..marks import Mark, bad, cascade, good, mark_of, missing, risk
-from .firewall import describe_firewall, summarize_firewall
+from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
+from ..marks import Mark, bad, cascade, find_worst_mark, good, mark_of, missing, risk
+from .canary import describe_firewall, describe_requirements, summarize_firewall
 from .static import describe_static, summarize_static
 from .words import join_same, tabulate_facts
-
-
-def mark_change(row: ModuleChange) -> Mark:
-    """How one module of a step looks."""
-    if row.under:
-        return cascade(f"by {row.under}")
-    if row.change in (Change.REGRESSED, Change.FIXED, Change.SAME_FAILURE):
-        return mark_of(row.change)
-    if row.change is Change.LOST or row.after is None:
-        return missing("no evidence")
-    mark = mark_of(row.after)
-    if row.change is Change.NEW:
-        return replace(mark, word=f"new: {mark.word}")
-    return good("unchanged") if row.after.is_good else mark
 
 
 def mark_step(step: StepResult) -> Mark:
@@ -55,6 +36,14 @@ def mark_upgrade(result: UpgradeResult) -> Mark:
         return missing("unknown requirement")
     at_risk = any(row.verdict.value == "risk" for step in result.static for row in step.modules)
     return risk("at risk") if at_risk else good("clean")
+
+
+def _mark_change(row: ModuleChange) -> Mark:
+    if row.under:
+        return cascade(f"by {row.under}")
+    if row.change in (Change.REGRESSED, Change.FIXED, Change.SAME_FAILURE, Change.LOST):
+        return mark_of(row.change)
+    return missing("no evidence") if row.after is None else mark_of(row.after)
 
 
 def name_culprit(culprit: Culprit) -> str:
@@ -85,19 +74,9 @@ def _find_unseen(step: StepResult) -> list[str]:
 
 def summarize_upgrade(result: UpgradeResult) -> str:
     """The answer of every tier in a few words each."""
-    parts = [f"static: {summarize_static(step)}" for step in result.static[:1]]
-    if len(result.static) > 1:
-        parts = [
-            f"static: {sum(step.breaks for step in result.static)} of {len(result.static)} steps break the bridge."
-        ]
-    if result.firewall is not None:
-        parts.append(f"firewall: {summarize_firewall(result.firewall)}")
-    if result.grid is not None and len(result.steps) == 1:
-        parts.append(f"gpu: {summarize_step(result.steps[0])}")
-    elif result.grid is not None:
-        names = [f"{step.after} {name_culprit(one)}" for step in result.steps for one in step.culprits]
-        breaking = sum(step.breaks for step in result.steps)
-        parts.append(f"gpu: {breaking} of {count(result.steps, 'step')} break something: {', '.join(names) or 'none'}.")
+    parts = [f"static: {summarize_static(step)}" for step in result.static]
+    parts += [f"firewall: {summarize_firewall(result.firewall)}"] if result.firewall is not None else []
+    parts += [f"gpu: {step.after}: {summarize_step(step)}" for step in result.steps]
     return " ".join(parts) or "No tier ran: nothing is known."
 
 
@@ -128,26 +107,18 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
     for document in documents:
         blocks += [Heading(document.title, mark=document.mark), Paragraph(document.summary), *document.blocks]
         cases += document.cases
-    blocks += _describe_runs(result)
-    title = f"Upgrade canary {f'on {result.target}' if result.target else ''}: {', '.join(result.tiers)}"
-    return Document(title, summarize_upgrade(result), mark_upgrade(result), tuple(blocks), (*cases, *unusable))
-
-
-def _describe_runs(result: UpgradeResult) -> Iterator[Block]:
     ran, kept = (sum(len(getattr(stack, name)) for stack in result.stacks) for name in ("ran", "reused"))
-    yield tabulate_facts(
-        {
-            "tool": result.tool,
-            "time": ", ".join(f"{tier} {seconds:.0f} s" for tier, seconds in result.seconds.items()),
-            "cells run": str(ran or ""),
-            "kept (--fresh runs all)": str(kept or ""),
-            **{
-                one.stack: "; ".join(filter(None, (one.environment, one.folder)))
-                for one in result.stacks
-                if not one.problem
-            },
-        }
-    )
+    facts = {
+        "tool": result.tool,
+        "time": ", ".join(f"{tier} {seconds:.0f} s" for tier, seconds in result.seconds.items()),
+        "cells run": str(ran or ""),
+        "kept (--fresh runs all)": str(kept or ""),
+    }
+    usable = [one for one in result.stacks if not one.problem]
+    facts |= {one.stack: "; ".join(filter(None, (one.environment, one.folder))) for one in usable}
+    title = f"Upgrade canary {f'on {result.target}' if result.target else ''}: {', '.join(result.tiers)}"
+    blocks.append(tabulate_facts(facts))
+    return Document(title, summarize_upgrade(result), mark_upgrade(result), tuple(blocks), (*cases, *unusable))
 
 
 def describe_timing(row: TimingChange) -> str:
@@ -169,10 +140,7 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
     yield Bullets(tuple(f"{row.module}: {describe_timing(row)}" for row in step.timings if verbose or row.slower))
     if step.timings and not any(row.slower for row in step.timings):
         compared = sum(bool(row.noise) for row in step.timings)
-        left = len(step.timings) - compared
-        yield Paragraph(
-            f"Timed uses: {compared} not slower than the noise, {left} not compared (--verbose lists them)."
-        )
+        yield Paragraph(f"Timed uses that are not slower: {compared} of {len(step.timings)} (--verbose lists them).")
     yield Table(
         ("also changed", step.before, step.after),
         tuple((row.name, row.before or "not loaded", row.after or "not loaded") for row in step.versions),
@@ -180,13 +148,13 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
     lost = join_same(step.lost.items())
     yield Bullets(tuple(f"no evidence: {cells}: {why}" for cells, why in lost if why not in reported))
     rows = tuple(
-        (row.module, mark_change(row), _name_outcome(row.before), _name_outcome(row.after)) for row in step.modules
+        (row.module, _mark_change(row), _name_outcome(row.before), _name_outcome(row.after)) for row in step.modules
     )
     yield Details("Every module", (Table(("module", "change", step.before, step.after), rows),))
 
 
 def _diagnose(culprit: Culprit) -> Diagnostic:
-    how = "slower" if culprit.is_slowdown else "changed" if culprit.green else "red"
+    cascades = "slower by it" if culprit.is_slowdown else "changed by it" if culprit.green else "red by it"
     return Diagnostic(
         name=name_culprit(culprit),
         mark=bad("culprit"),
@@ -195,7 +163,7 @@ def _diagnose(culprit: Culprit) -> Diagnostic:
         fields=(
             ("evidence", culprit.evidence),
             ("TE", ", ".join(culprit.entry_points)),
-            (f"{how} by it", ", ".join(culprit.cascades)),
+            (cascades, ", ".join(culprit.cascades)),
         ),
         help=culprit.next_step,
         code=culprit.cause.value,
@@ -209,10 +177,52 @@ def _list_modules(step: StepResult) -> Iterator[Diagnostic]:
     for row in step.modules:
         if row.module not in culprits and row.change is not Change.LOST:
             message = row.reason or f"{_name_outcome(row.before)} → {_name_outcome(row.after)}"
-            yield Diagnostic(row.module, mark_change(row), group, message, code=row.change.value)
+            yield Diagnostic(row.module, _mark_change(row), group, message, code=row.change.value)
     for cell, reason in step.lost.items():
         yield Diagnostic(cell, missing("no evidence"), group, reason, code="lost")
 
 
 def _name_outcome(outcome: Outcome | None) -> str:
     return "no receipt" if outcome is None else mark_of(outcome).word
+
+
+def describe_watch(result: WatchResult) -> Document:
+    """What is new, the verdict on it, and where its issue text lies."""
+    unjudged = tuple(
+        Diagnostic(name, missing("no verdict"), "releases", reason, help="the next run tries again", code="no-verdict")
+        for name, reason in result.failed.items()
+    )
+    cases = (*map(_diagnose_release, result.judged), *unjudged)
+    broken = ", ".join(row.version for row in result.judged if row.code == Exit.CLOSED)
+    summary = (
+        f"{count(result.judged, 'new release')}; breaks the bridge: {broken or 'none'}; without a verdict: "
+        f"{len(unjudged)}; on the index: {result.listed}; pinned: {result.pinned}."
+    )
+    mark = find_worst_mark((case.mark for case in cases), good("nothing new"))
+    return Document("Releases of Transformer Engine", summary, mark, cases)
+
+
+def _diagnose_release(row: JudgedRelease) -> Diagnostic:
+    mark = bad("breaks") if row.code == Exit.CLOSED else good("open")
+    fields = (("judged against", row.against), ("issue", row.issue))
+    return Diagnostic(row.version, mark, "releases", fields=fields, code=row.judged_at[:10])
+
+
+def describe_release(result: UpgradeResult, release: str, wheels: WheelRequirements) -> Document:
+    """The issue about a new release; its title is the same whatever is found out about the release."""
+    against = result.static[0].old.version if result.static else "the pinned release"
+    again, needs = f"./nox -s te_canary -- {against} {release}", describe_requirements(wheels)
+    blocks = [block for static in result.static for block in describe_static(static).blocks]
+    if result.firewall is not None:
+        laid_out = ", ".join(dict.fromkeys(case.release for case in result.firewall.cases))
+        blocks.append(Paragraph(f"On damaged installs of {laid_out}: {summarize_firewall(result.firewall)}"))
+    blocks += [
+        Heading("Next steps"),
+        Paragraph("Follow the next step of each finding above. Then run every module in both releases on a GPU."),
+        Preformatted(f"{again} --tiers static,firewall\n{again} --tiers gpu --target h200"),
+        Heading(needs.title, mark=needs.mark),
+        Paragraph(needs.summary),
+        *needs.blocks,
+    ]
+    title = f"Transformer Engine {release} against {against}"
+    return Document(title, summarize_upgrade(result), mark_upgrade(result), tuple(blocks))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
 
-from ..document import Content, Table
+from ...evidence.selftest import wilson_interval
+from ..document import Content, Diagnostic, Table
+from ..marks import Tone, mark_of
 
 
 def join_same(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -27,10 +31,61 @@ def tally(words: Iterable[str]) -> str:
     return ", ".join(f"{number} {word}" for word, number in Counter(words).items())
 
 
-def tabulate_facts(facts: Mapping[str, Sequence[str]], columns: tuple[str, str] = ("what", "value")) -> Table:
+def sum_up(cases: Iterable[Diagnostic]) -> str:
+    """Good cases by number and the others by name: "5 pass; error: attention, permute"."""
+    listed = list(cases)
+    good = tally(case.mark.word for case in listed if case.mark.tone in (Tone.GOOD, Tone.QUIET))
+    others = join_same((case.name, case.mark.word) for case in listed if case.mark.tone not in (Tone.GOOD, Tone.QUIET))
+    return "; ".join([*filter(None, [good]), *(f"{word}: {list_some(names.split(', '), 7)}" for names, word in others)])
+
+
+def show_rate(hits: int, trials: int) -> str:
+    """Hits of trials, as a share, with what the share may be: the 95% Wilson interval."""
+    if not trials:
+        return "none ran"
+    low, high = wilson_interval(hits, trials)
+    return f"{hits} of {trials} ({hits / trials:.1%}; 95% Wilson interval {low:.1%} to {high:.1%})"
+
+
+def show(value: Any) -> Content:
+    """A field of a result as a table shows it: a verdict as its mark, names with commas, other things by number."""
+    if isinstance(value, StrEnum):
+        return mark_of(value)
+    if isinstance(value, bool) or value is None:
+        return "yes" if value else "" if value is None else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if isinstance(value, Mapping):
+        return tuple(f"{name}: {one}" for name, one in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(value) if all(isinstance(one, str) for one in value) else str(len(value))
+    return str(value)
+
+
+def tabulate(rows: Iterable[object], names: str, caption: str = "") -> Table:
+    """A row an object, a column a field of it: `names` has the fields, with spaces."""
+    columns = names.split()
+    values = [[getattr(row, name) for name in columns] for row in rows]
+    kinds = [[row[at] for row in values] for at in range(len(columns))]
+    numeric = frozenset(at for at, kind in enumerate(kinds) if all(isinstance(one, int | float) for one in kind))
+    shown = tuple(tuple(map(show, row)) for row in values)
+    return Table(tuple(name.replace("_", " ") for name in columns), shown, caption, numeric)
+
+
+def list_fields(result: object, names: str) -> dict[str, Content]:
+    """Fields of a result for a table of facts: `names` has them, with spaces."""
+    return {name.replace("_", " "): show(getattr(result, name)) for name in names.split()}
+
+
+def list_cases(rows: Iterable[Any], group: str, name: str, mark: str, message: str) -> tuple[Diagnostic, ...]:
+    """A case an object: which fields of it hold the name, the verdict and the reason."""
+    return tuple(
+        Diagnostic(getattr(row, name), mark_of(getattr(row, mark)), group, getattr(row, message),
+                   seconds=getattr(row, "seconds", 0.0))
+        for row in rows
+    )  # fmt: skip
+
+
+def tabulate_facts(facts: Mapping[str, Content], columns: tuple[str, str] = ("what", "value")) -> Table:
     """A row a fact, whose value is a text or several below each other; a fact without a value is left out."""
-    rows: list[tuple[Content, ...]] = []
-    for name, value in facts.items():
-        if value:
-            rows.append((name, value if isinstance(value, str) else tuple(value)))
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple((name, value) for name, value in facts.items() if value))

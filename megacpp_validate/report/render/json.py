@@ -16,11 +16,14 @@ def render_json(result: object) -> str:
     Args:
         result: a pydantic model, or a dataclass.
     """
-    data: Any
-    if isinstance(result, BaseModel):
-        data = result.model_dump(mode="json")
-    else:
+    data: Any = result.model_dump(mode="json") if isinstance(result, BaseModel) else None
+    if data is None:
         data = TypeAdapter(type(result)).dump_python(result, mode="json")
-    text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False)
+    return dump_json(data, sort_keys=True)
+
+
+def dump_json(data: Any, *, sort_keys: bool = False) -> str:
+    """JSON in which no text steers a terminal or is a command of GitHub's log."""
+    text = json.dumps(data, indent=2, sort_keys=sort_keys, ensure_ascii=False)
     text = CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    return text.replace("##[", "#\\u0023[") + "\n"  # which GitHub's log takes for a command
+    return text.replace("##[", "#\\u0023[") + "\n"

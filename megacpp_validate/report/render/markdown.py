@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import quote
 
 from megacpp_validate.text import clean, clean_line
 
@@ -14,21 +13,18 @@ from .blocks import Format
 
 # As references, which no Markdown parser reads as syntax; `_` and `.` inside a word are safe as they are.
 _SYNTAX: Final = re.compile(
-    r"""[&<>"'`*|\\\[\]#~$!@]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_])|:(?=//|:)|^[-+=](?=[\s\-=])"""
+    r"""[&<>"'`*|\\\[\]#~$!@]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_])|:(?=//)|^[-+=](?=[\s\-=])|(?<=^\d)[.)](?=\s)"""
 )
-_NUMBERED: Final = re.compile(r"^(\d+)([.)])(?=\s)")
 
 
 def render_markdown(document: doc.Document) -> str:
     """The document with a title of level 2, as it stands in the summary of a run."""
     form = _Markdown()
     parts = [f"## {form.text(document.title)}", f"**{form.symbol(document.mark)}{form.text(document.summary)}**"]
-    return "\n\n".join(filter(None, [*parts, *map(form.block, document.blocks)])) + "\n"
+    return "\n\n".join(filter(None, [*parts, *map(form.render, document.blocks)])) + "\n"
 
 
 class _Markdown(Format):
-    line_end = "<br>"
-
     def text(self, text: str) -> str:
         """Text that Markdown and HTML take as text, on one line; backticks around code become `<code>`."""
         pieces = map(_escape, re.split(r"`([^`]*)`", clean_line(text)))
@@ -38,7 +34,7 @@ class _Markdown(Format):
         """The symbol of a mark."""
         return f"{mark.symbol} " if mark is not None else ""
 
-    def badge(self, mark: Mark) -> str:
+    def mark(self, mark: Mark) -> str:
         """A mark with its word."""
         return f"{self.symbol(mark)}{self.text(mark.word)}"
 
@@ -47,9 +43,8 @@ class _Markdown(Format):
         return f"<code>{_escape(clean_line(str(place)))}</code>"
 
     def link(self, link: doc.Link) -> str:
-        """A link."""
-        target = quote(clean_line(link.target), safe="/:#?=&%~")
-        return f"[{self.symbol(link.mark)}{self.text(link.text)}]({target})"
+        """The text: pages of ours lie beside no text in Markdown."""
+        return f"{self.symbol(link.mark)}{self.text(link.text)}"
 
     def heading(self, block: doc.Heading) -> str:
         """A heading."""
@@ -64,8 +59,7 @@ class _Markdown(Format):
         return "\n".join(f"- {self.text(item)}" for item in block.items)
 
     def preformatted(self, block: doc.Preformatted) -> str:
-        # As HTML: a fence of backticks ends where the text has a longer one.
-        """Text as it is."""
+        """Text as it is: as HTML, for a fence of backticks ends where the text has a longer one."""
         return f"<pre>{_escape(clean(block.text)).replace(chr(10), '&#10;')}</pre>"
 
     def table(self, block: doc.Table) -> str:
@@ -80,14 +74,9 @@ class _Markdown(Format):
         code = f" ({self.text(block.code)})" if block.code else ""
         items = [f"- {self.text(label)}: {self.content(content)}" for label, content in block.list_fields()]
         items += [f"- **next**: {self.text(block.help)}"] if block.help else []
-        output = doc.Details("output", (doc.Preformatted(block.output),))
-        parts = [
-            f"#### {self.symbol(block.mark)}{self.text(block.name)}: {self.text(block.mark.word)}{code}",
-            self.text(block.message),
-            "\n".join(items),
-            self.details(output) if block.output else "",
-        ]
-        return "\n\n".join(filter(None, parts))
+        head = f"#### {self.symbol(block.mark)}{self.text(block.name)}: {self.text(block.mark.word)}{code}"
+        output = self.details(doc.Details("output", (doc.Preformatted(block.output),))) if block.output else ""
+        return "\n\n".join(filter(None, [head, self.text(block.message), "\n".join(items), output]))
 
     def figure(self, block: doc.Figure) -> str:
         """A drawing."""
@@ -95,11 +84,9 @@ class _Markdown(Format):
 
     def details(self, block: doc.Details) -> str:
         """Blocks that are folded."""
-        inner = "\n\n".join(map(self.block, block.blocks))
-        summary = f"{self.symbol(block.mark)}{self.text(block.summary)}"
-        return f"<details><summary>{summary}</summary>\n\n{inner}\n\n</details>"
+        inner = "\n\n".join(map(self.render, block.blocks))
+        return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
 
 
 def _escape(text: str) -> str:
-    text = _SYNTAX.sub(lambda found: f"&#{ord(found[0])};", text)
-    return _NUMBERED.sub(r"\1&#46;" if text.lstrip("0123456789").startswith(".") else r"\1&#41;", text)
+    return _SYNTAX.sub(lambda found: f"&#{ord(found[0])};", text)

@@ -18,15 +18,13 @@ from ..document import Block, Document, list_content
 from ..marks import Mark, Tone
 
 _TONES: Final = {
-    Tone.BAD: "bold red",
-    Tone.RISK: "yellow",
-    Tone.MISSING: "yellow",
-    Tone.GOOD: "green",
-    Tone.QUIET: "dim",
-}
+    Tone.BAD: "bold red", Tone.RISK: "yellow", Tone.MISSING: "yellow", Tone.GOOD: "green", Tone.QUIET: "dim",
+}  # fmt: skip
+_COMMAND: Final = re.compile(
+    r"(?m)^((?:\s|\x1b\[[\d;]*m)*):(?=:)|#(?=#\[)"
+)  # of GitHub's log, where a table folds text
+_LONGEST_WORDS: Final = (24, 12, 5)  # characters that a table keeps in one piece, for narrower and narrower screens
 _NARROWEST: Final = 20  # columns that a paragraph keeps behind its margin
-_LONGEST_WORDS: Final = (24, 12, 8, 5)  # characters that a table keeps in one piece, for narrower and narrower screens
-_COMMAND: Final = re.compile(r"(?m)^((?:\s|\x1b\[[\d;]*m)*):(?=:)|#(?=#\[)")  # what GitHub's log takes for a command
 
 
 def render_terminal(document: Document, *, verbose: bool = False, stream: TextIO | None = None) -> str:
@@ -42,10 +40,12 @@ def render_terminal(document: Document, *, verbose: bool = False, stream: TextIO
     console = Console(
         file=kept, force_terminal=like.is_terminal, width=like.width, highlight=False, markup=False, emoji=False
     )
-    _Terminal(console, verbose=verbose).print_document(document)
+    terminal = _Terminal(console, verbose=verbose)
+    terminal.print_text(_draw(document.title, "bold"))
+    terminal.print_text(_draw(document.summary), first=terminal.symbol(document.mark))
+    terminal.print_blocks(document.blocks)
     kept.flush()
-    text = buffer.getvalue().decode(like.encoding)
-    return _COMMAND.sub(lambda found: f"{found[0]} ", text)
+    return _COMMAND.sub(lambda found: f"{found[0]} ", buffer.getvalue().decode(like.encoding))
 
 
 class _Terminal:
@@ -54,13 +54,8 @@ class _Terminal:
         self.verbose = verbose
         self.has_symbols = console.encoding.lower().startswith("utf")
 
-    def print_document(self, document: Document) -> None:
-        """Print a document."""
-        self._print(_draw(document.title, "bold"))
-        self._print(_draw(document.summary), first=self._symbol(document.mark))
-        self._print_blocks(document.blocks)
-
-    def _print_blocks(self, blocks: tuple[Block, ...]) -> None:
+    def print_blocks(self, blocks: tuple[Block, ...]) -> None:
+        """Print blocks, each by the method that is named like its type."""
         apart = False
         for block in blocks:
             if apart and isinstance(block, doc.Paragraph | doc.Bullets | doc.Figure):
@@ -71,114 +66,98 @@ class _Terminal:
 
     def _print_heading(self, block: doc.Heading) -> None:
         self.console.print()
-        self._print(_draw(block.text, "bold"), first=self._symbol(block.mark))
+        self.print_text(_draw(block.text, "bold"), first=self.symbol(block.mark))
 
     def _print_paragraph(self, block: doc.Paragraph) -> None:
-        self._print(_draw(block.text), first=self._symbol(block.mark))
+        self.print_text(_draw(block.text), first=self.symbol(block.mark))
 
     def _print_bullets(self, block: doc.Bullets) -> None:
         for item in block.items:
-            self._print(_draw(item), first=Text("  - "))
+            self.print_text(_draw(item), first=Text("  - "))
 
     def _print_preformatted(self, block: doc.Preformatted) -> None:
         self.console.print()
         self._print_lines(block.text)
 
     def _print_figure(self, block: doc.Figure) -> None:
-        self._print(_draw(block.alternative))
+        self.print_text(_draw(block.alternative))
 
     def _print_details(self, block: doc.Details) -> None:
         if self.verbose:
-            self._print_blocks((doc.Heading(block.summary, 3, block.mark), *block.blocks))
+            self.print_blocks((doc.Heading(block.summary, 3), *block.blocks))
 
     def _print_diagnostic(self, found: doc.Diagnostic) -> None:
         self.console.print()
         head = _draw(found.name, "bold").append(f" {clean_line(found.mark.word)}", _TONES[found.mark.tone])
         head.append(f" [{clean_line(found.code)}]" if found.code else "", "dim")
-        self._print(head, first=self._symbol(found.mark))
+        self.print_text(head, first=self.symbol(found.mark))
         if found.message:
-            self._print(_draw(found.message), first=Text("    "))
-        rows = [(label, one, self._inline(one)) for label, content in found.list_fields() for one in content]
-        rows += [("next", found.help, _draw(found.help, "green"))] if found.help else []
-        width = max((len(clean_line(label)) for label, *_ in rows), default=0) + 2
-        above = ""
-        for label, one, text in rows:
-            first = Text("    ").append(f"{'' if label == above else clean_line(label):<{max(width, 6)}}", "dim")
+            self.print_text(_draw(found.message), first=Text("    "))
+        rows = [(clean_line(label), self._inline(one)) for label, content in found.list_fields() for one in content]
+        rows += [("next", _draw(found.help, "green"))] if found.help else []
+        width, above = max((len(label) for label, _ in rows), default=0) + 2, ""
+        for label, text in rows:
+            first = Text("    ").append(f"{'' if label == above else label:<{max(width, 6)}}", "dim")
+            self.print_text(text, first=first, whole=label == "at")
             above = label
-            if isinstance(one, doc.Place):  # a path in two pieces can be neither clicked nor searched for
-                self.console.print(first + text, soft_wrap=True)
-            else:
-                self._print(text, first=first)
         if found.output and self.verbose:
             self._print_lines(found.output)
 
     def _print_table(self, table: doc.Table) -> None:
         self.console.print()
         if table.caption:
-            self._print(_draw(table.caption, "bold"))
-        width = self.console.width
-        shown, heads = self._fit(table, width)
+            self.print_text(_draw(table.caption, "bold"))
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for at, least in shown.items():
-            grid.add_column(
-                Text(heads[at]),
-                overflow="fold",
-                no_wrap=_holds_place(table, at) or at in table.numeric,
-                min_width=least,
-                justify="right" if at in table.numeric else "left",
-            )
-        for row in table.rows:
-            grid.add_row(*(self._content(row[at]) for at in shown))
-        self.console.width = max(width, _measure(shown))  # a path in two pieces can be neither clicked nor searched for
-        self.console.print(grid)
-        self.console.width = width
-
-    def _fit(self, table: doc.Table, width: int) -> tuple[dict[int, int], list[str]]:
-        """Columns that are shown with the least width of each, and the headings.
-
-        Words stay whole, or else optional columns are left out; where that is not enough, words are folded.
-        """
-        heads = [clean_line(name) for name in table.columns]
+        rows = [[Text("\n").join(map(self._inline, list_content(cell))) for cell in row] for row in table.rows]
+        width, heads = self.console.width, [clean_line(name) for name in table.columns]
+        whole = [
+            at in table.numeric
+            or any(isinstance(one, doc.Place) for row in table.rows for one in list_content(row[at]))
+            for at in range(len(heads))
+        ]  # a path in two pieces can be neither clicked nor searched for
         for longest in _LONGEST_WORDS:
-            shown = {at: self._least(table, at, heads[at], longest) for at in range(len(heads))}
-            while _measure(shown) > width and table.optional & shown.keys():
-                del shown[max(table.optional & shown.keys())]
-            if _measure(shown) <= width:
+            least = [_measure([row[at] for row in rows], heads[at], longest, whole[at]) for at in range(len(heads))]
+            if sum(least) + 2 * len(least) <= width:
                 break
             heads = [name.replace("_", "_\n") for name in map(clean_line, table.columns)]
-        return shown, heads
-
-    def _least(self, table: doc.Table, at: int, head: str, longest: int) -> int:
-        """Characters that a column needs at least."""
-        cells = [self._content(row[at]) for row in table.rows]
-        if _holds_place(table, at) or at in table.numeric:
-            return max((line.cell_len for cell in cells for line in cell.split()), default=1)
-        words = (len(word) for cell in (head, *(cell.plain for cell in cells)) for word in cell.split())
-        return min(max(words, default=1), longest)
-
-    def _content(self, content: doc.Content) -> Text:
-        return Text("\n").join(map(self._inline, list_content(content)))
+        for at, name in enumerate(heads):
+            grid.add_column(
+                Text(name), overflow="fold", min_width=least[at], no_wrap=whole[at],
+                justify="right" if at in table.numeric else "left",
+            )  # fmt: skip
+        for row in rows:
+            grid.add_row(*row)
+        self.console.width = max(width, sum(least) + 2 * len(least))
+        self.console.print(grid)
+        self.console.width = width
 
     def _inline(self, one: doc.Inline) -> Text:
         match one:
             case Mark():
-                return self._symbol(one).append(clean_line(one.word), _TONES[one.tone])
+                return self.symbol(one).append(clean_line(one.word), _TONES[one.tone])
             case doc.Place():
                 return Text(clean_line(str(one)), "cyan")
             case doc.Link():
-                return self._symbol(one.mark).append(_draw(one.text))
+                return self.symbol(one.mark).append(_draw(one.text))
         return _draw(one)
 
-    def _symbol(self, mark: Mark | None) -> Text:
+    def symbol(self, mark: Mark | None) -> Text:
+        """The symbol of a mark, or its letter where the terminal has no symbols."""
         if mark is None:
             return Text()
         return Text().append(f"{mark.symbol if self.has_symbols else mark.letter} ", _TONES[mark.tone])
 
-    def _print(self, text: Text, *, first: Text | None = None) -> None:
-        """Print a paragraph behind a margin; `first` is the margin of its first line."""
+    def print_text(self, text: Text, *, first: Text | None = None, whole: bool = False) -> None:
+        """Print a paragraph behind a margin.
+
+        Args:
+            first: the margin of its first line.
+            whole: keep it on one line: a path in two pieces can be neither clicked nor searched for.
+        """
         margin = first if first is not None else Text()
         indent = margin.cell_len
-        for line in text.wrap(self.console, max(self.console.width - indent, _NARROWEST)):
+        width = max(self.console.width - indent, _NARROWEST)
+        for line in [text] if whole else text.wrap(self.console, width):
             line.rstrip()
             self.console.print(margin + line, soft_wrap=True)
             margin = Text(" " * indent)
@@ -188,13 +167,11 @@ class _Terminal:
             self.console.print(Text(f"    {line.expandtabs(4)}"), soft_wrap=True)
 
 
-def _measure(columns: dict[int, int]) -> int:
-    """Characters of a table whose columns have these widths."""
-    return sum(columns.values()) + 2 * max(len(columns) - 1, 0)
-
-
-def _holds_place(table: doc.Table, at: int) -> bool:
-    return any(isinstance(one, doc.Place) for row in table.rows for one in list_content(row[at]))
+def _measure(cells: list[Text], head: str, longest: int, whole: bool) -> int:
+    """Characters that a column needs at least: its lines, or its words up to a length."""
+    texts = [head, *(cell.plain for cell in cells)]
+    pieces = (len(piece) for text in texts for piece in (text.split("\n") if whole else text.split()))
+    return max(pieces, default=1) if whole else min(max(pieces, default=1), longest)
 
 
 def _draw(sentence: str, style: str = "") -> Text:

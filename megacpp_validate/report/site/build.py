@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from megacpp_validate import TOOL
-from megacpp_validate.evidence.receipt import Receipt
 
 from ...canary.dynamic.slowdown import compare_timings, measure_noise
 from ...canary.dynamic.step import StackReceipts, compare_stacks
 from ...canary.dynamic.upgrade_result import StepResult
 from ...catalog.bridge import Catalog
 from ...catalog.images import Needs, read_needs
-from ...errors import NothingSelected, WrongArguments, writing_to
-from ...evidence.history import list_rows
-from ...evidence.store import ReceiptInvalid, read_receipt, read_store
+from ...errors import Exit, WrongArguments, writing_to
+from ...evidence.history import read_history
+from ...evidence.receipt import Outcome, Receipt
+from ...evidence.store import ReceiptInvalid, read_receipt
+from ...evidence.values import Frozen
+from ...evidence.whole_file import write_whole
 from ...gate.release import GateDecision
-from ..describe.receipt import list_facts
-from ..describe.training import find_main_runs
+from ..describe.session import find_main_runs
 from ..describe.upgrade import name_culprit
 from ..document import Document, Link
-from ..render.html import render_page
+from ..render.html import render_html
 from . import pages
-from .cell_page import describe_cell
-from .cells import CellHistory, arrange_cells, family, name_page
-from .folder import require_site, write_site
+from .cells import Cell, arrange_cells, family
 from .pages import Site
-from .result import SiteCell, SiteResult, SiteStep
 
-_TITLES: Final = {
-    "index.html": "Overview",
-    "steps.html": "Blame",
-    "gate.html": "Release gate",
-    "training.html": "Training",
-    "environments.html": "Environments",
-    "files.html": "Files",
-}
+MARK: Final = ".megacpp-site"  # the file that lists the pages of a report
+_TITLES: Final = {"index.html": "Overview", "steps.html": "Blame", "training.html": "Training"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,56 @@ class SiteOptions:
     matrix: Path | None = None
 
 
+class SiteCell(Frozen):
+    """The receipt of a cell that counts; `doubt`: why a good outcome is no evidence that the cell holds."""
+
+    cell: str
+    stack: str
+    target: str
+    outcome: Outcome
+    page: str
+    doubt: str = ""
+
+
+class SiteStep(Frozen):
+    """The step between two adjacent releases, who is to blame, and cells of the newer one without evidence."""
+
+    target: str
+    before: str
+    after: str
+    culprits: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+
+
+class SiteResult(Frozen):
+    """One report.
+
+    Attributes:
+        store, folder: of the receipts, and of the pages.
+        receipts, runs: how many there are in the store.
+        steps: between adjacent releases, the newest first.
+        unreadable: file below the store -> what is wrong with it.
+        pages: how many there are.
+    """
+
+    schema_id: Literal["megacpp-validate/site/1"] = "megacpp-validate/site/1"
+    tool: str
+    store: str
+    folder: str
+    receipts: int
+    runs: int
+    cells: tuple[SiteCell, ...]
+    steps: tuple[SiteStep, ...] = ()
+    unreadable: dict[str, str] = Field(default_factory=dict)
+    pages: int
+    seconds: float
+
+    @property
+    def exit(self) -> Exit:
+        """A report judges nothing: `release-gate` does."""
+        return Exit.OPEN
+
+
 @dataclass
 class _Stack:
     """Receipts of the bridge modules of one stack, and its cells without evidence."""
@@ -72,69 +115,44 @@ class _Stack:
     unreadable: dict[str, str] = field(default_factory=dict)
     doubts: dict[str, str] = field(default_factory=dict)
 
-    def add(self, cell: CellHistory, receipt: Receipt | None) -> None:
-        """A cell, and its receipt if the cell is one of a module."""
-        if cell.fault:
-            self.unreadable[cell.cell] = cell.fault
-        elif receipt is not None:
-            self.receipts[cell.probe] = receipt
-            if cell.doubt and cell.outcome.is_good:
-                self.doubts[cell.cell] = f"{cell.doubt}: the newest receipt does not count as evidence"
-
 
 def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
     """Write the report of a store.
 
     Raises:
-        WrongArguments: the store is no folder, a gate's file is no decision, or the output holds other files.
+        WrongArguments: the store is no folder, a gate's file is no decision, or the output has pages of another hand.
         NothingSelected: the store has no receipt.
         OSError: the disk is full.
     """
     started = time.monotonic()
-    require_site(options.output, (options.store, *options.gates))
-    if not options.store.is_dir():
-        raise WrongArguments(
-            f"there is no folder {options.store}. Likely cause: a typing error, or nothing has run here yet. Next "
-            "step: give the folder of receipts; `nox -s cpu_parity` writes some to .megacpp/receipts."
-        )
-    rows = list_rows(read_store(options.store))
-    if not rows:
-        raise NothingSelected(
-            f"there is no receipt in {options.store} or below it. Likely cause: the folder is another one, or no run "
-            "wrote there. Next step: give the folder that a run named in its last lines."
-        )
-    site = Site(
-        str(options.store),
-        options.made_at,
-        tuple(module.id for module in catalog.modules),
-        arrange_cells(rows, options.made_at, (target.id for target in catalog.targets)),
-        tuple(map(read_decision, options.gates)),
-        {row.path: row.fault for row in rows if row.outcome is None},
-    )
-    html = _render_site(site, catalog, options)
+    history = read_history(options.store)
+    modules = tuple(module.id for module in catalog.modules)
+    site = Site(str(options.store), options.made_at, modules, arrange_cells(history.cells))
+    site.unreadable = {row.path: row.fault for cell in history.cells for row in cell.rows if row.outcome is None}
+    site.unreadable |= history.lost
+    site.gates = tuple(map(_read_decision, options.gates))
+    html = _render_site(site, read_needs(list(modules), options.matrix), catalog, options.store)
     with writing_to(options.output, "pages", "--output"):
-        size = write_site(options.output, html)
+        write_site(options.output, html)
+    cells = (
+        SiteCell(cell=one.name, stack=one.row.stack, target=one.row.target, outcome=one.outcome, page=one.page,
+                 doubt=one.doubt)
+        for one in site.cells
+    )  # fmt: skip
+    runs = {row.run for cell in history.cells for row in cell.rows if row.outcome is not None}
     steps = (
-        SiteStep(
-            target=step.target, before=step.before, after=step.after, lost=tuple(step.lost), page=pages.link_step(step),
-            culprits=tuple(map(name_culprit, step.culprits)),
-        )
-        for step in site.steps
+        SiteStep(target=one.target, before=one.before, after=one.after, lost=tuple(one.lost),
+                 culprits=tuple(map(name_culprit, one.culprits)))
+        for one in site.steps
     )  # fmt: skip
-    valid = [row for row in rows if row.outcome is not None]
     return SiteResult(
-        tool=TOOL, store=site.store, folder=str(options.output), made_at=site.made_at, receipts=len(valid),
-        runs=len({row.run for row in valid}), steps=tuple(steps), unreadable=site.unreadable, pages=len(html),
-        size=size, cells=tuple(map(SiteCell.model_validate, site.cells)), seconds=round(time.monotonic() - started, 2),
+        tool=TOOL, store=site.store, folder=str(options.output), receipts=history.receipts, runs=len(runs),
+        cells=tuple(cells), steps=tuple(steps), unreadable=site.unreadable, pages=len(html),
+        seconds=round(time.monotonic() - started, 2),
     )  # fmt: skip
 
 
-def read_decision(file: Path) -> GateDecision:
-    """A decision of the release gate.
-
-    Raises:
-        WrongArguments: the file is none.
-    """
+def _read_decision(file: Path) -> GateDecision:
     try:
         return GateDecision.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as fault:
@@ -144,20 +162,42 @@ def read_decision(file: Path) -> GateDecision:
         ) from fault
 
 
-def _render_site(site: Site, catalog: Catalog, options: SiteOptions) -> dict[str, str]:
+def write_site(folder: Path, html: Mapping[str, str]) -> None:
+    """Write pages; those of an earlier report that are gone are removed, and no other file is touched.
+
+    Raises:
+        WrongArguments: a page would replace a file that no report wrote.
+    """
+    mark = folder / MARK
+    earlier = mark.read_text(encoding="utf-8").splitlines() if mark.is_file() else []
+    foreign = [path for path in html if path not in earlier and (folder / path).exists()]
+    if foreign or folder.is_symlink():
+        raise WrongArguments(
+            f"a report would replace {folder / foreign[0] if foreign else folder}, which no report wrote. Likely "
+            "cause: --output names the wrong folder. Next step: give a folder that does not exist, or one of a report."
+        )
+    write_whole(mark, "".join(f"{path}\n" for path in dict.fromkeys((*earlier, *html))))
+    for path, text in html.items():
+        write_whole(folder / path, text.encode("utf-8", "backslashreplace").decode())
+    for path in earlier:
+        if path not in html and path.endswith(".html") and ".." not in path:
+            (folder / path).unlink(missing_ok=True)
+    write_whole(mark, "".join(f"{path}\n" for path in html))
+
+
+def _render_site(site: Site, needs: Needs, catalog: Catalog, store: Path) -> dict[str, str]:
     """Path -> HTML. Each cell page is rendered while its receipt is read: receipts of two stacks are in memory."""
     html: dict[str, str] = {}
-    needs = read_needs(list(site.modules), options.matrix)
     newer: _Stack | None = None
     for key, cells in site.grid.items():
         if newer and (newer.target, family(newer.stack)) != (key[0], family(key[1])):
             newer = None
-        if not any(cell.has_page for cell in cells.values()):
-            continue
         older = _Stack(*key)
         for probe, cell in cells.items():
-            cells[probe], receipt = _read_cell(site, cell, options.store, html)
-            older.add(cells[probe], receipt if probe in site.modules else None)
+            cells[probe], receipt = _read_cell(site, cell, store)
+            html[cell.page] = _render(cell.page, pages.describe_cell(cells[probe], receipt), [])
+            if probe in site.modules:
+                _add(older, cells[probe], receipt)
         if newer and newer.receipts and older.receipts:
             site.steps.append(_judge(older, newer, catalog, needs))
         if older.receipts or not newer:  # a step is judged across a stack without a receipt of a module
@@ -165,6 +205,26 @@ def _render_site(site: Site, catalog: Catalog, options: SiteOptions) -> dict[str
     documents = pages.describe_pages(site)
     links = [Link(title, path) for path, title in _TITLES.items() if path in documents]
     return html | {path: _render(path, page, links) for path, page in documents.items()}
+
+
+def _read_cell(site: Site, cell: Cell, store: Path) -> tuple[Cell, Receipt | None]:
+    """A cell and its receipt; a receipt that contradicts itself is lost."""
+    try:
+        receipt = read_receipt(store / cell.row.path)
+    except ReceiptInvalid as fault:
+        site.unreadable[cell.row.path] = fault.reason
+        return replace(cell, fault=fault.reason, doubt="file lost"), None
+    site.runs += find_main_runs([receipt])
+    return cell, receipt
+
+
+def _add(stack: _Stack, cell: Cell, receipt: Receipt | None) -> None:
+    if receipt is None:
+        stack.unreadable[cell.name] = cell.fault
+        return
+    stack.receipts[cell.row.probe] = receipt
+    if cell.doubt and cell.outcome.is_good:
+        stack.doubts[cell.name] = f"{cell.doubt}: the newest receipt does not count as evidence"
 
 
 def _judge(older: _Stack, newer: _Stack, catalog: Catalog, needs: Needs) -> StepResult:
@@ -177,34 +237,5 @@ def _judge(older: _Stack, newer: _Stack, catalog: Catalog, needs: Needs) -> Step
 
 
 def _render(path: str, document: Document, links: list[Link]) -> str:
-    root = "../" if "/" in path else ""
-    return render_page(document, links=tuple(replace(link, target=f"{root}{link.target}") for link in links), here=path)
-
-
-def _read_cell(site: Site, cell: CellHistory, store: Path, html: dict[str, str]) -> tuple[CellHistory, Receipt | None]:
-    """A cell, its receipt if it can be shown, and the page in `html`; a receipt that cannot be shown is lost."""
-
-    def render_cell(receipt: Receipt | None) -> str:
-        """The page of one cell."""
-        top = [Link("Overview", "index.html"), Link(cell.target, name_page("target", cell.target))]
-        return _render(cell.page, describe_cell(cell, receipt), top)
-
-    receipt = None
-    try:
-        if not cell.rows:
-            raise ReceiptInvalid(Path(cell.lost[0]), site.unreadable[cell.lost[0]])
-        receipt = read_receipt(store / cell.rows[0].path)
-        page = render_cell(receipt)
-    except (ReceiptInvalid, ArithmeticError, ValueError) as fault:  # a number such as 10**400 cannot be drawn
-        receipt = None
-        reason = fault.reason if isinstance(fault, ReceiptInvalid) else f"it cannot be shown: {fault!r}"
-        cell = replace(cell, fault=reason, doubt="file lost")
-        site.unreadable.update({row.path: reason for row in cell.rows[:1]})
-        page = render_cell(None)
-    html[cell.page] = page
-    if receipt is not None:
-        facts = site.facts.setdefault((cell.target, cell.stack), {})
-        for name, value in list_facts(receipt):
-            facts.setdefault(name, set()).add(value)
-        site.runs += find_main_runs([receipt])
-    return cell, receipt
+    top = links or [Link("Overview", "../index.html")]
+    return render_html(document, links=tuple(top), here=path)

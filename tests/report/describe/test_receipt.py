@@ -1,16 +1,21 @@
-"""One receipt in words: the closest check, and the next step of every outcome."""
+"""One receipt in words: the closest check, and the next step of every outcome; cells over runs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
+from megacpp_validate.evidence.history import read_history
 from megacpp_validate.evidence.receipt import Check, Outcome
-from megacpp_validate.report.describe.receipt import describe_next_step, show_worst
+from megacpp_validate.report.describe.receipt import describe_history, describe_receipt, show_worst
 from megacpp_validate.report.marks import mark_of
+from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.sessions import BACKEND, FAIL, FALLBACK, GOOD, HELD, IMPORT, OUT, check, part, receipt
 
+EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
 WORST: dict[str, tuple[tuple[Check, ...], str]] = {
     "nothing": ((), ""),
     "detail-only": ((BACKEND,), ""),
@@ -32,13 +37,20 @@ def test_the_closest_check(checks: tuple[Check, ...], shown: str) -> None:
 @pytest.mark.parametrize("outcome", Outcome)
 def test_every_outcome_has_a_mark_and_every_bad_one_a_next_step(outcome: Outcome) -> None:
     assert mark_of(outcome).tone in (("good", "quiet") if outcome.is_good else ("bad", "missing"))
-    assert bool(describe_next_step(receipt("attention", outcome))) != outcome.is_good
+    assert bool(describe_receipt(receipt("attention", outcome)).help) != outcome.is_good
 
 
 def test_the_next_step_is_a_command_that_runs_the_cell_again() -> None:
-    assert "megacpp-validate parity --target h200 --probes attention --seed 0" in describe_next_step(FAIL)
-    assert "MEGACPP_DISABLE_TE=1" in describe_next_step(FAIL)
-    assert "fp8 --target h200 --probes fp8_x" in describe_next_step(replace(FAIL, probe="fp8_x"))
-    assert "moe-smoke --target h200 --cells smoke_x" in describe_next_step(replace(FAIL, probe="smoke_x"))
-    assert "flag off" in describe_next_step(FALLBACK)
-    assert describe_next_step(IMPORT) == "upgrade nvidia-cublas"
+    assert "megacpp-validate parity --target h200 --probes attention --seed 0" in describe_receipt(FAIL).help
+    assert "MEGACPP_DISABLE_TE=1" in describe_receipt(FAIL).help
+    assert "fp8 --target h200 --probes fp8_x" in describe_receipt(replace(FAIL, probe="fp8_x")).help
+    assert "moe-smoke --target h200 --cells smoke_x" in describe_receipt(replace(FAIL, probe="smoke_x")).help
+    assert "flag off" in describe_receipt(FALLBACK).help
+    assert describe_receipt(IMPORT).help == "upgrade nvidia-cublas"
+
+
+def test_history(snapshot: SnapshotAssertion) -> None:
+    every = read_history(EVIDENCE / "h200").model_copy(update={"store": "h200"})
+    some = read_history(EVIDENCE / "h200", ("*-imports",)).model_copy(update={"store": "h200"})
+    pages = [render_terminal(describe_history(every)), render_terminal(describe_history(some, verbose=True))]
+    assert "\n\n".join(pages) == snapshot

@@ -9,8 +9,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
 from megacpp_validate.evidence.selftest import FalseAlarm, Fate, Fault, Mutant, MutantResult, SelftestResult
-from megacpp_validate.report.describe.scores import describe_planted, describe_selftest
+from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
+from megacpp_validate.report.describe.scores import describe_ablation, describe_planted, describe_selftest
+from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
+from megacpp_validate.report.render.terminal import render_terminal
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
 # File, and what it says: right, judged, false alarms, exit code. As the tool said on 2026-11-23.
@@ -29,7 +32,10 @@ def test_committed_scores_are_read_with_their_figures(name: str, snapshot: Snaps
     right, judged, alarms, code = FIGURES[name]
     score = FaultScore.model_validate_json((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
     assert (score.right, len(score.judged), score.alarms, int(score.exit)) == (right, judged, alarms, code)
-    assert render_markdown(describe_planted(score)) == snapshot
+    document = describe_planted(score)
+    assert (len(document.cases), document.mark.tone is Tone.GOOD) == (len(score.faults), code == 0)
+    if name in ("blame_score_held_out", "smoke_faults", "fp8_faults_held_out"):
+        assert render_markdown(document) == snapshot
 
 
 def test_a_selftest_in_words(snapshot: SnapshotAssertion) -> None:
@@ -45,3 +51,10 @@ def test_a_selftest_in_words(snapshot: SnapshotAssertion) -> None:
     found = SelftestResult(("attention", "permute"), rows, 20, alarms, ("1 clean run of 2",), seconds=3.0)
     assert int(found.exit) == 4
     assert render_markdown(describe_selftest(found)) == snapshot
+
+
+def test_ablation(snapshot: SnapshotAssertion) -> None:
+    files = sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))
+    rows = tuple(FeatureAblation.model_validate_json(file.read_text()) for file in files)
+    page = describe_ablation(AblationResult(tool="tool 1", features=rows))
+    assert render_terminal(page) == snapshot

@@ -1,23 +1,31 @@
-"""Sessions and the support grid: no red is left out, and nothing without evidence looks good."""
+"""Sessions, runs of many cells and the loss gate: no red is left out, and nothing without evidence looks good."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.environments.host_session import ParityResult, SmokeSession, SupportGrid, build_support
+from megacpp_validate.environments.host_session import ParityResult, SmokeSession
+from megacpp_validate.environments.matrix import MatrixCell, MatrixPlan, MatrixRun, PlannedCell
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, Package, Part
 from megacpp_validate.gate.fp8 import Fp8Result
-from megacpp_validate.gate.loss import LossOutcome, LossVerdict
-from megacpp_validate.report.describe.session import describe_session, describe_support
+from megacpp_validate.gate.loss import LossOutcome, LossVerdict, judge_folder
+from megacpp_validate.report.describe.session import (
+    describe_losses,
+    describe_matrix,
+    describe_matrix_plan,
+    describe_session,
+)
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
+from tests.replay.loss import FAULTS, _made_up
 from tests.report.sessions import (
     ALL,
     CLEAN,
@@ -67,7 +75,7 @@ def test_nothing_but_success_looks_like_success(result: ParityResult, tone: Tone
     document = describe_session(result)
     assert document.mark.tone is tone
     assert result.exit is code
-    assert ("holds in" in document.summary) == (tone is Tone.GOOD)
+    assert ("holds:" in document.summary) == (tone is Tone.GOOD)
     suite = ET.fromstring(render_junit(document))
     green = int(suite.attrib["failures"]) + int(suite.attrib["skipped"]) == 0
     assert green == (tone is Tone.GOOD)
@@ -86,7 +94,7 @@ UNLIKE = verdict("block", LossOutcome.REFUSED, refusals=("seeds 0 and 1 have no 
 @pytest.mark.parametrize(
     ("verdicts", "absent", "tone", "says"),
     [
-        ((FOLLOWS,), "", Tone.GOOD, "FP8 holds in 1 probe"),
+        ((FOLLOWS,), "", Tone.GOOD, "FP8 holds: 2 pass"),
         ((FOLLOWS, STRAYS), "", Tone.BAD, "gap.settled.seed0"),
         ((FOLLOWS, UNLIKE), "", Tone.MISSING, "seeds 0 and 1 have no twin"),
         ((), "cell-x left no curve of delayed", Tone.MISSING, "cell-x left no curve of delayed"),
@@ -140,25 +148,38 @@ def test_low_precision_that_is_slower_than_bf16_is_a_risk() -> None:
     assert result.holds
 
 
-GRID: SupportGrid = build_support(
-    [
-        GOOD,
-        FAIL,
-        replace(FAIL, stack="te2.17.1", outcome=Outcome.ERROR, started="2026-11-21T10:00:00+00:00"),
-        replace(GOOD, stack="native", probe="attention"),
-    ],
-    ["imports", "attention", "permute"],
-    {"broken.json": "cut short"},
-)
+def cell(probe: str, outcome: Outcome, **more: object) -> MatrixCell:
+    data = {"cell": f"native-cpu-{probe}", "stack": "native", "target": "cpu", "probe": probe, "outcome": outcome}
+    return MatrixCell.model_validate({**data, **more})
 
 
-def test_the_support_grid(snapshot: SnapshotAssertion) -> None:
-    document = describe_support(GRID)
-    assert render_terminal(document) == snapshot
-    assert "in every module: 0 of 2;" in document.summary  # native is the reference, and no release
-    assert GRID.exit is Exit.EVIDENCE_MISSING
-    assert len(document.judged()) == 10
-    whole = build_support([GOOD, replace(GOOD, stack="native")], ["imports"], {})
-    assert "in every module: 1 of 1;" in describe_support(whole).summary
-    assert (describe_support(whole).mark.tone, whole.exit) == (Tone.GOOD, Exit.OPEN)
-    assert describe_support(build_support([], ["imports"], {})).mark.tone is Tone.MISSING
+def run(*cells: MatrixCell) -> MatrixRun:
+    return MatrixRun(tool="tool 1", launcher="slurm", folder="receipts", seconds=12.5, cells=cells)
+
+
+def test_runs_of_many_cells_and_plans(snapshot: SnapshotAssertion) -> None:
+    again = ("node-fail: the node was lost (node n1)",)
+    red = run(
+        cell("imports", Outcome.PASS, seconds=4.25, node="n0", retries=again),
+        cell("permute", Outcome.FAIL, reason="permute.forward is out of its bound", node="n1"),
+        cell("attention", Outcome.NOT_RUN, reason="given up"),
+    )
+    good = run(cell("imports", Outcome.PASS, kept=True))
+    lost = run(cell("imports", Outcome.PASS), cell("permute", Outcome.NOT_RUN))
+    row = {"stack": "te2.20.2", "target": "h200", "gpus": 4, "seconds": 60.0, "limit_s": 900.0}
+    planned = PlannedCell(cell="te2.20.2-h200-x", probe="x", asks=("--time=30", "--gres=gpu:4"), **row)
+    plan = MatrixPlan(tool="tool 1", launcher="slurm", folder="receipts", cells=(planned,))
+    pages = [*map(describe_matrix, (red, good, lost)), describe_matrix_plan(plan)]
+    assert [page.mark.tone.value for page in pages] == ["bad", "good", "missing", "quiet"]
+    assert [len(page.judged()) for page in pages] == [3, 1, 2, 0]
+    assert "\n\n".join(map(render_markdown, pages)) == snapshot
+
+
+def test_loss_gate(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    pages = []
+    for name, recipe in (("nothing", ""), ("late gap 0.05", "delayed"), ("other data", "delayed")):
+        _made_up(FAULTS[name], recipe, (0,))(tmp_path / name)
+        result = judge_folder(tmp_path / name / "curves").model_copy(update={"folder": "curves"})
+        pages.append(describe_losses(result))
+    assert [page.mark.tone.value for page in pages] == ["good", "bad", "missing"]
+    assert "\n\n".join(map(render_terminal, pages)) == snapshot

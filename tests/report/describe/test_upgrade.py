@@ -16,17 +16,20 @@ from megacpp_validate.canary.dynamic.upgrade_result import (
     UpgradeResult,
 )
 from megacpp_validate.canary.upgrade import compare_receipts
+from megacpp_validate.canary.watch import JudgedRelease, WatchResult
+from megacpp_validate.canary.wheel_requirements import WheelRequirements
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.host_session import SupportGrid
 from megacpp_validate.environments.stacks import StackRun
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.values import Cause
-from megacpp_validate.report.describe.upgrade import describe_upgrade, mark_change, summarize_step
+from megacpp_validate.report.describe.upgrade import describe_release, describe_upgrade, describe_watch, summarize_step
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.junit import render_junit
+from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
-from tests.report.describe.canary_results import FIREWALL, PERMUTE
+from tests.report.describe.canary_results import CASCADE, FIREWALL, PERMUTE
 
 EVIDENCE = Path(__file__).resolve().parents[3] / "docs" / "evidence" / "h200"
 CULPRIT = Culprit(
@@ -74,21 +77,6 @@ def test_a_step_in_a_sentence(found: StepResult, sentence: str) -> None:
     assert summarize_step(found) == sentence
 
 
-MARKS = [
-    (change("a", Change.REGRESSED, GOOD, ERROR, "imports"), "by imports", Tone.BAD),
-    (change("a", Change.NEW, None, ERROR), "new: error", Tone.BAD),
-    (change("a", Change.NEW, None, None), "no evidence", Tone.MISSING),
-    (change("a", Change.UNCHANGED, GOOD, GOOD), "unchanged", Tone.GOOD),
-    (change("a", Change.UNCHANGED, Outcome.NOT_RUN, Outcome.NOT_RUN), "not run", Tone.MISSING),
-    (change("a", Change.LOST, GOOD, None), "no evidence", Tone.MISSING),
-]
-
-
-@pytest.mark.parametrize(("row", "word", "tone"), MARKS)
-def test_how_a_module_of_a_step_looks(row: ModuleChange, word: str, tone: Tone) -> None:
-    assert (mark_change(row).word, mark_change(row).tone) == (word, tone)
-
-
 STACK = StackRun(stack="te2.17.1", environment="", folder="", problem="no such folder")
 ENDS = [
     (upgrade(BROKEN, LOST), Exit.CLOSED, Tone.BAD),
@@ -120,24 +108,20 @@ def test_every_tier_is_told_and_every_format_lists_what_was_judged() -> None:
     assert junit.count("<skipped") >= 2  # lost evidence and a case that was not run never look green
 
 
-def test_times_are_told_where_they_are_slower_or_where_asked_for() -> None:
-    uses = (("fast", 1.0, 1.1, False), ("slow", 2.0, 1.1, True), ("bare", 1.0, 0.0, False))
+def test_times_are_shown_where_they_are_slower_or_where_requested() -> None:
     rows = [
         TimingChange(
             module="permute", name=name, before_ms=1.0, after_ms=ratio, ratio=ratio, noise=noise, slower=slower,
             derivation="no second run",
         )
-        for name, ratio, noise, slower in uses
+        for name, ratio, noise, slower in (("fast", 1.0, 1.1, False), ("slow", 2.0, 1.1, True), ("bare", 1.0, 0, False))
     ]  # fmt: skip
-
-    def shown(*kept: TimingChange, verbose: bool = False) -> str:
-        found = upgrade(step(timings=kept))
-        return " ".join(render_terminal(describe_upgrade(found, verbose=verbose)).split())
-
-    assert "slow: 1 → 2 ms (2.00 x" in shown(*rows)
-    assert "fast: 1" not in shown(*rows)
-    assert "Timed uses: 1 not slower than the noise, 1 not compared" in shown(rows[0], rows[2])
-    assert "bare: 1 → 1 ms, no second run" in shown(*rows, verbose=True)
+    brief, full = (
+        " ".join(render_terminal(describe_upgrade(upgrade(step(timings=rows)), verbose=verbose)).split())
+        for verbose in (False, True)
+    )
+    assert ("slow: 1 → 2 ms (2.00 x" in brief, "fast: 1" in brief, "fast: 1" in full) == (True, False, True)
+    assert "bare: 1 → 1 ms, no second run" in full
 
 
 def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,3 +129,35 @@ def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion, monkeypatch: p
     result = compare_receipts(catalog, [Path("te2.12.0"), Path("te2.17.1")], None, tool="t")
     text = render_terminal(describe_upgrade(result.model_copy(update={"seconds": {"gpu": 1.0}})))
     assert text == snapshot
+
+
+def watched(*codes: int, **failed: str) -> WatchResult:
+    rows = (
+        JudgedRelease(version=f"2.2{at}.0", against="2.20.2", code=code, judged_at="2026-01-02", issue="issues/x.md")
+        for at, code in enumerate(codes, start=1)
+    )
+    return WatchResult(
+        tool="t", asked_at="2026-01-02", pinned="2.20.2", listed=31, judged=tuple(rows), failed=failed
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("result", "tone", "words"),
+    [
+        (watched(), Tone.GOOD, "0 new releases; breaks the bridge: none;"),
+        (watched(0), Tone.GOOD, "1 new release; breaks the bridge: none;"),
+        (watched(0, 1), Tone.BAD, "2 new releases; breaks the bridge: 2.22.0;"),
+        (watched(0, te="no wheel"), Tone.MISSING, "without a verdict: 1;"),
+    ],
+)
+def test_a_run_of_the_watch(result: WatchResult, tone: Tone, words: str) -> None:
+    document = describe_watch(result)
+    assert (document.mark.tone, words in document.summary) == (tone, True)
+
+
+def test_the_issue_of_a_release(snapshot: SnapshotAssertion) -> None:
+    result = UpgradeResult(tool="t", target="", tiers=("static", "firewall"), static=(CASCADE,), firewall=FIREWALL)
+    needs = WheelRequirements(tool="t", te="2.21.0", cores=(), needs=(), unknown={"core": "no wheel"})
+    document = describe_release(result, "2.21.0", needs)
+    assert (document.title, document.mark.tone) == ("Transformer Engine 2.21.0 against 2.20.2", Tone.BAD)
+    assert render_markdown(document) == snapshot

@@ -1,0 +1,172 @@
+"""What the firewall, the search for a first bad release, and the symbols of wheels showed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
+from ...canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
+from ...canary.wheel_requirements import SymbolNeed, WheelRequirements
+from ...text import count, first_sentence
+from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
+from ..marks import bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
+from .words import sum_up, tabulate_facts
+
+_NAMES: Final = {
+    "te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "cudart": "the CUDA runtime", "nccl": "NCCL",
+    "triton": "Triton", "deep-gemm": "DeepGEMM",
+}  # fmt: skip
+_ENDS: Final = {  # answer, and next step
+    SearchEnd.NARROWED: ("", "make a point without a result usable, and run again: finished receipts are reused"),
+    SearchEnd.GOOD_IS_BAD: (
+        "The good end is bad already: {why}.",
+        "name an older good end, one that was seen to be good",
+    ),
+    SearchEnd.BAD_IS_GOOD: ("The bad end is good.", "search by `--tier gpu`, or give what else differs as --axis"),
+    SearchEnd.END_UNTOLD: ("An end cannot be judged: {why}.", "choose the nearest release that can be judged"),
+    SearchEnd.END_UNBUILT: ("An end cannot be built: {why}.", "choose the nearest release that can be built"),
+}
+
+
+def summarize_firewall(result: FirewallResult) -> str:
+    """The answer in one sentence."""
+    if result.holds and result.cases:
+        return f"The firewall holds in {count(result.cases, 'case')}."
+    return f"The firewall in {count(result.cases, 'case')}: {sum_up(map(_diagnose_case, result.cases)) or 'none ran'}."
+
+
+def describe_firewall(result: FirewallResult, *, verbose: bool = False) -> Document:
+    """One row a case that holds; every other case in full, and all of them where requested."""
+    cases = tuple(map(_diagnose_case, result.cases))
+    brief = [] if verbose else [case for case in result.cases if case.outcome is FirewallOutcome.PASS]
+    rows = tuple((case.case, mark_of(case.outcome), split_reason(case.reason)[0] or "available") for case in brief)
+    shown = (row for row, case in zip(cases, result.cases, strict=True) if case not in brief)
+    table = Table(("damaged install", "verdict", "cause that the bridge reports"), rows)
+    tool = Paragraph(f"{result.tool}, Python {result.python}, torch {result.torch or 'none'}.")
+    mark = mark_exit(1 if result.breaks else 0 if result.holds else 4, open_="holds", closed="fails")
+    blocks: tuple[Block, ...] = (*shown, Heading("Cases that hold"), table, tool)
+    return Document("Import firewall", summarize_firewall(result), mark, blocks, cases)
+
+
+def split_reason(reason: str) -> tuple[str, str]:
+    """The likely cause and the next step that a reason of the bridge names; its first sentence where it names none."""
+    line = " ".join(reason.split())
+    cause = re.search(r"Likely cause: (.+?)\.?(?= Next step:| Found:|$)", line)
+    step = re.search(r"Next step: (.+?)\.?(?= Found:|$)", line)
+    return cause[1] if cause else first_sentence(line.partition(" Next step:")[0]), step[1] if step else ""
+
+
+def _diagnose_case(case: FirewallCase) -> Diagnostic:
+    return Diagnostic(
+        name=case.case,
+        mark=mark_of(case.outcome),
+        group="firewall",
+        message="; ".join(case.problems) or f"The bridge reports: {split_reason(case.reason)[0] or 'available'}",
+        fields=(
+            ("damage", f"{case.damage}; Transformer Engine {case.release}, compiled half: {case.compiled}"),
+            ("available", "no answer" if case.available is None else str(case.available)),
+            ("reason", case.reason),
+            ("native", tuple(f"{module}: {path}" for module, path in case.native_paths.items())),
+            ("ended", case.ended),
+        ),
+        seconds=case.seconds,
+    )
+
+
+def describe_requirements(result: WheelRequirements) -> Document:
+    """Each library that a release needs in a later version than the oldest on the index, and rows for it."""
+    cores = (
+        Paragraph(f"{core.wheel}: {count(core.undefined, 'undefined symbol')}; needs {', '.join(core.needed)}.")
+        for core in result.cores
+    )
+    cases = [_diagnose_need(need) for need in result.needs]
+    cases += [
+        Diagnostic(name, missing("unknown"), "wheels", why, code="not-read") for name, why in result.unknown.items()
+    ]
+    rows = "\n".join(need.row for need in result.needs if need.row)
+    heading = Heading(f"Written to {result.written}" if result.written else "New rows (--write)")
+    names = ", ".join(f"{one.distribution}>={one.first or '?'}" for one in result.needs) or "any on the index"
+    unread = f" Not read: {', '.join(result.unknown)}." if result.unknown else ""
+    mark = find_worst_mark((case.mark for case in cases), good("any library"))
+    title = f"Requirements of Transformer Engine {result.te}"
+    return Document(title, f"Needs {names}.{unread}", mark, (*cores, *cases, heading, Preformatted(rows)))
+
+
+def _diagnose_need(need: SymbolNeed) -> Diagnostic:
+    mark = missing("in no wheel") if not need.first else good("known") if need.known else bad("new")
+    when = "when the core library is loaded" if need.at_load else "at the first call"
+    first = f"{need.first} defines it first, {need.before} does not" if need.first else "no wheel on the index has it"
+    if need.first and not need.at_load:
+        mark = risk(mark.word)
+    return Diagnostic(
+        f"{need.distribution} for CUDA {need.cuda}", mark, "wheels",
+        f"{', '.join(need.symbols)}, bound {when}: {first}", (("row", need.known),), code=need.library,
+    )  # fmt: skip
+
+
+def describe_run(choices: Mapping[str, str], answer: Answer) -> str:
+    """One run of a search in a line."""
+    reason = "" if answer.verdict is Verdict.GOOD else f": {first_sentence(answer.reason)}"
+    return f"{mark_of(answer.verdict).word:12} {_join(choices)}{reason}"
+
+
+def describe_bisect(result: BisectResult) -> Document:
+    """The answer, every point that was tried, and what contradicts the answer."""
+    moving = [number for number, axis in enumerate(result.axes) if len(axis.values) > 1]
+    rows: tuple[tuple[Content, ...], ...] = tuple(
+        (*(row.choices[at] for at in moving), mark_of(row.verdict), str(row.runs), first_sentence(row.reason))
+        for row in result.points
+    )
+    facts: dict[str, Content] = {}
+    for turn in result.culprits:
+        name = _name(turn.axis)
+        facts |= {
+            f"{name}: last good": turn.last_good or "unknown",
+            f"{name}: first bad": _list(turn.first_bad),
+            f"{name}: searched with": _join(turn.held),
+            f"{name}: no answer": tuple(f"{value}: {first_sentence(why)}" for value, why in turn.untold.items()),
+        }
+    step = _ENDS[result.end][1] if result.end in _ENDS else _find_next_step(result.culprits[0])
+    runs = count(sum(point.runs for point in result.points), "run")
+    facts |= {"cost": f"{count(result.points, 'point')}, {runs}, {result.seconds:.0f} s", "next step": step}
+    summary = f"{_summarize(result)} Judged by the {result.tier} tier."
+    found = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
+    case = Diagnostic(result.module, found, "te_bisect", summary, help=step, seconds=result.seconds)
+    mark = missing("no answer") if result.end in (SearchEnd.END_UNTOLD, SearchEnd.END_UNBUILT) else found
+    table = Table((*(_name(result.axes[at].name) for at in moving), "verdict", "runs", "reason"), rows)
+    return Document(f"First bad release for {result.module}", summary, mark, (table, tabulate_facts(facts)), (case,))
+
+
+def _summarize(result: BisectResult) -> str:
+    answer = _ENDS[result.end][0] if result.end in _ENDS else ""
+    if answer:
+        why = first_sentence(result.points[-1].reason).rstrip("., ") if result.points else "unknown"
+        return answer.format(why=why)
+    causes = " or ".join(_name(turn.axis) for turn in result.culprits)
+    parts = [f"{'Not Transformer Engine:' if 'te' in result.innocent else 'The cause is'} {causes}."]
+    which = " (one of these)" if result.end is SearchEnd.NARROWED else ""
+    several = sum(len(axis.values) > 1 for axis in result.axes) > 1
+    for turn in result.culprits:
+        held = f", together with {_join(turn.held)}" if several and not result.innocent else ""
+        first = f"{_name(turn.axis)} {_list(turn.first_bad)}{which}{held}"
+        parts.append(f"{result.module} breaks first with {first}; {turn.last_good or 'none'} is the last good one.")
+    return " ".join(parts)
+
+
+def _find_next_step(turn: Turn) -> str:
+    step = f"; `nox -s te_canary -- {turn.last_good} {turn.first_bad[0]}` shows what changed in that step"
+    return f"stay on {_name(turn.axis)} {turn.last_good}{step if turn.axis == 'te' else ''}"
+
+
+def _name(axis: str) -> str:
+    return _NAMES.get(axis, axis)
+
+
+def _join(choices: Mapping[str, str]) -> str:
+    return " and ".join(f"{_name(name)} {value}" for name, value in choices.items())
+
+
+def _list(values: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
