@@ -13,13 +13,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import struct
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..evidence.values import Frozen
+from .rows import OWN, component_named, owner_of
 
 SOURCES: Final = "transformer-engine"
 CORES: Final = ("transformer-engine-cu12", "transformer-engine-cu13")
@@ -159,53 +158,17 @@ def _match(row: Row, fault: Fault, install: Install) -> Words | None:
 # --- files that cannot be used ----------------------------------------------------------------------------------------
 
 
-def _numbers(*names: str) -> tuple[int, ...]:
-    """Of the errors that this system has: not every one has all."""
-    return tuple(getattr(errno, name) for name in names if hasattr(errno, name))
-
-
-_NO_RIGHT: Final = _numbers("EACCES", "EPERM")
-_AWAY: Final = _numbers("EIO", "ESTALE", "ENOTCONN", "ESHUTDOWN", "EREMOTEIO", "ETIMEDOUT", "EHOSTDOWN")
-_FULL: Final = _numbers("ENOSPC", "EDQUOT")
-_TOO_MANY: Final = _numbers("EMFILE", "ENFILE")
-_LOOP: Final = _numbers("ELOOP")
-_ALL: Final = (*_NO_RIGHT, *_AWAY, *_FULL, *_TOO_MANY, *_LOOP)
 # What the loader puts before the system's own words (glibc, elf/dl-load.c).
-_LOADER: Final = re.compile(r"(\S+): (?:cannot open shared object file|cannot read file data)[^:]*: ")
-_MACHINES: Final = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}  # elf.h, e_machine
+_LOADER: Final = re.compile(r"(\S+): (?:cannot open shared object file|cannot read file data)[^:]*: (.+)")
 
 
-def _system(*numbers: int) -> Match:
-    """The system refuses a file, by the number of its error or in the words of the loader."""
-
-    def match(fault: Fault, install: Install) -> Words | None:
-        number, file = _system_error(fault)
-        if not number and fault.lacks_te_module and (closed := _find_closed(install)):
-            number, file = errno.EACCES, closed
-        return {"file": file or "a file of it", "error": os.strerror(number)} if number in numbers else None
-
-    return match
-
-
-def _system_error(fault: Fault) -> tuple[int, str]:
-    if fault.is_a(OSError) and fault.number in _ALL:
-        return fault.number, fault.file
-    if fault.is_a(OSError, ImportError) and (found := _LOADER.search(fault.text)):
-        return next((one for one in _ALL if fault.text[found.end() :].startswith(os.strerror(one))), 0), found[1]
-    return 0, ""
-
-
-def _find_closed(install: Install) -> str:
-    """The first copy, or its folder of modules for torch, where this user may not look into it."""
-    folders = [place for copy in install.copies[:1] for place in (Path(copy), Path(copy, "pytorch"))]
-    return next((str(one) for one in folders if one.is_dir() and not os.access(one, os.R_OK | os.X_OK)), "")
-
-
-def _in_the_way(fault: Fault, install: Install) -> Words | None:
-    if not fault.lacks_te_module or install.copies or not install.in_the_way:
-        return None
-    place = Path(install.in_the_way[0])
-    return {"place": place, "what": "a link that leads nowhere" if place.is_symlink() else "no folder"}
+def _system(fault: Fault, _: Install) -> Words | None:
+    """The system refuses a file that is there, by the number of its error or in the words of the loader."""
+    absent, found = os.strerror(errno.ENOENT), _LOADER.search(fault.text)
+    if fault.is_a(OSError) and fault.number not in (0, errno.ENOENT):
+        return {"file": fault.file or "a file of it", "error": os.strerror(fault.number)}
+    refused = fault.is_a(OSError, ImportError) and found and not found[2].startswith(absent)
+    return {"file": found[1], "error": found[2]} if refused and found else None
 
 
 def _shadowed(_: Fault, install: Install) -> Words | None:
@@ -226,51 +189,18 @@ def _leftovers(fault: Fault, install: Install) -> Words | None:
     return {"folder": install.copies[0], "what": f"its module {missing}" if of_te else "its sources"}
 
 
-def _damaged_source(fault: Fault, install: Install) -> Words | None:
+def _damaged_source(fault: Fault, _: Install) -> Words | None:
     if not fault.is_a(SyntaxError):
         return None
-    place = fault.file or _with_null_bytes(install) or "a source file"
-    return {"file": f"{place} is damaged (line {fault.line})" if fault.line else f"{place} is damaged"}
-
-
-def _with_null_bytes(install: Install) -> str:
-    """The first source file that holds zeros, which Python refuses without saying which it is; empty if none does."""
-    try:
-        files = (file for copy in install.copies[:1] for file in sorted(Path(copy).rglob("*.py")))
-        return next((str(file) for file in files if b"\0" in file.read_bytes()), "")
-    except OSError:
-        return ""
-
-
-def _of_another_machine(fault: Fault, _: Install) -> Words | None:
-    """A library for another processor: of one that is named by its path the loader says that there is none."""
-    found = re.search(r"(/\S*\.so[\w.]*): (?:cannot open shared object file|wrong ELF class)", fault.text)
-    built = _built_for(Path(found[1])) if found else ""
-    here = f"{64 if sys.maxsize > 2**32 else 32}-bit {os.uname().machine}"
-    return {"file": found[1], "built": built, "here": here} if found and built and built != here else None
-
-
-def _built_for(file: Path) -> str:
-    """Width and machine of a shared library, "64-bit aarch64"; empty where the file is none."""
-    try:
-        with file.open("rb") as opened:
-            start = opened.read(20)
-        if start[:4] != b"\x7fELF":
-            return ""
-        machine = struct.unpack_from(f"{'>' if start[5] == 2 else '<'}H", start, 18)[0]
-    except (OSError, struct.error):
-        return ""
-    return f"{64 if start[4] == 2 else 32}-bit {_MACHINES.get(machine, f'machine {machine}')}"
+    line = f" (line {fault.line})" if fault.line else ""
+    return {"file": f"{fault.file or 'a source file'} is damaged{line}"}
 
 
 def _emptied(fault: Fault, _: Install) -> Words | None:
     """A source file without a byte in it, from which a name is wanted."""
-    if not fault.is_a(ImportError, AttributeError) or "transformer_engine" not in Path(fault.file).parts:
-        return None
-    try:
-        return {"file": fault.file} if Path(fault.file).stat().st_size == 0 else None
-    except OSError:
-        return None
+    file = Path(fault.file)
+    empty = "transformer_engine" in file.parts and file.is_file() and not file.stat().st_size
+    return {"file": fault.file} if empty and fault.is_a(ImportError, AttributeError) else None
 
 
 # --- modules, names and metadata --------------------------------------------------------------------------------------
@@ -336,11 +266,6 @@ def _two_copies(_: Fault, install: Install) -> Words | None:
     return {"first": first, "hidden": ", ".join(others)} if others else None
 
 
-def _two_builds(fault: Fault, _: Install) -> Words | None:
-    found = re.search(r"Multiple files found: \[(.+)\]", fault.text)
-    return {"files": ", ".join(re.findall(r"'([^']+)'", found[1])) or found[1]} if found else None
-
-
 # --- libraries and parts ----------------------------------------------------------------------------------------------
 
 
@@ -358,11 +283,6 @@ def _missing_library(of_driver: bool) -> Match:
         return {"symbol": found[1]}
 
     return match
-
-
-def _undefined_symbol(fault: Fault, _: Install) -> Words | None:
-    found = re.search(r"(\S+): undefined symbol: (\w+)", fault.text)
-    return {"file": Path(found[1]).name, "symbol": found[2]} if found else None
 
 
 def _part_lacks(core: bool, extension: bool) -> Match:
@@ -386,38 +306,21 @@ def _library_gone(_: Fault, install: Install) -> Words | None:
     return {"gone": " and ".join(map(str, gone))} if gone else None
 
 
-def _too_old(fault: Fault, _: Install) -> Words | None:
-    found = re.search(
-        r"[Mm]inimum (?P<a>\S+) version (?P<b>[\d.]*\d) required|requires (?P<c>\w+) (?P<d>[\d.]*\d) or later"
-        r"|(?P<e>\w+) (?:version )?>=? ?(?P<f>[\d.]*\d)",
-        fault.text,
-    )
-    if found is None:
-        return None
-    return {"what": found["a"] or found["c"] or found["e"], "version": found["b"] or found["d"] or found["f"]}
-
-
-# Which library a missing symbol or file belongs to, and the package that brings it. First match wins.
+# The driver is no package; the core library's package has the name of the whole.
 _DRIVER: Final = "the NVIDIA driver"
-_OWNERS: Final = (
-    (r"cublas", "cuBLAS", "nvidia-cublas"),
-    (r"cudnn", "cuDNN", "nvidia-cudnn-cu13 (or -cu12)"),
-    (r"nvrtc", "NVRTC", "nvidia-cuda-nvrtc"),
-    (r"curand", "cuRAND", "nvidia-curand"),
-    (r"cusolver", "cuSOLVER", "nvidia-cusolver"),
-    (r"nccl", "NCCL", "nvidia-nccl-cu13 (or -cu12)"),
-    (r"nvshmem", "NVSHMEM", "nvidia-nvshmem-cu13 (or -cu12)"),
-    (r"nvte_|transformer_engine", "Transformer Engine's core library", "transformer-engine[pytorch]"),
-    (r"libcuda\.so", _DRIVER, _DRIVER),
-    (r"c10|torch|_ZN2at|_ZNK2at|aoti", "torch", "torch"),
-    (r"cudart|cuda|^cu[A-Z]", "the CUDA runtime or driver", "nvidia-cuda-runtime"),
-    (r"^_?Py", "Python", "python"),
-)
 
 
 def _owner(symbol: str) -> tuple[str, str]:
-    found = ((library, package) for pattern, library, package in _OWNERS if re.search(pattern, symbol))
-    return next(found, ("another library", f"package that brings {symbol}"))
+    """The library that a missing symbol or file belongs to, and the package that brings it."""
+    owner = owner_of(symbol)
+    if owner is None:
+        return "another library", f"package that brings {symbol}"
+    if owner == OWN:
+        return "Transformer Engine's core library", "transformer-engine[pytorch]"
+    if owner == "driver":
+        return _DRIVER, _DRIVER
+    package = component_named(owner).package or owner
+    return owner.removesuffix(" ABI"), package.replace("{-cuda}", "").replace("{cuda}", "13 (or -cu12)")
 
 
 def _when(*kinds: type[BaseException], text: str = "", install: Callable[[Install], bool] = lambda _: True) -> Match:
@@ -425,7 +328,7 @@ def _when(*kinds: type[BaseException], text: str = "", install: Callable[[Instal
 
     def match(fault: Fault, found: Install) -> Words | None:
         holds = (not kinds or fault.is_a(*kinds)) and re.search(text, fault.text) and install(found)
-        return {"text": fault.text, "unreadable": ", ".join(found.unreadable)} if holds else None
+        return {"unreadable": ", ".join(found.unreadable)} if holds else None
 
     return match
 
@@ -437,17 +340,12 @@ def _absent(fault: Fault, install: Install) -> Words | None:
 
 # What the exception itself says comes before what lies on the path.
 ROWS: Final = (
-    Row(_in_the_way, "{place} is {what}", f"remove it, then {INSTALL}"),
     Row(_absent, "Transformer Engine is not installed in this interpreter", f"{INSTALL}, or stay native"),
     Row(_when(SystemExit), "code that runs while it is imported ends the program, which a library must not do",
         "look at the line named above; a plugin or a patched file does that rather than a release"),
-    Row(_system(*_NO_RIGHT), "{file} may not be used by this user (permission denied)",
-        "give this user the rights on it and on every folder above it, or install into a folder of its own"),
-    Row(_system(*_AWAY), "the file system that {file} lies on fails ({error}); of the install nothing is known",
-        "look at that mount (dmesg, its server), and import again"),
-    Row(_system(*_FULL), "there is no space for {file} ({error})", "make room, and import again"),
-    Row(_system(*_TOO_MANY), "no more files may be open ({error})", "raise the limit (ulimit -n), import again"),
-    Row(_system(*_LOOP), "{file} is a link that leads to itself", f"remove it, then {INSTALL}"),
+    Row(_system, "{file} is there, and the system refuses it ({error})",
+        "give this user the rights on it, make room on its disk, look at its mount (dmesg), or raise `ulimit -n`: "
+        "whichever that error names"),
     Row(_shadowed, "the file {file} has the name of the package, comes first on the path{hides}", RENAME),
     Row(_leftovers, "the folder {folder} lacks {what}: leftovers of an uninstall, or a damaged install",
         f"remove that folder, then {INSTALL}"),
@@ -456,7 +354,6 @@ ROWS: Final = (
         f"remove its __pycache__ folders, or {REINSTALL}"),
     Row(r"(?P<file>\S+?\.so[\w.]*): (?P<what>file too short|invalid ELF header|cannot read file data)",
         "{file} is damaged ({what}), as a full disk or a broken copy leaves it", REINSTALL),
-    Row(_of_another_machine, "{file} was built for {built}, and this Python runs on {here}", REINSTALL),
     Row(r"is already registered!", "the torch extension is none of this process: it is loaded twice, from two builds",
         REINSTALL, "pybind11.h"),
     Row(r"does not define module export function|initialization of \w+ failed without raising|Python version mismatch",
@@ -489,8 +386,9 @@ ROWS: Final = (
         "a second copy of Transformer Engine: {first} comes first on the path and hides {hidden}; sources of one are "
         "loaded with libraries or metadata of the other",
         "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"),
-    Row(_two_builds, "the libraries of two builds lie beside each other: {files}", "remove the one of the older build"),
-    Row(_undefined_symbol,
+    Row(r"Multiple files found: \[(?P<files>.+?)\](?!\w)", "the libraries of two builds lie beside each other: {files}",
+        "remove the one of the older build"),
+    Row(r"(?P<file>\S+): undefined symbol: (?P<symbol>\w+)",
         "{file} was built against another build of {library}: it wants the symbol {symbol}, which the one that is "
         "loaded does not have",
         "install the {package} that this release was built for (or rebuild the extension against yours), or go back to "
@@ -523,6 +421,9 @@ ROWS: Final = (
     Row(_part_lacks(core=True, extension=False),
         "the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL),
     Row(_library_gone, "{gone} is installed, and its library file is not there", REINSTALL),
-    Row(_too_old, "{what} is older than {version}, the least this release takes",
-        "upgrade {what} to {version} or later"),
+    *(Row(pattern, "{what} is older than {version}, the least this release takes",
+          "upgrade {what} to {version} or later")
+      for pattern in (r"[Mm]inimum (?P<what>\S+) version (?P<version>[\d.]*\d) required",
+                      r"requires (?P<what>\w+) (?P<version>[\d.]*\d) or later",
+                      r"(?P<what>\w+) (?:version )?>=? ?(?P<version>[\d.]*\d)")),
 )  # fmt: skip

@@ -14,7 +14,6 @@ import pytest
 from megacpp_validate.bridge.imports import TE
 from megacpp_validate.bridge.vendor import Install, look_for_te, read_failure
 from megacpp_validate.diagnosis.installs import ImportFailure, explain_reason
-from tests.bridge.small_elf import elf
 
 NAMES = ("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch")
 WHOLE = dict.fromkeys(NAMES, "2.20.2")
@@ -74,13 +73,9 @@ SAID = [
      "built for another Python, or is damaged", "reinstall"),
     (ImportError('generic_type: type "DType" is already registered!'), WHOLE, "loaded twice", "reinstall"),
     (OSError("/s/libtransformer_engine.so: cannot open shared object file: Permission denied"), WHOLE,
-     r"/s/libtransformer_engine\.so may not be used by this user", "the rights on it"),
-    (OSError("/s/libtransformer_engine.so: cannot open shared object file: Too many levels of symbolic links"), WHOLE,
-     "leads to itself", "remove it"),
-    (PermissionError(13, "Permission denied", "/s/te/x.py"), WHOLE, r"/s/te/x\.py may not be used", "rights"),
-    (OSError(116, "Stale file handle", "/nfs/te.py"), WHOLE, r"file system that /nfs/te\.py lies on fails", "mount"),
-    (OSError(28, "No space left on device"), WHOLE, "no space for a file of it", "make room"),
-    (OSError(24, "Too many open files", "/s/x"), WHOLE, "no more files may be open", "ulimit"),
+     r"/s/libtransformer_engine\.so is there, and the system refuses it \(Permission denied\)", "the rights on it"),
+    (PermissionError(13, "Permission denied", "/s/te/x.py"), WHOLE, r"/s/te/x\.py .*Permission", "rights"),
+    (OSError(116, "Stale file handle", "/nfs/te.py"), WHOLE, r"/nfs/te\.py .*Stale file handle", "mount"),
     (raised_from(ImportError("it could not be loaded"), OSError("libcublas.so.13: cannot open shared object file")),
      WHOLE, r"libcublas\.so\.13 \(cuBLAS\) is not installed", "pip install nvidia-cublas"),
     (ExceptionGroup("many", [ValueError("x"), OSError("libcudnn.so.9: cannot open shared object file")]), WHOLE,
@@ -94,7 +89,7 @@ SAID = [
      "the torch extension .* is not", "pip install"),
     (missing_module("transformer_engine.pytorch.nothing"), WHOLE, "lacks its module .*leftovers", "remove that folder"),
     (RuntimeError("Multiple files found: [PosixPath('/a/x.so'), PosixPath('/b/x.so')]"), WHOLE,
-     r"two builds .*/a/x\.so, /b/x\.so", "older build"),
+     r"two builds .*/a/x\.so.*/b/x\.so", "older build"),
     (OSError("/s/libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal"), WHOLE,
      "built against another build of cuBLAS", "install the nvidia-cublas"),
     (ImportError("/s/transformer_engine_torch.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa"), WHOLE,
@@ -120,14 +115,12 @@ SAID = [
      "moved, renamed or never had", "upgrade canary"),
     (ImportError("cannot import name 'rearrange' from 'einops' (/e.py)"), WHOLE, "this `einops` has no",
      "use the einops"),
-    (OSError("libcudnn_graph.so.9: cannot open shared object file: No such file or directory"), WHOLE,
-     r"libcudnn_graph\.so\.9 \(cuDNN\) is not installed", "pip install nvidia-cudnn-cu13"),
     (OSError("libcuda.so.1: cannot open shared object file: No such file or directory"), WHOLE,
      "the NVIDIA driver", "docker run --gpus all"),
     (OSError("libstrange.so.1: cannot open shared object file"), WHOLE, "another library",
      "package that brings libstrange"),
     (RuntimeError("cudnn shared object not found."), WHOLE, r"cudnn \(cuDNN\)", "nvidia-cudnn"),
-    (no_grep("libcurand.so"), WHOLE, r"libcurand\.so \(cuRAND\)", "nvidia-curand"),
+    (no_grep("libnccl.so"), WHOLE, r"libnccl\.so \(NCCL\)", "nvidia-nccl"),
     (AssertionError("version mismatch"), {**WHOLE, "transformer-engine-cu13": "2.19.0"},
      "different releases .*2.19.0", "uninstall all"),
     (AssertionError("version mismatch"), {**WHOLE, "transformer-engine-torch": "2.20.2+abc"}, r"2\.20\.2\+abc",
@@ -218,40 +211,24 @@ def test_a_file_of_the_same_name_is_named_and_not_the_install_behind_it(
     assert "remove that folder" not in reason
 
 
-def test_a_broken_link_in_its_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "transformer_engine").symlink_to(tmp_path / "gone")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert "is a link that leads nowhere" in explain(missing_module("transformer_engine"))
-
-
-def test_a_library_of_another_machine_is_there_and_says_so(package: Path) -> None:
-    library = package / "libtransformer_engine.so"
-    library.write_bytes(elf(machine=8, loaded=64))  # MIPS
-    install = Install(WHOLE, (str(package),), True, True)
-    reason = explain(OSError(f"{library}: cannot open shared object file: No such file or directory"), install)
-    assert "was built for 64-bit machine 8" in reason
-
-
 def test_sources_without_metadata_say_so(package: Path) -> None:
     install = Install({}, (str(package),), True, True)
     assert "no metadata (dist-info)" in explain(AssertionError("Could not find `transformer-engine`."), install)
 
 
 @pytest.mark.parametrize(
-    ("content", "fault", "said"),
+    ("content", "said"),
     [
-        (b"", "name", "is empty, as a full disk"),
-        (b"\0" * 9, "nulls", "is damaged: cut short"),
-        (b"x = 1", "name", "moved, renamed or never had"),
+        (b"", "is empty, as a full disk"),
+        (b"x = 1", "moved, renamed or never had"),
     ],
 )
-def test_a_file_without_its_code_is_named(content: bytes, fault: str, said: str, package: Path) -> None:
+def test_a_file_without_its_code_is_named(content: bytes, said: str, package: Path) -> None:
     file = package / "pytorch" / "__init__.py"
     file.write_bytes(content)
     install = Install(WHOLE, (str(package),), True, True)
     text = f"cannot import name 'Linear' from 'transformer_engine.pytorch' ({file})"
-    nulls = SyntaxError("source code string cannot contain null bytes")
-    reason = explain(ImportError(text, path=str(file)) if fault == "name" else nulls, install)
+    reason = explain(ImportError(text, path=str(file)), install)
     assert said in reason
     assert str(file) in reason
 
