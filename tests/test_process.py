@@ -76,14 +76,6 @@ def find_marked(mark: str) -> list[int]:
     return [pid for pid in found if is_running(pid)]
 
 
-def test_of_a_process_that_writes_without_end_the_last_words_are_kept(tmp_path: Path) -> None:
-    script = "import os\nfor _ in range(40): os.write(1, b'x' * 2**18)\nos.write(1, b'last')"
-    ended = run([*PYTHON, script], tmp_path)
-    assert (tmp_path / "log").stat().st_size > 10 * 2**20
-    assert ended.words.endswith("xlast")
-    assert len(ended.words) <= 2**20
-
-
 def test_a_stop_ends_what_runs_and_starts_nothing(tmp_path: Path) -> None:
     processes = Processes()
     timer = threading.Timer(0.5, processes.stop)

@@ -104,19 +104,6 @@ def test_a_call_that_ends_the_process_loses_nothing_else(site: Path, environment
     assert [(one.right, one.answered.partition(":")[0]) for one in look.behaviours] == [(False, "signal 11")]
 
 
-def test_a_patched_symbol_is_told_although_the_import_went_on(site: Path, environment: InterpreterEnvironment) -> None:
-    """Built for another torch, and bound when it is called: the loader says nothing of it."""
-    package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_LAZY)")
-    shutil.copy(EXTENSION, package / "_C.so")
-    _, new = rename(package / "_C.so", r"_ZN3c10\w+", "Q")
-    variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
-    look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]
-    extension = next(one for one in look.extensions if one.file == str(package / "_C.so"))
-    assert look.failure is None
-    assert extension.loaded
-    assert [(wanted.symbol, wanted.lazy) for wanted in extension.wanted] == [(new, True)]
-
-
 def test_a_file_that_the_loader_refuses_is_looked_at_all_the_same(
     site: Path, environment: InterpreterEnvironment
 ) -> None:
@@ -143,19 +130,6 @@ def write_record(site: Path, name: str, version: str) -> None:
         digest = base64.urlsafe_b64encode(sha256(file.read_bytes()).digest()).decode().rstrip("=")
         lines.append(f"{file.relative_to(site)},sha256={digest},{file.stat().st_size}\n")
     (info / "RECORD").write_text("".join(lines))
-
-
-def test_an_emptied_folder_loads_nothing(site: Path, environment: InterpreterEnvironment) -> None:
-    """Python takes it for a namespace package, and imports it; one that has parts, as FlashAttention 4, is one."""
-    (site / "triton").mkdir()
-    (site / "triton" / "__init__.py").symlink_to("/not/there.py")
-    (site / "transformer_engine" / "pytorch").mkdir(parents=True)
-    (site / "flash_attn" / "cute").mkdir(parents=True)
-    (site / "flash_attn" / "cute" / "__init__.py").write_text("")
-    looks = take(environment, "triton", "transformer_engine.pytorch", "flash_attn")
-    failed = {name: look.failure.message for name, look in looks.items() if look.failure}
-    assert set(failed) == {"triton", "transformer_engine.pytorch"}
-    assert all("holds no code" in said for said in failed.values())
 
 
 def test_a_package_that_lost_its_first_file_loads_nothing(site: Path, environment: InterpreterEnvironment) -> None:

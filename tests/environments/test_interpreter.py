@@ -42,11 +42,6 @@ def fake_python(folder: Path, script: str = "") -> Path:
     return file
 
 
-def test_the_tools_own_interpreter_where_it_has_torch(tmp_path: Path) -> None:
-    found = host_interpreter({"PATH": str(tmp_path)})
-    assert found.python == (sys.executable,)
-
-
 def test_what_is_wanted_beats_the_variable_and_that_beats_the_path(tmp_path: Path) -> None:
     one, two = fake_python(tmp_path / "one"), fake_python(tmp_path / "two")
     variables = {"PATH": "/usr/bin:/bin", "MEGACPP_PYTHON": str(two)}
@@ -61,14 +56,6 @@ def test_the_first_python_of_the_host_not_the_tools(tmp_path: Path, no_torch_her
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), "", str(ROOT / ".venv" / "bin"), str(host.parent)])
     assert host_interpreter({"PATH": path}).python == (str(host),)
     assert host_interpreter({"PATH": str(Path(sys.prefix) / "bin")}).python == (sys.executable,)
-
-
-def test_the_package_stands_behind_what_the_user_put_on_the_path(tmp_path: Path) -> None:
-    variables = {"PYTHONPATH": "/opt/te:/opt/base", "HOME": "/root"}
-    made = own_interpreter(variables)
-    assert made.variables["PYTHONPATH"] == f"/opt/te:/opt/base:{ROOT}"
-    assert made.variables["HOME"] == "/root"
-    assert own_interpreter({}).variables["PYTHONPATH"] == str(ROOT)
 
 
 def test_an_installed_package_is_reached_through_a_door_that_shows_nothing_else(
@@ -165,16 +152,6 @@ def test_an_import_line_of_a_pth_file_adds_to_the_path(tmp_path: Path) -> None:
     assert made.variables["PYTHONPATH"].startswith(str(te))
 
 
-def test_a_pth_file_that_cannot_be_read_is_told_and_hides_no_other(tmp_path: Path) -> None:
-    site = make_package(tmp_path / "site", "einops", "0.1")
-    make_package(site / "more", "cutlass", "4.8")
-    (site / "a.pth").write_text("import no_such_module_there\n")
-    (site / "b.pth").write_text("more\n")
-    made = put_over(host(), [site])
-    assert say(made, "import cutlass; print(cutlass.VERSION)") == "4.8"
-    assert "no_such_module_there" in made.because
-
-
 def test_a_pth_file_that_ends_the_interpreter_is_no_environment(tmp_path: Path) -> None:
     site = make_package(tmp_path / "site", "einops", "0.1")
     (site / "a.pth").write_text("import os; os._exit(3)\n")
@@ -217,13 +194,3 @@ def test_a_folder_that_does_not_exist_or_that_no_path_can_carry(name: str, tmp_p
     make_te(tmp_path / "te:2", "2.12.0")
     with pytest.raises(NoEnvironment, match=rf"no folder .*{name}.*Likely cause.*Next step"):
         put_over(host(), [tmp_path / name])
-
-
-def test_a_folder_by_way_of_another_is_that_folder(tmp_path: Path) -> None:
-    """Python takes the ".." off its path by the letters, and finds nothing behind a link."""
-    site = make_te(tmp_path / "far" / "te-2.12.0", "2.12.0")
-    (tmp_path / "far" / "other").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "far" / "other")
-    by_link = put_over(host(), [tmp_path / "link" / ".." / "te-2.12.0"])
-    assert say(by_link, "import transformer_engine; print(transformer_engine.VERSION)") == "2.12.0"
-    assert by_link.identity == put_over(host(), [site]).identity

@@ -188,15 +188,6 @@ def test_who_waits_for_a_build_that_is_killed_builds_it_and_others_get_it(tmp_pa
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_a_build_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    builder = start(tmp_path)
-    wait_for_runs(tmp_path, 1)
-    with pytest.raises(NoEnvironment, match=r"another process .*Next step"):
-        make_once(tmp_path / "env", "state", lambda: None, waits_s=0.5)
-    builder.kill()
-    builder.communicate()
-
-
 def test_nothing_is_kept_of_a_failure_and_another_state_is_made_anew(tmp_path: Path) -> None:
     place = tmp_path / "envs" / "one"
 
