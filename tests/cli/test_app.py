@@ -100,6 +100,8 @@ CALLS = (
     ("selftest attention-zeroes", 2, "there is no mutant 'attention-zeroes'"),
     ("fp8-policy", 0, "production"),
     ("fp8-policy --preset mamba-scan", 0, "mamba-scan rolled back"),
+    ("fp8-faults --faults nothing --target cpu", 2, "no fault"),
+    ("blame-score --target h1000", 2, "no target"),
     ("fp8-policy --preset nightly", 2, "there is no preset 'nightly'"),
     ("fp8-policy --preset ,", 3, "nothing is selected"),
     ("fp8-faults --faults ,", 3, "nothing is selected"),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic import planting
 from megacpp_validate.catalog.planted import TE_FILE as FILE
 from tests.command_line import Run, make_run_in
 from tests.faulty_host import make_host
@@ -88,17 +87,6 @@ def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
     }  # fmt: skip
 
 
-def test_started_again_it_runs_what_is_missing(host: Path, call: Run, tmp_path: Path) -> None:
-    code, _, err = call(*HERE, "--faults", "attention-wrong", "--format", "json")
-    assert code == OPEN, err
-    before = host.read_text().count("\n")
-    lost = tmp_path / ".megacpp/blame-score/te2.20.2/faults/attention-wrong"
-    (next(lost.glob("*-permute.json"))).unlink()
-    code, out, err = call(*HERE, "--faults", "attention-wrong", "--format", "json")
-    assert (code, verdicts(out)) == (OPEN, {"attention-wrong": "right"}), err
-    assert host.read_text().count("\n") == before + 1
-
-
 def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path: Path) -> None:
     call(*HERE, "--faults", "attention-wrong")
     before = host.read_text()
@@ -110,37 +98,3 @@ def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path:
     code, out, _ = call(*HERE, "--faults", "attention-wrong", "--judge-only")
     assert code == MISSING
     assert "has no evidence of permute" in " ".join(out.split())
-
-
-def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
-    code, out, _ = call("--target", "h200", "--matrix", "matrix")
-    assert code == MISSING
-    assert "none ran." in " ".join(out.split())
-    assert "not-run: the target h200 needs a GPU" in " ".join(out.split())
-    assert not host.exists()
-    code, out, _ = call("--target", "h200", "--matrix", "matrix", "--format", "markdown")
-    assert code == MISSING
-    assert "none ran." in out
-    assert "not-run: the target h200 needs a GPU" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--faults", "nothing"), "no fault 'nothing'"),
-        (("--release", "1.0.0"), "not written for Transformer Engine 1.0.0"),
-        (("--target", "h1000"), "no target 'h1000'"),
-    ],
-)
-def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Run) -> None:
-    code, _, err = call("--matrix", "matrix", *arguments)
-    assert code == WRONG
-    assert said in err
-    assert "Next step" in err
-
-
-def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planting, "find_environments", lambda *_: ())
-    code, _, err = call(*HERE)
-    assert code == NO_ENVIRONMENT
-    assert "lies in no overlay folder" in err

@@ -77,28 +77,12 @@ def matrix_pinned_at(folder: Path, version: str) -> Path:
     return copy
 
 
-def test_a_step_that_breaks_nothing_is_open(run: Run, folders: dict[str, Path]) -> None:
-    assert run("te-canary", folders["old"], folders["same"]).code == OPEN
-
-
 def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run, folders: dict[str, Path]) -> None:
     said = run("te-canary", folders["old"], folders["broken"])
     assert said.code == CLOSED
     for word in ("linear_walker", "in_features", "Linear", "pytorch/__init__.py:"):
         assert word in said.out, word
     assert said.err == ""
-
-
-def test_folders_and_releases_can_be_compared(run: Run, index: None, folders: dict[str, Path]) -> None:
-    assert run("te-canary", "2.8.0", folders["broken"]).code == CLOSED
-    assert run("te-canary", folders["broken"], "2.11.0").code == OPEN
-
-
-def test_a_downgrade_works_and_says_so(run: Run, index: None) -> None:
-    said = run("te-canary", "2.10.0", "2.9.0")
-    assert said.code == OPEN  # 2.9.0 has again what 2.10.0 had taken away
-    assert "This is a downgrade: 2.10.0 is the newer release" in said.out
-    assert "downgrade" not in run("te-canary", "2.9.0", "2.10.0").out.lower()
 
 
 def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: None, tmp_path: Path) -> None:
@@ -109,13 +93,6 @@ def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: N
     assert said.code == CLOSED
     told = json.loads(said.out)
     assert (told["old"]["version"], told["new"]["version"]) == ("2.9.0", "2.11.0")
-
-
-def test_a_pin_that_is_the_newest_leaves_nothing_to_judge(run: Run, index: None, tmp_path: Path) -> None:
-    said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.11.0"))
-    assert said.code == NOTHING
-    assert "2.11.0 is the newest release" in said.err
-    assert "Next step" in said.err
 
 
 WRONG_ARGUMENTS = {
@@ -155,27 +132,6 @@ def test_an_unreachable_index_and_an_empty_cache(run: Run, own_cache: Path) -> N
     assert not [path for path in own_cache.rglob("*") if path.is_file()]
     assert run("te-canary").code == NO_ENVIRONMENT
     assert run("te-canary", "--list").code == NO_ENVIRONMENT
-
-
-def test_a_folder_that_holds_no_package(run: Run, tmp_path: Path, folders: dict[str, Path]) -> None:
-    said = run("te-canary", folders["old"] / "transformer_engine", folders["same"])
-    assert said.code == NO_ENVIRONMENT
-    assert "give the folder in which `transformer_engine/` lies" in said.err
-
-
-def test_verbose_lists_what_is_harmless(run: Run, tmp_path: Path) -> None:
-    write_release(tmp_path / "one", f"{LINEAR}\ndef other(x): ...")
-    write_release(tmp_path / "two", LINEAR)
-    quiet = run("te-canary", tmp_path / "one", tmp_path / "two")
-    verbose = run("te-canary", tmp_path / "one", tmp_path / "two", "--verbose")
-    assert (quiet.code, verbose.code) == (OPEN, OPEN)
-    assert "pytorch.other" not in quiet.out
-    assert "pytorch.other" in verbose.out
-
-
-def test_the_list_is_one_release_a_line(run: Run, index: None) -> None:
-    said = run("te-canary", "--list")
-    assert (said.code, said.out.split()) == (OPEN, list(RELEASES))
 
 
 def as_process(*arguments: str) -> Said:
@@ -232,28 +188,6 @@ def judged(said: Said) -> str:
     return said.flat.partition(" uses it ")[0].partition(", as ")[2]
 
 
-def test_the_current_project_is_judged_and_the_first_line_says_so(
-    run: Run, folders: dict[str, Path], project: Path
-) -> None:
-    said = run("canary", folders["old"], folders["broken"])
-    assert said.code == CLOSED
-    assert judged(said) == "the current project (mine)"
-    assert "src/train.py:2" in said.out
-    said = run("canary", folders["old"], folders["same"], "--source", "src")
-    assert judged(said) == "the source tree src"
-
-
-def test_a_folder_without_transformer_engine_means_the_bridge(
-    run: Run, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    said = run("canary", folders["old"], folders["broken"])
-    assert said.code == CLOSED
-    assert judged(said) == "the bridge of megacpp-validate"
-    assert "linear_walker" in said.out
-
-
 def test_rows_are_files_or_the_modules_of_the_project(run: Run, folders: dict[str, Path], project: Path) -> None:
     def rows() -> dict[str, str]:
         told = run("canary", folders["old"], folders["broken"], "--format", "json").told
@@ -285,37 +219,3 @@ def test_a_risk_closes_where_risks_do(run: Run, folders: dict[str, Path], projec
     assert [run(*pair).code, run(*pair, "--fail-on", "risk").code] == [OPEN, CLOSED]
     assert run(*pair, "--tiers", "static", "--fail-on", "risk").code == CLOSED
     assert run("canary", folders["old"], folders["same"], "--fail-on", "risk").code == OPEN
-
-
-WRONG_PROJECTS = {
-    "no-toml": ("[tool.megacpp-validate\n", ["is no TOML", "pyproject.toml", "Next step"]),
-    "no-file": ('[tool.megacpp-validate]\nmodules = {a = ["lib/*.py"]}\n', ["'a'", "'lib/*.py'", "Next step"]),
-    "no-pattern": ('[tool.megacpp-validate]\nmodules = {a = [""], b = ["/x/*.py"]}\n', ["'/x/*.py'", "Next step"]),
-    "in-two": ('[tool.megacpp-validate]\nmodules = {a = ["src"], b = ["src/train.py"]}\n', ["train.py", "'a'", "'b'"]),
-    "no-list": ('[tool.megacpp-validate]\nmodules = {a = "src"}\n', ["modules.a", "valid list", "Next step"]),
-    "unknown-key": ('[tool.megacpp-validate]\nmodule = {a = ["src"]}\n', ["module: Extra inputs", "Next step"]),
-}
-
-
-@pytest.mark.parametrize(("text", "words"), WRONG_PROJECTS.values(), ids=WRONG_PROJECTS)
-def test_a_wrong_table_is_refused(
-    text: str, words: list[str], run: Run, folders: dict[str, Path], project: Path
-) -> None:
-    (project / "pyproject.toml").write_text(text)
-    said = run("canary", folders["old"], folders["broken"])
-    assert (said.code, said.out) == (WRONG, "")
-    assert [word for word in words if word not in said.err] == [], said.err
-
-
-def test_a_module_that_the_project_has_not(run: Run, index: None, project: Path) -> None:
-    said = run("canary", "--first-bad", "attention")
-    assert said.code == WRONG
-    assert "src/train.py" in said.err
-
-
-@pytest.mark.thorough
-def test_a_sweep_of_a_project(index: None, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    said = as_process("canary", "--first-bad", "src/train.py")
-    assert said.code == CLOSED, said.err
-    assert "`src/train.py` breaks first in 2.10.0" in " ".join(said.out.split())

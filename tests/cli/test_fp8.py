@@ -70,20 +70,6 @@ def test_training_without_curves_is_open_in_no_form(run: Run, stack: Stack) -> N
     assert "::warning" in told["github"].out
 
 
-def test_a_recipe_that_left_no_curve_is_missing(run: Run, stack: Stack, curves: Path) -> None:
-    stack(leave(curves, "bf16", "delayed"))
-    said = run("--probes", "loss")
-    assert said.code == MISSING
-    assert f"{CELL} left no curve of current" in " ".join(said.out.split())
-
-
-def test_curves_of_a_training_that_failed_are_drawn_all_the_same(run: Run, stack: Stack, curves: Path) -> None:
-    stack(leave(curves).replace("write()", "write(outcome='fail', checks=[dict(name='one', passed=False)])"))
-    said = run("--probes", "loss", "--format", "html")
-    assert said.code == CLOSED
-    assert said.out.count("<svg ") == 2
-
-
 def test_curves_of_an_earlier_run_are_not_this_run_s(run: Run, stack: Stack, curves: Path) -> None:
     stack(leave(curves))
     assert run("--probes", "loss").code == OPEN

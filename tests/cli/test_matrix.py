@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,12 +55,3 @@ def test_a_cell_on_a_gpu(matrix: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     assert (cell["outcome"], cell["reason"]) == ("error", "8")
     (receipt,) = read_receipts(tmp_path / "receipts").found.values()
     assert receipt.outcome.value == "error"
-
-
-def test_cells_of_another_machine_are_not_run_and_have_receipts_that_say_so(matrix: Run, tmp_path: Path) -> None:
-    words = ("--targets", "h200", "--stacks", "native", "--probes", "imports", "--receipts", tmp_path)
-    done = matrix(*words, "--python", sys.executable)
-    assert (done.code, "1 not run" in done.out) == (4, True), done.err
-    (receipt,) = read_receipts(tmp_path).found.values()
-    assert (receipt.cell, receipt.outcome.value) == ("native-h200-imports", "not-run")
-    assert "none is present" in receipt.reason

@@ -50,18 +50,6 @@ def test_a_session_that_is_good_is_open_and_tells_its_numbers_in_every_form(run:
     assert told["receipts"][0]["training"][0]["flop_utilisation"] == 0.321
 
 
-def test_the_launcher_reaches_every_cell(run: Run, stack: Stack) -> None:
-    stack("write(reason=order['settings']['launcher'] + ' started it')")
-    said = run("--target", "h200", "--launcher", "torchrun", "--format", "json")
-    assert {receipt["reason"].split()[0] for receipt in json.loads(said.out)["receipts"]} == {"torchrun"}
-
-
-def test_cells_run_one_at_a_time(run: Run, stack: Stack, tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
-    stack(f"os.mkdir({str(alone)!r}); time.sleep(0.1); os.rmdir({str(alone)!r}); write()")
-    assert run("--target", "h200", "--cells", "small_bf16,small_delayed,scaled_bf16_2").code == OPEN
-
-
 def test_cells_are_chosen_by_the_ranks_that_they_take(run: Run, stack: Stack, catalog: Catalog) -> None:
     stack("write()")
     told = json.loads(run("--target", "h200", "--ranks", "4", "--format", "json").out)
@@ -77,10 +65,3 @@ def test_a_cell_that_lacks_gpus_is_not_good_and_a_red_one_closes(run: Run, stack
     said = run("--target", "h200", "--cells", "scaled_bf16_4")
     assert said.code == CLOSED
     assert "plan.learns" in said.out
-
-
-def test_a_record_that_contradicts_itself_is_no_evidence(run: Run, stack: Stack) -> None:
-    stack(RECORD + "write(training=[record(whole_ns=21)])")
-    said = run("--target", "h200", "--cells", "scaled_bf16_4")
-    assert said.code == CLOSED
-    assert "phases sum to 20 ns of 21" in " ".join(said.out.split())

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from megacpp_validate.cli.output import require_apart, require_output, write_answer, write_result, write_text
+from megacpp_validate.cli.output import require_output, write_answer, write_result, write_text
 from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
 from megacpp_validate.evidence import whole_file
 from megacpp_validate.evidence.values import Frozen
@@ -109,10 +109,3 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     assert (tmp_path / "real").read_text() == "after"
     write_text("after", Path("/dev/null"))
     assert not Path("/dev/null").is_file()
-
-
-def test_a_file_among_those_that_are_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WrongArguments, match="--output"):
-        require_apart(tmp_path, tmp_path / "x" / ".." / "receipt.json", "--output")
-    require_apart(tmp_path / "store", tmp_path / "receipt.json", "--output")
-    require_apart(tmp_path, None, "--output")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -30,16 +29,6 @@ def test_a_site_of_the_receipts_of_one_run(run: Run, tmp_path: Path) -> None:
     result = SiteResult.model_validate_json(again.out)
     assert result.pages == len(list((tmp_path / "site").rglob("*.html")))
     assert all((tmp_path / "site" / cell.page).is_file() for cell in result.cells)
-
-
-def test_other_forms(run: Run, tmp_path: Path) -> None:
-    site = ("--output", tmp_path / "site")
-    junit = ET.fromstring(run(EVIDENCE, *site, "--format", "junit").out.encode())
-    assert (junit.get("tests"), junit.get("failures")) == ("7", "7")
-    assert "::error title=te2.14.1-h200-imports" in run(EVIDENCE, *site, "--format", "github").out
-    summary = tmp_path / "summary.md"
-    assert run(EVIDENCE, *site, "--format", "markdown", "--summary", summary).out == ""
-    assert "## Report" in summary.read_text()
 
 
 def test_wrong_arguments(run: Run, tmp_path: Path) -> None:

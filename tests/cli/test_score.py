@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -72,25 +71,6 @@ def test_rates_are_counted_from_the_evidence_with_their_intervals_and_days(check
         Rate.model_validate(killed.model_dump() | {"low": 0.99})
 
 
-def test_days_are_those_of_commits(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for words in (["init", "--quiet"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "x"]):
-        subprocess.run(["git", "-C", str(checkout), *words], check=True)
-    before = read_score(read_catalog(), checkout, *NAMES)
-    assert [rate.id for rate in before.rates] == [
-        "kill-rate", "blame-accuracy", "false-alarms", "te-blame", "te-false-blame", "te-blame-held-out",
-    ]  # fmt: skip
-    assert (before.rates[5].trials, len(before.lost)) == (35, 1)  # one of the 36 is left out, and the score says so
-    # Evidence that is not as it was committed is of no day that anybody knows; the other files keep theirs.
-    changed = checkout / "docs" / "evidence" / FILES[0]
-    changed.write_text(changed.read_text() + "\n")
-    assert call(monkeypatch, checkout, "--format", "json") == 0
-    days = {rate["id"]: rate["day"] for rate in json.loads(capfd.readouterr().out)["rates"]}
-    assert (days["te-blame"], days["te-false-blame"]) == ("", "")
-    assert days["te-blame-held-out"] == before.rates[5].day != ""
-
-
 def broken(checkout: Path, change: Any) -> None:
     file = checkout / "docs" / "evidence" / "selftest.json"
     data = json.loads(file.read_text())
@@ -115,40 +95,6 @@ def test_what_is_no_full_selftest_is_no_score(
     broken(checkout, change)
     assert call(monkeypatch, checkout) == 4
     assert "not of a full selftest" in capfd.readouterr().err
-
-
-WRONG = {
-    "more alarms than runs": lambda data: data.update(clean_runs=1),
-    "yet to come": lambda data: data.update(finished_at="2999-01-01T00:00:00+00:00"),
-    "no time": lambda data: data.update(finished_at="yesterday"),
-}
-
-
-@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
-def test_what_cannot_be_so_is_refused_in_words(
-    change: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    broken(checkout, change)
-    assert call(monkeypatch, checkout) == 2
-    said = capfd.readouterr().err
-    assert "selftest.json holds no score" in said
-    assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("selftest.json", '{"schema_id": "megacpp-validate/selftest/1"'),
-        ("selftest.json", '{"a": 1, "a": 2}'),
-        (FILES[0], "{}"),
-    ],
-)
-def test_what_is_no_result_is_refused(
-    name: str, text: str, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (checkout / "docs" / "evidence" / name).write_text(text)
-    assert call(monkeypatch, checkout) == 2
-    assert f"{name} holds no score" in capfd.readouterr().err
 
 
 def test_what_is_committed_is_fresh() -> None:

@@ -106,24 +106,6 @@ def test_a_mutant_that_lives_or_is_blamed_wrongly_closes(
     assert ("blamed imports" if red else "every probe was good blamed nobody") in shown
 
 
-def test_a_false_alarm_closes(run: Run, catalog: Catalog, killed: str, clean: str) -> None:
-    said = run(Planter(killed + clean + line(catalog, red="linear_walker")))
-    assert said.code == CLOSED
-    assert "false alarm: s-cpu-linear_walker, seed 3: bf16.forward" in said.out
-
-
-def test_a_probe_that_is_red_without_a_fault_kills_nothing(
-    run: Run, catalog: Catalog, planted: dict[str, Mutant], killed: str, clean: str
-) -> None:
-    """The alarm hides the verdict of that probe, so the mutant of its module was not judged."""
-    module = planted[MUTANTS[0]].module
-    said = run(Planter(killed + clean + line(catalog, red=module)))
-    assert said.code == CLOSED
-    shown = " ".join(said.out.split())
-    assert f"{MUTANTS[0]} not-run" in shown
-    assert f"no verdict of the probe {module}, which should have caught it blamed nobody" in shown
-
-
 def test_lost_runs_are_never_green(run: Run, catalog: Catalog, killed: str, clean: str) -> None:
     said = run(Planter(killed + line(catalog)))
     assert said.code == MISSING
@@ -131,18 +113,6 @@ def test_lost_runs_are_never_green(run: Run, catalog: Catalog, killed: str, clea
     said = run(Planter(killed + clean + line(catalog, receipts=(), trouble="killed after 120 s")))
     assert said.code == MISSING
     assert "lost: clean run with seed 3: killed after 120 s" in said.out
-
-
-def test_a_mutant_without_a_run_is_never_green(
-    run: Run, catalog: Catalog, planted: dict[str, Mutant], clean: str
-) -> None:
-    first, second = planted.values()
-    said = run(Planter(line(catalog, first, first.module) + clean))
-    assert said.code == CLOSED
-    assert second.id in said.out
-    shown = " ".join(said.out.split())
-    assert f"{second.id} not-run" in shown
-    assert "there is no run of it blamed nobody" in shown
 
 
 @pytest.mark.parametrize(
@@ -159,18 +129,3 @@ def test_a_process_that_gives_no_runs_is_no_environment(run: Run, planter: Plant
     assert words in said.err
     assert "Next step" in said.err
     assert not said.out
-
-
-def test_a_line_that_was_cut_short_is_told(run: Run, killed: str, clean: str) -> None:
-    said = run(Planter(killed + clean[:-20]))
-    assert said.code == INFRASTRUCTURE
-    assert "line 4 is not a run of the selftest" in said.err
-
-
-def test_an_installed_package_without_the_stand_in_is_no_environment(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selftest_runs, "DOUBLE", tmp_path / "tests" / "te_double")
-    said = run(Planter(""))
-    assert said.code == NO_ENVIRONMENT
-    assert "in a checkout" in said.err

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic.bisect import name_folder, order_releases, put_axes, read_axes
+from megacpp_validate.canary.dynamic.bisect import order_releases, read_axes
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
-from megacpp_validate.environments.cell import own_folder
-from megacpp_validate.environments.interpreter import own_interpreter
 from megacpp_validate.errors import WrongArguments
 from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
 from tests.command_line import Run, make_run
@@ -116,12 +112,6 @@ def test_wrong_arguments_are_told_in_words(
     assert "Traceback" not in said.err
 
 
-def test_without_an_index_there_is_no_environment(run: Run) -> None:
-    said = run("2.8.0", "2.13.0", "--module", "linear_walker")
-    assert said.code == NO_ENVIRONMENT
-    assert "Next step" in said.err
-
-
 # --- on a host with a GPU ---------------------------------------------------------------------------------------
 
 PROBE = """
@@ -215,19 +205,6 @@ def test_a_release_that_does_not_import_is_told_apart_from_one_that_fails(
     assert "blocked by imports, which is import-error: undefined symbol" in " ".join(beyond.out.split())
 
 
-def test_releases_that_are_not_on_the_host_widen_the_range(
-    run: Run, host: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_index(monkeypatch, write_index(tmp_path / "index", dict.fromkeys(ALL, PACKAGE)))
-    said = run("2.12.0", "2.17.1", *host(BLOCKED_AT_2_14, ("2.12.0", "2.15.0", "2.17.1")))
-    assert said.code == MISSING
-    flat = " ".join(said.out.split())
-    assert "Transformer Engine 2.16.0, 2.16.1, 2.17.0 or 2.17.1 (one of these); 2.15.0 is the last" in flat
-    assert "2.16.1: this host has no environment for it" in flat
-    missing = run("2.13.0", "2.17.1", "--module", "attention", "--target", "h200", "--python", sys.executable)
-    assert missing.code == NO_ENVIRONMENT
-
-
 def cudnn_folders(tmp_path: Path, *versions: str) -> str:
     for version in versions:
         (tmp_path / f"cudnn-{version}").mkdir()
@@ -246,35 +223,6 @@ def test_not_transformer_engine_but_cudnn(run: Run, host: Callable[..., list[str
         "Not Transformer Engine: cuDNN. attention breaks first with cuDNN 9.18.0; 9.17.0 is the last good one" in flat
     )
     assert len({line.partition(" ")[2] for line in ran(tmp_path)}) <= 2 + 2 + 2
-
-
-def test_one_release_with_another_component(run: Run, host: Callable[..., list[str]], tmp_path: Path) -> None:
-    fault = "if at[1] >= '9.16.0' and order['probe'] == 'attention': outcome, reason = 'error', 'cuDNN raises'"
-    axis = f"cudnn=9.14.0:,{cudnn_folders(tmp_path, '9.15.0', '9.16.0')}"
-    said = run("2.17.1", "2.17.1", *host(fault), "--axis", axis)
-    assert said.code == FOUND, said
-    assert "attention breaks first with cuDNN 9.16.0; 9.15.0 is the last good one" in " ".join(said.out.split())
-
-
-def test_another_seed_or_limit_is_another_question(run: Run, host: Callable[..., list[str]], tmp_path: Path) -> None:
-    arguments = ["2.12.0", "2.17.1", *host(BLOCKED_AT_2_14, ("2.12.0", "2.17.1"))]
-    for more in ([], ["--seed", "5"], ["--limit", "120"], []):  # the last one is known
-        assert run(*arguments, *more).code == FOUND
-    assert len(ran(tmp_path)) == 3 * 4
-
-
-def test_a_second_search_there_is_refused(run: Run, host: Callable[..., list[str]], tmp_path: Path) -> None:
-    arguments = ["2.12.0", "2.17.1", *host(BLOCKED_AT_2_14, ("2.12.0", "2.17.1"))]
-    with own_folder(tmp_path / "mine" / "receipts"):
-        said = run(*arguments, "--receipts", str(tmp_path / "mine"))
-    assert (said.code, "--receipts" in said.err) == (INFRASTRUCTURE, True)
-
-
-def test_another_gpu_than_the_target_runs_nothing(run: Run, host: Callable[..., list[str]]) -> None:
-    arguments = [word.replace("h200", "b200") if word == "h200" else word for word in host("")]
-    said = run("2.12.0", "2.17.1", *arguments)
-    assert said.code == MISSING
-    assert "sm_90" in said.err
 
 
 # --- axes -------------------------------------------------------------------------------------------------------
@@ -299,11 +247,6 @@ def test_what_is_no_axis_is_refused_with_the_form(text: str) -> None:
         read_axes([text])
 
 
-def test_an_axis_twice_is_refused() -> None:
-    with pytest.raises(WrongArguments, match="twice"):
-        read_axes(["cudnn=1:,2:", "cudnn=3:,4:"])
-
-
 @pytest.mark.parametrize(
     ("good", "bad", "usable", "values", "absent"),
     [
@@ -321,45 +264,4 @@ def test_releases_are_ordered_from_the_good_end_to_the_bad_one(
     assert (axis.values, axis.absent) == (values, absent)
 
 
-def test_a_folder_is_no_release() -> None:
-    with pytest.raises(WrongArguments, match="is no release"):
-        order_releases(["2.8.0"], "./here", "2.8.0")
-
-
-def test_the_gpu_tier_needs_nothing_that_reads_sources(tmp_path: Path) -> None:
-    """A GPU host has no griffe: only the static tier may ask for it, and says so."""
-    head = (
-        "import sys; sys.modules['griffe'] = None; from megacpp_validate.cli import main; sys.argv = ['x', 'te-bisect',"
-    )
-    for more, code, word in (("'--target', 'gb10'", NO_ENVIRONMENT, "cannot be built"), ("", NO_ENVIRONMENT, "griffe")):
-        command = f"{head} '2.8.0', '2.9.0', '--module', 'permute', {more}]; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
-        assert done.returncode == code, done.stderr
-        assert word in done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-
-
 # --- environments -----------------------------------------------------------------------------------------------
-
-
-def test_a_folder_of_an_axis_comes_before_the_release_and_its_libraries_before_those_of_torch(tmp_path: Path) -> None:
-    libraries = tmp_path / "cudnn" / "nvidia" / "cudnn" / "lib"
-    libraries.mkdir(parents=True)
-    for name in ("libcudnn.so.9", "libcudnn_ops.so.9", "libcudnn.so.9.21.0", "libother.so.1"):
-        (libraries / name).write_text("")
-    release = tmp_path / "te"
-    release.mkdir()
-    base = replace(own_interpreter({"PYTHONPATH": str(release)}), folders=(release,))
-    assert put_axes(base, {"cudnn": None, "flash-attn": None}) is base
-    other = put_axes(base, {"cudnn": tmp_path / "cudnn", "flash-attn": None}).call("probes")
-    assert other.variables["PYTHONPATH"].startswith(f"{tmp_path / 'cudnn'}:{release}")
-    assert other.variables["LD_PRELOAD"] == f"{libraries / 'libcudnn.so.9'}:{libraries / 'libcudnn_ops.so.9'}"
-    assert "LD_PRELOAD" not in put_axes(base, {"flash-attn": tmp_path / "cudnn"}).call("probes").variables
-
-
-def test_points_have_folders_of_their_own() -> None:
-    one, other = ({"te": "2.17.1", "cudnn": value} for value in ("9.1", "9_1"))
-    assert name_folder(one) != name_folder(other)
-    assert name_folder(one).startswith("2.17.1-9.1-")

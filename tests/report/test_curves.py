@@ -53,13 +53,6 @@ def test_every_curve_the_gap_of_each_seed_and_the_bars_are_drawn_and_named() -> 
     assert names | {"step 4", "step 999"} <= set(texts(svg))
 
 
-def test_each_half_has_the_bar_that_holds_there() -> None:
-    svg = draw_loss_curves(VERDICT).svg
-    early, late = points(svg, "bar +0.0200"), points(svg, "bar +0.0100")
-    assert early[0][0] < early[1][0] <= late[0][0] < late[1][0]
-    assert early[0][1] < late[0][1] < points(svg, "bar -0.0100")[0][1]
-
-
 def test_nothing_hangs_on_colour() -> None:
     svg = draw_loss_curves(VERDICT).svg
     assert set(re.findall(r'(?:stroke|fill)="([^"]*)"', svg)) == {"currentColor", "none"}
@@ -72,14 +65,6 @@ def test_a_peak_of_one_step_is_not_thinned_away() -> None:
     shown = points(draw_training(record()).svg, "seconds of each step")
     assert len(shown) <= 300
     assert min(y for _, y in shown) < sorted(y for _, y in shown)[1] - 50
-
-
-def test_the_first_step_is_named_and_not_drawn() -> None:
-    svg = draw_training(record()).svg
-    assert any("the first took 20 s" in text for text in texts(svg))
-    assert {"loss", "perfect model", "without context", "seconds of each step"} == set(lines(svg))
-    shown = sorted(y for _, y in points(svg, "seconds of each step"))
-    assert shown[-1] - shown[0] > 50  # the first step would flatten the rest
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
