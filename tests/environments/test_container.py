@@ -1,17 +1,8 @@
-"""Container images by digest.
-
-What starts a container is run where there is one to start: set MEGACPP_TEST_IMAGE to an image by digest that has a
-Python 3.11 or newer, on a machine with a Docker Engine.
-"""
+"""Container images by digest: how a module is started in one, and what Docker's client answers."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,27 +11,10 @@ import pytest
 from megacpp_validate.environments.container import ContainerEnvironment, open_container
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE
-from megacpp_validate.process import Processes
 
 VARIABLE = "MEGACPP_TEST_IMAGE"
 DIGEST = f"sha256:{'a' * 64}"
 IMAGE = f"nvcr.io/nvidia/pytorch@{DIGEST}"
-
-
-@pytest.fixture(scope="module")
-def image() -> str:
-    name = os.environ.get(VARIABLE, "")
-    if not name:
-        pytest.skip(f"not-run: {VARIABLE} names no image by digest with a Python 3.11")
-    done = subprocess.run([shutil.which("docker") or "false", "info"], capture_output=True, check=False, timeout=60)
-    if done.returncode:
-        pytest.skip(f"not-run: no Docker Engine answers: {done.stderr.decode()[-300:]}")
-    return name
-
-
-@pytest.fixture(scope="module")
-def container(image: str) -> ContainerEnvironment:
-    return open_container(image, {**os.environ, "NVTE_DEBUG": "a b", "PYTHONPATH": "/of/the/host"}, gpus=False)
 
 
 def made_by_hand(**variables: str) -> ContainerEnvironment:
@@ -89,38 +63,6 @@ def test_what_changes_an_answer_changes_the_identity() -> None:
     ]  # fmt: skip
     assert len({made.identity, *(other.identity for other in others)}) == 6
     assert replace(made, variables={"NVTE_DEBUG": "1", "LD_LIBRARY_PATH": "/host"}).identity == made.identity
-
-
-def test_a_module_runs_in_a_real_image(container: ContainerEnvironment, tmp_path: Path) -> None:
-    share = tmp_path / "a share, with a comma"
-    share.mkdir()
-    answer = share / "facts.json"
-    call = container.call("megacpp_validate.probes.identify", str(answer), shares=(share,))
-    ended = Processes().run(call, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
-    assert ended.code == 0, ended.words
-    facts = json.loads(answer.read_text())
-    assert facts["executable"] != sys.executable
-    assert tuple(map(int, facts["python"].split(".")[:2])) >= (3, 11)
-    assert answer.stat().st_uid == os.getuid()
-    assert container.image_digest in container.because
-
-
-def test_a_real_container_that_is_killed_is_gone(container: ContainerEnvironment, tmp_path: Path) -> None:
-    """The client is what is killed; the container would go on."""
-    call = container.call("http.server", "8000")
-    ended = Processes().run(call, folder=tmp_path, limit_s=5.0, log=tmp_path / "log")
-    assert ended.code is None, ended.words
-    assert wait_until(container, call.cleanup[-1], there=False)
-
-
-def wait_until(container: ContainerEnvironment, name: str, *, there: bool) -> bool:
-    words = [container.docker, "ps", "--all", "--quiet", "--filter", f"name={name}"]
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        if bool(subprocess.run(words, capture_output=True, text=True, check=True).stdout) is there:
-            return True
-        time.sleep(0.2)
-    return False
 
 
 DOCKER = """#!/bin/sh

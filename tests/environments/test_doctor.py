@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import sys
@@ -20,8 +19,6 @@ from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
 from megacpp_validate.evidence.doctor_look import PackageLook
 from megacpp_validate.process import Processes
-from tests.command_line import make_run
-from tests.environments.doctor_hosts import PATH
 
 TORCH = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
 EXTENSION = TORCH / "lib" / "libaoti_custom_ops.so"
@@ -179,56 +176,3 @@ def test_an_interpreter_that_cannot_be_used_is_said_so(python: str | None, said:
     with pytest.raises(NoEnvironment, match="Next") as fault:
         take_looks(InterpreterEnvironment((str(program),), dict(os.environ)), ["torch"], LIMITS, Processes())
     assert said in str(fault.value)
-
-
-def test_the_verb_says_by_its_exit_code_what_it_found(
-    site: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clean 0, something that breaks 1, not all looked at 4, an interpreter that cannot be used 5."""
-    run = make_run(capfd, monkeypatch, "doctor")
-    over = ("--overlays", str(site), "--format", "json")
-    code, text, _ = run(*over, "--target", "cpu")
-    assert code == 0, text
-    assert {one["aspect"] for one in json.loads(text)["differences"]} <= {"second copy", "metadata"}  # two torches
-    for name in ("transformer_engine", "triton"):
-        plant(site, name, "")
-    (site / "transformer_engine" / "pytorch.py").write_text("")
-    (site / "transformer_engine-2.20.2.dist-info").mkdir()
-    (site / "transformer_engine-2.20.2.dist-info" / "METADATA").write_text(
-        "Name: transformer-engine\nVersion: 2.20.2\n"
-    )
-    plant(site, "nvidia_cudnn_frontend-1.32.0.dist-info", "")
-    (site / "nvidia_cudnn_frontend-1.32.0.dist-info" / "METADATA").write_text(
-        "Name: nvidia-cudnn-frontend\nVersion: 1.32.0\n"
-    )
-    code, text, _ = run(*over, "--target", "h200")
-    weights = {(one["subject"], one["weight"]) for one in json.loads(text)["differences"]}
-    assert code == 4, weights
-    assert ("GPU", "unknown") in weights
-    plant(site, "triton", "raise ImportError('damaged')")
-    code, text, _ = run("--overlays", str(site), "--target", "h200")
-    assert code == 1
-    assert "ImportError: damaged" in text
-    assert run("--python", "/bin/false")[0] == 5
-    assert run("--stack", "te0.0.0")[0] == 2
-    smi = tmp_path / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    smi.write_text("#!/bin/sh\necho 'NVIDIA L4, 8.9, 580.159.03, 23034'\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
-    code, text, said = run(*over)
-    assert code == 2, text  # a GPU that no row is of is not told as a clean host without one
-    assert "no target for NVIDIA L4 (sm_89)" in text + said
-
-
-def test_a_laptop_without_a_stack_breaks_nothing(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is damaged there: the verb names how to choose a stack."""
-    nothing = tuple(PackageLook(name, installed=False) for name in ("torch", "transformer_engine.pytorch"))
-    monkeypatch.setattr(
-        "megacpp_validate.environments.doctor.take_looks", lambda *_: (replace(PATH, torch=""), nothing)
-    )
-    code, text, said = make_run(capfd, monkeypatch, "doctor")()
-    assert code == 5
-    assert "--python PATH" in text + said
