@@ -17,13 +17,13 @@ from megacpp_validate.bridge.fp8_scope import (  # noqa: E402
     current_scope,
     low_precision,
 )
-from megacpp_validate.native.mlp import gated_activation  # noqa: E402
 from megacpp_validate.training import (  # noqa: E402
     model,
 )
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import HybridModel, Scopes, _draw_expert, build_layer  # noqa: E402
+from megacpp_validate.training.parallel.plan import ParallelPlan, Spread  # noqa: E402
 from megacpp_validate.training.sizes import (  # noqa: E402
     Forms,
     Size,
@@ -68,25 +68,6 @@ def test_an_expert_is_drawn_by_its_number_on_every_plan() -> None:
         assert torch.equal(whole["up.weight"][number], up.double())
         assert torch.equal(whole["down.weight"][number], down.double())
     assert not torch.equal(whole["up.weight"][0], whole["up.weight"][1])
-
-
-def test_shared_experts_are_a_gated_mlp_beside_the_mixture() -> None:
-    size = read_size("tiny", shared_experts=2)
-    layer = build_layer("E", size, EXACT, seed=0, name="layers.2")
-    plain = build_layer("E", replace(size, shared_experts=0), EXACT, seed=0, name="layers.2")
-    state = layer.native_state_dict()
-    assert state["shared.fc1_weight"].shape == (2 * 2 * size.expert_width, size.hidden)
-    assert all(torch.equal(value, state[name]) for name, value in plain.native_state_dict().items())
-    rows = torch.randn(2, 5, size.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    inner = gated_activation(layer.norm(rows) @ state["shared.fc1_weight"].t(), "swiglu")
-    more = (inner @ state["shared.fc2_weight"].t()).detach()
-    off = (layer(rows, (None, None)).rows - plain(rows, (None, None)).rows - more).detach()
-    # Each layer rounds the stream once, and the sum of the experts before that, which is smaller.
-    assert float(off.abs().max()) <= 4 * 2.0**-53 * float(rows.abs().max())
-    assert float(more.abs().max()) > 1e-5
-    given = {name: value + 1 for name, value in state.items()}
-    layer.load_native_state_dict(given)
-    assert all(torch.equal(value, given[name]) for name, value in layer.native_state_dict().items())
 
 
 @pytest.mark.parametrize("moe", ["padded", "jagged"])
@@ -160,3 +141,13 @@ def _state() -> str:
     """A minus where the bridge keeps a layer out of low precision; without Transformer Engine no scope is low."""
     scope = current_scope()
     return "-" if scope is not None and ("keeps" in scope.reason or "stay" in scope.reason) else ""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_losses_of_the_router_are_shares_of_the_step(accumulate: int) -> None:
+    size = read_size("tiny", pattern="E", bf16_last=0, aux_coefficient=0.5, z_coefficient=0.1)
+    build = replace(EXACT, spread=Spread(ParallelPlan(accumulate=accumulate)))
+    rows = torch.randn(2, 8, size.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    one, shared = (build_layer("E", size, made, seed=0, name="layers.0")(rows, None).routing for made in (EXACT, build))
+    for name in ("aux_loss", "z_loss"):
+        assert getattr(shared, name).item() == pytest.approx(getattr(one, name).item() / accumulate)

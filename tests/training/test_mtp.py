@@ -15,9 +15,7 @@ from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import (  # noqa: E402
-    NO_TARGET,
     HybridModel,
-    targets_of,
 )
 from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
 
@@ -65,17 +63,6 @@ def test_it_is_the_head_of_the_paper_on_any_last_layer(last: str) -> None:
 
 def _first(layer: Any) -> str:
     return max(layer.named_parameters(), key=lambda named: named[1].numel())[0]
-
-
-def test_targets_are_two_ahead_at_any_part_of_the_positions() -> None:
-    tokens = torch.arange(14).reshape(2, 7)  # T is 6
-    ahead, targets = targets_of(tokens, range(6))
-    assert ahead.tolist() == [[1, 2, 3, 4, 5, 6], [8, 9, 10, 11, 12, 13]]
-    assert targets.tolist() == [[2, 3, 4, 5, 6, NO_TARGET], [9, 10, 11, 12, 13, NO_TARGET]]
-    for here in (range(3), range(3, 6)):
-        part = targets_of(tokens, here)
-        assert torch.equal(part[0], ahead[:, here.start : here.stop])
-        assert torch.equal(part[1], targets[:, here.start : here.stop])
 
 
 @pytest.mark.usefixtures("te_double")

@@ -261,14 +261,6 @@ def test_a_fallback_that_was_not_asked_for_fails() -> None:
     assert row.requested == "native"
 
 
-def test_a_rank_on_another_backend_has_a_row_of_its_own() -> None:
-    second = left_by(1)
-    second["choices"]["layers.0.block"]["observed"] = "te"
-    rows = backends_of(run_of(left_by(0), second), wants_te=False)
-    assert [row.path for row in rows] == ["plan.layers.0.block", "plan.layers.0.block.rank1"]
-    assert [took_requested(row) for row in rows] == [True, False]
-
-
 def test_the_record_has_what_the_report_tells() -> None:
     broken = left_by(0)
     broken["steps"][2]["loss"] = "inf"

@@ -16,7 +16,6 @@ from megacpp_validate.training.parallel.goodput import (
     Ledger,
     block_flops,
     forward_flops,
-    process_began_ns,
     training_flops,
 )
 from megacpp_validate.training.sizes import SIZES, read_size
@@ -57,11 +56,6 @@ def test_time_is_moved_and_never_more_than_there_is() -> None:
     ledger.move("step", "idle", -1.0)
     phases = ledger.close()["phases_ns"]
     assert (phases["step"], phases["communication wait"], phases["compile"]) == (0, NS // 4, 3 * NS // 4)
-
-
-def test_the_process_began_before_now() -> None:
-    ledger = Ledger(began_ns=process_began_ns())
-    assert ledger.close()["phases_ns"]["start-up"] > 0
 
 
 @pytest.mark.parametrize("name", SIZES)
