@@ -49,37 +49,34 @@ RECOMPUTED: Final = Choice("recompute", "recompute", "recompute")
 
 @dataclass(frozen=True, eq=False)
 class Trunk:
-    """What the layers make of tokens, before the head; under sequence parallelism at the positions of this rank.
+    """Output of the layers, before the head; under sequence parallelism at the positions of this rank.
 
     Attributes:
         rows: [B, T, hidden] behind the last norm.
         aux_loss, z_loss: [] of all routers, with their coefficients, this rank's shares; 0 without an E-layer.
-        tokens_per_expert: int64 [number of E-layers, E] of this rank's tokens, those that a capacity dropped left out.
         stream: [B, T, hidden] ahead of the last norm.
     """
 
     rows: Any
     aux_loss: Any
     z_loss: Any
-    tokens_per_expert: Any
     stream: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """What this rank adds in one pass to the losses of the whole step, each [] in fp32 at least.
+    """Shares of this rank, in one pass, of the losses of the whole step, each [] in fp32 at least.
 
     Summed over the ranks that hold different tokens (`Spread.token_group`) and over the passes of a step they are those
-    of one rank that reads the whole batch; of a rank alone, in one pass, they are so by themselves. The gradients of
+    of one rank that reads the whole batch. The gradients of
     `total` are summed likewise, never averaged.
 
     Attributes:
-        language: mean cross-entropy, nats a prediction; what is held to the floor of the language.
+        language: mean cross-entropy, nats a prediction.
         aux, z: of the routers, with their coefficients.
         mtp: of the head that predicts the token after the next one, with its coefficient; 0 without it.
         trajectory: with its coefficient; 0 where it is off.
-        total: what is trained on, their sum.
-        tokens_per_expert: as in `Trunk`; no loss.
+        total: their sum, the loss of training.
     """
 
     language: Any
@@ -88,7 +85,6 @@ class Losses:
     mtp: Any
     trajectory: Any
     total: Any
-    tokens_per_expert: Any
 
 
 class HybridModel(nn.Module):
@@ -170,12 +166,10 @@ class HybridModel(nn.Module):
                     routings += [step.routing] if step.routing is not None else []
         stream, normed = norm_of_sum(self.norm, step.rows, step.added, self.size.eps)
         nothing = torch.zeros((), dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
-        counts = [routing.routing_map.sum(0) for routing in routings]
         return Trunk(
             normed,
             sum((routing.aux_loss for routing in routings), nothing),
             sum((routing.z_loss for routing in routings), nothing),
-            torch.stack(counts) if counts else torch.empty(0, self.size.num_experts, dtype=torch.int64),
             stream,
         )
 
@@ -210,7 +204,7 @@ class HybridModel(nn.Module):
         if self.size.trajectory_coefficient:
             trajectory = self.size.trajectory_coefficient * trajectory_loss(seen.rows) * share
             total = total + trajectory
-        return Losses(language, seen.aux_loss, seen.z_loss, mtp, trajectory, total, seen.tokens_per_expert)
+        return Losses(language, seen.aux_loss, seen.z_loss, mtp, trajectory, total)
 
     def choices(self) -> dict[str, Choice]:
         """Part, as in layers.3.up -> what its last call took, and why."""
@@ -393,7 +387,7 @@ def targets_of(tokens: Any, here: range) -> tuple[Any, Any]:
     """Of tokens [B, T + 1]: those after each position, and those after these; int64 [B, positions here].
 
     The last position of a sequence has no token to predict, and gets `NO_TARGET`. Every rank reads whole sequences, so
-    nothing is asked of the others.
+    no other rank is needed.
     """
     positions = slice(here.start, here.stop)
     behind = functional.pad(tokens[:, 2:], (0, 1), value=NO_TARGET)

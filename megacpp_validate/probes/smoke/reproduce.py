@@ -12,7 +12,7 @@ it is off in all of those; in the run that is judged, and in its reference, it i
   twice as long a way, and step t has had t + 1 such errors.
 - MULTIPLE is for plans that are less lucky than every twin. Along the direction that grows fastest, plan and twin are
   draws of one normal distribution; |plan| exceeds MULTIPLE * |twin| with probability (2 / pi) atan(1 / MULTIPLE), and
-  that of all three twins at once with about its cube: 8 gives 5e-4, where the floor is none.
+  that of all three twins at once with about its cube: 8 gives 5e-4, where there is no floor.
 
 A fault of the plan is not rounding, and a bound that would let one pass fails the check by that name. There are two:
 
@@ -215,10 +215,10 @@ def run_reference(runs: Runs) -> list[Run]:
     given = runs.bench.setting("twins")
     splits = [split for split in map(int, given.split()) if runs.size.batch % split == 0] if given else TWINS
     changes = {**runs.changes, "aux_coefficient": 0.0}
-    asked: dict[str, dict[str, Any]] = {"one-rank": {"plan": {**alone, "accumulate": runs.plan.accumulate}}}
+    orders: dict[str, dict[str, Any]] = {"one-rank": {"plan": {**alone, "accumulate": runs.plan.accumulate}}}
     for split in (1, *splits):
-        asked[f"twin-{split}"] = {"plan": {**alone, "accumulate": split}, "changes": changes}
-    return runs.run_beside(asked)
+        orders[f"twin-{split}"] = {"plan": {**alone, "accumulate": split}, "changes": changes}
+    return runs.run_beside(orders)
 
 
 def reference_of(runs: list[Run]) -> Reference:

@@ -98,7 +98,7 @@ def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str,
     """
     account = receipt["goodput"]
     phases, whole = account["phases_ns"], round(account["whole_s"] * 1e9)
-    # The whole is told in seconds, in fp64: rounding at 2**-53 of 10**3 s is far below a nanosecond.
+    # The whole is given in seconds, in fp64: rounding at 2**-53 of 10**3 s is far below a nanosecond.
     adds_up = abs(sum(phases.values()) - whole) <= 1 and min(phases.values()) >= 0
     ran = min(phases[phase] for phase in RAN) > 0
     said = ", ".join(f"{phase} {spent / 1e9:.2f} s" for phase, spent in phases.items() if spent)
@@ -147,7 +147,7 @@ def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Gramm
 
 
 def check_backends(bench: Bench, run: Run) -> None:
-    """Every part took what was asked for, on every rank."""
+    """Every part ran on the requested backend, on every rank."""
     rows = backends_of(run, wants_te=bench.wants_te, native=bench.setting("native").split())
     bench.backends.extend(rows)
     bench.check(f"{run.name}.parts", bool(rows), f"{len(rows)} parts say what they took")

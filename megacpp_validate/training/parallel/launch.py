@@ -290,7 +290,7 @@ class _OwnRanks:
         return (
             f"{self.hosts.count - len(ends)} of {self.hosts.count} host(s) left no report, and the others were ended. "
             "Likely cause: the host or its launcher was ended (memory, a reboot, the scheduler), or "
-            f"{self.folder} is no folder that all hosts share. Next step: see the system log of that host"
+            f"not all hosts share {self.folder}. Next step: see the system log of that host"
         ), tuple(ends)
 
 
@@ -401,7 +401,7 @@ def _happened(ending: Ending, traces: Sequence[Trace], limits: Limits) -> str:
         "died": "a rank died, and the others were ended",
         "hung": f"no rank gave a sign of life for {limits.silent:g} s, and all were ended",
         "late": f"the run was not done after {limits.whole:g} s, and all ranks were ended",
-        "stopped": "the launcher was asked to end (SIGTERM or SIGINT), and all ranks were ended",
+        "stopped": "the launcher got SIGTERM or SIGINT, and all ranks were ended",
     }[ending]
 
 

@@ -166,7 +166,7 @@ class Audit:
         """Where no rows are exchanged, compare the permuted rows with the router's choice."""
         permute = layer.dispatch.permute
 
-        def hear(router: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
+        def note_routed(router: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
             self._routed[place] = out.routing_map.sum(0).tolist()
 
         def checked(*given: Any, **named: Any) -> Any:
@@ -182,7 +182,7 @@ class Audit:
             self.dispatches += 1
             return sent
 
-        layer.router.register_forward_hook(hear)
+        layer.router.register_forward_hook(note_routed)
         layer.dispatch.permute = checked  # type: ignore[method-assign]
 
 

@@ -103,8 +103,6 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
         "fault": "" if fault is None else f"{type(fault).__name__}: {fault}",
         "steps": [{name: _number(value) for name, value in vars(record).items()} for record in trainer.records],
         "validation": {str(step): _number(loss) for step, loss in trainer.validation.items()},
-        "floor": size.floor,
-        "without_context": size.grammar.without_context(),
         "goodput": _account(trainer, ledger),
         "flop_utilisation": _utilisation(trainer),
         "exposed_s": trainer.exposed,

@@ -77,7 +77,7 @@ class SmokeTrainer:
         ledger: of its time.
 
     Attributes:
-        model, language, optimizer: what is trained, on what, by what.
+        model, language, optimizer: the parts of training.
         sharded: how the model is shared out.
         parameters: of the whole model.
         records: of the steps that this process has done; losses are the whole run's, the same on all ranks.
@@ -137,7 +137,7 @@ class SmokeTrainer:
             after: called after each step.
 
         Raises:
-            NotFinite: a loss, gradient or watched value is no number.
+            NotFinite: a loss, gradient or watched value is NaN or infinite.
             TokensNotConserved, ReplicaDiverged: what an audit found.
             WrongCheckpoint, CheckpointNotSaved: as named.
             WrongSize: what it resumes is beyond its end.

@@ -209,7 +209,7 @@ def test_a_host_that_is_lost_or_stopped_ends_the_run(tmp_path: Path, number: sig
         assert "1 of 2 host(s) left no report" in text
         assert "At fault: rank 1." in text
     else:
-        assert "the launcher was asked to end (SIGTERM or SIGINT)" in text
+        assert "the launcher got SIGTERM or SIGINT" in text
         assert ended[pid][0] == 1
     wait_for(lambda: processes_of(tmp_path) == [])
 

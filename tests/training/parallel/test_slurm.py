@@ -68,7 +68,7 @@ def test_the_signal_of_the_time_limit_ends_the_ranks(slurm: dict[str, str], tmp_
         run(slurm, ["scancel", "--signal=USR2", *queue])  # what --signal=USR2@60 does
         words = job.communicate(timeout=100)[1].decode()
     assert job.returncode == 1
-    assert "the launcher was asked to end (SIGTERM or SIGINT), and all ranks were ended" in words
+    assert "the launcher got SIGTERM or SIGINT, and all ranks were ended" in words
     assert processes_of(tmp_path) == []
 
 
