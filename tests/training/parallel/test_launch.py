@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # a test runs this file's `run` in a process of its own
-from megacpp_validate.training.parallel.launch import Limits, RunEnd, WrongLaunch, launch, read_end
-from megacpp_validate.training.parallel.ranks import read_record
+from megacpp_validate.training.parallel.launch import Limits, RunEnd, Trace, WrongLaunch, judge, launch, read_end
+from megacpp_validate.training.parallel.ranks import Collective, RankRecord, read_record
 from tests.running_processes import processes_of
 
 pytestmark = pytest.mark.thorough
@@ -221,3 +222,23 @@ def test_a_host_that_never_comes_is_reported_before_a_rank_starts(tmp_path: Path
     assert "torchrun started no rank" in words[0]
     assert "not all 2 host(s) reached the rendezvous" in words[0]
     assert not list(tmp_path.glob("rank-*"))
+
+
+def trace(rank: int, code: int | None, state: Any, failed_at: float) -> Trace:
+    last = Collective("all_reduce", (0, 1), 2 - rank, 2, state, "", 1.0)
+    end = {"rank": rank, "code": code, "fault": "", "last": "", "receipt": None, "log": "nowhere"}
+    return Trace(end, RankRecord(1.0, 0, (last,), 7, "host", steps=True), failed_at)
+
+
+@pytest.mark.parametrize(
+    ("ending", "first", "second", "culprits"),
+    [
+        ("died", (1, "raised", 1.0), (-9, "left", 2.0), (1,)),  # rank 0 lost rank 1
+        ("died", (1, "left", 1.0), (1, "left", 2.0), (0,)),
+        ("died", (1, "raised", 1.0), (1, "raised", 2.0), (1,)),  # rank 1 is behind
+        ("hung", (None, "inside", 0.0), (None, "left", 0.0), (1,)),
+        ("late", (None, "inside", 0.0), (None, "left", 0.0), ()),
+    ],
+)
+def test_the_rank_at_fault_follows_from_its_traces(ending: Any, first: Any, second: Any, culprits: Any) -> None:
+    assert judge(ending, [trace(0, *first), trace(1, *second)], ENOUGH, 1.0).culprits == culprits
