@@ -1,7 +1,7 @@
 """Wrapper-aware dispatch: a tensor that says bf16 and stores FP8 hands over payload and scale together.
 
 Code that does not know such a tensor reads it in bf16, and nobody sees that FP8 was paid for and thrown away. So what a
-consumer cannot take is dequantized here alone, and says because of what; all of it is in `recorded_choices()`.
+consumer cannot take is dequantized here alone, with a reason.
 
 Tensors are known by their class and where it comes from, not by import: Transformer Engine's `Float8Tensor`,
 `Float8BlockwiseQTensor` and `MXFP8Tensor` (2.1 to 2.20), torchao's `Float8TrainingTensor` of training (0.13 and later;
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from .backends import Refusal, choose
+from .backends import Refusal
 from .errors import WrongDtype, WrongOption, WrongShape
 
 # --- quantized tensor -------------------------------------------------------------------------------------------------
@@ -78,13 +78,13 @@ class ScaledPayload:
         if self.scale is None:
             raise WrongOption(
                 f"the payload of a {self.source} came without its scale. Likely cause: it was taken out of its tensor "
-                "by hand. Next step: hand the tensor itself to `hand_over`."
+                "by hand. Next step: pass the tensor itself to `read_payload`."
             )
         if tuple(self.scale.shape) != self.blocks:
             raise WrongShape(
                 f"a {self.source} of shape {tuple(self.payload.shape)} with scales {self.block} wants "
                 f"{self.blocks} of them, and has {tuple(self.scale.shape)}. Likely cause: scales of another tensor, or "
-                "padding that was not cut off. Next step: hand the tensor itself to `hand_over`."
+                "padding that was not cut off. Next step: pass the tensor itself to `read_payload`."
             )
 
     @property
@@ -140,45 +140,6 @@ class ScaledPayload:
 # --- quantized tensor -------------------------------------------------------------------------------------------------
 
 
-__all__ = [
-    "Accepts",
-    "Dequantized",
-    "ScaledPayload",
-    "dequantize",
-    "hand_over",
-    "is_quantized",
-    "read_payload",
-    "saying",
-]
-
-MODULE: Final = "quantized_tensor"
-
-
-@dataclass(frozen=True)
-class Accepts:
-    """What a consumer takes as it is.
-
-    Attributes:
-        consumer: who it is, as "torch._scaled_mm".
-        blocks: scales that it takes.
-        formats: of the payload.
-    """
-
-    consumer: str
-    blocks: frozenset[Block]
-    formats: frozenset[Format] = frozenset({"e4m3"})
-
-    def why_not(self, payload: ScaledPayload) -> Refusal | None:
-        """Why the consumer cannot take this payload; None where it can."""
-        if payload.block not in self.blocks:
-            taken = ", ".join(sorted(self.blocks))
-            return Refusal("payload", "block", f"its scales are {payload.block}; {self.consumer} takes {taken}")
-        if payload.format not in self.formats:
-            taken = ", ".join(sorted(self.formats))
-            return Refusal("payload", "format", f"it is {payload.format}; {self.consumer} takes {taken}")
-        return None
-
-
 @dataclass(frozen=True, eq=False)
 class Dequantized:
     """What was read in its logical dtype because no consumer could take the payload.
@@ -223,24 +184,6 @@ def read_payload(tensor: Any) -> ScaledPayload | Refusal:
     if reader is None:
         return Refusal("payload", "kind", f"nothing here reads a {type(tensor).__name__}")
     return reader(tensor)
-
-
-def hand_over(tensor: Any, accepts: Accepts) -> ScaledPayload | Dequantized:
-    """A quantized tensor for a consumer: payload and scale together, or dequantized and said because of what.
-
-    Args:
-        tensor: a quantized tensor of Transformer Engine or torchao, any shape [..., K].
-        accepts: what the consumer takes.
-
-    Raises:
-        WrongDtype: it is no quantized tensor.
-    """
-    found = read_payload(tensor)
-    refusal = found if isinstance(found, Refusal) else accepts.why_not(found)
-    choose(MODULE, (("payload", lambda: refusal), ("dequantized", lambda: None)))
-    if refusal is None and isinstance(found, ScaledPayload):
-        return found
-    return dequantize(tensor, refusal.reason if refusal is not None else "it has no payload")
 
 
 def dequantize(tensor: Any, because: str) -> Dequantized:
@@ -418,84 +361,3 @@ _READERS: Final[dict[_Kind, Callable[[Any], ScaledPayload | Refusal]]] = {
     ("torchao.float8", "Float8Tensor"): _read_torchao_training,
     ("torchao", "Float8Tensor"): _read_torchao_inference,
 }
-
-
-# --- scaled mm --------------------------------------------------------------------------------------------------------
-# Consumers of FP8 payloads: `torch._scaled_mm`, and the pairs that DeepGEMM takes.
-#
-# Each says what it takes; `quantized_tensor.hand_over` does the rest. What cannot be taken is multiplied in bf16, and
-# the product says so.
-
-
-SCALED_MM: Final = Accepts("torch._scaled_mm", frozenset({"tensor", "row"}), frozenset({"e4m3", "e5m2"}))
-_ONE_E5M2: Final = Accepts("torch._scaled_mm beside E5M2", frozenset({"tensor"}))
-_NO_WIDTH: Final = Accepts("torch._scaled_mm with K or N that is no multiple of 16", frozenset())
-DEEP_GEMM_ROWS: Final = Accepts("DeepGEMM", frozenset({"1x128"}))
-DEEP_GEMM_WEIGHTS: Final = Accepts("DeepGEMM", frozenset({"128x128"}))
-
-
-@dataclass(frozen=True, eq=False)
-class Product:
-    """What was multiplied, and in what.
-
-    Attributes:
-        values: [M, N] in bf16.
-        ran: "fp8", or "dequantized" where a side had to be.
-        because: why it was; empty for "fp8".
-    """
-
-    values: Any
-    ran: Literal["fp8", "dequantized"]
-    because: str = ""
-
-
-def multiply(rows: Any, weight: Any) -> Product:
-    """Rows [M, K] x weight [N, K]^T of two quantized tensors -> bf16 [M, N].
-
-    Args:
-        rows: quantized, one scale in all or one a row.
-        weight: quantized, the same; E4M3 where the rows are E5M2.
-
-    Raises:
-        WrongShape: the two have no K in common.
-        WrongDtype: one of them is no quantized tensor.
-    """
-    if rows.dim() != 2 or weight.dim() != 2 or rows.shape[1] != weight.shape[1]:
-        raise WrongShape(
-            f"rows {tuple(rows.shape)} and a weight {tuple(weight.shape)} have no product [M, K] x [N, K]^T. Next "
-            "step: flatten the rows, and pass the weight as a linear layer holds it."
-        )
-    accepts = _NO_WIDTH if any(size % 16 for size in weight.shape) else SCALED_MM
-    left = hand_over(rows, accepts)
-    is_e5m2 = isinstance(left, ScaledPayload) and left.format == "e5m2"
-    right = hand_over(weight, _ONE_E5M2 if is_e5m2 else accepts)
-    if isinstance(left, ScaledPayload) and isinstance(right, ScaledPayload):
-        return Product(_scaled_mm(left, right), "fp8")
-    if isinstance(left, ScaledPayload):
-        left = dequantize(rows, "the weight beside it had to be")
-    if isinstance(right, ScaledPayload):
-        right = dequantize(weight, "the rows beside it had to be")
-    said = "; ".join(f"{side.source} {side.because}" for side in (left, right))
-    numbers = left.values.to(torch.bfloat16), right.values.to(torch.bfloat16)
-    return Product(numbers[0] @ numbers[1].t(), "dequantized", said)
-
-
-def as_deep_gemm(payload: ScaledPayload) -> tuple[Any, Any]:
-    """Values and fp32 scales that multiply, as DeepGEMM takes them: E4M3 [R, K], one for each block."""
-    return payload.payload, payload.multiplier()
-
-
-def _scaled_mm(left: ScaledPayload, right: ScaledPayload) -> Any:
-    scales = left.multiplier(), right.multiplier()
-    if left.block != right.block:  # one scale in all is also one a row
-        scales = scales[0].expand(left.rows, 1), scales[1].expand(right.rows, 1)
-    by_row = "row" in (left.block, right.block)
-    first, second = (scales[0].contiguous(), scales[1].t().contiguous()) if by_row else scales
-    return torch._scaled_mm(
-        left.payload.contiguous(),
-        right.payload.contiguous().t(),
-        scale_a=first,
-        scale_b=second,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=False,
-    )

@@ -3,8 +3,9 @@
     meta device -> convert -> fully_shard -> materialise -> compile -> train
 
 A layer converted after sharding has a weight that FSDP gathers in bf16; a graph compiled before the conversion holds
-the old layer; a model that is not on meta lies whole on each rank. Each of these trains, and is wrong, so each step
-checks the model itself (https://docs.pytorch.org/ao/stable/workflows/training.html, and torchtitan's float8 guide).
+the old layer; a model that is not on meta lies whole on each rank. Each of these trains, and is wrong, so the
+conversion checks the model itself (https://docs.pytorch.org/ao/stable/workflows/training.html, and torchtitan's float8
+guide).
 
 The layers are those of the linear walker. Importing this module imports nothing of torchao and never raises. Its FP8
 training is Python on `torch._scaled_mm`: a release whose compiled half does not fit this torch works all the same.
@@ -13,7 +14,7 @@ training is Python on `torch._scaled_mm`: a release whose compiled half does not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
@@ -223,6 +224,13 @@ def why_sharded(model: Any) -> str:
     return ""
 
 
+def why_converted(model: Any) -> str:
+    """Which layer is a Float8Linear; empty where none is."""
+    kind = float8_linear.require()
+    found = next((name for name, module in model.named_modules() if isinstance(module, kind)), None)
+    return "" if found is None else f"`{found}` is a Float8Linear already"
+
+
 def why_not_meta(model: Any) -> str:
     """Which parameter or buffer has memory; empty where all are on meta."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -231,218 +239,62 @@ def why_not_meta(model: Any) -> str:
     return ""
 
 
-def unsharded(model: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of these layers whose weight no FSDP2 module around them shards."""
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
-
-    around = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, FSDPModule)]
-    return tuple(
-        name
-        for name in names
-        if not isinstance(model.get_submodule(name).weight, DTensor) or not f"{name}.".startswith(tuple(around))
-    )
-
-
-# --- the order --------------------------------------------------------------------------------------------------------
-
-Step = Literal["convert", "fully_shard", "materialise", "compile", "train"]
-ORDER: Final[tuple[Step, ...]] = get_args(Step)
-_SCALE_TOLERANCE: Final = 2.0**-20  # a scale is one division: fp32 and fp64 differ by a rounding, 2^-24
+# --- the conversion ---------------------------------------------------------------------------------------------------
 
 
 class WrongOrder(BridgeError, RuntimeError):
-    """A step out of its order, through the lane or behind its back."""
+    """A model that is not as it must be before the conversion."""
 
 
 class LaneLost(BridgeError, RuntimeError):
-    """A layer that was converted and is no Float8Linear any more, or has another recipe."""
+    """torchao converted other layers than those of the plan."""
 
 
-class Float8Lane:
-    """A model on its way to FP8 training; each step once and in the order of `ORDER`.
+def convert_linears(
+    model: Any,
+    recipe: str,
+    *,
+    device: Any,
+    include: Sequence[str | type] = PROJECTIONS,
+    float8_all_gather: bool = False,
+    emulate: bool = False,
+) -> Float8Plan:
+    """`convert_to_float8_training` on the layers of the plan; the other steps of the order are torch's own.
 
     Args:
         model: all of it on the meta device, not sharded, not compiled.
         recipe: "tensorwise", "rowwise" or "rowwise_with_gw_hp".
         device: where it will train.
         include: the whitelist of layers, as `plan_walk` takes it.
-        float8_all_gather: FSDP gathers weights in FP8; then `after_step` must follow each step of the optimizer.
+        float8_all_gather: FSDP gathers weights in FP8; then `after_step` must follow the materialisation and each step
+            of the optimizer.
         emulate: as `why_not_float8`.
-
-    Attributes:
-        plan: which layers are converted.
 
     Raises:
         WrongOrder: the model was materialised, converted, sharded or compiled before.
         WrongTarget: torchao or FP8 is not here.
         UnknownName, WrongOption: as `plan_float8` and `float8_config`.
+        LaneLost: torchao converted other layers than those of the plan.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        recipe: str,
-        *,
-        device: Any,
-        include: Sequence[str | type] = PROJECTIONS,
-        float8_all_gather: bool = False,
-        emulate: bool = False,
-    ) -> None:
-        refusal = why_not_float8(device, emulate=emulate)
-        if refusal is not None:
-            raise WrongTarget(f"torchao cannot be used here: {refusal.reason.rstrip('.')}. Next step: stay in bf16.")
-        self.model: Final = model
-        self.device: Final = torch.device(device)
-        self.float8_all_gather: Final = float8_all_gather
-        self._next: Step = "convert"
-        self._look("convert")
-        self.plan: Final[Float8Plan] = plan_float8(model, recipe, include=include)
-        self._config = float8_config(self.plan.recipe, float8_all_gather=float8_all_gather, emulate=emulate)
-
-    @property
-    def converted(self) -> dict[str, Any]:
-        """Name -> module, of the layers that the plan converts, as they are now."""
-        return {name: self.model.get_submodule(name) for name in self.plan.names}
-
-    def convert(self) -> None:
-        """`convert_to_float8_training` on the layers of the plan.
-
-        Raises:
-            WrongOrder: not the next step, or the model is not what it was.
-            LaneLost: torchao converted other layers than those of the plan.
-        """
-        self._start("convert")
-        names = frozenset(self.plan.names)
-        convert_to_float8_training.require()(
-            self.model, module_filter_fn=lambda _, name: name in names, config=self._config
+    refusal = why_not_float8(device, emulate=emulate)
+    if refusal is not None:
+        raise WrongTarget(f"torchao cannot be used here: {refusal.reason.rstrip('.')}. Next step: stay in bf16.")
+    if wrong := why_compiled(model) or why_sharded(model) or why_not_meta(model) or why_converted(model):
+        raise WrongOrder(
+            f"the model cannot be converted: {wrong}. The order is meta device -> convert -> fully_shard -> "
+            "materialise -> compile -> train. Next step: build the model anew on the meta device, and convert it first."
         )
-        self._hold()
-        self._next = "fully_shard"
-
-    def fully_shard(self, shard: Callable[[Any], object]) -> None:
-        """FSDP2 on the converted model, by the caller's own rule.
-
-        Args:
-            shard: calls `torch.distributed.fsdp.fully_shard` on the blocks and then on the model that it is given.
-
-        Raises:
-            WrongOrder: not the next step, or a converted layer is not sharded afterwards.
-        """
-        self._start("fully_shard")
-        shard(self.model)
-        if whole := unsharded(self.model, self.plan.names):
-            raise WrongOrder(
-                f"fully_shard left the weight of `{whole[0]}` unsharded ({len(whole)} such). Likely cause: the rule "
-                "shards some blocks and not the model around them. Next step: call fully_shard on the model last."
-            )
-        self._hold()
-        self._next = "materialise"
-
-    def materialise(self, initialise: Callable[[Any], object]) -> None:
-        """Memory on the device, and values.
-
-        Args:
-            initialise: writes every parameter and buffer of the model that it is given, each rank its own shard.
-
-        Raises:
-            WrongOrder: not the next step.
-        """
-        self._start("materialise")
-        self.model.to_empty(device=self.device)
-        with torch.no_grad():
-            initialise(self.model)
-        self._hold()
-        self._next = "compile"
-        if self.float8_all_gather:
-            precompute_scales.require()(self.model)
-
-    def compile(self, **options: Any) -> Any:
-        """`torch.compile` of the model with these options; the compiled model shares the parameters.
-
-        Raises:
-            WrongOrder: not the next step.
-        """
-        self._start("compile")
-        compiled = torch.compile(self.model, **options)
-        self._next = "train"
-        return compiled
-
-    def require_ready(self) -> None:
-        """Check the whole order before the first step of training.
-
-        Raises:
-            WrongOrder: a step is missing, or one was taken behind the lane's back.
-            LaneLost: a layer was swapped back.
-        """
-        self._start("train")
-
-    def attach(self, optimizer: Any) -> Any:
-        """Call `after_step` after every step of an optimizer; gives the handle that takes it off again."""
-        return optimizer.register_step_post_hook(lambda *_: self.after_step())
-
-    def after_step(self) -> None:
-        """Scales of the next all-gather, by one all-reduce; nothing where weights are gathered in bf16.
-
-        Raises:
-            WrongOrder: before the model is ready.
-        """
-        if self._next != "train":
-            raise _order("after_step", f"the step {self._next} was not taken")
-        if self.float8_all_gather:
-            precompute_scales.require()(self.model)
-
-    def stale_scales(self) -> tuple[str, ...]:
-        """Layers whose scale is not that of their weight: the optimizer stepped and `after_step` was not called.
-
-        Reads values from the device and reduces over the ranks that share a weight: for a check, not for each step. All
-        ranks must call it. () where weights are gathered in bf16.
-        """
-        found = []
-        for name, layer in self.converted.items() if self.float8_all_gather else ():
-            weight, scale = layer.weight, layer.weight._local_tensor._precomputed_scale
-            amax = float(torch._foreach_norm([weight.detach()], ord=float("inf"))[0].full_tensor())
-            wanted = torch.finfo(layer.config.cast_config_weight.target_dtype).max / max(amax, 1e-12)
-            if scale is None or abs(float(scale) - wanted) > _SCALE_TOLERANCE * wanted:
-                found.append(name)
-        return tuple(found)
-
-    def _start(self, step: Step) -> None:
-        if step != self._next:
-            raise _order(step, f"the next step is {self._next}")
-        self._look(step)
-
-    def _look(self, step: Step) -> None:
-        """Refuse a model that is not what it must be before a step, whoever changed it."""
-        wrong = why_compiled(self.model)
-        if not wrong and step in ("convert", "fully_shard"):
-            wrong = why_sharded(self.model) or why_not_meta(self.model)
-        if not wrong and step == "convert":
-            kind = float8_linear.require()
-            found = [name for name, module in self.model.named_modules() if isinstance(module, kind)]
-            wrong = f"`{found[0]}` is a Float8Linear already" if found else ""
-        if wrong:
-            raise _order(step, wrong)
-        if step != "convert":
-            self._hold()
-
-    def _hold(self) -> None:
-        """Raise LaneLost unless exactly the layers of the plan are Float8Linear, each with the plan's recipe."""
-        kind = float8_linear.require()
-        found = {name: layer for name, layer in self.model.named_modules() if type(layer) is kind}
-        differing = sorted(set(found) ^ set(self.plan.names))
-        differing += [name for name, layer in found.items() if layer.config != self._config and name not in differing]
-        if differing:
-            raise LaneLost(
-                f"`{differing[0]}` is not what the plan says: a Float8Linear or none, or with another recipe than "
-                f"{self.plan.recipe} ({len(differing)} such). Likely cause: other code swapped or converted it. Next "
-                "step: convert once, and change the whitelist instead."
-            )
+    plan = plan_float8(model, recipe, include=include)
+    config = float8_config(plan.recipe, float8_all_gather=float8_all_gather, emulate=emulate)
+    names = frozenset(plan.names)
+    convert_to_float8_training.require()(model, module_filter_fn=lambda _, name: name in names, config=config)
+    kind = float8_linear.require()
+    found = {name for name, layer in model.named_modules() if isinstance(layer, kind)}
+    if differing := sorted(found ^ names):
+        raise LaneLost(f"torchao converted other layers than planned: {', '.join(differing)}. Next step: report it.")
+    return plan
 
 
-def _order(step: str, what: str) -> WrongOrder:
-    order = " -> ".join(("meta device", *ORDER))
-    return WrongOrder(
-        f"the step {step} cannot be taken: {what}. The order is {order}. Next step: build the model anew on the meta "
-        "device and take the steps in order."
-    )
+def after_step(model: Any) -> None:
+    """Scales of the next FP8 all-gather of all weights of a model, by one all-reduce; after each optimizer's step."""
+    precompute_scales.require()(model)

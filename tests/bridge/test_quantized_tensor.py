@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import quantized_tensor  # noqa: E402
-from megacpp_validate.bridge.backends import Refusal, forget_choices, recorded_choices  # noqa: E402
+from megacpp_validate.bridge.backends import Refusal, forget_choices  # noqa: E402
 from megacpp_validate.bridge.errors import WrongDtype, WrongOption, WrongShape  # noqa: E402
 from megacpp_validate.bridge.quantized_tensor import (  # noqa: E402
-    Accepts,
-    Dequantized,
     ScaledPayload,
-    hand_over,
     read_payload,
 )
 from tests.bridge import te_tensors as te  # noqa: E402
@@ -126,31 +122,6 @@ def test_a_plain_tensor_is_refused() -> None:
         read_payload(torch.ones(2))
 
 
-def test_a_consumer_that_takes_it_gets_it_whole() -> None:
-    payload = hand_over(te.one_scale(), quantized_tensor.SCALED_MM)
-    assert isinstance(payload, ScaledPayload)
-    (choice,) = recorded_choices()
-    assert (choice.requested, choice.observed, choice.fell_back) == ("payload", "payload", False)
-
-
-def test_a_consumer_that_does_not_gets_it_dequantized_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    tensor = te.blocks(8, 128, square=False)
-    with caplog.at_level(logging.WARNING):
-        found = hand_over(tensor, quantized_tensor.SCALED_MM)
-    assert isinstance(found, Dequantized)
-    assert found.because == "dequantized because its scales are 1x128; torch._scaled_mm takes row, tensor"
-    assert torch.equal(found.values, tensor.dequantize())
-    (choice,) = recorded_choices()
-    assert choice.fell_back
-    assert "quantized_tensor takes dequantized instead of payload" in caplog.text
-
-
-def test_a_format_that_is_not_taken_is_said() -> None:
-    found = hand_over(te.one_scale(gradient=True), Accepts("somebody", frozenset({"tensor"})))
-    assert isinstance(found, Dequantized)
-    assert "it is e5m2; somebody takes e4m3" in found.because
-
-
 def test_a_dequantization_wants_a_reason() -> None:
     with pytest.raises(WrongOption, match="silent"):
         quantized_tensor.dequantize(te.one_scale(), "  ")
@@ -243,44 +214,3 @@ def test_a_weight_that_will_be_cast_is_none_yet() -> None:
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gradient", [False, True])
-def test_scaled_mm_multiplies_payloads(gradient: bool) -> None:
-    rows, weight = te.one_scale(48, 32, gradient=gradient), te.one_scale(64, 32)
-    product = quantized_tensor.multiply(rows, weight)
-    exact = read_payload(rows).values().double() @ read_payload(weight).values().double().t()  # type: ignore[union-attr]
-    assert (product.ran, product.because) == ("fp8", "")
-    assert float((product.values.double() - exact).norm() / exact.norm()) < 0.01
-
-
-@pytest.mark.parametrize(
-    ("rows", "weight", "words"),
-    [
-        (lambda: te.one_scale(48, 40), lambda: te.one_scale(64, 40), "no multiple of 16"),
-        (lambda: te.one_scale(48, 32, gradient=True), lambda: te.one_scale(64, 32, gradient=True), "beside E5M2"),
-        (lambda: te.one_scale(48, 128), lambda: te.blocks(128, 128, square=True), "the weight beside it had to be"),
-        (lambda: te.blocks(48, 128, square=False), lambda: te.one_scale(64, 128), "the rows beside it had to be"),
-    ],
-)
-def test_what_scaled_mm_cannot_take_is_multiplied_in_bf16_and_said(rows: Make, weight: Make, words: str) -> None:
-    left, right = rows(), weight()
-    product = quantized_tensor.multiply(left, right)
-    exact = left.dequantize().double() @ right.dequantize().double().t()
-    assert product.ran == "dequantized"
-    assert words in product.because
-    assert product.because.count("dequantized because") == 2
-    assert float((product.values.double() - exact).norm() / exact.norm()) < 0.01
-
-
-def test_shapes_without_a_product_are_refused() -> None:
-    with pytest.raises(WrongShape, match="Next step"):
-        quantized_tensor.multiply(te.one_scale(48, 32), te.one_scale(64, 48))
-
-
-def test_deep_gemm_gets_values_and_scales_that_multiply() -> None:
-    tensor = te.blocks(8, 256, square=False)
-    payload = hand_over(tensor, quantized_tensor.DEEP_GEMM_ROWS)
-    assert isinstance(payload, ScaledPayload)
-    values, scales = quantized_tensor.as_deep_gemm(payload)
-    assert (values.dtype, tuple(scales.shape), scales.dtype) == (torch.float8_e4m3fn, (8, 2), torch.float32)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -89,90 +88,44 @@ def fill(model: Any) -> None:
         nn.init.normal_(parameter, std=0.05)
 
 
-LANE_STEPS: Final = ("convert", "fully_shard", "materialise")
-
-
 def check_refusals(bench: Bench) -> None:
-    """Recipes, widths, dtypes and devices that the lane does not take."""
-    lanes, errors = bench.bridge("torchao"), bench.bridge("errors")
+    """Recipes, widths, dtypes and devices that torchao does not take."""
+    torchao, errors = bench.bridge("torchao"), bench.bridge("errors")
 
-    def lane(recipe: str = "tensorwise", build: Callable[[], Any] = Tree, **options: Any) -> Callable[[], Any]:
-        return lambda: lanes.Float8Lane(on_meta(build), recipe, **{"device": "cpu", "emulate": True, **options})
+    def convert(recipe: str = "tensorwise", build: Callable[[], Any] = Tree, **options: Any) -> Callable[[], Any]:
+        given = {"device": "cpu", "emulate": True, **options}
+        return lambda: torchao.convert_linears(on_meta(build), recipe, **given)
 
     odd = partial(nn.ModuleDict, {"fc1": nn.Linear(512, 392, device="meta")})
     halves, doubles = (partial(Tree, dtype) for dtype in (torch.float16, torch.float64))
-    bench.refuses("recipe", errors.UnknownName, lane("delayed"))
-    bench.refuses("width", errors.WrongOption, lane(build=odd))
-    bench.refuses("fp16", errors.WrongOption, lane(build=halves))
-    bench.refuses("fp64", errors.WrongOption, lane(build=doubles))
-    bench.refuses("all-gather-by-row", errors.WrongOption, lane("rowwise", float8_all_gather=True))
-    bench.refuses("cpu", errors.WrongTarget, lane(emulate=False))
+    bench.refuses("recipe", errors.UnknownName, convert("delayed"))
+    bench.refuses("width", errors.WrongOption, convert(build=odd))
+    bench.refuses("fp16", errors.WrongOption, convert(build=halves))
+    bench.refuses("fp64", errors.WrongOption, convert(build=doubles))
+    bench.refuses("all-gather-by-row", errors.WrongOption, convert("rowwise", float8_all_gather=True))
+    bench.refuses("cpu", errors.WrongTarget, convert(emulate=False))
     with patch.object(torch.cuda, "get_device_capability", return_value=(8, 0)):
-        bench.refuses("capability-8.0", errors.WrongTarget, lane(emulate=False, device="cuda"))
-    plan = lanes.Float8Lane(on_meta(), "tensorwise", device="cpu", emulate=True).plan
+        bench.refuses("capability-8.0", errors.WrongTarget, convert(emulate=False, device="cuda"))
+    plan = torchao.plan_float8(on_meta(), "tensorwise")
     bench.check("router", plan.names == tuple(LAYERS), f"converts {', '.join(plan.names)}; keeps {dict(plan.kept)}")
 
 
 def check_order(bench: Bench, mesh: Any) -> None:
-    """Every step out of its order, by the lane's own methods and behind its back, raises before training."""
-    lanes = bench.bridge("torchao")
-    wrong, lost = lanes.WrongOrder, lanes.LaneLost
-    given: dict[str, tuple[Any, ...]] = {"fully_shard": (sharding(mesh),), "materialise": (fill,)}
-    shard, compiled = sharding(mesh), methodcaller("compile", backend="eager")
-
-    def lane(model: Any = None) -> Any:
-        return lanes.Float8Lane(on_meta() if model is None else model, "tensorwise", device=bench.device, emulate=True)
-
-    def after(steps: int) -> Any:
-        made = lane()
-        for step in LANE_STEPS[:steps]:
-            getattr(made, step)(*given.get(step, ()))
-        return made
-
-    # Name, steps that were taken, what is done behind the lane's back, its method that must raise, error.
-    rows: tuple[tuple[str, int, Callable[[Any], object] | None, str, Any], ...] = (
-        ("shard-before-convert", 0, None, "fully_shard", wrong),
-        ("compile-before-convert", 0, None, "compile", wrong),
-        ("compile-before-shard", 1, None, "compile", wrong),
-        ("compile-on-meta", 2, None, "compile", wrong),
-        ("convert-twice", 1, None, "convert", wrong),
-        ("convert-after-shard", 2, None, "convert", wrong),
-        ("shard-twice", 2, None, "fully_shard", wrong),
-        ("train-too-early", 3, None, "require_ready", wrong),
-        ("after-step-too-early", 1, None, "after_step", wrong),
-        ("behind.sharded-between", 0, shard, "convert", wrong),
-        ("behind.sharded-after", 1, shard, "fully_shard", wrong),
-        ("behind.compiled-between", 1, compiled, "fully_shard", wrong),
-        ("behind.materialised-between", 1, methodcaller("to_empty", device=bench.device), "fully_shard", wrong),
-        ("behind.swapped-back", 1, _swap_back, "fully_shard", lost),
-        ("behind.swapped-back-late", 3, _swap_back, "compile", lost),
-    )
-    for name, steps, deed, method, error in rows:
-        made = after(steps)
-        if deed is not None:
-            deed(made.model)
-        bench.refuses(name, error, partial(getattr(made, method), *given.get(method, ())))
-    made = after(3)
-    made.compile(backend="eager")
-    bench.refuses("shard-after-compile", wrong, partial(made.fully_shard, shard))
-
-    sharded, in_place = on_meta(), on_meta()
-    shard(sharded)
-    compiled(in_place)
+    """A model that was sharded, compiled, given memory or converted before is refused."""
+    torchao = bench.bridge("torchao")
+    sharded, in_place, converted = on_meta(), on_meta(), on_meta()
+    sharding(mesh)(sharded)
+    in_place.compile(backend="eager")
+    torchao.convert_linears(converted, "tensorwise", device=bench.device, emulate=True)
     for name, model in {
         "not-meta": Tree(),
-        "converted": after(1).model,
+        "converted": converted,
         "sharded": sharded,
         "compiled": in_place,
         "wrapped": torch.compile(on_meta(), backend="eager"),
     }.items():
-        bench.refuses(f"behind.{name}", wrong, partial(lane, model))
-
-
-def _swap_back(model: Any) -> None:
-    old = model.fc2
-    model.fc2 = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
-    model.fc2.weight = old.weight
+        refused = partial(torchao.convert_linears, model, "tensorwise", device=bench.device, emulate=True)
+        bench.refuses(f"behind.{name}", torchao.WrongOrder, refused)
 
 
 ROWS: Final = 208  # a multiple of 16, and none of the widths: so each product of each layer has sizes of its own
@@ -263,29 +216,35 @@ def _operand(read: Any) -> Operand:
 def check_recipe(bench: Bench, mesh: Any, recipe: str, backend: str, *, float8_all_gather: bool) -> None:
     """One recipe through the whole order; numbers, operands and products, eager and compiled."""
     name = f"{recipe}.all-gather" if float8_all_gather else recipe
-    lanes = bench.bridge("torchao")
+    torchao, model = bench.bridge("torchao"), on_meta()
     with bench.scope(name):
-        lane = lanes.Float8Lane(on_meta(), recipe, device=bench.device, float8_all_gather=float8_all_gather)
-        lane.convert()
-        lane.fully_shard(sharding(mesh))
-        lane.materialise(partial(_write, bench))
-        case, weights = _new_case(bench), {one: _whole(layer.weight) for one, layer in lane.converted.items()}
+        gather = {"float8_all_gather": float8_all_gather}
+        torchao.convert_linears(model, recipe, device=bench.device, **gather)
+        sharding(mesh)(model)
+        model.to_empty(device=bench.device)
+        with torch.no_grad():
+            _write(bench, model)
+        if float8_all_gather:
+            torchao.after_step(model)
+        case, weights = _new_case(bench), {one: _whole(layer.weight) for one, layer in _converted(model).items()}
         with _Products(bench.bridge("quantized_tensor").read_payload) as products:
-            eager = _run(lane.model, case)
+            eager = _run(model, case)
         _check_operands(bench, name, recipe, products)
         with watching_dequantizations(bench.bridge("quantized_tensor").saying) as watch:
-            _run(lane.model, case)
+            _run(model, case)
         silent = "; ".join(f"{one.what} at {one.where}" for one in watch.silent)
         bench.check("eager.silent", not watch.silent, silent or "nothing was dequantized")
-        compiled = lane.compile(backend=backend)
-        lane.require_ready()
-        for kind, model in (("eager", lane.model), ("compiled", compiled)):
-            seen = eager if model is lane.model else _run(model, case)
+        compiled = torch.compile(model, backend=backend)
+        for kind, ran in (("eager", eager), ("compiled", _run(compiled, case))):
             with bench.scope(kind):
-                _check_numbers(bench, recipe, case, weights, seen)
-        _check_gemms(bench, lane, recipe, partial(_run, compiled, case))
+                _check_numbers(bench, recipe, case, weights, ran)
+        _check_gemms(bench, model, recipe, partial(_run, compiled, case))
         if float8_all_gather:
-            _check_scales(bench, lane, partial(_run, compiled, case))
+            _check_scales(bench, model, partial(_run, compiled, case))
+
+
+def _converted(model: Any) -> dict[str, Any]:
+    return {name: model.get_submodule(name) for name in LAYERS}
 
 
 def _write(bench: Bench, model: Any) -> None:
@@ -394,7 +353,7 @@ def _operands_only(roundings: Roundings) -> Roundings:
     return Roundings(tuple(step for step in roundings.steps if step[0] in DTYPES), 0)
 
 
-def _check_gemms(bench: Bench, lane: Any, recipe: str, run: Callable[[], Any]) -> None:
+def _check_gemms(bench: Bench, model: Any, recipe: str, run: Callable[[], Any]) -> None:
     """After compiling: compiled code ran, and as many FP8 products as the recipe has for the converted layers."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         run()
@@ -404,7 +363,7 @@ def _check_gemms(bench: Bench, lane: Any, recipe: str, run: Callable[[], Any]) -
     found = sum(name.startswith(FP8_PRODUCT) for name in names)
     wanted = len(LAYERS) * len(bench.bridge("torchao").IN_FP8[recipe])
     bench.check("compiled.products", found == wanted, f"{found} FP8 products in compiled code, {wanted} wanted")
-    classes = {name: type(layer).__name__ for name, layer in lane.converted.items()}
+    classes = {name: type(layer).__name__ for name, layer in _converted(model).items()}
     bench.check("compiled.classes", set(classes.values()) == {"Float8Linear"}, f"{classes}")
 
 
@@ -412,22 +371,26 @@ def _is_fp8_product(event: Any) -> bool:
     return event is not None and event.name.startswith(FP8_PRODUCT)
 
 
-def _check_scales(bench: Bench, lane: Any, run: Callable[[], Any]) -> None:
-    """A scale that was not computed anew after the optimizer's step is reported; the hook computes it."""
-    optimizer = torch.optim.SGD(lane.model.parameters(), lr=1.0)
-    bench.check("scales.before", not lane.stale_scales(), f"{lane.stale_scales()}")
-
-    def step() -> int:
-        run()
-        optimizer.step()
-        return len(lane.stale_scales())
-
-    stale = step()
-    bench.check("scales.missed", stale == len(LAYERS), f"{stale} stale scales after a step without after_step")
-    lane.after_step()
-    bench.check("scales.after", not lane.stale_scales(), f"{lane.stale_scales()}")
-    handle = lane.attach(optimizer)
-    bench.check("scales.hook", step() == 0, f"{lane.stale_scales()} after a step with the hook")
-    handle.remove()
-    gathered = {name: type(layer.weight._local_tensor).__name__ for name, layer in lane.converted.items()}
+def _check_scales(bench: Bench, model: Any, run: Callable[[], Any]) -> None:
+    """A scale that was not computed anew after the optimizer's step is stale; `after_step` computes it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    bench.check("scales.before", not _stale(model), f"{_stale(model)}")
+    run()
+    optimizer.step()
+    bench.check("scales.missed", len(_stale(model)) == len(LAYERS), f"stale without after_step: {_stale(model)}")
+    bench.bridge("torchao").after_step(model)
+    bench.check("scales.after", not _stale(model), f"{_stale(model)}")
+    gathered = {name: type(layer.weight._local_tensor).__name__ for name, layer in _converted(model).items()}
     bench.check("scales.gathered", set(gathered.values()) == {"WeightWithDynamicFloat8CastTensor"}, f"{gathered}")
+
+
+def _stale(model: Any) -> list[str]:
+    """Layers whose scale of the next all-gather is not that of their weight; a scale is one division, 2^-24 off."""
+    found = []
+    for name, layer in _converted(model).items():
+        scale = layer.weight._local_tensor._precomputed_scale
+        amax = float(_whole(layer.weight).abs().max())
+        wanted = torch.finfo(layer.config.cast_config_weight.target_dtype).max / max(amax, 1e-12)
+        if scale is None or abs(float(scale) - wanted) > 2.0**-20 * wanted:
+            found.append(name)
+    return found

@@ -18,7 +18,6 @@ values about rounds nothing. A deed that a release does not know may be refused,
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +32,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...evidence.receipt import Check, Part
 from ..bench import Bench
-from ..bounds import Roundings
-from ..emulation import PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
 
 VENDORS: Final = ("transformer_engine", "torchao")
 _METHODS: Final = ("dequantize", "to_original_precision", "from_float8")
@@ -322,7 +319,6 @@ def check_te(bench: Bench, recipe: str) -> None:
             check_tensor(bench, name, tensor, block)
             check_derived(bench, f"{name}.derived", tensor)
     check_control(bench, made["rows"])
-    _check_products(bench, recipe, made)
     stored = _stored_layer(bench, enter.recipe)
     bench.check("stored.class", type(stored.weight).__name__ == kind, type(stored.weight).__name__)
     for name, one in (("layer", layer), ("stored", stored)):
@@ -423,51 +419,6 @@ def check_control(bench: Bench, tensor: Any) -> None:
     with watching_dequantizations(bridge.saying) as watch:
         said = bridge.dequantize(tensor, "a probe wants to see it said").because
     bench.check("control.said", bool(watch.seen) and not watch.silent, f"{said}; {_said(watch.seen)}")
-
-
-def _check_products(bench: Bench, recipe: str, made: dict[str, Any]) -> None:
-    """The tensors in a consumer's hands: FP8 where it takes them, and said where it does not."""
-    bridge, consumer = bench.bridge("quantized_tensor"), bench.bridge("quantized_tensor")
-    with watching_dequantizations(bridge.saying) as watch:
-        product = consumer.multiply(made["rows"], made["weight"])
-    takes = recipe in ("delayed", "current")
-    bench.check("scaled_mm.ran", product.ran == ("fp8" if takes else "dequantized"), f"{product.ran} {product.because}")
-    bench.check("scaled_mm.silent", not watch.silent, _said(watch.silent) or f"{len(watch.seen)} were said")
-    bench.check("scaled_mm.said", bool(product.because) is not takes and bool(watch.seen) is not takes, product.because)
-    _compare_product(bench, "scaled_mm", product.values, made["rows"], made["weight"])
-    if recipe == "block":
-        _check_deep_gemm(bench, made)
-
-
-def _check_deep_gemm(bench: Bench, made: dict[str, Any]) -> None:
-    """Transformer Engine's blocks in DeepGEMM's hands, without a cast or a copy of the payload."""
-    bridge, consumer, vendor = (bench.bridge(one) for one in ("quantized_tensor", "quantized_tensor", "deep_gemm"))
-    if not vendor.is_deep_gemm_available():
-        bench.check("deep_gemm", True, f"not judged: {vendor.why_deep_gemm_is_unavailable()}")
-        return
-    with watching_dequantizations(bridge.saying) as watch:
-        rows = bridge.hand_over(made["rows"], consumer.DEEP_GEMM_ROWS)
-        weight = bridge.hand_over(made["weight"], consumer.DEEP_GEMM_WEIGHTS)
-        handed = all(isinstance(side, bridge.ScaledPayload) for side in (rows, weight))
-        if handed:
-            values, scales = consumer.as_deep_gemm(weight)
-            out = torch.empty(ROWS, OUTER, dtype=torch.bfloat16, device=bench.device)
-            groups = torch.zeros(ROWS, dtype=torch.int32, device=bench.device)
-            pair = (values[None], scales[None].contiguous())
-            vendor.grouped_fp8_gemm.require()(consumer.as_deep_gemm(rows), pair, out, groups)
-    said = ", ".join(f"{side.source} {getattr(side, 'block', 'dequantized')}" for side in (rows, weight))
-    bench.check("deep_gemm.handed-over", handed and not watch.seen, _said(watch.seen) or said)
-    if handed:
-        _compare_product(bench, "deep_gemm", out, made["rows"], made["weight"])
-
-
-def _compare_product(bench: Bench, name: str, product: Any, rows: Any, weight: Any) -> None:
-    """A product of two quantized tensors beside that of what they hold, in fp64."""
-    left, right = (side.dequantize(dtype=torch.float32).double() for side in (rows, weight))
-    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
-    steps = ((cut, cuts * math.ceil(INNER / PRODUCTS_OF_AN_INSTRUCTION)), ("bf16", 3))
-    why = "operands as they are, or rounded to bf16 each; Hopper's FP8 accumulator; rounded to bf16"
-    bench.compare(f"{name}.product", product, left @ right.t(), roundings=Roundings(steps, INNER, why=why))
 
 
 # --- torchao ----------------------------------------------------------------------------------------------------------

@@ -66,26 +66,6 @@ def test_where_names_the_code_that_asked() -> None:
     assert one.where.startswith("test_dequantizations.py:")
 
 
-@pytest.mark.parametrize(
-    "deed",
-    [
-        lambda: quantized_tensor.read_payload(te.one_scale()),
-        lambda: quantized_tensor.hand_over(te.one_scale(), quantized_tensor.SCALED_MM),
-        lambda: quantized_tensor.multiply(te.one_scale(48, 32), te.one_scale(64, 32)),
-        lambda: torch.ones(4, 4).to(torch.float8_e4m3fn),
-        lambda: torch.ones(4).to(torch.bfloat16).to(torch.float32),
-    ],
-)
-def test_what_dequantizes_nothing_is_not_counted(deed: Callable[[], Any]) -> None:
-    assert watch(deed).seen == []
-
-
-def test_what_was_said_is_seen_and_not_silent() -> None:
-    seen = watch(lambda: quantized_tensor.hand_over(te.blocks(8, 128, square=False), quantized_tensor.SCALED_MM))
-    assert [bool(one.because) for one in seen.seen] == [True]
-    assert seen.silent == ()
-
-
 def test_a_compiled_kernel_of_the_vendor_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = ModuleType("transformer_engine_torch")
     compiled.dequantize = lambda tensor, dtype: tensor  # type: ignore[attr-defined]

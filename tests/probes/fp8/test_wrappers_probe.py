@@ -164,22 +164,6 @@ def test_a_tensor_that_nobody_reads_fails(monkeypatch: Patch) -> None:
     assert failed(bench) == {"rows.handed-over"}
 
 
-def test_a_consumer_that_dequantizes_in_silence_fails(monkeypatch: Patch) -> None:
-    def multiply(rows: Any, weight: Any) -> Any:
-        return quantized_tensor.Product(rows.dequantize() @ weight.dequantize().t(), "fp8")
-
-    monkeypatch.setattr(quantized_tensor, "multiply", multiply)
-    assert {"scaled_mm.silent", "scaled_mm.said"} <= failed(judged("delayed"))
-    assert {"scaled_mm.ran", "scaled_mm.silent", "scaled_mm.said"} <= failed(judged("block"))
-
-
-@pytest.mark.parametrize("factor", [0.5, 2.0, 1.05])
-def test_a_consumer_that_takes_another_scale_fails(factor: float, monkeypatch: Patch) -> None:
-    plain = quantized_tensor._scaled_mm
-    monkeypatch.setattr(quantized_tensor, "_scaled_mm", lambda left, right: plain(left, right) * factor)
-    assert failed(judged("current")) == {"scaled_mm.product"}
-
-
 def test_a_layer_that_dequantizes_in_silence_fails(monkeypatch: Patch) -> None:
     def trained(bench: Bench, recipe: str) -> Any:
         tensor = te.one_scale()
