@@ -224,48 +224,27 @@ def _masked_softmax(scores: Any, mask: Any) -> Any:
 def check_attention(
     query: Any, key: Any, value: Any, *, causal: bool, doc_ids: Any | None, window: int | None, softcap: float | None
 ) -> None:
-    """Refuse what no attention can be computed of: ValueError for shapes, options, devices, TypeError for dtypes."""
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-    fits = (
-        query.dim() == key.dim() == 4
-        and key.shape == value.shape
-        and key.shape[0] == query.shape[0]
-        and key.shape[3] == query.shape[3]
-    )
-    if not fits:
+    """Refuse what no attention can be computed of: ValueError for shapes and options, TypeError for dtypes."""
+    shape = query.shape
+    fits = query.dim() == key.dim() == 4 and key.shape == value.shape and key.shape[0] == shape[0]
+    if not fits or key.shape[3] != shape[3] or key.shape[1] == 0 or shape[1] % key.shape[1]:
         raise ValueError(
-            f"attention takes query [B, H, T, D] and key and value [B, G, S, D]; it was given {shapes}. "
-            f"Heads come before positions: transpose(1, 2) turns [B, T, H, D] into [B, H, T, D]."
-        )
-    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
-        raise ValueError(
-            f"{query.shape[1]} query heads cannot share {key.shape[1]} key and value heads evenly ({shapes}); "
-            f"the number of groups must divide the number of heads."
+            f"attention takes query [B, H, T, D] and key and value [B, G, S, D], where G divides H, and got query "
+            f"{tuple(shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; transpose(1, 2) puts heads first."
         )
     if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(
-            f"query, key and value are of dtypes {query.dtype}, {key.dtype} and {value.dtype}; cast them to one."
-        )
-    _check_mask_options(query, key, causal=causal, doc_ids=doc_ids, window=window)
-    if softcap is not None and softcap <= 0:
-        raise ValueError(f"a soft cap of {softcap} caps nothing; give a positive one, or None for no cap.")
-
-
-def _check_mask_options(query: Any, key: Any, *, causal: bool, doc_ids: Any | None, window: int | None) -> None:
-    if window is not None and (window < 1 or not causal):
+        raise TypeError(f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}; cast them to one.")
+    if (window is not None and (window < 1 or not causal)) or (softcap is not None and softcap <= 0):
         raise ValueError(
-            f"a window of {window} with causal={causal}: a window counts the keys up to and with the query's own, "
-            f"so it is 1 or more and needs causal=True. None is no window."
+            f"a window of {window} with causal={causal}, a soft cap of {softcap}: a window is 1 or more, its own key "
+            "included, and needs causal=True; a soft cap is positive; None is none."
         )
     if doc_ids is None:
         return
-    wanted = (query.shape[0], query.shape[2])
-    if tuple(doc_ids.shape) != wanted or key.shape[2] != query.shape[2]:
+    if tuple(doc_ids.shape) != (shape[0], shape[2]) or key.shape[2] != shape[2] or doc_ids.device != query.device:
         raise ValueError(
-            f"document ids of shape {tuple(doc_ids.shape)} for {query.shape[2]} queries and {key.shape[2]} keys: they "
-            f"are [B, T] = {wanted}, and packed documents attend to themselves, so there are as many keys as queries."
+            f"document ids {tuple(doc_ids.shape)} on {doc_ids.device} for {shape[2]} queries and {key.shape[2]} keys: "
+            f"they are [B, T] = {(shape[0], shape[2])} beside the queries, and there are as many keys as queries."
         )
     if doc_ids.is_floating_point() or doc_ids.is_complex():
         raise TypeError(f"document ids of dtype {doc_ids.dtype}; they are integers, one a token.")
-    if doc_ids.device != query.device:
-        raise ValueError(f"document ids lie on {doc_ids.device} and the queries on {query.device}; move them there.")

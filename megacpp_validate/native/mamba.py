@@ -133,20 +133,15 @@ def _first_state(x: Any, b: Any, initial_state: Any | None, wide: Any) -> Any:
 
 
 def _check(x: Any, dt: Any, a: Any, b: Any, c: Any, initial_state: Any | None) -> None:
-    shapes = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "initial_state": initial_state}
-    seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in shapes.items() if item is not None)
-    if x.dim() != 4 or b.dim() != 4 or c.shape != b.shape or dt.shape != x.shape[:3] or a.shape != x.shape[2:3]:
+    fits = x.dim() == b.dim() == 4 and c.shape == b.shape and dt.shape == x.shape[:3] and a.shape == x.shape[2:3]
+    fits = fits and b.shape[:2] == x.shape[:2] and x.shape[1] > 0 and x.shape[2] % max(b.shape[2], 1) == 0
+    if not fits or (initial_state is not None and initial_state.shape != (x.shape[0], *x.shape[2:], b.shape[3])):
+        given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "initial_state": initial_state}
+        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in given.items() if item is not None)
         raise ValueError(
-            f"the scan takes x [B, T, H, P], dt [B, T, H], a [H], b and c [B, T, G, N] and got {seen}: split heads and "
-            f"groups out of the projection first."
+            f"the scan takes x [B, T, H, P], dt [B, T, H], a [H], b and c [B, T, G, N], G dividing H, T 1 or more, and "
+            f"a state [B, H, P, N] or None, and got {seen}."
         )
-    if b.shape[:2] != x.shape[:2] or x.shape[1] < 1 or x.shape[2] % max(b.shape[2], 1):
-        raise ValueError(
-            f"the scan got {seen}: B and T are the same in all, T is 1 or more, and the G of b and c divides the H "
-            f"of x."
-        )
-    if initial_state is not None and initial_state.shape != (x.shape[0], *x.shape[2:], b.shape[3]):
-        raise ValueError(f"the scan got {seen}: the state is [B, H, P, N]; pass the one an earlier call returned.")
 
 
 class Mamba2Mixer(nn.Module):

@@ -30,17 +30,13 @@ def permute(tokens: Any, probs: Any | None, routing_map: Any) -> tuple[Any, Any 
         rows [R, D] in the dtype of `tokens`; row_probs [R] in the dtype of `probs`, or None; row_ids int64 [R], the
         token that each row is a copy of. R is the number of True entries.
     """
-    if tokens.dim() != 2 or routing_map.dim() != 2 or tokens.shape[0] != routing_map.shape[0]:
+    fits = tokens.dim() == routing_map.dim() == 2 and tokens.shape[0] == routing_map.shape[0]
+    fits = fits and routing_map.dtype == torch.bool and (probs is None or probs.shape == routing_map.shape)
+    if not fits:
+        seen = None if probs is None else tuple(probs.shape)
         raise ValueError(
-            f"permute takes tokens [T, D] and a routing map [T, E] and got {tuple(tokens.shape)} and "
-            f"{tuple(routing_map.shape)}: flatten batch and time of both the same way."
-        )
-    if routing_map.dtype != torch.bool:
-        raise ValueError(f"the routing map is {routing_map.dtype}; pass a bool one, for instance routing_map != 0.")
-    if probs is not None and probs.shape != routing_map.shape:
-        raise ValueError(
-            f"probabilities of shape {tuple(probs.shape)} do not fit a routing map of shape "
-            f"{tuple(routing_map.shape)}: both are [T, E]."
+            f"permute takes tokens [T, D], probabilities [T, E] or None, and a bool routing map [T, E], and got "
+            f"{tuple(tokens.shape)}, {seen} and {routing_map.dtype} {tuple(routing_map.shape)}."
         )
     experts, row_ids = routing_map.t().nonzero(as_tuple=True)
     rows = _take_rows(tokens, row_ids)
@@ -61,25 +57,16 @@ def unpermute(rows: Any, row_ids: Any, *, num_tokens: int, row_probs: Any | None
     Returns:
         [T, D] in the dtype of `rows`; zeros for a token without rows.
     """
-    if (
-        rows.dim() != 2
-        or row_ids.shape != rows.shape[:1]
-        or (row_probs is not None and row_probs.shape != row_ids.shape)
-    ):
-        seen = None if row_probs is None else tuple(row_probs.shape)
+    fits = rows.dim() == 2 and row_ids.shape == rows.shape[:1]
+    if not fits or (row_probs is not None and row_probs.shape != row_ids.shape):
         raise ValueError(
-            f"unpermute takes rows [R, D], row_ids [R] and row_probs [R] or None, and got {tuple(rows.shape)}, "
-            f"{tuple(row_ids.shape)} and {seen}: pass what permute returned, with padding taken out."
+            f"unpermute takes rows [R, D], row_ids [R] and row_probs [R] or None, and got {tuple(rows.shape)} and "
+            f"{tuple(row_ids.shape)}: pass what permute returned, with padding taken out."
         )
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if row_probs is not None:
         wide = wide * row_probs.to(wide.dtype).unsqueeze(-1)
     return wide.new_zeros(num_tokens, rows.shape[1]).index_add(0, row_ids, wide).to(rows.dtype)
-
-
-def counts(routing_map: Any) -> Any:
-    """Rows of each expert, bool [T, E] -> int64 [E]."""
-    return routing_map.sum(dim=0)
 
 
 def pad_rows(rows: Any, rows_per_expert: Sequence[int], align: int) -> tuple[Any, list[int]]:
@@ -161,11 +148,6 @@ def sort_chunks(rows: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
         return rows
     chunks = rows.split(list(sizes))
     return torch.cat([chunks[index] for index in order])
-
-
-def sort_chunks_with_probs(rows: Any, probs: Any, sizes: Sequence[int], order: Sequence[int]) -> tuple[Any, Any]:
-    """The same, with the probabilities [R] of the rows."""
-    return sort_chunks(rows, sizes, order), sort_chunks(probs, sizes, order)
 
 
 def check_counts(rows: Any, rows_per_expert: Sequence[int]) -> None:

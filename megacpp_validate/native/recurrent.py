@@ -178,23 +178,17 @@ def _first_state(key: Any, value: Any, state: MatrixState | None) -> MatrixState
 
 def _check(query: Any, key: Any, value: Any, input_gate: Any, forget_gate: Any, state: MatrixState | None) -> None:
     tensors = {"query": query, "key": key, "value": value, "input_gate": input_gate, "forget_gate": forget_gate}
-    seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors.items())
-    ranks = [item.dim() for item in tensors.values()] == [4, 4, 4, 3, 3]
-    steps = all(item.shape[:3] == query.shape[:3] for item in tensors.values())
-    if not ranks or not steps or key.shape != query.shape or query.shape[1] < 1:
+    fits = [item.dim() for item in tensors.values()] == [4, 4, 4, 3, 3] and key.shape == query.shape
+    fits = fits and query.shape[1] > 0 and all(item.shape[:3] == query.shape[:3] for item in tensors.values())
+    if fits and state is not None:
+        batch, heads, width = query.shape[0], query.shape[2], query.shape[3]
+        wanted = (batch, heads, width, value.shape[3]), (batch, heads, width), (batch, heads)
+        fits = (state.memory.shape, state.keys.shape, state.scale.shape) == wanted
+    if not fits:
+        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors.items())
         raise ValueError(
             f"the recurrence takes query and key [B, T, H, K], value [B, T, H, V], gates [B, T, H], T 1 or more, and "
-            f"got {seen}: split heads out of the projection first."
-        )
-    batch, heads, width = query.shape[0], query.shape[2], query.shape[3]
-    if state is not None and (
-        state.memory.shape != (batch, heads, width, value.shape[3])
-        or state.keys.shape != (batch, heads, width)
-        or state.scale.shape != (batch, heads)
-    ):
-        raise ValueError(
-            f"the recurrence got {seen} and a state of memory {tuple(state.memory.shape)}, keys "
-            f"{tuple(state.keys.shape)} and scale {tuple(state.scale.shape)}: pass the one an earlier call returned."
+            f"the state that an earlier call returned, and got {seen}."
         )
 
 

@@ -272,7 +272,7 @@ def test_wrong_input_is_refused_with_the_shapes_that_are_wanted() -> None:
         r"input_gate \(2, 6, 3, 1\)": lambda: run(query, key, value, gate_in[..., None], forget, chunk=4),
         r"T 1 or more": lambda: run(*(item[:, :0] for item in (query, key, value, gate_in, forget)), chunk=4),
         r"a chunk of 0": lambda: run(query, key, value, gate_in, forget, chunk=0),
-        r"memory \(1, 3, 4, 5\)": lambda: run(query, key, value, gate_in, forget, chunk=4, state=other),
+        r"an earlier call returned": lambda: run(query, key, value, gate_in, forget, chunk=4, state=other),
         r"gates \[B, T, H\]": lambda: matrix_recurrence_sequential(query, key, value, gate_in, forget[..., 0]),
         r"eps is nan": lambda: MatrixRecurrentBlock(16, num_heads=4, key_dim=4, value_dim=4, eps=math.nan),
         r"num_heads=0": lambda: MatrixRecurrentBlock(16, num_heads=0, key_dim=4, value_dim=4),

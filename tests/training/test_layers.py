@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.native.attention import rope_tables  # noqa: E402
-from megacpp_validate.native.block import reference_mla  # noqa: E402
 from megacpp_validate.probes.bounds import Roundings  # noqa: E402
 from megacpp_validate.training.layers import Build, MlaLayer  # noqa: E402
 from megacpp_validate.training.sizes import Forms, read_size  # noqa: E402
+from tests.native.reference_mla import reference_mla  # noqa: E402
 
 SIZE = read_size("tiny", attention="mla", num_heads=3, num_gqa_groups=1, head_dim=16, kv_latent=24, rope_dim=6)
 NATIVE = Build(PRESETS["off"], torch.float64)
