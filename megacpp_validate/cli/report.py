@@ -26,10 +26,10 @@ def report(
     """
     from datetime import UTC, datetime
 
-    from ..report.site.build import SiteOptions, write_report
+    from ..report.site.build import write_report
     from .output import require_apart
 
     require_apart(store, output, "--summary")
     require_apart(folder, output, "--summary")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    return write_report(context.catalog, SiteOptions(store, folder, gate, made_at, context.matrix))
+    return write_report(context.catalog, store, folder, gate, made_at, context.matrix)

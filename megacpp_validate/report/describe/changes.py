@@ -11,74 +11,52 @@ from ...canary.static.findings import ChangeKind, Finding, Impact
 
 # fmt: off
 KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
-    ChangeKind.REMOVED: (
-        "{subject} is removed{likely}",
+    ChangeKind.REMOVED: ("{subject} is removed{likely}",
         "import {successor} where {subject} is missing, and check that both do the same"
         " | {stay} until there is a successor; look for {subject} in the release notes"),
-    ChangeKind.MOVED: (
-        "{subject} moved from {was} to {now}",
+    ChangeKind.MOVED: ("{subject} moved from {was} to {now}",
         "import {subject} from {now} first, and from the old place only while {series} is in the matrix"),
-    ChangeKind.RENAMED: (
-        "{subject} is now called {successor}",
+    ChangeKind.RENAMED: ("{subject} is now called {successor}",
         "use {successor} where it exists, and {subject} only while {series} is in the matrix"),
-    ChangeKind.CLASS_BECAME_FUNCTION: (
-        "{subject} was a class and is now a function",
+    ChangeKind.CLASS_BECAME_FUNCTION: ("{subject} was a class and is now a function",
         "use what {subject} returns, not {subject} as a type, or {stay}"),
-    ChangeKind.FUNCTION_BECAME_CLASS: (
-        "{subject} was a function and is now a class",
+    ChangeKind.FUNCTION_BECAME_CLASS: ("{subject} was a function and is now a class",
         "create one {subject} and call it, or {stay} until that is done"),
-    ChangeKind.NOT_CALLABLE: (
-        "{subject} can no longer be called",
+    ChangeKind.NOT_CALLABLE: ("{subject} can no longer be called",
         "do not call {subject}; use {suggestion} | do not call {subject}; {stay} until the new way is known"),
-    ChangeKind.ATTRIBUTE_REMOVED: (
-        "{owner} no longer has {attribute}{likely}",
+    ChangeKind.ATTRIBUTE_REMOVED: ("{owner} no longer has {attribute}{likely}",
         "read {successor} instead of {attribute} | do without {attribute}, or {stay} until there is a successor"),
-    ChangeKind.DECORATOR_LOST: (
-        "{subject} can no longer be used as a decorator",
+    ChangeKind.DECORATOR_LOST: ("{subject} can no longer be used as a decorator",
         "enter {subject} with `with` inside the function, or {stay}"),
-    ChangeKind.CONTEXT_MANAGER_LOST: (
-        "{subject} can no longer be entered with `with`",
+    ChangeKind.CONTEXT_MANAGER_LOST: ("{subject} can no longer be entered with `with`",
         "enter {suggestion} instead | switch the scope on and off by hand, or {stay}"),
-    ChangeKind.PARAMETER_REMOVED: (
-        "{subject} no longer takes {parameter}",
+    ChangeKind.PARAMETER_REMOVED: ("{subject} no longer takes {parameter}",
         "do not pass {parameter}; {suggestion} is the likely replacement; {stay} if the effect is needed"
         " | do not pass {parameter}; {stay} if the effect is needed"),
-    ChangeKind.PARAMETER_RENAMED: (
-        "{subject} takes {new_name} where it took {parameter}",
+    ChangeKind.PARAMETER_RENAMED: ("{subject} takes {new_name} where it took {parameter}",
         "rename {keyword} to {new_keyword} (keep both ways while {series} is in the matrix)"),
-    ChangeKind.PARAMETER_REORDERED: (
-        "{subject} takes its parameters in another order, {parameter} among them",
+    ChangeKind.PARAMETER_REORDERED: ("{subject} takes its parameters in another order, {parameter} among them",
         "pass {parameter} by keyword, which works in {series} too"),
-    ChangeKind.PARAMETER_REQUIRED: (
-        "{subject} now requires {parameter}{was_default}",
+    ChangeKind.PARAMETER_REQUIRED: ("{subject} now requires {parameter}{was_default}",
         "pass {parameter}{the_default}"),
-    ChangeKind.PARAMETER_KEYWORD_ONLY: (
-        "{subject} takes {parameter} by keyword only",
+    ChangeKind.PARAMETER_KEYWORD_ONLY: ("{subject} takes {parameter} by keyword only",
         "pass {keyword} by keyword; {series} takes that too"),
-    ChangeKind.PARAMETER_POSITIONAL_ONLY: (
-        "{subject} takes {parameter} by position only",
+    ChangeKind.PARAMETER_POSITIONAL_ONLY: ("{subject} takes {parameter} by position only",
         "pass {parameter} by position, which works in {series} too"),
-    ChangeKind.DEFAULT_CHANGED: (
-        "{subject}: the default of {parameter} went from {old} to {new}",
+    ChangeKind.DEFAULT_CHANGED: ("{subject}: the default of {parameter} went from {old} to {new}",
         "pass {parameter} explicitly: {old} keeps the behaviour of {series}, {new} accepts the change"),
-    ChangeKind.DEFAULT_MEANING_CHANGED: (
-        "{subject}: leaving out {parameter} has another meaning: {old} became {new}",
+    ChangeKind.DEFAULT_MEANING_CHANGED: ("{subject}: leaving out {parameter} has another meaning: {old} became {new}",
         "pass {parameter} explicitly, with the value that {series} assumed"),
-    ChangeKind.RETURN_CHANGED: (
-        "{subject} returns another value: {old} became {new}",
+    ChangeKind.RETURN_CHANGED: ("{subject} returns another value: {old} became {new}",
         "unpack what {subject} returns now, and keep the old way while {series} is in the matrix"),
-    ChangeKind.DEPRECATED: (
-        "{of_subject} is deprecated{favour}",
+    ChangeKind.DEPRECATED: ("{of_subject} is deprecated{favour}",
         "use {successor} where it exists, and the old way only while {series} is in the matrix"
         " | plan to do without {of_subject}: a later release will drop it"),
-    ChangeKind.GUARD_ADDED: (
-        "{subject} has a new check{of_parameter}{detail}",
+    ChangeKind.GUARD_ADDED: ("{subject} has a new check{of_parameter}{detail}",
         "satisfy the check before the call, or {stay}"),
-    ChangeKind.WARNING_ADDED: (
-        "{subject} has a new warning{of_parameter}{detail}",
+    ChangeKind.WARNING_ADDED: ("{subject} has a new warning{of_parameter}{detail}",
         "read the warning and change the call before it becomes an error; {series} does not warn"),
-    ChangeKind.IMPORT_REQUIREMENT_ADDED: (
-        "importing {module} now imports {parameter}{when}",
+    ChangeKind.IMPORT_REQUIREMENT_ADDED: ("importing {module} now imports {parameter}{when}",
         "see that {parameter} can be imported, or {stay}"),
 }
 _IMPORT_CHECK: Final = (

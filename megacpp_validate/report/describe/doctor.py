@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ...environments.doctor_rules import Difference, DoctorResult, Weight
 from ...evidence.doctor_look import PackageLook
-from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
+from ..document import Block, Diagnostic, Document, Paragraph, Table
 from ..marks import Mark, bad, good, mark_of, quiet, risk
 from .words import tabulate_facts, tally
 
@@ -33,7 +31,6 @@ def describe_doctor(result: DoctorResult) -> Document:
             if len(look.runtimes) > 1
         ),
         *map(_describe_difference, result.differences),
-        *(Details(f"Compiled files of {look.package}", (Bullets(tuple(_list_extensions(look))),)) for look in looks),
     )  # fmt: skip
     loaded = sum(look.installed and look.failure is None and not look.ended for look in looks)
     weights = tally(mark_of(one.weight).word for one in result.differences) or "none"
@@ -65,13 +62,3 @@ def _list_libraries(looks: tuple[PackageLook, ...]) -> tuple[tuple[str, str, tup
         for name, files in look.mapped.items():
             rows.setdefault((name, versions.get(name, ""), tuple(files)), []).append(look.package)
     return tuple((*key, ", ".join(packages)) for key, packages in sorted(rows.items()))
-
-
-def _list_extensions(look: PackageLook) -> Iterator[str]:
-    for one in look.extensions:
-        parts = [one.problem or ("loaded" if one.loaded else "not loaded")]
-        if one.headers.compared:
-            parts.append(f"{len(one.headers.moved)} of {one.headers.compared} torch assertions have other lines")
-        parts += [f"needs {symbol.readable}" for symbol in one.wanted]
-        parts += [f"does not find {name}" for name in one.not_found]
-        yield f"{one.file}: {'; '.join(parts)}"

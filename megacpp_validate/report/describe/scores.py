@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ...canary.dynamic.scores import CellSeen, FaultResult, FaultScore, SmokeFinding, SuiteScore, Verdict
+from ...canary.dynamic.scores import CellSeen, FaultResult, FaultScore, SmokeFinding, SuiteScore
 from ...diagnosis.culprits import Culprit
-from ...evidence.selftest import Fate, SelftestResult
+from ...evidence.selftest import SelftestResult
 from ...gate.ablation import AblationResult, Change, FeatureAblation, LossChange
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Mark, bad, good, mark_exit, mark_of, missing
-from .words import list_fields, list_some, show_rate, sum_up, tabulate_facts
+from .words import list_some, show_rate, sum_up, tabulate_facts
 
 _SHOWN: Final = 3  # checks of a cell that are named
 _FIRST: Final = ("step", "ranks", "module", "tensor")  # of what a check names
@@ -36,14 +36,7 @@ def describe_planted(score: FaultScore) -> Document:
     alarms = (run for run in score.clean if run.is_alarm)
     facts |= {f"{one.title}, {one.way}": _list_findings(one.findings) or one.ending for one in alarms}
     shown = (case for row, case in zip(score.faults, cases, strict=True) if not row.is_good or row.is_alarm)
-    modules = []
-    for module in score.modules:
-        mine = [row for row in score.faults if row.was_judged and module == row.module]
-        named = sum(row.verdict in (Verdict.RIGHT, Verdict.WRONG_CAUSE, Verdict.OTHERS_TOO) for row in mine)
-        modules.append((module, str(named), show_rate(sum(row.is_good for row in mine), len(mine))))
-    columns = ("module", "right module", "right module and class, alone")
-    table = Table(columns, tuple(modules), numeric=frozenset({1}))
-    blocks: tuple[Block, ...] = (tabulate_facts(facts), table, *shown, Details("Every fault", cases))
+    blocks: tuple[Block, ...] = (tabulate_facts(facts), *shown, Details("Every fault", cases))
     summary = f"Planted faults that are caught and named as they must be: {show_rate(score.right, judged)}."
     return Document(f"Planted faults: {name}", summary, mark_exit(score.exit), blocks, cases)
 
@@ -113,15 +106,9 @@ def describe_selftest(result: SelftestResult) -> Document:
         f"{show_rate(result.blamed_rightly, result.killed)}; false alarms in clean probe runs: "
         f"{show_rate(len(result.false_alarms), result.clean_runs)}."
     )
-    rows = []
-    for module in result.modules:
-        mine = [row for row in result.mutants if row.mutant.module == module]
-        killed = sum(row.fate is Fate.KILLED for row in mine)
-        rows.append((module, str(len(mine)), str(killed), str(sum(row.blamed_rightly for row in mine))))
     wrong = [f"false alarm: {alarm.cell}, seed {alarm.seed}: {alarm.check}" for alarm in result.false_alarms]
     wrong += [f"lost: {reason}" for reason in result.lost]
     blocks: tuple[Block, ...] = (
-        Table(("bridge module", "mutants", "killed", "blamed rightly"), tuple(rows), numeric=frozenset({1, 2, 3})),
         *(cases[row.mutant.id] for row in result.unsettled),
         Bullets(tuple(wrong)),
         Details("Every mutant", tuple(cases.values())),
@@ -151,11 +138,8 @@ def describe_ablation(result: AblationResult) -> Document:
     )  # fmt: skip
     table = Table(("feature", "verdict", "step time", "tokens/s", "peak memory", "loss"), rows)
     cases = tuple(map(_describe_feature, result.features))
-    settings = (
-        Details(f"How `{row.feature}` was run", (tabulate_facts(_list_settings(row)),)) for row in result.features
-    )
     mark = good("judged") if result.holds else missing("not judged")
-    blocks: tuple[Block, ...] = (table, Paragraph(_METHOD), *cases, *settings)
+    blocks: tuple[Block, ...] = (table, Paragraph(_METHOD), *cases)
     return Document("What each feature changes", f"{sum_up(cases) or 'No feature was selected'}.", mark, blocks, cases)
 
 
@@ -172,15 +156,6 @@ def _flatten(arm: dict[str, Any]) -> dict[str, Any]:
     for key, value in arm.items():
         flat |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _list_settings(row: FeatureAblation) -> dict[str, Content]:
-    """What ran: model, device, backends, topology, versions, and where the feature is defined."""
-    facts = list_fields(row, "source size ranks device seed pairs steps warm base")
-    for run in {run.arm: run for run in reversed(row.runs)}.values():
-        facts[f"backends, {run.arm}"] = tuple(f"{name} {part.observed}" for name, part in run.parts.items())
-        facts |= list_fields(run, "pattern parameters topology versions")
-    return facts
 
 
 def _show_change(change: Change | None) -> str:

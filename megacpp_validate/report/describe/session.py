@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from ...environments.host_session import SessionResult, SmokeSession
-from ...environments.matrix import MatrixCell, MatrixPlan, MatrixRun
+from ...environments.matrix import MatrixPlan, MatrixRun
 from ...evidence.receipt import Machine, Outcome, Receipt, TrainingRecord
 from ...gate.fp8 import Fp8Result
 from ...gate.loss import LossGateResult, LossOutcome, LossVerdict
@@ -25,7 +25,7 @@ from .receipt import (
     show_worst,
     tabulate_checks,
 )  # fmt: skip
-from .words import sum_up
+from .words import list_cases, sum_up, tabulate
 
 _COLUMNS: Final = ("cell", "", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss")
 _OF_PLAN: Final = {
@@ -190,33 +190,22 @@ def _describe_phases(run: TrainingRecord) -> str:
 
 
 def describe_matrix(run: MatrixRun) -> Document:
-    """Every cell, and each that is not good or was run again in full."""
-    rows = tuple(
-        (f"`{cell.cell}`", mark_of(cell.outcome), "(kept)" if cell.kept else cell.node, f"{cell.seconds:.1f}",
-         str(len(cell.retries) or ""))
-        for cell in run.cells
-    )  # fmt: skip
-    table = Table(("cell", "outcome", "node", "seconds", "again"), rows, numeric=frozenset({3, 4}))
-    cases = tuple(map(_describe_cell, run.cells))
-    shown = [case for case, cell in zip(cases, run.cells, strict=True) if cell.retries or not cell.outcome.is_good]
-    where = Paragraph(f"Receipts and logs: `{run.folder}`; {run.seconds:.1f} s.")
+    """Every cell, and each that is not good in full."""
+    cases = list_cases(run.cells, "matrix", "cell", "outcome", "reason")
+    blocks: tuple[Block, ...] = (
+        tabulate(run.cells, "cell outcome node seconds kept retries"),
+        *(case for case, cell in zip(cases, run.cells, strict=True) if not cell.outcome.is_good),
+        Paragraph(f"Receipts and logs: `{run.folder}`; {run.seconds:.1f} s."),
+    )
     mark = mark_exit(0 if run.holds else 1 if run.breaks else 4, otherwise="incomplete")
-    return Document("Matrix", f"{count(run.cells, 'cell')}: {sum_up(cases)}.", mark, (table, *shown, where), cases)
-
-
-def _describe_cell(cell: MatrixCell) -> Diagnostic:
-    group, again = f"{cell.stack}-{cell.target}", (("again", tuple(cell.retries)),)
-    return Diagnostic(cell.cell, mark_of(cell.outcome), group, cell.reason, again, seconds=cell.seconds)
+    return Document("Matrix", f"{count(run.cells, 'cell')}: {sum_up(cases)}.", mark, blocks, cases)
 
 
 def describe_matrix_plan(plan: MatrixPlan) -> Document:
     """Every cell that would be run, and the options of the jobs of each target."""
-    rows = tuple(
-        (f"`{cell.cell}`", str(cell.gpus), f"{cell.seconds:g} s", f"{cell.limit_s:g} s") for cell in plan.cells
-    )
     options = {cell.target: cell.asks for cell in plan.cells if cell.asks}
     blocks: tuple[Block, ...] = (
-        Table(("cell", "GPUs", "expected", "limit"), rows, numeric=frozenset({1, 2, 3})),
+        tabulate(plan.cells, "cell gpus seconds limit_s"),
         *(Preformatted(f"{target}: sbatch {' '.join(words)}") for target, words in options.items()),
     )
     summary = f"{count(plan.cells, 'cell')} would run with the launcher {plan.launcher}."

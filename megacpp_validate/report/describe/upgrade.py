@@ -9,10 +9,9 @@ from ...canary.watch import JudgedRelease, WatchResult
 from ...canary.wheel_requirements import WheelRequirements
 from ...environments.fits import FitVerdict
 from ...errors import Exit
-from ...evidence.receipt import Outcome
 from ...evidence.values import ENVIRONMENT
 from ...text import count
-from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
+from ..document import Block, Bullets, Content, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
 from ..marks import Mark, bad, cascade, find_worst_mark, good, mark_of, missing, risk
 from .canary import describe_firewall, describe_requirements, summarize_firewall
 from .static import describe_static, summarize_static
@@ -138,19 +137,12 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
     """
     yield from map(_diagnose, step.culprits)
     yield Bullets(tuple(f"{row.module}: {describe_timing(row)}" for row in step.timings if verbose or row.slower))
-    if step.timings and not any(row.slower for row in step.timings):
-        compared = sum(bool(row.noise) for row in step.timings)
-        yield Paragraph(f"Timed uses that are not slower: {compared} of {len(step.timings)} (--verbose lists them).")
     yield Table(
         ("also changed", step.before, step.after),
         tuple((row.name, row.before or "not loaded", row.after or "not loaded") for row in step.versions),
     )
     lost = join_same(step.lost.items())
     yield Bullets(tuple(f"no evidence: {cells}: {why}" for cells, why in lost if why not in reported))
-    rows = tuple(
-        (row.module, _mark_change(row), _name_outcome(row.before), _name_outcome(row.after)) for row in step.modules
-    )
-    yield Details("Every module", (Table(("module", "change", step.before, step.after), rows),))
 
 
 def _diagnose(culprit: Culprit) -> Diagnostic:
@@ -176,14 +168,9 @@ def _list_modules(step: StepResult) -> Iterator[Diagnostic]:
     culprits = {culprit.module for culprit in step.culprits}
     for row in step.modules:
         if row.module not in culprits and row.change is not Change.LOST:
-            message = row.reason or f"{_name_outcome(row.before)} → {_name_outcome(row.after)}"
-            yield Diagnostic(row.module, _mark_change(row), group, message, code=row.change.value)
+            yield Diagnostic(row.module, _mark_change(row), group, row.reason, code=row.change.value)
     for cell, reason in step.lost.items():
         yield Diagnostic(cell, missing("no evidence"), group, reason, code="lost")
-
-
-def _name_outcome(outcome: Outcome | None) -> str:
-    return "no receipt" if outcome is None else mark_of(outcome).word
 
 
 def describe_watch(result: WatchResult) -> Document:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -34,25 +34,6 @@ from .pages import Site
 
 MARK: Final = ".megacpp-site"  # the file that lists the pages of a report
 _TITLES: Final = {"index.html": "Overview", "steps.html": "Blame", "training.html": "Training"}
-
-
-@dataclass(frozen=True)
-class SiteOptions:
-    """What a report is made of.
-
-    Attributes:
-        store: folder of receipts; each folder below it that holds some is a run.
-        output: folder of the pages.
-        gates: files of decisions of the release gate.
-        made_at: time of the report, ISO 8601, UTC.
-        matrix: folder of the matrix; the project's own without it.
-    """
-
-    store: Path
-    output: Path
-    gates: tuple[Path, ...]
-    made_at: str
-    matrix: Path | None = None
 
 
 class SiteCell(Frozen):
@@ -116,8 +97,17 @@ class _Stack:
     doubts: dict[str, str] = field(default_factory=dict)
 
 
-def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
+def write_report(
+    catalog: Catalog, store: Path, output: Path, gates: Iterable[Path], made_at: str, matrix: Path | None = None
+) -> SiteResult:
     """Write the report of a store.
+
+    Args:
+        store: folder of receipts; each folder below it that holds some is a run.
+        output: folder of the pages.
+        gates: files of decisions of the release gate.
+        made_at: time of the report, ISO 8601, UTC.
+        matrix: folder of the matrix; the project's own without it.
 
     Raises:
         WrongArguments: the store is no folder, a gate's file is no decision, or the output has pages of another hand.
@@ -125,15 +115,15 @@ def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
         OSError: the disk is full.
     """
     started = time.monotonic()
-    history = read_history(options.store)
+    history = read_history(store)
     modules = tuple(module.id for module in catalog.modules)
-    site = Site(str(options.store), options.made_at, modules, arrange_cells(history.cells))
+    site = Site(str(store), made_at, modules, arrange_cells(history.cells))
     site.unreadable = {row.path: row.fault for cell in history.cells for row in cell.rows if row.outcome is None}
     site.unreadable |= history.lost
-    site.gates = tuple(map(_read_decision, options.gates))
-    html = _render_site(site, read_needs(list(modules), options.matrix), catalog, options.store)
-    with writing_to(options.output, "pages", "--output"):
-        write_site(options.output, html)
+    site.gates = tuple(map(_read_decision, gates))
+    html = _render_site(site, read_needs(list(modules), matrix), catalog, store)
+    with writing_to(output, "pages", "--output"):
+        write_site(output, html)
     cells = (
         SiteCell(cell=one.name, stack=one.row.stack, target=one.row.target, outcome=one.outcome, page=one.page,
                  doubt=one.doubt)
@@ -146,7 +136,7 @@ def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
         for one in site.steps
     )  # fmt: skip
     return SiteResult(
-        tool=TOOL, store=site.store, folder=str(options.output), receipts=history.receipts, runs=len(runs),
+        tool=TOOL, store=site.store, folder=str(output), receipts=history.receipts, runs=len(runs),
         cells=tuple(cells), steps=tuple(steps), unreadable=site.unreadable, pages=len(html),
         seconds=round(time.monotonic() - started, 2),
     )  # fmt: skip

@@ -186,7 +186,6 @@ def _describe_newest(cell: Cell, receipt: Receipt) -> Iterator[Block]:
     yield Paragraph(f"Kernels compiled late: {late}.", bad("late") if late else good("nothing late"))
     facts = tabulate_facts(list_fields(jit, "warm_up after hits notes unwatched"))
     yield Details("Compiled just in time", (facts, tabulate(jit.compiled, "when library kernel shape seconds")))
-    yield Details("Cast to low precision", (tabulate(receipt.quantizers, "path tensor kind format block"),))
     yield Details("Timed", (tabulate(receipt.timings, "name median_ms spread clock"),))
     yield from describe_training((record.name, receipt, record) for record in receipt.training)
 

@@ -17,7 +17,7 @@ from megacpp_validate.evidence.receipt import Check, Outcome, Receipt, write_rec
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.gate.release import GateDecision
 from megacpp_validate.report.render.markdown import render_markdown
-from megacpp_validate.report.site.build import MARK, SiteOptions, SiteResult, write_report, write_site
+from megacpp_validate.report.site.build import MARK, SiteResult, write_report, write_site
 from megacpp_validate.report.site.cells import name_page
 from megacpp_validate.report.site.pages import describe_site
 from tests.report.page import Page
@@ -45,7 +45,7 @@ def imports_of(stack: str) -> Receipt:
 
 
 def make_site(catalog: Catalog, store: Path, site: Path, *gates: Path) -> SiteResult:
-    return write_report(catalog, SiteOptions(store, site, gates, NOW))
+    return write_report(catalog, store, site, gates, NOW)
 
 
 def text_of(site: Path, name: str) -> str:
@@ -99,7 +99,7 @@ def test_pages_answer(site: tuple[Path, SiteResult]) -> None:
             "te2.20.2 on h200 does not hold: linear_walker (no receipt)", "0 of 3 releases hold in every module",
             "attention (environment: cuDNN)", "This table scrolls sideways.",
         ),
-        "steps.html": ("cuDNN", "by attention", "2.17.1"),
+        "steps.html": ("cuDNN", "native_block", "2.17.1"),
         "training.html": ("te2.20.2-h200-smoke_small_delayed",),
         name_page("cell", "te2.17.1-h200-attention"): (
             "CUDNN_STATUS_BAD_PARAM", "All 56 checks", "more than one file", "libcudnn", "at most", "Backends",
