@@ -20,8 +20,8 @@ from pydantic import Field, ValidationError
 from ..catalog.bridge import Catalog, matrix_folder
 from ..catalog.file import PACKAGE_ROOT
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, exit_for
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from ..process import run_command
 from .dynamic.upgrade_result import UpgradeResult
 from .firewall.result import FirewallOutcome

@@ -21,8 +21,8 @@ from ..catalog.images import CudaLibrary, Need, Needs, Range, read_images, read_
 from ..diagnosis.rows import owner_of
 from ..environments.fits import LIBRARIES
 from ..errors import Exit, ToolError, exit_for
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from ..probes.doctor_elf import NotReadable, Symbol
 from .remote_wheel import RemoteWheel
 from .static.sources import Sources

@@ -76,7 +76,7 @@ def write_text(text: str, output: Path | None) -> None:
         elif output.exists() and not output.is_file():  # a pipe or a device is written as it is
             output.write_text(text, encoding="utf-8")
         else:
-            from ..evidence.whole_file import write_whole
+            from ..evidence.receipt import write_whole
 
             write_whole(output.resolve(), text)  # through a link the file that it names
     except OSError as fault:

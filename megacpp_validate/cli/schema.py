@@ -10,7 +10,7 @@ def schema(form: Annotated[Literal["receipt", "loss-curve"], "The file that it i
     """Print a JSON schema; docs/schema/receipt.json and docs/schema/loss_curve.json hold these texts."""
     import json
 
-    from ..evidence.loss_curves import loss_curve_schema
+    from ..evidence.loss_curve import loss_curve_schema
     from ..evidence.store import receipt_schema
 
     return json.dumps(receipt_schema() if form == "receipt" else loss_curve_schema(), indent=2, ensure_ascii=False)

@@ -26,7 +26,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from ..evidence.whole_file import write_whole
+from ..evidence.receipt import write_whole
 from ..process import run_command
 from .environment import VARIABLE, NoEnvironment, environments_folder, hash_parts
 from .interpreter import VARIABLE as PYTHON_VARIABLE

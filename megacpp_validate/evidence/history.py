@@ -37,7 +37,6 @@ class HistoryRow:
         sha256, path: of the file, below the store; bytes that are not UTF-8 are escaped.
         fault: why it is unreadable; empty where it is not.
         same_as: path of another file with the same bytes that stands before it: a copy is not evidence twice.
-        contradicts: path of another file that claims to be the same process of the same cell, and differs.
         only_timed: it is good and judged nothing: its module was timed again.
     """
 
@@ -64,13 +63,12 @@ class HistoryRow:
     peak_memory_mib: float = 0.0
     compiles_after: int = 0
     same_as: str = ""
-    contradicts: str = ""
     only_timed: bool = False
 
     @property
     def counts(self) -> bool:
         """Whether it is an observation of its own."""
-        return self.outcome is not None and not (self.same_as or self.contradicts or self.only_timed)
+        return self.outcome is not None and not (self.same_as or self.only_timed)
 
 
 class FlakeRate(Frozen):
@@ -172,7 +170,13 @@ def list_rows(store: ReceiptStore) -> tuple[HistoryRow, ...]:
     """A row for every file that is a receipt or should be one: oldest first, unreadable ones last."""
     rows = [_make_row(one) for one in store.files]
     rows.sort(key=lambda row: (row.outcome is None, *_place(row)))
-    return tuple(_mark_twins(rows))
+    first: dict[str, str] = {}
+    return tuple(
+        replace(row, same_as=first[row.sha256])
+        if row.outcome is not None and first.setdefault(row.sha256, row.path) != row.path
+        else row
+        for row in rows
+    )
 
 
 def rate_flakes(rows: Iterable[HistoryRow]) -> FlakeRate:
@@ -215,20 +219,3 @@ def _matches(cell: str, patterns: Sequence[str] | None) -> bool:
 def _place(row: HistoryRow) -> tuple[bool, float, str, str]:
     at = read_time(row.started)
     return at is None, 0.0 if at is None else at.timestamp(), row.run, row.path
-
-
-def _mark_twins(rows: Sequence[HistoryRow]) -> Iterable[HistoryRow]:
-    """Copies, and files that describe one process differently: same cell, start, host, environment, commit, seconds."""
-    processes: dict[tuple[object, ...], dict[str, str]] = defaultdict(dict)  # process -> hash -> first path
-    for row in rows:
-        processes[_process(row)].setdefault(row.sha256, row.path)
-    for row in rows:
-        same = processes[_process(row)]
-        other = next((path for digest, path in same.items() if digest != row.sha256), "")
-        copy_of = same[row.sha256] if same[row.sha256] != row.path else ""
-        twin = row.outcome is not None and (copy_of or other)
-        yield replace(row, same_as=copy_of, contradicts=other) if twin else row
-
-
-def _process(row: HistoryRow) -> tuple[object, ...]:
-    return row.outcome is None, row.cell, row.started, row.host, row.environment, row.commit, row.seconds_total

@@ -1,20 +1,26 @@
 """A loss curve: what one training run recorded at each step, as one JSON file.
 
-Written where the training runs, so it needs the standard library only. `evidence.loss_curves` reads it back.
+Written where the training runs, so what writes it needs the standard library only; on the host pydantic reads it back,
+strictly: what is damaged, edited or contradicts itself is no evidence.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from .receipt import Strict
-from .whole_file import write_whole
+from ..errors import EvidenceMissing, WrongArguments
+from .receipt import Strict, write_whole
 
+SUFFIXES: Final = (".curve", ".curve.xz")  # as written, and as it may be kept
+_SERIES: Final = ("losses", "gradient_norms")
+_TABLES: Final = ("part_losses", "part_norms")
 CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/2"
 
 
@@ -92,12 +98,10 @@ class LossCurve(Strict):
 
 def curve_text(curve: LossCurve) -> str:
     """The curve as JSON; the same text for the same curve. JSON has no NaN and no Inf: such a number becomes null."""
-    fields = asdict(curve)
-    for name in ("losses", "gradient_norms"):
-        fields[name] = _as_json(fields[name])
-    for name in ("part_losses", "part_norms"):
-        fields[name] = {part: _as_json(values) for part, values in fields[name].items()}
-    return json.dumps(fields, allow_nan=False) + "\n"
+    data = asdict(curve)
+    data |= {name: _as_json(data[name]) for name in _SERIES}
+    data |= {name: {part: _as_json(values) for part, values in data[name].items()} for name in _TABLES}
+    return json.dumps(data, allow_nan=False) + "\n"
 
 
 def _as_json(values: Iterable[float]) -> list[float | None]:
@@ -111,3 +115,151 @@ def write_curve(curve: LossCurve, path: Path) -> None:
         OSError: the place cannot be written.
     """
     write_whole(path, curve_text(curve))
+
+
+# --- On the host. ---
+
+
+class CurveInvalid(EvidenceMissing):
+    """A file that is not a loss curve; `reason` names every fault."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        self.file, self.reason = file, reason
+        super().__init__(
+            f"{file} is not a valid loss curve: {reason}. Likely cause: the file was edited, cut short, or written by "
+            "another version. Next step: train the run again."
+        )
+
+
+def parse_curve(text: str | bytes, file: Path = Path("the text")) -> LossCurve:
+    """A curve from its JSON text. A null in a series is read as NaN, which no gate passes.
+
+    Raises:
+        CurveInvalid: the text is not a curve.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from .values import list_errors, read_strict_json
+
+    try:
+        data = read_strict_json(text)
+        if not isinstance(data, dict) or (lacking := [one.name for one in fields(LossCurve) if one.name not in data]):
+            raise CurveInvalid(file, f"it lacks {', '.join(lacking) if isinstance(data, dict) else 'every key'}")
+        numbers = {name: _from_json(data[name]) for name in (*_SERIES, *_TABLES)}
+        curve = TypeAdapter(LossCurve).validate_json(json.dumps(data | numbers), strict=True)
+    except ValidationError as fault:
+        raise CurveInvalid(file, list_errors(fault)) from fault
+    except ValueError as fault:
+        raise CurveInvalid(file, str(fault)) from fault
+    if faults := "; ".join(_find_curve_faults(curve)):
+        raise CurveInvalid(file, faults)
+    return curve
+
+
+def _from_json(value: Any) -> Any:
+    """Series with NaN for null: JSON has no number that is not finite."""
+    if isinstance(value, dict):
+        return {name: _from_json(item) for name, item in value.items()}
+    return [math.nan if item is None else item for item in value] if isinstance(value, list) else value
+
+
+def _find_curve_faults(curve: LossCurve) -> Iterator[str]:
+    norms = [curve.gradient_norms, *curve.part_norms.values()]
+    odd = [len(row) for row in (curve.losses, *curve.part_losses.values(), *norms) if len(row) != len(curve.steps)]
+    for wrong, text in (
+        (curve.schema_id != CURVE_SCHEMA_ID, f"schema_id is {curve.schema_id!r}"),
+        (not curve.recipe, "recipe is empty"),
+        (not re.fullmatch(r"[0-9a-f]{64}", curve.data), "data is not a SHA-256"),
+        (not 0 < curve.planned <= 10_000_000, f"planned is {curve.planned}"),
+        (odd, f"{len(curve.steps)} steps, and a series of {odd[:1]} values"),
+        (any(value < 0 for row in norms for value in row), "a gradient norm is below 0"),
+    ):
+        if wrong:
+            yield text
+
+
+def read_curve(path: Path) -> LossCurve:
+    """A curve from its file.
+
+    Raises:
+        CurveInvalid: the file cannot be read, or is not a curve.
+    """
+    try:
+        if not path.is_file():  # to open a pipe would wait for who writes to it
+            raise CurveInvalid(path, "it is not a regular file")
+        text = path.read_bytes()
+        return parse_curve(lzma.decompress(text) if path.suffix == ".xz" else text, path)
+    except (OSError, lzma.LZMAError) as fault:
+        raise CurveInvalid(path, f"it cannot be read: {fault}") from fault
+
+
+def read_curves(folder: Path) -> dict[str, dict[str, list[LossCurve | CurveInvalid]]]:
+    """Every curve of a folder: cell that trained it -> recipe -> its runs, invalid files among them.
+
+    Cell and recipe are those of the name, `[CELL.]RECIPE-SEED.curve`; other files are left alone.
+
+    Raises:
+        WrongArguments: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise WrongArguments(
+            f"there is no folder {folder}. Likely cause: a typing error, or no session wrote there. Next step: give "
+            "the folder of receipts of a session of `fp8`."
+        )
+    found: dict[str, dict[str, list[LossCurve | CurveInvalid]]] = {}
+    for path in sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")):
+        cell, _, name = path.name.removesuffix(".xz").removesuffix(".curve").rpartition(".")
+        run: LossCurve | CurveInvalid
+        try:
+            run = read_curve(path)
+            if name != f"{run.recipe}-{run.seed}":
+                run = CurveInvalid(path, f"it holds {run.recipe} with seed {run.seed}, which its name does not say")
+        except CurveInvalid as fault:
+            run = fault
+        found.setdefault(cell, {}).setdefault(name.rpartition("-")[0], []).append(run)
+    return dict(sorted(found.items()))
+
+
+def loss_curve_schema() -> dict[str, Any]:
+    """The JSON schema of a loss curve."""
+    from pydantic import TypeAdapter
+
+    schema = TypeAdapter(LossCurve).json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": CURVE_SCHEMA_ID, **schema}
+
+
+# --- What rounding alone does to the loss of a training step. ---
+
+# 2**-p of p significand bits, the hidden one among them: IEEE 754 binary64 and binary32, bfloat16.
+UNIT_ROUNDOFF: Final = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8}
+SUMMED_IN: Final = {"fp64": "fp64", "fp32": "fp32", "bf16": "fp32"}
+STORED: Final = 10  # activations of a layer that are stored: two norms, four or five products, gate, two sums
+SIGMAS: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What an error goes through: layers L, terms K of the longest sum of a layer; and tokens N of a step.
+
+    Roundings are independent, so errors grow as random walks do (Higham and Mary 2019, "A new approach to
+    probabilistic rounding error analysis", theorem 2.4: the square root of the worst case). The mean over N tokens
+    is a sum of N terms: sqrt(N) * u of what it is summed in. What a token brings passed L layers of K roundings
+    each, in the precision of the layers, and is one of N that are wrong independently: sqrt(L * K / N) * u. In
+    bf16, products are summed in fp32 and rounded where they are stored (K = STORED); else every term of the longest
+    sum is rounded. SIGMAS of that are a walk's bound; step t has had t + 1 such errors, and a walk of them is
+    sqrt(t + 1) as long.
+    """
+
+    layers: int
+    terms: int
+    tokens: int
+
+    def floor(self, precision: str) -> float:
+        """Relative error of a mean over the tokens that rounding alone makes, at one step.
+
+        Args:
+            precision: of the layers, a key of `UNIT_ROUNDOFF`.
+        """
+        rounded = self.terms if SUMMED_IN[precision] == precision else STORED
+        summed = UNIT_ROUNDOFF[SUMMED_IN[precision]] * math.sqrt(self.tokens)
+        return SIGMAS * (summed + UNIT_ROUNDOFF[precision] * math.sqrt(self.layers * rounded / self.tokens))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,8 +17,6 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
-
-from .whole_file import write_whole
 
 # 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training, 4 no kernels that were compiled;
 # those of 1 to 5 that are committed were sealed afterwards.
@@ -450,3 +449,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text as UTF-8, whatever dies half way; folders on the way are made.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    content = text.encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())  # a name without its contents is what a power cut leaves
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

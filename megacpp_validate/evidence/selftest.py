@@ -254,12 +254,6 @@ class SelftestResult:
         """Killed mutants whose own module is blamed."""
         return sum(result.blamed_rightly for result in self.mutants if result.fate is Fate.KILLED)
 
-    @property
-    def holds(self) -> bool:
-        """Whether every mutant was killed and blamed on its module, and no clean run was red or lost."""
-        whole = bool(self.mutants) and self.killed == len(self.mutants) == self.blamed_rightly
-        return whole and self.clean_runs > 0 and not self.false_alarms and not self.lost
-
 
 def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     """95% score interval of a proportion; (0, 1) where nothing was tried.
@@ -298,7 +292,7 @@ def read_runs(text: str) -> tuple[SelftestRun, ...]:
     """
     from pydantic import TypeAdapter, ValidationError  # the host alone reads them
 
-    from .strict_json import list_errors
+    from .values import list_errors
 
     reader, runs = TypeAdapter(SelftestRun), []
     for number, line in enumerate(text.splitlines(), start=1):

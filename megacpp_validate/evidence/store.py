@@ -22,7 +22,7 @@ from typing import Any, Final
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, cell_id, is_sealed
-from .strict_json import FileInvalid, list_errors, read_strict_json
+from .values import FileInvalid, list_errors, read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one

@@ -29,9 +29,9 @@ from ..environments.environment import Environment, read_facts
 from ..environments.interpreter import host_interpreter, read_commit
 from ..environments.venv import find_cpu_python
 from ..errors import Exit, NothingSelected, exit_for
-from ..evidence.rounding import UNIT_ROUNDOFF, Depth
+from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from ..process import Ended, Processes
 from .loss_checks import sample_deviation, t_of_one
 

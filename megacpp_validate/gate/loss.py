@@ -19,8 +19,7 @@ from typing import Final, Literal
 
 from .. import TOOL
 from ..errors import Exit, exit_for
-from ..evidence.loss_curve import LossCurve
-from ..evidence.loss_curves import CurveInvalid, read_curves
+from ..evidence.loss_curve import CurveInvalid, LossCurve, read_curves
 from ..evidence.receipt import Check, Part
 from ..evidence.values import Frozen
 from .loss_checks import (

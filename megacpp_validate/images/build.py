@@ -17,8 +17,8 @@ from typing import Final
 from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from ..process import Ended
 from . import tools
 from .locks import read_image_lock

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
-from ..evidence.whole_file import write_whole
+from ..evidence.receipt import write_whole
 from ..jitcache.layout import ARCH_VARIABLE, MODE_VARIABLE, NVRTC, ROOT_VARIABLE, arch_folder, cache_variables
 from ..process import run_command
 

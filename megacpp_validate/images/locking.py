@@ -22,8 +22,8 @@ from packaging.utils import canonicalize_name
 from ..catalog.images import Image
 from ..environments.fits import StackFit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from . import locks
 from .pins import FILE, PinLine, PinNews, check_pins, pin_bases, render_pins
 from .plan import BAKE_FILE, ImageRows, find_images

@@ -16,8 +16,7 @@ from typing import Final
 from pydantic import Field
 
 from ..catalog.images import Base, Images
-from ..evidence.strict_json import read_json, read_strict_json
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, read_json, read_strict_json
 from .tools import MIRROR, ImageRefused, RegistryLies, RegistryUnreachable, read_manifest, use_mirror
 
 FILE: Final = "containers/pins.json"

@@ -20,8 +20,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from ..errors import Exit, NoEnvironment, ToolError, exit_for
-from ..evidence.strict_json import read_json
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, read_json
 from ..process import Ended
 from . import tools
 from .locks import LockedPackage, read_image_lock

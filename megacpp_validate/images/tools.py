@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
-from ..evidence.strict_json import read_json
+from ..evidence.values import read_json
 from ..process import Ended, run_command
 
 MIRROR: Final = "MEGACPP_REGISTRY_MIRROR"

@@ -32,8 +32,8 @@ from pydantic import Field
 
 from .. import TOOL
 from ..errors import EvidenceMissing, Exit, ToolError, WrongArguments
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from . import layout
 from .manifest import FileSeen, JitCacheSize, Manifest, manifest_text, parse_manifest, read_manifest
 

@@ -16,9 +16,8 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from ..errors import EvidenceMissing, WrongArguments
-from ..evidence.strict_json import read_strict_json
-from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
+from ..evidence.receipt import write_whole
+from ..evidence.values import Frozen, read_strict_json
 from . import layout
 
 SCHEMA: Final = "megacpp-validate/jit-manifest/1"

@@ -28,8 +28,8 @@ from ..catalog.prewarm import PrewarmTask
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
 from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from . import layout
 from .cache import check_sealed, is_sealed, seal, unseal
 from .manifest import (

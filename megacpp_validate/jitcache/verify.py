@@ -21,8 +21,8 @@ from ..catalog.prewarm import PrewarmTask, UnkeptKernel
 from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..errors import Exit, exit_for, writing_to
+from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
 from .cache import Checked, check_sealed, is_sealed, open_working
 from .layout import DRIVER, cache_arch, find_products, library_of, list_files, require_usable
 from .manifest import JitCompile, Manifest, ManifestInvalid, StackDifference, compare_stack, require_place

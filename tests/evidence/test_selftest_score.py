@@ -55,19 +55,14 @@ def test_what_is_no_proportion_is_refused(hits: int, trials: int) -> None:
         wilson_interval(hits, trials)
 
 
-def test_nothing_at_all_does_not_hold() -> None:
-    assert not SelftestResult((), (), 0).holds
-
-
 def test_one_survivor_one_wrong_blame_or_one_alarm_breaks_it() -> None:
     good = MutantResult(MUTANT, Fate.KILLED, ("attention",))
     whole = SelftestResult(("attention",), (good,), 200)
-    assert whole.holds
-    assert not replace(whole, mutants=(good, replace(good, fate=Fate.SURVIVED, blamed=()))).holds
-    assert not replace(whole, mutants=(replace(good, blamed=("imports", "attention")),)).holds
-    assert not replace(whole, false_alarms=(FalseAlarm("c", 0, "x"),)).holds
-    assert not replace(whole, lost=("a run",)).holds
-    assert not replace(whole, clean_runs=0).holds
+    assert whole.exit == 0
+    assert replace(whole, mutants=(good, replace(good, fate=Fate.SURVIVED, blamed=()))).exit == 1
+    assert replace(whole, mutants=(replace(good, blamed=("imports", "attention")),)).exit == 1
+    assert replace(whole, false_alarms=(FalseAlarm("c", 0, "x"),)).exit == 1
+    assert replace(whole, lost=("a run",)).exit == 4
 
 
 def test_a_run_comes_back_from_its_line() -> None:

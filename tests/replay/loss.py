@@ -175,11 +175,11 @@ def _made_up(fault: Callable[[Curve], object], recipe: str, seeds: tuple[int, ..
 def _real(fault: Callable[[Curve], object]) -> Callable[[Path], None]:
     def prepare(work: Path) -> None:
         (work / "curves").mkdir()
-        for path in REAL.glob("*.curve"):
+        for path in REAL.glob("*.curve.xz"):
             if "current" not in path.name:
                 (work / "curves" / path.name).symlink_to(path)
-        name = f"{CELL}.delayed-0.curve"
-        curve = json.loads((REAL / name).read_text())
+        name = f"{CELL}.delayed-0.curve.xz"
+        curve = json.loads(lzma.decompress((REAL / name).read_bytes()))
         (work / "curves" / name).unlink()
         fault(curve)
         put(work / "curves", curve)

@@ -150,7 +150,7 @@ def read_history(ended: Ended) -> Decisions:
 
 
 def _run(row: dict[str, Any]) -> str:
-    flags = [name for name in ("contradicts", "same_as", "only_timed") if row[name]]
+    flags = [name for name in ("same_as", "only_timed") if row[name]]
     return " ".join((row["run"], str(row["outcome"]), row["started"], *flags))
 
 

@@ -11,8 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
-from megacpp_validate.evidence.loss_curve import curve_text  # noqa: E402
-from megacpp_validate.evidence.loss_curves import parse_curve  # noqa: E402
+from megacpp_validate.evidence.loss_curve import curve_text, parse_curve  # noqa: E402
 from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.gate_run import (  # noqa: E402
     FIRST_LEVEL,

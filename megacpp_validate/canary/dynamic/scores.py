@@ -19,8 +19,7 @@ from ...diagnosis.culprits import Culprit
 from ...errors import EvidenceMissing, Exit, WrongArguments, exit_for
 from ...evidence.receipt import Outcome
 from ...evidence.selftest import SelftestResult, wilson_interval
-from ...evidence.strict_json import read_strict_json
-from ...evidence.values import Cause, Frozen
+from ...evidence.values import Cause, Frozen, read_strict_json
 from ...process import run_command
 
 SCORE: Final = "docs/evidence/score.json"

@@ -8,8 +8,8 @@ it is off in all of those; in the run that is judged, and in its reference, it i
 
     MULTIPLE * (largest deviation of any twin up to that step) + floor of that step
 
-- The floor is for twins that were lucky: what independent roundings do at one step (`evidence.rounding`); a gradient is
-  twice as long a way, and step t has had t + 1 such errors.
+- The floor is for twins that were lucky: what independent roundings do at one step (`evidence.loss_curve`); a gradient
+  is twice as long a way, and step t has had t + 1 such errors.
 - MULTIPLE is for plans that are less lucky than every twin. Along the direction that grows fastest, plan and twin are
   draws of one normal distribution; |plan| exceeds MULTIPLE * |twin| with probability (2 / pi) atan(1 / MULTIPLE), and
   that of all three twins at once with about its cube: 8 gives 5e-4, where there is no floor.
@@ -30,8 +30,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from ...evidence.loss_curve import Depth
 from ...evidence.receipt import Check, Part
-from ...evidence.rounding import Depth
 from ...training.sizes import Size
 from ..bench import Bench
 from .runs import Run, Runs, Series, Trajectory, open_runs

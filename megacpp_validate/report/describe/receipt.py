@@ -243,5 +243,3 @@ def _list_notes(row: HistoryRow) -> Iterator[str]:
         yield "the module was timed again and not judged; this receipt counts for no rate"
     if row.same_as:
         yield f"a copy of {row.same_as}, which is not evidence of its own"
-    if row.contradicts:
-        yield f"this file and {row.contradicts} describe one process differently; neither counts"

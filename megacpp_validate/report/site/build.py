@@ -19,10 +19,9 @@ from ...catalog.bridge import Catalog
 from ...catalog.images import Needs, read_needs
 from ...errors import Exit, WrongArguments, writing_to
 from ...evidence.history import read_history
-from ...evidence.receipt import Outcome, Receipt
+from ...evidence.receipt import Outcome, Receipt, write_whole
 from ...evidence.store import ReceiptInvalid, read_receipt
 from ...evidence.values import Frozen
-from ...evidence.whole_file import write_whole
 from ...gate.release import GateDecision
 from ..describe.session import find_main_runs
 from ..describe.upgrade import name_culprit

@@ -95,8 +95,6 @@ def name_page(folder: str, name: str) -> str:
 def _find_doubt(newest: HistoryRow, rows: Iterable[HistoryRow]) -> str:
     """Why the newest receipt does not settle what the cell does: another one may be newer, and is not good."""
     others = [row for row in rows if row is not newest]
-    if newest.contradicts:
-        return "contradicted"
     if not _is_good(newest):
         return ""
     if any(row.outcome is None for row in others):

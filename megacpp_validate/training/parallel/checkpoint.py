@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from torch import distributed
 
-from ...evidence.whole_file import write_whole
+from ...evidence.receipt import write_whole
 from .. import TrainingError
 
 LATEST: Final = "latest"

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ...evidence.whole_file import write_whole
+from ...evidence.receipt import write_whole
 from .. import TrainingError
 from .ranks import (
     AGENT,

@@ -27,7 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ...evidence.whole_file import write_whole
+from ...evidence.receipt import write_whole
 
 FOLDER: Final = "MEGACPP_RUN_FOLDER"
 HOST: Final = "MEGACPP_RUN_HOST"  # which launcher started the rank

@@ -13,7 +13,7 @@ import torch
 from ...bridge.errors import UnknownName, WrongTarget
 from ...bridge.features import Features, read_features
 from ...bridge.recipes import TARGETS, RecipeName
-from ...evidence.whole_file import write_whole
+from ...evidence.receipt import write_whole
 from .. import WrongSize
 from ..optimizer import Schedule
 from ..parallel.launch import Limits, RunEnd, launch

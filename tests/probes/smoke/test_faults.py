@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megacpp_validate.evidence.rounding import Depth
+from megacpp_validate.evidence.loss_curve import Depth
 from megacpp_validate.probes.smoke.faults import (
     Planted,
     find_departure,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from megacpp_validate.evidence.rounding import UNIT_ROUNDOFF, Depth
+from megacpp_validate.evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from megacpp_validate.probes.smoke.reproduce import (
     MOST,
     MULTIPLE,

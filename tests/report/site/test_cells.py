@@ -41,19 +41,13 @@ def arrange(*rows: HistoryRow) -> Cell:
         (replace(RED, started="2026-11-22T09:00:00+00:00"), Tone.GOOD, ""),
         (replace(GREEN, started="2026-11-22T11:00:00+00:00", run="good/again", only_timed=True), Tone.GOOD, ""),
         (replace(RED, outcome=None, stack="", target="", probe=""), Tone.RISK, "file lost"),
-        (replace(GREEN, started="", contradicts="b"), Tone.GOOD, ""),
+        (replace(GREEN, started=""), Tone.GOOD, ""),
     ],
 )
 def test_a_red_receipt_is_not_hidden(other: HistoryRow, tone: Tone, doubt: str) -> None:
     for rows in ((GREEN, other), (other, GREEN)):
         cell = arrange(*rows)
         assert (cell.mark.tone, doubt in cell.mark.word, cell.holds) == (tone, True, tone is Tone.GOOD)
-
-
-@pytest.mark.parametrize(("outcome", "tone"), [(Outcome.PASS, Tone.RISK), (Outcome.ERROR, Tone.BAD)])
-def test_one_process_with_two_stories_is_never_green(outcome: Outcome, tone: Tone) -> None:
-    cell = arrange(replace(GREEN, contradicts="b"), replace(GREEN, run="zz", outcome=outcome, contradicts="a"))
-    assert (cell.mark.tone, cell.doubt, cell.holds) == (tone, "contradicted", False)
 
 
 def test_a_run_for_its_times_alone_replaces_no_red_one() -> None:
