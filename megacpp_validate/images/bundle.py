@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -77,15 +77,6 @@ class BundleOptions:
     sign_key: Path | None = None
 
 
-@dataclass
-class _Contents:
-    """Small files by name, what is absent and why, and the image as "REPOSITORY@DIGEST"."""
-
-    shown: str = ""
-    files: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
-
-
 def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str], None]) -> BundleResult:
     """Read what is known of the image, write the bundle, read it back.
 
@@ -98,12 +89,12 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
     """
     started, out = time.monotonic(), options.out
     image = find_images(rows.images, [options.target])[0]
-    contents = _gather(rows, options, image)
+    files, absent = _gather(rows, options, image)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as room:
             aside = Path(room, "bundle")
-            absent = _write(rows, options, image, contents, aside, report)
+            without = _write(rows, options, image, files, absent, aside, report)
             report("hashing, and reading it back")
             write_sums(aside)
             if options.sign_key:
@@ -124,29 +115,29 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
         sizes[path.relative_to(out).parts[0]] += path.stat().st_size
     return BundleResult(
         tool=rows.tool, target=options.target, folder=str(out), id=hash_file(out / SUMS), image=options.image or "",
-        signed_by=str(options.sign_key or ""), absent=contents.absent, wheels_absent=tuple(absent), sizes=dict(sizes),
+        signed_by=str(options.sign_key or ""), absent=absent, wheels_absent=tuple(without), sizes=dict(sizes),
         seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 
-def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
-    """Check the arguments before the gigabytes, and read the evidence beside the image."""
-    found = _Contents()
+def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> tuple[dict[str, str], dict[str, str]]:
+    """Check the arguments before the gigabytes, and read the evidence beside the image: name -> text; absent -> why."""
+    files, absent = dict[str, str](), dict[str, str]()
     if options.out.exists():
         raise tools.ImageRefused(
             f"{options.out} already exists. Next step: name another folder, or move this one away."
         )
     if options.key:
-        found.files["cosign.pub"] = read_public_key(options.key)  # given away: never a private one
+        files["cosign.pub"] = read_public_key(options.key)  # given away: never a private one
     if options.sign_key:
-        check_private_key(options.sign_key, rows.variables, found.files.get("cosign.pub", ""))
+        check_private_key(options.sign_key, rows.variables, files.get("cosign.pub", ""))
     if options.jit is None:
-        found.absent["JIT caches"] = "none were named (--jit FOLDER)"
+        absent["JIT caches"] = "none were named (--jit FOLDER)"
     if options.image is None:
-        found.absent["image"] = "none was named (--image REPOSITORY@sha256:DIGEST)"
-        return found
-    found.shown = tools.locate_image(options.image, rows.variables)
-    pushed = tools.read_image(found.shown, rows.variables)
+        absent["image"] = "none was named (--image REPOSITORY@sha256:DIGEST)"
+        return files, absent
+    shown = tools.locate_image(options.image, rows.variables)
+    pushed = tools.read_image(shown, rows.variables)
     lock = sha256((rows.root / image.lock).read_bytes()).hexdigest()
     for label, value in {tools.TARGET_LABEL: options.target, tools.LOCK_LABEL: lock}.items():
         if (seen := pushed.labels.get(label)) != value:
@@ -155,23 +146,23 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
                 "Likely cause: it was built from another lock, or for another target. Next step: build it again."
             )
     if pushed.provenance:
-        found.files["provenance.json"] = _json(pushed.provenance)
+        files["provenance.json"] = _json(pushed.provenance)
     else:
-        found.absent["provenance"] = "buildx put none beside the image"
+        absent["provenance"] = "buildx put none beside the image"
     if options.key is None:
-        found.absent["SBOM"] = "no key was named (--key)"
-        return found
+        absent["SBOM"] = "no key was named (--key)"
+        return files, absent
     try:
-        if why := find_signature(found.shown, options.key, rows.variables):
-            found.absent["signature"] = why
-        found.files["sbom.spdx.json"] = _json(read_attested_sbom(found.shown, options.key, rows.variables))
+        if why := find_signature(shown, options.key, rows.variables):
+            absent["signature"] = why
+        files["sbom.spdx.json"] = _json(read_attested_sbom(shown, options.key, rows.variables))
     except (NoEnvironment, tools.RegistryLies) as fault:
-        found.absent["SBOM"] = str(fault)
-    return found
+        absent["SBOM"] = str(fault)
+    return files, absent
 
 
 def _write(
-    rows: ImageRows, options: BundleOptions, image: Image, contents: _Contents, aside: Path,
+    rows: ImageRows, options: BundleOptions, image: Image, files: dict[str, str], absent: dict[str, str], aside: Path,
     report: Callable[[str], None],
 ) -> list[str]:  # fmt: skip
     """Write everything but the sums aside; the packages of the lock that have no wheel here."""
@@ -180,25 +171,26 @@ def _write(
     if options.jit is not None:
         export_cache(options.jit / image.cache_arch, aside / CACHES)
     described = None
-    if contents.shown:
+    if options.image:
         report("fetching the image")
-        described = _write_image(contents.shown, options.target, aside, rows.variables)
+        shown = tools.locate_image(options.image, rows.variables)
+        described = _write_image(shown, options.target, aside, rows.variables)
         if not described["signatures"]:
-            contents.absent.setdefault("signature", "the image is not signed")
+            absent.setdefault("signature", "the image is not signed")
     report("fetching the wheels")
     compiled = {row.name for row in rows.images.compiled}
-    absent = fetch_wheels(lock, compiled, base, image, aside / "wheelhouse", rows.variables)
+    without = fetch_wheels(lock, compiled, base, image, aside / "wheelhouse", rows.variables)
     shutil.copyfile(lock, aside / "lock.txt")
     shutil.copytree(rows.root / "matrix", aside / "matrix", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     shutil.copyfile(_RESTORE, aside / "restore.py")
     manifest = {
         "schema": SCHEMA, "tool": rows.tool, "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "target": options.target, "platform": image.platform, "python": base.python, "image": described,
-        "lock": sha256(lock.read_bytes()).hexdigest(), "wheels_absent": absent, "absent": contents.absent,
+        "lock": sha256(lock.read_bytes()).hexdigest(), "wheels_absent": without, "absent": absent,
     }  # fmt: skip
-    for name, text in {**contents.files, MANIFEST: _json(manifest)}.items():
+    for name, text in {**files, MANIFEST: _json(manifest)}.items():
         (aside / name).write_text(text, encoding="utf-8")
-    return absent
+    return without
 
 
 def write_sums(root: Path) -> None:

@@ -188,58 +188,43 @@ def name_architecture(arch: str) -> None:
 def compile_deep_gemm(order: JitOrder) -> None:
     """DeepGEMM's kernels for an expert bank of the smoke run, forward and both gradients; needs a GPU.
 
-    Settings: `size` of `training.sizes` (its experts, widths and tokens), or `experts`, `inputs`, `outputs`, `rows`.
-
-    `shift`: how many rows the first expert has fewer, and the last more, where experts are not alike; half without it.
+    Settings: `size` of `training.sizes` (its experts, widths and tokens).
 
     Raises:
         Lacking: no GPU that DeepGEMM has kernels for, or no DeepGEMM.
     """
     import torch
 
+    if not torch.cuda.is_available():
+        raise Lacking("DeepGEMM reads the architecture from the device, and torch sees no CUDA device here")
     torch.manual_seed(order.seed)
-    for experts, inputs, outputs, rows in banks(order):
-        weight = torch.randn(experts, outputs, inputs, device=device(torch), dtype=torch.bfloat16, requires_grad=True)
+    for experts, inputs, outputs, rows in banks(order.setting("size")):
+        weight = torch.randn(experts, outputs, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         tokens = torch.randn(rows, inputs, device=weight.device, dtype=torch.bfloat16, requires_grad=True)
         product = _import("bridge.deep_gemm")
         refusal = product.why_not_deep_gemm(weight.device, weight.dtype, inputs, outputs)
         if refusal is not None:
             raise Lacking(f"{refusal.backend}: {refusal.reason}")
-        for counts in routings(experts, rows, int(order.setting("shift", "0"))):
+        for counts in routings(experts, rows):
             out = product.deep_gemm_grouped(tokens, weight, counts)
             out.backward(torch.randn_like(out))
     torch.cuda.synchronize()
 
 
-def banks(order: JitOrder) -> list[tuple[int, int, int, int]]:
-    """Experts, inputs K, outputs N and rows of each product of an expert layer."""
-    if size := order.setting("size"):
-        of = _import("training.sizes").read_size(size)
-        rows = of.batch * of.length * of.top_k
-        return [
-            (of.num_experts, of.hidden, 2 * of.expert_width, rows),
-            (of.num_experts, of.expert_width, of.hidden, rows),
-        ]
-    wanted = ("experts", "inputs", "outputs", "rows")
-    if lacking := [name for name in wanted if not order.setting(name)]:
-        raise ValueError(f"settings lack {', '.join(lacking)}. Next step: name them, or a size.")
-    experts, inputs, outputs, rows = (int(order.setting(name)) for name in wanted)
-    return [(experts, inputs, outputs, rows)]
+def banks(size: str) -> list[tuple[int, int, int, int]]:
+    """Experts, inputs K, outputs N and rows of each product of the expert layer of a size."""
+    of = _import("training.sizes").read_size(size)
+    rows = of.batch * of.length * of.top_k
+    return [
+        (of.num_experts, of.hidden, 2 * of.expert_width, rows),
+        (of.num_experts, of.expert_width, of.hidden, rows),
+    ]
 
 
-def device(torch: Any) -> str:
-    """The device of the tensors, "cuda". Raises `Lacking` where torch sees none."""
-    if not torch.cuda.is_available():
-        raise Lacking("DeepGEMM reads the architecture from the device, and torch sees no CUDA device here")
-    return "cuda"
-
-
-def routings(experts: int, rows: int, shift: int = 0) -> list[list[int]]:
+def routings(experts: int, rows: int) -> list[list[int]]:
     """Rows of each expert, equal and unequal: the weight's gradient is one launch for all, or one an expert."""
-    alike = [rows // experts] * experts
-    uneven, moved = [*alike], shift or alike[0] // 2
-    uneven[0], uneven[-1] = alike[0] - moved, alike[-1] + moved
-    return [alike, uneven]
+    each = rows // experts
+    return [[each] * experts, [each - each // 2, *[each] * (experts - 2), each + each // 2]]
 
 
 # --- Transformer Engine: rows of experts ------------------------------------------------------------------------------
@@ -286,7 +271,7 @@ def compile_expert_rows(order: JitOrder) -> None:
     target = scopes.detect_target()
     torch.manual_seed(order.seed)
     for recipe in order.words("recipes"):
-        for experts, inputs, outputs, _ in banks(order):
+        for experts, inputs, outputs, _ in banks(order.setting("size")):
             bank = gemms.ExpertGemm(
                 num_experts=experts, in_features=inputs, out_features=outputs, dtype=torch.bfloat16, device="cuda"
             )

@@ -61,7 +61,7 @@ class JitCacheResult(Frozen):
         missing: tasks that are not in it.
         extra: files that appeared since it was sealed.
         in_place: whether Triton finds its kernels there without a working copy.
-        archive, archive_hash, archive_bytes: of an export.
+        archive, archive_hash: of an export.
         kept: an import found the same cache there already.
         variables: that put every cache there, of "open".
     """
@@ -72,18 +72,14 @@ class JitCacheResult(Frozen):
     folder: str
     architecture: str
     manifest: str = ""
-    mode: str = ""
-    made: str = ""
     stack: dict[str, str] = Field(default_factory=dict)
     caches: tuple[JitCacheSize, ...] = ()
-    tasks: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     sealed: bool = True
     in_place: bool = True
     archive: str = ""
     archive_hash: str = ""
-    archive_bytes: int = 0
     kept: bool = False
     variables: dict[str, str] = Field(default_factory=dict)
     seconds: float = Field(default=0.0, ge=0.0)
@@ -349,8 +345,7 @@ def _describe(action: str, folder: Path, checked: Checked, **more: Any) -> JitCa
     fields = {"in_place": at_home, "extra": checked.extra, **more}
     return JitCacheResult(
         tool=TOOL, deed=action, folder=str(folder), architecture=manifest.architecture, manifest=checked.digest,
-        mode=manifest.mode, made=manifest.made, stack=manifest.stack.versions, caches=manifest.sizes,
-        tasks=tuple(task.id for task in manifest.tasks), missing=manifest.missing, **fields,
+        stack=manifest.stack.versions, caches=manifest.sizes, missing=manifest.missing, **fields,
     )  # fmt: skip
 
 
@@ -387,10 +382,9 @@ def export_cache(folder: Path, target: Path) -> JitCacheResult:
                         info = tarfile.TarInfo(f"{folder.name}/{path}")  # of root's, and read-only
                         info.size, info.mode, info.mtime = (folder / path).stat().st_size, 0o444, times.get(path, 0)
                         archive.addfile(info, reader)
-        digest, size = layout.hash_files(Path(aside), [part.name])[part.name], part.stat().st_size
+        digest = layout.hash_files(Path(aside), [part.name])[part.name]
         part.replace(target)
-    of_archive = {"archive": str(target), "archive_hash": f"sha256:{digest}", "archive_bytes": size}
-    return _describe("export", folder, checked, **of_archive)
+    return _describe("export", folder, checked, archive=str(target), archive_hash=f"sha256:{digest}")
 
 
 def import_cache(source: Path, root: Path) -> JitCacheResult:

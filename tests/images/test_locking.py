@@ -194,21 +194,3 @@ def test_wrong_arguments(run: Run, arguments: list[str], says: str) -> None:
     said = run("lock", *arguments)
     assert said.code == WRONG
     assert says in said.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["2.14.1", "cublas=13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
-        (["2.20.2", "cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0"], 4, "Transformer Engine 2.20.2 is not refused"),
-        (["2.20.2", "cublas"], WRONG, "not COMPONENT=VERSION"),
-        ([""], WRONG, "not a release of Transformer Engine"),  # a variable that is not set
-        (["", "cublas=12.0"], WRONG, "not a release of Transformer Engine"),
-        (["2.14.1", "cublas == 13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
-        (["now", "cublas=1"], WRONG, "not a release of Transformer Engine"),
-    ],
-)
-def test_fits(run: Run, arguments: list[str], code: int, says: str) -> None:
-    said = run("fits", *arguments)
-    assert said.code == code
-    assert says in said.out + said.err

@@ -91,14 +91,8 @@ def test_what_a_task_raises_or_lacks_is_in_its_answer(monkeypatch: pytest.Monkey
 
 def test_products_of_deep_gemm_are_those_of_a_size() -> None:
     """small: 8 experts of width 512 on a stream of 512; 16 x 512 tokens, each to 2."""
-    order = JitOrder("t", "deep_gemm", settings={"size": "small"})
-    assert banks(order) == [(8, 512, 1024, 16384), (8, 512, 512, 16384)]
-    given = {"experts": "4", "inputs": "640", "outputs": "384", "rows": "2048"}
-    assert banks(JitOrder("t", "deep_gemm", settings=given)) == [(4, 640, 384, 2048)]
+    assert banks("small") == [(8, 512, 1024, 16384), (8, 512, 512, 16384)]
     assert routings(4, 2048) == [[512] * 4, [256, 512, 512, 768]]
-    assert routings(4, 2048, 128)[1] == [384, 512, 512, 640]
-    with pytest.raises(ValueError, match="settings lack inputs, outputs, rows"):
-        banks(JitOrder("t", "deep_gemm", settings={"experts": "4"}))
 
 
 @pytest.mark.parametrize(

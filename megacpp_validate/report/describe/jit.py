@@ -104,7 +104,7 @@ def _list_notes(result: JitVerifyResult) -> Iterator[str]:
 
 def describe_cache(result: JitCacheResult) -> Document:
     """What was done and what the cache is; variables as a shell reads them."""
-    names = "folder manifest made mode stack tasks missing extra archive archive_hash archive_bytes in_place"
+    names = "folder manifest stack missing extra archive archive_hash in_place"
     blocks: tuple[Block, ...] = (
         tabulate_facts(list_fields(result, names)),
         tabulate(result.caches, "library files bytes"),

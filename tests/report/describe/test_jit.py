@@ -13,6 +13,7 @@ from megacpp_validate.report.render.markdown import render_markdown
 
 KERNEL = JitCompile(library="fa4", kernel="fwd", shape="bf16 d96", seconds=2.2)
 WHERE = {"tool": "t", "architecture": "sm_90a", "folder": "/r/sm_90a", "mode": "nvcc", "manifest": "sha256:0"}
+CACHE = {name: value for name, value in WHERE.items() if name != "mode"}
 ROWS = (
     JitVerifyRow(task="fa4_d64", verdict=JitVerdict.WARM, hits=3, unkept=(KERNEL,)),
     JitVerifyRow(
@@ -49,6 +50,6 @@ def test_verify(snapshot: SnapshotAssertion) -> None:
 
 def test_cache(snapshot: SnapshotAssertion) -> None:
     result = JitCacheResult(
-        deed="open", extra=("triton/a\n\x1b[31mb",), in_place=False, variables={"TRITON_CACHE_DIR": "/w"}, **WHERE
+        deed="open", extra=("triton/a\n\x1b[31mb",), in_place=False, variables={"TRITON_CACHE_DIR": "/w"}, **CACHE
     )
     assert render_markdown(describe_cache(result)) == snapshot
