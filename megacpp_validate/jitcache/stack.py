@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
@@ -122,8 +122,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
     return Selected(tasks, of_target, tuple(left_out))
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Frozen):
     """What the process of a task answered.
 
     Attributes:
@@ -133,15 +132,19 @@ class Answer:
         missing: why it could not run here: no GPU, no such library. That is no failure.
         unwatched: what it compiled in memory, where there is no cache: "LIBRARY: why".
         notes: what else a person should know.
+        versions, compiler, include_paths: what it is made of.
     """
 
     compiled: tuple[JitCompile, ...] = ()
-    hits: Mapping[str, int] | None = field(default_factory=dict)
+    hits: dict[str, int] | None = Field(default_factory=dict)
     failure: str = ""
     missing: str = ""
     unwatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    versions: dict[str, str] = Field(default_factory=dict)
+    compiler: CompilerOf = CompilerOf()
+    include_paths: tuple[str, ...] = ()
 
     @property
     def asked(self) -> tuple[str, ...] | None:
@@ -175,7 +178,9 @@ def require_purpose(task: PrewarmTask, answer: Answer) -> Answer:
     else:
         return answer
     cause = "a variable switches compiling, or its cache, off, or the monitor does not know the release"
-    return replace(answer, failure=f"{said}. Likely cause: {cause}. Next step: unset it, or look at the log.")
+    return answer.model_copy(
+        update={"failure": f"{said}. Likely cause: {cause}. Next step: unset it, or look at the log."}
+    )
 
 
 def read_receipt_answer(receipt: Receipt) -> Answer:
@@ -199,25 +204,17 @@ def read_receipt_answer(receipt: Receipt) -> Answer:
     )
 
 
-class _Kernel(JitCompile):
-    """One kernel, as a task reports it; `cached` where a cache had it."""
-
-    cached: bool = False
-
-
-class _Answered(Frozen):
-    """The last line of a task."""
-
-    task: str
-    compiled: tuple[_Kernel, ...] = ()
-    seconds: float = 0.0
-    versions: dict[str, str] = Field(default_factory=dict)
-    compiler: CompilerOf = CompilerOf()
-    include_paths: tuple[str, ...] = ()
-    unwatched: dict[str, str] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    missing: str = ""
-    failure: str = ""
+def read_answer(line: str) -> Answer:
+    """The last line of a task of `megacpp_validate.jit`. Raises ValueError, KeyError, TypeError or AttributeError."""
+    fields: dict[str, Any] = json.loads(line)
+    kernels, unwatched, _ = fields.pop("compiled"), fields.pop("unwatched"), fields.pop("task")
+    cached = [one.pop("cached") for one in kernels]
+    return Answer(
+        compiled=tuple(JitCompile(**one) for one, hit in zip(kernels, cached, strict=True) if not hit),
+        hits=Counter(one["library"] for one, hit in zip(kernels, cached, strict=True) if hit),
+        unwatched=tuple(f"{library}: {why}" for library, why in unwatched.items()),
+        **fields,
+    )
 
 
 @dataclass(frozen=True)
@@ -293,20 +290,9 @@ class JitStack:
 
     def _run_task(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         order = {"task": task.id, "code": task.code, "library": task.library, "settings": dict(task.settings)}
-        answered = self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit_s)
-        return Answer(
-            compiled=tuple(
-                JitCompile(**one.model_dump(exclude={"cached"})) for one in answered.compiled if not one.cached
-            ),
-            hits=Counter(one.library for one in answered.compiled if one.cached),
-            failure=answered.failure,
-            missing=answered.missing,
-            unwatched=tuple(f"{library}: {why}" for library, why in answered.unwatched.items()),
-            notes=answered.notes,
-            seconds=answered.seconds,
-        )
+        return self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit_s)
 
-    def _ask(self, order: Mapping[str, Any], log: Path, limit_s: float) -> _Answered:
+    def _ask(self, order: Mapping[str, Any], log: Path, limit_s: float) -> Answer:
         """Start a task of `megacpp_validate.jit`, and read its last line, or why there is none."""
         # A working folder of its own: what a vendor library drops there is nobody's evidence.
         folder = Path(tempfile.mkdtemp(prefix=f"{order['task']}-", dir=self.scratch))
@@ -315,12 +301,10 @@ class JitStack:
         call = self.environment.call(_MODULE, shares=(self.root,))
         ended = self.processes.run(call, folder=folder, limit_s=limit_s, log=log, given=given, ask_where=True)
         for line in reversed(ended.words.splitlines()):
-            with suppress(ValidationError):
-                return _Answered.model_validate_json(line)
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                return read_answer(line)
         how = ended.how if ended.code != 0 else "it ended without an answer"
-        return _Answered(
-            task=order["task"], failure=f"{how}; its last output: {ended.last_words}", seconds=ended.seconds
-        )
+        return Answer(failure=f"{how}; its last output: {ended.last_words}", seconds=ended.seconds)
 
     def read_seen(self) -> StackSeen:
         """What the caches depend on, as a process in the stack reports it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
 from megacpp_validate.jitcache.stack import (
     Answer,
     JitOptions,
+    read_answer,
     read_receipt_answer,
     require_purpose,
     run_tasks,
@@ -67,6 +69,16 @@ def _receipt(outcome: Outcome, jit: JitCompiles, reason: str = "") -> Receipt:
         cell="s-h200-permute", stack="s", target="h200", probe="permute", outcome=outcome, reason=reason,
         requested="te", jit=jit, seconds={"total": 4.0},
     )  # fmt: skip
+
+
+def test_the_last_line_of_a_task_is_read() -> None:
+    kernel = {"library": "fa4", "kernel": "fwd", "shape": "", "seconds": 1.0, "looked_for": "", "cached": False}
+    line = {"task": "t", "compiled": [kernel, kernel | {"cached": True}], "unwatched": {"te": "in memory"}}
+    answer = read_answer(json.dumps(line | {"versions": {"torch": "2.13"}, "missing": "no GPU"}))
+    assert ([one.kernel for one in answer.compiled], answer.hits) == (["fwd"], {"fa4": 1})
+    assert (answer.unwatched, answer.missing, answer.versions) == (("te: in memory",), "no GPU", {"torch": "2.13"})
+    with pytest.raises(ValueError, match="surprise"):
+        read_answer(json.dumps(line | {"surprise": 1}))
 
 
 def test_the_receipt_of_a_cell_is_read() -> None:
