@@ -188,19 +188,6 @@ def judged(said: Said) -> str:
     return said.flat.partition(" uses it ")[0].partition(", as ")[2]
 
 
-def test_rows_are_files_or_the_modules_of_the_project(run: Run, folders: dict[str, Path], project: Path) -> None:
-    def rows() -> dict[str, str]:
-        told = run("canary", folders["old"], folders["broken"], "--format", "json").told
-        return {row["module"]: row["verdict"] for row in told["modules"]}
-
-    assert rows() == {"src/other.py": "clean", "src/train.py": "breaks"}
-    table = (
-        '[tool.megacpp-validate]\nmodules = {loop = ["src/t*.py"], rest = ["src/other.py"], none = ["src/plain.py"]}\n'
-    )
-    (project / "pyproject.toml").write_text(table)
-    assert rows() == {"loop": "breaks", "rest": "clean", "none": "clean"}
-
-
 @pytest.mark.parametrize(
     ("form", "words"),
     [("github", ["::error file=src/train.py,line=2,"]), ("sarif", ['"uri": "src/train.py"', '"startLine": 2']),

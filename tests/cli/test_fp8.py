@@ -70,18 +70,6 @@ def test_training_without_curves_is_open_in_no_form(run: Run, stack: Stack) -> N
     assert "::warning" in told["github"].out
 
 
-def test_curves_of_an_earlier_run_are_not_this_run_s(run: Run, stack: Stack, curves: Path) -> None:
-    stack(leave(curves))
-    assert run("--probes", "loss").code == OPEN
-    stack("write()")
-    assert run("--probes", "loss").code == MISSING
-    stack(leave(curves))
-    assert run("--probes", "loss").code == OPEN
-    stack("write() if order['probe'] != 'fp8_loss' else os.abort()")
-    assert run().code == CLOSED
-    assert run("--probes", "delayed").code == OPEN  # what lies there of others is no answer
-
-
 def test_presets_that_the_policy_refuses_close_it_in_every_form(run: Run, stack: Stack, tmp_path: Path) -> None:
     matrix = Path(shutil.copytree(matrix_folder(), tmp_path / "matrix"))
     presets = matrix / PRESETS
@@ -92,11 +80,3 @@ def test_presets_that_the_policy_refuses_close_it_in_every_form(run: Run, stack:
         assert said.code == CLOSED
         assert "The FP8 policy and its presets disagree" in said.flat
     assert "<failure" in told["junit"].out
-
-
-def test_a_matrix_that_is_wrong_costs_no_session(run: Run, stack: Stack, tmp_path: Path) -> None:
-    matrix = Path(shutil.copytree(matrix_folder(), tmp_path / "matrix"))
-    (matrix / PRESETS).write_text("[[preset")
-    stack("write()")
-    assert run("--probes", "delayed", "--matrix", matrix).code == WRONG
-    assert not (tmp_path / ".megacpp").exists()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog
 from tests.cli.session_calls import Stack, make_session, make_stack
 from tests.command_line import Run
 
@@ -48,14 +47,6 @@ def test_a_session_that_is_good_is_open_and_tells_its_numbers_in_every_form(run:
     assert "<svg " in said.out
     told = json.loads(run("--target", "h200", "--cells", "scaled_bf16_4", "--format", "json").out)
     assert told["receipts"][0]["training"][0]["flop_utilisation"] == 0.321
-
-
-def test_cells_are_chosen_by_the_ranks_that_they_take(run: Run, stack: Stack, catalog: Catalog) -> None:
-    stack("write()")
-    told = json.loads(run("--target", "h200", "--ranks", "4", "--format", "json").out)
-    assert [receipt["probe"] for receipt in told["receipts"]] == [row.id for row in catalog.smoke if row.ranks == 4]
-    assert run("--target", "h200", "--ranks", "3").code == NOTHING
-    assert run("--target", "h200", "--ranks", "4", "--cells", "small_bf16").code == NOTHING
 
 
 def test_a_cell_that_lacks_gpus_is_not_good_and_a_red_one_closes(run: Run, stack: Stack) -> None:

@@ -99,13 +99,3 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) 
     for fine in (None, tmp_path / "a-file", tmp_path / "new" / "result", Path("/dev/stdout"), Path("/dev/null")):
         require_output(fine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-file", "a-folder"]
-
-
-def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("before")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_text("after", tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_text() == "after"
-    write_text("after", Path("/dev/null"))
-    assert not Path("/dev/null").is_file()

@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.evidence.store import read_receipts
 from tests.command_line import Run, make_run
 from tests.environments.places import make_h200_host
@@ -107,20 +106,6 @@ def test_te_turned_off_asks_for_the_native_paths_and_says_so(
     assert set(read_receipts(tmp_path / ".megacpp" / "receipts").found) == {
         f"native-h200-{name}" for name in ("imports", "attention", "permute")
     }
-
-
-def test_a_second_run_in_the_same_folder_is_refused_and_writes_nothing(
-    run: Run, stack: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """The receipts there would be of either run, and each would tell of its own."""
-    asked = ("parity", "--target", "h200", "--python", stack("write()"), "--receipts", "kept", "--probes", "imports")
-    with own_folder(tmp_path / "kept"):
-        said = run(*asked)
-    assert said.code == INFRASTRUCTURE
-    for word in ("another run", "kept", "Next step"):
-        assert word in said.err
-    assert list((tmp_path / "kept").glob("*.json")) == []
-    assert run(*asked).code == OPEN
 
 
 def test_an_interrupt_ends_it_and_what_it_started(stack: Callable[[str], Path], tmp_path: Path) -> None:

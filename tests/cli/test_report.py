@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -49,14 +48,6 @@ def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
         assert (done.code, words in done.err) == (code, True), done.err
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.tex"]
     assert not site.exists()
-
-
-def test_a_store_may_hold_its_own_site(run: Run, tmp_path: Path) -> None:
-    shutil.copytree(EVIDENCE, tmp_path / "store")
-    for _ in range(2):
-        done = run(tmp_path / "store", "--output", tmp_path / "store" / "report")
-        assert (done.code, "7 receipts in 1 run" in done.out) == (OPEN, True)
-    assert len(list((tmp_path / "store").glob("*.json"))) == 7
 
 
 def test_a_full_disk_is_no_breakage(run: Run, tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from megacpp_validate.canary.dynamic.scores import SCORE, Rate, SuiteScore, read_score
+from megacpp_validate.canary.dynamic.scores import SCORE, SuiteScore, read_score
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
-from megacpp_validate.evidence.selftest import FalseAlarm, Fate, MutantResult, SelftestResult, wilson_interval
+from megacpp_validate.evidence.selftest import FalseAlarm, Fate, MutantResult, SelftestResult
 from megacpp_validate.report.describe.scores import describe_score
 from megacpp_validate.report.render.json import render_json
 from megacpp_validate.report.render.markdown import render_markdown
@@ -54,21 +53,6 @@ def checkout(tmp_path: Path) -> Path:
 
 def call(monkeypatch: pytest.MonkeyPatch, checkout: Path, *arguments: str) -> int:
     return end_of(monkeypatch, "score", "--matrix", checkout / "matrix", *arguments)
-
-
-def test_rates_are_counted_from_the_evidence_with_their_intervals_and_days(checkout: Path) -> None:
-    score = read_score(read_catalog(), checkout, *NAMES)
-    rates = {rate.id: rate for rate in score.rates}
-    count = len(read_catalog().mutants)
-    killed = rates["kill-rate"]
-    assert (killed.hits, killed.trials, killed.good) == (count - 1, count, "high")
-    assert (killed.low, killed.high) == wilson_interval(count - 1, count)
-    assert (killed.day, killed.day_of) == ("2026-11-20", "run")
-    assert (rates["blame-accuracy"].hits, rates["blame-accuracy"].trials) == (count - 1, count - 1)
-    assert (rates["false-alarms"].hits, rates["false-alarms"].trials, rates["false-alarms"].good) == (2, 200, "low")
-    assert (rates["te-blame"].day, rates["te-blame"].day_of) == ("", "commit")  # outside of a checkout
-    with pytest.raises(ValidationError, match="is no interval of"):
-        Rate.model_validate(killed.model_dump() | {"low": 0.99})
 
 
 def broken(checkout: Path, change: Any) -> None:

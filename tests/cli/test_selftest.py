@@ -113,19 +113,3 @@ def test_lost_runs_are_never_green(run: Run, catalog: Catalog, killed: str, clea
     said = run(Planter(killed + clean + line(catalog, receipts=(), trouble="killed after 120 s")))
     assert said.code == MISSING
     assert "lost: clean run with seed 3: killed after 120 s" in said.out
-
-
-@pytest.mark.parametrize(
-    ("planter", "words"),
-    [
-        (Planter("", code=1, words="ModuleNotFoundError: No module named 'torch'"), "No module named 'torch'"),
-        (Planter(None), "it wrote nothing"),
-    ],
-    ids=["it failed", "no runs"],
-)
-def test_a_process_that_gives_no_runs_is_no_environment(run: Run, planter: Planter, words: str) -> None:
-    said = run(planter)
-    assert said.code == NO_ENVIRONMENT
-    assert words in said.err
-    assert "Next step" in said.err
-    assert not said.out

@@ -174,35 +174,8 @@ def host(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return make
 
 
-BLOCKED_AT_2_14 = """
-if at[0][:2] == (2, 14):
-    outcome, reason = ('import-error', 'undefined symbol') if order['probe'] == 'imports' else ('blocked', 'imports')
-    more = {} if order['probe'] == 'imports' else {'blocked_by': cell.replace('attention', 'imports')}
-elif at[0] >= (2, 17) and order['probe'] == 'attention':
-    outcome, reason = 'error', 'cuDNN raises'
-"""
-
-
 def ran(tmp_path: Path) -> list[str]:
     return (tmp_path / "fake" / "megacpp_validate" / "probes" / "ran").read_text().split("\n")[:-1]
-
-
-def test_a_release_that_does_not_import_is_told_apart_from_one_that_fails(
-    run: Run, host: Callable[..., list[str]], tmp_path: Path
-) -> None:
-    arguments = host(BLOCKED_AT_2_14)
-    said = run("2.12.0", "2.17.1", *arguments)
-    assert said.code == FOUND, said
-    flat = " ".join(said.out.split())
-    assert "attention breaks first with Transformer Engine 2.17.0; 2.16.1 is the last good one" in flat
-    before = ran(tmp_path)
-    assert len(before) == len(set(before)) <= 2 * 6
-    assert run("2.12.0", "2.17.1", *arguments).code == FOUND
-    assert ran(tmp_path) == before
-    # A range that ends where nothing can be told stays open, and names what stands in the way.
-    beyond = run("2.13.0", "2.14.1", *arguments)
-    assert beyond.code == MISSING
-    assert "blocked by imports, which is import-error: undefined symbol" in " ".join(beyond.out.split())
 
 
 def cudnn_folders(tmp_path: Path, *versions: str) -> str:

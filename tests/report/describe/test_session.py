@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -12,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.environments.host_session import ParityResult, SmokeSession
 from megacpp_validate.environments.matrix import MatrixCell, MatrixPlan, MatrixRun, PlannedCell
 from megacpp_validate.errors import Exit
-from megacpp_validate.evidence.receipt import Backend, Check, Outcome, Part
+from megacpp_validate.evidence.receipt import Check, Outcome, Part
 from megacpp_validate.gate.fp8 import Fp8Result
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict, judge_folder
 from megacpp_validate.report.describe.session import (
@@ -29,7 +28,6 @@ from tests.replay.loss import FAULTS, _made_up
 from tests.report.sessions import (
     ALL,
     CLEAN,
-    GOOD,
     NOTHING,
     REDS,
     session,
@@ -106,15 +104,6 @@ def test_fp8_holds_only_where_every_verdict_on_the_loss_does(
     assert result.holds == (tone is Tone.GOOD)
     assert says in show(result)
     assert len(document.judged()) == 2 + len(verdicts) + bool(absent)
-
-
-def test_a_fallback_of_a_good_cell_is_shown_too() -> None:
-    row = Backend("attention.bf16.fa3", "fa3", "sdpa", ("sdpa",), ("fa3: head size 80",))
-    assert "fa3: head size 80" in " ".join(show(session(replace(GOOD, backends=(row,)))).split())
-    native = replace(GOOD, requested="native", backends=(Backend("attention.bf16", "native", "sdpa", ("sdpa",)),))
-    assert "fell back" not in show(session(native))
-    wrong = replace(native, outcome=Outcome.FAIL, checks=(Check("attention.bf16.backend", False),))
-    assert "fell back" in show(session(wrong))
 
 
 def test_low_precision_that_is_slower_than_bf16_is_a_risk() -> None:
