@@ -14,13 +14,11 @@ import pytest
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import BridgeError, ScopeEnteredTwice
 from megacpp_validate.bridge.fp8_scope import (
     SINGLE_OWNER,
     AmaxGroupChanged,
-    AmaxGroupMissing,
     AmaxRegionMisplaced,
     WrongRecomputeOwner,
     amax_shared_with,
@@ -28,7 +26,6 @@ from megacpp_validate.bridge.fp8_scope import (
     high_precision,
     low_precision,
     te_amax_state,
-    te_state,
 )
 from megacpp_validate.bridge.layer_watch import recompute, watch_layers
 from tests.bridge.scope_paths import low, on_path
@@ -126,37 +123,6 @@ def test_histories_move_once_a_pass_and_each_layer_has_its_group(world: Any, pat
     assert faults_of(world, owner, pattern=pattern) == []
 
 
-def test_an_exit_that_updates_histories_is_caught(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: Transformer Engine updates wherever a scope ends, not the outermost alone."""
-    manager = te.fp8_state_manager.require()
-
-    def leave(*, enabled: bool) -> None:
-        manager.depth -= 1
-        if enabled:
-            manager.reduce_and_update_fp8_tensors(forward=True)
-
-    monkeypatch.setattr(manager, "autocast_exit", leave)
-    found = faults_of(world, SINGLE_OWNER)
-    assert any(one.startswith("forward history of E0") for one in found)
-    assert any(one.startswith("forward history of A1") for one in found)
-
-
-def test_experts_in_the_group_of_the_rest_are_caught(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the region takes the group of the scope around it."""
-    monkeypatch.setattr(fp8_scope, "reduction_of", lambda _: (world, True))
-    assert [one.split(":")[0] for one in faults_of(world, torch.distributed.new_group([0, 2]))] == [
-        f"groups of E{place}, {direction}" for place in (0, 2) for direction in ("forward", "backward")
-    ]
-
-
-def test_a_first_layer_that_the_region_forgets_is_caught(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the end of a region brings back that no layer has run; backward histories then move twice."""
-    monkeypatch.setattr(fp8_scope, "_take_first", lambda: False)
-    found = faults_of(world, SINGLE_OWNER)
-    assert any(one.startswith("backward history of A1") for one in found)
-    assert faults_of(world, SINGLE_OWNER, pattern="AEA") == []  # there a layer has run ahead of the region
-
-
 def test_layers_keep_their_groups_where_they_are_recomputed(world: Any) -> None:
     """The second pass runs outside of every scope, and without a group; only how often histories move differs."""
     found = faults_of(world, torch.distributed.new_group([0, 2]), recomputed=True)
@@ -171,37 +137,6 @@ def test_layers_keep_their_groups_where_they_are_recomputed(world: Any) -> None:
     assert found  # Transformer Engine ends a scope of its own around each second pass
 
 
-def test_the_scope_is_as_it_was_behind_a_region(world: Any) -> None:
-    def now() -> tuple[Any, bool]:
-        state = te_state()
-        assert (state["enabled"], type(state["recipe"]).__name__) == (True, "DelayedScaling")
-        return state["group"], state["recipe"].reduce_amax
-
-    pair = torch.distributed.new_group([0, 2])
-    with low(amax_reduction_group=world) as scope:
-        assert now() == (world, True)
-        for owner, wanted in ((SINGLE_OWNER, (None, False)), (pair, (pair, True))):
-            with amax_shared_with(owner) as region:
-                assert now() == wanted
-                assert (region.recipe, region.is_low) == ("delayed", True)
-                with high_precision("a router"):
-                    assert te_state()["enabled"] is False
-                assert now() == wanted
-            assert now() == (world, True)
-        with pytest.raises(ZeroDivisionError), amax_shared_with(pair):
-            raise ZeroDivisionError
-        assert now() == (world, True)
-        assert current_scope() is scope
-
-
-@pytest.mark.parametrize("recipe", ["current", "block"])
-def test_recipes_without_a_history_keep_theirs(world: Any, recipe: str) -> None:
-    with low(amax_reduction_group=world, recipe=recipe):
-        kind = type(te_state()["recipe"])
-        with amax_shared_with(SINGLE_OWNER):
-            assert type(te_state()["recipe"]) is kind
-
-
 def test_a_layer_keeps_the_group_of_its_first_region(world: Any) -> None:
     layer = te.linear.require()(WIDTH, WIDTH, bias=False, device="cpu")
     watch_layers(layer)
@@ -212,12 +147,6 @@ def test_a_layer_keeps_the_group_of_its_first_region(world: Any) -> None:
                 layer(rows)
         with pytest.raises(AmaxGroupChanged, match=r"this rank alone so far.*over ranks \[0, 1, 2, 3\] now"):
             layer(rows)
-
-
-@pytest.mark.parametrize("owner", [None, "the owners"])
-def test_an_owner_is_asked_for(world: Any, owner: Any) -> None:
-    with low(amax_reduction_group=world), pytest.raises(AmaxGroupMissing, match="Next step"):
-        amax_shared_with(owner)
 
 
 # --- where there is none ----------------------------------------------------------------------------------
@@ -278,17 +207,6 @@ def test_a_region_out_of_place_is_refused(either: str, enter: Callable[[], None]
 def test_low_precision_inside_a_region_is_refused(either: str) -> None:
     with low(), amax_shared_with(SINGLE_OWNER), pytest.raises(ScopeEnteredTwice), low():
         pytest.fail("entered")
-
-
-def test_a_region_that_is_left_open_is_closed_with_its_scope(either: str) -> None:
-    def suspended() -> Iterator[None]:
-        with amax_shared_with(SINGLE_OWNER):
-            yield
-
-    region = suspended()
-    with pytest.raises(BridgeError, match="leave scopes in the reverse order"), low():
-        next(region)
-    assert current_scope() is None
 
 
 def test_a_region_in_what_a_checkpoint_runs_again_is_refused(world: Any) -> None:

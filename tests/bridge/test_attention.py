@@ -12,7 +12,6 @@ import torch
 from megacpp_validate.bridge import attention as module
 from megacpp_validate.bridge import backends, features
 from megacpp_validate.bridge.attention import BACKENDS, REFUSED_OPTIONS, Attention, Masks
-from megacpp_validate.bridge.backends import NoBackend
 from megacpp_validate.bridge.errors import (
     BridgeError,
     MaskConflict,
@@ -68,40 +67,6 @@ def test_the_native_path_is_right_with_every_option(options: dict[str, Any]) -> 
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("per_head", [True, False])
-def test_block_routing_is_the_mask_written_out(causal: bool, per_head: bool) -> None:
-    query, key, value = tensors()
-    size = 6  # 20 tokens: the last block is not full
-    torch.manual_seed(1)
-    routed = torch.rand(2, HEADS if per_head else 1, 4, 4) < 0.4
-    routed[:, :, 0, 0] = False  # under a causal mask the first queries see nothing
-    out = make()(query, key, value, causal=causal, block_mask=routed, block_size=size)
-    wanted = torch.zeros_like(out)
-    for batch in range(2):
-        for head in range(HEADS):
-            for i in range(LENGTH):
-                sees = [
-                    j
-                    for j in range(LENGTH)
-                    if routed[batch, head if per_head else 0, i // size, j // size] and (j <= i or not causal)
-                ]
-                if sees:
-                    group = head // (HEADS // GROUPS)
-                    scores = query[batch, head, i] @ key[batch, group, sees].T / math.sqrt(WIDTH)
-                    wanted[batch, head, i] = scores.softmax(-1) @ value[batch, group, sees]
-    torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-12)
-    out.sum().backward()
-    assert all(tensor.grad.isfinite().all() for tensor in (query, key, value))
-    if causal:
-        assert not out[:, :, :size].any()
-
-
-def test_softmax_scale_is_taken() -> None:
-    given = tensors()
-    torch.testing.assert_close(make(softmax_scale=0.5)(*given), reference_attention(*given, scale=0.5))
-
-
 # --- who takes a call --------------------------------------------------------------------------------------
 
 
@@ -131,15 +96,6 @@ def test_a_fallback_has_a_reason_for_every_backend_before_it() -> None:
     assert [refusal.backend for refusal in layer.choice.refusals] == ["te", "fa3", "fa4"]
     assert all(refusal.reason for refusal in layer.choice.refusals)
     assert backends.recorded_choices()[layer.choice] > 0
-
-
-def test_the_order_can_be_narrowed_and_turned() -> None:
-    layer = make(backends=("sdpa", "te"))
-    layer(*tensors())
-    assert (layer.choice.requested, layer.choice.observed, layer.choice.refusals) == ("sdpa", "sdpa", ())
-    with pytest.raises(NoBackend, match="packed-document") as refused:
-        make(backends=("te", "fa3"))(*tensors(), doc_ids=documents())
-    assert "Next step" in str(refused.value)
 
 
 class Calls:
@@ -202,19 +158,6 @@ def test_what_te_refuses_never_reaches_it(calls: Calls, options: dict[str, Any],
     assert not calls.seen
 
 
-def test_te_refuses_fp64_and_what_it_was_not_made_for(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = make()
-    layer(*tensors(torch.float64))
-    assert layer.choice.refusals[0].code == "dtype"
-    elsewhere = make(device="meta")
-    elsewhere(*tensors(torch.float32))
-    assert elsewhere.choice.refusals[0].code == "made-elsewhere"
-    monkeypatch.setattr(features, "TE_DEVICES", frozenset({"cuda"}))
-    layer(*tensors(torch.float32, length=3))
-    assert layer.choice.refusals[0].code == "device"
-    assert not calls.seen
-
-
 @pytest.mark.parametrize(
     ("environment", "flags", "code"),
     [
@@ -266,15 +209,6 @@ def test_tensor_parallel_heads_are_this_ranks(te_double: None, monkeypatch: pyte
 
 
 # --- state -------------------------------------------------------------------------------------------------
-
-
-def test_checkpoints_move_between_paths(te_double: None) -> None:
-    taken, plain = make(), make(features=features.read_features("off"))
-    assert not list(taken.parameters())
-    plain.load_state_dict({"te.inner._extra_state": torch.ones(3, dtype=torch.uint8)})
-    taken.load_state_dict(plain.state_dict())
-    with pytest.raises(RuntimeError, match="Unexpected"):
-        plain.load_state_dict({"weight": torch.ones(3)})
 
 
 # --- wrong input -------------------------------------------------------------------------------------------
@@ -355,12 +289,3 @@ WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
 def test_wrong_input_is_refused_with_the_next_step(error: type[BridgeError], call: Callable[[], Any]) -> None:
     with pytest.raises(error, match="Next step"):
         call()
-
-
-def test_a_wrong_shape_names_what_was_seen_and_wanted() -> None:
-    query, key, _ = tensors(torch.float32)
-    with pytest.raises(WrongShape) as refused:
-        make()(query.transpose(1, 2), key, key)
-    assert all(
-        words in str(refused.value) for words in ("(2, 20, 4, 16)", "[B, 4, T, 16]", "(2, 2, 20, 16)", "[B, 2, T, 16]")
-    )

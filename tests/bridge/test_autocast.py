@@ -10,9 +10,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.attention import Attention  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
-from megacpp_validate.native.attention import attention, reference_attention  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop  # noqa: E402
-from megacpp_validate.native.norms import without_autocast  # noqa: E402
 
 LENGTH = 12
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -52,16 +50,6 @@ def test_attention_is_computed_in_the_dtype_of_the_query(backend: str, options: 
     assert torch.equal(out, wanted)
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"window": 2}])
-@pytest.mark.parametrize("path", [attention, reference_attention])
-def test_native_attention_is_too(path: Any, options: dict[str, Any]) -> None:
-    wanted = path(*heads(), **options)
-    with autocast():
-        out = path(*heads(), **options)
-    assert out.dtype is torch.float32
-    assert torch.equal(out, wanted)
-
-
 @pytest.mark.parametrize("counts", [(2, 0, 3, 1), (0, 0, 0, 0)])
 def test_experts_compute_in_the_dtype_of_their_rows(backend: str, counts: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -76,14 +64,3 @@ def test_experts_compute_in_the_dtype_of_their_rows(backend: str, counts: tuple[
     for path in (grouped_gemm, grouped_gemm_loop):
         with autocast():
             assert path(rows, torch.randn(4, 32, 16), counts).dtype is torch.float32
-
-
-def test_what_is_low_already_stays_low_and_nothing_is_entered_elsewhere() -> None:
-    low = tuple(tensor.bfloat16() for tensor in heads())
-    with autocast():
-        assert attention(*low).dtype is torch.bfloat16
-        with without_autocast(low[0]):
-            assert not torch.is_autocast_enabled("cpu")
-        assert torch.is_autocast_enabled("cpu")
-        with without_autocast(torch.empty(1, device="meta")):
-            assert torch.is_autocast_enabled("cpu")

@@ -52,16 +52,6 @@ def test_all_three_products_are_those_of_the_rounded_operands(counts: tuple[int,
 
 
 @pytest.mark.usefixtures("kernel")
-def test_the_gradient_of_the_weights_may_be_made_in_bf16() -> None:
-    rows, weights, gradient = sample((3, 0, 130, 1))
-    deep_gemm_grouped(rows, weights, (3, 0, 130, 1), weight_gradient="bf16").backward(gradient)
-    wanted = Bank(rows, weights, (3, 0, 130, 1), gradient).exact()
-    torch.testing.assert_close(weights.grad.double(), weights_of(wanted), rtol=2**-7, atol=1e-5)
-    rounded = block_scaled_experts(rows, weights, (3, 0, 130, 1), gradient)
-    torch.testing.assert_close(rows.grad.double(), rounded["grad.rows"], rtol=2**-8, atol=1e-6)
-
-
-@pytest.mark.usefixtures("kernel")
 def test_many_experts_with_unequal_rows_get_the_gradient_of_the_weights_in_bf16_and_it_is_said() -> None:
     counts = (129, *[1] * 17)
     rows, weights, gradient = sample(counts)
@@ -73,40 +63,6 @@ def test_many_experts_with_unequal_rows_get_the_gradient_of_the_weights_in_bf16_
     torch.testing.assert_close(seen.double(), weights_of(wanted), rtol=2**-7, atol=1e-5)
     assert deep_gemm.choose_weight_gradient((5,) * 64) == "fp8", "as many tiles for each: one launch"
     assert deep_gemm.choose_weight_gradient((129, 1, 0)) == "fp8"
-
-
-@pytest.mark.usefixtures("kernel")
-def test_gradients_that_are_expanded_or_strided() -> None:
-    rows, weights, gradient = sample((3, 0, 4))
-    for given in (gradient[:1].expand(7, 128), gradient[:, :1].expand(7, 128), gradient.t().contiguous().t()):
-        out = deep_gemm_grouped(rows, weights, (3, 0, 4))
-        seen = torch.autograd.grad(out, (rows, weights), given)
-        out = deep_gemm_grouped(rows, weights, (3, 0, 4))
-        wanted = torch.autograd.grad(out, (rows, weights), given.contiguous())
-        assert all(torch.equal(one, other) for one, other in zip(seen, wanted, strict=True))
-
-
-@pytest.mark.usefixtures("kernel")
-def test_frozen_weights_and_frozen_rows() -> None:
-    rows, weights, gradient = sample((3, 0, 4))
-    deep_gemm_grouped(rows, weights.detach(), (3, 0, 4)).backward(gradient)
-    assert rows.grad is not None
-    rows.grad = None
-    for kind in ("fp8", "bf16"):
-        weights.grad = None
-        deep_gemm_grouped(rows.detach(), weights, (3, 0, 4), weight_gradient=kind).backward(gradient)
-        assert rows.grad is None
-        assert weights.grad.shape == weights.shape
-
-
-@pytest.mark.usefixtures("kernel")
-def test_a_weight_changed_between_forward_and_backward_is_refused_as_autograd_refuses_it() -> None:
-    rows, weights, gradient = sample((3, 0, 4))
-    out = deep_gemm_grouped(rows, weights, (3, 0, 4))
-    with torch.no_grad():
-        weights.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.backward(gradient)
 
 
 def bank(**more: object) -> ExpertGemm:
@@ -150,13 +106,6 @@ def test_without_a_gpu_it_refuses_by_the_device_and_asks_no_import() -> None:
     layer = bank()
     assert layer.choice.observed == "native"
     assert [refusal.code for refusal in layer.choice.refusals] == ["device"]
-
-
-@pytest.mark.parametrize(("major", "code"), [(8, "arch"), (12, "arch"), (10, None)])
-def test_only_hopper_and_blackwell(monkeypatch: pytest.MonkeyPatch, major: int, code: str | None) -> None:
-    install(monkeypatch, major)
-    refusal = deep_gemm.why_not_deep_gemm("cpu", torch.bfloat16, 128, 128)
-    assert (refusal.code if refusal else None) == code
 
 
 @pytest.mark.usefixtures("kernel")

@@ -38,12 +38,6 @@ def test_kept_weights_win_earlier() -> None:
     assert why_bf16_is_faster((256,) * 8, kept=True) is not None
 
 
-def test_a_few_rows_of_many_experts_pull_the_mean_down() -> None:
-    """Each of them is padded to a tile and reads its whole weight."""
-    assert why_bf16_is_faster((9000, *[1] * 30)) is not None
-    assert why_bf16_is_faster((3011, 2210, 1301, 799, 500, 250, 100, 21)) is None
-
-
 def test_the_word_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     assert read_when(None) == "faster"

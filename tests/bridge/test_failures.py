@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.bridge.vendor import (
-    LONGEST,
     Install,
     bytes_needed,
-    describe_fault,
     find_cut_short,
     look_for_te,
-    raised_from,
     read_failure,
     text_of,
 )
@@ -36,14 +33,6 @@ def test_a_header_has_the_bytes_that_are_mapped(tmp_path: Path) -> None:
     assert bytes_needed(tmp_path / "a.so") == 4096
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x7fELF", b"version https://git-lfs", elf(loaded=200)[:64], b"\x7fELF" + b"\xff" * 90]
-)
-def test_what_is_no_library_promises_nothing(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "a.so").write_bytes(data)
-    assert bytes_needed(tmp_path / "a.so") == bytes_needed(tmp_path) == bytes_needed(tmp_path / "nothing.so") == 0
-
-
 @pytest.mark.parametrize("place", ["libvendor_x.so", "wheel_lib/libvendor_x.so", "../vendor_x_torch.cpython-312.so"])
 def test_one_that_is_cut_short_is_named(package: Path, place: str) -> None:
     whole = package / "whole.so"
@@ -53,23 +42,6 @@ def test_one_that_is_cut_short_is_named(package: Path, place: str) -> None:
     (package / place).write_bytes(elf(loaded=4096, size=2048))
     assert Path(place).name in find_cut_short("vendor_x")
     assert "file too short: 2048 bytes of the 4096" in find_cut_short("vendor_x")
-
-
-def test_a_copy_that_is_not_imported_is_not_looked_at(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (package / "a.so").write_bytes(elf(loaded=4096, size=2048))
-    first = tmp_path / "first" / "vendor_x"
-    first.mkdir(parents=True)
-    (first / "__init__.py").touch()
-    monkeypatch.setattr(sys, "path", [str(first.parent), str(tmp_path), "/nonexistent"])
-    assert find_cut_short("vendor_x") == ""
-
-
-def test_libraries_that_are_in_use_here_are_whole() -> None:
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
-    for file in map(Path, mapped):
-        assert bytes_needed(file) <= file.stat().st_size
 
 
 class Odd(Exception):
@@ -89,22 +61,6 @@ class Odd(Exception):
 def test_it_is_one_line_that_any_stream_takes(fault: BaseException, text: str) -> None:
     assert text_of(fault) == text
     text_of(fault).encode("ascii")
-
-
-def test_of_a_long_text_both_ends_are_kept() -> None:
-    text = text_of(RuntimeError("first" + "x" * 5_000_000 + "last"))
-    assert text.startswith("first")
-    assert text.endswith("last")
-    assert len(text) < LONGEST + 60
-
-
-def test_what_it_was_raised_from_is_told_once() -> None:
-    first, last = OSError("libx.so"), ImportError("it failed")
-    last.__cause__, first.__cause__ = first, last
-    assert raised_from(last) == (last, first)
-    assert describe_fault(last) == "ImportError: it failed (from OSError: libx.so)"
-    group = ExceptionGroup("many", [OSError("liby.so")])
-    assert describe_fault(group) == "ExceptionGroup: many (1 sub-exception) (from OSError: liby.so)"
 
 
 def test_the_facts_are_json_with_what_rules_ask_for() -> None:
@@ -165,15 +121,3 @@ def test_metadata_that_cannot_be_read_is_told_apart(package_of_te: Path, monkeyp
     install = look_for_te()
     assert install.unreadable == ("transformer-engine",)
     assert "metadata cannot be read" in install.describe()
-
-
-def test_a_list_of_files_that_is_gone_is_noted(package_of_te: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(package_of_te.parent, "transformer_engine", good("transformer_engine"))
-    monkeypatch.setattr(sys, "path", [str(package_of_te.parent)])
-    assert not look_for_te().has_record
-
-
-def test_an_unreadable_path_entry_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), "\x00", ""])
-    monkeypatch.chdir(tmp_path)
-    assert look_for_te().copies == ()

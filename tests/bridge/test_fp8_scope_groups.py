@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge.errors import ScopeEnteredTwice
 from megacpp_validate.bridge.fp8_scope import (
     Scope,
@@ -18,7 +16,6 @@ from megacpp_validate.bridge.fp8_scope import (
     current_scope,
     group_scope,
     high_precision,
-    te_scope,
     te_state,
 )
 from tests.bridge.scope_paths import low
@@ -37,13 +34,6 @@ def test_high_precision_turns_it_off_inside_and_on_again(on_te: None) -> None:
         assert te_state()["enabled"] is True
 
 
-def test_high_precision_holds_inside_a_scope_of_somebody_else(on_te: None) -> None:
-    with te_scope(enabled=True, recipe=fp8_scope.te_delayed_scaling(), amax_reduction_group=None):
-        with high_precision("a head"):
-            assert te_state()["enabled"] is False
-        assert te_state()["enabled"] is True
-
-
 def test_low_precision_inside_high_precision_is_refused(either: str) -> None:
     with (
         high_precision("layer 0 stays"),
@@ -51,13 +41,6 @@ def test_low_precision_inside_high_precision_is_refused(either: str) -> None:
         low(),
     ):
         pytest.fail("entered")
-
-
-def test_high_precision_does_not_import_transformer_engine() -> None:
-    assert "transformer_engine" not in sys.modules
-    with high_precision("nothing is on"):
-        pass
-    assert "transformer_engine" not in sys.modules
 
 
 def group(layers: list[int | str], zones: Zones, made: list[int]) -> contextlib.AbstractContextManager[Scope]:

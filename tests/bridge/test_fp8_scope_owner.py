@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -18,15 +17,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
     yield request.param
     torch.distributed.destroy_process_group()
-
-
-def test_none_is_taken_where_there_is_nobody() -> None:
-    assert reduction_of(None) == (None, True)
-
-
-@pytest.mark.parametrize("world", [1], indirect=True)
-def test_none_is_taken_in_a_world_of_one(world: int) -> None:
-    assert reduction_of(None) == (None, True)
 
 
 @pytest.mark.parametrize("world", [2, 8], indirect=True)
@@ -59,12 +49,3 @@ def test_a_group_without_this_rank_is_refused(world: int) -> None:
 def test_what_is_no_group_is_refused(world: int, owner: object) -> None:
     with pytest.raises(AmaxGroupMissing, match=r"no process group.*Next step"):
         reduction_of(owner)
-
-
-def test_a_group_where_nothing_is_initialised_is_refused() -> None:
-    with pytest.raises(AmaxGroupMissing, match="no process group"):
-        reduction_of([0])
-
-
-def test_a_single_owner_stays_itself_in_a_saved_configuration() -> None:
-    assert pickle.loads(pickle.dumps(SINGLE_OWNER)) is SINGLE_OWNER

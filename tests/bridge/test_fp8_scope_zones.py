@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megacpp_validate.bridge.errors import UnknownName
-from megacpp_validate.bridge.fp8_scope import HEADS, WrongZone, Zones
+from megacpp_validate.bridge.fp8_scope import WrongZone, Zones
 
 
 @pytest.mark.parametrize(
@@ -21,12 +20,6 @@ from megacpp_validate.bridge.fp8_scope import HEADS, WrongZone, Zones
 )
 def test_the_first_and_the_last_layers_stay(zones: Zones, wanted: list[int]) -> None:
     assert [layer for layer in range(zones.num_layers) if zones.is_bf16(layer)] == wanted
-
-
-def test_auxiliary_heads_always_stay() -> None:
-    assert set(HEADS) == {"lm_head", "mtp"}
-    for head in HEADS:
-        assert Zones(4).why_bf16(head) == f"{head} is an auxiliary head, which stays in BF16"
 
 
 @pytest.mark.parametrize(
@@ -53,19 +46,3 @@ def test_zones_that_there_cannot_be(counts: tuple[int, int, int]) -> None:
 def test_a_layer_that_there_is_not(layer: int) -> None:
     with pytest.raises(WrongZone, match="0 to 3"):
         Zones(4).is_bf16(layer)
-
-
-def test_a_head_that_there_is_not() -> None:
-    with pytest.raises(UnknownName, match="lm_head, mtp"):
-        Zones(4).is_bf16("lm-head")
-
-
-def test_a_group_without_layers() -> None:
-    with pytest.raises(WrongZone, match="Next step"):
-        Zones(4).why_group_is_bf16(())
-
-
-def test_every_layer_of_a_group_is_looked_at() -> None:
-    """A wrong index behind one that stays in BF16 is still a wrong index."""
-    with pytest.raises(WrongZone):
-        Zones(4, first=1).why_group_is_bf16((0, 9))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,8 +13,6 @@ from megacpp_validate.bridge import jagged_experts
 from megacpp_validate.bridge.errors import WrongDtype, WrongShape
 from megacpp_validate.bridge.features import read_features
 from megacpp_validate.bridge.jagged_experts import (
-    BACKWARD_STAGES,
-    FORWARD_STAGES,
     choose_experts,
     jagged_moe,
     sort_by_expert,
@@ -117,23 +112,6 @@ def test_both_forms_are_the_layer_written_out(
             assert not found["down"][only:].any()
 
 
-def test_a_token_at_the_wrong_expert_is_seen() -> None:
-    given = make(37, 5, 2)
-    right = with_gradients(written_out, given)
-    chosen = given["chosen"].clone()
-    chosen[3] = (chosen[3] + 1) % 5
-    with pytest.raises(AssertionError):
-        compare(with_gradients(jagged, {**given, "chosen": chosen}), right, BOUNDS[torch.float64])
-
-
-def test_a_capacity_drops_later_tokens() -> None:
-    given = make(12, 4, 1, only=1)
-    kept = padded(given, capacity=5)
-    full = padded(given)
-    assert torch.equal(kept[5:], torch.zeros_like(kept[5:]))
-    torch.testing.assert_close(kept[:5], full[:5])
-
-
 def test_no_token_gives_no_row_and_gradients_of_zeros() -> None:
     given = make(0, 4, 2)
     for form in (jagged, padded):
@@ -219,85 +197,3 @@ def test_dtypes_that_do_not_belong_together_are_refused(name: str, dtype: Any) -
     given = make(8, 5, 2)
     with pytest.raises(WrongDtype, match="Next step"):
         jagged({**given, name: given[name].to(dtype)})
-
-
-def on_a_gpu(given: dict[str, Any]) -> dict[str, Any]:
-    """The same on the GPU; skips where the fused path cannot be taken."""
-    if not torch.cuda.is_available():
-        pytest.skip("not-run: there is no CUDA device")
-    moved = {name: one.detach().cuda().requires_grad_(one.requires_grad) for name, one in given.items()}
-    refused = jagged_experts.why_not_fused(moved["tokens"], moved["up"], moved["down"])
-    if refused:
-        pytest.skip(f"not-run: {refused}")
-    return moved
-
-
-@contextmanager
-def waits_raise() -> Iterator[None]:
-    """Whatever waits for the device raises. torch warns that this mode is a prototype, once the mode is on already."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Synchronization debug mode")
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize(("tokens", "experts", "top_k", "only"), [*SIZES, (3000, 64, 2, None), (700, 300, 4, None)])
-def test_the_fused_path_is_the_layer_written_out(tokens: int, experts: int, top_k: int, only: int | None) -> None:
-    given = on_a_gpu(make(tokens, experts, top_k, dtype=torch.bfloat16, only=only))
-    here = {name: one.detach().cpu().double().requires_grad_(one.requires_grad) for name, one in given.items()}
-    here["chosen"] = given["chosen"].cpu()
-    found = {name: one.cpu() for name, one in with_gradients(jagged, given).items()}
-    compare(found, with_gradients(jagged, here), BOUNDS[torch.bfloat16])
-    if only is not None:
-        assert not found["up"][only:].any()
-        assert not found["down"][only:].any()
-
-
-def test_the_fused_path_never_waits_and_a_graph_holds_it() -> None:
-    given = on_a_gpu(make(512, 8, 2, dtype=torch.bfloat16))
-    with_gradients(jagged, given)
-    with waits_raise():
-        eager = with_gradients(jagged, given)
-        with pytest.raises(RuntimeError, match="synchroniz"):
-            eager["out"].sum().item()  # what waits is seen
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        held = with_gradients(jagged, given)
-    graph.replay()
-    assert all(torch.equal(held[name], eager[name]) for name in NAMES)
-
-
-def test_the_router_on_a_gpu_is_that_of_fp64_and_never_waits() -> None:
-    """A logit sums 24 terms in fp32, each off by 2^-23 where a tensor core cuts instead of rounding: at most by
-    24 x 2^-23 |x| |w| in all, and a weight, relatively, by twice that. The weight's gradient sums 512 tokens, which
-    cancel to about the root of their number. The tokens' gradient is rounded to bf16.
-    """
-    given = on_a_gpu(make(512, 8, 2, dtype=torch.bfloat16))
-    weight = torch.randn(8, HIDDEN, generator=torch.Generator().manual_seed(0)).cuda().requires_grad_()
-    tokens = given["tokens"]
-    slack = 2 * HIDDEN * 2.0**-23 * float(tokens.detach().norm(dim=1).max() * weight.detach().norm(dim=1).max())
-
-    def run(tokens: Any, weight: Any) -> tuple[Any, Any]:
-        found = choose_experts(tokens, weight, 2, aux_coefficient=0.1)
-        return found, torch.autograd.grad(found.weights[:, 0].sum() + found.aux_loss, (tokens, weight))
-
-    run(tokens, weight)
-    with waits_raise():
-        found, gradients = run(tokens, weight)
-    exact, right = run(tokens.detach().double().requires_grad_(), weight.detach().double().requires_grad_())
-    assert torch.equal(found.chosen, exact.chosen)
-    torch.testing.assert_close(found.weights.double(), exact.weights, rtol=slack, atol=0)
-    for one, other, bound in zip(gradients, right, (2.0**-8, 512**1.5 * 2.0**-23 + slack), strict=True):
-        assert (one - other).norm() <= bound * other.norm()
-
-
-def test_every_stage_is_told() -> None:
-    given = on_a_gpu(make(512, 8, 2, dtype=torch.bfloat16))
-    told: list[str] = []
-    out = jagged_moe(*(given[name] for name in ("tokens", "chosen", "weights", "up", "down")), mark=told.append)
-    assert tuple(told) == FORWARD_STAGES
-    out.backward(given["gradient"])
-    assert tuple(told[len(FORWARD_STAGES) :]) == ("start of the backward", *BACKWARD_STAGES)

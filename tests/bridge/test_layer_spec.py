@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import backends, layer_spec  # noqa: E402
+from megacpp_validate.bridge import backends  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
 from megacpp_validate.bridge.errors import (  # noqa: E402
@@ -54,38 +54,11 @@ def test_the_table_without_transformer_engine() -> None:
     assert spec.te_layer_spec() == dict.fromkeys(KINDS)
 
 
-def test_the_native_table_has_a_class_for_every_kind() -> None:
-    native = spec.native_layer_spec()
-    assert tuple(native) == KINDS
-    assert all(issubclass(layer, torch.nn.Module) for layer in native.values())
-
-
 @pytest.mark.usefixtures("te_double")
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_flag_turns_off_its_own_kind_and_no_other(feature: str) -> None:
     own = {kind for kind, name in spec.FEATURE_OF.items() if name == feature}
     assert named(read_features(**{feature: False})) == {kind: name for kind, name in CLASSES.items() if kind not in own}
-
-
-@pytest.mark.usefixtures("te_double")
-@pytest.mark.parametrize("kind", CLASSES)
-def test_a_variable_turns_off_its_own_kind_and_no_other(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"MEGACPP_DISABLE_TE_{spec.FEATURE_OF[kind].upper()}", "1")
-    assert named(Features()) == {other: name for other, name in CLASSES.items() if other != kind}
-    entry = spec.kind_spec(kind, device="cpu")
-    assert entry.layer is entry.native
-    assert [refusal.code for refusal in entry.choice.refusals] == ["switched-off"]
-
-
-PRESETS = {"production": set(CLASSES), "experts": {"E"}, "dense": set(CLASSES) - {"E"}, "off": set()}
-
-
-@pytest.mark.usefixtures("te_double")
-@pytest.mark.parametrize(("preset", "kinds"), PRESETS.items())
-def test_presets(preset: str, kinds: set[str]) -> None:
-    assert set(named(read_features(preset))) == kinds
-    chosen = spec.layer_spec(read_features(preset), device="cpu")
-    assert {kind for kind, entry in chosen.items() if entry.choice.observed == "te"} == kinds
 
 
 @pytest.mark.usefixtures("te_double")
@@ -98,13 +71,6 @@ def test_what_is_chosen_is_recorded() -> None:
         assert entry.choice.observed == ("te" if by_te else "native")
         assert not entry.choice.fell_back
     assert sum(backends.recorded_choices().values()) == len(KINDS)
-
-
-@pytest.mark.usefixtures("te_double")
-def test_another_device_gets_native_layers_and_a_reason() -> None:
-    entry = spec.kind_spec("MLP", device="xpu:0")
-    assert entry.layer is NormMLP
-    assert entry.choice.refusals[0].code == "device"
 
 
 @pytest.mark.usefixtures("te_double")
@@ -162,13 +128,6 @@ def test_both_paths_agree_and_say_which_they_are(kind: str) -> None:
         torch.testing.assert_close(dict(by_te.named_parameters())[name].grad, value.grad, msg=name)
 
 
-@pytest.mark.parametrize("kind", NATIVE)
-def test_without_te_the_native_layer_says_why(kind: str) -> None:
-    layer = build(kind, Features())
-    assert type(layer) is NATIVE[kind]
-    assert layer.choice.refusals[0].code == "te-unavailable"
-
-
 @pytest.mark.usefixtures("te_double")
 def test_a_mixer_starts_from_the_native_values_and_draws_no_more() -> None:
     torch.manual_seed(7)
@@ -202,40 +161,11 @@ def test_a_projection_with_other_parameters_is_refused(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("te_double")
-@pytest.mark.parametrize("activation", ["gelu", "geglu", "relu", "reglu", "srelu", "silu", "swiglu"])
-def test_each_activation_is_the_same_on_both_paths(activation: Any) -> None:
-    torch.manual_seed(0)
-    by_te = spec.build_mlp(16, 32, activation=activation, **MADE)
-    native = spec.build_mlp(16, 32, activation=activation, features=OFF, **MADE)
-    copied(native, by_te)
-    rows = torch.randn(5, 16)
-    torch.testing.assert_close(by_te(rows), native(rows))
-
-
-def test_every_activation_that_can_be_asked_for_is_there_natively() -> None:
-    for activation in layer_spec.MlpActivation.__args__:
-        assert spec.build_mlp(16, 32, activation=activation, **MADE)(torch.randn(3, 16)).shape == (3, 16)
-
-
-@pytest.mark.usefixtures("te_double")
 def test_the_attention_layer_is_one_layer() -> None:
     layer = spec.te_attention_layer(
         hidden=32, ffn_hidden=64, num_heads=4, num_gqa_groups=2, layer_number=1, **MADE
     )  # fmt: skip
     assert layer(torch.randn(2, 5, 32)).shape == (2, 5, 32)
-
-
-def test_fp64_is_native_only(te_double: None) -> None:
-    del te_double
-    double = {"dtype": torch.float64, "device": "cpu"}
-    for call in (
-        lambda: spec.build_norm(16, **double),
-        lambda: spec.build_mlp(16, 16, **double),
-        lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, **double),
-    ):
-        with pytest.raises(WrongDtype, match="Next step"):
-            call()
-    assert spec.build_norm(16, features=OFF, **double).weight.dtype is torch.float64
 
 
 BAD = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,24 +61,6 @@ def test_only_delayed_scaling_has_a_group_to_keep(world: Any) -> None:
     run(layer, SINGLE_OWNER, "current")
     run(layer, world, "block")
     run(layer, world)
-
-
-def test_an_evaluation_begins_nothing(world: Any) -> None:
-    layer = new_layer()
-    with torch.no_grad():
-        run(layer, SINGLE_OWNER)
-    run(layer, world)
-
-
-def test_a_watched_layer_can_be_copied_and_pickled(world: Any) -> None:
-    layer = new_layer()
-    other = copy.deepcopy(layer)
-    run(layer, world)
-    run(other, SINGLE_OWNER)  # is a layer of its own
-    with pytest.raises(AmaxGroupChanged):
-        run(other, world)
-    hooks = pickle.loads(pickle.dumps(layer._forward_pre_hooks))
-    assert list(hooks.values()) == list(layer._forward_pre_hooks.values())
 
 
 def test_the_look_is_taken_away_for_a_while(world: Any) -> None:

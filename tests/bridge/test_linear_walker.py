@@ -113,15 +113,6 @@ def test_outputs_and_gradients_are_those_of_before(model: Model) -> None:
         torch.testing.assert_close(new.grad, old.grad, msg=name)
 
 
-def test_what_was_set_on_a_layer_goes_with_it(model: Model) -> None:
-    model.blocks[0].eval()
-    model.blocks[0].q_proj.is_initialized = True
-    swap_linears(model)
-    assert model.blocks[0].q_proj.is_initialized is True
-    assert [model.blocks[block].q_proj.training for block in (0, 1)] == [False, True]
-    assert model.blocks[0].out_proj.weight.dtype is torch.float32
-
-
 def test_random_numbers_are_where_they_were(model: Model) -> None:
     state = torch.get_rng_state()
     swap_linears(model)
@@ -147,20 +138,6 @@ def test_a_shared_layer_stays_shared() -> None:
     assert tree["a"]["fc1"] is tree["b"]["fc1"]
     assert tree["c"]["fc2"] is tree["d"]["fc2"]
     assert te_layers(tree) == {"a.fc1", "c.fc2"}  # named_modules gives each once
-
-
-def test_swapping_again_changes_nothing(model: Model) -> None:
-    swap_linears(model)
-    before = dict(model.named_modules())
-    swap = swap_linears(model)
-    assert swap.plan.swapped == ()
-    assert dict(model.named_modules()) == before
-
-
-def test_a_plan_is_carried_out(model: Model) -> None:
-    plan = plan_walk(model, include=("q_proj",))
-    assert swap_linears(model, plan).plan is plan
-    assert te_layers(model) == {"blocks.0.q_proj", "blocks.1.q_proj"}
 
 
 def edited(plan: Any) -> Any:
@@ -242,13 +219,6 @@ def test_weights_in_the_recipes_format_are_refused(model: Model) -> None:
     assert dict(model.named_modules()) == before
 
 
-def test_choices_are_recorded_with_their_reasons(model: Model) -> None:
-    swap = swap_linears(model)
-    assert set(swap.choices) == SWAPPED
-    assert {(choice.requested, choice.observed) for choice in swap.choices.values()} == {("te", "te")}
-    assert backends.recorded_choices() == {swap.choices["blocks.0.q_proj"]: len(SWAPPED)}
-
-
 def test_without_te_the_tree_stays_and_says_why(model: Model) -> None:
     before = dict(model.named_modules())
     swap = swap_linears(model, features=read_features(linear=False))
@@ -308,20 +278,3 @@ def test_fp8_state_is_saved_and_loaded(model: Model) -> None:
     swap_linears(other)
     other.load_state_dict(saved)
     assert other.blocks[0].q_proj.held.tolist() == [1, 2, 3]
-
-
-@pytest.mark.usefixtures("stateful")
-def test_a_missing_weight_is_still_an_error(model: Model) -> None:
-    swap_linears(model)
-    saved = model.state_dict()
-    del saved["blocks.0.q_proj.weight"]
-    with pytest.raises(RuntimeError, match=r"Missing key.*blocks.0.q_proj.weight"):
-        model.load_state_dict(saved)
-
-
-def test_a_swapped_tree_can_be_copied(model: Model) -> None:
-    swap_linears(model)
-    twin = copy.deepcopy(model)
-    assert te_layers(twin) == SWAPPED
-    assert twin.lm_head.weight is twin.embed.weight
-    assert list(twin.state_dict()) == list(model.state_dict())

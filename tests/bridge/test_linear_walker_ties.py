@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -84,11 +83,6 @@ def test_a_layer_on_a_part_of_an_embedding_is_kept(rows: slice) -> None:
     assert "embed.weight" in plan["fc1"].reason
 
 
-def test_two_layers_that_are_both_listed_may_share() -> None:
-    memory = torch.randn(24, 16)
-    assert plan_walk(holder("Tree", fc1=on(memory[:16]), fc2=on(memory[8:]))).swapped == ("fc1", "fc2")
-
-
 def test_a_bias_ties_nothing_and_memory_given_back_ties_nothing() -> None:
     first, head = nn.Linear(16, 16), nn.Linear(16, 16)
     head.bias = first.bias
@@ -107,32 +101,6 @@ def test_an_adapter_is_kept_however_far_above_it_stands(kind: str) -> None:
     assert codes(plan) == dict.fromkeys(("extra.mlp.fc1", "extra.mlp.fc2", "extra.deep.b.fc1"), "lora") | {
         "fc1": "listed"
     }
-
-
-@pytest.mark.parametrize("kind", ["LoraModel", "BertAdapterModel", "LoRAForCausalLM"])
-def test_a_model_that_was_adapted_is_still_walked(kind: str) -> None:
-    assert plan_walk(holder(kind, mlp=holder("Mlp", fc1=linear()))).swapped == ("mlp.fc1",)
-
-
-@pytest.mark.parametrize("name", ["switch_gate", "route", "routing"])
-def test_more_names_of_routers(name: str) -> None:
-    tree = holder("Tree", moe=holder("M", **{name: holder("G", fc1=linear()), "gate_proj": linear()}))
-    assert codes(plan_walk(tree)) == {f"moe.{name}.fc1": "moe-router", "moe.gate_proj": "listed"}
-
-
-def test_a_tree_may_be_deeper_than_the_stack() -> None:
-    tree: nn.Module = holder("Mlp", fc1=linear())
-    for _ in range(sys.getrecursionlimit() + 200):
-        tree = holder("Deep", x=tree)
-    (name,) = swap_linears(tree).plan.swapped
-    assert type(tree.get_submodule(name)).__module__.startswith("transformer_engine")
-
-
-def nested_pairs(levels: int, inner: nn.Module) -> nn.Module:
-    """A tree in which the innermost module has 2 ** levels names."""
-    for _ in range(levels):
-        inner = holder("Pair", a=inner, b=inner)
-    return inner
 
 
 def test_a_class_on_one_way_does_not_name_the_layer_on_another() -> None:

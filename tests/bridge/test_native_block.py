@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from megacpp_validate.bridge import block_weights as weights
 from megacpp_validate.bridge import features
 from megacpp_validate.bridge import native_block as module
-from megacpp_validate.bridge.backends import NoBackend, forget_choices, recorded_choices
+from megacpp_validate.bridge.backends import NoBackend
 from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import (
     BridgeError,
@@ -29,15 +28,8 @@ from megacpp_validate.bridge.fp8_scope import (
     SINGLE_OWNER,
     PrecisionScope,
     current_scope,
-    high_precision,
     low_precision,
-    te_block_scaling,
-    te_current_scaling,
-    te_delayed_scaling,
-    te_mxfp8,
-    te_nvfp4,
     te_recompute,
-    te_scope,
     te_state,
 )
 from megacpp_validate.native.attention import rope_tables
@@ -149,41 +141,6 @@ def test_a_recomputation_takes_the_path_of_its_forward_pass(
     assert torch.equal(first.grad, second.grad)
 
 
-@pytest.mark.parametrize(("length", "taken"), [(16, "te"), (12, "native"), (13, "native")])
-def test_a_scope_that_somebody_else_entered_counts(te_double: None, length: int, taken: str) -> None:
-    block = make()
-    with te_scope(enabled=True, recipe=te_current_scaling(), amax_reduction_group=None):
-        block(rows(length=length))
-    assert block.choice.observed == taken
-    with low(), high_precision("a block that stays"):
-        block(rows(length=length))
-    assert block.choice.observed == "te"
-
-
-def test_a_refused_length_is_recorded_once_whatever_it_is(te_double: None) -> None:
-    block = make()
-    forget_choices()
-    with low(), torch.no_grad():
-        for length in (9, 10, 11, 13):
-            block(rows(length=length))
-    refused = [choice for choice in recorded_choices() if choice.module == "native_block" and choice.fell_back]
-    assert [choice.refusals[0].code for choice in refused] == ["fp8-alignment"]
-
-
-def test_every_recipe_is_known_by_its_class(te_double: None) -> None:
-    made = {
-        "delayed": te_delayed_scaling, "current": te_current_scaling, "block": te_block_scaling, "mxfp8": te_mxfp8,
-        "nvfp4": te_nvfp4,
-    }  # fmt: skip
-    assert {type(make_recipe()).__name__: name for name, make_recipe in made.items()} == module.RECIPE_NAMES
-
-
-def test_parameters_moved_to_a_dtype_that_te_lacks_stay_usable(te_double: None) -> None:
-    block = make().double()
-    block(rows(torch.float64))
-    assert (block.choice.observed, [refusal.code for refusal in block.choice.refusals]) == ("native", ["dtype"])
-
-
 def test_the_first_microbatch_reaches_every_layer(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
     block, seen = make(), []
     for layer in (block.te.qkv, block.te.out, block.te.mlp):
@@ -197,19 +154,6 @@ def test_the_first_microbatch_reaches_every_layer(te_double: None, monkeypatch: 
     for first in (True, False, None):
         block(rows(), is_first_microbatch=first)
     assert seen == [True] * 3 + [False] * 3 + [None] * 3
-
-
-def test_attention_gets_contiguous_rows_also_after_a_turn(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    block, seen = make(), []
-    forward = block.te.attention.forward
-
-    def record(*parts: Any) -> Any:
-        seen.append([part.stride() for part in parts])
-        return forward(*parts)
-
-    monkeypatch.setattr(block.te.attention, "forward", record)
-    block(rows(), **CALLS["rope"])
-    assert all(parts[:2] == [(12 * 32, 32, 8, 1), (12 * 16, 16, 8, 1)] for parts in seen)
 
 
 @pytest.mark.parametrize(
@@ -281,32 +225,10 @@ def test_split_positions_reach_every_layer(
     assert block.te.attention.given["qkv_format"] == ("sbhd" if splits else "bshd")
 
 
-def test_rope_is_held_to_whole_sequences(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("layernorm_linear", "dot_product_attention", "linear", "layernorm_mlp"):
-        monkeypatch.setattr(getattr(module.te, name), "_found", (Recorder, ""))
-    block = make(tp_size=2, tp_group=object(), sequence_parallel=True)
-    block.weight = torch.nn.Parameter(torch.zeros(1))  # the recorders have none
-    monkeypatch.setattr(module.TeBlock, "forward", lambda block, rows, **given: rows)
-    assert block(rows(), rope=rope_tables(24, 8)).shape == rows().shape
-    with pytest.raises(WrongShape, match="at least 24"):
-        block(rows(), rope=rope_tables(23, 8))
-
-
 def test_a_share_without_te_is_refused() -> None:
     with pytest.raises(NoBackend, match="Next step") as refused:
         make(tp_size=2)
     assert "tensor-parallel" in str(refused.value)
-
-
-def test_it_is_copied_and_moved_like_any_module(te_double: None) -> None:
-    block = make()
-    other = copy.deepcopy(block)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.mul_(2.0)
-    call = CALLS["packed"]
-    assert not torch.allclose(block(rows(), **call), other(rows(), **call))
-    assert other.to(torch.float64).native_state_dict()["out.weight"].dtype == torch.float64
 
 
 # --- wrong input -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megacpp_validate.bridge import block_weights as weights
-from megacpp_validate.bridge import extra_state, features
+from megacpp_validate.bridge import features
 from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import WeightMismatch
 from tests.bridge.small_blocks import OFF, TE_NAMES, make, state
@@ -80,23 +80,6 @@ def test_weights_go_both_ways_to_the_bit(te_double: None, activation: Any, dtype
     assert torch.equal(taken.te.qkv.value_weight, given_state["qkv.weight"][48:])
 
 
-def test_a_state_is_a_copy() -> None:
-    block = make()
-    taken = block.native_state_dict()
-    for weight in taken.values():
-        weight.zero_()
-    assert all(weight.any() for weight in block.parameters())
-    assert not any(weight.requires_grad for weight in taken.values())
-
-
-def test_loading_keeps_the_parameters_and_passes_over_extra_state(te_double: None) -> None:
-    block = make()
-    before = dict(block.named_parameters())
-    block.load_native_state_dict({**state(), "qkv._extra_state": torch.zeros(3), "attention._extra_state": None})
-    after = dict(block.named_parameters())
-    assert all(after[name] is before[name] and after[name].requires_grad for name in before)
-
-
 def faulty(**changes: Any) -> dict[str, Any]:
     return {name: weight for name, weight in {**state(), **changes}.items() if weight is not None}
 
@@ -123,37 +106,6 @@ def test_what_does_not_fit_is_refused_whole(te_double: None, path: str, wrong: d
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_every_mismatch_is_named_at_once() -> None:
-    with pytest.raises(WeightMismatch) as refused:
-        make().load_native_state_dict(faulty(**{"out.weight": None, "x": torch.zeros(1), "qkv.weight": torch.zeros(1)}))
-    assert all(
-        words in str(refused.value) for words in ("out.weight is missing", "x is unknown", "qkv.weight has shape")
-    )
-
-
-def test_a_load_without_fp8_state_is_said_once(
-    te_double: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(extra_state, "_warned", set())
-    caplog.set_level("DEBUG", "megacpp_validate.bridge")
-    kept = make().state_dict()
-    layers = {"qkv", "out", "mlp"}
-    assert {f"te.{name}._extra_state" for name in layers} <= kept.keys()
-    make().load_state_dict(kept)
-    assert not caplog.records
-    without = {name: value for name, value in kept.items() if not name.endswith("_extra_state")}
-    for _ in range(2):
-        make().load_state_dict(without)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
-    assert "no FP8 state" in caplog.text
-    assert "Next step" in caplog.text
-    make(features=OFF).load_state_dict(make(features=OFF).state_dict())
-    attention = {**kept}
-    del attention["te.attention._extra_state"]  # it has no weights, and so nothing that FP8 would scale
-    make().load_state_dict(attention)
-    assert len(caplog.records) == 2
-
-
 def test_ranks_that_drifted_are_not_joined() -> None:
     shape = BlockShape(32, 48, 4, 2, 8, True)
     shards = [weights.shard_native_state(state(), shape, rank, 2) for rank in range(2)]
@@ -161,22 +113,6 @@ def test_ranks_that_drifted_are_not_joined() -> None:
         drifted = {**shards[1], name: torch.nextafter(shards[1][name], torch.tensor(9.0))}
         with pytest.raises(WeightMismatch, match=rf"{name} differs.*Next step"):
             weights.join_native_state([shards[0], drifted], shape)
-
-
-def test_ranks_of_two_dtypes_are_not_joined() -> None:
-    """torch.cat would promote one of them without a word."""
-    shape = BlockShape(32, 48, 4, 2, 8, True)
-    shards = [weights.shard_native_state(state(), shape, rank, 2) for rank in range(2)]
-    other = {name: weight.bfloat16() for name, weight in shards[1].items()}
-    with pytest.raises(WeightMismatch, match=r"is torch.bfloat16, wanted torch.float32"):
-        weights.join_native_state([shards[0], other], shape)
-
-
-def test_a_state_without_qkv_is_told_for_what_it_is() -> None:
-    given_state = {name: weight for name, weight in state().items() if name != weights.QKV}
-    with pytest.raises(WeightMismatch) as refused:
-        weights.shard_native_state(given_state, BlockShape(32, 48, 4, 2, 8, True), 0, 2)
-    assert "block: qkv.weight is missing. Next" in str(refused.value)
 
 
 def test_checkpoints_do_not_depend_on_extra_state(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:

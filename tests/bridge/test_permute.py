@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import errors, permute  # noqa: E402
 from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
-from megacpp_validate.bridge.permute import Dispatch, TePadding  # noqa: E402
+from megacpp_validate.bridge.permute import Dispatch  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
 from megacpp_validate.probes.references.experts import (  # noqa: E402
     copied,
@@ -127,31 +127,6 @@ def test_numbers_of_the_caller_are_taken_and_held_to_the_map(backend: str) -> No
     assert padded.permute(tokens, probs, table, rows_per_expert=counts).tokens_per_expert == (2, 2, 2, 2)
 
 
-def test_on_a_gpu_the_callers_numbers_are_held_to_the_map_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = routing("random")
-    queued: list[bool] = []
-    monkeypatch.setattr(torch, "_assert_async", lambda same, _: queued.append(bool(same)))
-
-    class OnGpu:
-        shape, device, is_cuda = table.shape, table.device, True
-
-        def sum(self, axis: int) -> torch.Tensor:
-            return table.sum(axis)
-
-    permute.check_counts(table.sum(0).tolist(), OnGpu())
-    permute.check_counts(table.sum(0).flip(0).tolist(), OnGpu())
-    assert queued == [True, False]
-
-
-def test_without_probabilities(backend: str) -> None:
-    tokens, _, table = inputs("random")
-    dispatch = Dispatch(EXPERTS, align=8)
-    sent = dispatch.permute(tokens, None, table)
-    assert sent.row_probs is None
-    dispatch.unpermute(sent.rows, sent.row_map).sum().backward()
-    close(tokens.grad, table.sum(1, keepdim=True).expand_as(tokens))
-
-
 def test_a_probability_of_zero_is_padding_on_both_paths(backend: str) -> None:
     tokens, _, table = inputs("every-expert")
     probs = torch.ones(TOKENS, EXPERTS)
@@ -243,12 +218,6 @@ def test_te_s_own_quantised_tensors_go_through_te_alone(
         Dispatch(EXPERTS).sort_chunks(payload, [TOKENS], [0])
 
 
-def test_bytes_that_should_carry_a_gradient_are_refused() -> None:
-    payload = torch.randn(TOKENS, WIDTH).to(torch.float8_e4m3fn).requires_grad_()
-    with pytest.raises(errors.WrongDtype, match="Next step"):
-        Dispatch(EXPERTS).permute(payload, None, routing("random"))
-
-
 @pytest.mark.usefixtures("te_double")
 def test_what_te_does_wrong_goes_native_with_the_reason() -> None:
     tokens, probs, table = inputs("random")
@@ -265,31 +234,6 @@ def test_what_te_does_wrong_goes_native_with_the_reason() -> None:
         assert [refusal.code for refusal in taken.choice.refusals] == [code]
         taken.unpermute(sent.rows, sent.row_map, probs=probs)
         assert [refusal.code for refusal in taken.choice.refusals] == [code], "the way back says why, too"
-
-
-@pytest.mark.usefixtures("te_double")
-def test_weights_trained_over_frozen_rows_go_back_natively_from_te_s_own_map() -> None:
-    tokens, probs, table = inputs("random")
-    dispatch = Dispatch(EXPERTS)
-    sent = dispatch.permute(tokens, probs, table)
-    assert sent.row_map.path == "te"
-    rows = sent.rows.detach()
-    back = dispatch.unpermute(rows, sent.row_map, probs=probs)
-    assert [refusal.code for refusal in dispatch.choice.refusals] == ["gradient-of-probs-alone"]
-    close(back, summed(rows, entries(table), TOKENS, probs))
-    back.sum().backward()
-    close(probs.grad, put_back(rows.sum(1), entries(table), probs.shape))
-
-
-@pytest.mark.usefixtures("te_double")
-def test_te_s_padding_is_handed_contiguous_rows() -> None:
-    seen: list[bool] = []
-    padding = TePadding(2, align=8)
-    padding.pad_rows = lambda rows, counts: (seen.append(rows.is_contiguous()), (rows, counts))[1]
-    padding.unpad_rows = lambda rows, counts: (seen.append(rows.is_contiguous()), rows)[1]
-    padding.pad(torch.randn(4, 6).t(), [2, 4])
-    padding.unpad(torch.randn(4, 6).t(), [2, 4])
-    assert seen == [True, True]
 
 
 TABLE = torch.ones(3, EXPERTS, dtype=torch.bool)

@@ -54,12 +54,6 @@ def test_payload_and_scale_are_what_the_tensor_says_itself(name: str) -> None:
     assert torch.equal(payload.values(), tensor.dequantize())
 
 
-def test_turned_storage_of_one_scale_is_the_same_tensor() -> None:
-    payload = read_payload(te.one_scale(turned=True))
-    assert isinstance(payload, ScaledPayload)
-    assert torch.equal(payload.values(), te.one_scale().dequantize())
-
-
 @pytest.mark.parametrize("name", TENSORS)
 @pytest.mark.parametrize("fault", ["lost", "inverted", "of another block"])
 def test_a_scale_that_is_not_its_own_gives_other_numbers(name: str, fault: str) -> None:
@@ -116,25 +110,9 @@ def test_a_transpose_that_is_stale_is_not_read() -> None:
     assert "no data that is valid" in found.reason
 
 
-def test_a_plain_tensor_is_refused() -> None:
-    assert not quantized_tensor.is_quantized(torch.ones(2))
-    with pytest.raises(WrongDtype, match=r"no payload and no scale.*Next step"):
-        read_payload(torch.ones(2))
-
-
 def test_a_dequantization_wants_a_reason() -> None:
     with pytest.raises(WrongOption, match="silent"):
         quantized_tensor.dequantize(te.one_scale(), "  ")
-
-
-def test_what_nothing_here_reads_is_dequantized_by_its_vendor() -> None:
-    found = quantized_tensor.dequantize(te.NVFP4Tensor((4, 4)), "a test asks")
-    assert torch.equal(found.values, torch.ones(4, 4, dtype=torch.bfloat16))
-
-
-def test_what_its_vendor_cannot_dequantize_is_read_here() -> None:
-    found = quantized_tensor.dequantize(te.one_scale(turned=True), "a test asks")
-    assert torch.equal(found.values, te.one_scale().dequantize())
 
 
 def test_it_is_announced_while_it_runs_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,12 +157,6 @@ def test_torchaos_scales_of_training_divide_under_either_name(module: str, name:
     assert torch.allclose(payload.multiplier(), torch.tensor(0.2))
 
 
-def test_a_scale_of_no_known_block_is_said() -> None:
-    found = read_payload(_training(torch.ones(3, 7)))
-    assert isinstance(found, Refusal)
-    assert found.code == "scale-shape"
-
-
 def test_a_dequantized_tensor_of_training_is_exact_to_one_rounding() -> None:
     tensor = _training(torch.tensor(137.3))
     found = quantized_tensor.dequantize(tensor, "a test asks")
@@ -204,13 +176,6 @@ def test_torchaos_scales_of_inference_multiply(granularity: str) -> None:
     assert isinstance(payload, ScaledPayload)
     assert (payload.block, payload.convention) == ("tensor" if granularity == "PerTensor" else "row", "multiply")
     assert torch.equal(payload.values(), tensor.dequantize())
-
-
-def test_a_weight_that_will_be_cast_is_none_yet() -> None:
-    weight = type("WeightWithDynamicFloat8CastTensor", (te.Wrapped,), {"__module__": "torchao.float8.fsdp_utils"})(
-        (4, 4)
-    )
-    assert not quantized_tensor.is_quantized(weight)
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from torch import nn
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.errors import UnknownName
-from megacpp_validate.bridge.extra_state import WrongState, check_fp8_state, load_fp8_state_dict, recipe_of_state
+from megacpp_validate.bridge.extra_state import WrongState, load_fp8_state_dict, recipe_of_state
 
 pytestmark = pytest.mark.usefixtures("te_double")
 
@@ -72,19 +71,6 @@ def test_what_fits_is_loaded(recipe: Any, of: str | None) -> None:
         assert torch.equal(tree[1].fp8_meta["scaling_fwd"].amax_history, source[1].fp8_meta["scaling_fwd"].amax_history)
 
 
-def test_layers_in_bf16_need_no_state() -> None:
-    """The first layer lies in the BF16 zone: it has none, and the other's is taken."""
-    source = model()
-    with fp8_scope.low_precision(target="cpu", amax_reduction_group=None, recipe="delayed"):
-        source[2](torch.randn(16, 32))
-    load_fp8_state_dict(model(), source.state_dict(), recipe="delayed")
-
-
-def test_a_tree_without_such_layers() -> None:
-    tree = nn.Linear(4, 4)
-    load_fp8_state_dict(tree, tree.state_dict(), recipe="delayed")
-
-
 class DelayedScaling:
     """A class by that name."""
 
@@ -103,28 +89,6 @@ class Unknown:
 def test_the_recipe_of_a_pickle_is_read_and_not_run(recipe: type, wanted: str) -> None:
     written = bytearray(pickle.dumps({"recipe": recipe(), "scale_fwd": torch.ones(3)}))
     assert recipe_of_state(torch.frombuffer(written, dtype=torch.uint8)) == wanted
-
-
-def test_what_is_empty_has_none() -> None:
-    assert recipe_of_state(None) is None
-    assert recipe_of_state(torch.empty(0, dtype=torch.uint8)) is None
-
-
-class _Bomb:
-    def __reduce__(self) -> Any:
-        return (pytest.fail, ("a pickle was run",))
-
-
-def test_nothing_is_unpickled() -> None:
-    written = bytearray(pickle.dumps([_Bomb(), "DelayedScaling"]))
-    state = {**model().state_dict(), "1._extra_state": torch.frombuffer(written, dtype=torch.uint8)}
-    with pytest.raises(WrongState):
-        check_fp8_state(model(), state, recipe="block")
-
-
-def test_an_unknown_recipe() -> None:
-    with pytest.raises(UnknownName, match="Next step"):
-        check_fp8_state(model(), {}, recipe="fp8")  # type: ignore[arg-type]
 
 
 def test_what_te_does_not_read_is_refused_before_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:

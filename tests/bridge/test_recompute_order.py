@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.fp8_scope import high_precision
 from megacpp_validate.bridge.layer_watch import RecomputeOutOfOrder, recompute
 from tests.bridge.scope_paths import low
 
@@ -61,61 +60,6 @@ def test_a_pass_that_is_never_run_again_is_told_at_the_next_one(on_te: None, ree
     run(layer, reentrant)
     with pytest.raises(RecomputeOutOfOrder, match="never ran"):
         run(layer, reentrant).sum().backward()
-
-
-@WAYS
-def test_without_gradients_nothing_is_laid_aside(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    with torch.no_grad():
-        run(layer, reentrant)
-    run(layer, reentrant).sum().backward()
-
-
-@WAYS
-@pytest.mark.parametrize("recipe", ["current", "block"])
-def test_scales_from_the_tensor_at_hand_have_no_order(on_te: None, reentrant: bool, recipe: str) -> None:
-    layer = new_layer()
-    (run(layer, reentrant, recipe) + run(layer, reentrant, recipe)).sum().backward()
-
-
-@WAYS
-def test_high_precision_has_no_order(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    with high_precision("a zone"):
-        outs = [recompute(layer, rows(), use_reentrant=reentrant) for _ in range(2)]
-    (outs[0] + outs[1]).sum().backward()
-    run(layer, reentrant).sum().backward()
-
-
-@WAYS
-def test_layers_are_told_apart(on_te: None, reentrant: bool) -> None:
-    """In one backward pass the last layer is first; each has its own order."""
-    one, two = new_layer(), new_layer()
-    for _ in range(2):
-        with low():
-            out = recompute(two, recompute(one, rows(), use_reentrant=reentrant), use_reentrant=reentrant)
-        out.sum().backward()
-
-
-@WAYS
-def test_a_layer_that_a_function_runs_twice_is_run_twice_again(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    for _ in range(2):
-        with low():
-            out = recompute(lambda given: layer(layer(given)), rows(), use_reentrant=reentrant)
-        out.sum().backward()
-
-
-def test_the_look_is_taken_away_again(on_te: None) -> None:
-    from torch.nn.modules.module import _global_forward_pre_hooks
-
-    def fails(_: Any) -> Any:
-        raise KeyError
-
-    with pytest.raises(KeyError), low():
-        recompute(fails, rows(), use_reentrant=False)
-    run(new_layer(), True).sum().backward()
-    assert not _global_forward_pre_hooks
 
 
 @WAYS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,28 +52,6 @@ def test_transformer_engine_s_own_is_let_in(on_te: None, reentrant: bool) -> Non
     assert layer.weight.grad is not None
 
 
-@pytest.mark.parametrize("reentrant", WAYS)
-def test_both_around_each_other_are_refused(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    watch_layers(layer)
-
-    def inner(given: Any) -> Any:
-        return te_recompute(layer, given, use_reentrant=reentrant)
-
-    with low(), pytest.raises(WrongRecomputeOwner):
-        torch_checkpoint(inner, rows(), use_reentrant=reentrant)
-
-
-@pytest.mark.parametrize("reentrant", WAYS)
-def test_torch_s_checkpoint_may_recompute_what_is_in_high_precision(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    watch_layers(layer)
-    with low(), high_precision("a layer of the zone"):
-        out = torch_checkpoint(layer, rows(), use_reentrant=reentrant)
-    out.sum().backward()
-    torch_checkpoint(layer, rows(), use_reentrant=reentrant).sum().backward()
-
-
 @pytest.mark.parametrize("path", ["native", "te"])
 @pytest.mark.parametrize("reentrant", WAYS)
 def test_a_scope_in_what_is_run_again_is_refused(request: pytest.FixtureRequest, path: str, reentrant: bool) -> None:
@@ -94,14 +71,6 @@ def test_a_scope_in_what_is_run_again_is_refused(request: pytest.FixtureRequest,
         assert current_scope() is None
 
 
-def test_high_precision_in_what_is_run_again_is_none_of_its_business() -> None:
-    def kept(given: Any) -> Any:
-        with high_precision("stays"):
-            return given * 2
-
-    torch_checkpoint(kept, rows(), use_reentrant=False).sum().backward()
-
-
 @pytest.mark.parametrize("reentrant", WAYS)
 def test_owners_are_seen_in_both_passes(on_te: None, reentrant: bool) -> None:
     seen: list[tuple[str, ...]] = []
@@ -114,17 +83,6 @@ def test_owners_are_seen_in_both_passes(on_te: None, reentrant: bool) -> None:
         call(look, rows(), use_reentrant=reentrant).sum().backward()
     assert seen == [("torch",), ("torch",), ("te",), ("te",)]
     assert recompute_owners() == ()
-
-
-def test_nothing_of_transformer_engine_is_imported_to_look() -> None:
-    assert recompute_owners() == ()
-    assert "transformer_engine" not in sys.modules
-
-
-def test_a_second_watch_changes_nothing(on_te: None) -> None:
-    model = torch.nn.Sequential(new_layer(), torch.nn.Linear(16, 16), new_layer())
-    assert watch_layers(model) == watch_layers(model) == ("0", "2")
-    assert [len(layer._forward_pre_hooks) for layer in model] == [1, 0, 1]
 
 
 def test_what_is_run_again_in_a_thread_of_autograd_s_has_the_scopes_of_its_first_pass(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import fused
 from megacpp_validate.bridge.fused import turn_heads
 from megacpp_validate.native.attention import apply_rope, rope_tables
 
@@ -52,36 +51,11 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda given: turn_heads(given, cos, sin), rows)
 
 
-@pytest.mark.parametrize("name", ["other sign", "halves swapped", "first position again"])
-def test_a_wrong_rotation_is_far_out_of_that_bound(name: str) -> None:
-    cos, sin = rope_tables(T, D)
-    wrong = {
-        "other sign": lambda rows: turn_heads(rows, cos, -sin),
-        "halves swapped": lambda rows: turn_heads(rows, sin, cos),
-        "first position again": lambda rows: turn_heads(rows, cos[:1].expand(T, -1), sin[:1].expand(T, -1)),
-    }[name]
-    rows = heads(torch.float32)
-    assert float((wrong(rows).double() - reference(rows, cos, sin)).detach().abs().max()) > 0.1
-
-
 def test_tables_that_want_a_gradient_get_one() -> None:
     cos, sin = (table.requires_grad_() for table in rope_tables(T, D))
     turn_heads(heads(torch.float32), cos, sin).square().sum().backward()
     assert cos.grad is not None
     assert sin.grad is not None
-
-
-def test_nothing_of_the_rows_is_kept_for_the_backward_pass() -> None:
-    kept: list[torch.Tensor] = []
-
-    def keep(saved: torch.Tensor) -> torch.Tensor:
-        kept.append(saved)
-        return saved
-
-    cos, sin = rope_tables(T, D)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        turn_heads(heads(torch.bfloat16), cos, sin)
-    assert sum(saved.numel() for saved in kept) == cos.numel() + sin.numel()
 
 
 class Emulated:
@@ -119,25 +93,3 @@ def one_head(
     first, second = flat[start : start + half].float(), flat[start + half : start + 2 * half].float()
     target[:half] = first * turn - second * across * sign
     target[half : 2 * half] = second * turn + first * across * sign
-
-
-@pytest.mark.parametrize("count", [1, 3, 16, 40])
-@pytest.mark.parametrize("width", [2, 12, 128])
-@pytest.mark.parametrize("layout", ["of a projection", "contiguous", "heads first", "channels apart"])
-def test_the_kernel_is_handed_every_head_once_from_any_layout(
-    monkeypatch: pytest.MonkeyPatch, count: int, width: int, layout: str
-) -> None:
-    given = torch.randn(B, 3, count + 2, width, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
-    rows = {
-        "of a projection": given.flatten(2)[..., : count * width].unflatten(-1, (count, width)),
-        "contiguous": given[:, :, :count].contiguous(),
-        "heads first": given[:, :, :count].transpose(1, 2).contiguous().transpose(1, 2),
-        "channels apart": given[:, :, :count].transpose(1, 3).contiguous().transpose(1, 3),
-    }[layout]
-    cos, sin = (table[:3] for table in rope_tables(5, width))
-    kernel, out, wanted = Emulated(), torch.full(rows.shape, torch.nan, dtype=rows.dtype), torch.empty_like(rows)
-    monkeypatch.setattr(fused, "turn_kernel", kernel)
-    fused.launch_turn(rows, cos, sin, out, -1.0)
-    fused.turn_by_halves(rows, cos, sin, wanted, -1.0)
-    assert torch.equal(out, wanted)
-    assert kernel.programs == B * 3 * -(-count // max(1, fused.ELEMENTS // (1 << (width // 2 - 1).bit_length())))

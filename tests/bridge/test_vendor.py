@@ -74,22 +74,6 @@ def test_an_interrupt_goes_through_and_decides_nothing(make: Make) -> None:
     assert vendor.is_available() is True
 
 
-def test_an_explanation_that_fails_still_leaves_a_reason(make: Make) -> None:
-    def broken(_: BaseException) -> str:
-        raise ValueError("cannot explain")
-
-    vendor = make("raise OSError('what happened')\n", broken)
-    assert "OSError: what happened" in vendor.why_unavailable()
-    assert "ValueError: cannot explain" in vendor.why_unavailable()
-
-
-def test_an_exception_whose_text_raises_still_leaves_a_reason(make: Make) -> None:
-    source = "class Odd(Exception):\n    def __str__(self):\n        raise TypeError('no text')\nraise Odd\n"
-    vendor = make(source)
-    assert vendor.is_available() is False
-    assert "Odd: its text cannot be made" in vendor.why_unavailable()
-
-
 @pytest.mark.parametrize("change", ["sys.path[:] = ['/nowhere']", "sys.path = ['/nowhere']", "sys.path.append('/x')"])
 def test_an_import_that_fails_leaves_the_path_as_it_was(make: Make, change: str) -> None:
     path, kept = sys.path, list(sys.path)
@@ -122,20 +106,6 @@ def test_the_switch_turns_it_off(make: Make, monkeypatch: pytest.MonkeyPatch, va
     assert "unset" in vendor.why_unavailable()
 
 
-@pytest.mark.parametrize("value", ["", "0", "false", "No", " off "])
-def test_a_switch_that_says_no_leaves_it_on(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(SWITCH, value)
-    assert make().is_available() is True
-
-
-@pytest.mark.parametrize("value", ["2", "ture", "disable", "-1"])
-def test_an_odd_value_turns_it_off_and_is_called_odd(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(SWITCH, value)
-    vendor = make()
-    assert vendor.is_available() is False
-    assert "not a value this switch knows" in vendor.why_unavailable()
-
-
 def test_a_preset_is_turned_off_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{SWITCH}_H200", "1")
     vendor = make()
@@ -144,20 +114,6 @@ def test_a_preset_is_turned_off_alone(make: Make, monkeypatch: pytest.MonkeyPatc
     assert vendor.is_enabled_for("b200") is True
     assert vendor.why_disabled_for("b200") == ""
     assert vendor.is_available() is True
-
-
-def test_a_library_that_is_off_is_off_for_every_preset(make: Make) -> None:
-    vendor = make("raise OSError('gone')\n")
-    assert vendor.is_enabled_for("h200") is False
-    assert vendor.why_disabled_for("h200") == vendor.why_unavailable()
-
-
-@pytest.mark.parametrize(
-    ("preset", "variable"),
-    [("h200", "H200"), ("gb10-compat", "GB10_COMPAT"), ("a.b c", "A_B_C"), ("__x__", "X")],
-)
-def test_a_preset_has_a_variable_that_a_shell_can_set(make: Make, preset: str, variable: str) -> None:
-    assert make().switch_of(preset) == f"{SWITCH}_{variable}"
 
 
 # --- decided once -----------------------------------------------------------------------------------------
@@ -268,14 +224,6 @@ def test_an_entry_is_imported_when_it_is_first_asked_for_and_then_kept(make: Mak
     assert loaded == [1]
 
 
-def test_an_entry_that_is_none_where_the_library_is_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
-    vendor = make()
-    entry = vendor.entry(lambda: 1)
-    assert entry() is None
-    assert entry.why_missing() == vendor.why_unavailable()
-
-
 # --- the trial import -------------------------------------------------------------------------------------
 
 
@@ -316,31 +264,6 @@ def test_an_import_that_hangs_costs_a_verdict_and_what_it_started_is_gone(
     while is_running(started_by_it) and time.monotonic() < limit:
         time.sleep(0.01)
     assert not is_running(started_by_it)
-
-
-def test_a_trial_that_goes_well_changes_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TRIAL, "60")
-    assert make().is_available() is True
-    assert make("raise OSError('gone')\n").why_unavailable() == "OSError: gone"
-
-
-@pytest.mark.parametrize("value", ["soon", "nan", "inf", "-3", "1e300"])
-def test_an_odd_number_of_seconds_still_makes_a_trial(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(TRIAL, value)
-    assert "exit status 3" in make("import os\nos._exit(3)\n").why_unavailable()
-
-
-@pytest.mark.parametrize("value", ["", "0", "off"])
-def test_without_seconds_there_is_no_trial(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(TRIAL, value)
-    monkeypatch.setattr(subprocess, "Popen", None)
-    assert make().is_available() is True
-
-
-def test_a_trial_that_cannot_be_started_is_a_reason(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TRIAL, "60")
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "did not start" in make().why_unavailable()
 
 
 # --- the bridge as a copy ---------------------------------------------------------------------------------
