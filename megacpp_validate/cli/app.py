@@ -19,18 +19,7 @@ from functools import cached_property
 from inspect import BoundArguments, Parameter, Signature, signature
 from pathlib import Path
 from types import GenericAlias
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-)  # fmt: skip
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, get_args, get_origin
 
 import typer
 
@@ -118,11 +107,9 @@ class Context:
         from ..canary import upgrade
 
         return upgrade.Progress(
-            pair=lambda line, done, total: say(f"{done}/{total} {line}"),
-            case=lambda case: say(f"{case.outcome.value:8} {case.case} ({case.seconds:.1f} s)"),
-            cell=show_event,
-            note=say,
-        )
+            lambda line, done, total: say(f"{done}/{total} {line}"),
+            lambda case: say(f"{case.outcome.value:8} {case.case} ({case.seconds:.1f} s)"), show_event, say,
+        )  # fmt: skip
 
 
 def show_cell(cell: str, receipt: Receipt | None, opening: str = "", took: str = "") -> None:

@@ -14,5 +14,4 @@ def fp8(context: Context, target: Target = "h200", probes: Probes = (), jobs: Jo
     from ..environments.host_session import SessionOptions
     from ..gate.fp8 import run_fp8
 
-    options = fill(SessionOptions, locals(), probes=probes or None)
-    return run_fp8(context.catalog, context.matrix, options, show_cell)
+    return run_fp8(context.catalog, context.matrix, fill(SessionOptions, locals(), probes=probes or None), show_cell)

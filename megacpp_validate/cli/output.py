@@ -47,7 +47,7 @@ def write_result(result: Any, described: str, output: Path | None, *, fmt: Forma
     """
     name = "terminal" if fmt == "table" else fmt
     render = getattr(import_module(f"megacpp_validate.report.render.{name}"), f"render_{name}")
-    shown = {}
+    shown = {"verbose": options.get("verbose", False), "stream": None if output else sys.stdout}
     if fmt != "json":
         module, _, function = described.partition(":")
         describe = getattr(
@@ -56,9 +56,7 @@ def write_result(result: Any, described: str, output: Path | None, *, fmt: Forma
         result = describe(
             result, **{key: options[key] for key in list(signature(describe).parameters)[1:] if key in options}
         )
-    if fmt == "table":
-        shown = {"verbose": options.get("verbose", False), "stream": None if output else sys.stdout}
-    write_text(render(result, **shown), output)
+    write_text(render(result, **shown) if fmt == "table" else render(result), output)
 
 
 def write_text(text: str, output: Path | None) -> None:

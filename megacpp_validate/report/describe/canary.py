@@ -12,7 +12,7 @@ from ...canary.wheel_requirements import SymbolNeed, WheelRequirements
 from ...text import count, first_sentence
 from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
 from ..marks import bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
-from .words import sum_up, tabulate_facts
+from .words import sum_up, tabulate, tabulate_facts
 
 _NAMES: Final = {
     "te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "cudart": "the CUDA runtime", "nccl": "NCCL",
@@ -77,10 +77,6 @@ def _diagnose_case(case: FirewallCase) -> Diagnostic:
 
 def describe_requirements(result: WheelRequirements) -> Document:
     """Each library that a release needs in a later version than the oldest on the index, and rows for it."""
-    cores = (
-        Paragraph(f"{core.wheel}: {count(core.undefined, 'undefined symbol')}; needs {', '.join(core.needed)}.")
-        for core in result.cores
-    )
     cases = [_diagnose_need(need) for need in result.needs]
     cases += [
         Diagnostic(name, missing("unknown"), "wheels", why, code="not-read") for name, why in result.unknown.items()
@@ -91,7 +87,12 @@ def describe_requirements(result: WheelRequirements) -> Document:
     unread = f" Not read: {', '.join(result.unknown)}." if result.unknown else ""
     mark = find_worst_mark((case.mark for case in cases), good("any library"))
     title = f"Requirements of Transformer Engine {result.te}"
-    return Document(title, f"Needs {names}.{unread}", mark, (*cores, *cases, heading, Preformatted(rows)))
+    return Document(
+        title,
+        f"Needs {names}.{unread}",
+        mark,
+        (tabulate(result.cores, "wheel needed"), *cases, heading, Preformatted(rows)),
+    )
 
 
 def _diagnose_need(need: SymbolNeed) -> Diagnostic:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from ...catalog.policies import BREAKAGES, GateRule
-from ...diagnosis.culprits import Culprit
 from ...gate.fp8 import PolicyResult, PresetDecision
 from ...gate.release import CellVerdict, GateDecision, GateWaiver
 from ...text import count
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Table
 from ..marks import Mark, bad, good, mark_exit, mark_of, quiet, risk
+from .upgrade import describe_culprit, name_culprit
 from .words import join_same, list_fields, list_some, tabulate_facts
 
 # What breaks one of these is of something else than is judged, or too old: what it shows is no breakage of this.
@@ -22,7 +22,7 @@ def describe_gate(decision: GateDecision) -> Document:
     """The answer, every required cell, who closes the gate, and what else there is."""
     required = [_describe_cell(one, one.probe) for one in decision.required]
     others = [_describe_cell(one, _place_of(one)) for one in decision.closing if not one.required]
-    culprits = [_describe_culprit(one) for one in decision.culprits]
+    culprits = [describe_culprit(one) for one in decision.culprits]
     waivers = [_describe_waiver(one) for one in decision.waivers]
     rest = tuple(_describe_cell(one, _place_of(one)) for one in decision.cells if not one.closes and not one.required)
     warnings = join_same((cell.probe, warning) for cell in decision.cells for warning in cell.warnings)
@@ -56,7 +56,7 @@ def _summarize(decision: GateDecision) -> str:
         return f"The gate is open: {count(len(required), 'required cell')} accepted; by waiver: {waived or 'none'}."
     rejected = {one.cell for one in required if _is_rejected(one)}
     parts = {
-        "culprits": "; ".join(map(_name_culprit, decision.culprits)),
+        "culprits": "; ".join(map(name_culprit, decision.culprits)),
         "rejected": f"{len(rejected)} of {count(len(required), 'required cell')}" if rejected else "",
         "no evidence of": list_some([cell for cell in decision.missing if cell not in rejected], 5),
         "other receipts in the way": str(sum(not one.required for one in decision.closing) or ""),
@@ -92,19 +92,6 @@ def _describe_cell(verdict: CellVerdict, name: str) -> Diagnostic:
     code = verdict.rules[0].value if verdict.closes and verdict.rules else ""
     group = f"release_gate.{verdict.target}"
     return Diagnostic(name, _mark(verdict), group, fields=(*reasons, *waiver), code=code)
-
-
-def _name_culprit(culprit: Culprit) -> str:
-    """Module, component below Transformer Engine, class of cause."""
-    return f"{culprit.module} ({', '.join(filter(None, [culprit.component, culprit.cause.value]))})"
-
-
-def _describe_culprit(culprit: Culprit) -> Diagnostic:
-    cascades = (("cascades", ", ".join(culprit.cascades)),)
-    return Diagnostic(
-        _name_culprit(culprit), bad("culprit"), "culprits", culprit.summary, cascades, culprit.next_step,
-        code=culprit.cause.value,
-    )  # fmt: skip
 
 
 def _describe_waiver(waiver: GateWaiver) -> Diagnostic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from ...jitcache.cache import JitCacheResult
@@ -10,7 +10,7 @@ from ...jitcache.manifest import JitCompile, StackDifference
 from ...jitcache.prewarm import PrewarmResult
 from ...jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow, VerifiedPrewarm
 from ...text import count
-from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Preformatted
+from ..document import Block, Content, Diagnostic, Document, Paragraph, Preformatted
 from ..marks import bad, good, mark_exit, mark_of, missing, risk
 from .words import list_cases, list_fields, sum_up, tabulate, tabulate_facts
 
@@ -42,7 +42,6 @@ def describe_prewarm(result: PrewarmResult) -> Document:
         tabulate(result.rows, "task state seconds compiled hits"),
         *(case for case in cases if case.message),
         *(describe_verify(verdict).blocks if verdict else ()),
-        *(Details(f"Compiled by {row.task}", (_list_compiles(row.compiled),)) for row in result.rows),
         tabulate(result.caches, "library files bytes"),
         tabulate_facts(facts),
     )
@@ -128,10 +127,6 @@ def _describe_differences(differences: tuple[StackDifference, ...], target: str)
     )
     message = f"the cache and the stack have {count(differences, 'difference')}"
     return (Diagnostic("stack", bad("differs"), message=message, fields=fields, help=step),) if fields else ()
-
-
-def _list_compiles(compiles: Iterable[JitCompile]) -> Bullets:
-    return Bullets(tuple(map(_describe_compile, compiles)))
 
 
 def _describe_compile(one: JitCompile) -> str:

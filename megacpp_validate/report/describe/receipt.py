@@ -17,7 +17,7 @@ from .words import show_rate
 _OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bound is, not how far the tensor is off
 _MOST_FAILED: Final = 12  # checks of one cell that are listed by name
 # How a cell is run again, by how its probe begins.
-_VERBS: Final = {"fp8_": ("fp8", "--probes"), "smoke_": ("moe-smoke", "--cells")}
+_VERBS: Final = {"fp8_": "fp8 --probes", "smoke_": "moe-smoke --cells"}
 _COLUMNS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")
 _FEW: Final = 4  # cells whose history is shown in rows
 
@@ -149,9 +149,9 @@ def _find_next_step(receipt: Receipt) -> str:
 def _next_step_of_failure(receipt: Receipt) -> str:
     if find_fallbacks(receipt):
         return "fix what the reasons name, or turn the feature's flag off where the native path is wanted"
-    verb, option = next((found for start, found in _VERBS.items() if receipt.probe.startswith(start)), ("", ""))
-    again = f"{verb or 'parity'} --target {receipt.target} {option or '--probes'} {receipt.probe} --seed {receipt.seed}"
-    if receipt.requested == "te" and not verb:
+    verb = next((found for start, found in _VERBS.items() if receipt.probe.startswith(start)), "parity --probes")
+    again = f"{verb} {receipt.probe} --target {receipt.target} --seed {receipt.seed}"
+    if receipt.requested == "te" and verb.startswith("parity"):
         return (
             f"run `MEGACPP_DISABLE_TE=1 megacpp-validate {again}`: if the native path holds there, {receipt.stack} "
             "computes wrong values; stay on the last stack whose receipt is good"

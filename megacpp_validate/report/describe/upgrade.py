@@ -99,7 +99,7 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
     for step in result.steps:
         blocks += [Heading(f"{step.before} → {step.after}", mark=mark_step(step)), Paragraph(summarize_step(step))]
         blocks += describe_step(step, {case.message for case in unusable}, verbose=verbose)
-        cases += [*map(_diagnose, step.culprits), *_list_modules(step)]
+        cases += [*map(describe_culprit, step.culprits), *_list_modules(step)]
     documents = [describe_static(static, verbose=verbose) for static in result.static]
     if result.firewall is not None:
         documents.append(describe_firewall(result.firewall, verbose=verbose))
@@ -123,10 +123,8 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
 def describe_timing(row: TimingChange) -> str:
     """One use before and after, beside the noise."""
     times = f"{row.name}: {row.before_ms:.3g} → {row.after_ms:.3g} ms"
-    if not row.noise:
-        return f"{times}, {row.derivation}"
-    verdict = "slower" if row.slower else "within the noise"
-    return f"{times} ({row.ratio:.2f} x; two runs of one stack differ by up to {row.noise:.2f} x): {verdict}"
+    noise = f"two runs of one stack differ by up to {row.noise:.2f} x" if row.noise else row.derivation
+    return f"{times} ({row.ratio:.2f} x; {noise})"
 
 
 def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: bool = False) -> Iterator[Block]:
@@ -135,7 +133,7 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
     Args:
         reported: reasons for missing evidence that the reader knows already.
     """
-    yield from map(_diagnose, step.culprits)
+    yield from map(describe_culprit, step.culprits)
     yield Bullets(tuple(f"{row.module}: {describe_timing(row)}" for row in step.timings if verbose or row.slower))
     yield Table(
         ("also changed", step.before, step.after),
@@ -145,7 +143,8 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
     yield Bullets(tuple(f"no evidence: {cells}: {why}" for cells, why in lost if why not in reported))
 
 
-def _diagnose(culprit: Culprit) -> Diagnostic:
+def describe_culprit(culprit: Culprit) -> Diagnostic:
+    """Who is to blame, the evidence, and what to do."""
     cascades = "slower by it" if culprit.is_slowdown else "changed by it" if culprit.green else "red by it"
     return Diagnostic(
         name=name_culprit(culprit),

@@ -199,15 +199,9 @@ def describe_site(result: SiteResult) -> Document:
         mark = missing(word) if cell.doubt and cell.outcome.is_good else replace(mark, word=word)
         cells.append(Diagnostic(cell.cell, mark, f"report.{cell.stack.replace('.', '_')}.{cell.target}"))
     cells += [Diagnostic(file, missing("invalid"), "files", why) for file, why in result.unreadable.items()]
-    steps = []
-    for step in result.steps:
-        lost = f"no evidence on {', '.join(step.lost)}" if step.lost else ""
-        mark = bad("breaks") if step.culprits else missing("no evidence") if lost else good("breaks nothing")
-        name = f"{step.before} → {step.after} on {step.target}"
-        steps.append(Diagnostic(name, mark, "report.steps", "; ".join(step.culprits) or lost))
     wrong = [case for case in cells if case.mark.tone not in (Tone.GOOD, Tone.QUIET)]
     blocks: tuple[Block, ...] = (
-        Table(("step", "", "blamed"), tuple((case.name, case.mark, case.message) for case in steps[:_MOST])),
+        tabulate(result.steps[:_MOST], "target before after culprits lost"),
         Table(("", "not good", "why"), tuple((case.mark, case.name, case.message) for case in wrong[:_MOST])),
         Paragraph(f"{count(result.pages, 'page')} in {result.seconds:.1f} s. Open:"),
         Preformatted(str(Path(result.folder) / "index.html")),
@@ -217,4 +211,4 @@ def describe_site(result: SiteResult) -> Document:
         f"{count(result.receipts, 'receipt')} in {count(result.runs, 'run')}: {count(result.cells, 'cell')}, not good: "
         f"{len(wrong)}; steps that break something: {breaking} of {len(result.steps)}."
     )
-    return Document("Report", summary, good("written"), blocks, (*cells, *steps))
+    return Document("Report", summary, good("written"), blocks, tuple(cells))

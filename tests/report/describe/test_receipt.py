@@ -41,10 +41,10 @@ def test_every_outcome_has_a_mark_and_every_bad_one_a_next_step(outcome: Outcome
 
 
 def test_the_next_step_is_a_command_that_runs_the_cell_again() -> None:
-    assert "megacpp-validate parity --target h200 --probes attention --seed 0" in describe_receipt(FAIL).help
+    assert "megacpp-validate parity --probes attention --target h200 --seed 0" in describe_receipt(FAIL).help
     assert "MEGACPP_DISABLE_TE=1" in describe_receipt(FAIL).help
-    assert "fp8 --target h200 --probes fp8_x" in describe_receipt(replace(FAIL, probe="fp8_x")).help
-    assert "moe-smoke --target h200 --cells smoke_x" in describe_receipt(replace(FAIL, probe="smoke_x")).help
+    assert "fp8 --probes fp8_x --target h200" in describe_receipt(replace(FAIL, probe="fp8_x")).help
+    assert "moe-smoke --cells smoke_x --target h200" in describe_receipt(replace(FAIL, probe="smoke_x")).help
     assert "flag off" in describe_receipt(FALLBACK).help
     assert describe_receipt(IMPORT).help == "upgrade nvidia-cublas"
 
