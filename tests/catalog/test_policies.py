@@ -41,6 +41,8 @@ def test_the_rules_of_the_gate_that_are_shipped(catalog: Catalog) -> None:
     assert rules.sha256 != policy.choose("nightly", "h200").sha256
     assert policy.waivers == ()
     assert not any(row.rule == "second-copy" for row in golden.allowances)  # a golden image has nothing twice
+    assert any(row.rule == "second-copy" for row in rules.allowances)
+    assert not any(row.rule == "second-copy" for row in policy.choose("te-upgrade", "b200").allowances)
     text = (matrix_folder() / GATE_WAIVERS).read_text()
     assert all(rule.value in text for rule in BREAKAGES)
     for release, target, says in (
