@@ -14,11 +14,9 @@ import torch
 
 from megacpp_validate.native import grouped_gemm as module
 from megacpp_validate.native.grouped_gemm import (
-    ExpertBank,
     grouped_gemm,
     grouped_gemm_loop,
     grouped_mm_refusal,
-    grouped_weight_gradient,
 )
 from megacpp_validate.probes.bounds import Roundings, compare
 
@@ -53,23 +51,6 @@ def test_each_row_meets_the_weight_of_its_expert(split: list[int], function: Any
         torch.testing.assert_close(weight.grad[expert], grad[mine].t() @ rows[mine])
     for row, expert in enumerate(expert_of):
         torch.testing.assert_close(rows.grad[row], grad[row] @ weight[expert])
-
-
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("by_grouped_mm", [False, True])
-def test_the_gradient_of_the_weight_alone(
-    monkeypatch: pytest.MonkeyPatch, split: list[int], by_grouped_mm: bool
-) -> None:
-    rows, weight = make(split, torch.bfloat16)
-    grad = torch.randn(sum(split), N).bfloat16()
-    if by_grouped_mm and sum(split):
-        monkeypatch.setattr(module, "grouped_mm_refusal", lambda *_: "")
-    seen = grouped_weight_gradient(grad, rows, weight, split)
-    out = grouped_gemm_loop(rows, weight, split)
-    (wanted,) = torch.autograd.grad(out, weight, grad)
-    torch.testing.assert_close(seen, wanted, rtol=2**-6, atol=1e-2)
-    idle = [expert for expert, count in enumerate(split) if not count]
-    assert not seen[idle].any()
 
 
 def test_gradients_are_right() -> None:
@@ -107,16 +88,6 @@ def test_the_fused_path_gives_what_the_loop_gives(split: list[int]) -> None:
     for name, one, other, exact in zip(("out", "rows", "weight"), *results, (out, rows.grad, weight.grad), strict=True):
         check = compare(name, one, exact, roundings=longest, native=other)
         assert check.passed, check
-
-
-def test_a_bank_of_bf16_experts_is_within_the_rounding_of_its_products() -> None:
-    torch.manual_seed(2)
-    split = [33, 0, 64, 1]
-    bank = ExpertBank(4, 128, 72, dtype=torch.bfloat16)
-    rows = torch.randn(98, 128).bfloat16()
-    wanted = grouped_gemm_loop(rows.double(), bank.weight.double(), split)
-    check = compare("out", bank(rows, split), wanted, roundings=Roundings((("bf16", 1),), sum_length=128))
-    assert check.passed, check
 
 
 STRIDES: dict[str, Callable[[int, int], Any]] = {
@@ -158,18 +129,6 @@ def test_idle_experts_get_zeros_whatever_the_kernel_left_there(monkeypatch: pyte
     assert weight.grad[[0, 2]].any(dim=-1).all()
 
 
-def test_operands_are_packed_for_the_kernel() -> None:
-    whole = torch.randn(9, 16).bfloat16()
-    single = torch.randn(16, 1).bfloat16().t()  # contiguous by its sizes, with strides (1, 1)
-    cases = [whole[:, :8], whole.t(), whole.flatten()[3:19].view(2, 8), single, whole[:1].expand(4, 16)]
-    for matrix in cases:
-        packed = module._packed(matrix)
-        assert packed.equal(matrix)
-        assert packed.stride() == (matrix.shape[1], 1)
-        assert packed.storage_offset() * 2 % 16 == 0
-    assert module._packed(whole[2:]).data_ptr() == whole[2:].data_ptr()
-
-
 def on_gpu(rows: int = 8, k: int = K, dtype: Any = torch.bfloat16) -> Any:
     """What the refusal looks at, of rows on a GPU that this machine need not have."""
     return SimpleNamespace(device=torch.device("cuda", 0), dtype=dtype, shape=(rows, k))
@@ -203,27 +162,6 @@ def test_the_fused_path_says_why_not(
     refusal = grouped_mm_refusal(rows, weight)
     assert reason in refusal
     assert bool(refusal) is bool(reason)
-
-
-def test_the_fused_path_is_not_for_the_cpu_nor_for_a_torch_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, weight = make([7], torch.bfloat16)
-    assert "rows lie on cpu" in grouped_mm_refusal(rows, weight)
-    monkeypatch.setattr(module, "_fused_operator", lambda: None)
-    assert "has no grouped_mm" in grouped_mm_refusal(rows, weight)
-    with pytest.raises(RuntimeError, match="has no grouped_mm"):
-        fused(rows, weight, [7])
-
-
-def test_this_torch_has_the_operator() -> None:
-    assert module._fused_operator() is not None
-
-
-def test_operands_need_not_be_contiguous() -> None:
-    rows, weight = make([3, 0, 4])
-    strided = grouped_gemm(
-        rows.detach().t().contiguous().t(), weight.detach().transpose(0, 2).contiguous().transpose(0, 2), [3, 0, 4]
-    )
-    torch.testing.assert_close(strided, grouped_gemm(rows, weight, [3, 0, 4]).detach())
 
 
 def test_wrong_input_is_refused_and_says_what_is_wanted() -> None:

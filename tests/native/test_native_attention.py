@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from megacpp_validate.native import attention as module
-from megacpp_validate.native.attention import attention, attention_mask, reference_attention
-from megacpp_validate.probes.bounds import Roundings, compare
+from megacpp_validate.native.attention import attention, reference_attention
 
 PATHS = [attention, reference_attention]
 
@@ -148,134 +144,6 @@ def test_it_is_the_loops_forward_and_backward(
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ["packed and window", "soft cap", "more queries", "more keys and window"])
-def test_gradients_by_differences(name: str, path: Callable[..., Any]) -> None:
-    case = CASES[name]
-    small = Case(2, 1, case.length, case.keys, 2, case.docs, case.options)
-    given = [tensor.requires_grad_() for tensor in small.tensors()[:3]]
-    assert torch.autograd.gradcheck(lambda *three: path(*three, **small.arguments()), given, fast_mode=True)
-
-
-LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-def low_precision(name: str, tensor: str, case: Case) -> Roundings:
-    """What is rounded on the way to the output, or to the gradient of an input.
-
-    Weights and result; for what goes through the scores, also their gradient and the output that it subtracts; for a
-    group that several heads share, also each head's part before they are summed.
-    """
-    scores = tensor in ("query", "key")
-    shared = tensor in ("key", "value") and case.groups < case.heads
-    return Roundings(
-        ((name, 2 + 2 * scores + shared),),
-        max(case.width, case.length),
-    )
-
-
-LOW_CASES = {
-    "plain": Case(heads=4, groups=4, length=65, width=64),
-    "one group": Case(heads=8, groups=1, length=33, width=64),
-    "four groups": Case(heads=8, groups=4, length=33, width=128),
-    "packed and window": Case(heads=4, groups=2, docs=((0,) * 20 + (1,) * 45, (0,) * 65), length=65, width=64,
-                              options={"window": 16}),
-    "soft cap": Case(heads=4, groups=2, length=65, width=64, options={"softcap": 2.0}),
-    "more queries": Case(heads=2, groups=2, length=40, keys=33, width=64),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("name", LOW_CASES)
-def test_low_precision_lies_within_its_roundings(name: str, dtype: str) -> None:
-    case = LOW_CASES[name]
-    tensors = case.tensors(LOW[dtype], seed=1)
-    seen = run(attention, tensors, **case.arguments())
-    wanted = run(reference_attention, [tensor.double() for tensor in tensors], **case.arguments())
-    for what, one, other in zip(("out", "query", "key", "value"), seen, wanted, strict=True):
-        assert one.dtype == LOW[dtype]
-        check = compare(what, one, other, roundings=low_precision(dtype, what, case))
-        assert check.passed, check
-
-
-@pytest.mark.parametrize("name", LOW_CASES)
-def test_the_reference_rounds_once(name: str) -> None:
-    case = LOW_CASES[name]
-    tensors = case.tensors(torch.bfloat16, seed=1)[:3]
-    seen = reference_attention(*tensors, **case.arguments())
-    wanted = reference_attention(*(tensor.double() for tensor in tensors), **case.arguments())
-    # Sums of 65 in fp32 are off by 2^-21; a bf16 spacing is 2^-8 wide, so one result in 2^13 rounds the other way.
-    assert (seen != wanted.bfloat16()).double().mean() < 1e-3
-
-
-FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "not causal": ("plain", {"causal": False}),
-    "another scale": ("plain", {"scale": 1.02 / 8}),
-    "scale left out": ("plain", {"scale": 1.0}),
-    "a window one short": ("packed and window", {"window": 15}),
-    "a window one wide": ("packed and window", {"window": 17}),
-    "no window": ("packed and window", {"window": None}),
-    "no documents": ("packed and window", {"doc_ids": None}),
-    "no soft cap": ("soft cap", {"softcap": None}),
-    "another soft cap": ("soft cap", {"softcap": 1.5}),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_comparison_sees_a_wrong_option(fault: str) -> None:
-    name, change = FAULTS[fault]
-    assert not agrees(LOW_CASES[name], lambda *given, **options: attention(*given, **{**options, **change}))
-
-
-@pytest.mark.parametrize("fault", ["groups interleaved", "key of the next position", "value of another head", "late"])
-def test_the_comparison_sees_a_wrong_path(fault: str) -> None:
-    def wrong(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        if fault == "groups interleaved":
-            # Query heads dealt out to the groups in turn instead of in neighbours.
-            query = query.unflatten(1, (-1, key.shape[1])).transpose(1, 2).flatten(1, 2)
-        elif fault == "key of the next position":
-            key = key.roll(1, dims=2)
-        elif fault == "value of another head":
-            value = value.roll(1, dims=1)
-        else:
-            query = query.roll(1, dims=2)
-        return attention(query, key, value, **options)
-
-    assert not agrees(LOW_CASES["four groups"], wrong)
-
-
-@pytest.mark.parametrize("by", [-1, 1])
-def test_the_comparison_sees_a_mask_off_by_one(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LOW_CASES["packed and window"]
-    tensors = case.tensors(torch.bfloat16, seed=1)
-    wanted = reference_attention(*(tensor.double() for tensor in tensors[:3]), **case.arguments())
-    true_mask = attention_mask
-    monkeypatch.setattr(module, "attention_mask", lambda *given, **options: true_mask(*given, **options).roll(by, -1))
-    seen = attention(*tensors[:3], **case.arguments())
-    assert not compare("out", seen, wanted, roundings=low_precision("bf16", "out", case)).passed
-
-
-def agrees(case: Case, path: Callable[..., Any]) -> bool:
-    """Whether a path in bf16 passes for attention, by the comparison of the low-precision test."""
-    tensors = case.tensors(torch.bfloat16, seed=1)
-    wanted = reference_attention(*(tensor.double() for tensor in tensors[:3]), **case.arguments())
-    seen = path(*tensors[:3], **case.arguments())
-    return compare("out", seen, wanted, roundings=low_precision("bf16", "out", case)).passed
-
-
-@pytest.mark.parametrize("name", ["plain", "one group", "packed and window", "soft cap", "more queries"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_strided_inputs_give_what_contiguous_ones_give(name: str, dtype: Any) -> None:
-    case = LOW_CASES[name]
-    tensors = case.tensors(dtype)
-    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors[:3]]
-    assert not strided[0].is_contiguous()
-    narrow = [torch.cat((tensor, tensor), -1)[..., : case.width] for tensor in tensors[:3]]
-    wanted = attention(*tensors[:3], **case.arguments())
-    for given_ in (strided, narrow):
-        torch.testing.assert_close(attention(*given_, **case.arguments()), wanted)
-
-
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"window": 2}, {"softcap": 3.0}])
 def test_rows_that_see_nothing_are_zero_with_their_gradients(
@@ -288,13 +156,6 @@ def test_rows_that_see_nothing_are_zero_with_their_gradients(
     assert (query[:, :, :4] == 0).all()
     assert (out[:, :, 4:].abs().sum(-1) > 0).all()
     assert all(part.isfinite().all() for part in (out, query, key, value))
-
-
-def test_large_scores_stay_finite() -> None:
-    case = LOW_CASES["plain"]
-    query, key, value, _ = case.tensors(torch.float32)
-    for path in PATHS:
-        assert path(query * 1e3, key * 1e3, value).isfinite().all()
 
 
 def test_the_fast_path_makes_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,39 +199,3 @@ def test_groups_reach_the_kernels_that_know_them(
     case = CASES[name]
     attention(*case.tensors(dtype)[:3], **case.arguments())
     assert asked == [(grouped, case.groups if grouped else case.heads)]
-
-
-def test_the_reference_does_not_call_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(module.functional, "scaled_dot_product_attention")
-    reference_attention(*CASES["plain"].tensors()[:3])
-    with pytest.raises(AttributeError):
-        attention(*CASES["plain"].tensors()[:3])
-
-
-def test_both_paths_take_the_same_arguments() -> None:
-    assert inspect.signature(attention).parameters == inspect.signature(reference_attention).parameters
-
-
-@given(
-    length=st.integers(0, 7),
-    more=st.integers(-4, 5),
-    causal=st.booleans(),
-    window=st.none() | st.integers(1, 9),
-    documents=st.none() | st.lists(st.lists(st.integers(-1, 2), min_size=7, max_size=7), min_size=1, max_size=3),
-)
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_the_mask_is_its_definition(
-    length: int, more: int, causal: bool, window: int | None, documents: list[list[int]] | None
-) -> None:
-    keys = length if documents else max(0, length + more)
-    window = window if causal else None
-    rows = [row[:length] for row in documents] if documents else [None]
-    wanted = torch.tensor(
-        [[[[sees(t, s, length, keys, causal, docs, window) for s in range(keys)] for t in range(length)]]
-         for docs in rows], dtype=torch.bool
-    ).reshape(len(rows), 1, length, keys)  # fmt: skip
-    ids = torch.tensor(rows).reshape(len(rows), length) if documents else None
-    seen = attention_mask(length, keys, causal=causal, doc_ids=ids, window=window)
-    assert seen.dtype == torch.bool
-    assert seen.dim() == (4 if documents else 2)
-    assert torch.equal(seen.expand(wanted.shape), wanted)

@@ -31,20 +31,6 @@ def rows_of(count: int, width: int = 3, dtype: Any = torch.float64) -> Any:
     return torch.arange(1, count * width + 1).reshape(count, width).to(dtype)
 
 
-def test_the_order_is_that_of_the_example_in_te() -> None:
-    # pytorch/triton/permutation.py, make_row_id_map: the map and the rows that each token is copied to.
-    routing_map = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.bool)
-    places = {0: {0: 0, 1: 3}, 1: {0: 1, 2: 5}, 2: {2: 6}, 3: {0: 2, 1: 4}}
-    tokens, probs = rows_of(5), torch.rand(5, 3)
-    rows, row_probs, row_ids = permute(tokens, probs, routing_map)
-    assert rows.shape == (7, 3)
-    for token, experts in places.items():
-        for expert, row in experts.items():
-            assert row_ids[row] == token
-            assert row_probs[row] == probs[token, expert]
-            assert rows[row].equal(tokens[token])
-
-
 @settings(deadline=None, max_examples=60)
 @given(maps)
 def test_rows_are_sorted_by_expert_then_by_token(listed: list[list[bool]]) -> None:
@@ -74,19 +60,6 @@ def test_there_and_back_through_padding(listed: list[list[bool]], align: int) ->
     torch.testing.assert_close(merged, tokens * (probs * routing_map).sum(1, keepdim=True))
     plain = unpermute(back, row_ids, num_tokens=len(listed))
     torch.testing.assert_close(plain, tokens * routing_map.sum(1, keepdim=True))
-
-
-@settings(deadline=None, max_examples=60)
-@given(sizes_of, some.integers(1, 16))
-def test_padding_is_zeros_behind_each_experts_rows(sizes: list[int], align: int) -> None:
-    rows = rows_of(sum(sizes))
-    padded, padded_sizes = pad_rows(rows, sizes, align)
-    # Fp8Padding.forward: (m + align - 1) // align * align.
-    assert padded_sizes == [(size + align - 1) // align * align for size in sizes]
-    for piece, wanted, size in zip(padded.split(padded_sizes), rows.split(sizes), sizes, strict=True):
-        assert piece[:size].equal(wanted)
-        assert not piece[size:].any()
-    assert unpad_rows(padded, sizes, align).equal(rows)
 
 
 @settings(deadline=None, max_examples=60)
@@ -167,20 +140,6 @@ def test_nothing_routed(tokens: int, experts: int) -> None:
     assert not probs.grad.any()
 
 
-def test_one_token_to_all_experts() -> None:
-    rows, row_probs, row_ids = permute(rows_of(1), None, torch.ones(1, 4, dtype=torch.bool))
-    assert row_probs is None
-    assert row_ids.tolist() == [0, 0, 0, 0]
-    assert unpermute(rows, row_ids, num_tokens=1).equal(4 * rows_of(1))
-
-
-def test_a_gradient_that_dropped_tokens_do_not_get() -> None:
-    tokens = rows_of(3).requires_grad_()
-    routing_map = torch.tensor([[1, 1], [0, 0], [0, 1]], dtype=torch.bool)
-    permute(tokens, None, routing_map)[0].sum().backward()
-    assert tokens.grad.tolist() == [[2.0] * 3, [0.0] * 3, [1.0] * 3]
-
-
 class SumDtypes(TorchDispatchMode):
     """Keeps the dtype of every index_add: a CPU's adds up in fp32 whatever its dtype, a GPU's does not."""
 
@@ -208,13 +167,6 @@ def test_low_precision_rows_are_summed_in_fp32_both_ways() -> None:
     assert tokens.grad.eq(512).all()
 
 
-def test_weights_in_fp32_are_not_rounded_to_the_rows_dtype() -> None:
-    # Rounded to bf16, both weights are 1 and nothing is left.
-    rows = torch.tensor([[1.0], [-1.0]], dtype=torch.bfloat16)
-    merged = unpermute(rows, torch.tensor([0, 0]), num_tokens=1, row_probs=torch.tensor([1 + 2.0**-10, 1.0]))
-    assert merged.tolist() == [[2.0**-10]]
-
-
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
 def test_one_byte_payloads_travel_as_they_are(dtype: Any) -> None:
     tokens = torch.randn(4, 16).mul(8).abs().to(dtype)
@@ -227,29 +179,6 @@ def test_one_byte_payloads_travel_as_they_are(dtype: Any) -> None:
     assert padded.dtype == dtype
     assert unpad_rows(padded, per_expert, 16).view(torch.uint8).equal(rows.view(torch.uint8))
     assert from_padded(to_padded(rows, per_expert, 2), per_expert).view(torch.uint8).equal(rows.view(torch.uint8))
-
-
-def test_inputs_need_not_be_contiguous() -> None:
-    torch.manual_seed(1)
-    tokens, probs = torch.randn(6, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64).t()
-    routing_map = (torch.rand(4, 5) > 0.5).t()
-    strided = tokens.t()
-    assert not any(item.is_contiguous() for item in (strided, probs, routing_map))
-    rows, row_probs, row_ids = permute(strided, probs, routing_map)
-    wanted = permute(strided.contiguous(), probs.contiguous(), routing_map.contiguous())
-    assert all(one.equal(other) for one, other in zip((rows, row_probs, row_ids), wanted, strict=True))
-    per_expert = routing_map.sum(0).tolist()
-    slanted = rows.t().contiguous().t()
-    assert pad_rows(slanted, per_expert, 4)[0].equal(pad_rows(rows, per_expert, 4)[0])
-    boxes = to_padded(rows, per_expert, 6)
-    assert from_padded(boxes.transpose(0, 1).contiguous().transpose(0, 1), per_expert).equal(rows)
-
-
-def test_a_routed_token_of_probability_zero_keeps_its_row() -> None:
-    # TE writes zeros there (_permute_kernel: "if prob == 0.0"); weighted, both give the same.
-    rows, row_probs, row_ids = permute(rows_of(1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
-    assert rows.equal(rows_of(1))
-    assert not unpermute(rows, row_ids, num_tokens=1, row_probs=row_probs).any()
 
 
 def test_wrong_input_is_refused_and_says_what_is_wanted() -> None:
