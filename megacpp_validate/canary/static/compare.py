@@ -43,7 +43,7 @@ from .shapes import (
     signature_of,
     ways_to_name,
 )
-from .surface import RESULT, Accessor, Surface, Symbol, Use, UseKind
+from .surface import BELOW, RESULT, Accessor, Surface, Symbol, Use, UseKind
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,11 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
     renewed = frozenset((use.module, use.function) for use in new_ways)
     # Where OLD has no such symbol and the code insists on it, OLD fails there, too; at import, the file does.
-    failing = frozenset(
-        use.site if use.function else use.site.file for use, pair in named if use.kind is UseKind.NAME
-        and pair.before is not None and not pair.before.optional and resolved[0][use.accessor] is None
-    )  # fmt: skip
+    failing: set[SourceLine | str] = set()
+    for use, pair in named:
+        is_insisted = use.kind is UseKind.NAME and pair.before is not None and not pair.before.optional
+        if is_insisted and resolved[0][use.accessor] is None:
+            failing |= {use.site} if use.function else {use.site, use.site.file}
     comparison = _Comparison(old, new, surface, resolved, renewed, failing)
     changes = [met for use, pair in named for met in comparison.changes(use, pair)]
     faults = [met for use, pair in named for met in comparison.standing_faults(use, pair)]
@@ -144,7 +145,8 @@ class _Comparison:
         """Every change that one use meets in the step from old to new."""
         for change in self._changes_of_pair(use, pair):
             # A file that OLD cannot import has no behaviour to lose; what NEW refuses in it stays a breakage.
-            if change.impact is Impact.BREAKING or use.site.file not in self.failing:
+            is_new = use.site not in self.failing and change.impact is Impact.BREAKING
+            if is_new or use.site.file not in self.failing:
                 yield self._met(change, use)
 
     def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
@@ -161,8 +163,7 @@ class _Comparison:
             path = self.surface.accessors[use.accessor].symbols[0].path
             yield self._met(Change(ChangeKind.REMOVED, Impact.BREAKING, old=path), use)
         for change in self._faults(self.new, use, self._after) if pair.after is not None else ():
-            fails = use.site.file in self.failing or (pair.before is None and use.site in self.failing)
-            if fails or (change.kind, change.parameter) in known:
+            if (pair.before is None and use.site in self.failing) or (change.kind, change.parameter) in known:
                 yield self._met(change, use)
 
     def _changes_of_pair(self, use: Use, pair: Pair) -> Iterator[Change]:
@@ -300,14 +301,12 @@ class _Comparison:
 
     def _call(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
         one, other = signature_of(self.old, before), signature_of(self.new, after)
-        if one is None or not bind(one, use).fits:  # a call that the old release refuses is no regression
+        if one is not None and not bind(one, use).fits:  # a call that the old release refuses is no regression
             return
-        if other is None:
-            if after.what in {"value", "instance", "module"} and not after.maybe:
-                yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
-            return
-        if goes_through_a_base(self.old, before) and goes_through_a_base(self.new, after) is False:
+        if self._stops_being_callable(before, after, is_known=one is not None, is_called=other is not None):
             yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
+            return
+        if one is None or other is None:
             return
         for name in sorted(left_abstract(self.new, after) - left_abstract(self.old, before)):
             what = f"TypeError: the abstract method {name} is not defined"
@@ -327,6 +326,13 @@ class _Comparison:
             yield self._at(change, before, after)
         for change in compare_deprecations(self.old, self.new, first, second, given):
             yield self._at(change, before, after)
+
+    def _stops_being_callable(self, before: Shape, after: Shape, *, is_known: bool, is_called: bool) -> bool:
+        if not is_known:  # `scope(...)(function)`: what a generator context manager gives is a decorator, too
+            return is_decorator(self.old, before) is True and is_decorator(self.new, after) is False
+        if not is_called:
+            return after.what in {"value", "instance", "module"} and not after.maybe
+        return bool(goes_through_a_base(self.old, before)) and goes_through_a_base(self.new, after) is False
 
     def _kept_out(self, use: Use, before: Shape, after: Shape, one: Signature, other: Signature) -> Iterator[Change]:
         """What refuses a call beside the signature of its constructor."""
@@ -409,11 +415,13 @@ class _Comparison:
         return replace(change, before=one, after=other)
 
     def _met(self, change: Change, use: Use) -> Met:
-        member = ".".join(step for step in use.path if step != RESULT)
+        member = ".".join(step for step in use.path if step not in {RESULT, BELOW})
         if use.path and use.path[-1] == RESULT and use.kind is UseKind.CALL:
             member = f"{member}.forward".lstrip(".")
         if change.kind is ChangeKind.ATTRIBUTE_REMOVED:
             member = member.rpartition(".")[0]
+        if use.optional and use.kind is UseKind.CALL and change.impact is Impact.BREAKING:
+            change = replace(change, impact=Impact.RISK)  # the code goes on without it
         resolved = self._before[use.accessor] or self._after[use.accessor]
         symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor].symbols[0]
         return Met(replace(change, member=change.member or member), use, symbol)

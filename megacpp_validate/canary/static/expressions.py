@@ -36,7 +36,7 @@ from .interpreted import (
 )
 from .notes import Notes
 from .release import Absent
-from .surface import RESULT, Symbol, UseKind
+from .surface import BELOW, RESULT, Symbol, UseKind
 
 
 @dataclass(frozen=True)
@@ -316,14 +316,32 @@ class Expressions(Notes):
                 return self._keep(name, names, lambda one: isinstance(one, Unknown) or _is_none(one) is is_none)
             case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kind]) if wanted:
                 kinds = self._quietly(kind, names)
-                known = [Vendor(one.symbol, (*one.path, RESULT)) for one in kinds if isinstance(one, Vendor)]
+                known = [Vendor(one.symbol, (*one.path, BELOW)) for one in kinds if isinstance(one, Vendor)]
                 if known and len(known) == len(kinds):
                     names.names[name] = frozenset(known)
+            case ast.Call(func=func, args=[ast.Name(id=name)]) if wanted:
+                for one in self._quietly(func, names):
+                    if isinstance(one, Function) and (tested := self._tested(one)) != ANYTHING:
+                        names.names[name] = tested
             case ast.Name(id=name):
                 return self._keep(name, names, lambda one: truth_of(frozenset({one})) is not (not wanted))
             case ast.Constant(value=value):
                 return bool(value) is wanted
         return True
+
+    def _tested(self, function: Function) -> Values:
+        """What the first argument is where a function of the project returns true: `is_float8tensor(x)`."""
+        body = getattr(function.node, "body", None)
+        match body[-1] if isinstance(body, list) and len(body) <= 2 else None:  # a docstring, and what it returns
+            case ast.Return(value=ast.expr() as returned) if function.node.args.args:
+                first = function.node.args.args[0].arg
+                inside = Names(function.names.file, function.names, names={first: ANYTHING})
+                if function.node not in self._reading:
+                    self._reading.append(function.node)
+                    self._narrow(returned, inside, wanted=True)
+                    self._reading.pop()
+                return inside.names[first]
+        return ANYTHING
 
     def _keep(self, name: str, names: Names, keeps: Callable[[Value], bool]) -> bool:
         known = names.find(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -47,7 +47,9 @@ from .syntax_nodes import once_per_node
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
 _DEEPEST: Final = 12  # functions within functions
-_CATCHES_IMPORT: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+_CATCHES_ALL: Final = frozenset({"Exception", "BaseException"})
+_CATCHES_IMPORT: Final = _CATCHES_ALL | {"ImportError", "ModuleNotFoundError"}
+_CATCHES_USE: Final = _CATCHES_ALL | {"AttributeError", "TypeError"}
 
 
 class Interpreter(Calls):
@@ -87,7 +89,8 @@ class Interpreter(Calls):
             case Class():
                 return any(isinstance(one, Vendor) for one in value.lineage)
             case Function(node=node):
-                return any(self._is_from_vendor(v) for v in self._returns.get(node, ()) if not isinstance(v, Function))
+                given = self._returns.get(node, frozenset()) | self._tested(value)
+                return any(self._is_from_vendor(v) for v in given if not isinstance(v, Function))
         return False
 
     def module(self, file: SourceFile) -> Names:
@@ -256,6 +259,9 @@ class Interpreter(Calls):
         catches = any(_catches_import(handler) for handler in node.handlers)
         before, way = names.fork(), names.fork()
         way.catching = names.catching or catches
+        way.is_caught = names.is_caught or any(
+            _catches(handler, _CATCHES_USE) and not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers
+        )
         ends, failed, lost = [], False, ""
         noted = {key: len(uses) for key, uses in self.uses.items()}
         try:
@@ -265,7 +271,7 @@ class Interpreter(Calls):
             if not catches:
                 raise
             failed, lost = True, fault.name
-        way.catching = names.catching
+        way.catching, way.is_caught = names.catching, names.is_caught
         sure = not failed and all(_is_of_vendor(statement) for statement in node.body)
         for handler in node.handlers:
             if (sure and _catches_import(handler)) or (failed and not _catches_import(handler)):
@@ -444,9 +450,13 @@ class Interpreter(Calls):
                 names.facts[target.id] = argument_of(value, names.facts)
 
 
-def _catches_import(handler: ast.ExceptHandler) -> bool:
+def _catches(handler: ast.ExceptHandler, exceptions: Collection[str]) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in _CATCHES_IMPORT) for kind in kinds)
+    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in exceptions) for kind in kinds)
+
+
+def _catches_import(handler: ast.ExceptHandler) -> bool:
+    return _catches(handler, _CATCHES_IMPORT)
 
 
 def _is_of_vendor(statement: ast.stmt) -> bool:

@@ -185,6 +185,7 @@ class Names:
         facts: what annotations say of the parameters.
         returned: what the function around it returns.
         catching: whether a `try` around it catches a failing import.
+        is_caught: whether a `try` around it catches a failing attribute or call, and goes on.
         hands_on: as what the function around it returns values, by its annotation.
         is_way: one of several ways through the code, not a scope of its own.
     """
@@ -199,6 +200,7 @@ class Names:
     is_global: set[str] = field(default_factory=set)
     cls: Class | None = None
     catching: bool = False
+    is_caught: bool = False
     hands_on: UseKind | None = None
     is_way: bool = False
 

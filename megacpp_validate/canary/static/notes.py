@@ -14,6 +14,7 @@ from .interpreted import (
     Class,
     Const,
     Function,
+    Items,
     Keywords,
     Method,
     Names,
@@ -102,7 +103,13 @@ class Notes(ABC):
     def _use(self, value: Vendor, kind: UseKind, node: ast.AST, names: Names, *, optional: bool = False) -> Use:
         site = SourceLine(file=self.source.shown_below + names.file.shown, line=getattr(node, "lineno", 0))
         return Use(
-            value.symbol.path, value.path, kind, self.source.row_of(names.file), site, names.function, optional=optional
+            value.symbol.path,
+            value.path,
+            kind,
+            self.source.row_of(names.file),
+            site,
+            names.function,
+            optional=optional or (names.is_caught and kind is not UseKind.NAME),
         )
 
     def _note_call(
@@ -110,8 +117,17 @@ class Notes(ABC):
     ) -> None:  # fmt: skip
         if self._quiet:
             return
-        args = node.args[first:]
-        plain = [argument for argument in args if not isinstance(argument, ast.Starred)]
+        plain: list[Argument] = []
+        is_cut = False  # after `*args` of unknown length, the place of an argument is unknown
+        for argument in node.args[first:]:
+            if not isinstance(argument, ast.Starred):
+                plain.append(self._argument(argument, names))
+                continue
+            match list(self._quietly(argument.value, names)):
+                case [Items(values=values)]:
+                    plain += [_of_values(one) or UNKNOWN for one in values]
+                case _:
+                    is_cut = True
         keywords: dict[str, Argument] = {}
         is_open = False
         for keyword in node.keywords:
@@ -125,8 +141,8 @@ class Notes(ABC):
         use = self._use(value, UseKind.CALL, node, names)
         self._keep_use(
             replace(
-                use, positionals=tuple(self._argument(argument, names) for argument in plain), keywords=keywords,
-                open_positionals=len(plain) < len(args), open_keywords=is_open, partial=partial, unpack=unpack,
+                use, positionals=tuple(plain), keywords=keywords, open_positionals=is_cut, open_keywords=is_open,
+                partial=partial, unpack=unpack,
             ),
             node,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from .decorated import Wrapper, wrappers_of
 from .enumerations import is_enumeration
 from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
 from .release import Found, Release
-from .surface import RESULT
+from .surface import BELOW, RESULT
 from .syntax_nodes import statements_below
 from .wrapping import applied_of, method_behind, partial_of, stands_for, taken_by_decorators
 
@@ -106,7 +106,10 @@ def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
     if found.wrapped and (made := partial_of(release, found.obj) or applied_of(release, found.obj)) is not None:
         shape = Shape("function", made)
     for step in path:
-        shape = _called(release, shape) if step == RESULT else _member(release, shape, step)
+        if step == BELOW:
+            shape = Shape("instance", shape.obj, is_base=True) if shape.what == "class" else UNKNOWN_SHAPE
+        else:
+            shape = _called(release, shape) if step == RESULT else _member(release, shape, step)
         if shape.what in {"unknown", "missing"}:
             return shape
     return shape
@@ -287,20 +290,23 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
         return Shape("value", holder, maybe=not any(named_attributes.surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
-    if shape.is_base and name in _members_below(release, holder.name):
+    if shape.is_base and any(
+        _member_of_class(release, Shape("instance", cls), cls, name).what != "missing"
+        for cls in _classes_below(release, holder)
+    ):
         return UNKNOWN_SHAPE
     return Shape("missing", holder, maybe=not complete)
 
 
-def _members_below(release: Release, name: str) -> set[str]:
-    """Names of members of the classes that stand on a class of this name."""
-    known: dict[str, set[str]] = release.memory.setdefault("members below", {})
+def _classes_below(release: Release, holder: griffe.Class) -> list[griffe.Class]:
+    """The classes of a release that stand on a class, directly or not."""
+    known: dict[str, list[griffe.Class]] = release.memory.setdefault("classes below", {})
     if not known:
         for module in release.modules():
             for cls in (member for member in module.members.values() if isinstance(member, griffe.Class)):
-                for base in cls.bases:
-                    known.setdefault(str(base).rpartition(".")[2], set()).update(cls.members)
-    return known.get(name, set())
+                for base in release.bases(cls)[0]:
+                    known.setdefault(base.path, []).append(cls)
+    return known.get(holder.path, [])
 
 
 def _set_to(release: Release, cls: griffe.Class, value: ast.expr) -> Shape:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from ...evidence.values import SourceLine
 
 RESULT = "()"  # a step in `Use.path`: the value that a call gives
+BELOW = "<:"  # a step in `Use.path`: an object of this class, or of any class below it
 
 
 class UseKind(StrEnum):
@@ -87,7 +88,7 @@ class Use:
         open_positionals, open_keywords: it also passes `*something`, `**something` that cannot be followed.
         partial: arguments may follow later (functools.partial).
         unpack: into how many names the value is unpacked; 0 if it is not.
-        optional: the bridge can do without (getattr with a default, hasattr, an accessor that may give None).
+        optional: the code can do without (getattr with a default, hasattr, an accessor that may give None, a `try`).
         present, absent: accessors that are known to be there, or not, where the use stands.
     """
 

@@ -222,7 +222,12 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "keyword-under-a-guard": ({"a.py": MINIMUM + HEAD + "kw = {}\nif is_te_min_version('1.5'):\n    kw['bias'] = True\nte.Layer(8, **kw)"}, f"a.py:9 {BIAS}"),
     "keys-taken-out-in-a-loop": ({"a.py": HEAD + "kw = {'bias': True}\nfor k in set(kw) - names():\n    kw.pop(k)\nte.Layer(8, **kw)"}, ""),
     "call-that-the-old-release-refuses": ({"a.py": HEAD + "te.Layer(8, True, 3, bias=True)"}, ""),
-    "file-that-the-old-release-does-not-import": ({"a.py": HEAD + "from transformer_engine.pytorch import Other\nte.Layer(8, bias=True)"}, ""),
+    "file-that-the-old-release-does-not-import": ({"a.py": HEAD + "from transformer_engine.pytorch import Other\nte.Layer(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "caught-and-raised": ({"a.py": HEAD + "try:\n    te.Layer(8, bias=True)\nexcept TypeError as e:\n    raise RuntimeError from e"}, f"a.py:3 {BIAS}"),
+    "caught-as-something-else": ({"a.py": HEAD + "try:\n    te.Layer(8, bias=True)\nexcept KeyError:\n    pass"}, f"a.py:3 {BIAS}"),
+    "listed-positionals": ({"a.py": HEAD + "args = [8, True]\nte.Layer(*args)"}, "a.py:3 parameter-removed bias"),
+    "test-of-the-project": ({"a.py": HEAD + "def is_layer(x):\n    return isinstance(x, te.Layer)\ndef f(y):\n    if is_layer(y):\n        y.forward(1, scale=2)"}, f"a.py:6 {SCALE}"),
+    "test-of-another-file": ({"a.py": HEAD + "def is_layer(x):\n    return isinstance(x, te.Layer)", "b.py": "from a import is_layer\ndef f(y):\n    if is_layer(y):\n        y.forward(1, scale=2)"}, f"b.py:4 {SCALE}"),
     # not alive under the new release
     "guard": ({"a.py": MINIMUM + HEAD + "if not is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, ""),
     "guard-by-version": ({"a.py": "import transformer_engine\nfrom packaging import version\n" + HEAD + "if version.parse(transformer_engine.__version__) < version.parse('2.0'):\n    te.Layer(8, bias=True)"}, ""),

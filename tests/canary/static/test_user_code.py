@@ -28,6 +28,14 @@ TENSORS = """
             shape=data.shape, dtype=data.dtype, rowwise_data=data, rowwise_scale_inv=s, columnwise_data=None,
             columnwise_scale_inv=None, fp8_dtype=1, is_2D_scaled=True, quantizer=None, data_format=1)
 """
+CAUGHT = """
+    from transformer_engine.pytorch.tensor.float8_tensor import Float8Tensor
+    def with_another_way(data, meta):
+        try:
+            return Float8Tensor(data=data, fp8_meta=meta, fp8_scale_inv=data, fp8_dtype=1)
+        except Exception:
+            return data
+"""
 PERMUTE = """
     import transformer_engine.pytorch as te
     def by_index(x, idx):
@@ -146,6 +154,7 @@ class Row(NamedTuple):
 ROWS = [
     Row("constructor-through-a-mixin", TENSORS, ("1.13.0", "2.1.0"), {
         "5 parameter-removed fp8_meta breaking"}),
+    Row("caught-call", CAUGHT, ("1.13.0", "2.1.0"), {"5 parameter-removed fp8_meta risk"}),
     Row("data-format", TENSORS, ("2.11.0", "2.12.0"), {"7 parameter-removed data_format breaking"}),
     Row("index-read-as-a-mask", PERMUTE, ("1.13.0", "2.1.0"), {"4 parameter-renamed indices risk"}),
     Row("state-of-delayed-scaling", RESUME, ("2.16.0", "2.16.1"), {
