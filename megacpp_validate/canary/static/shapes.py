@@ -272,6 +272,9 @@ def _member(release: Release, shape: Shape, name: str) -> Shape:
 
 def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name: str) -> Shape:
     bases, complete = release.bases(holder)
+    below = _classes_below(release, holder) if shape.is_base else []
+    if any(name in cls.members for cls in below):
+        return UNKNOWN_SHAPE  # whichever of them overrides it
     for cls in (holder, *bases):
         member = cls.members.get(name)
         if isinstance(member, griffe.Function):
@@ -290,10 +293,7 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
         return Shape("value", holder, maybe=not any(named_attributes.surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
-    if shape.is_base and any(
-        _member_of_class(release, Shape("instance", cls), cls, name).what != "missing"
-        for cls in _classes_below(release, holder)
-    ):
+    if any(_member_of_class(release, Shape("instance", cls), cls, name).what != "missing" for cls in below):
         return UNKNOWN_SHAPE
     return Shape("missing", holder, maybe=not complete)
 
