@@ -271,10 +271,9 @@ def _member(release: Release, shape: Shape, name: str) -> Shape:
 
 
 def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name: str) -> Shape:
+    if shape.is_base:
+        return _member_of_any(release, replace(shape, is_base=False), holder, name)
     bases, complete = release.bases(holder)
-    below = _classes_below(release, holder) if shape.is_base else []
-    if any(name in cls.members for cls in below):
-        return UNKNOWN_SHAPE  # whichever of them overrides it
     for cls in (holder, *bases):
         member = cls.members.get(name)
         if isinstance(member, griffe.Function):
@@ -293,9 +292,16 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
         return Shape("value", holder, maybe=not any(named_attributes.surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
-    if any(_member_of_class(release, Shape("instance", cls), cls, name).what != "missing" for cls in below):
-        return UNKNOWN_SHAPE
     return Shape("missing", holder, maybe=not complete)
+
+
+def _member_of_any(release: Release, exact: Shape, holder: griffe.Class, name: str) -> Shape:
+    """The member of an object of a class or of any class below it: unknown where they differ."""
+    found, below = _member_of_class(release, exact, holder, name), _classes_below(release, holder)
+    if found.what == "missing":
+        members = [_member_of_class(release, exact, cls, name) for cls in below]
+        return UNKNOWN_SHAPE if any(member.what != "missing" for member in members) else found
+    return UNKNOWN_SHAPE if any(name in cls.members for cls in below) else found
 
 
 def _classes_below(release: Release, holder: griffe.Class) -> list[griffe.Class]:
