@@ -1,18 +1,45 @@
-"""What a release of Transformer Engine needs of its environment, and the release before did not: rows of the matrix."""
+"""What a release of Transformer Engine needs of its environment: rows of the matrix, and symbols of the wheels.
+
+`Requirements` compares the rows with an environment. `run_requirements` computes rows: the core library is linked with
+cuBLAS, cuDNN, NCCL and the CUDA runtime. A symbol that the core library leaves undefined, and that an older wheel of
+its library lacks, is a requirement: the first wheel that defines the symbol.
+"""
 
 from __future__ import annotations
 
+import http.client
+import io
 import os
-from collections.abc import Sequence
-from pathlib import Path
+import re
+import shutil
+import ssl
+import tempfile
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+from urllib.error import URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 from packaging.version import Version
 
 from ..catalog.bridge import Catalog
-from ..catalog.images import Images, Needs, read_images, read_needs
-from ..environments.fits import Fit, FitVerdict, Given, Stack, judge_stack, read_given
-from ..errors import WrongArguments
-from ..evidence.values import read_version
+from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
+from ..diagnosis.rows import owner_of
+from ..environments.fits import LIBRARIES, Fit, FitVerdict, Given, Stack, judge_stack, read_given
+from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, exit_for
+from ..evidence.values import Frozen, read_version
+from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf
+from .static.sources import Sources
+
+CORES: Final = {12: "transformer-engine-cu12", 13: "transformer-engine-cu13"}
+_CORE_FILE: Final = "libtransformer_engine.so"
+_LOADER: Final = "transformer_engine/common/__init__.py"
+_LIMIT_S: Final = 120.0  # of one answer
+_PART: Final = 8 * 2**20  # bytes of one request
 
 
 class Requirements:
@@ -68,3 +95,260 @@ def _name_option(fit: Fit) -> Fit:
     return fit.model_copy(
         update={"next_step": f"give --env {fit.component}=VERSION; if it is not met: {fit.next_step}"}
     )
+
+
+# --- requirements from symbols ----------------------------------------------------------------------------------------
+
+
+class SymbolNeed(Frozen):
+    """Symbols of one library that older wheels of the library lack.
+
+    Attributes:
+        cuda: major CUDA release of the core library.
+        library: row of needs.toml.
+        distribution: whose wheels were read.
+        first, before: the first wheel that defines the symbols (empty where none does), and the one before it.
+        at_load: bound when the core library is loaded, so that the import fails; else at the first call.
+        known: the row of needs.toml or images.toml that has it; empty for none.
+    """
+
+    cuda: int
+    library: str
+    distribution: str
+    symbols: tuple[str, ...]
+    first: str
+    before: str
+    at_load: bool
+    known: str = ""
+
+
+class CoreWheel(Frozen):
+    """The core library for one CUDA release: libraries that it names, and how many symbols it leaves undefined."""
+
+    distribution: str
+    needed: tuple[str, ...]
+    undefined: int
+
+
+class WheelRequirements(Frozen):
+    """What one release needs of NVIDIA's libraries.
+
+    Attributes:
+        unknown: what could not be read, with why.
+    """
+
+    schema_id: Literal["megacpp-validate/te-requirements/1"] = "megacpp-validate/te-requirements/1"
+    tool: str
+    te: str
+    cores: tuple[CoreWheel, ...]
+    needs: tuple[SymbolNeed, ...]
+    unknown: dict[str, str]
+
+    @property
+    def exit(self) -> Exit:
+        """Evidence is missing where something could not be read."""
+        return exit_for(breaks=False, lacks=bool(self.unknown))
+
+
+def run_requirements(
+    catalog: Catalog, te: str, matrix: Path | None, *, tool: str, note: Callable[[str], None] = lambda _: None
+) -> WheelRequirements:
+    """Read the core wheels of a release, and the wheels of the libraries that they need.
+
+    Args:
+        te: release of Transformer Engine.
+        note: called with each wheel before it is read.
+    """
+    modules = [module.id for module in catalog.modules]
+    needs, sources = read_needs(modules, matrix), Sources()
+    cores: list[CoreWheel] = []
+    found: list[SymbolNeed] = []
+    unknown: dict[str, str] = {}
+    for cuda, distribution in CORES.items():
+        try:
+            with zipfile.ZipFile(sources.wheel(te)) as archive:  # ctypes binds every symbol at once without RTLD_LAZY
+                late = _LOADER in archive.namelist() and b"RTLD_LAZY" in archive.read(_LOADER)
+            note(f"reading {distribution} {te}")
+            core, symbols = _read_core(sources, distribution, te)
+        except (ToolError, NotReadable) as fault:
+            unknown[f"{distribution} {te}"] = str(fault)
+            continue
+        cores.append(core)
+        for library in needs.library:
+            mine = [one for one in symbols if _is_of(one, library)]
+            name = _choose_distribution(library, cuda)
+            try:
+                found += _find_needs(sources, library, name, mine, cuda, late=late, note=note) if mine else ()
+            except (ToolError, NotReadable) as fault:
+                unknown[f"{name} for {distribution} {te}"] = str(fault)
+    ranges = read_images({row.id: row.machine for row in catalog.targets}, matrix, catalog.targets).range
+    known = tuple(one.model_copy(update={"known": _find_row(one, te, needs, ranges)}) for one in found)
+    return WheelRequirements(tool=tool, te=te, cores=tuple(cores), needs=known, unknown=unknown)
+
+
+def _read_core(sources: Sources, distribution: str, te: str) -> tuple[CoreWheel, tuple[Symbol, ...]]:
+    with open_wheel(sources.find_address(distribution, te)) as wheel:
+        place = list_libraries(wheel).get(_CORE_FILE)
+        if place is None:
+            raise NotReadable(f"{distribution} {te} has no {_CORE_FILE}")
+        elf = read_library(wheel, place)
+    return CoreWheel(distribution=distribution, needed=elf.needed, undefined=len(elf.wants)), elf.wants
+
+
+def _is_of(symbol: Symbol, library: CudaLibrary) -> bool:
+    """A versioned symbol names the file that it is expected from; of another its own name says whose it is."""
+    return all(owner_of(name) == library.title for name in filter(None, (symbol.name, symbol.source)))
+
+
+def _choose_distribution(library: CudaLibrary, cuda: int) -> str:
+    """The wheel of a library for a CUDA release: of CUDA 13 some have no "-cu13" in their names."""
+    suffixed = [name for name in library.distributions if name.endswith(f"-cu{cuda}")]
+    plain = [name for name in library.distributions if not re.search(r"-cu\d+$", name)]
+    return (plain or suffixed)[0] if cuda >= 13 else suffixed[0]
+
+
+def _find_needs(
+    sources: Sources, library: CudaLibrary, distribution: str, symbols: Sequence[Symbol], cuda: int, *, late: bool,
+    note: Callable[[str], None],
+) -> Iterator[SymbolNeed]:  # fmt: skip
+    """Symbols that the oldest wheel lacks, by the wheel that first defines them."""
+    names = {one.name for one in symbols}
+    files = {one.source for one in symbols if one.source}
+    versions = sources.list_releases(distribution)
+    if not versions:
+        raise NotReadable(f"the index has no wheel of {distribution}")
+
+    @cache
+    def defined(version: str) -> frozenset[str]:
+        note(f"reading {distribution} {version}")
+        return _read_defined(sources, distribution, version, names, files)
+
+    groups: dict[tuple[str, str], list[Symbol]] = {}
+    for symbol in symbols:
+        if symbol.name not in defined(versions[0]):
+            groups.setdefault(_find_first(symbol.name, versions, defined), []).append(symbol)
+    for (before, first), group in groups.items():
+        yield SymbolNeed(
+            cuda=cuda, library=library.id, distribution=distribution, symbols=tuple(sorted(one.name for one in group)),
+            first=first, before=before, at_load=not (late and all(one.lazy for one in group)),
+        )  # fmt: skip
+
+
+def _read_defined(
+    sources: Sources, distribution: str, version: str, names: Collection[str], files: Collection[str]
+) -> frozenset[str]:
+    """Which of some symbols a wheel defines, in the files that they are expected from or in any."""
+    found: set[str] = set()
+    with open_wheel(sources.find_address(distribution, version)) as wheel:
+        libraries = list_libraries(wheel)
+        for file in set(files) & libraries.keys() or libraries.keys():
+            elf = read_library(wheel, libraries[file])
+            found |= {name for name in names if elf.defines(name)}
+    return frozenset(found)
+
+
+def _find_first(name: str, versions: Sequence[str], defined: Callable[[str], Collection[str]]) -> tuple[str, str]:
+    """The last version without a symbol and the first with it; a symbol that is added stays."""
+    low, high = 0, len(versions) - 1
+    if name not in defined(versions[high]):
+        return versions[high], ""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if name in defined(versions[middle]) else (middle, high)
+    return versions[low], versions[high]
+
+
+def _find_row(need: SymbolNeed, te: str, needs: Needs, ranges: Sequence[Range]) -> str:
+    """The row that knows a requirement, or a row of what works with less; empty where none does."""
+    kind = "library" if need.at_load else "tolerated-symbol"
+    rows: list[Need | Range] = [
+        row for row in needs.need if row.of == need.library and row.kind == kind and row.holds_for_core(need.cuda)
+    ]
+    rows += [row for row in ranges if row.component == LIBRARIES[need.library]]
+    known = (row for row in rows if need.first and row.holds_for(Version(te)) and _bounds(row, need))
+    return next((row.id for row in known), "")
+
+
+def _bounds(row: Need | Range, need: SymbolNeed) -> bool:
+    return row.allows(Version(need.first)) and not row.allows(Version(need.before))
+
+
+# --- libraries inside a wheel on the index ----------------------------------------------------------------------------
+
+
+class _Ranges(io.RawIOBase):
+    """A file behind an address, read in HTTP ranges."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self._at = address, 0
+        certificates = os.environ.get("PIP_CERT") or None  # the user's pip reaches the index with it
+        self._tls = ssl.create_default_context(cafile=certificates)
+        with self._ask(0, 0) as answer:
+            size = str(answer.headers.get("Content-Range") or "").rpartition("/")[2]
+        if not size.isdecimal():
+            raise OSError("the index does not answer ranges")
+        self._size = int(size)
+
+    def _ask(self, first: int, last: int) -> http.client.HTTPResponse:
+        request = Request(self._address, headers={"Range": f"bytes={first}-{last}"})  # noqa: S310 - pip named it
+        answer: http.client.HTTPResponse = urlopen(request, timeout=_LIMIT_S, context=self._tls)  # noqa: S310
+        return answer
+
+    def seekable(self) -> bool:
+        """Whether `seek` works."""
+        return True
+
+    def readable(self) -> bool:
+        """Whether `read` works."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to a byte."""
+        self._at = (0, self._at, self._size)[whence] + offset
+        return self._at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read up to as many bytes as the buffer takes."""
+        count = min(len(buffer), self._size - self._at)
+        if count <= 0:
+            return 0
+        with self._ask(self._at, self._at + count - 1) as answer:
+            data = answer.read(count)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+@contextmanager
+def open_wheel(address: str) -> Iterator[zipfile.ZipFile]:
+    """A wheel at an address, without its download: members are read one at a time.
+
+    Raises:
+        NoEnvironment: at every use, where the index does not give it.
+    """
+    try:
+        local = address.startswith("file://")
+        raw = io.FileIO(unquote(urlsplit(address).path)) if local else _Ranges(address)
+        with io.BufferedReader(raw, _PART) as file, zipfile.ZipFile(file) as wheel:
+            yield wheel
+    except (URLError, http.client.HTTPException, zipfile.BadZipFile, OSError) as fault:
+        raise NoEnvironment(
+            f"{PurePosixPath(address).name} cannot be read from the index: {fault}. Likely cause: a mirror without "
+            "HTTP ranges, or a network that ended the transfer. Next step: run it again, or against another index "
+            "(PIP_INDEX_URL)."
+        ) from fault
+
+
+def list_libraries(wheel: zipfile.ZipFile) -> dict[str, str]:
+    """Name of each shared library -> its place in the wheel."""
+    names = map(PurePosixPath, wheel.namelist())
+    return {place.name: str(place) for place in names if ".so" in place.suffixes}
+
+
+def read_library(wheel: zipfile.ZipFile, place: str) -> Elf:
+    """One shared library."""
+    with tempfile.TemporaryDirectory(prefix="megacpp-wheel-") as folder:
+        copy = Path(folder, PurePosixPath(place).name)
+        with wheel.open(place) as member, copy.open("wb") as file:
+            shutil.copyfileobj(member, file, 2**20)
+        return read_elf(copy)

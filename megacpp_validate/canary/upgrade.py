@@ -12,15 +12,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import Field
 
 from ..catalog.bridge import Catalog
 from ..catalog.images import read_needs
 from ..environments.environment import read_facts
 from ..environments.fleet import Event, Room, plan_jobs, share_cores
-from ..environments.host_session import build_support
+from ..environments.host_session import SupportGrid, build_support
 from ..environments.interpreter import own_interpreter, read_commit
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..environments.stacks import (
@@ -40,18 +42,17 @@ from ..environments.stacks import (
     resolve_environment,
     run_stacks,
 )
-from ..errors import NoEnvironment, NothingSelected, WrongArguments, writing_to
+from ..errors import Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
+from ..evidence.values import Frozen
 from ..process import Processes
 from .dynamic.slowdown import compare_timings, measure_noise
-from .dynamic.step import StackReceipts, compare_stacks
-from .dynamic.upgrade_result import UpgradeResult
+from .dynamic.step import StackReceipts, StepResult, compare_stacks
+from .firewall.run import FirewallCase, FirewallResult, run_firewall
+from .static.findings import StaticResult, Sweep
 
 if TYPE_CHECKING:
-    from .firewall.result import FirewallCase, FirewallResult
-    from .requirements import Requirements
-    from .static.findings import StaticResult, Sweep
     from .static.sources import Sources
 
 TIERS: Final = ("static", "firewall", "gpu")
@@ -111,9 +112,56 @@ class CanaryOptions:
     verbose: bool = False
 
 
+class UpgradeResult(Frozen):
+    """The answer on two releases or more, over the selected tiers.
+
+    Attributes:
+        tiers: "static", "firewall", "gpu", in that order.
+        static, firewall: None where the tier was not selected.
+        grid: stacks x modules; None without the dynamic tier.
+        stacks: those of the dynamic tier, oldest first.
+        steps: between adjacent stacks of the dynamic tier.
+        seconds: wall-clock time of each tier.
+        unmade: not one of the environments of the dynamic tier could be made.
+    """
+
+    schema_id: Literal["megacpp-validate/upgrade/1"] = "megacpp-validate/upgrade/1"
+    tool: str
+    target: str
+    tiers: tuple[str, ...]
+    static: tuple[StaticResult, ...] = ()
+    firewall: FirewallResult | None = None
+    grid: SupportGrid | None = None
+    stacks: tuple[StackRun, ...] = ()
+    steps: tuple[StepResult, ...] = ()
+    seconds: dict[str, float] = Field(default_factory=dict)
+    unmade: bool = False
+
+    @property
+    def breaks(self) -> bool:
+        """Whether any tier found somebody to blame."""
+        parts = (*self.static, *self.steps, *([self.firewall] if self.firewall else ()))
+        return any(part.breaks for part in parts)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether evidence that was asked for is missing."""
+        lost = any(stack.problem for stack in self.stacks) or any(step.lost for step in self.steps)
+        unreadable = self.grid is not None and bool(self.grid.unreadable)
+        static = any(result.lacks for result in self.static)
+        return static or lost or unreadable or (self.firewall is not None and not self.firewall.holds)
+
+    @property
+    def exit(self) -> Exit:
+        """A breakage before evidence that is missing, and that before an environment that could not be made."""
+        if self.unmade and not self.breaks and (self.firewall is None or self.firewall.holds):
+            return Exit.NO_ENVIRONMENT
+        return exit_for(breaks=self.breaks, lacks=self.lacks)
+
+
 @dataclass(frozen=True)
 class CanaryPlan:
-    """What is done for it.
+    """What the options select.
 
     Attributes:
         tiers: of `TIERS`, in that order.
@@ -127,7 +175,7 @@ class CanaryPlan:
 
 @dataclass(frozen=True)
 class Progress:
-    """Who is called as a run goes on, all of them from one thread at a time."""
+    """Functions that are called as a run goes on, all of them from one thread at a time."""
 
     pair: Callable[[str, int, int], None] = lambda *_: None
     case: Callable[[FirewallCase], None] = lambda _: None
@@ -136,40 +184,64 @@ class Progress:
 
 
 def plan_canary(options: CanaryOptions) -> CanaryPlan:
-    """What the options select; nothing has run when they contradict each other.
+    """Read what the options select; nothing has run when they contradict each other.
 
     Raises:
-        WrongArguments: they do.
+        WrongArguments: they do, or a release is given twice.
         NothingSelected: no tier, or no two releases.
     """
     stacks = options.every_installed or bool(options.environments)
     alone = options.every_pair or options.listing or bool(options.first_bad_in)
-    if alone and (options.tiers or stacks):
+    tiers = (options.tiers if options.tiers is not None else "gpu" if stacks else "static").replace(",", " ").split()
+    if alone and (options.tiers or stacks or options.releases[2:]):
         raise WrongArguments(
-            "--all, --first-bad and --list belong to the static tier alone. Next step: leave out either those or "
-            "--tiers, --all-installed and --environment."
+            "--all, --first-bad and --list belong to the static tier alone, between two releases at most. Next step: "
+            "leave out either those or --tiers, --all-installed, --environment and further releases."
         )
-    tiers = options.tiers or ("gpu" if stacks else "static")
     if options.environment and (alone or "static" not in tiers):
         raise WrongArguments(
             "--env belongs to the static tier of one step. Next step: give OLD and NEW, or leave it out."
         )
-    if alone and len(options.releases) > 2:
-        raise WrongArguments(
-            f"{' '.join(options.releases)} are more than two releases. Next step: give the first and the last."
-        )
     if alone:
         return CanaryPlan(Mode.LIST if options.listing else Mode.SWEEP, releases=options.releases)
-    if not (options.tiers or stacks or options.releases[2:]):
-        return CanaryPlan(Mode.PAIR, releases=options.releases)
-    names = (options.tiers or ("gpu" if stacks else "static")).replace(",", " ").split()
-    if unknown := [name for name in names if name not in TIERS]:
+    if unknown := [name for name in tiers if name not in TIERS]:
         raise WrongArguments(
             f"There is no tier {', '.join(map(repr, unknown))}. Next step: choose from {','.join(TIERS)}."
         )
-    if not names:
+    if not tiers:
         raise NothingSelected(f"No tier is selected. Next step: choose from {','.join(TIERS)}.")
-    return CanaryPlan(Mode.UPGRADE, tuple(tier for tier in TIERS if tier in names), _choose_releases(options))
+    named = tuple(text.partition("=")[0] for text in options.environments)
+    releases = options.releases or named
+    _require_different(named)
+    if options.every_installed:
+        places = find_environments(options.overlays, os.environ, options.python)
+        releases = tuple(place.release for place in places if place.environment is not None)
+        releases += tuple(name for name in named if not any(_is_same(name, one) for one in releases))
+        _require_step(releases)  # fewer would be judged against the index
+    _require_different(releases)
+    single = options.tiers is None and not stacks and not releases[2:]
+    return CanaryPlan(Mode.PAIR if single else Mode.UPGRADE, tuple(t for t in TIERS if t in tiers), releases)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two names are one release, spelled alike or not: 2.9 and te2.9.0."""
+    return one == other or is_same_release(one.removeprefix("te"), other.removeprefix("te"))
+
+
+def _require_different(names: Sequence[str]) -> None:
+    for one, other in combinations(names, 2):
+        if _is_same(one, other):
+            raise WrongArguments(
+                f"{other} is given twice: there is no step to judge. Next step: give each release once."
+            )
+
+
+def _require_step(names: Sequence[str]) -> None:
+    if len(names) < 2:
+        raise NothingSelected(
+            f"{names[0] + ' alone' if names else 'No release'} is selected: there is no step to judge. Next step: name "
+            "two releases, put more of them where --overlays finds them, or give --environment NAME=WAY:VALUE twice."
+        )
 
 
 def list_releases() -> tuple[str, ...]:
@@ -178,30 +250,21 @@ def list_releases() -> tuple[str, ...]:
 
 
 def compare_pairs(
-    catalog: Catalog,
-    releases: Sequence[str],
-    roots: Sequence[Path] = (),
-    *,
-    tool: str,
-    verbose: bool = False,
-    requirements: Requirements | None = None,
+    catalog: Catalog, releases: Sequence[str], options: CanaryOptions, *, tool: str
 ) -> tuple[StaticResult, ...]:
     """The static tier for each release and the next; fewer than two are completed by the pin and the index.
 
-    Args:
-        roots: folders of the source tree that is judged; without any as `choose_roots` chooses.
-        requirements: rows of the matrix and the environment; without them requirements are left out.
-
     Raises:
-        WrongArguments: a release that there is not, one that is compared with itself, or a tree that uses nothing of
-            Transformer Engine.
+        WrongArguments: an unknown release or component, or a tree that uses nothing of Transformer Engine.
         NothingSelected: there is no newer release than the pin.
         NoEnvironment: the sources of a release cannot be had.
     """
     sources = open_sources("static")
+    from .requirements import Requirements
     from .static.named_rows import choose_roots
     from .static.sweep import read_chosen, read_pair, run_pair
 
+    needs = Requirements(catalog, options.environment, options.matrix, options.target)
     if len(releases) < 2:
         releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
         if is_same_release(*releases):
@@ -209,23 +272,11 @@ def compare_pairs(
                 f"{releases[0]} is the newest release on the index: there is no upgrade to judge. Next step: give two "
                 "releases, or --all."
             )
-    for old, new in pairwise(releases):
-        if old == new or is_same_release(old, new):
-            raise WrongArguments(
-                f"OLD and NEW are both {old}: there is nothing to compare. Next step: give two releases."
-            )
-    source = read_chosen(choose_roots(roots, Path.cwd()), catalog)
+    source = read_chosen(choose_roots(options.source, Path.cwd()), catalog)
     return tuple(
-        run_pair(*read_pair(sources, old, new), source, tool=tool, verbose=verbose, requirements=requirements)
+        run_pair(*read_pair(sources, old, new), source, tool=tool, verbose=options.verbose, requirements=needs)
         for old, new in pairwise(releases)
     )
-
-
-def read_requirements(catalog: Catalog, options: CanaryOptions) -> Requirements:
-    """The requirements of the matrix and the environment of the options; raises WrongArguments as `Requirements`."""
-    from .requirements import Requirements
-
-    return Requirements(catalog, options.environment, options.matrix, options.target)
 
 
 def compare_every_pair(
@@ -262,13 +313,8 @@ def run_firewall_tier(
     catalog: Catalog, progress: Progress, *, tool: str, jobs: int = 2, **options: Any
 ) -> FirewallResult:
     """The firewall tier on releases of the index; `options` are those of `run_firewall`."""
-    sources = open_sources("firewall")
-    from .firewall.run import run_firewall
-
-    def wheel(distribution: str, version: str) -> Path:
-        return sources.wheel(version, distribution)
-
-    return run_firewall(catalog.modules, wheel, tool=tool, jobs=jobs, progress=progress.case, **options)
+    wheels = open_sources("firewall").wheel
+    return run_firewall(catalog.modules, wheels, tool=tool, jobs=jobs, progress=progress.case, **options)
 
 
 def run_upgrade(
@@ -286,10 +332,7 @@ def run_upgrade(
         started = time.monotonic()
         if tier == "static":
             named = [release.removeprefix("te") for release in releases]
-            found = read_requirements(catalog, options)
-            parts["static"] = compare_pairs(
-                catalog, named, options.source, tool=tool, verbose=options.verbose, requirements=found
-            )
+            parts["static"] = compare_pairs(catalog, named, options, tool=tool)
             if len(releases) < 2:  # as the pin and the index completed them
                 releases = (parts["static"][0].old.version, parts["static"][0].new.version)
         elif tier == "firewall":
@@ -308,10 +351,8 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
         NothingSelected: a folder holds no receipt.
     """
     started = time.monotonic()
-    if same := [one for one, other in pairwise(folders) if one.resolve() == other.resolve()]:
-        raise WrongArguments(
-            f"{same[0]} is given twice in a row: there is no step to judge. Next step: give two folders of receipts."
-        )
+    for one, other in pairwise(folders):
+        _require_different((str(one.resolve()), str(other.resolve())))
     sides, runs = [], []
     lost: dict[str, str] = {}
     again: dict[str, Receipt] = {}
@@ -329,14 +370,13 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
         receipts = tuple(found.found.values())
         stack = _read_one(f"stack in {folder}", [receipt.stack for receipt in receipts]) or folder.name
         sides.append(StackReceipts(stack, receipts, {one.file.stem: one.reason for one in found.unreadable}))
-        runs.append(
-            StackRun(stack=stack, environment="", folder=str(folder), reused=tuple(one.cell for one in receipts))
-        )
+        cells = tuple(receipt.cell for receipt in receipts)
+        runs.append(StackRun(stack=stack, environment="", folder=str(folder), reused=cells))
         lost |= {str(one.file): one.reason for one in found.unreadable}
         again = again or {receipt.probe: receipt for receipt in second.values()}
-    target = _read_one("target", [receipt.target for side in sides for receipt in side.receipts])
-    probes = {receipt.probe for side in sides for receipt in side.receipts}
-    probes |= {module.id for module in catalog.modules if lost}
+    every = [receipt for side in sides for receipt in side.receipts]
+    target = _read_one("target", [receipt.target for receipt in every])
+    probes = {receipt.probe for receipt in every} | {module.id for module in catalog.modules if lost}
     judged = _judge(catalog, target, sides, again, probes, lost, matrix)
     seconds = {"gpu": round(time.monotonic() - started, 2)}
     return UpgradeResult(tool=tool, target=target, tiers=("gpu",), stacks=tuple(runs), seconds=seconds, **judged)
@@ -369,34 +409,6 @@ def _judge(
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
-
-
-def _choose_releases(options: CanaryOptions) -> tuple[str, ...]:
-    """The releases to judge, as they are named; a step takes two that differ."""
-    named = tuple(text.partition("=")[0] for text in options.environments)
-    releases = options.releases or named
-    if options.every_installed:
-        places = find_environments(options.overlays, os.environ, options.python)
-        found = tuple(place.release for place in places if place.environment is not None)
-        releases = (*found, *(name for name in named if not _find_twice((*found, name))))
-        if len(releases) < 2:  # fewer would be judged against the index
-            has = f"{releases[0]} alone" if releases else "no release"
-            raise NothingSelected(
-                f"This host has {has}: there is no step to judge. Next step: name two releases, or put more of them "
-                "where --overlays finds them."
-            )
-    if twice := _find_twice(releases):
-        raise WrongArguments(f"{twice} is given twice: there is no step to judge. Next step: give each release once.")
-    return releases
-
-
-def _find_twice(names: Sequence[str]) -> str:
-    """The first that names what an earlier one names, spelled alike or not (2.9 and te2.9.0); empty where none does."""
-    for index, name in enumerate(names):
-        for earlier in names[:index]:
-            if name == earlier or is_same_release(name.removeprefix("te"), earlier.removeprefix("te")):
-                return name
-    return ""
 
 
 def open_sources(tier: str) -> Sources:
@@ -481,20 +493,12 @@ def _choose_stacks(
 ) -> tuple[StackRequest, ...]:  # fmt: skip
     """The stacks in the order of the steps; what a person named comes before what the host has."""
     by_name = {spec.name: StackRequest(spec.name, partial(make_environment, spec, means)) for spec in named}
-    if len(by_name) < len(named):
-        raise WrongArguments("Two environments have one name. Next step: give each a name of its own.")
     ids = [release if release in by_name else f"te{release.removeprefix('te')}" for release in releases]
-    lacking = set(ids) - by_name.keys()
-    found = find_environments(options.overlays, means.variables, options.python) if looks and lacking else ()
-    if options.every_installed:
-        for place in found:
-            if place.environment is None:  # it lies among the overlays: it was meant to be judged
-                progress.note(f"left out: {place.place}: {place.reason}")
-    if len(ids) < 2:
-        raise NothingSelected(
-            f"The request selects {ids[0] + ' alone' if ids else 'no stack'}: there is no step to judge. Next step: "
-            "name two releases, or give --environment NAME=WAY:VALUE twice."
-        )
+    found = find_environments(options.overlays, means.variables, options.python) if looks else ()
+    for place in found if options.every_installed else ():
+        if place.environment is None:  # it lies among the overlays: it was meant to be judged
+            progress.note(f"left out: {place.place}: {place.reason}")
+    _require_step(ids)
     requests = []
     for name in ids:
         release = name.removeprefix("te")

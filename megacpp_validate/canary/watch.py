@@ -5,45 +5,31 @@ A release with an issue text is judged. So a run that dies half way leaves the r
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
 from filelock import FileLock, Timeout
 from packaging.version import Version
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from ..catalog.bridge import Catalog, matrix_folder
+from ..catalog.bridge import Catalog
 from ..catalog.file import PACKAGE_ROOT
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, exit_for
+from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, exit_for
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..process import run_command
-from .dynamic.upgrade_result import UpgradeResult
-from .firewall.result import FirewallOutcome
+from .firewall.run import FirewallOutcome
+from .upgrade import CanaryOptions, Progress, UpgradeResult, plan_canary, run_upgrade
 
 TIERS: Final = "static,firewall"
-_LIMIT_S: Final = 1800.0  # of one release; both tiers take two minutes on two cores
 
 
 class JudgedRelease(Frozen):
-    """One release that the canary judged.
-
-    Attributes:
-        against: the pinned release at that time.
-        code: exit code: `OPEN` or `CLOSED`.
-        judged_at: ISO 8601 in UTC.
-        issue: file of the issue text.
-    """
+    """One release that the canary judged: against the pinned release, `OPEN` or `CLOSED`, with a file of its issue."""
 
     version: str
     against: str
     code: int
-    judged_at: str
     issue: str
 
 
@@ -57,9 +43,8 @@ class WatchResult(Frozen):
         failed: new releases without a verdict, each with the reason: the next run tries again.
     """
 
-    schema_id: Literal["megacpp-validate/te-watch/2"] = "megacpp-validate/te-watch/2"
+    schema_id: Literal["megacpp-validate/te-watch/3"] = "megacpp-validate/te-watch/3"
     tool: str
-    asked_at: str
     pinned: str
     listed: int
     judged: tuple[JudgedRelease, ...] = ()
@@ -72,54 +57,47 @@ class WatchResult(Frozen):
 
 
 def run_watch(
-    catalog: Catalog,
-    folder: Path,
-    list_releases: Callable[[], Sequence[str]],
-    render_issue: Callable[[UpgradeResult, str], str],
-    *,
-    tool: str,
-    matrix: Path | None = None,
-    note: Callable[[str], None] = lambda _: None,
-) -> WatchResult:
+    catalog: Catalog, folder: Path, listed: Sequence[str], render_issue: Callable[[UpgradeResult, str], str],
+    progress: Progress, *, tool: str, matrix: Path | None = None,
+) -> WatchResult:  # fmt: skip
     """Judge every release that is new, oldest first, and write an issue text for each.
 
     Args:
         folder: of issues/RELEASE.md.
-        list_releases: the releases on the index.
+        listed: the releases on the index.
         render_issue: the text of an issue: a result and the release that is judged.
-        note: called with each step as it starts.
 
     Raises:
         InfrastructureFailed: another run holds the folder.
-        NoEnvironment: the index does not answer, or does not list the pinned release.
+        NoEnvironment: the index does not list the pinned release.
     """
-    now, pinned = datetime.now(UTC).isoformat(timespec="seconds"), catalog.pinned.te
+    pinned = catalog.pinned.te
     judged: list[JudgedRelease] = []
     failed: dict[str, str] = {}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "lock", timeout=0):
-            listed = list_releases()
             for release in plan_watch(listed, {path.stem for path in folder.glob("issues/*.md")}, pinned):
-                note(f"{pinned} -> {release}")
-                result, why = _run_canary(pinned, release, matrix or matrix_folder())
-                code, why = decide_release(result, release) if result is not None else (Exit.INFRASTRUCTURE, why)
-                if result is None or why:
+                progress.note(f"{pinned} -> {release}")
+                source = (PACKAGE_ROOT / "bridge",)  # else a project in the current folder is judged
+                options = CanaryOptions((pinned, release), source, tiers=TIERS, matrix=matrix)
+                try:
+                    result = run_upgrade(catalog, plan_canary(options), options, progress, tool=tool)
+                except ToolError as fault:
+                    failed[release] = str(fault)
+                    continue
+                code, why = decide_release(result)
+                if why:
                     failed[release] = why
                     continue
                 issue = folder / "issues" / f"{release}.md"
                 write_whole(issue, render_issue(result, release))
-                judged.append(
-                    JudgedRelease(version=release, against=pinned, code=code, judged_at=now, issue=str(issue))
-                )
+                judged.append(JudgedRelease(version=release, against=pinned, code=code, issue=str(issue)))
     except Timeout as fault:
         raise InfrastructureFailed(
-            f"Another run of the watch holds {folder}. Likely cause: the last one still runs. Next step: wait for its "
-            "end, or give --state another folder."
+            f"Another run of the watch holds {folder}. Next step: wait for its end, or give --state another folder."
         ) from fault
-    return WatchResult(
-        tool=tool, asked_at=now, pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed
-    )  # fmt: skip
+    return WatchResult(tool=tool, pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed)
 
 
 def plan_watch(listed: Sequence[str], judged: Collection[str], pinned: str) -> tuple[str, ...]:
@@ -138,37 +116,15 @@ def plan_watch(listed: Sequence[str], judged: Collection[str], pinned: str) -> t
     return tuple(versions[version] for version in newer if versions[version] not in judged)
 
 
-def decide_release(result: UpgradeResult, release: str) -> tuple[Exit, str]:
+def decide_release(result: UpgradeResult) -> tuple[Exit, str]:
     """The verdict on a release, and why there is none where that is so.
 
     The firewall tier damages installs of earlier releases. Where it fails on those, the bridge or this host is at fault
     and no new release is to be blamed: the next run tries again.
     """
     cases = result.firewall.cases if result.firewall is not None else ()
-    failed = [case for case in cases if case.outcome is FirewallOutcome.FAIL]
-    if any(step.breaks for step in result.static) or any(case.release == release for case in failed):
+    if any(step.breaks for step in result.static):
         return Exit.CLOSED, ""
-    if failed:
-        names = ", ".join(f"{case.case} ({case.release})" for case in failed)
-        return Exit.EVIDENCE_MISSING, f"the import firewall fails on installs of other releases: {names}"
-    if lost := [case.case for case in cases if case.outcome is FirewallOutcome.NOT_RUN]:
-        return Exit.EVIDENCE_MISSING, f"the import firewall did not run {', '.join(lost)}"
+    if other := [f"{case.case}: {case.outcome.value}" for case in cases if case.outcome is not FirewallOutcome.PASS]:
+        return Exit.EVIDENCE_MISSING, f"the import firewall does not hold on earlier releases: {', '.join(other)}"
     return Exit.OPEN, ""
-
-
-def _run_canary(old: str, new: str, matrix: Path) -> tuple[UpgradeResult | None, str]:
-    """The verb te-canary in a process of its own: its answer, or why there is none."""
-    with tempfile.TemporaryDirectory(prefix="megacpp-te-watch-") as scratch:
-        file = Path(scratch, "result.json")
-        command = [sys.executable, "-m", "megacpp_validate.cli", "te-canary", old, new, "--tiers", TIERS]
-        command += ["--source", str(PACKAGE_ROOT / "bridge")]  # else a project in the current folder is judged
-        command += ["--format", "json", "--output", str(file), "--matrix", str(matrix.absolute())]
-        ended = run_command(
-            command, limit_s=_LIMIT_S, variables={**os.environ, "TMPDIR": scratch}
-        )  # nothing of a killed process stays in /tmp
-        if ended.code == Exit.INTERRUPTED:
-            raise KeyboardInterrupt
-        try:
-            return UpgradeResult.model_validate_json(file.read_bytes()), ""
-        except (OSError, ValidationError):
-            return None, f"te-canary ended ({ended.how}, exit status {ended.code}): {ended.last_words}"

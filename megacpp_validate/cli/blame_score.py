@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from .app import Context, Result, fill, say, verb
-from .options import Copies, Faults, Jobs, JudgeOnly, Overlays, Release, Target
+from .app import Context, Result, fill, show_event, verb
+from .options import Copies, Faults, Jobs, Overlays, Release, Target
 
 
 @verb("scores:describe_planted", runs=("blame-score", 300.0))
@@ -18,7 +18,6 @@ def blame_score(
     target: Target = "h200",
     overlays: Overlays = (),
     copies: Copies = None,
-    judge_only: JudgeOnly = False,
     jobs: Jobs = 0,
 ) -> Result:
     """Is the right module blamed? Faults are planted in copies of Transformer Engine, and every probe is run on each.
@@ -27,4 +26,4 @@ def blame_score(
     """
     from ..canary.dynamic.planting import PlantOptions, run_planted
 
-    return run_planted(context.catalog, "blame-score", fill(PlantOptions, locals()), say)
+    return run_planted(context.catalog, "blame-score", fill(PlantOptions, locals()), show_event)

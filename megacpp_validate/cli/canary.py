@@ -78,10 +78,7 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
     if plan.mode is upgrade.Mode.LIST:
         return "\n".join(upgrade.list_releases())
     if plan.mode is upgrade.Mode.PAIR:
-        needs = upgrade.read_requirements(catalog, options)
-        (pair,) = upgrade.compare_pairs(
-            catalog, plan.releases, options.source, tool=tool, verbose=options.verbose, requirements=needs
-        )
+        (pair,) = upgrade.compare_pairs(catalog, plan.releases, options, tool=tool)
         return Answer(pair, "static:describe_static")
     if plan.mode is upgrade.Mode.UPGRADE:
         result = upgrade.run_upgrade(catalog, plan, options, context.progress, tool=tool)

@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from .app import Context, Result, fill, say, verb
-from .options import Copies, Faults, Jobs, JudgeOnly, Overlays, Release, Target
+from .app import Context, Result, fill, show_event, verb
+from .options import Copies, Faults, Jobs, Overlays, Release, Target
 
 
 @verb("scores:describe_planted", runs=("fp8-faults", 300.0))
@@ -15,7 +15,6 @@ def fp8_faults(
     target: Target = "h200",
     overlays: Overlays = (),
     copies: Copies = None,
-    judge_only: JudgeOnly = False,
     jobs: Jobs = 0,
 ) -> Result:
     """Does the right check see it? Faults are planted in copies of Transformer Engine; the cells of FP8 run on each.
@@ -25,4 +24,4 @@ def fp8_faults(
     """
     from ..canary.dynamic.planting import PlantOptions, run_planted
 
-    return run_planted(context.catalog, "fp8-faults", fill(PlantOptions, locals()), say)
+    return run_planted(context.catalog, "fp8-faults", fill(PlantOptions, locals()), show_event)

@@ -1,6 +1,6 @@
 """`import-firewall`: whether the bridge can be imported beside damaged installs."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -12,14 +12,11 @@ def import_firewall(
     context: Context,
     only: Annotated[tuple[str, ...], typer.Argument(metavar="[CASE]...", help="Cases to run. Default: all.")] = (),
     /,
-    install: Annotated[
-        Literal["wheels", "current"], "Damage laid-out wheels, or this interpreter's install."
-    ] = "wheels",
     jobs: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 2,
     limit_s: Limit = 120.0,
 ) -> Result:
     """Can the bridge be imported, and does it say why, whatever is wrong with an install of Transformer Engine?"""
     from ..canary.upgrade import run_firewall_tier
 
-    options = {"only": only, "install": install, "limit_s": limit_s}
+    options = {"only": only, "limit_s": limit_s}
     return run_firewall_tier(context.catalog, context.progress, tool=context.tool, jobs=jobs, **options)

@@ -22,7 +22,6 @@ Fresh = Annotated[bool, "Run again what has a receipt already."]
 Faults = Annotated[tuple[str, ...], f"Ids, {_COMMAS}", split_names]
 Release = Annotated[str, "Of Transformer Engine; the pinned one without it."]
 Copies = Annotated[Path | None, "Folder for the copies with faults."]
-JudgeOnly = Annotated[bool, "Run nothing: judge the receipts that exist."]
 
 # JIT caches.
 Root = Annotated[Path | None, "Root of the JIT caches; else MEGACPP_JIT_ROOT, else .megacpp/jit."]

@@ -12,12 +12,11 @@ def te_requirements(
     context: Context,
     te: Annotated[str, typer.Argument(metavar="RELEASE", help="Of Transformer Engine.")],
     /,
-    write: Annotated[bool, "Add rows to matrix/needs.toml for what no row has."] = False,
 ) -> Result:
     """Which cuBLAS, cuDNN, NCCL and CUDA runtime a release needs: computed from the symbols of the wheels on the index.
 
     Exit code 0: all wheels were read, 2: the matrix is wrong, 4: a wheel could not be read.
     """
-    from ..canary.wheel_requirements import run_requirements
+    from ..canary.requirements import run_requirements
 
-    return run_requirements(context.catalog, te, context.matrix, tool=context.tool, write=write, note=say)
+    return run_requirements(context.catalog, te, context.matrix, tool=context.tool, note=say)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from .app import Context, Result, say, verb
 
 if TYPE_CHECKING:
-    from ..canary.dynamic.upgrade_result import UpgradeResult
+    from ..canary.upgrade import UpgradeResult
 
 
 @verb("upgrade:describe_watch")
@@ -22,9 +22,9 @@ def te_watch(
     Exit code 0: nothing new breaks the bridge, 1: a new release breaks it, 4: a new release has no verdict yet, 5: the
     index does not answer, 6: another run holds the folder.
     """
+    from ..canary.requirements import run_requirements
     from ..canary.upgrade import list_releases
     from ..canary.watch import run_watch
-    from ..canary.wheel_requirements import run_requirements
     from ..report.describe.upgrade import describe_release
     from ..report.render.markdown import render_markdown
 
@@ -34,4 +34,4 @@ def te_watch(
         page = describe_release(found, release, run_requirements(catalog, release, matrix, tool=tool, note=say))
         return f"# {page.title}\n\n{render_markdown(page)}"
 
-    return run_watch(catalog, state, list_releases, render, tool=tool, matrix=matrix, note=say)
+    return run_watch(catalog, state, list_releases(), render, context.progress, tool=tool, matrix=matrix)

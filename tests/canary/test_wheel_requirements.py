@@ -12,10 +12,14 @@ from threading import Thread
 
 import pytest
 
-from megacpp_validate.canary.remote_wheel import RemoteWheel
-from megacpp_validate.canary.wheel_requirements import WheelRequirements, run_requirements
+from megacpp_validate.canary.requirements import (
+    WheelRequirements,
+    list_libraries,
+    open_wheel,
+    read_library,
+    run_requirements,
+)
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.report.describe.canary import describe_requirements
 from megacpp_validate.report.marks import Tone
@@ -56,7 +60,7 @@ def write_wheel(index: Path, name: str, version: str, files: Mapping[str, bytes]
 def read(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Code of each nvidia-cublas, and the loader of the release -> its requirements; the index has no CUDA 12."""
 
-    def run(libraries: Mapping[str, str], loader: str = "", *, write: bool = False) -> WheelRequirements:
+    def run(libraries: Mapping[str, str], loader: str = "") -> WheelRequirements:
         package = PACKAGE | {"transformer_engine/common/__init__.py": loader}
         use_index(monkeypatch, write_index(tmp_path / "index", {"2.14.1": package}))
         monkeypatch.setenv("MEGACPP_CACHE_DIR", str(tmp_path / "cache"))
@@ -66,7 +70,7 @@ def read(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # 
             files = {"nvidia/cu13/lib/libcublasLt.so.13": compile_library(tmp_path / "lt.so", code)}
             write_wheel(tmp_path / "index", "nvidia_cublas", version, files, f"manylinux_2_{17 + len(version) % 3}")
         matrix = copy_matrix(tmp_path / "matrix") if not (tmp_path / "matrix").exists() else tmp_path / "matrix"
-        return run_requirements(catalog, "2.14.1", matrix, tool="t", write=write)
+        return run_requirements(catalog, "2.14.1", matrix, tool="t")
 
     return run
 
@@ -75,23 +79,23 @@ BOTH = OLD + NEW
 
 
 @pytest.mark.parametrize(
-    ("libraries", "first", "before", "known", "row"),
+    ("libraries", "first", "before", "known"),
     [
         ({"13.0.0.19": OLD, "13.1.0.3": OLD, "13.1.2.11": OLD, "13.2.0.9": BOTH, "13.4": BOTH}, "13.2.0.9", "13.1.2.11",
-         "cublas-grouped-layout", ""),
-        ({"13.0.0.19": OLD, "13.4.1": OLD, "13.4.3": BOTH}, "13.4.3", "13.4.1", "", 'version = ">=13.4.3"'),
-        ({"13.0.0.19": OLD, "13.5.1": BOTH}, "13.5.1", "13.0.0.19", "cublas-grouped-layout", ""),
-        ({"13.0.0.19": OLD, "13.1": OLD}, "", "13.1", "", ""),
+         "cublas-grouped-layout"),
+        ({"13.0.0.19": OLD, "13.4.1": OLD, "13.4.3": BOTH}, "13.4.3", "13.4.1", ""),
+        ({"13.0.0.19": OLD, "13.5.1": BOTH}, "13.5.1", "13.0.0.19", "cublas-grouped-layout"),
+        ({"13.0.0.19": OLD, "13.1": OLD}, "", "13.1", ""),
     ],
 )  # fmt: skip
 def test_the_first_wheel_that_defines_a_symbol(  # type: ignore[no-untyped-def]
-    read, libraries: dict[str, str], first: str, before: str, known: str, row: str
+    read, libraries: dict[str, str], first: str, before: str, known: str
 ) -> None:
     result = read(libraries)
     (need,) = result.needs
     assert (need.symbols, need.first, need.before) == (("cublasLtGroupedThing",), first, before)
     assert (need.library, need.distribution, need.cuda, need.at_load) == ("libcublasLt", "nvidia-cublas", 13, True)
-    assert (need.known, row in need.row, bool(need.row)) == (known, True, bool(row))
+    assert need.known == known
     assert result.cores[0].undefined == 2
     assert list(result.unknown) == ["transformer-engine-cu12 2.14.1"]  # this index has none: unknown, never fine
     assert result.exit == Exit.EVIDENCE_MISSING
@@ -106,22 +110,9 @@ def test_a_library_without_a_wheel_is_unknown(read) -> None:  # type: ignore[no-
     assert "nvidia-cublas for transformer-engine-cu13 2.14.1" in read({}).unknown
 
 
-def test_a_row_is_written_once_and_is_read_again(read, catalog: Catalog, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    libraries = {"13.0.0.19": OLD, "13.4.1": OLD, "13.4.3": BOTH}
-    assert read(libraries, write=True).written
-    rows = read_needs([module.id for module in catalog.modules], tmp_path / "matrix").need
-    (row,) = [one for one in rows if one.te == "==2.14.1"]
-    assert (row.kind, row.of, row.version, row.cuda) == ("library", "libcublasLt", ">=13.4.3", "==13")
-    assert "nvidia-cublas 13.4.3 is the first" in row.source
-    again = read(libraries, write=True)
-    assert (again.needs[0].known, again.written) == (row.id, "")
-
-
-def test_what_is_bound_at_the_first_call_fails_no_import(read, catalog: Catalog, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    result = read({"13.0.0.19": OLD, "13.4.3": BOTH}, "import os\nMODE = os.RTLD_LAZY\n", write=True)
-    assert not result.needs[0].at_load
-    rows = read_needs([module.id for module in catalog.modules], tmp_path / "matrix").need
-    assert [one.breaks for one in rows if one.te == "==2.14.1" and one.kind == "tolerated-symbol"] == [[]]
+def test_what_is_bound_at_the_first_call_fails_no_import(read) -> None:  # type: ignore[no-untyped-def]
+    (need,) = read({"13.0.0.19": OLD, "13.4.3": BOTH}, "import os\nMODE = os.RTLD_LAZY\n").needs
+    assert (need.at_load, need.known) == (False, "")
 
 
 class _InRanges(BaseHTTPRequestHandler):
@@ -146,13 +137,17 @@ def test_one_library_of_a_wheel_on_a_server(tmp_path: Path) -> None:
     handler = type("Handler", (_InRanges,), {"content": content})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        with RemoteWheel(f"http://127.0.0.1:{server.server_address[1]}/x-1-py3-none-any.whl") as wheel:
-            assert wheel.libraries() == {"libx.so.13": "a/lib/libx.so.13"}
-            with wheel.open_library("a/lib/libx.so.13") as elf:
-                assert (elf.defines("cublasLtCreate"), elf.defines("cublasLtGroupedThing")) == (True, False)
+        with open_wheel(f"http://127.0.0.1:{server.server_address[1]}/x-1-py3-none-any.whl") as wheel:
+            assert list_libraries(wheel) == {"libx.so.13": "a/lib/libx.so.13"}
+            elf = read_library(wheel, "a/lib/libx.so.13")
+            assert (elf.defines("cublasLtCreate"), elf.defines("cublasLtGroupedThing")) == (True, False)
         server.shutdown()
 
 
 def test_a_server_without_ranges_is_named(tmp_path: Path) -> None:
-    with serve({".whl": (200, "application/zip", b"PK")}) as address, pytest.raises(NoEnvironment, match="ranges"):
-        RemoteWheel(f"{address}/x-1-py3-none-any.whl")
+    with (
+        serve({".whl": (200, "application/zip", b"PK")}) as address,
+        pytest.raises(NoEnvironment, match="ranges"),
+        open_wheel(f"{address}/x-1-py3-none-any.whl"),
+    ):
+        pass

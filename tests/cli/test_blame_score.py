@@ -85,16 +85,3 @@ def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
     assert {Path(file).parts[-3] for _, file in ran} == {
         "te-2.20.2", "attention-wrong", "permute-wrong", "clean-copy"
     }  # fmt: skip
-
-
-def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path: Path) -> None:
-    call(*HERE, "--faults", "attention-wrong")
-    before = host.read_text()
-    code, out, err = call(*HERE, "--faults", "attention-wrong", "--judge-only", "--verbose")
-    assert (code, host.read_text()) == (OPEN, before), err
-    assert "caught and named as they must be: 1 of 1" in " ".join(out.split())
-    assert "false alarms in clean runs 0 of 1" in " ".join(out.split())
-    next((tmp_path / ".megacpp/blame-score/te2.20.2/faults/attention-wrong").glob("*-permute.json")).unlink()
-    code, out, _ = call(*HERE, "--faults", "attention-wrong", "--judge-only")
-    assert code == MISSING
-    assert "has no evidence of permute" in " ".join(out.split())

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.canary.dynamic.upgrade_result import StepResult
+from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.evidence.receipt import Library, Package, Receipt

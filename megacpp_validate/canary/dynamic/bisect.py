@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -48,7 +48,6 @@ from ...process import Processes
 from ..upgrade import open_sources, require_listed
 
 TE: Final = "te"  # the axis that every search has
-NOT_HERE: Final = "this host has no environment for it"
 
 
 class Verdict(StrEnum):
@@ -66,12 +65,10 @@ class Axis(Frozen):
     Attributes:
         name: "te", "cudnn", "torch", ...
         values: from the good end to the bad end.
-        absent: values without an environment on this host; they are never tried.
     """
 
     name: str
     values: tuple[str, ...] = Field(min_length=1)
-    absent: tuple[str, ...] = ()
 
 
 class Answer(Frozen):
@@ -154,6 +151,12 @@ class BisectResult(Frozen):
         return _EXITS.get(self.end, Exit.EVIDENCE_MISSING)
 
 
+# How a search ends where an end point is not what it should be.
+_GOOD_END: Final = {
+    Verdict.GOOD: None, Verdict.BAD: SearchEnd.GOOD_IS_BAD, Verdict.CANNOT_BUILD: SearchEnd.END_UNBUILT,
+    Verdict.CANNOT_TELL: SearchEnd.END_UNTOLD,
+}  # fmt: skip
+_BAD_END: Final = _GOOD_END | {Verdict.GOOD: SearchEnd.BAD_IS_GOOD, Verdict.BAD: None}
 Point = tuple[str, ...]
 """A value an axis."""
 Probe = Callable[[Mapping[str, str], int], Answer]
@@ -213,40 +216,31 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
         for name, given in (("--axis", options.axes), ("--target", options.target)):
             if given:
                 raise WrongArguments(f"{name} belongs to the gpu tier. Next step: leave it out, or add --tier gpu.")
-        return _search(options, *_open_sources(catalog, options), progress)
+        return search(*_open_sources(catalog, options), options, progress)
     processes, receipts = Processes(), options.answers.absolute() / "receipts"
     axes, probe = _open_stacks(catalog, options, receipts, processes)
     try:
         with writing_to(options.answers, "receipts", "--receipts"), own_folder(receipts):
-            return _search(options, axes, probe, progress)
+            return search(axes, probe, options, progress)
     except BaseException:  # an interrupt too: nothing may keep running behind it
         processes.stop()
         raise
-
-
-def _search(options: BisectOptions, axes: Sequence[Axis], probe: Probe, progress: Progress) -> BisectResult:
-    if all(len(axis.values) == 1 for axis in axes):
-        raise WrongArguments(
-            f"GOOD and BAD are both {options.good}, and no --axis changes: there is nothing to search. Next step: give "
-            "two releases."
-        )
-    tier = "static" if options.static else "gpu"
-    return search(axes, probe, module=options.module, tier=tier, repeat=options.repeat, progress=progress)
 
 
 # --- the search -----------------------------------------------------------------------------------------------------
 
 
 def search(
-    axes: Sequence[Axis], probe: Probe, *, module: str, tier: str, repeat: int = 1,
-    progress: Progress = lambda *_: None,
-) -> BisectResult:  # fmt: skip
+    axes: Sequence[Axis], probe: Probe, options: BisectOptions, progress: Progress = lambda *_: None
+) -> BisectResult:
     """Search from the first values of all axes, which are good, to the last, which are bad.
 
     Args:
         axes: in the order in which they are moved.
         probe: judges a point.
-        repeat: runs of a point; one bad run makes the point bad.
+
+    Raises:
+        WrongArguments: no axis changes.
     """
     started = time.monotonic()
     names = [axis.name for axis in axes]
@@ -254,7 +248,7 @@ def search(
 
     def judge(point: Point) -> Verdict:
         choices = dict(zip(names, point, strict=True))
-        for run in range(0 if point in seen else repeat):
+        for run in range(0 if point in seen else options.repeat):
             try:
                 answer = probe(choices, run)
             except NoEnvironment as fault:
@@ -269,44 +263,33 @@ def search(
     points = [tuple(axis.values[0] for axis in axes)]
     for number, axis in enumerate(axes):
         points += [(*points[-1][:number], value, *points[-1][number + 1 :]) for value in axis.values[1:]]
+    if len(points) < 2:
+        raise WrongArguments(
+            f"GOOD and BAD are both {options.good}, and no --axis changes: there is nothing to search. Next step: give "
+            "two releases."
+        )
     turns: list[Turn] = []
     innocent: tuple[str, ...] = ()
-    end = _confirm_ends(points, judge)
+    end = _GOOD_END[judge(points[0])] or _BAD_END[judge(points[-1])]
     if end is None:
-        good, bad = _halve(points, {(axis.name, value) for axis in axes for value in axis.absent}, names, judge)
+        good, bad = _halve(points, judge)
         end = SearchEnd.FOUND if bad == good + 1 else SearchEnd.NARROWED
         turns = _find_turns(points[good : bad + 1], names, seen)
         alone = tuple(turns[0].first_bad[0] if axis.name == turns[0].axis else axis.values[0] for axis in axes)
-        others = [axis.name for axis in axes if len(axis.values) > 1 and axis.name != turns[0].axis]
+        others = tuple(axis.name for axis in axes if len(axis.values) > 1 and axis.name != turns[0].axis)
         if end is SearchEnd.FOUND and others and judge(alone) is Verdict.BAD:
-            innocent = tuple(others)
+            innocent = others
     return BisectResult(
-        tool=TOOL, module=module, tier=tier, axes=tuple(axes), end=end, culprits=tuple(turns), innocent=innocent,
-        points=tuple(seen.values()), seconds=round(time.monotonic() - started, 1),
+        tool=TOOL, module=options.module, tier="static" if options.static else "gpu", axes=tuple(axes), end=end,
+        culprits=tuple(turns), innocent=innocent, points=tuple(seen.values()),
+        seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 
-def _confirm_ends(points: Sequence[Point], judge: Callable[[Point], Verdict]) -> SearchEnd | None:
-    """How the search ends because an end is not what it should be; None where both are."""
-    for point, verdict, end in (
-        (points[0], Verdict.GOOD, SearchEnd.GOOD_IS_BAD),
-        (points[-1], Verdict.BAD, SearchEnd.BAD_IS_GOOD),
-    ):
-        found = judge(point)
-        if found is not verdict:
-            return {Verdict.CANNOT_BUILD: SearchEnd.END_UNBUILT, Verdict.CANNOT_TELL: SearchEnd.END_UNTOLD}.get(
-                found, end
-            )
-    return None
-
-
-def _halve(
-    points: Sequence[Point], absent: Set[tuple[str, str]], names: Sequence[str],
-    judge: Callable[[Point], Verdict],
-) -> tuple[int, int]:  # fmt: skip
+def _halve(points: Sequence[Point], judge: Callable[[Point], Verdict]) -> tuple[int, int]:
     """Indices of the last good and of the first bad point; those between them gave no answer."""
     good, bad = 0, len(points) - 1
-    skipped = {at for at, point in enumerate(points) if not absent.isdisjoint(zip(names, point, strict=True))}
+    skipped: set[int] = set()
     while left := [at for at in range(good + 1, bad) if at not in skipped]:
         middle = min(left, key=lambda at: abs(2 * at - good - bad))
         match judge(points[middle]):
@@ -331,11 +314,7 @@ def _find_turns(points: Sequence[Point], names: Sequence[str], seen: Mapping[Poi
                     held={other: value for other, value in zip(names, moved[-1], strict=True) if other != name},
                     last_good="" if turns else points[0][number],
                     first_bad=tuple(point[number] for point in moved),
-                    untold={
-                        point[number]: seen[point].reason if point in seen else NOT_HERE
-                        for point in moved
-                        if point != points[-1]
-                    },
+                    untold={point[number]: seen[point].reason for point in moved if point != points[-1]},
                 )
             )
     return turns
@@ -383,12 +362,11 @@ def _open_stacks(
     target = find_target(catalog, options.target)
     means = Means(os.environ, options.python)
     found = find_environments(options.overlays, os.environ, options.python)
-    usable = [one.release for one in found if one.environment is not None]
-    usable += [row.te for row in catalog.stacks if row.lock or row.image]
-    listed: list[str] = []
+    known = [one.release for one in found if one.environment is not None]
+    known += [row.te for row in catalog.stacks if row.lock or row.image]
     with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index
-        listed = open_sources("static").versions()
-    te = order_releases(listed or usable, options.good, options.bad, usable)
+        known += open_sources("static").versions()
+    te = order_releases(known, options.good, options.bad)
     commit, below = read_commit(), read_order(catalog.modules).below[options.module]
     dependencies = [row.id for row in catalog.modules if row.id in below]
 
@@ -421,26 +399,25 @@ def judge_receipts(
     than the point has. A module that ran and is red is bad, whoever is to blame.
     """
 
-    def unknown(reason: str) -> Answer:
-        return Answer(verdict=Verdict.CANNOT_TELL, reason=reason)
-
     by_probe = {receipt.probe: receipt for receipt in receipts}
     own = by_probe.get(module)
+    red = [name for name in below if name in by_probe and not by_probe[name].outcome.is_good]
+    unknown = ""
     if own is None or own.outcome is Outcome.NOT_RUN:
-        return unknown(f"{module} did not run: {own.reason if own else 'there is no receipt'}")
-    if own.requested != "te":
-        return unknown(f"{module} ran without Transformer Engine: {own.requested_because or own.requested}")
-    if other := "; ".join(filter(None, (_find_other(own, axis, value) for axis, value in choices.items()))):
-        return unknown(other)
+        unknown = f"{module} did not run: {own.reason if own else 'there is no receipt'}"
+    elif own.requested != "te":
+        unknown = f"{module} ran without Transformer Engine: {own.requested_because or own.requested}"
+    elif other := "; ".join(filter(None, (_find_other(own, axis, value) for axis, value in choices.items()))):
+        unknown = other
+    elif trouble := find_machine_trouble(own):
+        unknown = f"the machine failed ({trouble}): {own.reason}"
+    elif own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
+        blocker = next((r for r in receipts if r.cell == own.blocked_by), by_probe[red[0]] if red else own)
+        unknown = f"blocked by {blocker.probe}, which is {blocker.outcome.value}: {blocker.reason}"
+    if unknown or own is None:
+        return Answer(verdict=Verdict.CANNOT_TELL, reason=unknown)
     if own.outcome.is_good:
         return Answer(verdict=Verdict.GOOD, reason=own.outcome.value)
-    if trouble := find_machine_trouble(own):
-        return unknown(f"the machine failed ({trouble}): {own.reason}")
-    red = [name for name in below if name in by_probe and not by_probe[name].outcome.is_good]
-    if own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
-        blocker = next((r for r in receipts if r.cell == own.blocked_by), by_probe[red[0]] if red else None)
-        by = f"{blocker.probe}, which is {blocker.outcome.value}: {blocker.reason}" if blocker else own.reason
-        return unknown(f"blocked by {by}")
     also = f"; {', '.join(red)}, on which the module depends, red too" if red else ""
     return Answer(verdict=Verdict.BAD, reason=f"{own.outcome.value}{also}: {own.reason}")
 
@@ -498,26 +475,19 @@ def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]]
     return tuple(found)
 
 
-def order_releases(known: Sequence[str], good: str, bad: str, usable: Sequence[str] | None = None) -> Axis:
-    """Transformer Engine as an axis: every release from GOOD to BAD, and which of them have no environment here.
-
-    Args:
-        known: every release.
-        good, bad: the ends, in either order of age.
-        usable: those with an environment on this host; None for all.
+def order_releases(known: Sequence[str], good: str, bad: str) -> Axis:
+    """Transformer Engine as an axis: every known release from GOOD to BAD, which are in either order of age.
 
     Raises:
         WrongArguments: GOOD or BAD is no version.
     """
     try:
-        by_version = {Version(name): name for name in (*known, *(usable or ()), good, bad)}  # 2.9 and 2.9.0 are one
+        by_version = {Version(name): name for name in (*known, good, bad)}  # 2.9 and 2.9.0 are one
     except InvalidVersion as fault:
         raise WrongArguments(f"{fault}: this is no release. Next step: give versions such as 2.17.1.") from fault
     ends = Version(good), Version(bad)
     between = sorted((one for one in by_version if min(ends) <= one <= max(ends)), reverse=ends[0] > ends[1])
-    there = set(by_version) if usable is None else {Version(name) for name in usable}
-    absent = tuple(by_version[version] for version in between[1:-1] if version not in there)
-    return Axis(name=TE, values=tuple(by_version[version] for version in between), absent=absent)
+    return Axis(name=TE, values=tuple(by_version[version] for version in between))
 
 
 def put_axes(environment: Environment, folders: Mapping[str, Path | None]) -> Environment:
@@ -539,14 +509,11 @@ def put_axes(environment: Environment, folders: Mapping[str, Path | None]) -> En
     libraries = [
         str(file.absolute())
         for name, folder in given.items()
-        if _LOADED_AS.get(name, ("",))[0].startswith("lib")
         for file in sorted(folder.rglob(f"lib{name}*.so.*"))
         if re.fullmatch(r"\w+\.so\.\d+", file.name)
     ]
-    if not libraries:
-        return over
     preload = ":".join([*libraries, *over.variables.get("LD_PRELOAD", "").split()])
-    return replace(over, variables={**over.variables, "LD_PRELOAD": preload})
+    return replace(over, variables={**over.variables, "LD_PRELOAD": preload}) if libraries else over
 
 
 def name_folder(choices: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
-"""Faults that are planted from outside: each is laid into a copy or a run, cells run, and their receipts are judged.
+"""Planted faults: each is laid into a copy or a run, probes run, and receipts are judged.
 
-Three suites share the rows (`catalog.planted`) and the score (`scores`). `blame-score` runs every probe in a copy of
-Transformer Engine and judges who is blamed. `fp8-faults` runs the FP8 cells that a fault names in a copy and judges
-which checks fail. `smoke-faults` trains with a fault between ranks and judges which check names its place.
+Three suites: `blame-score` runs every probe in a copy of Transformer Engine and judges who is blamed. `fp8-faults` runs
+the FP8 cells that a fault names in a copy and judges which checks fail. `smoke-faults` trains with a fault between
+ranks and judges which check names its place.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,14 +35,8 @@ from ...catalog.planted import (
 from ...environments.cell import Cell, own_folder
 from ...environments.environment import read_facts
 from ...environments.faulty_overlay import make_faulty
-from ...environments.fleet import (
-    Event,
-    Fleet,
-    Need,
-    Room,
-    plan_jobs,
-    share_cores,
-)
+from ...environments.fleet import Fleet, Need, Room, plan_jobs, share_cores
+from ...environments.fleet import Progress as CellProgress
 from ...environments.host_session import Progress, SessionOptions, run_session
 from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
 from ...environments.plan import choose_names, find_target, plan_blank, plan_fp8, plan_parity, plan_smoke, why_not_here
@@ -59,17 +52,16 @@ from .slowdown import CardNoise, compare_timings, measure_noise
 from .step import StackReceipts, compare_stacks
 
 CLEAN: Final = "clean"  # runs of the copied folder itself: without speeds,
+CLEAN_WHOLE: Final = "clean-whole"  # without speeds and with all shapes,
 CLEAN_TIMED: Final = "clean-timed"  # with speeds,
 CLEAN_AGAIN: Final = "clean-again"  # and with speeds a second time
-CLEAN_FP8: Final[Mapping[bool, str]] = {True: "clean-quick", False: "clean-whole"}  # by whether shapes are smallest
 _MAKERS: Final = 8  # copies that are made at a time: it is the disk that they wait for
 _Row = TypeVar("_Row", bound=PlantedFault)
 Suite = Literal["blame-score", "fp8-faults"]
-Say = Callable[[str], object]
 Receipts = Mapping[str, Receipt]
 """Receipts of one run by probe."""
-Troubles = Mapping[str, tuple[Verdict, str]]
-"""Why a run has no receipts, by its name: `NOT_PLANTED` or `NOT_RUN`, and the reason."""
+Trouble = tuple[Verdict, str]
+"""Why a run has no receipts: `NOT_PLANTED` or `NOT_RUN`, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,6 @@ class PlantOptions:
         release: of Transformer Engine; empty for the pinned one.
         receipts: folder; a cell with a receipt there does not run again.
         copies: folder for the copies; None for one of this user's below the temporary files.
-        judge_only: run nothing.
         jobs: cells at a time; 0 for what suits the cores.
         limit_s: seconds that one cell may take.
         matrix: folder; the project's own where it is None.
@@ -95,7 +86,6 @@ class PlantOptions:
     overlays: tuple[Path, ...]
     receipts: Path
     copies: Path | None
-    judge_only: bool
     seed: int
     jobs: int
     limit_s: float
@@ -106,7 +96,7 @@ class PlantOptions:
     held_out: bool = False
 
 
-def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, say: Say) -> FaultScore:
+def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, progress: CellProgress) -> FaultScore:
     """Plant, run, judge: is the right module blamed, or does the right FP8 check see each fault?
 
     Raises:
@@ -117,13 +107,14 @@ def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, say: Say)
     is_blame = suite == "blame-score"
     modules = tuple(module.id for module in catalog.modules if is_blame)
     release = options.release or catalog.pinned.te
+    known: Sequence[TeFault | Fp8Fault]
     if is_blame:
-        faults = choose_faults(read_te_faults(modules, options.matrix), release, options.faults)
-        runs = plan_blame(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
+        known = read_te_faults(modules, options.matrix)
     else:
         known = read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
-        runs = plan_fp8_copies(choose_faults(known, release, options.faults), seed=options.seed)
-    seen, troubles, where = _run_whole(catalog, target, release, runs, options, say)
+    faults = choose_faults(known, release, options.faults)
+    runs = plan_copies(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
+    seen, troubles, where = _run_copies(catalog, target, release, runs, options, progress)
     rows, controls = judge_copies(release, runs, seen, troubles, catalog.modules)
     return FaultScore(
         schema_id="megacpp-validate/blame-score/1" if is_blame else "megacpp-validate/fp8-faults/1", tool=TOOL,
@@ -144,7 +135,7 @@ class CopyRun:
         fault: what is planted; None in a clean run and in a control.
         against: name of the clean run that it is compared with; empty for a clean run, which makes no copy.
         seed: of weights and inputs.
-        times: whether speeds are what it is about; then nothing is judged beside them.
+        times: whether only speeds are measured and judged.
         cells: FP8 cells that run; empty for every probe.
         quick: whether with the smallest shapes.
     """
@@ -176,34 +167,32 @@ def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str])
     return chosen
 
 
-def plan_blame(
-    faults: Sequence[TeFault], *, controls: int = 0, timed_controls: int = 0, seed: int = 0
+def plan_copies(
+    faults: Sequence[PlantedFault], *, controls: int = 0, timed_controls: int = 0, seed: int = 0
 ) -> tuple[CopyRun, ...]:
     """The clean runs, then a copy for each fault, then copies without a fault, which take the seeds after `seed`.
 
-    What is timed has clean runs of its own: one to compare with, and a second one for the noise of the card.
+    What is timed has clean runs of its own: one to compare with, and a second one for the noise of the card. A clean
+    run has every FP8 cell that a fault names.
     """
-    copies = [CopyRun(f"faults/{one.id}", one, CLEAN_TIMED if one.times else CLEAN, seed, one.times) for one in faults]
+    copies: list[CopyRun] = []
+    for one in faults:
+        if isinstance(one, Fp8Fault):
+            against, cells = CLEAN if one.quick else CLEAN_WHOLE, (*one.cells, one.green)
+            copies.append(CopyRun(f"faults/{one.id}", one, against, seed, cells=cells, quick=one.quick))
+        elif isinstance(one, TeFault):
+            against = CLEAN_TIMED if one.times else CLEAN
+            copies.append(CopyRun(f"faults/{one.id}", one, against, seed, one.times))
     for number in range(1, controls + timed_controls + 1):
         timed = number > controls
-        name = f"control-timed-{number - controls}" if timed else f"control-{number}"
-        copies.append(CopyRun(f"controls/{name}", None, CLEAN_TIMED if timed else CLEAN, seed + number, timed))
-    timed_too = any(run.times for run in copies)
-    clean = [CopyRun(CLEAN, seed=seed)] if not all(run.times for run in copies) else []
-    clean += [CopyRun(name, seed=seed, times=True) for name in (CLEAN_TIMED, CLEAN_AGAIN) if timed_too]
-    return (*clean, *copies)
-
-
-def plan_fp8_copies(faults: Sequence[Fp8Fault], *, seed: int = 0) -> tuple[CopyRun, ...]:
-    """Clean runs with every cell that a fault names, then each fault with its own cells."""
-    copies = [
-        CopyRun(f"faults/{one.id}", one, CLEAN_FP8[one.quick], seed, cells=(*one.cells, one.green), quick=one.quick)
-        for one in faults
-    ]
+        name = f"controls/control-timed-{number - controls}" if timed else f"controls/control-{number}"
+        copies.append(CopyRun(name, None, CLEAN_TIMED if timed else CLEAN, seed + number, timed))
     clean = []
-    for quick, name in CLEAN_FP8.items():
-        if cells := tuple(dict.fromkeys(cell for run in copies if run.quick is quick for cell in run.cells)):
-            clean.append(CopyRun(name, seed=seed, cells=cells, quick=quick))
+    for name in (CLEAN, CLEAN_WHOLE, CLEAN_TIMED):
+        if mine := [run for run in copies if run.against == name]:
+            cells = tuple(dict.fromkeys(cell for run in mine for cell in run.cells))
+            clean.append(CopyRun(name, None, "", seed, mine[0].times, cells, mine[0].quick))
+    clean += [replace(run, name=CLEAN_AGAIN) for run in clean if run.times]
     return (*clean, *copies)
 
 
@@ -211,13 +200,14 @@ def plan_fp8_copies(faults: Sequence[Fp8Fault], *, seed: int = 0) -> tuple[CopyR
 
 
 def judge_copies(
-    release: str, runs: Sequence[CopyRun], seen: Mapping[str, Receipts], troubles: Troubles,
+    release: str, runs: Sequence[CopyRun], seen: Mapping[str, Receipts], troubles: Mapping[str, Trouble],
     modules: Sequence[BridgeModule] = (),
 ) -> tuple[tuple[FaultResult, ...], tuple[ControlResult, ...]]:  # fmt: skip
     """Every fault and every control, judged.
 
     Args:
         seen: receipts by name of the run; a run without any is one that did not run.
+        troubles: by name of the run.
         modules: of the blame, in dependency order.
     """
     noise = measure_noise(seen.get(CLEAN_TIMED, {}), seen.get(CLEAN_AGAIN, {}))
@@ -225,32 +215,35 @@ def judge_copies(
     for run in runs:
         if not run.against:
             continue
-        clean, copy = seen.get(run.against, {}), seen.get(run.name, {})
+        clean, copy, fault = seen.get(run.against, {}), seen.get(run.name, {}), run.fault
         trouble = troubles.get(run.name) or _find_trouble(run, clean, copy, modules)
-        if isinstance(run.fault, Fp8Fault):
-            found = _judge_cells(run.fault, copy, trouble)
+        found: dict[str, Any] = {}
+        if isinstance(fault, Fp8Fault):
+            found = _judge_cells(fault, copy)
         elif trouble is None:
             found = _judge_blame(run, clean, copy, modules, noise)
-        else:
-            found = {"verdict": trouble[0], "reason": trouble[1]}
-        if run.fault is None:
-            culprits, lacks = found.get("culprits", ()), found["verdict"] is Verdict.NOT_RUN
-            name, reason = run.name.removeprefix("controls/"), found["reason"] if lacks else ""
-            controls.append(ControlResult(name=name, release=release, seed=run.seed, timed=run.times,
-                                          culprits=culprits, reason=reason))  # fmt: skip
+        if trouble is not None:
+            found = {key: found[key] for key in ("wants", "cells") if key in found}
+            found |= {"verdict": trouble[0], "reason": trouble[1]}
+        if fault is None:
+            reason = found["reason"] if found["verdict"] is Verdict.NOT_RUN else ""
+            controls.append(
+                ControlResult(
+                    name=run.name.removeprefix("controls/"), release=release, seed=run.seed, timed=run.times,
+                    culprits=found.get("culprits", ()), reason=reason,
+                )
+            )  # fmt: skip
             continue
-        if isinstance(run.fault, TeFault):
-            found |= {"module": run.fault.module, "cause": run.fault.cause}
+        if isinstance(fault, TeFault):
+            found |= {"module": fault.module, "cause": fault.cause}
         seconds = round(sum(receipt.seconds.get("total", 0.0) for receipt in copy.values()), 1)
-        faults.append(
-            FaultResult(fault=run.fault.id, says=run.fault.says, release=release, seconds=seconds, **found)
-        )  # fmt: skip
+        faults.append(FaultResult(fault=fault.id, says=fault.says, release=release, seconds=seconds, **found))
     return tuple(faults), tuple(controls)
 
 
 def _find_trouble(
     run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule]
-) -> tuple[Verdict, str] | None:
+) -> Trouble | None:  # fmt: skip
     """Why a copy cannot be judged beside the clean one: cells are missing, or the clean one is red by itself."""
     cells = run.cells or [module.id for module in modules]
     sides = {"the clean copy": clean} if run.cells else {"the clean copy": clean, "this copy": copy}
@@ -273,12 +266,10 @@ def _judge_blame(
     named = ", ".join(f"{culprit.module} ({culprit.cause.value})" for culprit in step.culprits)
     verdict, reason = Verdict.RIGHT, ""
     if not step.culprits and step.lost:
-        lost = "; ".join(f"{cell}: {why}" for cell, why in step.lost.items())
-        verdict, reason = Verdict.NOT_RUN, f"no evidence of {lost}"
+        verdict, reason = Verdict.NOT_RUN, f"no evidence of {'; '.join(map(': '.join, step.lost.items()))}"
     elif not step.culprits:
         verdict, reason = Verdict.MISSED, "every module is as it is in the clean copy"
-    elif isinstance(run.fault, TeFault):
-        fault = run.fault
+    elif isinstance(fault := run.fault, TeFault):
         right = [culprit for culprit in step.culprits if culprit.module in fault.names]
         if not right:
             verdict, reason = Verdict.WRONG_MODULE, f"{named} instead of {fault.module}"
@@ -289,36 +280,30 @@ def _judge_blame(
     return {"verdict": verdict, "reason": reason, "culprits": step.culprits}
 
 
-def _judge_cells(fault: Fp8Fault, copy: Receipts, trouble: tuple[Verdict, str] | None) -> dict[str, Any]:
+def _judge_cells(fault: Fp8Fault, copy: Receipts) -> dict[str, Any]:
     """Which checks fail in the cells of a fault, and what that is worth."""
     *cells, green = (_look(fault, cell, copy.get(cell)) for cell in (*fault.cells, fault.green))
-    found: dict[str, Any] = {"wants": tuple(fault.checks), "cells": tuple(cells)}
-    if trouble is not None:
-        return found | {"verdict": trouble[0], "reason": trouble[1]}
-    holding = ", ".join(cell.cell for cell in cells if not cell.is_red)
-    wrong = [f"{holding} stays green"] if holding else []
-    wrong += [
-        f"{one.cell} is red by {', '.join(one.others) or one.reason}" for one in cells if one.is_red and not one.right
-    ]
-    if lost := [cell for cell in cells if not cell.ran]:
-        why = "; ".join(f"{cell.cell}: {cell.reason}" for cell in lost)
-        verdict, reason = Verdict.NOT_RUN, f"no evidence of {why}"
+    still = ", ".join(cell.cell for cell in cells if not cell.is_red)
+    wrong = [f"{still} stays green"] if still else []
+    wrong += [f"{one.cell} is red by {', '.join(one.others) or one.reason}" for one in cells
+              if one.is_red and not one.right]  # fmt: skip
+    verdict = Verdict.BY_ANOTHER if wrong else Verdict.CAUGHT
+    if lost := [f"{cell.cell}: {cell.reason}" for cell in cells if not cell.ran]:
+        verdict, wrong = Verdict.NOT_RUN, [f"no evidence of {'; '.join(lost)}"]
     elif not any(cell.is_red for cell in cells):
-        verdict, reason = Verdict.MISSED, f"{holding}: as in the clean copy"
-    else:
-        verdict, reason = (Verdict.BY_ANOTHER, "; ".join(wrong)) if wrong else (Verdict.CAUGHT, "")
+        verdict, wrong = Verdict.MISSED, [f"{still}: as in the clean copy"]
     if green.is_red:
         failed = ", ".join([*green.right, *green.others]) or green.reason
-        reason = "; ".join(filter(None, (reason, f"{green.cell}, which must stay green, is red by {failed}")))
-    return found | {"verdict": verdict, "reason": reason, "green": green}
+        wrong.append(f"{green.cell}, which must stay green, is red by {failed}")
+    wants = tuple(fault.checks)
+    return {"verdict": verdict, "reason": "; ".join(wrong), "wants": wants, "cells": tuple(cells), "green": green}
 
 
 def _look(fault: Fp8Fault, cell: str, receipt: Receipt | None) -> CellSeen:
     if receipt is None:
         return CellSeen(cell=cell, outcome=None, reason="there is no receipt of it")
     failed = [check.name for check in receipt.checks if not check.passed]
-    if receipt.failure is not None:
-        failed.append(f"raised {receipt.failure.type}")
+    failed += [f"raised {receipt.failure.type}"] if receipt.failure is not None else []
     right = tuple(name for name in failed if fault.wants(name))
     others = tuple(name for name in failed if not fault.wants(name))
     return CellSeen(cell=cell, outcome=receipt.outcome, right=right, others=others, reason=receipt.reason)
@@ -327,9 +312,10 @@ def _look(fault: Fp8Fault, cell: str, receipt: Receipt | None) -> CellSeen:
 # --- the runs -------------------------------------------------------------------------------------------------------
 
 
-def _run_whole(
-    catalog: Catalog, target: TargetRow, release: str, runs: Sequence[CopyRun], options: PlantOptions, say: Say
-) -> tuple[dict[str, Receipts], Troubles, str]:
+def _run_copies(
+    catalog: Catalog, target: TargetRow, release: str, runs: Sequence[CopyRun], options: PlantOptions,
+    progress: CellProgress,
+) -> tuple[dict[str, Receipts], dict[str, Trouble], str]:  # fmt: skip
     """Make every copy and run every cell that has no receipt yet.
 
     Returns:
@@ -339,40 +325,29 @@ def _run_whole(
         NoEnvironment: the release lies in no overlay folder.
     """
     folder = options.receipts.absolute() / f"te{release}"
-    troubles: dict[str, tuple[Verdict, str]] = {}
-    where = f"receipts of {folder}"
-    if not options.judge_only:
-        processes = Processes()
-        variables = share_cores(os.environ, plan_jobs(options.jobs))
-        bare = host_interpreter(variables, options.python)
-        if reason := why_not_here(target, read_facts(bare, processes)):
-            where = f"not-run: {reason}"
-            return {}, {run.name: (Verdict.NOT_RUN, where) for run in runs}, where
-        found = _find_release(release, options, variables)
-        facts = read_facts(found, processes)
-        room = Room(plan_jobs(options.jobs, gpu=bool(target.arch)))
-        with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
-            copies = _make_copies(bare, found, release, runs, options, troubles)
-            blank = plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
-            cells = list(_plan_cells(catalog, blank, runs, copies, options, folder))
-            left = Counter(cell.folder for cell, _ in cells)
-
-            def report(event: Event) -> None:
-                left[event.cell.folder] -= event.receipt is not None
-                if event.receipt is not None and not left[event.cell.folder]:
-                    say(f"{event.done:4} of {event.total} cells: {event.cell.folder.name}")
-
-            for timed in (False, True):  # what times waits for what computes to end
-                wave = [(cell, need) for cell, need in cells if cell.order.times is timed]
-                Fleet(room, fresh=False, progress=report).run(wave, processes)
-        gpu = facts.gpu.name if facts.gpu else "no GPU"
-        where = f"{facts.executable}, Transformer Engine {release} of {found.folders[0]}, {gpu}"
+    troubles: dict[str, Trouble] = {}
+    processes = Processes()
+    variables = share_cores(os.environ, plan_jobs(options.jobs))
+    bare = host_interpreter(variables, options.python)
+    if reason := why_not_here(target, read_facts(bare, processes)):
+        where = f"not-run: {reason}"
+        return {}, {run.name: (Verdict.NOT_RUN, where) for run in runs}, where
+    found = _find_release(release, options, variables)
+    facts = read_facts(found, processes)
+    room = Room(plan_jobs(options.jobs, gpu=bool(target.arch)))
+    with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
+        copies = _make_copies(bare, found, release, runs, options, troubles)
+        blank = plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
+        cells = list(_plan_cells(catalog, blank, runs, copies, options, folder))
+        for timed in (False, True):  # what times waits for what computes to end
+            wave = [(cell, need) for cell, need in cells if cell.order.times is timed]
+            Fleet(room, fresh=False, progress=progress).run(wave, processes)
+    gpu = facts.gpu.name if facts.gpu else "no GPU"
     seen: dict[str, Receipts] = {}
     for run in runs:
-        with suppress(ReceiptInvalid):  # no receipt there can be believed
-            found_there = read_receipts(folder / run.name).found.values()
-            seen[run.name] = {receipt.probe: receipt for receipt in found_there}
-    return seen, troubles, where
+        with suppress(ReceiptInvalid):  # the folder has no valid receipt
+            seen[run.name] = {one.probe: one for one in read_receipts(folder / run.name).found.values()}
+    return seen, troubles, f"{facts.executable}, Transformer Engine {release} of {found.folders[0]}, {gpu}"
 
 
 def _find_release(release: str, options: PlantOptions, variables: Mapping[str, str]) -> InterpreterEnvironment:
@@ -392,7 +367,7 @@ def _find_release(release: str, options: PlantOptions, variables: Mapping[str, s
 
 def _make_copies(
     bare: InterpreterEnvironment, found: InterpreterEnvironment, release: str, runs: Sequence[CopyRun],
-    options: PlantOptions, troubles: dict[str, tuple[Verdict, str]],
+    options: PlantOptions, troubles: dict[str, Trouble],
 ) -> list[InterpreterEnvironment | None]:  # fmt: skip
     """A copy for each run, with its fault or without one; None where `troubles` gets the reason why there is none."""
     clean, *behind = found.folders
@@ -429,11 +404,9 @@ def _plan_cells(
                 order, seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
                 turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
             )  # fmt: skip
-            limit = options.limit_s
-            if run.cells and not run.quick:
-                limit = max(limit, fp8[order.probe].limit_s)
-            seconds = fp8[order.probe].seconds if run.cells else rows[order.probe].seconds
-            yield Cell(environment, own, folder / run.name, limit), Need(seconds)
+            row = fp8[order.probe] if run.cells else rows[order.probe]
+            limit = max(options.limit_s, fp8[order.probe].limit_s) if run.cells and not run.quick else options.limit_s
+            yield Cell(environment, own, folder / run.name, limit), Need(row.seconds)
 
 
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------
@@ -485,31 +458,24 @@ def run_smoke_faults(
     environment, seconds = f"no cell with these faults belongs to {row.id}", 0.0
     if cells:
         holding = catalog.model_copy(update={"smoke": cells})
-
-        def plan(blank: Order) -> tuple[Order, ...]:
-            return plan_smoke(holding, blank, ())
-
-        session = run_session(row, options, plan, progress, cells)
+        session = run_session(row, options, lambda blank: plan_smoke(holding, blank, ()), progress, cells)
         receipts = {receipt.probe: receipt for receipt in session.receipts}
         for cell, receipt in receipts.items():
             with suppress(OSError, ValidationError):  # a cell that was ended early left nothing that is whole
                 place = Path(session.folder, f"{receipt.cell}.{FOUND}")
                 found[cell] = CellFound.model_validate_json(place.read_bytes())
         environment, seconds = session.interpreter.rpartition("): ")[2], session.seconds
-    return FaultScore(
-        schema_id="megacpp-validate/smoke-faults/1",
-        tool=TOOL,
-        target=row.id,
-        environment=environment,
-        faults=tuple(_judge_smoke(fault, chosen, row.id, found, receipts) for fault in chosen.faults),
-        clean=tuple(
-            CleanResult(cell=one.id, title=one.title, way=run.run, **run.model_dump(exclude={"run", "fault"}))
-            for one in chosen.plans
-            if one.id in found
-            for run in found[one.id].clean
-        ),
-        seconds=seconds,
+    clean = tuple(
+        CleanResult(cell=one.id, title=one.title, way=run.run, **run.model_dump(exclude={"run", "fault"}))
+        for one in chosen.plans
+        if one.id in found
+        for run in found[one.id].clean
     )
+    return FaultScore(
+        schema_id="megacpp-validate/smoke-faults/1", tool=TOOL, target=row.id, environment=environment,
+        faults=tuple(_judge_smoke(fault, chosen, row.id, found, receipts) for fault in chosen.faults),
+        clean=clean, seconds=seconds,
+    )  # fmt: skip
 
 
 def judge_finding(
@@ -547,10 +513,8 @@ def _judge_smoke(
         verdict, named, reason = judge_finding(fault.caught_by, wants, run.findings)
     elif elsewhere:
         reason = f"not for {target}: its cell takes {plan.ranks} devices of {' or '.join(plan.targets)}"
-    elif receipt is None or receipt.outcome is Outcome.PASS:
-        reason = "its cell left nothing that can be read"
     else:
-        reason = f"its cell is {receipt.outcome.value}: {receipt.reason}"
+        reason = f"its cell is {receipt.outcome.value}: {receipt.reason}" if receipt else "its cell left no receipt"
     return FaultResult(
         fault=fault.id, planted=fault.fault, says=fault.says, cell=plan.id, title=plan.title, ranks=plan.ranks,
         way=fault.way, held_out=fault.held_out, caught_by=fault.caught_by, wants=wants, verdict=verdict, named=named,

@@ -1,4 +1,4 @@
-"""Scores of planted faults: what was planted, what had to see it, what did, and how often that is right.
+"""Scores of planted faults: what was planted, which check or blame had to find it, what did, and how often.
 
 Three suites plant faults: `blame-score` in copies of Transformer Engine, `fp8-faults` in its low-precision stack,
 `smoke-faults` between the ranks of the smoke run. All three have one kind of row and one kind of score. A field that a
@@ -7,12 +7,11 @@ suite does not use is empty.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from pydantic import Field, JsonValue, TypeAdapter, model_validator
+from pydantic import Field, JsonValue, TypeAdapter
 
 from ...catalog.bridge import Catalog
 from ...diagnosis.culprits import Culprit
@@ -20,16 +19,13 @@ from ...errors import EvidenceMissing, Exit, WrongArguments, exit_for
 from ...evidence.receipt import Outcome
 from ...evidence.selftest import SelftestResult, wilson_interval
 from ...evidence.values import Cause, Frozen, read_strict_json
-from ...process import run_command
 
 SCORE: Final = "docs/evidence/score.json"
-_CLOCK_SKEW: Final = timedelta(minutes=5)  # between two hosts, as `clock_skew_s` of matrix/gate.toml
-_GIT_S: Final = 60.0
 _T = TypeVar("_T", SelftestResult, "FaultScore")
 
 
 class Verdict(StrEnum):
-    """What became of a planted fault."""
+    """How a planted fault ended."""
 
     RIGHT = "right"  # its module and its class are named, and nobody else
     WRONG_MODULE = "wrong-module"  # another module is named, and not its own
@@ -46,7 +42,7 @@ class CellSeen(Frozen):
     """One FP8 cell on a copy with a fault.
 
     Attributes:
-        outcome: None where there is no receipt that can be believed.
+        outcome: None where there is no valid receipt.
         right: checks that failed and must.
         others: checks that failed beside them.
         reason: of the receipt.
@@ -213,11 +209,8 @@ class FaultScore(Frozen):
     @property
     def breaks(self) -> bool:
         """Whether a fault was not seen as it must be, there was a false alarm, or a row is stale."""
-        wrong = (
-            row.verdict is Verdict.MISSED if row.held_out else not row.is_good
-            for row in self.faults
-            if row.verdict is not Verdict.NOT_RUN
-        )
+        ran = (row for row in self.faults if row.verdict is not Verdict.NOT_RUN)
+        wrong = (row.verdict is Verdict.MISSED if row.held_out else not row.is_good for row in ran)
         return self.alarms[0] > 0 or any(wrong)
 
     @property
@@ -245,33 +238,25 @@ class Rate(Frozen):
         says: of what it is a rate, in a sentence.
         good: which end is the good one.
         low, high: 95% Wilson interval.
-        day: ISO 8601; empty where it is unknown.
-        day_of: of the run itself, or of the commit that its file came with, which is the latest that it can be.
+        day: of the run, ISO 8601; empty where its file does not say.
         source: file of the evidence, relative to the checkout.
     """
 
     id: str
     says: str
-    good: Literal["high", "low"]
+    good: Literal["high", "low"] = "high"
     hits: int = Field(ge=0)
     trials: int = Field(ge=0)
     low: float = Field(ge=0, le=1)
     high: float = Field(ge=0, le=1)
-    day: str
-    day_of: Literal["run", "commit"]
+    day: str = ""
     source: str
-
-    @model_validator(mode="after")
-    def _interval_is_of_the_counts(self) -> Rate:
-        if (self.low, self.high) != wilson_interval(self.hits, self.trials):
-            raise ValueError(f"{self.id}: {self.low} to {self.high} is no interval of {self.hits} of {self.trials}")
-        return self
 
 
 class SuiteScore(Frozen):
     """Every rate, and what gave no evidence."""
 
-    schema_id: Literal["megacpp-validate/score/1"] = "megacpp-validate/score/1"
+    schema_id: Literal["megacpp-validate/score/2"] = "megacpp-validate/score/2"
     rates: tuple[Rate, ...]
     lost: tuple[str, ...] = ()
     exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
@@ -285,56 +270,39 @@ def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_o
         EvidenceMissing: the selftest is not of every mutant of this matrix.
     """
     tested = _read(root / selftest, SelftestResult, "megacpp-validate/selftest/1")
-    _require_whole(catalog, root / selftest, tested)
+    planned = [row.planned for row in catalog.mutants]
+    if sorted((row.mutant for row in tested.mutants), key=repr) != sorted(planned, key=repr) or not tested.clean_runs:
+        raise EvidenceMissing(
+            f"{root / selftest} is not of a full selftest of this matrix ({len(tested.mutants)} mutants of "
+            f"{len(planned)}, {tested.clean_runs} clean runs). Likely cause: the matrix has changed since, or some "
+            "were named. Next step: run `nox -s selftest` on all."
+        )
     planted = f"faults planted in the wrappers and in what Transformer Engine returns ({len(tested.modules)} modules)"
-    day, lost = tested.finished_at[:10], list(tested.lost)
+    ran: dict[str, Any] = {"source": selftest.as_posix(), "day": tested.finished_at[:10]}
+    alarms = len(tested.false_alarms), tested.clean_runs
     rates = [
-        _rate("kill-rate", f"{planted} that turn a probe red", tested.killed, len(tested.mutants), day, selftest),
-        _rate("blame-accuracy", "of these, blamed on their own module", tested.blamed_rightly, tested.killed, day,
-              selftest),
-        _rate("false-alarms", "probe runs without a fault, each with a fresh seed, that are red",
-              len(tested.false_alarms), tested.clean_runs, day, selftest, good="low"),
+        _rate("kill-rate", f"{planted} that turn a probe red", tested.killed, len(tested.mutants), **ran),
+        _rate("blame-accuracy", "of these, blamed on their own module", tested.blamed_rightly, tested.killed, **ran),
+        _rate("false-alarms", "probe runs without a fault, each with a fresh seed, that are red", *alarms, **ran,
+              good="low"),
     ]  # fmt: skip
+    lost = list(tested.lost)
     for file, kind, name in ((blame, "faults", "te-blame"), (held_out, "held-out faults", "te-blame-held-out")):
-        score, day = _read(root / file, FaultScore, "megacpp-validate/blame-score/1"), _day_of_commit(root, file)
+        score, source = _read(root / file, FaultScore, "megacpp-validate/blame-score/1"), file.as_posix()
         copies = f"copies of Transformer Engine on {score.target}"
         says = f"{kind} in {copies}, named by module and class and nobody else"
-        rates.append(_rate(name, says, score.right, len(score.judged), day, file, day_of="commit"))
+        rates.append(_rate(name, says, score.right, len(score.judged), source=source))
         if score.alarms[1]:
             says = f"pairs of clean copies on {score.target} of which somebody is blamed"
-            rates.append(_rate("te-false-blame", says, *score.alarms, day, file, good="low", day_of="commit"))
+            rates.append(_rate("te-false-blame", says, *score.alarms, source=source, good="low"))
         lost += [f"{row.fault}: {row.verdict.value}: {row.reason}" for row in score.faults if not row.was_judged]
         lost += [f"{row.name}: {row.reason}" for row in score.controls if row.reason]
     return SuiteScore(rates=tuple(rates), lost=tuple(lost))
 
 
-def _rate(name: str, says: str, hits: int, trials: int, day: str, file: Path, **row: Any) -> Rate:
+def _rate(name: str, says: str, hits: int, trials: int, **row: Any) -> Rate:
     low, high = wilson_interval(hits, trials)
-    known = {"good": "high", "day_of": "run" if day else "commit", **row}
-    return Rate(
-        id=name, says=says, hits=hits, trials=trials, low=low, high=high, day=day, source=file.as_posix(), **known
-    )
-
-
-def _require_whole(catalog: Catalog, file: Path, result: SelftestResult) -> None:
-    """Refuse a selftest of some mutants, or of another matrix, or of a day to come."""
-    planned = {row.id: row.planned for row in catalog.mutants}
-    ran = [row.mutant for row in result.mutants]
-    if sorted(ran, key=repr) != sorted(planned.values(), key=repr) or not result.clean_runs:
-        other = [mutant.id for mutant in ran if planned.get(mutant.id) != mutant]
-        lacking = sorted(planned.keys() - {mutant.id for mutant in ran})
-        raise EvidenceMissing(
-            f"{file} is not of a full selftest of this matrix: {len(ran)} of {len(planned)} mutants (missing: "
-            f"{', '.join(lacking[:5]) or 'none'}; unknown or planted otherwise: {', '.join(other[:5]) or 'none'}), "
-            f"{result.clean_runs} clean runs. Likely cause: the matrix has changed since, or some were named. Next "
-            "step: run `nox -s selftest` on all."
-        )
-    try:
-        ended = datetime.fromisoformat(result.finished_at) if result.finished_at else datetime.min
-    except ValueError as fault:
-        raise _invalid(file, fault) from fault
-    if (ended if ended.tzinfo else ended.replace(tzinfo=UTC)) > datetime.now(UTC) + _CLOCK_SKEW:
-        raise _invalid(file, f"it ended at {result.finished_at}, which is yet to come")
+    return Rate(id=name, says=says, hits=hits, trials=trials, low=low, high=high, **row)
 
 
 def _read(file: Path, model: type[_T], schema: str) -> _T:
@@ -342,28 +310,12 @@ def _read(file: Path, model: type[_T], schema: str) -> _T:
         text = file.read_text(encoding="utf-8")
         read_strict_json(text)
         found = TypeAdapter(model).validate_json(text)
+        if found.schema_id != schema:
+            raise ValueError("it is another result")
     except (OSError, ValueError) as fault:
-        raise _invalid(file, fault) from fault
-    if found.schema_id != schema:
-        raise _invalid(file, "it is another result")
+        raise WrongArguments(
+            f"{file} holds no score: {' '.join(str(fault).split())[:300]}. Likely cause: another file, or one that was "
+            "cut short. Next step: write it with `--format json --output FILE` of `nox -s selftest` or `nox -s "
+            "blame_score`."
+        ) from fault
     return found
-
-
-def _invalid(file: Path, fault: Any) -> WrongArguments:
-    return WrongArguments(
-        f"{file} holds no score: {' '.join(str(fault).split())[:300]}. Likely cause: another file, or one that was cut "
-        "short. Next step: write it with `--format json --output FILE` of `nox -s selftest` or `nox -s blame_score`."
-    )
-
-
-def _day_of_commit(root: Path, file: Path) -> str:
-    """The day of the commit that a file came with; empty outside of a checkout, and of a changed file."""
-    git = ("git", "--no-optional-locks")
-    try:
-        changed, log = (
-            run_command([*git, *words, "--", str(file)], limit_s=_GIT_S, folder=root, apart=True)
-            for words in (("status", "--porcelain", "--ignored"), ("log", "-1", "--format=%cs"))
-        )
-    except OSError:
-        return ""
-    return log.words.strip() if changed.code == log.code == 0 and not changed.words.strip() else ""

@@ -1,4 +1,4 @@
-"""The host's half of the selftest: the order goes to the environment, its runs come back and are judged."""
+"""The selftest: faults in what a wrapper or Transformer Engine returns, planted in the process of the probes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Final
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import blame
 from ...environments.interpreter import PACKAGE, host_interpreter
+from ...environments.plan import choose_names
 from ...environments.venv import find_torch_python
-from ...errors import InfrastructureFailed, NoEnvironment, WrongArguments
+from ...errors import InfrastructureFailed, NoEnvironment
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.selftest import (
     FalseAlarm,
@@ -38,7 +39,7 @@ _LIMIT_S: Final = 3600.0  # of the whole; each run has a limit of its own
 def run_selftest(
     catalog: Catalog, mutants: Collection[str], *, clean: int, seed: int, jobs: int, limit_s: float
 ) -> SelftestResult:
-    """Plant, run, judge.
+    """Plant in the processes of the probes, run, judge.
 
     Args:
         mutants: ids; all where there is none.
@@ -67,17 +68,17 @@ def run_selftest(
         call = environment.call("megacpp_validate.selftest", str(runs), *options, shares=(folder,))
         ended = Processes().run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
         if ended.code != 0 or not runs.is_file():
-            words = "\n".join(ended.words.strip().splitlines()[-5:]) or "it wrote nothing"
             raise NoEnvironment(
-                f"the process that plants the faults ended early ({ended.how}): {words}. Likely cause: this "
+                f"The process that plants the faults ended early ({ended.how}): {ended.last_words}. Likely cause: this "
                 "environment has no torch. Next step: run `nox -s selftest`."
             )
         try:
             found = read_runs(runs.read_text(encoding="utf-8"))
         except RunInvalid as fault:
             raise InfrastructureFailed(str(fault)) from fault
-    result = judge_selftest(catalog, order, found, seconds=round(time.monotonic() - started, 1))
-    return replace(result, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
+    result = judge_selftest(catalog, order, found)
+    ended_at = datetime.now(UTC).isoformat(timespec="seconds")
+    return replace(result, seconds=round(time.monotonic() - started, 1), finished_at=ended_at)
 
 
 def plan_selftest(catalog: Catalog, wanted: Collection[str] = (), *, clean: int = 200, seed: int = 0) -> SelftestOrder:
@@ -91,18 +92,12 @@ def plan_selftest(catalog: Catalog, wanted: Collection[str] = (), *, clean: int 
         WrongArguments: there is no such mutant.
     """
     known = {mutant.id: mutant.planned for mutant in catalog.mutants}
-    if unknown := sorted(set(wanted) - known.keys()):
-        raise WrongArguments(
-            f"there is no mutant {', '.join(map(repr, unknown))}. Next step: choose from the ids in "
-            "matrix/mutants.toml."
-        )
-    mutants = tuple(planned for name, planned in known.items() if not wanted or name in wanted)
+    names = choose_names("mutant", list(known), tuple(wanted))
+    mutants = tuple(planned for name, planned in known.items() if name in names)
     return SelftestOrder(tuple(module.id for module in catalog.modules), mutants, clean, seed)
 
 
-def judge_selftest(
-    catalog: Catalog, order: SelftestOrder, runs: Sequence[SelftestRun], *, seconds: float = 0.0
-) -> SelftestResult:
+def judge_selftest(catalog: Catalog, order: SelftestOrder, runs: Sequence[SelftestRun]) -> SelftestResult:
     """The score.
 
     A probe that is red without a fault, too, on the same path kills nothing: it is a false alarm, and no verdict.
@@ -111,7 +106,6 @@ def judge_selftest(
         catalog: the matrix, for the order of blame.
         order: what was ordered; a mutant without a run is `not-run`.
         runs: what came back, in any order.
-        seconds: wall-clock time of all.
     """
     clean = [(run, receipt) for run in runs if not run.mutant for receipt in run.receipts]
     red = [(run, receipt) for run, receipt in clean if _is_red(receipt)]
@@ -124,11 +118,10 @@ def judge_selftest(
         lost.append(f"{len(clean)} clean probe runs of {order.clean}")
     return SelftestResult(
         modules=tuple(module.id for module in catalog.modules),
-        mutants=tuple(_judge(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
+        mutants=tuple(_judge_mutant(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
         clean_runs=len(clean) - len(not_run),
         false_alarms=tuple(FalseAlarm(receipt.cell, run.seed, first_failure(receipt)) for run, receipt in red),
         lost=tuple(lost),
-        seconds=seconds,
     )
 
 
@@ -141,7 +134,7 @@ def first_failure(receipt: Receipt) -> str:
     return "" if receipt.outcome.is_good else receipt.reason
 
 
-def _judge(
+def _judge_mutant(
     catalog: Catalog, mutant: Mutant, run: SelftestRun | None, alarms: Collection[tuple[str, str]]
 ) -> MutantResult:
     if run is None:
@@ -156,12 +149,11 @@ def _judge(
         check = first_failure(culprit)
         return MutantResult(mutant, Fate.KILLED, found.culprits, cascades, check, run.trouble, run.seconds)
     ran = {receipt.probe for receipt in heard if receipt.outcome is not Outcome.NOT_RUN}
+    fate, reason = Fate.SURVIVED, "every probe was good"
     if run.trouble or mutant.module not in ran:
         fate = Fate.NOT_RUN
         reason = run.trouble or f"no verdict of the probe {mutant.module}, which should have caught it"
-    elif run.reached:
-        fate, reason = Fate.SURVIVED, "every probe was good"
-    else:
+    elif not run.reached:
         fate, reason = Fate.NOT_REACHED, f"no probe runs {mutant.at}, or it changes nothing there"
     return MutantResult(mutant, fate, reason=reason, seconds=run.seconds)
 

@@ -12,45 +12,105 @@ import platform
 import re
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from ...catalog.bridge import BridgeModule
 from ...diagnosis.installs import ImportFailure, explain_reason
-from ...errors import WrongArguments
+from ...errors import Exit, ToolError, exit_for
 from ...evidence.values import Frozen
 from ...process import Ended, Processes, Stopped, run_command
-from .damage import PINNED, Damage, baseline_of, plan_firewall
-from .install import (
+from .damage import (
     LIMIT_S,
-    TE,
+    PINNED,
     CannotBuild,
+    Damage,
     Install,
-    InstallMode,
     Interpreter,
     WheelOf,
     build_stand_ins,
-    lay_out_current,
-    lay_out_wheels,
+    lay_out,
     link_the_rest,
     make_environment,
-    read_current_release,
+    plan_firewall,
     read_interpreter,
 )
-from .result import FirewallCase, FirewallOutcome, FirewallResult
 
 BRIDGE: Final = Path(__file__).resolve().parents[2] / "bridge"
 _CHILD: Final = Path(__file__).with_name("child.py")
 _PACKAGE: Final = "megacpp_validate.bridge"
 _STEERING: Final = ("PYTHON", "MEGACPP_", "NVTE_", "VIRTUAL_ENV")  # variables that no process inherits
 _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
+
+
+class FirewallOutcome(StrEnum):
+    """How one case ended."""
+
+    PASS = "pass"  # noqa: S105 - an outcome, not a password
+    FAIL = "fail"
+    NOT_RUN = "not-run"
+
+
+class FirewallCase(Frozen):
+    """One damaged install and what the bridge made of it.
+
+    Attributes:
+        case: id, "undefined-symbol".
+        damage: what was done to the install, in words.
+        release: the Transformer Engine release whose wheel was laid out.
+        compiled: "stand-in" (its compiled halves cannot load on this host) or "none".
+        outcome: pass only if every bridge module imported, the verdict was the expected one and the reason says what
+            the case must say.
+        available: what `is_te_available()` answered; None if the process never answered.
+        reason: `why_te_is_unavailable()`, or the missing entry's reason.
+        native_paths: bridge module -> the native path that it names; empty where a problem was found.
+        ended: "exit", "killed after N s" or "signal N": how the process ended.
+        problems: what was not as expected; empty on a pass.
+    """
+
+    case: str
+    damage: str
+    release: str
+    compiled: str
+    outcome: FirewallOutcome
+    available: bool | None = None
+    reason: str = ""
+    native_paths: dict[str, str] = Field(default_factory=dict)
+    ended: str = ""
+    seconds: float = 0.0
+    problems: tuple[str, ...] = ()
+
+
+class FirewallResult(Frozen):
+    """The firewall tier's answer on one host."""
+
+    schema_id: Literal["megacpp-validate/firewall/1"] = "megacpp-validate/firewall/1"
+    tool: str
+    python: str
+    torch: str
+    cases: tuple[FirewallCase, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every case ran and passed."""
+        return bool(self.cases) and all(case.outcome is FirewallOutcome.PASS for case in self.cases)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a case ran and failed."""
+        return any(case.outcome is FirewallOutcome.FAIL for case in self.cases)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed by a case that fails; a case that was not run is no pass."""
+        return exit_for(breaks=self.breaks, lacks=not self.holds)
 
 
 class Answer(Frozen):
@@ -74,47 +134,37 @@ class Answer(Frozen):
     problems: tuple[str, ...]
 
 
-def run_firewall(  # noqa: PLR0913 - all but two are keywords with a default
+def run_firewall(
     modules: Sequence[BridgeModule],
     wheels: WheelOf,
     *,
     tool: str,
     only: Collection[str] = (),
-    install: InstallMode = "wheels",
     limit_s: float = LIMIT_S,
     jobs: int = 2,
     progress: Callable[[FirewallCase], None] = lambda _: None,
     bridge: Path = BRIDGE,
 ) -> FirewallResult:
-    """Damage real installs, one process a case, and see whether the bridge stands.
+    """Damage laid-out releases, one process a case, and see whether the bridge stands.
 
     Args:
         modules: the bridge's modules, as `matrix/bridge.toml` has them.
-        wheels: (distribution, version) -> path of its verified pure-Python wheel. What it raises for a release of
-            Transformer Engine goes through; a case that needs another distribution is not run then.
+        wheels: (version, distribution) -> path of its verified pure-Python wheel. What it raises for a release that is
+            laid out goes through; a case that needs another distribution is not run then.
         tool: name and version of this tool, for the record.
         only: ids of the cases; none for all.
-        install: "wheels" lays out releases with stand-ins for their compiled parts, "current" the install of this
-            interpreter.
         limit_s: seconds after which a process that has not answered is ended.
         jobs: cases at a time.
-        progress: called with each case as it ends, from one thread at a time.
+        progress: called with each case, from one thread.
         bridge: folder of the bridge package; it is copied.
 
     Raises:
-        WrongArguments: a name in `only` that is no case, or "current" where no whole install is.
+        WrongArguments: a name in `only` that is no case.
     """
-    plan = plan_firewall(only, install)
+    plan = plan_firewall(only)
     interpreter = read_interpreter(max(limit_s, LIMIT_S))
-    release = PINNED if install == "wheels" else read_current_release(interpreter)
-    if not release:
-        raise WrongArguments(
-            "No whole install of Transformer Engine (sources, core, torch extension) is on the path of this "
-            "interpreter. Next step: put one on PYTHONPATH, or take --install wheels."
-        )
-    if install == "wheels":
-        for name in sorted({row.release or release for row in plan}):
-            wheels(TE, name)
+    for release in sorted({row.release or PINNED for row in plan}):
+        wheels(release, "transformer-engine")
     with tempfile.TemporaryDirectory(prefix="firewall-") as folder:
         work = Path(folder).resolve()
         # The bridge as a training tree would take it: a copy of its folder under a package of the same name.
@@ -127,8 +177,8 @@ def run_firewall(  # noqa: PLR0913 - all but two are keywords with a default
             stand_ins = build_stand_ins(work / "stand-ins") if any(row.parts for row in plan) else None
         except CannotBuild as fault:
             why_none = str(fault)
-        tier = _Tier(modules, wheels, interpreter, stand_ins, why_none, release, install, work, limit_s, progress)
-        cases = tier.run(plan, jobs)
+        tier = _Tier(modules, wheels, interpreter, stand_ins, why_none, work, limit_s)
+        cases = tier.run(plan, jobs, progress)
     return FirewallResult(tool=tool, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases)
 
 
@@ -141,74 +191,59 @@ class _Tier:
     interpreter: Interpreter
     stand_ins: Path | None
     why_none: str
-    release: str
-    mode: InstallMode
     work: Path
     limit_s: float
-    progress: Callable[[FirewallCase], None]
     processes: Processes = field(default_factory=Processes)
     done: dict[str, FirewallCase] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self, plan: Sequence[Damage], jobs: int) -> tuple[FirewallCase, ...]:
+    def run(
+        self, plan: Sequence[Damage], jobs: int, progress: Callable[[FirewallCase], None]
+    ) -> tuple[FirewallCase, ...]:
         """Undamaged installs first, then the cases that need them; results in the order of the plan."""
         with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
             try:
                 for baselines in (True, False):
-                    list(pool.map(self._run_case, [row for row in plan if row.is_baseline is baselines]))
+                    for case in pool.map(self._run_case, [row for row in plan if row.is_baseline is baselines]):
+                        self.done[case.case] = case
+                        progress(case)
             except BaseException:  # an interrupt too: nothing may keep running behind it
                 self.processes.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return tuple(self.done[row.id] for row in plan)
 
-    def _run_case(self, row: Damage) -> None:
-        started = time.monotonic()
-        compiled = "none" if not row.parts else "real" if self.mode == "current" else "stand-in"
-        folder = self.work / row.id
+    def _run_case(self, row: Damage) -> FirewallCase:
+        started, folder = time.monotonic(), self.work / row.id
         found: dict[str, Any] = {"outcome": FirewallOutcome.NOT_RUN}
         if why := self._why_not(row):
             found["problems"] = (why,)
         else:
             try:
                 found = self._observe(row, folder)
-            except (CannotBuild, LookupError, OSError, Stopped) as fault:
+            except (ToolError, CannotBuild, LookupError, OSError, Stopped) as fault:
                 found["problems"] = (f"the install could not be laid out or damaged: {fault}",)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            found["seconds"] = round(time.monotonic() - started, 2)
-        case = FirewallCase(
-            case=row.id, damage=row.says, release=row.release or self.release, compiled=compiled, **found
+        return FirewallCase(
+            case=row.id, damage=row.says, release=row.release or PINNED, compiled="stand-in" if row.parts else "none",
+            seconds=round(time.monotonic() - started, 2), **found,
         )  # fmt: skip
-        with self.lock:
-            self.done[row.id] = case
-            self.progress(case)
 
     def _why_not(self, row: Damage) -> str:
         """Why a case would prove nothing here; empty where it can be run."""
         if not row.hides_torch and self.interpreter.problem:  # the bridge itself is made of torch
             return self.interpreter.problem
-        if row.parts and self.mode == "wheels" and self.stand_ins is None:
+        if row.parts and self.stand_ins is None:
             return self.why_none
-        if row.extra is not None:
-            try:
-                self.wheels(*row.extra)
-            except Exception as fault:  # whatever the supplier raises
-                return f"{row.extra[0]} {row.extra[1]} could not be fetched: {fault}"
-        baseline = self.done.get(baseline_of(row, self.mode)) if row.needs_baseline else None
-        if baseline is not None and baseline.outcome is not FirewallOutcome.PASS:
-            return f"the undamaged install of {baseline.release} is not available here: this case proves nothing"
+        if row.baseline and self.done[row.baseline].outcome is not FirewallOutcome.PASS:
+            return f"{row.baseline} is not available here: this case proves nothing"
         return ""
 
     def _observe(self, row: Damage, folder: Path) -> dict[str, Any]:
-        """Lay out, damage, ask; returns the fields of the case that were observed."""
+        """Lay out, damage, start the process of the case; returns the fields of the case that were observed."""
         python, site = make_environment(folder)
-        real, release = self.mode == "current", row.release or self.release
-        install = Install(release, folder, site, self.wheels, self.stand_ins, real=real)
-        if real:
-            lay_out_current(install, row.parts, self.interpreter)
-        else:
-            lay_out_wheels(install, row.parts)
+        install = Install(row.release or PINNED, folder, site, self.wheels, self.stand_ins)
+        lay_out(install, row.parts)
         row.do(install)
         path = map(str, (self.work / "bridge", *link_the_rest(install, self.interpreter)))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
@@ -219,7 +254,7 @@ class _Tier:
             "outcome": FirewallOutcome.FAIL if problems else FirewallOutcome.PASS,
             "available": answer.available if answer else None,
             "reason": _choose_reason(row, answer).replace(str(folder), "ENVIRONMENT") if answer else "",
-            "native_paths": _native_paths(self.modules, answer) if answer else {},
+            "native_paths": {one.id: one.native for one in self.modules} if answer and not problems else {},
             "ended": ended.how,
             "problems": problems,
         }
@@ -241,9 +276,6 @@ class _Tier:
         return answer, ended
 
 
-# --- the judge ------------------------------------------------------------------------------------------------------
-
-
 def judge(row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, ended: Ended) -> tuple[str, ...]:
     """What is not as the row has it; empty on a pass."""
     if answer is None:
@@ -253,22 +285,19 @@ def judge(row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, e
         for name, fault in answer.imported.items()
         if fault and not (row.hides_torch and fault == _NO_TORCH and not name.endswith(".imports"))
     ]
-    missing = set(answer.missing) if row.available and answer.available else set(row.missing)
+    problems += answer.problems
+    if answer.available is not row.available:
+        problems.append(f"is_te_available() is {answer.available}, not {row.available}")
+    elif row.available and {*answer.missing} != {*row.missing}:
+        problems.append(f"None comes from {sorted(answer.missing)}, and should from {sorted(row.missing)}")
     reason = _choose_reason(row, answer)
-    wrong = (
-        (answer.available is not row.available, f"is_te_available() is {answer.available}, not {row.available}"),
-        (missing != set(row.missing), f"None comes from {sorted(missing)}, and should from {sorted(row.missing)}"),
-        (reason and not row.reason, f"Transformer Engine is available and yet there is a reason: {reason}"),
-    )
-    problems += [*answer.problems, *(problem for is_wrong, problem in wrong if is_wrong)]
+    if reason and not row.reason:
+        problems.append(f"Transformer Engine is available and yet there is a reason: {reason}")
     problems += [f"the reason does not say {one!r}: {reason!r}" for one in row.reason if not re.search(one, reason)]
-    if not row.hides_torch:
-        named = _native_paths(modules, answer)
-        problems += [
-            f"{one.id} names the native path {named[one.id]!r}, the matrix {one.native!r}"
-            for one in modules
-            if not named[one.id] or named[one.id] != one.native
-        ]
+    for one in () if row.hides_torch else modules:
+        named = answer.native_paths.get(PurePath(one.files[0]).stem, "")
+        if named != one.native and one.id != "imports":  # the import bridge has no native path
+            problems.append(f"{one.id} names the native path {named!r}, the matrix {one.native!r}")
     return tuple(problems)
 
 
@@ -277,9 +306,3 @@ def _choose_reason(row: Damage, answer: Answer) -> str:
     if row.available and answer.available and row.missing and row.reason:
         return answer.missing.get(row.missing[0], "")
     return answer.reason
-
-
-def _native_paths(modules: Sequence[BridgeModule], answer: Answer) -> dict[str, str]:
-    """Bridge module -> the native path that it names; the import bridge has none, so the matrix does."""
-    named = {module.id: answer.native_paths.get(PurePath(module.files[0]).stem, "") for module in modules}
-    return named | {module.id: module.native for module in modules if module.id == "imports" and not named["imports"]}

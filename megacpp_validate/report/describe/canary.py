@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
-from ...canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
-from ...canary.wheel_requirements import SymbolNeed, WheelRequirements
+from ...canary.firewall.run import FirewallCase, FirewallOutcome, FirewallResult
+from ...canary.requirements import SymbolNeed, WheelRequirements
 from ...text import count, first_sentence
-from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
+from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Table
 from ..marks import bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
 from .words import sum_up, tabulate, tabulate_facts
 
@@ -76,13 +76,11 @@ def _diagnose_case(case: FirewallCase) -> Diagnostic:
 
 
 def describe_requirements(result: WheelRequirements) -> Document:
-    """Each library that a release needs in a later version than the oldest on the index, and rows for it."""
+    """Each library that a release needs in a later version than the oldest on the index."""
     cases = [_diagnose_need(need) for need in result.needs]
     cases += [
         Diagnostic(name, missing("unknown"), "wheels", why, code="not-read") for name, why in result.unknown.items()
     ]
-    rows = "\n".join(need.row for need in result.needs if need.row)
-    heading = Heading(f"Written to {result.written}" if result.written else "New rows (--write)")
     names = ", ".join(f"{one.distribution}>={one.first or '?'}" for one in result.needs) or "any on the index"
     unread = f" Not read: {', '.join(result.unknown)}." if result.unknown else ""
     mark = find_worst_mark((case.mark for case in cases), good("any library"))
@@ -91,7 +89,7 @@ def describe_requirements(result: WheelRequirements) -> Document:
         title,
         f"Needs {names}.{unread}",
         mark,
-        (tabulate(result.cores, "wheel needed"), *cases, heading, Preformatted(rows)),
+        (tabulate(result.cores, "distribution needed"), *cases),
     )
 
 
@@ -101,9 +99,10 @@ def _diagnose_need(need: SymbolNeed) -> Diagnostic:
     first = f"{need.first} defines it first, {need.before} does not" if need.first else "no wheel on the index has it"
     if need.first and not need.at_load:
         mark = risk(mark.word)
+    fields = (("row", need.known or "none: add one to matrix/needs.toml"),)
     return Diagnostic(
         f"{need.distribution} for CUDA {need.cuda}", mark, "wheels",
-        f"{', '.join(need.symbols)}, bound {when}: {first}", (("row", need.known),), code=need.library,
+        f"{', '.join(need.symbols)}, bound {when}: {first}", fields, code=need.library,
     )  # fmt: skip
 
 

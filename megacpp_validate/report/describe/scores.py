@@ -121,7 +121,7 @@ def describe_score(score: SuiteScore) -> Document:
     """A row a rate, then what the rates leave out."""
     rows = []
     for rate in score.rates:
-        day = f"{rate.day}{'' if rate.day_of == 'run' else ' or before'}" if rate.day else "unknown"
+        day = rate.day or "unknown"
         rows.append((rate.id, rate.says, show_rate(rate.hits, rate.trials), day, f"`{rate.source}`"))
     lost = tuple(f"Left out of the rates, because no results exist: {reason}" for reason in score.lost)
     table = Table(("rate", "what", "how many", "run on", "evidence"), tuple(rows))

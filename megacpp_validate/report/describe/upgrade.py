@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ...canary.dynamic.upgrade_result import Change, Culprit, ModuleChange, StepResult, TimingChange, UpgradeResult
+from ...canary.dynamic.slowdown import TimingChange
+from ...canary.dynamic.step import ModuleChange, StepResult
+from ...canary.requirements import WheelRequirements
+from ...canary.upgrade import UpgradeResult
 from ...canary.watch import JudgedRelease, WatchResult
-from ...canary.wheel_requirements import WheelRequirements
+from ...diagnosis.blame import Change
+from ...diagnosis.culprits import Culprit
 from ...environments.fits import FitVerdict
 from ...errors import Exit
 from ...evidence.values import ENVIRONMENT
@@ -191,7 +195,7 @@ def describe_watch(result: WatchResult) -> Document:
 def _diagnose_release(row: JudgedRelease) -> Diagnostic:
     mark = bad("breaks") if row.code == Exit.CLOSED else good("open")
     fields = (("judged against", row.against), ("issue", row.issue))
-    return Diagnostic(row.version, mark, "releases", fields=fields, code=row.judged_at[:10])
+    return Diagnostic(row.version, mark, "releases", fields=fields)
 
 
 def describe_release(result: UpgradeResult, release: str, wheels: WheelRequirements) -> Document:

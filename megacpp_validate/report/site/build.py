@@ -13,8 +13,7 @@ from pydantic import Field, ValidationError
 from megacpp_validate import TOOL
 
 from ...canary.dynamic.slowdown import compare_timings, measure_noise
-from ...canary.dynamic.step import StackReceipts, compare_stacks
-from ...canary.dynamic.upgrade_result import StepResult
+from ...canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from ...catalog.bridge import Catalog
 from ...catalog.images import Needs, read_needs
 from ...errors import Exit, WrongArguments, writing_to

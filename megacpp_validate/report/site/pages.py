@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...canary.dynamic.upgrade_result import StepResult
+from ...canary.dynamic.step import StepResult
 from ...evidence.receipt import Receipt, TrainingRecord
 from ...gate.release import GateDecision
 from ...text import count

@@ -13,8 +13,7 @@ from megacpp_validate.canary.dynamic.planting import (
     CopyRun,
     choose_faults,
     judge_copies,
-    plan_blame,
-    plan_fp8_copies,
+    plan_copies,
 )  # fmt: skip
 from megacpp_validate.canary.dynamic.scores import FaultResult, FaultScore, Verdict
 from megacpp_validate.catalog.bridge import Catalog
@@ -77,24 +76,24 @@ def test_a_fault_that_cannot_be_planted_is_refused(wanted: list[str], release: s
 
 def test_a_fault_runs_beside_a_clean_run_of_its_own_kind() -> None:
     rows = [new_fault(), new_fault("slow", times=True, cause=Cause.PERFORMANCE)]
-    plan = plan_blame(rows, controls=1, timed_controls=1, seed=7)
+    plan = plan_copies(rows, controls=1, timed_controls=1, seed=7)
     assert [(run.name, run.against, run.times, run.seed) for run in plan] == [
         (CLEAN, "", False, 7), (CLEAN_TIMED, "", True, 7), (CLEAN_AGAIN, "", True, 7),
         ("faults/fault", CLEAN, False, 7), ("faults/slow", CLEAN_TIMED, True, 7),
         ("controls/control-1", CLEAN, False, 8), ("controls/control-timed-1", CLEAN_TIMED, True, 9),
     ]  # fmt: skip
-    assert [run.name for run in plan_blame(rows[1:])] == [CLEAN_TIMED, CLEAN_AGAIN, "faults/slow"]
-    assert [run.name for run in plan_blame(rows[:1])] == [CLEAN, "faults/fault"]
+    assert [run.name for run in plan_copies(rows[1:])] == [CLEAN_TIMED, CLEAN_AGAIN, "faults/slow"]
+    assert [run.name for run in plan_copies(rows[:1])] == [CLEAN, "faults/fault"]
 
 
 def test_an_fp8_fault_runs_its_cells_and_the_clean_copy_all_of_them_once() -> None:
     rows = [new_fp8("one"), new_fp8("two", cells=["fp8_graphs"]), new_fp8("three", quick=False)]
-    assert [(run.name, run.cells, run.quick, run.against) for run in plan_fp8_copies(rows)] == [
-        ("clean-quick", (RED, GREEN, "fp8_graphs"), True, ""), ("clean-whole", (RED, GREEN), False, ""),
-        ("faults/one", (RED, GREEN), True, "clean-quick"), ("faults/two", ("fp8_graphs", GREEN), True, "clean-quick"),
+    assert [(run.name, run.cells, run.quick, run.against) for run in plan_copies(rows)] == [
+        (CLEAN, (RED, GREEN, "fp8_graphs"), True, ""), ("clean-whole", (RED, GREEN), False, ""),
+        ("faults/one", (RED, GREEN), True, CLEAN), ("faults/two", ("fp8_graphs", GREEN), True, CLEAN),
         ("faults/three", (RED, GREEN), False, "clean-whole"),
     ]  # fmt: skip
-    assert [run.name for run in plan_fp8_copies(rows[2:])] == ["clean-whole", "faults/three"]
+    assert [run.name for run in plan_copies(rows[2:])] == ["clean-whole", "faults/three"]
 
 
 # --- the blame --------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], tuple[Receipt, ...], Verdict]] = {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_fault_is_judged_by_the_blame(name: str, catalog: Catalog) -> None:
     keys, red, verdict = VERDICTS[name]
-    plan = plan_blame([new_fault(**keys)], controls=1)
+    plan = plan_copies([new_fault(**keys)], controls=1)
     copy = new_run(catalog, **{one.probe: one for one in red})
     seen = {CLEAN: new_run(catalog), "faults/fault": copy, "controls/control-1": new_run(catalog)}
     ((row,), controls) = judge(catalog, plan, seen)
@@ -133,30 +132,8 @@ def test_a_fault_is_judged_by_the_blame(name: str, catalog: Catalog) -> None:
         assert row.culprits[0].cascades == ("native_block",)
 
 
-def test_a_control_that_names_somebody_is_a_false_blame(catalog: Catalog) -> None:
-    plan = plan_blame([new_fault()], controls=1)
-    loud = new_run(catalog, attention=ATTENTION)
-    _, (control,) = judge(catalog, plan, {CLEAN: new_run(catalog), "controls/control-1": loud})
-    assert control.culprits
-    score = new_score(controls=(control,))
-    assert (score.alarms, score.breaks, int(score.exit)) == ((1, 1), True, 1)
-
-
-def test_an_import_error_blames_one_module(catalog: Catalog) -> None:
-    said, cell = "No module named 'transformer_engine.pytorch.permutation'", cell_id("te2.20.2", "h200", "imports")
-    failure = Failure("ModuleNotFoundError", said, "transformer_engine/pytorch/__init__.py:30 in <module>")
-    red = {
-        row.id: new_receipt(row.id, Outcome.BLOCKED, reason=f"blocked by {cell}: {said}", blocked_by=cell)
-        for row in catalog.modules
-    }
-    red["imports"] = new_receipt("imports", Outcome.IMPORT_ERROR, reason=said, failure=failure)
-    plan = plan_blame([new_fault(module="imports", cause=Cause.API)])
-    ((row,), _) = judge(catalog, plan, {CLEAN: new_run(catalog), "faults/fault": new_run(catalog, **red)})
-    assert (row.verdict, row.reason) == (Verdict.RIGHT, "")
-
-
 def test_what_is_slow_is_seen_beside_the_noise_of_the_card(catalog: Catalog) -> None:
-    plan = plan_blame([new_fault("slow", times=True, cause=Cause.PERFORMANCE)], timed_controls=1)
+    plan = plan_copies([new_fault("slow", times=True, cause=Cause.PERFORMANCE)], timed_controls=1)
     first, again, control = (new_run(catalog, factor=factor) for factor in (1.0, 1.002, 1.003))
     sleepy = new_run(catalog, factor=1.0, attention=new_run(catalog, factor=6.0)["attention"])
     seen = {CLEAN_TIMED: first, CLEAN_AGAIN: again, "faults/slow": sleepy, "controls/control-timed-1": control}
@@ -173,20 +150,20 @@ def test_a_missing_cell_is_no_evidence_whatever_the_others_say(
     seen = {CLEAN: new_run(catalog), "faults/fault": new_run(catalog, attention=ATTENTION)}
     del seen[side]["layer_spec"]
     seen[side] |= {"layer_spec": instead} if instead else {}
-    ((row,), _) = judge(catalog, plan_blame([new_fault()]), seen)
+    ((row,), _) = judge(catalog, plan_copies([new_fault()]), seen)
     assert (row.verdict, "layer_spec" in row.reason) == (Verdict.NOT_RUN, True)
 
 
 def test_a_clean_copy_that_is_red_judges_nothing(catalog: Catalog) -> None:
     red = new_run(catalog, attention=ATTENTION)
-    plan = plan_blame([new_fault()], controls=1)
+    plan = plan_copies([new_fault()], controls=1)
     ((row,), (control,)) = judge(catalog, plan, {CLEAN: red, "faults/fault": red, "controls/control-1": red})
     assert (row.verdict, "red by itself in attention" in row.reason) == (Verdict.NOT_RUN, True)
     assert control.reason
 
 
 def test_a_copy_that_cannot_be_made_is_not_judged(catalog: Catalog) -> None:
-    plan = plan_blame([new_fault("a"), new_fault("b"), new_fault("c")], controls=1)
+    plan = plan_copies([new_fault("a"), new_fault("b"), new_fault("c")], controls=1)
     whole = {run.name: new_run(catalog) for run in plan}
     troubles = {"faults/a": (Verdict.NOT_PLANTED, "no such lines"), "faults/b": (Verdict.NOT_RUN, "disk full")}
     found = [(row.verdict, row.reason) for row in judge(catalog, plan, whole, troubles)[0]]
@@ -206,10 +183,6 @@ def test_only_right_and_caught_are_good(verdict: Verdict) -> None:
     score = new_score(faults=(new_result(verdict),))
     assert (score.breaks or score.lacks) is (verdict not in (Verdict.RIGHT, Verdict.CAUGHT))
     assert score.lacks is (verdict is Verdict.NOT_RUN)
-
-
-def test_nothing_at_all_is_no_evidence() -> None:
-    assert (new_score().lacks, new_score().breaks) == (True, False)
 
 
 # --- the cells of FP8 -------------------------------------------------------------------------------------
@@ -241,12 +214,10 @@ def judge_one(
 ) -> FaultResult:
     usual = [new_receipt(cell) for cell in (*fault.cells, fault.green)]
     seen = {
-        "clean-quick": {one.probe: one for one in (usual if clean is None else clean)},
+        CLEAN: {one.probe: one for one in (usual if clean is None else clean)},
         "faults/fault": {one.probe: one for one in receipts},
     }
-    (found,), _ = judge_copies(
-        RELEASE, plan_fp8_copies([fault]), seen, dict(zip(["faults/fault"], trouble, strict=False))
-    )
+    (found,), _ = judge_copies(RELEASE, plan_copies([fault]), seen, dict(zip(["faults/fault"], trouble, strict=False)))
     return found
 
 

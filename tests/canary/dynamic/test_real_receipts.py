@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
+from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.diagnosis.blame import Change
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.evidence.values import Cause

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.canary.dynamic.upgrade_result import StepResult
+from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Part, Receipt
 from tests.diagnosis.planted import MODULES, good

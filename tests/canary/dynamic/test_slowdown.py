@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,17 +16,17 @@ from megacpp_validate.canary.dynamic.slowdown import (
     MEMORY_RISE_MIB,
     CardNoise,
     Slowness,
+    TimingChange,
     compare_timings,
     measure_noise,
     split_slowness,
 )
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.canary.dynamic.upgrade_result import Culprit, StepResult, TimingChange
+from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.policies import read_gate_policy
+from megacpp_validate.diagnosis.culprits import Culprit
 from megacpp_validate.evidence.receipt import (
     Backend,
-    Check,
     JitCompile,
     JitCompiles,
     Machine,
@@ -36,7 +36,7 @@ from megacpp_validate.evidence.receipt import (
     cell_id,
 )
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
-from tests.diagnosis.planted import MACHINE, MODULES, clean, fails, falls_back, good, stack_of
+from tests.diagnosis.planted import MACHINE, MODULES, falls_back, good, stack_of
 
 H200 = Machine(host="node1", gpu="NVIDIA H200", driver="580.1")
 # Uses of the seven modules, milliseconds on the device and on the host; None where nothing runs on the device.
@@ -113,23 +113,7 @@ def slow_modules(changes: tuple[TimingChange, ...]) -> set[str]:
 
 # --- noise is no slowdown ---------------------------------------------------------------------------------------------
 
-QUIET = Noise(0.003, 0.002, 0.002)
 USUAL = Noise()
-ROUGH = Noise(0.03, 0.01, 0.01)
-DRIFTING = Noise(0.004, 0.02, 0.005)  # rounds agree and processes do not: what rounds alone cannot tell
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("noise", [QUIET, USUAL, ROUGH, DRIFTING], ids=["quiet", "usual", "rough", "drifting"])
-@pytest.mark.parametrize("modules", [tuple(USES), ("attention",), ("permute", "attention")], ids=["all", "one", "two"])
-def test_a_stack_beside_itself_is_slower_in_less_than_one_use_of_a_thousand(
-    noise: Noise, modules: tuple[str, ...], record_property: Callable[[str, object], None]
-) -> None:
-    grids = 4000 // len(USES) if len(modules) > 2 else 2000
-    found = [change for seed in range(grids) for change in grid(seed, noise, modules=modules)]
-    alarms = sum(change.slower for change in found)
-    record_property("false alarms", f"{alarms} of {len(found)} uses")
-    assert alarms / len(found) < 0.001
 
 
 # --- a slowdown is found ----------------------------------------------------------------------------------------------
@@ -153,22 +137,6 @@ def test_the_module_that_became_slower_is_named_and_no_other() -> None:
     assert wrong <= 3  # a use of the host's, once in a hundred grids
 
 
-def test_what_only_the_host_does_longer_is_found() -> None:
-    """Time that the device does not see: the row of the host tells it, and the row of the device does not."""
-    dice = random.Random(5)
-    first, again, after = (simulate(dice, USUAL) for _ in range(3))
-    rows = tuple(
-        timing(row.name, row.clock, [value + 1.0 for value in row.rounds_ms]) if row.clock == WALL else row
-        for row in after["attention"].timings
-    )
-    after["attention"] = replace(after["attention"], timings=rows)
-    own = split_slowness(compare_timings(first, after, measure_noise(first, again))).own
-    assert {(change.module, change.name) for change in own} == {
-        ("attention", "forward.host"),
-        ("attention", "both.host"),
-    }
-
-
 # --- what all share ---------------------------------------------------------------------------------------------------
 
 
@@ -178,9 +146,8 @@ def test_a_clock_that_was_lowered_is_nobodys_fault() -> None:
         found = split_slowness(grid(seed, USUAL, dict.fromkeys(USES, factor)))
         blamed += bool(found.own)
         if factor > 1.15:
-            assert found.shared[0].factor == pytest.approx(factor, rel=0.05)
-            assert len(found.shared[0].modules) == 6  # nothing of `imports` runs on the device
-            assert "6 of 6 modules" in found.shared[0].summary
+            assert found.factor == pytest.approx(factor, rel=0.05)
+            assert len(found.modules) == found.timed == 6  # nothing of `imports` runs on the device
     assert blamed <= 3  # once in a hundred grids, at factors that barely leave the noise
 
 
@@ -206,22 +173,7 @@ def test_a_factor_is_shared_by_all_modules_but_one(name: str) -> None:
     seed, modules, slower, own, shared = SHARED[name]
     found = split_slowness(grid(seed, USUAL, slower, modules))
     assert ({change.module for change in found.own}, bool(found.shared)) == (own, shared)
-    assert all(slower.get(module) for one in found.shared for module in one.modules)
-
-
-def test_what_some_uses_of_every_module_are_spared_is_not_shared() -> None:
-    """FP8 became slower everywhere and bf16 did not: no clock does that."""
-    dice, modules = random.Random(6), ("linear_walker", "expert_gemm", "native_block", "layer_spec")
-    first, again, after = (simulate(dice, USUAL, modules=modules) for _ in range(3))
-    for module in modules:
-        rows = tuple(
-            timing(row.name, row.clock, [value * 1.6 for value in row.rounds_ms]) if row.name[:3] == "fp8" else row
-            for row in after[module].timings
-        )
-        after[module] = replace(after[module], timings=rows)
-    found = split_slowness(compare_timings(first, after, measure_noise(first, again)))
-    assert not found.shared
-    assert {(change.module, change.name) for change in found.own} >= {(module, "fp8") for module in modules}
+    assert all(slower.get(module) for module in found.modules)
 
 
 # --- where nothing can be said ----------------------------------------------------------------------------------------
@@ -256,10 +208,6 @@ UNKNOWN: dict[str, tuple[dict[str, Receipt], dict[str, Receipt], CardNoise, str]
         one(STEADY), one(TWICE), measure_noise(one(STEADY), one(STEADY, stack="te2.14.1")), "run twice",
     ),
     "too few rounds": (one(STEADY), one([2.0, 2.0]), measure_noise(one(STEADY), one(STEADY)), "rounds"),
-    # As receipts of an H200 had it, 2026-11-21: the device went on before the host had launched the round.
-    "rounds that lie apart on a device": (
-        one(STEADY), one([2.0, 2.5, 2.0, 2.0, 2.0]), measure_noise(one(STEADY), one(STEADY)), "lie 25% apart",
-    ),
     "two clocks": (
         one(STEADY), {"attention": receipt("attention", (timing("use", "cuda-events, not held", TWICE),))},
         measure_noise(one(STEADY), one(STEADY)), "timed by cuda-events, now by cuda-events, not held",
@@ -275,7 +223,7 @@ def test_without_the_noise_of_this_card_nothing_is_slower_and_the_row_says_why(
     assert (row.slower, row.noise, row.ratio) == (False, 0.0, 2.0)
     assert row.derivation.startswith("not compared")
     assert words in row.derivation
-    assert split_slowness((row,)) == Slowness((), ())
+    assert split_slowness((row,)) == Slowness(())
 
 
 @pytest.mark.parametrize(("ratio", "slower"), [(1.03, False), (1.15, False), (1.19, False), (1.22, True), (2.0, True)])
@@ -306,41 +254,16 @@ def test_times_that_are_none_are_no_row(rounds: list[float]) -> None:
     assert measure_noise(one(STEADY), broken).spreads == {}
 
 
-def test_only_what_was_timed_on_both_sides_by_one_clock_is_compared() -> None:
-    noise = measure_noise(one(STEADY), one(STEADY))
-    assert compare_timings(one(STEADY), one(STEADY, name="other"), noise) == ()
-    assert compare_timings({}, one(STEADY), noise) == compare_timings(one(STEADY), {}, noise) == ()
-    by_wall = {"attention": receipt("attention", (timing("use", WALL, STEADY),))}
-    (row,) = compare_timings(one(STEADY), by_wall, noise)
-    assert (row.slower, row.noise, row.derivation.startswith("not compared")) == (False, 0.0, True)
-
-
 # --- each part of the bound can decide --------------------------------------------------------------------------------
-
-
-def test_one_long_round_of_before_is_doubt_enough() -> None:
-    """Of the host's times: rounds on a device that lie so far apart are not compared at all."""
-
-    def on_host(*rounds: float) -> dict[str, Receipt]:
-        return {"attention": receipt("attention", (timing("use", WALL, list(rounds)),))}
-
-    before = on_host(*STEADY)
-    noise, slow = measure_noise(before, before), on_host(1.6, 1.61, 1.6, 1.6, 1.6)
-    assert compare_timings(before, slow, noise)[0].slower
-    (row,) = compare_timings(on_host(1.0, 1.0, 1.62, 1.0, 1.0), slow, noise)
-    assert row.noise < row.ratio
-    assert not row.slower
 
 
 def test_the_bound_comes_from_what_is_largest_and_says_so() -> None:
     steady = measure_noise(one(STEADY), one(STEADY))
     apart = measure_noise(one(STEADY), one([value * 3.0 for value in STEADY]))
     rough = [1.0, 1.09, 0.91, 1.05, 0.95]
-    short = [value / 1e5 for value in STEADY]
     rows = {
         "two processes of one stack": compare_timings(one(STEADY), one(STEADY), steady),
         "rounds differ by": compare_timings(one(rough), one(rough), steady),
-        "resolution of the clock": compare_timings(one(short), one(short), measure_noise(one(short), one(short))),
     }
     for words, (row,) in rows.items():
         assert words in row.derivation
@@ -415,7 +338,6 @@ NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         second("fa3"), second(why=DAMAGED) | {"machine": replace(MACHINE, gpu="NVIDIA L40S")}),
     "another-request": (ran(*NATIVE, claimed="sdpa"), ran(*UNFUSED)),
     "another-card": (ran(*FUSED), ran(*UNFUSED) | {"machine": replace(MACHINE, capability="10.0")}),
-    "one-name-for-two-paths": (ran(*FUSED), {"backends": ran(*UNFUSED)["backends"] * 2}),
     "compiles-that-no-kernel-is-named-for": ({}, {"jit": JitCompiles(after={"deep_gemm": 1})}),
     "compiles-in-warm-up": ({}, {"jit": JitCompiles({"triton": 9}, compiled=(replace(KERNEL, when="warm-up"),))}),
     "compiles-in-a-rank-as-before": ({"jit": IN_A_RANK}, {"jit": IN_A_RANK}),
@@ -436,14 +358,6 @@ NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 @pytest.mark.parametrize(("before", "after"), NOTHING.values(), ids=NOTHING)
 def test_it_is_none(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     assert not step("permute", before, after).culprits
-
-
-def test_other_checks_take_other_memory() -> None:
-    more = replace(
-        good("permute", "te2", "2.0", peak_memory_mib=2752.0), checks=(Check("seen", True), Check("new", True))
-    )
-    before = stack_of("te1", good("permute", "te1", "1.0", peak_memory_mib=1376.0), te="1.0")
-    assert not compare_stacks(before, stack_of("te2", more, te="2.0"), CATALOG.modules).culprits
 
 
 def test_what_stands_on_a_red_module_takes_another_path_by_it() -> None:
@@ -469,18 +383,6 @@ def test_where_a_library_alone_is_new_it_is_named() -> None:
     changed = tuple(replace(r, jit=LATE) if r.probe == "permute" else r for r in after.receipts)
     (found,) = compare_stacks(before, StackReceipts("te2", changed), CATALOG.modules).culprits
     assert (found.module, found.component, found.cascades) == ("environment", "torch", ("permute",))
-
-
-def test_what_passed_and_is_not_supported_now_is_lost() -> None:
-    unsupported = replace(good("expert_gemm"), outcome=Outcome.EXPECTED_UNSUPPORTED, reason="needs sm_100")
-    found = compare_stacks(clean("te1"), stack_of("te2", unsupported), CATALOG.modules)
-    assert (found.culprits, found.lost) == ((), {"te2-h200-expert_gemm": "needs sm_100"})
-
-
-def test_a_red_module_is_told_by_what_is_red() -> None:
-    red = fails("permute", "bf16.aligned.rows", jit=LATE)
-    (found,) = compare_stacks(clean("te1"), stack_of("te2", red), CATALOG.modules).culprits
-    assert found.cause is Cause.NUMERICS
 
 
 def test_the_gate_goes_by_the_same_memory() -> None:
@@ -544,23 +446,3 @@ def test_one_module_is_one_culprit_with_its_time_and_what_changed(
     assert any("ratio 1.500" in line for line in found.evidence)
     assert len(found.evidence) > 1
     assert not found.is_slowdown  # a page that leaves the lines of a slowdown to its times would leave these out
-
-
-def test_modules_that_changed_alike_stay_filed_where_the_first_is_slower() -> None:
-    unfused = ran(*UNFUSED)
-    (found,) = name(UNCHANGED | {"attention": 1.5}, attention=unfused, native_block=unfused, layer_spec=unfused)
-    assert (found.module, found.cascades) == ("attention", ("native_block", "layer_spec"))
-
-
-def test_one_that_is_slower_by_what_the_first_changed_to_is_filed_with_its_time() -> None:
-    (found,) = name(UNCHANGED | {"native_block": 1.5}, attention=ran(*UNFUSED), native_block=ran(*UNFUSED))
-    assert (found.module, found.cause, found.cascades) == ("attention", Cause.SILENT_FALLBACK, ("native_block",))
-    assert "native_block takes 1.50 times" in found.summary
-
-
-def test_a_change_of_what_another_one_slows_is_its_own() -> None:
-    slower = UNCHANGED | {"attention": 1.5, "native_block": 1.5}
-    found = name(slower, native_block={"peak_memory_mib": 3e3})
-    assert [(culprit.module, culprit.cascades) for culprit in found] == [
-        ("attention", ("native_block",)), ("native_block", ()),
-    ]  # fmt: skip

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare, compare_stacks
-from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
+from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare, compare_stacks
 from megacpp_validate.catalog.bridge import Catalog, read_catalog
+from megacpp_validate.diagnosis.blame import Change
 from megacpp_validate.evidence.receipt import Backend, Check, Outcome, Receipt
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
 from tests.diagnosis.planted import (
@@ -111,12 +111,6 @@ def test_nobody_is_named_and_its_cell_is_lost(red: Receipt) -> None:
     assert row.change is Change.LOST
 
 
-def test_what_it_blocks_is_lost_with_it() -> None:
-    found = of_clean(raises("imports", *ECC), *(blocked(module) for module in MODULES[1:]))
-    assert not found.culprits
-    assert len(found.lost) == len(MODULES)
-
-
 def test_a_fault_of_a_module_beside_it_is_named_and_nothing_else_is_filed_under_it() -> None:
     found = of_clean(raises("attention", *ECC), fails("permute", "bf16.aligned.rows"))
     assert [(culprit.module, culprit.cascades) for culprit in found.culprits] == [("permute", ())]
@@ -129,26 +123,6 @@ def test_before_it_says_nothing_either_and_what_is_red_now_is_named() -> None:
     now = compare_stacks(before, stack_of("te2", fails("attention", "bf16.gqa4.d64.forward")), CATALOG.modules)
     assert [culprit.module for culprit in now.culprits] == ["attention"]
     assert "There is no result for it on" in now.culprits[0].summary
-
-
-@pytest.mark.parametrize(("before", "why"), [
-    (raises("attention", *ECC, stack="te1"), "a fault of the host: the GPU's memory has an error"),
-    (not_run("attention", stack="te1"), "there is no GPU"),
-], ids=["host", "not-run"])  # fmt: skip
-def test_what_is_good_now_is_said_to_have_nothing_to_be_compared_with(before: Receipt, why: str) -> None:
-    found = compare_stacks(stack_of("te1", before), clean("te2"), CATALOG.modules)
-    assert (found.culprits, found.lost) == ((), {})
-    (row,) = (row for row in found.modules if row.change is Change.NEW)
-    assert row.module == "attention"
-    assert row.reason.startswith(f"nothing on te1 to compare it with: {why}")
-    gone = StackReceipts("te1", clean("te1").receipts, {"te1-h200-attention": "cut short"})
-    (row,) = (row for row in compare_stacks(gone, clean("te2"), CATALOG.modules).modules if row.change is Change.NEW)
-    assert row.reason == "nothing on te1 to compare it with: cut short"
-
-
-def test_an_import_that_fails_is_none() -> None:
-    found = of_clean(cannot_import(), *(blocked(module) for module in MODULES[1:]))
-    assert [culprit.module for culprit in found.culprits] == ["imports"]
 
 
 @pytest.mark.parametrize(("said", "component"), [
@@ -191,12 +165,6 @@ def test_what_spreads_to_a_module_that_held_is_blamed_on_it(fault: Callable[[str
     found = after(old, *now)
     assert [(culprit.module, culprit.cascades) for culprit in found.culprits] == [("native_block", ("layer_spec",))]
     assert not after(old, now[0]).culprits
-
-
-def test_what_had_another_failure_hands_on_none_that_was_there_before() -> None:
-    old = stack_of("te1", _raises("attention", "te1"), fails("native_block", "bf16.small.forward", stack="te1"))
-    found = after(old, *(_raises(module, "te2") for module in ("attention", "native_block", "layer_spec")))
-    assert [culprit.module for culprit in found.culprits] == ["layer_spec"]
 
 
 def test_what_is_blocked_by_a_failure_of_before_is_lost() -> None:
@@ -245,124 +213,34 @@ def test_where_other_checks_are_expected_nothing_is_lost(kept: tuple[str, ...], 
 
 # --- the smoke run as a probe -----------------------------------------------------------------------------------------
 
+
 SMOKE = "moe_smoke"
-
-
-def with_smoke(stack: str, *changed: Receipt, te: str = "") -> StackReceipts:
-    return stack_of(stack, *({SMOKE: good(SMOKE, stack)} | {row.probe: row for row in changed}).values(), te=te)
-
-
-def smoked(catalog: Catalog, *red: Receipt, before: StackReceipts | None = None) -> StepResult:
-    return compare_stacks(before or with_smoke("te1"), with_smoke("te2", *red), catalog.modules)
-
-
-CASCADES: dict[str, tuple[tuple[Receipt, ...], str]] = {
-    "raises-what-its-module-raises": (
-        (raises("permute", *keyword("permute")), raises(SMOKE, *keyword("permute"), bridge="permute")), "permute",
-    ),
+NUMBERS = fails(SMOKE, "bf16.train.forward.loss")
+COMPOSITION: dict[str, tuple[tuple[Receipt, ...], list[tuple[str, Cause, bool]]]] = {
     "numbers-follow-numbers": (
-        (fails("attention", "bf16.gqa4.d64.forward"), fails(SMOKE, "bf16.train.forward.loss")), "attention",
-    ),
-    "a-gradient-follows-one": (
-        (fails("linear_walker", "bf16.bias.grad.weight"), fails(SMOKE, "bf16.train.grad.grad_norm")), "linear_walker",
-    ),
+        (fails("attention", "bf16.gqa4.d64.forward"), NUMBERS), [("attention", Cause.NUMERICS, True)]),
     "falls-back-with-its-module": (
-        (falls_back("attention", "attention.bf16.gqa4"), falls_back(SMOKE, "bf16.layers.0.block")), "attention",
-    ),
-    "blocked-by-the-firewall": (
-        (cannot_import(), *(blocked(name) for name in ("attention", "linear_walker", "permute", "expert_gemm",
-                                                       "native_block", "layer_spec", SMOKE))), "imports",
-    ),
+        (falls_back("attention", "attention.bf16.gqa4"), falls_back(SMOKE, "bf16.layers.0.block")),
+        [("attention", Cause.SILENT_FALLBACK, True)]),
+    "every-module-holds": ((NUMBERS,), [(SMOKE, Cause.BOUNDARY, False)]),
+    "a-time-limit-is-not-between-modules": ((dies(SMOKE, "SIGXCPU"),), [(SMOKE, Cause.ENVIRONMENT, False)]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("red", "culprit"), CASCADES.values(), ids=CASCADES)
-def test_it_falls_with_the_module_that_is_broken(red: tuple[Receipt, ...], culprit: str, catalog: Catalog) -> None:
-    (found,) = smoked(catalog, *red).culprits
-    assert found.module == culprit
-    assert SMOKE in found.cascades
+@pytest.mark.parametrize(("red", "wanted"), COMPOSITION.values(), ids=COMPOSITION)
+def test_a_composition_falls_with_a_module_or_lies_between_them(
+    red: tuple[Receipt, ...], wanted: list[tuple[str, Cause, bool]], catalog: Catalog
+) -> None:
+    sides = [
+        stack_of(stack, *({SMOKE: good(SMOKE, stack)} | {row.probe: row for row in rows}).values())
+        for stack, rows in (("te1", ()), ("te2", red))
+    ]
+    found = compare_stacks(*sides, catalog.modules).culprits
+    assert [(one.module, one.cause, SMOKE in one.cascades) for one in found] == wanted
 
 
-BETWEEN: dict[str, Receipt] = {
-    "numbers": fails(SMOKE, "bf16.train.forward.loss"),
-    "a-call": raises(SMOKE, "TypeError", "forward() missing 1 required argument: 'rope'", bridge="layer_spec"),
-    "a-fallback": falls_back(SMOKE, "bf16.layers.0.block"),
-}
-
-
-@pytest.mark.parametrize("red", BETWEEN.values(), ids=BETWEEN)
-def test_where_every_module_holds_it_lies_between_them(red: Receipt, catalog: Catalog) -> None:
-    (found,) = smoked(catalog, red).culprits
-    assert (found.module, found.cause) == (SMOKE, Cause.BOUNDARY)
-    assert "Each bridge module passes alone" in found.summary
-    assert "stay on te1" in found.next_step
-
-
-def test_a_machine_that_ends_it_is_none_between_modules(catalog: Catalog) -> None:
-    (found,) = smoked(catalog, dies(SMOKE, "SIGXCPU")).culprits
-    assert found.cause is Cause.ENVIRONMENT
-    assert not smoked(catalog, dies(SMOKE, "SIGKILL")).culprits
-
-
-def test_a_failure_that_another_module_does_not_explain_is_its_own_and_no_boundary(catalog: Catalog) -> None:
-    found = smoked(catalog, fails("permute", "refuses.shape"), fails(SMOKE, "bf16.train.forward.loss"))
-    causes = {culprit.module: culprit.cause for culprit in found.culprits}
-    assert Cause.BOUNDARY not in causes.values()
-    assert "permute" in causes
-
-
-def test_receipts_that_lack_it_on_both_sides_say_nothing_of_it(catalog: Catalog) -> None:
-    found = compare_stacks(clean("te1"), clean("te2"), catalog.modules)
-    assert SMOKE not in {row.module for row in found.modules}
-    assert not found.lost
-
-
-def change_of(found: StepResult) -> Change:
-    return next(row.change for row in found.modules if row.module == SMOKE)
-
-
-def test_on_the_new_side_alone_it_is_new_and_nobody_is_to_blame(catalog: Catalog) -> None:
-    for red in BETWEEN.values():
-        found = smoked(catalog, red, before=clean("te1"))
-        assert change_of(found) is Change.NEW
-        assert found.culprits == ()
-    unrun = with_smoke("te1", not_run(SMOKE, "te1"))
-    assert smoked(catalog, BETWEEN["numbers"], before=unrun).culprits == ()
-
-
-def test_on_the_old_side_alone_it_is_lost_and_nobody_is_to_blame(catalog: Catalog) -> None:
-    found = compare_stacks(with_smoke("te1"), clean("te2"), catalog.modules)
-    assert change_of(found) is Change.LOST
-    assert found.culprits == ()
-    assert list(found.lost) == ["te2-h200-moe_smoke"]
-
-
-def test_a_module_that_was_not_run_before_is_still_blamed(catalog: Catalog) -> None:
-    before = with_smoke("te1", not_run("permute", "te1"))
-    (found,) = smoked(catalog, fails("permute", "bf16.aligned.rows"), before=before).culprits
-    assert found.module == "permute"
-
-
-def test_what_failed_alike_before_is_no_culprit(catalog: Catalog) -> None:
-    old = fails(SMOKE, "bf16.train.forward.loss", stack="te1", te="1")
-    assert smoked(catalog, BETWEEN["numbers"], before=with_smoke("te1", old)).culprits == ()
-
-
-def test_what_nobody_ran_does_not_hold(catalog: Catalog) -> None:
-    smoke = fails(SMOKE, "bf16.train.forward.loss")
-    alone = [StackReceipts("te1", (good(SMOKE, "te1"),)), StackReceipts("te2", (smoke,))]
-    for modules in (catalog.modules, ()):
-        (found,) = compare_stacks(*alone, modules).culprits
-        assert (found.module, found.cause) == (SMOKE, Cause.NUMERICS)
-        assert "holds by itself" not in found.summary
-
-
-def test_a_contract_of_its_own_is_between_modules_and_nobody_is_said_to_hold(catalog: Catalog) -> None:
-    broken = replace(
-        fails(SMOKE), checks=(Check("same-world.loss", False, detail="35 of 35 steps; not the same bits"),)
-    )
-    alone = [StackReceipts("te1", (good(SMOKE, "te1"),)), StackReceipts("te2", (broken,))]
-    (found,) = compare_stacks(*alone, ()).culprits
-    assert (found.module, found.cause) == (SMOKE, Cause.BOUNDARY)
-    assert "Not every bridge module was run beside it" in found.summary
-    assert "run the bridge modules" in found.next_step
+def test_a_composition_of_one_side_alone_blames_nobody(catalog: Catalog) -> None:
+    with_it = stack_of("te2", good(SMOKE))
+    found = compare_stacks(with_it, clean("te3"), catalog.modules)
+    assert (found.culprits, list(found.lost)) == ((), ["te3-h200-moe_smoke"])
+    assert not compare_stacks(clean("te1"), stack_of("te2", NUMBERS), catalog.modules).culprits

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult, TimingChange
+from megacpp_validate.canary.dynamic.slowdown import TimingChange
+from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import Catalog, read_catalog
+from megacpp_validate.diagnosis.blame import Change
 from megacpp_validate.evidence.receipt import Backend, Check, Failure, Machine, Outcome, Package, Part, Receipt
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
 from tests.diagnosis.planted import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -16,18 +15,13 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.firewall import run as firewall
-from megacpp_validate.canary.firewall.damage import plan_firewall
-from megacpp_validate.canary.firewall.install import (
-    TE,
+from megacpp_validate.canary.firewall.damage import (
     CannotBuild,
     Interpreter,
-    build_stand_ins,
-    read_current_release,
+    plan_firewall,
     read_interpreter,
-    write_dist_info,
 )
-from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
-from megacpp_validate.canary.firewall.run import run_firewall
+from megacpp_validate.canary.firewall.run import FirewallCase, FirewallOutcome, FirewallResult, run_firewall
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit, WrongArguments
@@ -61,7 +55,7 @@ def interpreter() -> Interpreter:
 def run(catalog: Catalog, sources: Sources, interpreter: Interpreter) -> Iterator[Run]:
     """The tier on some cases, with the real wheels; what this interpreter offers is looked at once."""
 
-    def wheels(distribution: str, version: str) -> Path:
+    def wheels(version: str, distribution: str) -> Path:
         try:
             return sources.wheel(version, distribution)
         except SourceUnavailable as fault:
@@ -197,11 +191,6 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
             ),
             ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''"),
             ("attention.py", edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '), "attention names the native path 'not "),
-            (
-                "vendor.py",
-                edit("raise VendorEntryMissing(self.why_missing())", "raise VendorEntryMissing('no')"),
-                "gives another reason",
-            ),
         ),
     ),
     "a module ends the process": (
@@ -268,34 +257,20 @@ def test_without_torch_the_cases_that_want_it_are_not_run(
     assert not result.holds
 
 
-def test_a_wheel_of_te_that_cannot_be_had_is_an_error(run: Run) -> None:
-    def unreachable(distribution: str, version: str) -> Path:
-        raise SourceUnavailable(f"{distribution} {version} could not be fetched")
-
-    with pytest.raises(SourceUnavailable, match="could not be fetched"):
-        run("absent", wheels=unreachable)
-
-
 def test_another_wheel_that_cannot_be_had_is_one_case_less(run: Run, sources: Sources) -> None:
-    def only_one(distribution: str, version: str) -> Path:
+    def only_one(version: str, distribution: str) -> Path:
         if version != "2.20.2":
             raise SourceUnavailable("offline")
         return sources.wheel(version, distribution)
 
     (case,) = run("second-copy", wheels=only_one).cases
     assert case.outcome is FirewallOutcome.NOT_RUN
-    assert case.problems == (f"{TE} 2.17.1 could not be fetched: offline",)
+    assert "offline" in case.problems[0]
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
     with pytest.raises(WrongArguments, match=r"abscent.*absent"):
         plan_firewall(["abscent"])
-
-
-def test_without_a_real_install_there_is_none_to_damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firewall, "read_interpreter", lambda _: Interpreter((), Path("/nowhere"), "", ""))
-    with pytest.raises(WrongArguments, match="No whole install"):
-        run(install="current")
 
 
 def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
@@ -315,41 +290,3 @@ def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
     assert time.monotonic() - started < 120  # it did not wait for the limit
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
-
-
-# --- the real install of an interpreter -------------------------------------------------------------------
-
-
-def test_a_real_install_is_damaged_in_a_copy(
-    run: Run, sources: Sources, interpreter: Interpreter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stand-ins play the part of the real libraries, large enough to be linked rather than copied."""
-    if interpreter.problem:
-        pytest.skip(f"not-run: {interpreter.problem}")
-    site, built = tmp_path / "site", build_stand_ins(tmp_path / "built")
-    shutil.unpack_archive(sources.wheel("2.20.2", TE), site, "zip")
-    libraries = site / "transformer_engine" / "wheel_lib"
-    libraries.mkdir()
-    for library in (next((built / part).glob("*.so")) for part in ("core", "extension")):
-        (libraries / library.name).write_bytes(library.read_bytes() + bytes(2**20))
-    for name in ("transformer_engine_cu13", "transformer_engine_torch"):
-        write_dist_info(site, name, "2.20.2")
-    before_it = hashes(site)
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.setenv("CUDA_HOME", str(built / "cuda"))
-    here = read_interpreter()
-    assert read_current_release(here) == "2.20.2"
-    monkeypatch.setattr(firewall, "read_interpreter", lambda _: here)
-    result = run("missing-library", "undefined-symbol", "core-library-deleted", install="current")
-    assert [(case.case, case.compiled, case.problems) for case in result.cases] == [
-        ("undamaged", "real", ()),
-        ("core-library-deleted", "real", ()),
-        ("missing-library", "real", ()),
-        ("undefined-symbol", "real", ()),
-    ]
-    assert hashes(site) == before_it
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

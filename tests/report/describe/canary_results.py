@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.canary.firewall.run import FirewallCase, FirewallOutcome, FirewallResult
 from megacpp_validate.canary.static.findings import (
     ChangeKind,
     Finding,

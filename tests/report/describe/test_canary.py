@@ -6,7 +6,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.bisect import Verdict
-from megacpp_validate.canary.firewall.result import FirewallOutcome, FirewallResult
+from megacpp_validate.canary.firewall.run import FirewallOutcome, FirewallResult
 from megacpp_validate.report.describe.canary import describe_bisect, describe_firewall, split_reason
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown

@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.canary.dynamic.upgrade_result import (
-    Change,
-    Culprit,
-    ModuleChange,
-    StepResult,
-    UpgradeResult,
-)
-from megacpp_validate.canary.upgrade import compare_receipts
+from megacpp_validate.canary.dynamic.step import ModuleChange, StepResult
+from megacpp_validate.canary.requirements import WheelRequirements
+from megacpp_validate.canary.upgrade import UpgradeResult, compare_receipts
 from megacpp_validate.canary.watch import JudgedRelease, WatchResult
-from megacpp_validate.canary.wheel_requirements import WheelRequirements
 from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.diagnosis.blame import Change
+from megacpp_validate.diagnosis.culprits import Culprit
 from megacpp_validate.environments.host_session import SupportGrid
 from megacpp_validate.environments.stacks import StackRun
 from megacpp_validate.errors import Exit
@@ -116,11 +112,11 @@ def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion, monkeypatch: p
 
 def watched(*codes: int, **failed: str) -> WatchResult:
     rows = (
-        JudgedRelease(version=f"2.2{at}.0", against="2.20.2", code=code, judged_at="2026-01-02", issue="issues/x.md")
+        JudgedRelease(version=f"2.2{at}.0", against="2.20.2", code=code, issue="issues/x.md")
         for at, code in enumerate(codes, start=1)
     )
     return WatchResult(
-        tool="t", asked_at="2026-01-02", pinned="2.20.2", listed=31, judged=tuple(rows), failed=failed
+        tool="t", pinned="2.20.2", listed=31, judged=tuple(rows), failed=failed
     )  # fmt: skip
 
 
