@@ -15,7 +15,7 @@ import pytest
 
 from megacpp_validate.cli.output import require_output, write_answer, write_result, write_text
 from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
-from megacpp_validate.evidence import whole_file
+from megacpp_validate.evidence import receipt as receipt_module
 from megacpp_validate.evidence.values import Frozen
 from megacpp_validate.report.document import Document
 from megacpp_validate.report.marks import bad
@@ -73,7 +73,7 @@ def test_a_file_is_whole_or_as_it_was(number: int, tmp_path: Path, monkeypatch: 
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(whole_file.os, "fsync", fail)
+    monkeypatch.setattr(receipt_module.os, "fsync", fail)
     with pytest.raises(WrongArguments if number == errno.EACCES else InfrastructureFailed, match="Next step"):
         write_text("after", file)
     assert file.read_text() == "before"
