@@ -9,8 +9,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.evidence.history import read_history
-from megacpp_validate.evidence.receipt import Check, Outcome
-from megacpp_validate.report.describe.receipt import describe_history, describe_receipt, show_worst
+from megacpp_validate.evidence.receipt import Backend, Check, Outcome
+from megacpp_validate.report.describe.receipt import describe_history, describe_receipt, find_fallbacks, show_worst
 from megacpp_validate.report.marks import mark_of
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.sessions import BACKEND, FAIL, FALLBACK, GOOD, HELD, IMPORT, OUT, check, part, receipt
@@ -47,6 +47,12 @@ def test_the_next_step_is_a_command_that_runs_the_cell_again() -> None:
     assert "moe-smoke --cells smoke_x --target h200" in describe_receipt(replace(FAIL, probe="smoke_x")).help
     assert "flag off" in describe_receipt(FALLBACK).help
     assert describe_receipt(IMPORT).help == "upgrade nvidia-cublas"
+
+
+def test_a_path_that_took_something_else_fell_back() -> None:
+    took = (Backend("attention.fa3", "fa3", "sdpa", ("sdpa",), ("fa3: head size 80",)),)
+    assert find_fallbacks(replace(GOOD, backends=took)) == took
+    assert find_fallbacks(replace(GOOD, requested="native", backends=took)) == ()
 
 
 def test_history(snapshot: SnapshotAssertion) -> None:

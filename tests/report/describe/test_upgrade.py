@@ -19,7 +19,13 @@ from megacpp_validate.environments.stacks import StackRun
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.values import Cause
-from megacpp_validate.report.describe.upgrade import describe_release, describe_upgrade, describe_watch, summarize_step
+from megacpp_validate.report.describe.upgrade import (
+    describe_release,
+    describe_upgrade,
+    describe_watch,
+    mark_step,
+    summarize_step,
+)
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.markdown import render_markdown
@@ -60,16 +66,16 @@ FIXED = step(change("permute", Change.FIXED, ERROR, GOOD), change("attention", C
 NEW = step(change("permute", Change.NEW, None, GOOD))
 
 SENTENCES = [
-    (BROKEN, "Breaks attention (environment: cuDNN); with it: native_block."),
-    (LOST, "The evidence blames nothing; no evidence for: te2.17.1-h200-permute."),
-    (FIXED, "Breaks nothing; fixes: permute; still fails as before: attention."),
-    (NEW, "The evidence blames nothing; no receipt of te2.12.0 for: permute."),
+    (BROKEN, "Breaks attention (environment: cuDNN); with it: native_block.", Tone.BAD),
+    (LOST, "The evidence blames nothing; no evidence for: te2.17.1-h200-permute.", Tone.MISSING),
+    (FIXED, "Breaks nothing; fixes: permute; still fails as before: attention.", Tone.GOOD),
+    (NEW, "The evidence blames nothing; no receipt of te2.12.0 for: permute.", Tone.MISSING),
 ]
 
 
-@pytest.mark.parametrize(("found", "sentence"), SENTENCES)
-def test_a_step_in_a_sentence(found: StepResult, sentence: str) -> None:
-    assert summarize_step(found) == sentence
+@pytest.mark.parametrize(("found", "sentence", "tone"), SENTENCES)
+def test_a_step_in_a_sentence(found: StepResult, sentence: str, tone: Tone) -> None:
+    assert (summarize_step(found), mark_step(found).tone) == (sentence, tone)
 
 
 STACK = StackRun(stack="te2.17.1", environment="", folder="", problem="no such folder")
