@@ -10,7 +10,6 @@ import pytest
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.diagnosis.blame import Change
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.evidence.values import Cause
@@ -54,18 +53,6 @@ BLAMED: dict[tuple[str, str], Named] = {
 def test_every_step_has_its_right_blame(catalog: Catalog, ends: tuple[str, str], wanted: Named) -> None:
     found = step(catalog, *ends)
     assert tuple((one.module, one.cause, one.component, one.cascades) for one in found.culprits) == wanted
-
-
-def test_the_step_of_a_library_names_the_package_its_version_and_the_second_copy(catalog: Catalog) -> None:
-    found = step(catalog, "te2.12.0", "te2.17.1")
-    (culprit,) = found.culprits
-    assert "pin nvidia-cudnn-cu13 to a release newer than 9.14.0" in culprit.next_step
-    assert "remove the second copy of libcudnn at /usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0" in culprit.next_step
-    assert culprit.entry_points == ("dot_product_attention",)
-    assert [row.module for row in found.modules if row.change is Change.UNCHANGED] == [
-        "imports", "linear_walker", "permute", "expert_gemm",
-    ]  # fmt: skip
-    assert found.versions == ()
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -69,16 +69,6 @@ def test_one_culprit_is_named_alone_whatever_its_cascade(fault: tuple[str, str, 
     assert result.lost == {}
 
 
-@given(st.data())
-@QUICK
-def test_two_culprits_that_raise_different_things_are_both_named(data: st.DataObject) -> None:
-    one, other = data.draw(st.lists(st.sampled_from(MODULES), min_size=2, max_size=2, unique=True))
-    kinds = data.draw(st.lists(st.sampled_from(("keyword", "crash")), min_size=2, max_size=2))
-    receipts = tuple(shows(name, name, kind) for name, kind in zip((one, other), kinds, strict=True))
-    named = {culprit.module for culprit in step(clean("te1"), stack_of("te2", *receipts)).culprits}
-    assert named == {one, other}
-
-
 @given(one_fault(), st.sets(st.sampled_from(MODULES)), st.sets(st.sampled_from(MODULES)), st.randoms())
 @QUICK
 def test_loss_duplicates_and_order_change_no_verdict(

@@ -48,17 +48,6 @@ def test_attention_that_dies_in_cudnn_is_named_once(catalog: Catalog, before: st
     assert culprit.cascades == ("native_block", "layer_spec")
 
 
-def test_nobody_is_named_where_the_layer_is_only_now_run(catalog: Catalog) -> None:
-    """Receipts from before the layer was run on one side, from after it on the other."""
-    found = compare_stacks(kept("te2.17.1"), with_the_layer_run(kept("te2.17.1")), catalog.modules)
-    assert "layer_spec" not in [culprit.module for culprit in found.culprits]
-
-
-def test_two_releases_with_dead_attention_have_one_failure(catalog: Catalog) -> None:
-    both = with_the_layer_run(kept("te2.17.1"))
-    assert compare_stacks(both, both, catalog.modules).culprits == ()
-
-
 def red(probe: str, *names: str) -> dict[str, Receipt]:
     return {probe: fails(probe, *names)}
 
