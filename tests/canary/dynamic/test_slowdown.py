@@ -446,3 +446,14 @@ def test_one_module_is_one_culprit_with_its_time_and_what_changed(
     assert any("ratio 1.500" in line for line in found.evidence)
     assert len(found.evidence) > 1
     assert not found.is_slowdown  # a page that leaves the lines of a slowdown to its times would leave these out
+
+
+def test_one_long_round_of_before_is_doubt_enough() -> None:
+    def on_host(*rounds: float) -> dict[str, Receipt]:
+        return {"attention": receipt("attention", (timing("use", WALL, list(rounds)),))}
+
+    before = on_host(*STEADY)
+    noise, slow = measure_noise(before, before), on_host(1.6, 1.61, 1.6, 1.6, 1.6)
+    assert compare_timings(before, slow, noise)[0].slower
+    (row,) = compare_timings(on_host(1.0, 1.0, 1.62, 1.0, 1.0), slow, noise)
+    assert (row.noise < row.ratio, row.slower) == (True, False)
