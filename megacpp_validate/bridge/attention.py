@@ -477,27 +477,16 @@ def check_heads(heads: int, groups: int, head_dim: int, tp_size: int) -> None:
         NotDivisible: the text says what does not divide what.
         WrongOption: one that is no whole number.
     """
-    if not all(
-        isinstance(size, Integral) and not isinstance(size, bool) for size in (heads, groups, head_dim, tp_size)
-    ):
+    sizes = (heads, groups, head_dim, tp_size)
+    if not all(isinstance(size, Integral) and not isinstance(size, bool) for size in sizes):
         raise WrongOption(
-            f"{heads!r} heads of size {head_dim!r} in {groups!r} groups over {tp_size!r} ranks: each must be a whole "
-            "number. Next step: read them from the model's configuration."
+            f"heads, groups, head size and ranks {sizes!r}: each must be a whole number. Next step: int()."
         )
-    if min(heads, groups, head_dim, tp_size) < 1:
+    if min(sizes) < 1 or heads % groups or heads % tp_size or groups % tp_size:
         raise NotDivisible(
-            f"{heads} heads of size {head_dim} in {groups} groups over {tp_size} ranks: each must be 1 or more. Next "
-            "step: read them from the model's configuration."
-        )
-    if heads % groups:
-        raise NotDivisible(
-            f"{heads} query heads do not divide into {groups} groups. Next step: choose num_gqa_groups among the "
-            f"divisors of {heads}."
-        )
-    if heads % tp_size or groups % tp_size:
-        raise NotDivisible(
-            f"{heads} query heads and {groups} groups do not divide among {tp_size} tensor-parallel ranks: a rank "
-            f"takes whole heads and whole groups. Next step: choose tp_size among the divisors of {groups}."
+            f"{heads} query heads of size {head_dim} in {groups} groups over {tp_size} tensor-parallel ranks: each is 1 "
+            "or more, groups divide heads, and a rank takes whole heads and whole groups. Next step: choose "
+            f"num_gqa_groups among the divisors of {heads}, and tp_size among those of the groups."
         )
 
 

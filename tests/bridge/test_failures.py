@@ -31,6 +31,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_header_has_the_bytes_that_are_mapped(tmp_path: Path) -> None:
     (tmp_path / "a.so").write_bytes(elf(machine=183, loaded=4096))
     assert bytes_needed(tmp_path / "a.so") == 4096
+    (tmp_path / "b.so").write_bytes(elf(loaded=4096, offset=512))
+    assert bytes_needed(tmp_path / "b.so") == 4608
 
 
 @pytest.mark.parametrize("place", ["libvendor_x.so", "wheel_lib/libvendor_x.so", "../vendor_x_torch.cpython-312.so"])

@@ -58,6 +58,8 @@ def test_shards_of_a_state_join_to_it(activation: Any) -> None:
     joined = weights.join_native_state(shards, shape)
     assert joined.keys() == whole.keys()
     assert all(torch.equal(joined[name], whole[name]) for name in whole)
+    if shape.gated:
+        assert torch.equal(shards[1]["mlp.fc1_weight"], weights.split_gated(whole["mlp.fc1_weight"], 1, 2))
     mine = shape.shard(2).native_shapes()
     assert all({name: tuple(shard[name].shape) for name in shard} == mine for shard in shards)
 
