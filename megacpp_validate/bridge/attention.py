@@ -484,7 +484,7 @@ def check_heads(heads: int, groups: int, head_dim: int, tp_size: int) -> None:
         )
     if min(sizes) < 1 or heads % groups or heads % tp_size or groups % tp_size:
         raise NotDivisible(
-            f"{heads} query heads of size {head_dim} in {groups} groups over {tp_size} tensor-parallel ranks: each is 1 "
+            f"{heads} query heads of size {head_dim} in {groups} groups over {tp_size} ranks of a tensor group: each 1 "
             "or more, groups divide heads, and a rank takes whole heads and whole groups. Next step: choose "
             f"num_gqa_groups among the divisors of {heads}, and tp_size among those of the groups."
         )
