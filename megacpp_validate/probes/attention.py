@@ -16,10 +16,10 @@ import torch
 
 from ..evidence.receipt import Backend
 from ..native.attention import attention as native_attention
-from .bench import Bench
+from .bench import DTYPES, Bench, Refusals
 from .bounds import Roundings
 from .observe import attention_kernels, graph_nodes
-from .references.attention import attend, visible
+from .references import attend, visible
 from .trial import Tensors, Trial, try_again, try_case
 
 # Architectures on which every release from 2.12.0 to 2.20.2 has cuDNN's attention for what the wrapper hands on: half
@@ -43,20 +43,13 @@ def check_kernel(bench: Bench, path: str, out: Any) -> None:
     kernels = attention_kernels(out)
     if not kernels and any("Softmax" in name for name in graph_nodes(out)):
         kernels = ("unfused",)
-    said = f"Transformer Engine's attention ran by {', '.join(kernels) or 'a kernel that leaves no name'}"
     deterministic = os.environ.get(ANY_ORDER) == "0" or torch.are_deterministic_algorithms_enabled()
-    no_fused = os.environ.get(SWITCHED_OFF) == "0" or (bench.order.target.arch == "sm_100" and deterministic)
-    if bench.order.target.arch not in FUSED_ON or out.dtype not in HALF or no_fused:
-        return bench.check(f"{path}.kernel.backend", True, f"{said}; none is expected of {out.dtype} here")
-    wanted = f"a fused one is there for {out.dtype} on {bench.order.target.id}"
-    return bench.check(f"{path}.kernel.backend", "unfused" not in kernels, f"{said}; {wanted}")
-
-
-def check_attention_memory(bench: Bench, layer: Any, *, heads: int, groups: int, width: int, length: int) -> None:
-    """A bf16 call, forward and backward, leaves nothing behind."""
-    shapes = [(2, count, length, width) for count in (heads, groups, groups)]
-    tensors = [torch.ones(shape, dtype=torch.bfloat16, device=bench.device) for shape in shapes]
-    bench.layer_keeps_nothing("bf16", layer, *tensors)
+    target, no_fused = bench.order.target, os.environ.get(SWITCHED_OFF) == "0"
+    expected = target.arch in FUSED_ON and out.dtype in HALF and not no_fused
+    expected = expected and not (target.arch == "sm_100" and deterministic)
+    wanted = f"a fused one is there for {out.dtype} on {target.id}" if expected else "none is expected here"
+    said = f"Transformer Engine's attention ran by {', '.join(kernels) or 'a kernel that leaves no name'}; {wanted}"
+    bench.check(f"{path}.kernel.backend", not expected or "unfused" not in kernels, said)
 
 
 HEADS: Final = 8
@@ -64,7 +57,6 @@ HEADS: Final = 8
 # of its score would be what rounding leaves of a difference.
 SCALES: Final = (0.5, 1.0, 1.0)
 ENOUGH_KEYS: Final = 16
-DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ON_CPU: Final[dict[str, Any]] = {**DTYPES, "fp16": torch.float16}
 SCALE: Final = 0.2  # no 1 / sqrt(D) of a case
 
@@ -132,6 +124,14 @@ PLAIN: Final = (
     ("fp32", Case("gqa4.d64.blocks.scale", scale=SCALE, options=("block_mask", "block_size"), code="block-routing")),
     ("fp32", Case("gqa4.d64.blocks.no-mask", causal=False, options=("block_mask", "block_size"), code="block-routing")),
 )
+AGAIN: Final = (
+    Case("first"),
+    Case("others"),
+    Case("window", options=("window",), code="local-window"),
+    Case("plain"),
+    Case("one-token", length=1, code="one-token"),
+    Case("longer", extra=3),
+)
 FLASH: Final = {
     "fa3": (Case("gqa4.d128", width=128), Case("gqa4.d64.window", extra=5, options=("window",))),
     "fa4": (Case("gqa4.d128", width=128), Case("gqa4.d64.soft-cap", extra=5, options=("softcap",))),
@@ -181,9 +181,10 @@ def probe(bench: Bench) -> None:
             _run(bench, bridge, case, name)
         with bench.scope("again"):
             _check_again(bench, bridge)
-    layer = _layer(bench, bridge, CASES[0])
-    check_attention_memory(bench, layer, heads=HEADS, groups=CASES[0].groups, width=64, length=_length(bench))
-    _refusals(bench, bridge)
+    shapes = [(2, heads, _length(bench), 64) for heads in (HEADS, CASES[0].groups, CASES[0].groups)]
+    tensors = [torch.ones(shape, dtype=torch.bfloat16, device=bench.device) for shape in shapes]
+    bench.layer_keeps_nothing("bf16", _layer(bench, bridge, CASES[0]), *tensors)
+    bench.refuses_each(_refusals(bench, bridge))
 
 
 def probe_last(bench: Bench) -> None:
@@ -227,14 +228,8 @@ def _trial(bench: Bench, layer: Any, sample: Sample, dtype: str, path: str) -> T
 def _layer(bench: Bench, bridge: Any, case: Case, flash: str = "") -> Any:
     # Without Transformer Engine the native path is meant, not another vendor's.
     backends = (flash,) if flash else bridge.BACKENDS if bench.wants_te else ("te", "sdpa")
-    return bridge.Attention(
-        num_heads=case.heads,
-        head_dim=case.width,
-        num_gqa_groups=case.groups,
-        softmax_scale=case.scale,
-        backends=backends,
-        device=bench.device,
-    )
+    sizes = {"num_heads": case.heads, "head_dim": case.width, "num_gqa_groups": case.groups}
+    return bridge.Attention(**sizes, softmax_scale=case.scale, backends=backends, device=bench.device)
 
 
 def _check_again(bench: Bench, bridge: Any) -> None:
@@ -243,9 +238,7 @@ def _check_again(bench: Bench, bridge: Any) -> None:
     What it kept of the call before must give the same bits for the same call, and decide nothing about another one.
     """
     layer = _layer(bench, bridge, CASES[0])
-    one = Case("one-token", length=1, code="one-token")
-    window = Case("window", options=("window",), code="local-window")
-    for case in (Case("first"), Case("others"), window, Case("plain"), one, Case("longer", extra=3)):
+    for case in AGAIN:
         trial = _trial(bench, layer, _sample(bench, case, torch.float32), "fp32", case.name)
         try_again(bench, replace(trial, checks_dtype=False))
         if case.code:
@@ -288,9 +281,8 @@ def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
         wide = bench.randn(batch, case.groups, length, 2 * case.width, dtype=dtype)
         wide[..., ::2] = key
         key = wide[..., ::2]
-    gradient = new(case.heads)
-    leaves = {"query": query, "key": key, "value": value}
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in leaves.items()}
+    gradient, named = new(case.heads), {"query": query, "key": key, "value": value}
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
     sample = Sample(case, leaves, gradient, _options(bench, case, batch, length))
     # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
     # that row. So such rows weigh less in the loss; their output is held to its reference all the same.
@@ -354,10 +346,11 @@ def _roundings(bench: Bench, sample: Sample, tensor: str, *, dtype: str, backend
         return Roundings((("fp32", 6),), longest, why="scores, weights, their gradients and the result")
     if backend == "sdpa" and "softcap" in sample.options:
         return Roundings(((dtype, 1),), longest, why="computed in fp32, the result rounded")
+    twice_from_scores = (3, "output, score gradients and result rounded")
     count, why = {
         "forward": (2, "weights and output rounded"),
-        "grad.query": (3, "output, score gradients and result rounded"),
-        "grad.key": (3, "output, score gradients and result rounded"),
+        "grad.query": twice_from_scores,
+        "grad.key": twice_from_scores,
         "grad.value": (2, "weights and result rounded"),
     }[tensor]
     if tensor in ("grad.key", "grad.value"):
@@ -382,7 +375,7 @@ def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]
 # --- wrong input ------------------------------------------------------------------------------------------
 
 
-def _refusals(bench: Bench, bridge: Any) -> None:
+def _refusals(bench: Bench, bridge: Any) -> Refusals:
     """What must be refused before any kernel, by class, with a next step."""
     errors, wrong_option = bench.bridge("errors"), bench.bridge("attention").WrongOption
     make = bridge.Attention
@@ -391,7 +384,7 @@ def _refusals(bench: Bench, bridge: Any) -> None:
     query, key = bench.randn(1, 8, 16, 64), bench.randn(1, 2, 16, 64)
     ids = bench.randint(3, 1, 16)
     routed = bench.rand(1, 8, 2, 2) < 0.5
-    calls: dict[str, tuple[type[BaseException], Any]] = {
+    return {
         "rank": (errors.WrongShape, lambda: layer(query[0], key[0], key[0])),
         "layout": (errors.WrongShape, lambda: layer(*(x.transpose(1, 2) for x in (query, key, key)))),
         "head-size": (errors.WrongShape, lambda: layer(*(x[..., :32] for x in (query, key, key)))),
@@ -412,4 +405,3 @@ def _refusals(bench: Bench, bridge: Any) -> None:
         "heads-by-ranks": (errors.NotDivisible, lambda: make(**sizes, tp_size=4)),
         "unknown-backend": (errors.UnknownName, lambda: make(**sizes, backends=("te", "fa2"))),
     }
-    bench.refuses_each(calls)

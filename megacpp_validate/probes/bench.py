@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -11,21 +12,46 @@ from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Backend, Check, Compiler, Quantizer, TrainingRecord
-from .bounds import Roundings, compare
+from ..evidence.receipt import Backend, Check, Compiler, JitCompile, Quantizer, TrainingRecord
+from .bounds import Roundings, compare, low_precision_ran, relative_error
 from .emulation import EMULATED
-from .jit_record import RankJit
-from .memory import Enter, check_memory, use_of
-from .observe import attention_kernels, observed_backends
+from .observe import Enter, attention_kernels, check_memory, observed_backends, use_of
 from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"
+DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
 SDPA: Final = "sdpa"  # torch's attention, which no vendor calls: beside one, a part of the path fell back
+Refusals = Mapping[str, tuple[type[BaseException], Callable[[], Any]]]
 
 
 class CannotRun(Exception):
     """What a probe needs is not here; the text says what, and what to do. Nothing is known of the cell then."""
+
+
+@dataclass
+class RankJit:
+    """What the ranks of training runs report.
+
+    Attributes:
+        compiled: what they compiled.
+        hits: library -> how much they took from caches on disk.
+        unwatched: as `jit.monitor` has it.
+        notes: what their guards reported, each thing once.
+    """
+
+    compiled: list[JitCompile] = field(default_factory=list)
+    hits: Counter[str] = field(default_factory=Counter)
+    unwatched: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, receipt: Mapping[str, Any]) -> None:
+        """Add the receipt of one rank."""
+        found: Mapping[str, Any] = receipt.get("jit") or {}
+        self.compiled += [JitCompile(**row, rank=int(receipt["rank"])) for row in found.get("compiled", ())]
+        self.hits.update(found.get("hits", {}))
+        self.unwatched |= found.get("unwatched", {})
+        self.notes += [note for note in found.get("notes", ()) if note not in self.notes]
 
 
 @dataclass
@@ -36,7 +62,7 @@ class Bench:
         order: the cell, the target and what is requested.
         checks, backends, quantizers, compilers, training: in the order they were made.
         rank_jit: what ranks of training runs compiled; what this process compiles is noted without.
-        unsupported: why the target has not what the cell is about; empty where it has.
+        unsupported: why the target has not what the cell is about; empty where it has. Good where every check passed.
     """
 
     order: Order
@@ -50,13 +76,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         self._recipes: tuple[Any, ...] | None = None
-        self._device = "cpu" if self.order.target.id == "cpu" else "cuda"
-        self._generator = torch.Generator(self._device).manual_seed(self.order.seed)
-
-    @property
-    def device(self) -> str:
-        """Where tensors are made: "cuda", or "cpu" on the target `cpu`."""
-        return self._device
+        self.device = "cpu" if self.order.target.id == "cpu" else "cuda"
+        self.quick = self.order.quick  # only the smallest shapes are wanted
+        self._generator = torch.Generator(self.device).manual_seed(self.order.seed)
 
     @property
     def wants_te(self) -> bool:
@@ -68,30 +90,27 @@ class Bench:
         """The target's recipes that Transformer Engine has in this environment, as far as it is wanted.
 
         One that it refuses (FP8 block scaling wants CUDA 12.9, and Hopper before 2.9) is for the cell of `imports` to
-        fail; here a check tells that it is not judged, so that everything else still is.
+        fail; here a check records that it is not judged, so that everything else still is.
         """
-        asked = self.order.target.recipes
         if self._recipes is None:
-            scope = self.bridge("fp8_scope")
-            answers = {one: scope.why_recipe_is_refused(one) for one in asked} if self.wants_te else {}
-            lacking = {one: reason for one, reason in answers.items() if reason}
-            for one, reason in lacking.items():
-                said = f"not judged: Transformer Engine refuses {one} here ({reason}); see imports"
-                self.check(f"fp8.{one}.supported", True, said)
-            self._recipes = tuple(one for one in asked if one not in lacking)
+            kept, scope = [], self.bridge("fp8_scope")
+            for recipe in self.order.target.recipes:
+                if self.wants_te and (reason := scope.why_recipe_is_refused(recipe)):
+                    said = f"not judged: Transformer Engine refuses {recipe} here ({reason}); see imports"
+                    self.check(f"fp8.{recipe}.supported", True, said)
+                else:
+                    kept.append(recipe)
+            self._recipes = tuple(kept)
         return self._recipes
 
     def judged_recipes(self, path: str) -> tuple[Any, ...]:
-        """The recipes that are held to an emulation; one that has none, and so no bound, is a failed check.
-
-        Args:
-            path: of that check, before the recipe: `{path}{recipe}.reference`.
-        """
-        for recipe in self.recipes if self.wants_te else ():
+        """The recipes that an emulation gives bounds for; one without fails the check `{path}{recipe}.reference`."""
+        recipes = self.recipes if self.wants_te else ()
+        for recipe in recipes:
             if recipe not in EMULATED:
                 said = f"nothing emulates {recipe}: there is no bound to hold it to"
                 self.check(f"{path}{recipe}.reference", False, said)
-        return tuple(recipe for recipe in self.recipes if recipe in EMULATED) if self.wants_te else ()
+        return tuple(recipe for recipe in recipes if recipe in EMULATED)
 
     def require_recipes(self) -> tuple[Any, ...]:
         """`recipes`, for a cell that has nothing to look at without them, or without the one that production runs.
@@ -105,22 +124,21 @@ class Bench:
                 "cell out."
             )
         asked, production = self.order.target.recipes, self.order.target.production_recipe
-        found = self.recipes
-        if not found or (production in asked and production not in found):
-            lacking = ", ".join(one for one in asked if one not in found) or "every recipe"
+        if not self.recipes or (production in asked and production not in self.recipes):
+            lacking = ", ".join(one for one in asked if one not in self.recipes) or "every recipe"
             self.cannot_run(
                 f"not judged: {lacking} cannot be had here. Next step: look at the cells of the recipes, which say why."
             )
-        return found
-
-    @property
-    def quick(self) -> bool:
-        """Whether only the smallest shapes are wanted."""
-        return self.order.quick
+        return self.recipes
 
     def bridge(self, module: str | None = None) -> Any:
         """A bridge module by id; the probe's own without one."""
         return importlib.import_module(f"{BRIDGE}.{module or self.order.bridge_modules[0]}")
+
+    def te_layer(self, kind: str, *sizes: int, **options: Any) -> Any:
+        """A layer of Transformer Engine in bf16 by the name of its accessor, without a bias unless one is asked for."""
+        made = {"bias": False, "params_dtype": torch.bfloat16, "device": self.device}
+        return getattr(self.bridge("imports"), kind).require()(*sizes, **{**made, **options})
 
     def low_precision(self, recipe: str | None = None, **other: Any) -> Enter:
         """What makes the bridge's low-precision scope of the target; its production recipe without one.
@@ -130,8 +148,8 @@ class Bench:
             other: arguments of `fp8_scope.low_precision` that are not the usual ones.
         """
         scope = self.bridge("fp8_scope")
-        given = {"target": self.order.target.id, "amax_reduction_group": scope.SINGLE_OWNER, "recipe": recipe}
-        return lambda **last: scope.low_precision(**{**given, **other, **last})
+        given = {"target": self.order.target.id, "amax_reduction_group": scope.SINGLE_OWNER, "recipe": recipe, **other}
+        return lambda **last: scope.low_precision(**{**given, **last})
 
     def setting(self, name: str, default: str = "") -> str:
         """What the cell's row sets under this name."""
@@ -144,22 +162,12 @@ class Bench:
             CannotRun: the order has no folder.
         """
         if not self.order.folder:
-            raise CannotRun("there is no folder for files beside the receipt. Next step: run it as a cell.")
+            self.cannot_run("there is no folder for files beside the receipt. Next step: run it as a cell.")
         return Path(self.order.folder, f"{self.order.cell}.{name}")
 
     def saw_quantizer(self, path: str, tensor: str, kind: str, dtype: str, block: str) -> None:
         """Record what cast an operand, as read from the object that ran; see `evidence.receipt.Quantizer`."""
         self.quantizers.append(Quantizer(path, tensor, kind, dtype, block))
-
-    def saw_compiler(self, library: str, mode: str, cache: str) -> None:
-        """Record what compiles a library's kernels; see `evidence.receipt.Compiler`."""
-        row = Compiler(library, mode, cache)
-        if row not in self.compilers:
-            self.compilers.append(row)
-
-    def is_unsupported(self, reason: str) -> None:
-        """The target has not what the cell is about, and says so as it should: good where every check passed."""
-        self.unsupported = reason
 
     def cannot_run(self, reason: str) -> None:
         """End the probe: what it needs is not here. The cell is `not-run`, which is never good.
@@ -171,30 +179,38 @@ class Bench:
 
     def randn(self, *shape: int, dtype: Any = torch.float32, grad: bool = False, scale: float = 1.0) -> Any:
         """Normal values of this shape from the probe's own generator, rounded to `dtype`."""
-        made = torch.randn(*shape, generator=self._generator, device=self._device, dtype=torch.float32) * scale
+        made = torch.randn(*shape, generator=self._generator, device=self.device, dtype=torch.float32) * scale
         return made.to(dtype).requires_grad_(grad)
 
     def rand(self, *shape: int, dtype: Any = torch.float32) -> Any:
         """Uniform values in [0, 1)."""
-        made = torch.rand(*shape, generator=self._generator, device=self._device, dtype=torch.float32).to(dtype)
+        made = torch.rand(*shape, generator=self._generator, device=self.device, dtype=torch.float32).to(dtype)
         return made.clamp(max=1.0 - torch.finfo(dtype).eps)  # fewer bits make 1 of what was a little less
 
     def randint(self, high: int, *shape: int) -> Any:
         """Integers in [0, high), int64."""
-        return torch.randint(high, shape, generator=self._generator, device=self._device)
+        return torch.randint(high, shape, generator=self._generator, device=self.device)
 
-    def compare(
-        self,
-        name: str,
-        observed: Any,
-        reference: Any,
-        *,
-        roundings: Roundings,
-        native: Any = None,
-        scale: float | None = None,
-    ) -> None:
+    def filled(self, layer: Any, dtype: Any = torch.float32, **own: tuple[float, float]) -> Any:
+        """A layer with weights of its own for each seed, such that its outputs are of size 1.
+
+        Args:
+            layer: whose parameters to fill; it is given back.
+            dtype: that values are drawn in.
+            own: mean and deviation of parameters that are neither weights of a norm nor of a product.
+        """
+        with torch.no_grad():
+            for name, value in layer.named_parameters():
+                usual = (1.0, 0.2) if value.dim() == 1 else (0.0, value.shape[-1] ** -0.5)
+                mean, deviation = own.get(name.rpartition(".")[2], usual)
+                value.copy_(mean + self.randn(*value.shape, dtype=dtype, scale=deviation))
+        return layer
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def compare(self, name: str, observed: Any, reference: Any, *, roundings: Roundings, **more: Any) -> None:
         """Hold a tensor to its fp64 reference by the three-part bound; see `bounds.compare`."""
-        self.checks.append(compare(name, observed, reference, roundings=roundings, native=native, scale=scale))
+        self.checks.append(compare(name, observed, reference, roundings=roundings, **more))
 
     def compare_pass(
         self,
@@ -217,40 +233,48 @@ class Bench:
             shown: name of a tensor -> how its check names it.
         """
         for name, tensor in wanted.items():
-            plain = None if native is None else native[name]
-            scale = (scales or {}).get(name)
+            plain, scale = None if native is None else native[name], (scales or {}).get(name)
             self.compare(shown(name), seen.get(name), tensor, roundings=roundings(name), native=plain, scale=scale)
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         """A check that is no comparison of tensors; `detail` says what was seen."""
         self.checks.append(Check(name, bool(passed), detail=detail))
 
+    def check_parts(self, name: str, *parts: Any, detail: str = "") -> None:
+        """A check that passes where each of its parts does."""
+        self.checks.append(Check(name, all(part.passed for part in parts), parts, detail))
+
+    def ran_low(self, name: str, seen: Any, wanted: Any, roundings: Roundings) -> None:
+        """A tensor is no more accurate than low precision makes it; see `bounds.low_precision_ran`."""
+        self.check_parts(name, low_precision_ran(relative_error(seen, wanted), roundings))
+
     def same_bits(self, name: str, first: Iterable[Any], again: Iterable[Any]) -> None:
         """The same call twice gives the same bits, tensor by tensor; where one gives none, both do."""
-        pairs = list(zip(first, again, strict=True))
-        differ = [
-            str(index)
-            for index, (one, other) in enumerate(pairs)
-            if (one is None) is not (other is None) or (one is not None and not torch.equal(one, other))
-        ]
-        said = f"not the same bits: numbers {', '.join(differ)}" if differ else "the same bits"
+        pairs = [pair for pair in zip(first, again, strict=True) if pair[0] is not None or pair[1] is not None]
+        one, two = (dict(enumerate(row)) for row in zip(*pairs, strict=True)) if pairs else ({}, {})
+        differ = ", ".join(map(str, different(one, two)))
+        said = f"not the same bits: numbers {differ}" if differ else "the same bits"
         self.check(name, not differ, f"{len(pairs)} tensors of the same call twice: {said}")
 
-    def refuses(self, name: str, error: type[BaseException], call: Callable[[], Any]) -> None:
-        """The call must raise this class of error, with a next step in its text."""
+    def refuses(self, name: str, error: type[BaseException], call: Callable[[], Any], *words: str) -> None:
+        """The call must raise this class of error, with a next step; that its text has the words is a further check."""
+        said = f"nothing was raised; {error.__name__} was expected"
+        passed = False
         try:
             call()
         except error as refusal:
-            self.check(name, "Next step" in str(refusal), f"{type(refusal).__name__}: {refusal}")
+            said, passed = f"{type(refusal).__name__}: {refusal}", "Next step" in str(refusal)
         except Exception as other:
-            self.check(name, False, f"{type(other).__name__} instead of {error.__name__}: {other}")
-        else:
-            self.check(name, False, f"nothing was raised; {error.__name__} was expected")
+            said = f"{type(other).__name__} instead of {error.__name__}: {other}"
+        self.check(name, passed, said)
+        if words:
+            missing = [word for word in words if word not in said]
+            self.check(f"{name}.says", not missing, f"without {', '.join(missing)}: {said}" if missing else "")
 
-    def refuses_each(self, calls: Mapping[str, tuple[type[BaseException], Callable[[], Any]]]) -> None:
+    def refuses_each(self, calls: Refusals, prefix: str = "refuses.") -> None:
         """Each of some calls must raise its class of error; the checks are `refuses.NAME`."""
         for name, (error, call) in calls.items():
-            self.refuses(f"refuses.{name}", error, call)
+            self.refuses(f"{prefix}{name}", error, call)
 
     def refused_by_te(self, name: str, choice: Any, code: str) -> None:
         """Transformer Engine must have refused with this code alone, and another backend taken the call."""
@@ -296,11 +320,24 @@ class Bench:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of the checks made inside."""
+        """Prefix the names of the checks made inside; none without a name."""
         start = len(self.checks)
         try:
             yield
         finally:  # also where something is raised: the receipt keeps what was checked until then
-            for index in range(start, len(self.checks)):
+            for index in range(start, len(self.checks) if name else start):
                 old = self.checks[index]
                 self.checks[index] = Check(f"{name}.{old.name}", old.passed, old.parts, old.detail)
+
+
+def different(some: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[Any]:
+    """Names of tensors that are missing on one side, or have other values; a NaN is like no other."""
+    names = [*some, *(name for name in other if name not in some)]
+    alike = {}
+    for name in names:
+        one, two = some.get(name), other.get(name)
+        if one is not None and two is not None and one.shape == two.shape and one.dtype == two.dtype:
+            alike[name] = torch.eq(one, two).all()
+    # One answer for all, so that the device is waited for once.
+    equal = dict(zip(alike, torch.stack(list(alike.values())).tolist() if alike else [], strict=True))
+    return [name for name in names if not equal.get(name)]

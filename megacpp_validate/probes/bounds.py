@@ -164,21 +164,12 @@ def _against_native(seen: Any, wanted: Any, norm: float, native: Any, roundings:
     own, other = float((seen - wanted).norm()) / norm, float((plain - wanted).norm()) / norm
     worst, plain_worst = float((seen - wanted).abs().max()), float((plain - wanted).abs().max())
     largest = float(wanted.abs().max())
+    bits, error = SIGNIFICANT_BITS[last], f"error of native PyTorch in the same precision = {other:.3g}"
+    of_largest = f"largest error of native PyTorch = {plain_worst:.3g}, 2^-{bits} x largest value = {largest:.3g}"
+    near, far = K_NATIVE * max(other, u), K_NATIVE_LARGEST * max(plain_worst, u * largest)
     return [
-        _part(
-            "against-native",
-            own,
-            K_NATIVE * max(other, u),
-            f"{K_NATIVE:g} x max(error of native PyTorch in the same precision = {other:.3g}, "
-            f"2^-{SIGNIFICANT_BITS[last]})",
-        ),
-        _part(
-            "largest-against-native",
-            worst,
-            K_NATIVE_LARGEST * max(plain_worst, u * largest),
-            f"{K_NATIVE_LARGEST:g} x max(largest error of native PyTorch = {plain_worst:.3g}, "
-            f"2^-{SIGNIFICANT_BITS[last]} x largest value = {largest:.3g})",
-        ),
+        _part("against-native", own, near, f"{K_NATIVE:g} x max({error}, 2^-{bits})"),
+        _part("largest-against-native", worst, far, f"{K_NATIVE_LARGEST:g} x max({of_largest})"),
     ]
 
 
@@ -203,12 +194,8 @@ def _discriminates(wanted: Any, norm: float, roundings: Roundings) -> Part:
     # A tensor whose values are all nearly alike is its own shuffle.
     errors = {kind: error for kind, error in errors.items() if kind != "shuffled" or error > 4 * roundings.bound()}
     kind = min(errors, key=lambda key: errors[key])
-    return _part(
-        "bound-discriminates",
-        roundings.bound(),
-        errors[kind] / 2,
-        f"half the error of this tensor when it is {kind} ({errors[kind]:.3g}): the bound itself must not let it pass",
-    )
+    why = f"half the error of this tensor when it is {kind} ({errors[kind]:.3g}): the bound itself must not let it pass"
+    return _part("bound-discriminates", roundings.bound(), errors[kind] / 2, why)
 
 
 def _factor(seen: Any, wanted: Any, roundings: Roundings) -> Part:
@@ -222,13 +209,8 @@ def _factor(seen: Any, wanted: Any, roundings: Roundings) -> Part:
     bound = min(b, 6 * b / math.sqrt(count) + 2 * (b / SAFETY) ** 2 + 2.0**-11)
     if wanted.numel() < FEW:
         bound = max(b, roundings.worst())
-    return _part(
-        "factor",
-        abs(factor - 1.0),
-        bound,
-        f"min(b, 6 b / sqrt({count}) + 2 (b / {SAFETY:g})^2 + 2^-11) with b = {b:.3g}: rounding errors do not add "
-        "up to a factor",
-    )
+    shown = f"min(b, 6 b / sqrt({count}) + 2 (b / {SAFETY:g})^2 + 2^-11) with b = {b:.3g}"
+    return _part("factor", abs(factor - 1.0), bound, f"{shown}: rounding errors do not add up to a factor")
 
 
 def _factor_of_native(seen: Any, wanted: Any, native: Any, roundings: Roundings) -> Part | None:
@@ -241,13 +223,9 @@ def _factor_of_native(seen: Any, wanted: Any, native: Any, roundings: Roundings)
     narrow = any(name.startswith("e") for name, _ in roundings.steps)
     cut = 2.0**-9 if narrow else 2.0**-11
     bound = min(b, 6 * b / math.sqrt(count) + cut)
-    return _part(
-        "factor-of-native",
-        abs(factor),
-        bound,
-        f"min(b, 6 b / sqrt({count}) + {cut:.3g}) with b = {b:.3g}: two sets of rounding errors; "
-        "the rest for ties, and for FP8 accumulators that cut",
-    )
+    shown = f"min(b, 6 b / sqrt({count}) + {cut:.3g}) with b = {b:.3g}"
+    why = "two sets of rounding errors; the rest for ties, and for FP8 accumulators that cut"
+    return _part("factor-of-native", abs(factor), bound, f"{shown}: {why}")
 
 
 def _worst_row(axis: str, seen: Any, wanted: Any, roundings: Roundings) -> Part:
@@ -257,13 +235,8 @@ def _worst_row(axis: str, seen: Any, wanted: Any, roundings: Roundings) -> Part:
     typical = float((rows * rows).mean().sqrt())
     worst = float((off / rows.clamp_min(typical)).max())
     b = roundings.bound()
-    bound = b * (2 + 8 / math.sqrt(width))
-    return _part(
-        f"worst-{axis}",
-        worst,
-        bound,
-        f"b x (2 + 8 / sqrt({width})) with b = {b:.3g}: no {axis} of {width} is lost in the norm",
-    )
+    why = f"b x (2 + 8 / sqrt({width})) with b = {b:.3g}: no {axis} of {width} is lost in the norm"
+    return _part(f"worst-{axis}", worst, b * (2 + 8 / math.sqrt(width)), why)
 
 
 def _worst_element(seen: Any, wanted: Any, roundings: Roundings) -> Part:
@@ -274,10 +247,24 @@ def _worst_element(seen: Any, wanted: Any, roundings: Roundings) -> Part:
     worst = float((off / torch.maximum(flat.abs(), typical)).max())
     b, count = roundings.bound(), wanted.numel()
     bound = b * (math.sqrt(2 * math.log(max(count, 2))) + 4)
-    return _part(
-        "worst-element",
-        worst,
-        bound,
-        f"b x (sqrt(2 ln {count}) + 4) with b = {b:.3g}: twice the largest of {count} normal errors and 4 more "
-        "standard deviations",
-    )
+    normal = f"twice the largest of {count} normal errors and 4 more standard deviations"
+    return _part("worst-element", worst, bound, f"b x (sqrt(2 ln {count}) + 4) with b = {b:.3g}: {normal}")
+
+
+def relative_error(seen: Any, wanted: Any) -> float:
+    """How far apart two tensors are, relative to the second, in the Euclidean norm; NaN where a value is none."""
+    exact = wanted.detach().double()
+    return float((seen.detach().double() - exact).norm() / exact.norm())
+
+
+def low_precision_ran(error: float, roundings: Roundings, of: str = "") -> Part:
+    """That an error is as large as low precision makes it: what is too accurate was not computed in it.
+
+    Args:
+        error: relative to the exact value, in the Euclidean norm.
+        roundings: that must have been made.
+        of: what it is the error of; nothing where the check's name says it.
+    """
+    floor = roundings.bound() / SAFETY / 2
+    why = f"{of}: half the error that the roundings must make".removeprefix(": ")
+    return Part("low-precision-ran", error, floor, error >= floor, why, at_least=True)

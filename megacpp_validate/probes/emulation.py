@@ -17,13 +17,35 @@ over another axis. Delayed scaling starts with scale 1 and an empty history, and
 next step: a probe that compares under it must first run one whole step (forward and backward, in a scope of its own)
 on the very tensors that it compares. Then the delayed scale is the current one, which is what is taken here where no
 `scales` are given.
+
+The state of delayed scaling, call by call, in fp64. Transformer Engine has two ways to bring the state up to date,
+which differ where nothing but zeros was seen:
+
+- "fused", what it takes by default: `kernel_bulk` of `common/recipe/delayed_scaling.cu`. Where the amax of the call is
+  zero it leaves the history as it is, and the scale too. A NaN in the history does not count (`fmaxf`). Read in
+  NVIDIA/TransformerEngine at 6b71a0ad (2024); releases ship it compiled.
+- "python", with NVTE_UNFUSED_FP8_UPDATE=1: `_amax_and_scale_update` of `pytorch/quantization.py`, read in 2.12.0 and
+  2.20.2. A zero goes into the history like any other amax. A NaN in it stands for the whole of it.
+
+Both: the amax of the call joins the history as its newest row, row 0 is emptied for the next call, the oldest row drops
+out and counts for the last time, and the scale is largest / amax, not rounded to a power of two
+(`use_power_2_scales` belongs to current scaling). An amax of zero, or one that is not finite, leaves the scale as it
+was; one so small that the scale would overflow gives the largest fp32. In forward passes a call is one scope, in
+backward passes one backward pass: with gradient accumulation, each micro-batch is a call of its own.
+
+Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433.
+
+Last, how often something is rounded on the way to each tensor of a layer. Relative errors of independent roundings add
+as squares, through linear maps unchanged. Where two factors meet, their counts add. Through SiLU and GELU of values of
+size 1 a count grows by less than a tenth (E[silu'^2] / E[silu^2] = 1.07); their derivatives pass on less than it was.
+On a residual stream the errors of a part count by its share in the squared norm of the sum, which the reference knows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
@@ -31,30 +53,25 @@ import torch
 from ..native import mlp
 from ..native.norms import rms_norm
 from .bounds import Roundings
+from .references import EXPANDED, Shares
 
 Recipe = Literal["delayed", "current", "block", "mxfp8"]
 Product = Literal["forward", "dgrad", "wgrad"]
 FormatName = Literal["e4m3", "e5m2"]
+Side = Literal["rows", "weight"]
 
 EMULATED: Final[tuple[Recipe, ...]] = get_args(Recipe)
 
 DTYPES: Final[dict[FormatName, Any]] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LARGEST: Final[dict[FormatName, float]] = {"e4m3": 448.0, "e5m2": 57344.0}
 
-# Formats of the two operands: activations and weight; gradient and weight; gradient and activations.
-FORWARD_FORMATS: Final[dict[Recipe, tuple[FormatName, FormatName]]] = dict.fromkeys(EMULATED, ("e4m3", "e4m3"))
-DGRAD_FORMATS: Final[dict[Recipe, tuple[FormatName, FormatName]]] = {
-    "delayed": ("e5m2", "e4m3"),
-    "current": ("e5m2", "e4m3"),
-    "block": ("e4m3", "e4m3"),
-    "mxfp8": ("e4m3", "e4m3"),
-}
-WGRAD_FORMATS: Final[dict[Recipe, tuple[FormatName, FormatName]]] = dict(DGRAD_FORMATS)
-FORMATS: Final[dict[Product, dict[Recipe, tuple[FormatName, FormatName]]]] = {
-    "forward": FORWARD_FORMATS,
-    "dgrad": DGRAD_FORMATS,
-    "wgrad": WGRAD_FORMATS,
-}
+# Formats of the two operands of a product: activations and weight; gradient and weight; gradient and activations.
+HYBRID: Final[tuple[FormatName, FormatName]] = ("e5m2", "e4m3")
+NARROW: Final[tuple[FormatName, FormatName]] = ("e4m3", "e4m3")
+BACKWARD: Final[dict[Recipe, tuple[FormatName, FormatName]]] = {
+    "delayed": HYBRID, "current": HYBRID, "block": NARROW, "mxfp8": NARROW
+}  # fmt: skip
+FORMATS: Final = {"forward": dict.fromkeys(EMULATED, NARROW), "dgrad": BACKWARD, "wgrad": BACKWARD}
 
 # Hopper's FP8 matrix instruction sums 32 products and its accumulator, aligned to the largest and cut to about 14
 # bits (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2): 33 cuts of at most 2^-13, together as much as
@@ -70,7 +87,7 @@ class Block(NamedTuple):
     along: int
 
 
-BLOCKS: Final[dict[Recipe, dict[Literal["rows", "weight"], Block]]] = {
+BLOCKS: Final[dict[Recipe, dict[Side, Block]]] = {
     "block": {"rows": Block(1, 128), "weight": Block(128, 128)},
     "mxfp8": {"rows": Block(1, 32), "weight": Block(1, 32)},
 }
@@ -81,13 +98,15 @@ def steps_of(recipe: str | None) -> int:
     return 2 if recipe == "delayed" else 1
 
 
-@dataclass(frozen=True)
-class DelayedScales:
+class DelayedScales(NamedTuple):
     """The scales that delayed scaling uses in one step, as its history has them; all 1 in the very first one."""
 
-    rows: float = 1.0
-    weight: float = 1.0
-    gradient: float = 1.0
+    rows: float | None = 1.0
+    weight: float | None = 1.0
+    gradient: float | None = 1.0
+
+
+NO_SCALES: Final = DelayedScales(None, None, None)
 
 
 def scale_of(amax: Any, name: FormatName, *, power_of_two: bool = False) -> Any:
@@ -121,32 +140,26 @@ def round_to_fp8(values: Any, name: FormatName, *, block: Block | None = None, s
         scales = torch.full((1, 1), scale, dtype=torch.float32, device=values.device)
     elif block is None:
         scales = scale_of(plain.abs().amax(), name).reshape(1, 1)
-    else:
-        scales = _scale_of_each(plain, block, name)
+    else:  # the last blocks of an odd size are smaller
+        rows, width = plain.shape
+        filled = torch.nn.functional.pad(plain.abs(), (0, -width % block.along, 0, -rows % block.rows))
+        amax = filled.unflatten(1, (-1, block.along)).unflatten(0, (-1, block.rows)).amax(dim=(1, 3))
+        scales = scale_of(amax, name, power_of_two=True)
+        scales = scales.repeat_interleave(block.rows, 0)[:rows].repeat_interleave(block.along, 1)[:, :width]
     scaled = (plain * scales).clamp(-LARGEST[name], LARGEST[name])  # the vendor's cast saturates, torch's gives NaN
     return scaled.to(DTYPES[name]).double() / scales.double()
-
-
-def _scale_of_each(plain: Any, block: Block, name: FormatName) -> Any:
-    """Scales [M, K], each value with that of its block; the last blocks of an odd size are smaller."""
-    rows, width = plain.shape
-    high, wide = math.ceil(rows / block.rows), math.ceil(width / block.along)
-    padded = torch.nn.functional.pad(plain.abs(), (0, wide * block.along - width, 0, high * block.rows - rows))
-    amax = padded.reshape(high, block.rows, wide, block.along).amax(dim=(1, 3))
-    scales = scale_of(amax, name, power_of_two=True)
-    return scales.repeat_interleave(block.rows, 0)[:rows].repeat_interleave(block.along, 1)[:, :width]
 
 
 class _EmulatedLinear(torch.autograd.Function):
     """y = x W^T + b, dx = g W, dW = g^T x, each operand rounded as the recipe does for that product."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, recipe: Recipe, scales: DelayedScales | None) -> Any:
+    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, recipe: Recipe, scales: DelayedScales) -> Any:
         ctx.recipe, ctx.scales, ctx.bias_dtype = recipe, scales, None if bias is None else bias.dtype
         ctx.save_for_backward(rows, weight)
-        x_format, w_format = FORWARD_FORMATS[recipe]
-        x = _round(rows, x_format, recipe, "rows", None if scales is None else scales.rows)
-        w = _round(weight, w_format, recipe, "weight", None if scales is None else scales.weight)
+        x_format, w_format = FORMATS["forward"][recipe]
+        x = cast(rows, x_format, recipe, scale=scales.rows)
+        w = cast(weight, w_format, recipe, "weight", scale=scales.weight)
         out = x @ w.T
         if bias is not None:
             out = out + bias.double()
@@ -156,28 +169,24 @@ class _EmulatedLinear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         rows, weight = ctx.saved_tensors
-        recipe: Recipe = ctx.recipe
-        scales: DelayedScales | None = ctx.scales
-        of_rows, of_weight, of_gradient = (
-            (None, None, None) if scales is None else (scales.rows, scales.weight, scales.gradient)
-        )
-        g_format, w_format = DGRAD_FORMATS[recipe]
-        g = _round(gradient, g_format, recipe, "rows", of_gradient)
-        w = _round(weight.T, w_format, recipe, "weight", of_weight)
-        g_format, x_format = WGRAD_FORMATS[recipe]
-        g_down = _round(gradient.T, g_format, recipe, "rows", of_gradient)
-        x_down = _round(rows.T, x_format, recipe, "rows", of_rows)
+        recipe, scales = ctx.recipe, ctx.scales
+        g_format, w_format = FORMATS["dgrad"][recipe]
+        g = cast(gradient, g_format, recipe, scale=scales.gradient)
+        w = cast(weight.T, w_format, recipe, "weight", scale=scales.weight)
+        g_down = cast(gradient.T, g_format, recipe, scale=scales.gradient)
+        x_down = cast(rows.T, FORMATS["wgrad"][recipe][1], recipe, scale=scales.rows)
         bias = None if ctx.bias_dtype is None else gradient.double().sum(0).to(ctx.bias_dtype)
         return (g @ w.T).to(rows.dtype), (g_down @ x_down.T).to(weight.dtype), bias, None, None
 
 
-def _round(values: Any, name: FormatName, recipe: Recipe, kind: Literal["rows", "weight"], scale: float | None) -> Any:
+def cast(values: Any, name: FormatName, recipe: Recipe, kind: Side = "rows", *, scale: float | None = None) -> Any:
+    """`round_to_fp8` in the blocks of a recipe; `scale` is that of delayed scaling."""
     block = BLOCKS[recipe][kind] if recipe in BLOCKS else None
     return round_to_fp8(values, name, block=block, scale=scale if recipe == "delayed" else None)
 
 
 def emulated_linear(
-    rows: Any, weight: Any, recipe: Recipe, bias: Any = None, *, scales: DelayedScales | None = None
+    rows: Any, weight: Any, recipe: Recipe, bias: Any = None, *, scales: DelayedScales = NO_SCALES
 ) -> Any:
     """A linear layer under an FP8 recipe, differentiable.
 
@@ -243,3 +252,267 @@ def operand_roundings(
         f"arXiv:2412.19437), which is 4 roundings to 11 bits for each 32 products; rounded to {out}"
     )
     return Roundings(steps, k, why=why, independent=independent)
+
+
+# --- delayed scaling ------------------------------------------------------------------------------------------------
+
+
+Update = Literal["fused", "python"]
+
+LARGEST_FP32: Final = 3.4028234663852886e38
+
+
+class DelayedRule(NamedTuple):
+    """What a recipe fixes of a direction.
+
+    Attributes:
+        largest: largest value of the format: 448 of E4M3, 57344 of E5M2.
+        update: which of the two ways brings the state up to date.
+    """
+
+    largest: float
+    update: Update = "fused"
+
+
+class DelayedTensors(NamedTuple):
+    """The state of a layer's tensors in one direction.
+
+    Attributes:
+        history: [H, N] fp64; the newest call last, row 0 empty between calls.
+        scale: [N] fp64, each a value of fp32: what the next call multiplies by before the cast.
+    """
+
+    history: Any
+    scale: Any
+
+
+def new_state(length: int, tensors: int) -> DelayedTensors:
+    """The state before the first call: nothing seen, scales of 1.
+
+    Args:
+        length: H, calls that are remembered.
+        tensors: N.
+    """
+    return DelayedTensors(torch.zeros(length, tensors, dtype=torch.float64), torch.ones(tensors, dtype=torch.float64))
+
+
+def next_state(state: DelayedTensors, amax: Any, rule: DelayedRule) -> DelayedTensors:
+    """The state after a call.
+
+    Args:
+        state: before it.
+        amax: [N], largest absolute value of each tensor in the call, over all ranks that share the scale.
+        rule: of the recipe.
+    """
+    seen = state.history.clone()
+    seen[0] = amax.double()
+    top = (torch.where(seen.isnan(), 0.0, seen) if rule.update == "fused" else seen).amax(dim=0)
+    moved = seen.roll(-1, 0)
+    moved[0] = 0.0
+    if rule.update == "fused":
+        nothing = seen[0] == 0.0
+        moved = torch.where(nothing, state.history, moved)
+        top = torch.where(nothing, 0.0, top)
+    # 53 bits are enough that a quotient rounded twice is the one rounded once.
+    usable = top.isfinite() & (top > 0.0)
+    quotient = rule.largest / torch.where(usable, top, 1.0)
+    scale = torch.where(usable, quotient.clamp_max(LARGEST_FP32).float().double(), state.scale)
+    return DelayedTensors(moved, scale)
+
+
+# --- roundings on the way to each tensor of a layer -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a layer rounds to.
+
+    Attributes:
+        stored: format of every tensor that is written.
+        operand: format that activations and weights are rounded to for a product; empty where they are not.
+        gradient: the same for gradients.
+        recipe: the FP8 recipe, if any.
+        smallest: how many values the smallest rounded operand holds: no tensor has more independent errors.
+    """
+
+    stored: str
+    operand: str = ""
+    gradient: str = ""
+    recipe: Recipe | None = None
+    smallest: int | None = None
+
+
+def precision_of(stored: str, *, tf32: bool = False, recipe: Recipe | None = None) -> Precision:
+    """How a layer computes whose tensors are `stored` so.
+
+    Args:
+        stored: "fp32" or "bf16".
+        tf32: whether fp32 products are taken in TF32, as Transformer Engine's are on a GPU.
+        recipe: the FP8 recipe of its products.
+    """
+    if recipe is not None:
+        gradient, operand = FORMATS["dgrad"][recipe]
+        return Precision(stored, operand, gradient, recipe)
+    return Precision(stored, "tf32", "tf32") if tf32 and stored == "fp32" else Precision(stored)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often something is rounded before one tensor is there, itself included; a share of a sum counts in part.
+
+    Attributes:
+        stored: tensors that were written.
+        operands: activations and weights that went into products.
+        gradients: gradients that went into products.
+    """
+
+    stored: float = 0.0
+    operands: float = 0.0
+    gradients: float = 0.0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.stored + other.stored, self.operands + other.operands, self.gradients + other.gradients)
+
+    def __rmul__(self, factor: float) -> Count:
+        return Count(factor * self.stored, factor * self.operands, factor * self.gradients)
+
+    def roundings(self, precision: Precision, length: int, why: str) -> Roundings:
+        """As a bound takes it, with sums of `length` products."""
+        stored, operands, gradients = (math.ceil(one) for one in (self.stored, self.operands, self.gradients))
+        steps = [(precision.stored, stored)]
+        if precision.operand == precision.gradient != "":
+            steps.append((precision.operand, operands + gradients))
+        elif precision.operand:
+            steps += [(precision.operand, operands), (precision.gradient, gradients)]
+        if precision.recipe is not None:  # the cuts of the FP8 accumulator, once a product
+            cut, cuts = operand_roundings(precision.recipe, "forward", length).steps[-2]
+            steps.append((cut, cuts * (operands + gradients)))
+        independent = precision.smallest if precision.operand else None
+        return Roundings(tuple(step for step in steps if step[1]), length, why=why, independent=independent)
+
+
+_NORM: Final = {"forward": Count(1), "input": Count(1), "weight": Count(1)}
+_NORM_LINEAR: Final = {
+    "forward": Count(2, 2),  # normed; the result
+    "input": Count(2, 1, 1),  # the gradient of what was normed; the result
+    "layer_norm_weight": Count(2, 1, 1),
+    "weight": Count(2, 1, 1),  # normed; the result
+}
+_GATED_MLP: Final = {
+    # Both halves of the up-projection carry normed and themselves; their product twice that, SiLU, itself; the result.
+    "forward": Count(7, 6),
+    # The gradient of the product; times SiLU' and the other half, each with two; its own; normed's; the result.
+    "input": Count(8, 6, 2),
+    "layer_norm_weight": Count(8, 6, 2),
+    "fc1_weight": Count(8, 6, 2),
+    "fc2_weight": Count(7, 5, 1),
+}
+_PLAIN_MLP: Final = {
+    "forward": Count(5, 4),
+    "input": Count(6, 4, 2),
+    "layer_norm_weight": Count(6, 4, 2),
+    "fc1_weight": Count(6, 4, 2),
+    "fc2_weight": Count(5, 3, 1),
+}
+
+
+def norm_roundings(name: str, precision: Precision, length: int) -> Roundings:
+    """RMSNorm alone: statistics and products in fp32, rounded once; in fp32 itself four operations each."""
+    count = _NORM[name.removeprefix("grad.")] if precision.stored != "fp32" else Count(4)
+    return count.roundings(precision, length, "statistics in fp32, the result rounded")
+
+
+def norm_linear_roundings(name: str, precision: Precision, length: int) -> Roundings:
+    """Norm, then a linear layer."""
+    return _NORM_LINEAR[name.removeprefix("grad.")].roundings(
+        precision, length, "the normed rows or their gradient, and the result"
+    )
+
+
+def mlp_roundings(name: str, precision: Precision, length: int, *, gated: bool) -> Roundings:
+    """Norm, up-projection, activation, down-projection."""
+    table: Mapping[str, Count] = _GATED_MLP if gated else _PLAIN_MLP
+    why = "normed, up-projection, activation, down-projection; backward their gradients times what was kept"
+    return table[name.removeprefix("grad.")].roundings(precision, length, why)
+
+
+def mixer_roundings(name: str, precision: Precision, length: int) -> Roundings:
+    """The Mamba-2 mixer: its in-projection by TE or not, the rest in torch with an fp32 scan."""
+    count = Count(12, 2) if name == "forward" else Count(20, 3, 2)
+    why = (
+        "x carries normed, projection, convolution and SiLU (4), dt and decay 2 each, b and c enter as sums in which "
+        "theirs average out; then scan, skip, gate, norm and out-projection; each gradient that and its own way back"
+    )
+    return _widened(name, count.roundings(precision, length, why))
+
+
+def recurrent_roundings(name: str, precision: Precision, length: int) -> Roundings:
+    """The matrix-state recurrent block: projections in its dtype, the recurrence in fp32."""
+    count = Count(5) if name == "forward" else Count(24)
+    why = (
+        "each row reads itself most: v carries normed and projection, the output gate 2, then y, norm and product, and "
+        "q, k and the gates (8) for what it reads of others; the branch is half of the stream, so a quarter of that in "
+        "the output, and the result; each gradient carries that and its own way back"
+    )
+    return _widened(name, count.roundings(precision, length, why))
+
+
+def _widened(name: str, roundings: Roundings) -> Roundings:
+    """For one number a head: the errors of eight numbers have a norm of up to twice its expectation (chi-square)."""
+    if name.removeprefix("grad.") not in EXPANDED:
+        return roundings
+    why = f"{roundings.why}; the norm of so few errors scatters by 2"
+    return replace(roundings, amplification=2.0, why=why)
+
+
+WRITTEN: Final = Count(1.0)
+# Normed, projected, turned, weights P, their product with V; operands of the projection.
+ATTENDED: Final = Count(5.0, 2.0)
+# That, the output projection and its operands.
+ATTENTION: Final = ATTENDED + Count(1.0, 2.0)
+# Output of a gated and a plain MLP, of its input exact: see `layer_roundings`.
+MLP: Final = {True: Count(7.0, 6.0), False: Count(5.0, 4.0)}
+# Its gradients of input, norm and up-projection.
+MLP_BACK: Final = {True: Count(8.0, 6.0, 2.0), False: Count(6.0, 4.0, 2.0)}
+# From the stream between to QKV's gradients: dO with its two operands; what attention kept; D or dP, dS, the result;
+# turned back; normed, and the projection's gradient as an operand.
+ATTENTION_BACK: Final = Count(11.0, 4.0, 2.0)
+WHY: Final = (
+    "attention: normed, projected, turned, weights, product, output; MLP: normed, up (both halves of a gate), "
+    "activated, down; sums of the stream; backward their gradients times what was kept; parts by their share of a sum"
+)
+
+
+def block_roundings(
+    tensor: str, shares: Shares, precision: Precision, length: int, *, gated: bool, independent: int
+) -> Roundings:
+    """The roundings on the way to one tensor.
+
+    Args:
+        tensor: "forward", "rows" (its gradient) or the name of a weight (its gradient).
+        shares: of the parts, from the reference.
+        precision: of what is stored and multiplied.
+        length: products in the longest sum.
+        gated: whether the MLP has a gate, whose halves both carry the errors of its input.
+        independent: values of the smallest tensor on the way; a weight's gradient has more, but no more errors.
+    """
+    count = _block_count(tensor, shares, 2.0 if gated else 1.0, gated)
+    return replace(count.roundings(precision, length, WHY), independent=independent)
+
+
+def _block_count(tensor: str, shares: Shares, carried: float, gated: bool) -> Count:
+    stream = shares.attention * ATTENTION + WRITTEN
+    if tensor == "forward":
+        return shares.stream * stream + shares.mlp * (carried * stream + MLP[gated]) + WRITTEN
+    if tensor == "mlp.fc2_weight":
+        return carried * stream + MLP[gated] + Count(0.0, -1.0, 1.0)  # for fc2 itself, the gradient
+    through_mlp = (carried + 1.0) * stream + MLP_BACK[gated]
+    if tensor in ("mlp.fc1_weight", "mlp.layer_norm_weight"):
+        return through_mlp
+    back = shares.mlp_back * through_mlp + WRITTEN
+    if tensor == "out.weight":
+        return back + ATTENDED + Count(1.0, 1.0, 1.0)
+    through_attention = back + ATTENTION_BACK
+    if tensor == "rows":
+        return shares.stream_back * back + shares.attention_back * through_attention + WRITTEN
+    return through_attention

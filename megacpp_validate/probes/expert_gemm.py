@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
 
 from ..evidence.receipt import Backend
-from .bench import Bench
-from .bounds import Roundings
-from .emulation import Product, emulated_grouped, operand_roundings
-from .expert_bank import Bank, Bound, leaves_of, named, new_bank, new_layer, run_bank
+from ..native.grouped_gemm import grouped_gemm_loop
+from .bench import DTYPES, Bench, Refusals
+from .bounds import Roundings, relative_error
+from .emulation import Product, Recipe, emulated_grouped, operand_roundings
 from .low_precision import check_kept_weights
-from .observe import recording_argument
-from .references.experts import block_scaled_experts
-from .trial import Tensors, Trial, Tried, try_again, try_case
-
-DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from .observe import Enter, recording_argument
+from .references import block_scaled_experts, expert_bank
+from .trial import Formula, Tensors, Trial, Tried, reference_pass, run_pass, try_again, try_case
 
 # Rows of each expert, multiplied by an odd number: on a GPU because it is fast, and in FP8 because the errors of a few
 # rows do not average out in the gradient of a weight (N x K values from only (N + K) x rows roundings).
@@ -35,6 +35,104 @@ IN_FP8: Final = ("middle-idle", "all-busy", "one-busy")  # a quick run takes the
 EXPERTS: Final = 4
 TIMES_ON_GPU: Final = 19
 TIMES_IN_FP8: Final = 11
+
+
+Bound = Callable[[Product, int], Roundings]
+"""Roundings of a product whose sums have this length."""
+
+
+@dataclass(frozen=True)
+class Bank:
+    """One call: rows [R, K] as a leaf, weights [E, N, K], rows of each expert, gradient of the output [R, N]."""
+
+    rows: Any
+    weights: Any
+    counts: tuple[int, ...]
+    gradient: Any
+
+    @property
+    def operands(self) -> dict[str, Any]:
+        """Of the formulas: "rows", and the weight of each expert."""
+        return {"rows": self.rows, **{f"weight{expert}": weight for expert, weight in enumerate(self.weights)}}
+
+    def sizes(self) -> dict[str, Any]:
+        """What a wrapper for it is made with."""
+        experts, outputs, inputs = self.weights.shape
+        return {"num_experts": experts, "in_features": inputs, "out_features": outputs, "dtype": self.weights.dtype}
+
+    def exact(self) -> dict[str, Any]:
+        """The pass in fp64."""
+        return reference_pass(self.formula, self.operands, self.gradient)[0]
+
+    def formula(self, given: Tensors) -> Any:
+        """One linear layer an expert: [R, K] -> [R, N]."""
+        return expert_bank(given["rows"], _weights_of(given), self.counts)
+
+    def native(self, given: Tensors) -> Any:
+        """The plain loop in the dtype of the operands."""
+        return grouped_gemm_loop(given["rows"], torch.stack(_weights_of(given)), self.counts)
+
+    def emulated(self, recipe: Recipe) -> Formula:
+        """The same under a recipe."""
+        return lambda given: emulated_grouped(given["rows"], _weights_of(given), self.counts, recipe)
+
+    def roundings(self, bound: Bound) -> Callable[[str], Roundings]:
+        """Of each tensor of a pass: an idle expert's sum has one product of nothing."""
+        _, outputs, inputs = self.weights.shape
+
+        def of(tensor: str) -> Roundings:
+            if tensor.startswith("grad.weight"):
+                return bound("wgrad", max(1, self.counts[int(tensor.removeprefix("grad.weight"))]))
+            return bound("forward", inputs) if tensor == "forward" else bound("dgrad", outputs)
+
+        return of
+
+
+def _weights_of(given: Tensors) -> list[Any]:
+    return [given[f"weight{expert}"] for expert in range(len(given) - 1)]
+
+
+def new_bank(
+    bench: Bench, counts: Sequence[int], inputs: int, outputs: int, dtype: Any, *, strided: bool = False
+) -> Bank:
+    """Normal rows, and weights with which outputs are about 1; `strided` rows are not contiguous."""
+    total = sum(counts)
+    rows = bench.randn(inputs, total, dtype=dtype).t() if strided else bench.randn(total, inputs, dtype=dtype)
+    weights = bench.randn(len(counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+    return Bank(rows.requires_grad_(), weights, tuple(counts), bench.randn(total, outputs, dtype=dtype))
+
+
+def new_layer(bench: Bench, bank: Bank, backends: Sequence[str] = ("te", "native"), fp8_when: str = "faster") -> Any:
+    """The wrapper with the weights of a bank."""
+    made = bench.bridge("expert_gemm").ExpertGemm(
+        **bank.sizes(), device=bench.device, backends=tuple(backends), fp8_when=fp8_when
+    )
+    made.load_native_state_dict({"weight": bank.weights.detach()})
+    return made
+
+
+def leaves_of(layer: Any, bank: Bank) -> dict[str, Any]:
+    """The rows, and the parameters of a wrapper: one, or one an expert."""
+    return {"rows": bank.rows, **dict(layer.named_parameters())}
+
+
+def named(seen: dict[str, Any]) -> dict[str, Any]:
+    """A pass of a wrapper, the gradient of each expert's weight as "grad.weightE"."""
+    weights = [seen[name] for name in seen if name not in ("forward", "grad.rows")]
+    if len(weights) == 1 and weights[0] is not None:
+        weights = list(weights[0].unbind(0))
+    kept = {name: seen[name] for name in ("forward", "grad.rows")}
+    return {**kept, **{f"grad.weight{expert}": weight for expert, weight in enumerate(weights)}}
+
+
+def run_bank(layer: Any, bank: Bank, enter: Enter = nullcontext, **options: Any) -> dict[str, Any]:
+    """Forward in the scope and backward, as `named` has it."""
+    return named(
+        run_pass(lambda: layer(bank.rows, bank.counts, **options), leaves_of(layer, bank), bank.gradient, enter)
+    )
+
+
+# --- the probe --------------------------------------------------------------------------------------------------------
 
 
 def probe(bench: Bench) -> None:
@@ -58,13 +156,10 @@ def probe(bench: Bench) -> None:
             _again(bench)
             if bench.wants_te:
                 _check_microbatch(bench)
-        if not bench.wants_te:
-            with bench.scope("native"):
-                _other_dtypes(bench)
     _uses(bench, recipes)
     _weights(bench)
     _no_rows(bench)
-    _refusals(bench, bridge)
+    bench.refuses_each(_refusals(bench, bridge))
 
 
 def _trial(layer: Any, bank: Bank, bound: Bound, name: str = "expert_gemm", **more: Any) -> Trial:
@@ -95,8 +190,8 @@ def _plain(bench: Bench, dtype: str, routing: str) -> None:
     in_tf32 = bench.wants_te and bench.device == "cuda" and dtype == "fp32"
 
     def bound(product: Product, length: int) -> Roundings:
+        why = f"both operands of {product} rounded to TF32, which Transformer Engine's GEMMs take for fp32"
         if in_tf32:
-            why = f"both operands of {product} rounded to TF32, which Transformer Engine's GEMMs take for fp32"
             return Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
         return Roundings(((dtype, 1),), length, why=f"{product} summed in fp32 and rounded to {dtype}")
 
@@ -106,21 +201,13 @@ def _plain(bench: Bench, dtype: str, routing: str) -> None:
 def _low_precision(bench: Bench, recipe: Any, routing: str) -> None:
     """One routing under a recipe; each expert has scales of its own."""
     bank = _sample(bench, torch.bfloat16, routing, times=TIMES_IN_FP8)
-
-    def emulated(given: Tensors) -> Any:
-        weights = [given[f"weight{expert}"] for expert in range(EXPERTS)]
-        return emulated_grouped(given["rows"], weights, bank.counts, recipe)
-
-    more = {"native": emulated, "enter": bench.low_precision(recipe), "steps": 2}
+    more = {"native": bank.emulated(recipe), "enter": bench.low_precision(recipe), "steps": 2}
     bound = partial(operand_roundings, recipe)
     tried = _try(bench, new_layer(bench, bank), bank, bound, f"expert_gemm.{recipe}.{routing}", **more)
     if tried.native is None:
         return  # another backend ran: a failed check says so
     for name in ("forward", "grad.rows"):  # an error far below that of the recipe is no success
-        exact = tried.wanted[name]
-        error, own = (
-            float((one[name].detach().double() - exact).norm() / exact.norm()) for one in (tried.seen, tried.native)
-        )
+        error, own = (relative_error(one[name], tried.wanted[name]) for one in (tried.seen, tried.native))
         said = f"relative error {error:.3g}; half of the recipe's own {own:.3g}"
         bench.check(f"{name}.rounded", error >= own / 2, said)
 
@@ -148,15 +235,6 @@ def _check_microbatch(bench: Bench) -> None:
         with recording_argument(layer, "is_first_microbatch") as seen:
             layer(bank.rows, bank.counts, is_first_microbatch=value)
         bench.check(f"microbatch.{value}", [given for _, given in seen] == [value], f"seen {seen}")
-
-
-def _other_dtypes(bench: Bench) -> None:
-    """Dtypes that the plain path takes besides."""
-    for name, dtype in {"fp16": torch.float16, "fp64": torch.float64}.items():
-        bank = _sample(bench, dtype, "middle-idle")
-        seen = run_bank(new_layer(bench, bank), bank)
-        with bench.scope(name):
-            bench.compare_pass(seen, bank.exact(), bank.roundings(_summed(name)))
 
 
 def _odd_width(bench: Bench, recipe: Any) -> None:
@@ -245,14 +323,14 @@ def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
 # --- wrong input ------------------------------------------------------------------------------------------
 
 
-def _refusals(bench: Bench, bridge: Any) -> None:
+def _refusals(bench: Bench, bridge: Any) -> Refusals:
     """What must be refused before any kernel, by class, with a next step."""
     errors = bench.bridge("errors")
     weights = bench.randn(EXPERTS, 24, 16, dtype=torch.bfloat16)
     layer = new_layer(bench, _empty_bank(bench, weights))
     rows = bench.randn(15, 16, dtype=torch.bfloat16)
     sizes = {"num_experts": EXPERTS, "in_features": 16, "out_features": 24, "device": bench.device}
-    calls: dict[str, tuple[type[BaseException], Callable[[], Any]]] = {
+    return {
         "rank": (errors.WrongShape, lambda: layer(rows[None], (5, 0, 7, 3))),
         "width": (errors.WrongShape, lambda: layer(rows[:, :8], (5, 0, 7, 3))),
         "dtype": (errors.WrongDtype, lambda: layer(rows.float(), (5, 0, 7, 3))),
@@ -263,7 +341,6 @@ def _refusals(bench: Bench, bridge: Any) -> None:
         "backend": (errors.UnknownName, lambda: bridge.ExpertGemm(**sizes, backends=("cutlass",))),
         "weights": (errors.WeightMismatch, lambda: layer.load_native_state_dict({"weight": weights[1:]})),
     }
-    bench.refuses_each(calls)
 
 
 def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: bool = False) -> Bank:
@@ -275,11 +352,8 @@ def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: 
 
 
 def _summed(dtype: str) -> Bound:
-    """Summed and rounded once; a reference in fp64 has as many errors as what is judged, two of each."""
-    wide, count = ("fp64", 2) if dtype == "fp64" else ("fp32", 1)
-    said = {"fp32": "summed in fp32", "bf16": "summed in fp32 and rounded to bf16"}
-    why = said.get(dtype, f"summed in {wide}, rounded")
-    return lambda product, length: Roundings(((dtype, count),), length, wide, why=f"{product} {why}")
+    why = {"fp32": "summed in fp32", "bf16": "summed in fp32 and rounded to bf16"}[dtype]
+    return lambda product, length: Roundings(((dtype, 1),), length, why=f"{product} {why}")
 
 
 def _accumulated(operands: int, why: str) -> Roundings:

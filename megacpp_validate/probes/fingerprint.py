@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -58,10 +57,10 @@ def read_libraries(maps: Path = Path("/proc/self/maps")) -> tuple[Library, ...]:
         return ()
     files = sorted({line.split(maxsplit=5)[5] for line in text.splitlines() if ".so" in line and "/" in line})
     libraries = []
-    for name, ask in _LIBRARIES.items():
+    for name, (function, weights) in _LIBRARIES.items():
         mapped = tuple(file for file in files if re.fullmatch(rf"{name}\.so[.\d]*", Path(file).name))
         if mapped:
-            versions = dict.fromkeys(filter(None, (_ask_version(file, ask) for file in mapped)))
+            versions = dict.fromkeys(filter(None, (_ask_version(file, function, weights) for file in mapped)))
             libraries.append(Library(name, ", ".join(versions), mapped))
     return tuple(libraries)
 
@@ -75,25 +74,17 @@ def read_machine(gpu: bool) -> Machine:
     """
     import torch
 
-    here = Machine(
+    on_gpu = {}
+    if gpu and torch.cuda.is_available():
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+        on_gpu = {"gpu": str(torch.cuda.get_device_name()), "capability": capability, "driver": _read_driver()}
+    return Machine(
         host=platform.node(),
         platform=platform.platform(),
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
-    )
-    if not gpu or not torch.cuda.is_available():
-        return here
-    major, minor = torch.cuda.get_device_capability()
-    return Machine(
-        host=here.host,
-        platform=here.platform,
-        python=here.python,
-        torch=here.torch,
-        cuda=here.cuda,
-        gpu=str(torch.cuda.get_device_name()),
-        capability=f"{major}.{minor}",
-        driver=_read_driver(),
+        **on_gpu,
     )
 
 
@@ -121,63 +112,39 @@ def find_copies(name: str, file: str, path: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(copies)
 
 
-def _dotted(number: int, *places: int) -> str:
-    """A version that is packed into an integer: `places` are the weights of major, minor, patch."""
-    parts = []
-    for place in places:
-        parts.append(str(number // place))
-        number %= place
-    return ".".join(parts)
-
-
-def _cudart(library: ctypes.CDLL) -> str:
-    number = ctypes.c_int()
-    library.cudaRuntimeGetVersion(ctypes.byref(number))
-    return _dotted(number.value, 1000, 10)
-
-
-def _property(function: str) -> Callable[[ctypes.CDLL], str]:
-    def ask(library: ctypes.CDLL) -> str:
-        numbers = []
-        for which in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of library_types.h
-            number = ctypes.c_int()
-            getattr(library, function)(which, ctypes.byref(number))
-            numbers.append(str(number.value))
-        return ".".join(numbers)
-
-    return ask
-
-
-def _cudnn(library: ctypes.CDLL) -> str:
-    library.cudnnGetVersion.restype = ctypes.c_size_t
-    number = int(library.cudnnGetVersion())
-    return _dotted(number, 10000, 100, 1) if number >= 90000 else _dotted(number, 1000, 100, 1)
-
-
-def _nccl(library: ctypes.CDLL) -> str:
-    number = ctypes.c_int()
-    library.ncclGetVersion(ctypes.byref(number))
-    return _dotted(number.value, 10000, 100, 1)
-
-
-_LIBRARIES: Final[dict[str, Callable[[ctypes.CDLL], str] | None]] = {
-    "libcudart": _cudart,
-    "libcublas": _property("cublasGetProperty"),
-    "libcublasLt": _property("cublasLtGetProperty"),
-    "libcudnn": _cudnn,
-    "libnccl": _nccl,
-    "libnvrtc": None,
-    "libtransformer_engine": None,
+# Library -> the function that gives its version, and the weights of major, minor and patch in the number that it gives;
+# without weights it is asked for each (MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of library_types.h).
+_LIBRARIES: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
+    "libcudart": ("cudaRuntimeGetVersion", (1000, 10)),
+    "libcublas": ("cublasGetProperty", ()),
+    "libcublasLt": ("cublasLtGetProperty", ()),
+    "libcudnn": ("cudnnGetVersion", (10000, 100, 1)),
+    "libnccl": ("ncclGetVersion", (10000, 100, 1)),
+    "libnvrtc": ("", ()),
+    "libtransformer_engine": ("", ()),
 }
 
 
-def _ask_version(file: str, ask: Callable[[ctypes.CDLL], str] | None) -> str:
+def _ask_version(file: str, function: str, weights: tuple[int, ...]) -> str:
     """What a library that is already loaded says of itself; it is not loaded for that."""
-    if ask is None:
+    if not function:
         return ""
+    number, parts = ctypes.c_int(), []
     with suppress(OSError, AttributeError):
-        return ask(ctypes.CDLL(file, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
-    return ""
+        ask = getattr(ctypes.CDLL(file, mode=os.RTLD_NOLOAD | os.RTLD_LAZY), function)
+        if not weights:
+            for which in range(3):
+                ask(which, ctypes.byref(number))
+                parts.append(number.value)
+        elif function == "cudnnGetVersion":  # which returns a size_t
+            number.value = ask()
+        else:
+            ask(ctypes.byref(number))
+    rest = number.value
+    for weight in weights:
+        parts.append(rest // weight)
+        rest %= weight
+    return ".".join(map(str, parts)) if any(parts) else ""
 
 
 def _read_driver() -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
+from unittest.mock import patch
 
 from ..evidence.receipt import Backend
 from .bench import Bench
@@ -50,6 +48,12 @@ SUPPORT: Final = {
 }
 
 
+# Group of layers -> whether one of it lies in the BF16 zone.
+GROUPS: Final[dict[tuple[int | str, ...], bool]] = {
+    (2, 3, 4): False, (3,): False, (1, 2): True, (0,): True, (4, 5): True, (3, "mtp"): True, ("lm_head",): True,
+}  # fmt: skip
+
+
 class _Planted(Exception):
     """Raised inside a scope, to see it put back."""
 
@@ -63,21 +67,15 @@ def probe(bench: Bench) -> None:
     _check_refusals(bench)
     _check_second_entry(bench)
     _check_groups(bench)
-    if bench.wants_te and bench.device == "cpu" and bench.order.target.recipes:  # plain Python decides it
-        _check_second_thread(bench)
+    if bench.wants_te and bench.device == "cpu" and "delayed" in bench.order.target.recipes:  # plain Python decides it
         _check_recipe_objects(bench)
     if bench.wants_te and is_judged(bench):
-        check_high_precision(bench, _low(bench))
+        check_high_precision(bench)
         for recipe in bench.recipes:
-            check_recipe(bench, recipe, partial(_low(bench), recipe=recipe))
+            check_recipe(bench, recipe, bench.low_precision(recipe))
         if "delayed" in bench.recipes:
-            check_amax(bench, partial(_low(bench), recipe="delayed"))
-        check_recompute(bench, {recipe: partial(_low(bench), recipe=recipe) for recipe in bench.recipes})
-
-
-def _low(bench: Bench) -> Callable[..., Any]:
-    scope = bench.bridge("fp8_scope")
-    return partial(scope.low_precision, target=bench.order.target.id, amax_reduction_group=scope.SINGLE_OWNER)
+            check_amax(bench)
+        check_recompute(bench)
 
 
 # --- the firewall -----------------------------------------------------------------------------------------
@@ -91,7 +89,7 @@ def _check_availability(bench: Bench) -> None:
     bench.check("availability.as-requested", right, reason or "Transformer Engine can be used")
     told = not reason if available else "Next step" in reason
     bench.check("availability.reason", told, reason or "no reason, and none is needed")
-    with _environment(te.TE.switch, "" if off else "1"):
+    with patch.dict(os.environ, {te.TE.switch: "" if off else "1"}):
         same = te.is_te_available() is available and te.why_te_is_unavailable() == reason
     bench.check("availability.decided-once", same, "asked again under another environment")
 
@@ -100,26 +98,13 @@ def _check_availability(bench: Bench) -> None:
         return type(te.TE)("vendor", module="json", switch="MEGACPP_PROBE", trial="MEGACPP_PROBE_TRIAL", explain=str)
 
     vendor = fresh()
-    with _environment("MEGACPP_PROBE", "1"):
+    with patch.dict(os.environ, {"MEGACPP_PROBE": "1"}):
         off_by_switch = not vendor.is_available() and "MEGACPP_PROBE=1" in vendor.why_unavailable()
     bench.check("availability.switch", off_by_switch and fresh().is_available(), vendor.why_unavailable())
     vendor = fresh()
-    with _environment(vendor.switch_of("one"), "1"):
+    with patch.dict(os.environ, {vendor.switch_of("one"): "1"}):
         split = vendor.is_available() and not vendor.is_enabled_for("one") and vendor.is_enabled_for("another")
     bench.check("availability.switch-of-a-preset", split, vendor.why_disabled_for("one"))
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _check_accessors(bench: Bench) -> None:
@@ -196,63 +181,66 @@ def _state(bench: Bench) -> tuple[bool, str]:
 
 
 def _check_recipes_in_scope(bench: Bench) -> None:
-    scope, low, target = bench.bridge("fp8_scope"), _low(bench), bench.order.target
-    imported = "transformer_engine" in sys.modules
-    with low() as opened:
-        production = opened.recipe
-        _check_scope(bench, "production", opened, target.production_recipe)
-    bench.check("scope.production.restored", _state(bench) == (False, "") and scope.current_scope() is None)
-    bench.check("scope.production.recipe", (production or "") == target.production_recipe, str(production))
+    target, imported = bench.order.target, "transformer_engine" in sys.modules
+    opened = _enter(bench, "production", target.production_recipe, None)
+    bench.check("scope.production.recipe", (opened.recipe or "") == target.production_recipe, str(opened.recipe))
     for recipe in bench.recipes if bench.wants_te else ():
-        with low(recipe=recipe) as opened:
-            _check_scope(bench, recipe, opened, recipe)
-        bench.check(f"scope.{recipe}.restored", _state(bench) == (False, "") and scope.current_scope() is None)
+        _enter(bench, recipe, recipe, recipe)
         try:
-            with low(recipe=recipe):
+            with bench.low_precision(recipe)():
                 raise _Planted
         except _Planted:
-            restored = _state(bench) == (False, "") and scope.current_scope() is None
-            bench.check(f"scope.{recipe}.restored-after-an-exception", restored)
+            bench.check(f"scope.{recipe}.restored-after-an-exception", _is_restored(bench))
     if not imported:
         bench.check("scope.imports-nothing", "transformer_engine" not in sys.modules)
 
 
-def _check_scope(bench: Bench, name: str, opened: Any, recipe: str) -> None:
-    """What is on inside a scope: on the native path nothing, and it says so."""
-    scope, (on, kind) = bench.bridge("fp8_scope"), _state(bench)
-    wanted = "te" if bench.wants_te and recipe else "native"
-    seen = (kind,) if on else ("native",)
-    reasons = tuple(refusal.reason for refusal in opened.choice.refusals)
-    asked = recipe or "none"
-    claimed = asked if opened.choice.observed == "te" or not recipe else opened.choice.observed
-    bench.backends.append(Backend(f"scope.{name}", asked, claimed, seen, reasons))
-    right = opened.choice.observed == wanted and scope.current_scope() is opened
-    if wanted == "te":
-        right = right and on and kind == RECIPE_CLASSES[recipe] and opened.is_low and not opened.reason
-    else:
-        right = right and not on and not opened.is_low and bool(opened.reason)
-    bench.check(
-        f"scope.{name}.on", right, f"wanted {wanted}, seen {', '.join(seen)}; {opened.reason or 'low precision'}"
-    )
+def _enter(bench: Bench, name: str, recipe: str, asked_for: str | None) -> Any:
+    """What is on inside a scope, and that nothing is after it: on the native path nothing is on, and it says so."""
+    with bench.low_precision(asked_for)() as opened:
+        (on, kind), observed = _state(bench), opened.choice.observed
+        wanted = "te" if bench.wants_te and recipe else "native"
+        seen, asked = (kind if on else "native",), recipe or "none"
+        reasons = tuple(refusal.reason for refusal in opened.choice.refusals)
+        claimed = asked if observed == "te" or not recipe else observed
+        bench.backends.append(Backend(f"scope.{name}", asked, claimed, seen, reasons))
+        right = observed == wanted and bench.bridge("fp8_scope").current_scope() is opened
+        if wanted == "te":
+            right = right and on and kind == RECIPE_CLASSES[recipe] and opened.is_low and not opened.reason
+        else:
+            right = right and not on and not opened.is_low and bool(opened.reason)
+        said = f"wanted {wanted}, seen {', '.join(seen)}; {opened.reason or 'low precision'}"
+        bench.check(f"scope.{name}.on", right, said)
+    bench.check(f"scope.{name}.restored", _is_restored(bench))
+    return opened
+
+
+def _is_restored(bench: Bench) -> bool:
+    return _state(bench) == (False, "") and bench.bridge("fp8_scope").current_scope() is None
 
 
 def _check_refusals(bench: Bench) -> None:
-    scope, errors, low, target = bench.bridge("fp8_scope"), bench.bridge("errors"), _low(bench), bench.order.target
-    for recipe in scope.RECIPES:
-        if recipe not in target.recipes:
-            bench.refuses(f"scope.refuses.{recipe}", errors.WrongTarget, partial(low, recipe=recipe))
-    bench.refuses("scope.refuses.unknown-recipe", errors.UnknownName, partial(low, recipe="fp8"))
-    bench.refuses("scope.refuses.unknown-target", errors.UnknownName, partial(low, target="h1000"))
+    scope, errors, target, low = (
+        bench.bridge("fp8_scope"),
+        bench.bridge("errors"),
+        bench.order.target,
+        bench.low_precision,
+    )
     other = "h200" if target.id in ("cpu", "b200", "gb10") else "b200"
-    bench.refuses("scope.refuses.another-target", errors.WrongTarget, partial(low, target=other))
-    bench.refuses("scope.refuses.no-group", scope.AmaxGroupMissing, partial(low, amax_reduction_group=[0]))
+    calls: dict[str, tuple[type[BaseException], Any]] = {
+        **{one: (errors.WrongTarget, low(one)) for one in scope.RECIPES if one not in target.recipes},
+        "unknown-recipe": (errors.UnknownName, low("fp8")),
+        "unknown-target": (errors.UnknownName, low(target="h1000")),
+        "another-target": (errors.WrongTarget, low(target=other)),
+        "no-group": (scope.AmaxGroupMissing, low(amax_reduction_group=[0])),
+    }
+    bench.refuses_each(calls, "scope.refuses.")
 
 
 def _check_second_entry(bench: Bench) -> None:
-    scope, errors, low = bench.bridge("fp8_scope"), bench.bridge("errors"), _low(bench)
-    words, first, second = "", "", ""
+    scope, errors, low = bench.bridge("fp8_scope"), bench.bridge("errors"), bench.low_precision()
+    words, second = "", ""
     with low() as opened:
-        first = opened.entered_at
         try:
             second = f"{__file__}:{sys._getframe().f_lineno + 1}"
             with low():
@@ -260,48 +248,16 @@ def _check_second_entry(bench: Bench) -> None:
         except errors.ScopeEnteredTwice as refusal:
             words = str(refusal)
         still = scope.current_scope() is opened and _state(bench)[0] is opened.is_low
-    named = first in words and second in words and first.startswith(__file__)
+    first = opened.entered_at
     bench.check("scope.second-entry.refused", "Next step" in words, words)
+    named = first in words and second in words and first.startswith(__file__)
     bench.check("scope.second-entry.names-both-places", named, words)
     bench.check("scope.second-entry.leaves-the-first-on", still)
-
-
-def _check_second_thread(bench: Bench) -> None:
-    """Transformer Engine has one state a process: while one thread holds a scope, another gets none."""
-    scope, errors, low = bench.bridge("fp8_scope"), bench.bridge("errors"), _low(bench)
-    ways = {"low": low, "high": partial(scope.high_precision, "a projection that stays")}
-    for name, enter in ways.items():
-        raised: list[BaseException] = []
-        with low() as opened:
-            thread = threading.Thread(target=_enter_and_leave, args=(enter, raised))
-            thread.start()
-            thread.join()
-            still = scope.current_scope() is opened and _state(bench)[0] is opened.is_low
-        refused = len(raised) == 1 and isinstance(raised[0], errors.ScopeEnteredTwice)
-        said = f"{type(raised[0]).__name__}: {raised[0]}" if raised else "nothing was raised"
-        bench.check(f"scope.second-thread.{name}", refused and "Next step" in said, said)
-        bench.check(f"scope.second-thread.{name}.leaves-the-first-on", still)
-        bench.check(f"scope.second-thread.{name}.restored", _state(bench) == (False, ""))
-    entered: list[BaseException] = []
-    thread = threading.Thread(target=_enter_and_leave, args=(low, entered))
-    thread.start()
-    thread.join()
-    bench.check("scope.second-thread.afterwards", not entered, "the first one has left: another thread may enter")
-
-
-def _enter_and_leave(enter: Callable[[], Any], raised: list[BaseException]) -> None:
-    try:
-        with enter():
-            pass
-    except BaseException as fault:  # a thread's own would only be printed
-        raised.append(fault)
 
 
 def _check_recipe_objects(bench: Bench) -> None:
     """Amax values are reduced over the ranks that the owner of the shard names, and not where it is alone."""
     scope = bench.bridge("fp8_scope")
-    if "delayed" not in bench.order.target.recipes:
-        return
     for name, owner, reduced in (("single-owner", scope.SINGLE_OWNER, False), ("one-rank", None, True)):
         with scope.low_precision(target=bench.order.target.id, amax_reduction_group=owner, recipe="delayed"):
             recipe = scope.te_state()["recipe"]
@@ -310,23 +266,20 @@ def _check_recipe_objects(bench: Bench) -> None:
 
 
 def _check_groups(bench: Bench) -> None:
-    scope, low = bench.bridge("fp8_scope"), _low(bench)
+    scope, low = bench.bridge("fp8_scope"), bench.low_precision()
     zones = scope.Zones(6, first=2, last=1)
-    # group -> whether one of it lies in the BF16 zone
-    groups: dict[tuple[int | str, ...], bool] = {
-        (2, 3, 4): False, (3,): False, (1, 2): True, (0,): True, (4, 5): True, (3, "mtp"): True, ("lm_head",): True,
-    }  # fmt: skip
-    for layers, outside in groups.items():
-        made: list[int] = []
-        with scope.group_scope(layers, zones, [partial(_factory, low, made, index) for index in range(len(layers))]):
+    made: list[int] = []
+
+    def factory(index: int) -> Any:
+        made.append(index)
+        return low()
+
+    for layers, outside in GROUPS.items():
+        made.clear()
+        with scope.group_scope(layers, zones, [partial(factory, index) for index in range(len(layers))]):
             opened, on = scope.current_scope(), _state(bench)[0]
         low_wanted = bench.wants_te and not outside and bool(bench.order.target.production_recipe)
         right = made == ([] if outside else [0]) and on is low_wanted and opened.is_low is low_wanted
         right = right and ("BF16" in opened.reason) is outside
-        seen = f"{'low' if on else 'high'} precision, factories asked: {made}; {opened.reason}"
+        seen = f"{'low' if on else 'high'} precision, factories called: {made}; {opened.reason}"
         bench.check(f"scope.group.{'-'.join(map(str, layers))}", right and not _state(bench)[0], seen)
-
-
-def _factory(low: Callable[..., Any], made: list[int], index: int) -> Any:
-    made.append(index)
-    return low()

@@ -8,21 +8,21 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from .bench import Bench
+from .bench import DTYPES, Bench, Refusals, different
 from .bounds import Roundings
 from .emulation import emulated_linear, operand_roundings, steps_of
 from .low_precision import check_kept_weights, takes_microbatch
-from .references.layers import linear
-from .trial import Tensors, Trial, run_pass, try_case
+from .references import linear
+from .trial import Tensors, Trial, try_case
 
 WIDTH: Final = 32
 LISTED: Final = "listed"
@@ -111,7 +111,6 @@ def hybrid_tree(device: str) -> Any:
     return tree
 
 
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 REFUSED: Final = frozenset({"te-unavailable", "switched-off", "flag-off", "device"})
 
 
@@ -124,8 +123,7 @@ def probe(bench: Bench) -> None:
         _check_swap(bench, walker)
         _check_pinned(bench, walker)
         _check_atomic(bench, walker)
-    with bench.scope("refuses"):
-        _check_refusals(bench, walker)
+    bench.refuses_each(_refusals(bench, walker))
     for name in DTYPES:
         for case in _cases(bench):
             _check_numbers(bench, walker, case, name, None)
@@ -134,8 +132,6 @@ def probe(bench: Bench) -> None:
         for case in _cases(bench, walker.ALIGNMENT[recipe]):
             _check_numbers(bench, walker, case, "bf16", recipe)
         _check_unpadded(bench, walker, recipe)
-    if bench.device == "cpu" and "delayed" in recipes:  # a real one reads pickles on request only
-        _check_filled_state(bench, walker)
     for recipe in recipes:
         _check_kept(bench, walker, recipe)
 
@@ -172,9 +168,9 @@ def _check_swap(bench: Bench, walker: Any) -> None:
     """The right layers are swapped and nothing else; parameters, ties, modes and checkpoints are those of before."""
     tree = hybrid_tree(bench.device)
     modules = dict(tree.named_modules(remove_duplicate=False))
-    names, parameters = list(tree.state_dict()), dict(tree.named_parameters(remove_duplicate=False))
-    values = {name: value.detach().clone() for name, value in parameters.items()}
-    tokens = [name for name, module in modules.items() if module.training]
+    names = list(tree.state_dict())
+    values = {name: one.detach().clone() for name, one in tree.named_parameters(remove_duplicate=False)}
+    training = [name for name, module in modules.items() if module.training]
     swap = walker.swap_linears(tree)
     after = dict(tree.named_modules(remove_duplicate=False))
     listed = {name for name, code in EXPECTED.items() if code == LISTED}
@@ -183,9 +179,8 @@ def _check_swap(bench: Bench, walker: Any) -> None:
         right = _is_te(module) if swapped else module is modules[name]
         bench.check(name, right, f"{type(module).__module__}.{type(module).__qualname__}")
     bench.check("choices", set(swap.choices) == listed, f"recorded for {', '.join(sorted(swap.choices))}")
-    kept = dict(tree.named_parameters(remove_duplicate=False))
-    same = {name for name, value in values.items() if name in kept and torch.equal(kept[name], value)}
-    bench.check("weights", same == set(values) == set(kept), f"{len(same)} of {len(values)} are bitwise the same")
+    moved = different(values, dict(tree.named_parameters(remove_duplicate=False)))
+    bench.check("weights", not moved, f"of {len(values)}, not bitwise the same: {', '.join(moved) or 'none'}")
     ties = {
         "embedding": tree.lm_head.weight is tree.embed.weight,
         "linears": tree.tied.fc1.weight is tree.tied.fc2.weight,
@@ -194,7 +189,7 @@ def _check_swap(bench: Bench, walker: Any) -> None:
     for tie, holds in ties.items():
         bench.check(f"tie.{tie}", holds, "one object" if holds else "two objects")
     bench.check("frozen", not tree.last.down_proj.weight.requires_grad, "requires_grad of last.down_proj.weight")
-    bench.check("training", [name for name, module in after.items() if module.training] == tokens, "modes of modules")
+    bench.check("training", [name for name, one in after.items() if one.training] == training, "modes of modules")
     bench.check("state-dict", list(tree.state_dict()) == names, ", ".join(sorted(set(tree.state_dict()) ^ set(names))))
     wrong = tree.load_state_dict(hybrid_tree(bench.device).state_dict(), strict=False)
     bench.check("loads-native", not (wrong.missing_keys or wrong.unexpected_keys), str(wrong))
@@ -241,23 +236,28 @@ def _check_atomic(bench: Bench, walker: Any) -> None:
     bench.check("atomic", untouched and bool(raised) == bench.wants_te, raised or "nothing was raised")
 
 
-def _check_refusals(bench: Bench, walker: Any) -> None:
+def _refusals(bench: Bench, walker: Any) -> Refusals:
     """Bad input: an error of the project with the next step."""
-    errors, tree = bench.bridge("errors"), hybrid_tree(bench.device)
-    bench.refuses("no-tree", walker.NotATree, lambda: walker.plan_walk({"fc1": tree.tied.fc1}))
-    bench.refuses("a-string", errors.UnknownName, lambda: walker.plan_walk(tree, include="fc1"))
-    bench.refuses("no-pattern", errors.UnknownName, lambda: walker.swap_linears(tree, include=(None,)))
-    bench.refuses("no-recipe", errors.UnknownName, lambda: walker.plan_walk(tree, recipe="fp6"))
+    unknown, tree = bench.bridge("errors").UnknownName, hybrid_tree(bench.device)
     plan = walker.plan_walk(tree)
-    tree.tied.fc1.register_forward_hook(no_hook)
-    bench.refuses("stale-plan", walker.PlanMismatch, lambda: walker.swap_linears(tree, plan))
+
+    def swap_after_a_change() -> None:
+        tree.tied.fc1.register_forward_hook(no_hook)
+        walker.swap_linears(tree, plan)
+
+    return {
+        "no-tree": (walker.NotATree, lambda: walker.plan_walk({"fc1": tree.tied.fc1})),
+        "a-string": (unknown, lambda: walker.plan_walk(tree, include="fc1")),
+        "no-pattern": (unknown, lambda: walker.swap_linears(tree, include=(None,))),
+        "no-recipe": (unknown, lambda: walker.plan_walk(tree, recipe="fp6")),
+        "stale-plan": (walker.PlanMismatch, swap_after_a_change),
+    }
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Case:
+class _Case(NamedTuple):
     """One layer and its input: widths K -> N, the shape of the rows before K, and what is special."""
 
     name: str
@@ -345,9 +345,8 @@ def _roundings(bench: Bench, case: _Case, precision: str, recipe: str | None, te
             why = "summed beside a TF32 product, whose operands it may share"
             return Roundings((("tf32", 1), ("fp32", 1)), count, why=why)
         return Roundings(((precision, 1),), count, why="a sum of the gradient as it came, rounded once")
-    product, length = {"forward": ("forward", wide), "grad.input": ("dgrad", narrow), "grad.weight": ("wgrad", count)}[
-        tensor
-    ]
+    products = {"forward": ("forward", wide), "grad.input": ("dgrad", narrow), "grad.weight": ("wgrad", count)}
+    product, length = products[tensor]
     if recipe:
         found = operand_roundings(recipe, product, length, precision)  # type: ignore[arg-type]
     elif tf32:
@@ -379,33 +378,6 @@ def _check_kept(bench: Bench, walker: Any, recipe: str) -> None:
     check_kept_weights(bench, recipe, (told, plain), rows, gradient, bench.low_precision(recipe))
 
 
-def _check_filled_state(bench: Bench, walker: Any) -> None:
-    """Scales and amax histories of delayed scaling go through a checkpoint to the bit."""
-    case = _cases(bench)[0]
-    layers = []
-    for number in range(2):
-        _, layer, _ = _swapped_layer(bench, walker, case, torch.bfloat16, "delayed")
-        layers.append(layer)
-        for _ in range(3 - number):
-            rows, gradient = _inputs(bench, case, torch.bfloat16)
-            run_pass(partial(layer, rows), {"input": rows}, gradient, bench.low_precision("delayed"))
-    first, second = layers
-    state = first.state_dict()
-    added = state.get("_extra_state")
-    bench.check("state.saved", added is not None and added.numel() > 0, f"{', '.join(state)}")
-    if added is None or not added.numel():
-        return
-    second.load_state_dict(state)
-    read = bench.bridge("fp8_scope").te_amax_state
-    for forward in (True, False):
-        pairs = zip(read(first, forward=forward), read(second, forward=forward), strict=True)
-        same = all(torch.equal(one, other) for one, other in pairs)
-        bench.check(f"state.{'forward' if forward else 'backward'}", same, "history and scales, bit by bit")
-    _, fresh, _ = _swapped_layer(bench, walker, case, torch.bfloat16, "delayed")
-    names = ", ".join(fresh.state_dict())
-    bench.check("state.empty", names == "weight, bias", f"one that never ran in FP8 saves {names}")
-
-
 def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:
     """Seven rows without padding: refused before anything is computed, or right; never silently wrong."""
     case = _Case("unpadded", (64, 96), (7,))
@@ -417,5 +389,6 @@ def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:
     except (AssertionError, ValueError, RuntimeError) as refusal:
         bench.check(f"{recipe}.unpadded", True, f"refused: {type(refusal).__name__}: {refusal}")
         return
-    wanted = linear({name: one.double() for name, one in {"input": rows, **dict(plain.named_parameters())}.items()})
+    operands = {"input": rows, **dict(plain.named_parameters())}
+    wanted = linear({name: one.double() for name, one in operands.items()})
     bench.compare(f"{recipe}.unpadded", out, wanted, roundings=operand_roundings(recipe, "forward", 64))  # type: ignore[arg-type]

@@ -28,26 +28,12 @@ from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Check, Part
+from ..evidence.receipt import Part
 from .bench import Bench
-from .bounds import RMS_OF_ROUNDING, SAFETY, Roundings, unit_roundoff
+from .bounds import RMS_OF_ROUNDING, SAFETY, unit_roundoff
 from .emulation import Product, Recipe, operand_roundings
-from .memory import Enter
+from .observe import Enter
 from .trial import run_pass
-
-
-def low_precision_ran(error: float, roundings: Roundings, of: str = "") -> Part:
-    """That an error is as large as low precision makes it: what is too accurate was not computed in it.
-
-    Args:
-        error: relative to the exact value, in the Euclidean norm.
-        roundings: that must have been made.
-        of: what it is the error of; nothing where the check's name says it.
-    """
-    floor = roundings.bound() / SAFETY / 2
-    why = f"{of}: half the error that the roundings must make".removeprefix(": ")
-    return Part("low-precision-ran", error, floor, error >= floor, why, at_least=True)
-
 
 MICROBATCH: Final = "is_first_microbatch"
 Run = Callable[[Any, Any, bool | None], Any]
@@ -55,6 +41,9 @@ Run = Callable[[Any, Any, bool | None], Any]
 # The same values twice are the same bits. What is allowed is what cannot be another FP8 copy of any weight.
 ALIKE: Final = RMS_OF_ROUNDING * unit_roundoff("e4m3") / 2
 OTHER: Final = 0.5
+WHY: Final = (
+    f"half of what rounding one operand to FP8 changes ({RMS_OF_ROUNDING:.3f} x 2^-4): the same copy, same values"
+)
 
 
 def takes_microbatch(layer: Any) -> bool:
@@ -114,8 +103,11 @@ def check_kept_weights(
         return
     other = _off(wanted["forward"], before["forward"])
     moved = Part("other-weights", other, OTHER, other >= OTHER, "the weights of the step before give others", True)
-    bench.checks.append(_compared(f"{name}.renewed", renewed, wanted, low, moved))
-    bench.checks.append(_compared(f"{name}.kept", kept, again, low))
+    for kind, seen, right, more in (("renewed", renewed, wanted, (moved,)), ("kept", kept, again, ())):
+        offs = {part: _off(seen[part], right[part]) for part in low}
+        bench.check_parts(
+            f"{name}.{kind}", *(Part(part, off, ALIKE, off <= ALIKE, WHY) for part, off in offs.items()), *more
+        )
 
 
 def _turn(layer: Any) -> None:
@@ -124,13 +116,6 @@ def _turn(layer: Any) -> None:
         for weight in layer.parameters():
             if weight.dim() > 1:
                 weight.copy_(weight.flip(-2, -1))
-
-
-def _compared(name: str, seen: dict[str, Any], wanted: dict[str, Any], low: list[str], *more: Part) -> Check:
-    why = f"half of what rounding one operand to FP8 changes ({RMS_OF_ROUNDING:.3f} x 2^-4): the same copy, same values"
-    offs = {part: _off(seen[part], wanted[part]) for part in low}
-    parts = (*(Part(part, off, ALIKE, off <= ALIKE, why) for part, off in offs.items()), *more)
-    return Check(name, all(part.passed for part in parts), parts)
 
 
 def _off(seen: Any, wanted: Any, lost: float = math.inf) -> float:
@@ -222,24 +207,13 @@ def check_layers_in_low_precision(bench: Bench, name: str, recipe: Recipe, seen:
         if watched.out is None:
             bench.check(f"{name}.{place}.layers", False, f"not seen: {kind} was not called")
             continue
-        parts = _parts(watched, recipe)
-        bench.checks.append(Check(f"{name}.{place}.layers", all(part.passed for part in parts), tuple(parts), kind))
+        bench.check_parts(f"{name}.{place}.layers", *_parts(watched, recipe), detail=kind)
 
 
 def _parts(watched: Watched, recipe: Recipe) -> list[Part]:
-    layer, rows = watched.layer, watched.rows.requires_grad_()
-    inside = {"forward": watched.out, "grad.input": watched.to_rows}
-    weights = {part: weight for part, weight in layer.named_parameters() if weight.dim() > 1}
-    inside |= {f"grad.{part}": weight.grad for part, weight in weights.items()}
-    layer.zero_grad(set_to_none=True)
-    given = layer(rows, *watched.others, **watched.options)
-    out = given[0] if isinstance(given, tuple) else given
-    if watched.to_out is not None:
-        out.backward(watched.to_out)
-    outside = {"forward": out.detach(), "grad.input": rows.grad}
-    outside |= {f"grad.{part}": weight.grad for part, weight in weights.items()}
-    count = rows.numel() // rows.shape[-1]
-    lengths = {"forward": rows.shape[-1], "dgrad": out.shape[-1], "wgrad": count}
+    inside, outside = run_alone(watched)
+    rows, out = watched.rows, watched.out
+    lengths = {"forward": rows.shape[-1], "dgrad": out.shape[-1], "wgrad": rows.numel() // rows.shape[-1]}
     made = []
     for part, tensor in inside.items():
         if tensor is None and outside[part] is None:
@@ -250,3 +224,23 @@ def _parts(watched: Watched, recipe: Recipe) -> list[Part]:
         why = f"half the error that the roundings must make: {roundings.why}"
         made.append(Part(part, off, floor, off >= floor, why, at_least=True))
     return made
+
+
+def run_alone(watched: Watched, *, weights_alone: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the layer gave in the step, and what it gives alone on the same, outside of every scope: output, gradients.
+
+    Args:
+        watched: to be called right after the step, whose gradients the weights still hold; it takes them away.
+        weights_alone: without the gradients of norms and biases.
+    """
+    layer, rows = watched.layer, watched.rows.requires_grad_()
+    named = [(part, one) for part, one in layer.named_parameters() if one.dim() > 1 or not weights_alone]
+    inside = {"forward": watched.out, "grad.input": watched.to_rows}
+    inside |= {f"grad.{part}": one.grad for part, one in named}
+    layer.zero_grad(set_to_none=True)
+    given = layer(rows, *watched.others, **watched.options)
+    out = given[0] if isinstance(given, tuple) else given
+    if watched.to_out is not None:
+        out.backward(watched.to_out)
+    outside = {"forward": out.detach(), "grad.input": rows.grad}
+    return inside, outside | {f"grad.{part}": one.grad for part, one in named}

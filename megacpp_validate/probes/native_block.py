@@ -19,13 +19,12 @@ from ..native.attention import apply_rope, attention, rope_tables
 from ..native.block import ABlock
 from ..native.mlp import is_gated
 from ..native.norms import rms_norm
-from .bench import Bench
+from .bench import DTYPES, Bench, Refusals, different
 from .bounds import Roundings
-from .emulation import emulated_linear, emulated_mlp, steps_of
+from .emulation import block_roundings, emulated_linear, emulated_mlp, precision_of, steps_of
 from .low_precision import MICROBATCH, check_kept_weights, check_layers_in_low_precision, watching_layers
 from .observe import graph_nodes, recording_argument
-from .references.attention import Sizes, attention_branch, block_step, mlp_branch, rotary_tables, rotated, visible
-from .references.roundings import block_roundings, precision_of
+from .references import Sizes, block_step, visible
 from .trial import Formula, Tensors, Trial, try_again, try_case
 
 HEADS: Final = 8
@@ -110,17 +109,20 @@ def new_weights(bench: Bench, case: Case, hidden: int, ffn: int, branches: float
     }
 
 
-def new_sample(bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0) -> Sample:
+def new_sample(
+    bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0, turned: bool = True, eps: float = EPS
+) -> Sample:
     """Inputs and weights; with `branches` of 2 each branch is about as large as the stream that it is added to."""
-    gpu = bench.device == "cuda"
-    hidden, ffn, batch = (512, 1024, 2) if gpu else (64, 96, 2)
-    base = 128 if gpu else 24
-    length = case.length or base + case.extra
-    size = SMALL if case.small else 1.0
-    if case.strided:
-        rows = bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2]
-    else:
-        rows = bench.randn(batch, length, hidden, dtype=dtype, scale=size)
+    batch, base, hidden, ffn = (2, 128, 512, 1024) if bench.device == "cuda" else (1 + turned, 24, 64, 96)
+    length, size = case.length or base + case.extra, SMALL if case.small else 1.0
+    case = case if turned else replace(case, width=hidden // HEADS)
+
+    def rows() -> Any:
+        if case.strided:
+            return bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2].detach().requires_grad_()
+        return bench.randn(batch, length, hidden, dtype=dtype, scale=size).detach().requires_grad_()
+
+    first = rows() if turned else None
     weights = new_weights(bench, case, hidden, ffn, branches, size)
     options: dict[str, Any] = {}
     if "doc_ids" in case.options:
@@ -129,51 +131,31 @@ def new_sample(bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0) -
         options["window"] = 7
     return Sample(
         case,
-        rows.detach().requires_grad_(),
+        rows() if first is None else first,
         {name: weight.to(dtype) for name, weight in weights.items()},
         bench.randn(batch, length, hidden, dtype=dtype),
-        rope_tables(length, case.width, device=bench.device),
+        rope_tables(length, case.width, device=bench.device) if turned else None,
         options,
+        eps,
     )
 
 
 def new_layer(bench: Bench, bridge: Any, sample: Sample) -> Any:
     """The wrapper with the weights of a sample."""
-    weights = sample.weights
-    layer = bridge.NativeBlock(
-        hidden=weights["out.weight"].shape[0],
-        ffn_hidden=weights["mlp.fc2_weight"].shape[1],
-        num_heads=HEADS,
-        head_dim=sample.case.width,
-        num_gqa_groups=sample.case.groups,
-        activation=sample.case.activation,
-        eps=EPS,
-        dtype=sample.rows.dtype,
-        device=bench.device,
-    )
+    weights, case = sample.weights, sample.case
+    hidden, ffn = weights["mlp.fc2_weight"].shape
+    sizes = {"hidden": hidden, "ffn_hidden": ffn, "num_heads": HEADS, "head_dim": case.width}
+    made = {"activation": case.activation, "eps": EPS, "dtype": sample.rows.dtype, "device": bench.device}
+    layer = bridge.NativeBlock(**sizes, num_gqa_groups=case.groups, **made)
     layer.load_native_state_dict(weights)
     return layer
 
 
-def layer_inputs(bench: Bench, sample: Sample) -> dict[str, tuple[Any, Any]]:
-    """For each layer of the block alone: rows that it takes, and the gradient of what it gives."""
-    weights = sample.weights
-    widths = {"qkv": weights["qkv.weight"].shape, "out": weights["out.weight"].shape}
-    widths["mlp"] = 2 * weights["mlp.fc2_weight"].shape[:1]
-    shape, dtype = sample.rows.shape[:2], sample.rows.dtype
-    return {
-        name: (bench.randn(*shape, wide, dtype=dtype), bench.randn(*shape, out, dtype=dtype))
-        for name, (out, wide) in widths.items()
-    }
-
-
 def native_formula(sample: Sample) -> Formula:
     """The plain block, of parted operands."""
-    case, weights = sample.case, sample.weights
-    block = ABlock(
-        weights["out.weight"].shape[0], weights["mlp.fc2_weight"].shape[1], HEADS, case.width, case.groups,
-        activation=case.activation, eps=sample.eps, dtype=sample.rows.dtype, device=sample.rows.device,
-    )  # fmt: skip
+    case, (hidden, ffn) = sample.case, sample.weights["mlp.fc2_weight"].shape
+    made = {"activation": case.activation, "eps": sample.eps, "dtype": sample.rows.dtype, "device": sample.rows.device}
+    block = ABlock(hidden, ffn, HEADS, case.width, case.groups, **made)
 
     def formula(given: Tensors) -> Any:
         joint = _joined(given)
@@ -271,7 +253,6 @@ def check_layers_ran(bench: Bench, path: str, out: Any, layers: Sequence[str]) -
     bench.check(f"{path}.layers", not missing, f"not seen: {', '.join(missing)}" if missing else ", ".join(layers))
 
 
-DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GATED: Final = Case("gqa4.d64.swiglu")
 PLAIN: Final = Case("gqa1.d64.gelu", "gelu", groups=8)
 ODD: Final = Case("gqa4.d64.odd", "geglu", extra=5)
@@ -308,10 +289,8 @@ def probe(bench: Bench) -> None:
         _check_again(bench, bridge)
         if bench.wants_te:
             _check_microbatch(bench, bridge)
-        _check_rotation(bench)
     _check_weights(bench, bridge)
-    _check_shards(bench)
-    _refusals(bench, bridge)
+    bench.refuses_each(_refusals(bench, bridge))
     for recipe in recipes:
         _check_kept(bench, bridge, recipe)
 
@@ -344,9 +323,8 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
 def _check_again(bench: Bench, bridge: Any) -> None:
     """One object called again: the same bits for the same call; others for other rows, options, weights and tables."""
     layer = new_layer(bench, bridge, new_sample(bench, GATED, torch.float32))
-    for index, case in enumerate(
-        (GATED, GATED, REFUSED[1], REFUSED[0], replace(ODD, activation=GATED.activation), GATED)
-    ):
+    odd = replace(ODD, activation=GATED.activation)
+    for index, case in enumerate((GATED, GATED, REFUSED[1], REFUSED[0], odd, GATED)):
         sample, path = new_sample(bench, case, torch.float32), f"again.{index}.{case.name}"
         layer.load_native_state_dict(sample.weights)
         try_again(bench, layer_trial(path, layer, sample))
@@ -364,20 +342,6 @@ def _check_microbatch(bench: Bench, bridge: Any) -> None:
             layer(sample.rows, rope=sample.rope, is_first_microbatch=value)
         wanted = [(name, value) for name in LAYERS if name != "DotProductAttention"]
         bench.check(f"microbatch.{value}", seen == wanted, f"seen {seen}")
-
-
-def _check_rotation(bench: Bench) -> None:
-    """Tables and their use against each channel's angle written out; the block's reference takes the same tables."""
-    length, width, offset = 24, 16, 5
-    exact = Roundings((("fp32", 4),), 1, why="an angle in fp64, its cosine and sine rounded, two products and a sum")
-    rows = bench.randn(2, 3, length, width)
-    for name, base, options in (("default", 10000.0, {}), ("base", 500.0, {"base": 500.0})):
-        cos, sin = rope_tables(offset + length, width, device=bench.device, **options)
-        wanted = rotary_tables(offset + length, width, base)
-        bench.compare(f"rotation.{name}.cos", cos, wanted[0], roundings=exact)
-        bench.compare(f"rotation.{name}.sin", sin, wanted[1], roundings=exact)
-        turned = rotated(rows.double(), base, offset)
-        bench.compare(f"rotation.{name}.rows", apply_rope(rows, cos, sin, offset=offset), turned, roundings=exact)
 
 
 def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
@@ -406,10 +370,13 @@ def _low_layers(layer: Any) -> dict[str, Any]:
 def _check_kept(bench: Bench, bridge: Any, recipe: Any) -> None:
     """Each layer of the block takes the weights of this step, in FP8, and no others."""
     sample = new_sample(bench, GATED, torch.bfloat16)
-    told, plain = (_low_layers(new_layer(bench, bridge, sample)) for _ in range(2))
-    for name, (rows, gradient) in layer_inputs(bench, sample).items():
-        if name in told:
-            pair, path = (told[name], plain[name]), f"fp8.{recipe}.{name}"
+    layers, weights = [_low_layers(new_layer(bench, bridge, sample)) for _ in range(2)], sample.weights
+    widths = {"qkv": weights["qkv.weight"].shape, "out": weights["out.weight"].shape}
+    widths["mlp"] = 2 * weights["mlp.fc2_weight"].shape[:1]
+    for name, (out, wide) in widths.items():
+        rows, gradient = (bench.randn(*sample.rows.shape[:2], size, dtype=torch.bfloat16) for size in (wide, out))
+        if name in layers[0]:
+            pair, path = (layers[0][name], layers[1][name]), f"fp8.{recipe}.{name}"
             check_kept_weights(bench, path, pair, rows, gradient, bench.low_precision(recipe))
 
 
@@ -423,11 +390,10 @@ def _check_weights(bench: Bench, bridge: Any) -> None:
         sample = new_sample(bench, case, torch.bfloat16)
         layer = new_layer(bench, bridge, sample)
         state = layer.native_state_dict()
-        bench.check(f"weights.{case.name}.round-trip", _same(state, sample.weights), _listed(state, sample.weights))
+        _is_exact(bench, f"weights.{case.name}.round-trip", state, sample.weights)
         other = new_layer(bench, bridge, new_sample(bench, case, torch.bfloat16))
         other.load_native_state_dict({**state, "qkv._extra_state": None})
-        again = other.native_state_dict()
-        bench.check(f"weights.{case.name}.moved", _same(again, sample.weights), _listed(again, sample.weights))
+        _is_exact(bench, f"weights.{case.name}.moved", other.native_state_dict(), sample.weights)
     wrong = {
         "missing": {name: weight for name, weight in state.items() if name != "out.weight"},
         "unknown": {**state, "qkv.bias": state["out.weight"]},
@@ -436,45 +402,18 @@ def _check_weights(bench: Bench, bridge: Any) -> None:
     }
     for name, faulty in wrong.items():
         bench.refuses(f"weights.{name}", mismatch, partial(layer.load_native_state_dict, faulty))
-    bench.check("weights.after-refusal", _same(layer.native_state_dict(), state), "nothing was copied half way")
+    _is_exact(bench, "weights.after-refusal", layer.native_state_dict(), state)
 
 
-def _check_shards(bench: Bench) -> None:
-    """Two tensor-parallel shares: joined to the bit, and the sum of what they compute is what the whole computes."""
-    bridge = bench.bridge("block_weights")
-    for case in (GATED, PLAIN):
-        sample = new_sample(bench, case, torch.float64)
-        hidden, ffn = sample.weights["out.weight"].shape[0], sample.weights["mlp.fc2_weight"].shape[1]
-        shape = bridge.BlockShape(hidden, ffn, HEADS, case.groups, case.width, is_gated(case.activation))
-        shares = [bridge.shard_native_state(sample.weights, shape, rank, 2) for rank in range(2)]
-        joined = bridge.join_native_state(shares, shape)
-        bench.check(f"shards.{case.name}.joined", _same(joined, sample.weights), _listed(joined, sample.weights))
-        rows, seen = sample.rows.detach(), sample.seen()
-        rope = None if sample.rope is None else (sample.rope[0].double(), sample.rope[1].double())
-        part = Sizes(HEADS // 2, case.groups // 2, case.width, case.activation, EPS)
-        exact = Roundings((("fp64", 8),), 1024, sum_format="fp64", why="sums of two shares in fp64")
-        whole = attention_branch(rows, sample.weights, sample.sizes, seen, rope)
-        halves = [attention_branch(rows, share, part, seen, rope) for share in shares]
-        bench.compare(f"shards.{case.name}.attention", halves[0] + halves[1], whole, roundings=exact)
-        whole = mlp_branch(rows, sample.weights, sample.sizes)
-        halves = [mlp_branch(rows, share, part) for share in shares]
-        bench.compare(f"shards.{case.name}.mlp", halves[0] + halves[1], whole, roundings=exact)
-
-
-def _same(state: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    return state.keys() == wanted.keys() and all(torch.equal(state[name], wanted[name]) for name in wanted)
-
-
-def _listed(state: dict[str, Any], wanted: dict[str, Any]) -> str:
-    wrong = sorted(state.keys() ^ wanted.keys())
-    wrong += [name for name in wanted if name in state and not torch.equal(state[name], wanted[name])]
-    return f"differ: {', '.join(wrong)}" if wrong else f"{len(wanted)} weights are bitwise the same"
+def _is_exact(bench: Bench, name: str, state: dict[str, Any], wanted: dict[str, Any]) -> None:
+    wrong = ", ".join(different(state, wanted))
+    bench.check(name, not wrong, f"differ: {wrong}" if wrong else f"{len(wanted)} weights are bitwise the same")
 
 
 # --- wrong input ------------------------------------------------------------------------------------------
 
 
-def _refusals(bench: Bench, bridge: Any) -> None:
+def _refusals(bench: Bench, bridge: Any) -> Refusals:
     """What must be refused before any kernel, by class, with a next step."""
     errors, weights = bench.bridge("errors"), bench.bridge("block_weights")
     sizes = {"hidden": 64, "ffn_hidden": 96, "num_heads": 8, "head_dim": 16, "num_gqa_groups": 2}
@@ -483,7 +422,7 @@ def _refusals(bench: Bench, bridge: Any) -> None:
     ids, rope = bench.randint(3, 1, 16), rope_tables(16, 16, device=bench.device)
     short = rope_tables(8, 16, device=bench.device)
     qkv = bench.randn((8 + 4) * 16, 64)
-    calls: dict[str, tuple[type[BaseException], Any]] = {
+    return {
         "rank": (errors.WrongShape, lambda: layer(rows[0])),
         "hidden": (errors.WrongShape, lambda: layer(rows[..., :32])),
         "no-tokens": (errors.WrongShape, lambda: layer(rows[:, :0])),
@@ -499,4 +438,3 @@ def _refusals(bench: Bench, bridge: Any) -> None:
         "split-rows": (errors.WeightMismatch, lambda: weights.split_qkv(qkv, 0, 2, 8, 4, 16)),
         "split-gate": (errors.NotDivisible, lambda: weights.split_gated(qkv[:6], 0, 2)),
     }
-    bench.refuses_each(calls)

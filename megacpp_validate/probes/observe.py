@@ -1,21 +1,34 @@
-"""What really ran, seen from the autograd graph of an output: no wrapper is asked.
+"""What really ran, seen from the autograd graph of an output: no wrapper is asked. And what a call leaves behind.
 
 A Python autograd function leaves its class in the graph, a custom operator its name, and torch's own operators theirs.
 So `transformer_engine.pytorch.module.linear._Linear` in the graph is Transformer Engine's linear layer, and its
 absence is a fallback, whatever the wrapper claims. A vendor layer made of torch's own operators leaves no such name
 (Transformer Engine's unfused attention, which takes fp32, seen 2026-11-21): while `marking_vendor_layers` is on, the
 node that such a layer ends in is marked with the layer's class. It works with and without a GPU.
+
+A layer that keeps a tensor of every call for good is right in every number, and ends a training run out of memory
+hours later. What is made once (workspaces of cuBLAS, weights in FP8, amax histories, masks and lengths by shape, what
+Triton tunes) is made in the first calls, or shows in one call and in no other: only what rises with every call counts.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
+import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from typing import Any, Final
 
+import torch
 from torch.nn.modules.module import register_module_forward_hook
+
+from ..evidence.receipt import Check, Part
+
+Enter = Callable[[], AbstractContextManager[Any]]
+"""Makes a scope anew for each step."""
 
 _MARK: Final = "megacpp_validate.layers"
 _VENDOR_PACKAGES: Final = ("transformer_engine.", "flash_attn", "deep_gemm")
@@ -73,7 +86,9 @@ def graph_nodes(*outputs: Any) -> tuple[str, ...]:
         if node in seen:
             continue
         seen.add(node)
-        names.setdefault(_name(node))
+        forward = getattr(node, "_forward_cls", None)
+        own = str(node.name()).removesuffix("0").removesuffix("1")
+        names.setdefault(f"{forward.__module__}.{forward.__qualname__}" if forward is not None else own)
         names.update(dict.fromkeys(node.metadata.get(_MARK, ())))
         todo.extend(parent for parent, _ in node.next_functions if parent is not None)
     return tuple(names)
@@ -81,8 +96,8 @@ def graph_nodes(*outputs: Any) -> tuple[str, ...]:
 
 def observed_backends(*outputs: Any) -> tuple[str, ...]:
     """Which vendor backends the graph behind some outputs holds, sorted; ("native",) where there is none."""
-    found = {_backend(name) for name in graph_nodes(*outputs)} - {""}
-    return tuple(sorted(found)) or ("native",)
+    found = (next((backend for mark, backend in _BACKENDS if mark in name), "") for name in graph_nodes(*outputs))
+    return tuple(sorted(set(found) - {""})) or ("native",)
 
 
 def attention_kernels(*outputs: Any) -> tuple[str, ...]:
@@ -92,17 +107,6 @@ def attention_kernels(*outputs: Any) -> tuple[str, ...]:
     """
     names = graph_nodes(*outputs)
     return tuple(kernel for pattern, kernel in _KERNELS if any(pattern.search(name) for name in names))
-
-
-def _name(node: Any) -> str:
-    forward = getattr(node, "_forward_cls", None)
-    if forward is not None:
-        return f"{forward.__module__}.{forward.__qualname__}"
-    return str(node.name()).removesuffix("0").removesuffix("1")
-
-
-def _backend(name: str) -> str:
-    return next((backend for mark, backend in _BACKENDS if mark in name), "")
 
 
 @contextmanager
@@ -121,3 +125,87 @@ def recording_argument(module: Any, name: str) -> Iterator[list[tuple[str, Any]]
     finally:
         for handle in handles:
             handle.remove()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+# Set to anything at all, CUDACachingAllocator of c10 calls cudaMalloc and counts nothing, so nothing could rise.
+UNCOUNTED: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+WARM_UP: Final = 2  # delayed scaling has its histories and scales then, and each direction its workspaces
+CALLS: Final = 3
+BLOCK: Final = 512  # bytes of the smallest block that torch's CUDA allocator counts (kMinBlockSize)
+SCALARS: Final = 8  # blocks a call: scales and the like, no activation, no weight, no history
+
+
+def drop_gradients(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Go back from every output that has a graph, with ones, to every input that is in it; nothing is kept of it."""
+    behind = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+    if behind:  # a fault that cuts the graph shows elsewhere
+        torch.autograd.grad(behind, inputs, [torch.ones_like(output) for output in behind], allow_unused=True)
+
+
+def use_of(
+    layer: Callable[..., Any], inputs: Sequence[Any], enter: Enter, options: dict[str, Any]
+) -> Callable[[], None]:
+    """A use of a layer: a copy of each tensor goes forward through it in the scope, and gradients come back outside."""
+
+    def use() -> None:
+        given = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in inputs]
+        rows = [one.requires_grad_() for one in given if isinstance(one, torch.Tensor) and one.is_floating_point()]
+        with enter():
+            out = layer(*given, **options)
+        trained = layer.parameters() if isinstance(layer, torch.nn.Module) else ()
+        leaves = [*rows, *(parameter for parameter in trained if parameter.requires_grad)]
+        drop_gradients(out if isinstance(out, tuple | list) else (out,), leaves)
+
+    return use
+
+
+def check_memory(name: str, device: str, call: Callable[[], Any]) -> Check:
+    """Whether calls leave the bytes on the device as they were; see `Bench.keeps_nothing`."""
+    if device == "cuda" and UNCOUNTED in os.environ:
+        said = f"torch counts no bytes of its own under {UNCOUNTED}, so nothing is known. Next step: unset it"
+        return Check(f"{name}.memory", False, (), said)
+    kept, bound = bytes_kept(device, call), float(BLOCK * SCALARS if device == "cuda" else 0)
+    why = (
+        f"the smallest rise of {CALLS} calls after {WARM_UP} of warm-up: what is made once rises in one of them at most"
+    )
+    if device == "cuda":
+        why += f"; {SCALARS} of the allocator's smallest blocks, {BLOCK} bytes each, are less than any tensor of a call"
+    part = Part("bytes-kept-a-call", kept, bound, kept <= bound, why)
+    said = f"every call of forward and backward keeps {kept:.0f} bytes on the device for good: memory grows with steps"
+    return Check(f"{name}.memory", part.passed, (part,), "" if part.passed else said)
+
+
+def bytes_kept(device: str, call: Callable[[], Any]) -> float:
+    """Bytes a call by which what lives on the device rises in every one of some; 0 where there is one without.
+
+    Args:
+        device: "cuda", or "cpu", where only tensors that Python knows of can be seen.
+        call: forward and backward of new inputs; what it gives is dropped.
+    """
+    held = []
+    was_frozen = gc.get_freeze_count()
+    gc.freeze()  # the collector looks at nothing that was there before: it would take it longer than all the calls
+    try:
+        for number in range(WARM_UP + CALLS):
+            call()
+            if number >= WARM_UP - 1:
+                held.append(_living_bytes(device))
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
+    return max(0.0, min(after - before for before, after in pairwise(held)))
+
+
+def _living_bytes(device: str) -> int:
+    """Bytes of living tensors: of all on a GPU, of those made since the freeze on a CPU."""
+    gc.collect()
+    if device == "cuda":
+        return int(torch.cuda.memory_allocated())
+    storages = {}
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor) and found.layout is torch.strided:
+            storage = found.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

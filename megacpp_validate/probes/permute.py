@@ -6,25 +6,22 @@ What the permute probe works on, and how it looks: routings as tensors and as li
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from ..native import permute as native
-from .bench import Bench
+from .bench import DTYPES, Bench, Refusals
 from .bounds import Roundings
-from .memory import drop_gradients
-from .references.experts import Entry, copied, count, entries, picked, places, put_back, reordered, spread, summed
+from .observe import drop_gradients
+from .references import Entry, copied, count, entries, picked, places, put_back, reordered, spread, summed
 from .trial import Tensors, Trial, try_case
 
 EXPERTS: Final = 8
-DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One kind of routing.
 
     Attributes:
@@ -53,8 +50,7 @@ CASES: Final = (
 MIXED: Final = CASES[0]
 
 
-@dataclass(frozen=True)
-class Routed:
+class Routed(NamedTuple):
     """Tokens, probabilities and their routing: what a router hands over, and the same as a list of entries."""
 
     tokens: Any
@@ -63,9 +59,36 @@ class Routed:
     rows: list[Entry]
 
     @property
-    def counts(self) -> list[int]:
-        """Rows of each expert."""
-        return count(self.rows, EXPERTS)
+    def ids(self) -> tuple[list[int], list[int]]:
+        """Tokens and experts of the rows."""
+        return [entry.token for entry in self.rows], [entry.expert for entry in self.rows]
+
+    def laid(self, align: int = 1, capacity: int | None = None, **_: Any) -> Laid:
+        """As a `Dispatch` with these options lays rows out."""
+        rows = entries(self.routing_map, capacity)
+        counts = count(rows, EXPERTS)
+        sizes = [capacity or -(-number // align) * align for number in counts]
+        return Laid(rows, counts, sizes, (EXPERTS, capacity) if capacity else (sum(sizes),))
+
+
+class Laid(NamedTuple):
+    """Where the rows of a routing lie: by expert, those of each expert padded.
+
+    Attributes:
+        rows: token and expert of each.
+        counts, sizes: rows of each expert, without and with padding.
+        leading: shape of the rows, without their width.
+    """
+
+    rows: list[Entry]
+    counts: list[int]
+    sizes: list[int]
+    leading: tuple[int, ...]
+
+    def lay(self, values: Any, filling: float = 0.0) -> Any:
+        """Values of the rows [R, ...] at their places, and `filling` in the padding."""
+        laid = spread(values, places(self.counts, self.sizes), sum(self.sizes), filling)
+        return laid.reshape(*self.leading, *values.shape[1:])
 
 
 def route(bench: Bench, case: Case, dtype: Any, *, grad: bool = False) -> Routed:
@@ -128,14 +151,9 @@ def check_dispatch_memory(bench: Bench, bridge: Any) -> None:
     bench.keeps_nothing("bf16.chunks", partial(sorted_chunks, bridge.Dispatch(EXPERTS)))
 
 
-def token_ids(routed: Routed) -> Any:
+def tokens_of(routed: Routed) -> Any:
     """The token of each row, int64 [R]."""
-    return torch.tensor([entry.token for entry in routed.rows], device=routed.tokens.device)
-
-
-def pick(probs: Any, routed: Routed) -> Any:
-    """Probabilities [T, E] of the rows, [R], in the autograd graph."""
-    return probs[[entry.token for entry in routed.rows], [entry.expert for entry in routed.rows]]
+    return torch.tensor(routed.ids[0], device=routed.tokens.device)
 
 
 def sum_of_rows(case: Case, dtype: str, what: str, *, weighted: bool = False) -> Roundings:
@@ -199,39 +217,10 @@ def probe(bench: Bench) -> None:
     _payloads(bench, bridge)
     _empty(bench, bridge)
     check_dispatch_memory(bench, bridge)
-    _refusals(bench, bridge)
+    bench.refuses_each(_refusals(bench, bridge))
 
 
-@dataclass(frozen=True)
-class _Laid:
-    """Where the rows of a routing lie: by expert, those of each expert padded.
-
-    Attributes:
-        rows: token and expert of each.
-        counts, sizes: rows of each expert, without and with padding.
-        leading: shape of the rows, without their width.
-    """
-
-    rows: list[Entry]
-    counts: list[int]
-    sizes: list[int]
-    leading: tuple[int, ...]
-
-    def lay(self, values: Any, filling: float = 0.0) -> Any:
-        """Values of the rows [R, ...] at their places, and `filling` in the padding."""
-        laid = spread(values, places(self.counts, self.sizes), sum(self.sizes), filling)
-        return laid.reshape(*self.leading, *values.shape[1:])
-
-
-def _lay_out(routed: Routed, align: int = 1, capacity: int | None = None, **_: Any) -> _Laid:
-    """As a `Dispatch` with these options lays rows out."""
-    rows = entries(routed.routing_map, capacity)
-    counts = count(rows, EXPERTS)
-    sizes = [capacity or -(-number // align) * align for number in counts]
-    return _Laid(rows, counts, sizes, (EXPERTS, capacity) if capacity else (sum(sizes),))
-
-
-def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: _Laid, *, probs: bool = True) -> None:
+def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: Laid, *, probs: bool = True) -> None:
     check_numbers(bench, sent, laid.counts, laid.sizes)
     exact(bench, "rows", sent.rows, laid.lay(copied(routed.tokens, laid.rows)))
     if probs:
@@ -243,7 +232,7 @@ def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: _Laid, *, probs: 
 def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layout: Any) -> tuple[Any, ...]:
     """Tokens to rows, with their probabilities, and the gradients of both; nothing that stands in padding counts."""
     routed = route(bench, case, DTYPES[dtype], grad=True)
-    dispatch, laid = bridge.Dispatch(EXPERTS, **layout), _lay_out(routed, **layout)
+    dispatch, laid = bridge.Dispatch(EXPERTS, **layout), routed.laid(**layout)
     sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
     bench.ran_on(path, dispatch.choice, sent.rows)
     _check_sent(bench, sent, routed, laid)
@@ -252,7 +241,7 @@ def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layou
     torch.autograd.backward([sent.rows, sent.row_probs], [laid.lay(of_rows, NAN), laid.lay(of_probs, NAN)])
     number, native_sum = len(routed.tokens), None
     if not layout and bench.wants_te:
-        native_sum = native.unpermute(of_rows, token_ids(routed), num_tokens=number)
+        native_sum = native.unpermute(of_rows, tokens_of(routed), num_tokens=number)
     rounded = sum_of_rows(case, dtype, "the gradients of a token's rows summed")
     wanted = summed(of_rows, laid.rows, number)
     bench.compare("grad.tokens", routed.tokens.grad, wanted, roundings=rounded, native=native_sum)
@@ -263,7 +252,7 @@ def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layou
 def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     """Rows to tokens, summed as they are and weighted, and the gradients of rows and weights."""
     routed = route(bench, case, DTYPES[dtype])
-    dispatch, ids, number = bridge.Dispatch(EXPERTS), token_ids(routed), len(routed.tokens)
+    dispatch, ids, number = bridge.Dispatch(EXPERTS), tokens_of(routed), len(routed.tokens)
     sent = dispatch.permute(routed.tokens.requires_grad_(), routed.probs, routed.routing_map)
     upstream = bench.randn(*routed.tokens.shape, dtype=DTYPES[dtype])
     copies = copied(upstream, routed.rows)
@@ -284,23 +273,14 @@ def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
                 scales["grad.probs"] = float(terms.norm())
 
         def plain(given: Tensors) -> Any:
-            own = pick(given["probs"], routed) if "probs" in given else None
+            own = given["probs"][routed.ids] if "probs" in given else None
             return native.unpermute(given["rows"], ids, num_tokens=number, row_probs=own)
 
         trial = Trial(
-            name,
-            call=partial(dispatch.unpermute, rows, sent.row_map, probs=weights),
-            leaves=leaves,
-            choice=lambda: dispatch.choice,
-            formula=plain,
-            roundings=bounds.__getitem__,
-            native=plain,
-            gradient=upstream,
-            ran_as=f"unpermute.{dtype}.{case.name}.{name}",
-            exact=wanted,
-            scales=scales,
-            checks_dtype=False,
-        )
+            name, partial(dispatch.unpermute, rows, sent.row_map, probs=weights), leaves, lambda: dispatch.choice,
+            plain, bounds.__getitem__, plain, gradient=upstream, exact=wanted,
+            ran_as=f"unpermute.{dtype}.{case.name}.{name}", scales=scales, checks_dtype=False,
+        )  # fmt: skip
         tried = try_case(bench, trial)
         if weights is None:
             exact(bench, f"{name}.grad.rows", tried.seen["grad.rows"], copies)
@@ -324,9 +304,9 @@ def _without_probs(bench: Bench, bridge: Any) -> None:
     """Tokens alone, with the caller's own numbers, and a gradient that is one value seen many times."""
     routed = route(bench, MIXED, torch.bfloat16, grad=True)
     dispatch = bridge.Dispatch(EXPERTS)
-    sent = dispatch.permute(routed.tokens, None, routed.routing_map, rows_per_expert=routed.counts)
+    sent = dispatch.permute(routed.tokens, None, routed.routing_map, rows_per_expert=routed.laid().counts)
     bench.ran_on("permute", dispatch.choice, sent.rows)
-    _check_sent(bench, sent, routed, _lay_out(routed), probs=False)
+    _check_sent(bench, sent, routed, routed.laid(), probs=False)
     sent.rows.sum().backward()
     copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
     exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
@@ -338,8 +318,8 @@ def _again(bench: Bench, bridge: Any) -> None:
         dispatch = bridge.Dispatch(EXPERTS, **layout)
         for index, given in enumerate((False, True, False)):
             routed = route(bench, MIXED, torch.float32, grad=True)
-            laid = _lay_out(routed, **layout)
-            numbers = {"rows_per_expert": routed.counts} if given else {}
+            laid = routed.laid(**layout)
+            numbers = {"rows_per_expert": routed.laid().counts} if given else {}
             call = partial(dispatch.permute, routed.tokens, routed.probs, routed.routing_map, **numbers)
             with bench.scope(f"again.{''.join(layout) or 'jagged'}.{index}"):
                 try:
@@ -363,7 +343,7 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
     routed = route(bench, MIXED, torch.bfloat16, grad=True)
     zeroed = routed.rows[::3]
     with torch.no_grad():
-        routed.probs[[entry.token for entry in zeroed], [entry.expert for entry in zeroed]] = 0.0
+        routed.probs[routed._replace(rows=zeroed).ids] = 0.0
     dispatch = bridge.Dispatch(EXPERTS)
     sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
     bench.ran_on("permute", dispatch.choice, sent.rows)
@@ -419,7 +399,7 @@ def _payloads(bench: Bench, bridge: Any) -> None:
             with bench.scope(f"{str(dtype).removeprefix('torch.')}.{'jagged' if align == 1 else 'aligned'}"):
                 sent = dispatch.permute(tokens, routed.probs, routed.routing_map)
                 check_claim(bench, dispatch)
-                laid = _lay_out(routed, align)
+                laid = routed.laid(align)
                 wanted, sizes = laid.lay(copied(tokens.view(torch.uint8), routed.rows)).view(dtype), laid.sizes
                 exact(bench, "rows", sent.rows, wanted)
                 moved, _ = dispatch.sort_chunks(sent.rows, sizes, list(reversed(range(EXPERTS))))
@@ -473,33 +453,31 @@ def _empty(bench: Bench, bridge: Any) -> None:
 # --- wrong input ------------------------------------------------------------------------------------------
 
 
-def _refusals(bench: Bench, bridge: Any) -> None:
+def _refusals(bench: Bench, bridge: Any) -> Refusals:
     """What must be refused before any kernel, by class, with a next step."""
     errors = bench.bridge("errors")
     shape, dtype, number = errors.WrongShape, errors.WrongDtype, errors.TokenCountMismatch
     routed = route(bench, MIXED, torch.bfloat16)
-    tokens, probs, routing_map, counts = routed.tokens, routed.probs, routed.routing_map, routed.counts
+    tokens, probs, routing_map, counts = routed.tokens, routed.probs, routed.routing_map, routed.laid().counts
     make, dispatch = bridge.Dispatch, bridge.Dispatch(EXPERTS)
     permute, back, sort = dispatch.permute, dispatch.unpermute, dispatch.sort_chunks
     sent = permute(tokens, probs, routing_map)
     rows, row_map = sent.rows, sent.row_map
     wrong = [counts[0] + 1, *counts[1:]] if bench.device == "cpu" else [len(tokens) + 1, *counts[1:]]
-    bench.refuses_each(
-        {
-            "rank": (shape, lambda: permute(tokens[None], probs, routing_map)),
-            "map-shape": (shape, lambda: permute(tokens, probs, routing_map[:, :-1])),
-            "map-dtype": (dtype, lambda: permute(tokens, probs, routing_map.int())),
-            "probs-shape": (shape, lambda: permute(tokens, probs[:, :2], routing_map)),
-            "probs-dtype": (dtype, lambda: permute(tokens, probs.int(), routing_map)),
-            "counts": (number, lambda: permute(tokens, probs, routing_map, rows_per_expert=wrong)),
-            "counts-length": (number, lambda: permute(tokens, probs, routing_map, rows_per_expert=counts[:-1])),
-            "rows": (number, lambda: back(rows[:-1], row_map)),
-            "rows-rank": (shape, lambda: back(rows[None], row_map)),
-            "rows-dtype": (dtype, lambda: back(rows.to(torch.float8_e4m3fn), row_map)),
-            "weights-shape": (shape, lambda: back(rows, row_map, probs=sent.row_probs)),
-            "chunk-sizes": (number, lambda: sort(rows, [1, 1], [0, 1])),
-            "chunk-order": (shape, lambda: sort(rows, [len(rows), 0], [0, 0])),
-            "layout": (errors.UnknownName, lambda: make(EXPERTS, layout="ragged")),
-            "capacity": (shape, lambda: make(EXPERTS, layout="padded")),
-        }
-    )
+    return {
+        "rank": (shape, lambda: permute(tokens[None], probs, routing_map)),
+        "map-shape": (shape, lambda: permute(tokens, probs, routing_map[:, :-1])),
+        "map-dtype": (dtype, lambda: permute(tokens, probs, routing_map.int())),
+        "probs-shape": (shape, lambda: permute(tokens, probs[:, :2], routing_map)),
+        "probs-dtype": (dtype, lambda: permute(tokens, probs.int(), routing_map)),
+        "counts": (number, lambda: permute(tokens, probs, routing_map, rows_per_expert=wrong)),
+        "counts-length": (number, lambda: permute(tokens, probs, routing_map, rows_per_expert=counts[:-1])),
+        "rows": (number, lambda: back(rows[:-1], row_map)),
+        "rows-rank": (shape, lambda: back(rows[None], row_map)),
+        "rows-dtype": (dtype, lambda: back(rows.to(torch.float8_e4m3fn), row_map)),
+        "weights-shape": (shape, lambda: back(rows, row_map, probs=sent.row_probs)),
+        "chunk-sizes": (number, lambda: sort(rows, [1, 1], [0, 1])),
+        "chunk-order": (shape, lambda: sort(rows, [len(rows), 0], [0, 0])),
+        "layout": (errors.UnknownName, lambda: make(EXPERTS, layout="ragged")),
+        "capacity": (shape, lambda: make(EXPERTS, layout="padded")),
+    }

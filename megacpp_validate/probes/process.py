@@ -6,9 +6,11 @@ import importlib
 import os
 import random
 import re
+import resource
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,16 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from ..evidence.receipt import Check, Failure, Machine, Outcome, Receipt, Timing, cell_id
+from ..evidence.receipt import Failure, JitCompile, JitCompiles, Machine, Outcome, Receipt, Timing, cell_id
 from ..jit import monitor
+from .device_lock import alone, computing
 from .fingerprint import read_libraries, read_machine, read_packages
-from .jit_record import JitRecord
 from .order import Order
-from .turnstile import alone, computing
 
 if TYPE_CHECKING:
+    from ..jit.compiles import Compile
     from .bench import Bench
-    from .stopwatch import Stopwatch
+    from .speeds import Stopwatch
 
 PROBES: Final = __package__ or "megacpp_validate.probes"
 BRIDGE: Final = "megacpp_validate.bridge"
@@ -37,13 +39,18 @@ _VENDORS: Final = frozenset({
     "liger_kernel", "cudnn", "torch",
 })  # fmt: skip
 _LISTS: Final = ("checks", "backends", "quantizers", "compilers", "training")  # of a bench and of a receipt
+_OF_THE_RUN: Final = ("outcome", "reason", "machine", "failure", "blocked_by", "timings")
+_OF_THE_ORDER: Final = (
+    "cell", "stack", "probe", "requested", "requested_because", "seed", "environment", "lock_hash", "commit", "tool",
+)  # fmt: skip
 _LONGEST_TEXT: Final = 20_000
 
 
 @dataclass
-class _Seen:
+class _Run:
     """What the receipt will hold, as far as the probe came."""
 
+    order: Order
     outcome: Outcome = Outcome.ERROR
     reason: str = ""
     failure: Failure | None = None
@@ -53,8 +60,10 @@ class _Seen:
     note: str = ""  # what there is to say of a pass
     lacking: str = ""  # what the probe needs and is not here
     seconds: dict[str, float] = field(default_factory=dict)
-    jit: JitRecord = field(default_factory=JitRecord)
     machine: Machine = field(default_factory=Machine)
+    warm_up: dict[str, int] = field(default_factory=dict)  # what the probe compiled, by library
+    watched_from: int | None = None
+    late: tuple[Compile, ...] = ()  # what its last use of all compiled
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -65,13 +74,35 @@ class _Seen:
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
-    @property
-    def checks(self) -> list[Check]:
-        """Of the bench, as far as the probe came."""
-        return self.bench.checks if self.bench else []
+    @contextmanager
+    def device(self, hold: Callable[[str], AbstractContextManager[bool]]) -> Iterator[bool]:
+        """Hold the lock of the device in this way; the wait for it is a phase of its own."""
+        with ExitStack() as held:
+            if not self.order.turnstile:
+                yield True
+                return
+            with self.phase("waiting"):
+                is_held = held.enter_context(hold(self.order.turnstile))
+            yield is_held
 
     def ended(self, outcome: Outcome, reason: str, failure: Failure | None = None) -> None:
         self.outcome, self.reason, self.failure = outcome, reason, failure
+
+    def judge(self) -> None:
+        """The outcome from the checks."""
+        checks = self.bench.checks if self.bench else []
+        failed = [check.name for check in checks if not check.passed]
+        if failed:
+            listed = ", ".join(failed[:3]) + (", ..." if len(failed) > 3 else "")
+            self.ended(Outcome.FAIL, f"{len(failed)} of {len(checks)} checks failed: {listed}")
+        elif self.lacking:
+            self.ended(Outcome.NOT_RUN, self.lacking)
+        elif not checks:
+            self.ended(Outcome.ERROR, "the probe checked nothing")
+        elif self.bench and self.bench.unsupported:
+            self.ended(Outcome.EXPECTED_UNSUPPORTED, self.bench.unsupported)
+        else:
+            self.ended(Outcome.PASS, self.note)
 
 
 def run_probe(order: Order) -> Receipt:
@@ -79,18 +110,18 @@ def run_probe(order: Order) -> Receipt:
 
     Never raises but for `KeyboardInterrupt`: whatever else happens is an outcome.
     """
-    seen = _Seen()
+    run = _Run(order)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     begin = time.perf_counter()
     try:
-        _run(order, seen)
+        _run(order, run)
     except KeyboardInterrupt:
         raise
     except BaseException as fault:  # SystemExit and what compiled code makes up, too
         failure = describe(fault)
-        seen.ended(Outcome.ERROR, _one_line(f"{failure.type}: {failure.message}"), failure)
-    seen.seconds["total"] = round(time.perf_counter() - begin, 3)
-    return _receipt(order, seen, started)
+        run.ended(Outcome.ERROR, _one_line(f"{failure.type}: {failure.message}"), failure)
+    run.seconds["total"] = round(time.perf_counter() - begin, 3)
+    return _receipt(run, started)
 
 
 def describe(fault: BaseException) -> Failure:
@@ -105,60 +136,63 @@ def describe(fault: BaseException) -> Failure:
     return Failure(name, message[:_LONGEST_TEXT], _vendor_frame(fault.__traceback__), text[-_LONGEST_TEXT:])
 
 
-def _run(order: Order, seen: _Seen) -> None:
-    with seen.phase("import-torch"):
+def _run(order: Order, run: _Run) -> None:
+    with run.phase("import-torch"):
         import torch
-    seen.jit.begin()
-    seen.machine = read_machine(order.target.id != "cpu")  # before the probe: a GPU that has failed tells nothing more
+    # A process of one cell has its copy of the driver's cache by now (`probes.__main__`).
+    monitor.start_compiling(private=False)
+    run.watched_from = monitor.mark()
+    run.machine = read_machine(order.target.id != "cpu")  # before the probe: a GPU that has failed tells nothing more
     if reason := _why_not_here(order, torch):
-        return seen.ended(Outcome.NOT_RUN, reason)
-    with seen.phase("import-vendor"):
-        if order.requested == "te" and order.needs_te and (reason := _why_te_is_missing()):
-            return _stopped_by_te(order, reason, seen)
+        return run.ended(Outcome.NOT_RUN, reason)
+    with run.phase("import-vendor"):
+        if order.requested == "te" and order.needs_te:
+            te = importlib.import_module(f"{BRIDGE}.{FIREWALL}")
+            if not te.is_te_available():
+                return _stopped_by_te(str(te.why_te_is_unavailable()), run)
         for name in order.bridge_modules:
             try:
                 importlib.import_module(f"{BRIDGE}.{name}")
             except Exception as fault:
                 failure = describe(fault)
                 reason = f"{BRIDGE}.{name} cannot be imported: {failure.type}: {failure.message}"
-                return seen.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
+                return run.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
     module = importlib.import_module(f"{PROBES}.{order.code or order.probe}")
-    with _in_turn(seen, order, computing):
-        bench = seen.bench = _new_bench(order, torch)  # kept also where the probe raises half way
-        seen.jit.ranks = bench.rank_jit
+    with run.device(computing):
+        bench = run.bench = _new_bench(order, torch)  # kept also where the probe raises half way
         if not order.only_times:
-            _observe(order, module.probe, bench, seen, torch)
-        stopwatch = _new_stopwatch(order, bench, seen, torch)
+            _observe(module.probe, bench, run, torch)
+        stopwatch = _new_stopwatch(bench, run, torch)
     if stopwatch is not None:
-        _time(order, stopwatch, seen)
-    if order.only_times and seen.note:
-        return seen.ended(Outcome.NOT_RUN, seen.note)
-    _judge(seen)
+        _time(stopwatch, run)
+    if order.only_times and run.note:
+        return run.ended(Outcome.NOT_RUN, run.note)
+    run.judge()
     last = getattr(module, "probe_last", None)
     if last is not None and not order.only_times:
         # What would spoil this process for the rest: libraries that do not live side by side.
-        with _in_turn(seen, order, computing), seen.phase("last"):
+        with run.device(computing), run.phase("last"):
             _work(last, bench, torch)
-        _judge(seen)
+        run.judge()
     return None
 
 
-def _observe(order: Order, probe: Any, bench: Bench, seen: _Seen, torch: Any) -> None:
-    """Run the probe and judge what it saw."""
+def _observe(probe: Any, bench: Bench, run: _Run, torch: Any) -> None:
+    """Run the probe and judge what it saw; then run its smallest cases twice more."""
     from .bench import CannotRun
 
     before = monitor.count_compiles()
     try:
-        with seen.phase("probe"):
+        with run.phase("probe"):
             _work(probe, bench, torch)
     except CannotRun as lacking:
-        seen.lacking = str(lacking)
+        run.lacking = str(lacking)
     finally:
-        seen.jit.warm_up = monitor.compiled_since(before)
-    _judge(seen)
-    if bench.device == "cuda" and seen.outcome is Outcome.PASS and not (order.quick or order.once):
-        with seen.phase("second-use"):
-            _use_again(order, probe, seen, torch)
+        run.warm_up = monitor.compiled_since(before)
+    run.judge()
+    if bench.device == "cuda" and run.outcome is Outcome.PASS and not (run.order.quick or run.order.once):
+        with run.phase("second-use"):
+            _use_again(probe, bench, run, torch)
 
 
 def _why_not_here(order: Order, torch: Any) -> str:
@@ -175,20 +209,15 @@ def _why_not_here(order: Order, torch: Any) -> str:
     return ""
 
 
-def _why_te_is_missing() -> str:
-    te = importlib.import_module(f"{BRIDGE}.{FIREWALL}")
-    return "" if te.is_te_available() else str(te.why_te_is_unavailable())
-
-
-def _stopped_by_te(order: Order, reason: str, seen: _Seen) -> None:
+def _stopped_by_te(reason: str, run: _Run) -> None:
     """Transformer Engine is requested and cannot be used: one cell carries that, the others are blocked by it."""
+    order = run.order
     if order.probe == FIREWALL:
         raised = re.search(r"cannot be used: (\w[\w.]*): (.*?)(?: \(at ([^()]+)\))?\. (?:Likely cause|Found):", reason)
         failure = Failure(raised[1], raised[2], _below_the_path(raised[3] or "")) if raised else None
-        seen.ended(Outcome.IMPORT_ERROR, reason, failure)
-        return
-    seen.blocked_by = cell_id(order.stack, order.target.id, FIREWALL)
-    seen.ended(Outcome.BLOCKED, f"blocked by {seen.blocked_by}: {reason}")
+        return run.ended(Outcome.IMPORT_ERROR, reason, failure)
+    run.blocked_by = cell_id(order.stack, order.target.id, FIREWALL)
+    return run.ended(Outcome.BLOCKED, f"blocked by {run.blocked_by}: {reason}")
 
 
 def _new_bench(order: Order, torch: Any) -> Bench:
@@ -201,22 +230,7 @@ def _new_bench(order: Order, torch: Any) -> Bench:
     return Bench(order)
 
 
-def _judge(seen: _Seen) -> None:
-    """The outcome from the checks."""
-    failed = [check.name for check in seen.checks if not check.passed]
-    if failed:
-        listed = ", ".join(failed[:3]) + (", ..." if len(failed) > 3 else "")
-        return seen.ended(Outcome.FAIL, f"{len(failed)} of {len(seen.checks)} checks failed: {listed}")
-    if seen.lacking:
-        return seen.ended(Outcome.NOT_RUN, seen.lacking)
-    if not seen.checks:
-        return seen.ended(Outcome.ERROR, "the probe checked nothing")
-    if seen.bench is not None and seen.bench.unsupported:
-        return seen.ended(Outcome.EXPECTED_UNSUPPORTED, seen.bench.unsupported)
-    return seen.ended(Outcome.PASS, seen.note)
-
-
-def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
+def _use_again(probe: Any, first: Bench, run: _Run, torch: Any) -> None:
     """Run the smallest cases twice more: nothing may break on second use, and the last run should compile nothing.
 
     A whole second run would double the time of a session; the smallest cases take every path.
@@ -224,34 +238,33 @@ def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
     problems: list[str] = []
     for _ in range(2):
         moment = monitor.mark()
-        bench = _new_bench(replace(order, quick=True), torch)
+        bench = _new_bench(replace(run.order, quick=True), torch)
         try:
             _work(probe, bench, torch)
         except Exception as fault:
             problems.append(f"{type(fault).__name__}: {fault}")
             break
         problems += [check.name for check in bench.checks if not check.passed]
-    seen.jit.late = monitor.compiles_since(moment)  # of this use alone: what is timed later has other shapes
-    seen.checks.append(Check("second-use", not problems, detail="; ".join(dict.fromkeys(problems)) or "as the first"))
-    _judge(seen)
+    run.late = monitor.compiles_since(moment)  # of this use alone: what is timed later has other shapes
+    first.check("second-use", not problems, "; ".join(dict.fromkeys(problems)) or "as the first")
+    run.judge()
 
 
-def _new_stopwatch(order: Order, bench: Bench, seen: _Seen, torch: Any) -> Stopwatch | None:
+def _new_stopwatch(bench: Bench, run: _Run, torch: Any) -> Stopwatch | None:
     """The module's uses, each made and run for the first times; None where nothing is to be timed.
 
     A module that is wrong is not timed: nobody asks how fast.
     """
-    if not (order.only_times or (order.times and seen.outcome is Outcome.PASS)):
+    order = run.order
+    if not (order.only_times or (order.times and run.outcome is Outcome.PASS)):
         return None
     from . import speeds
 
     if (speed := speeds.speed_of(order.probe)) is None:
         return None
-    with seen.phase("speed-warm-up"):
+    with run.phase("speed-warm-up"):
         try:
-            from .stopwatch import Stopwatch
-
-            stopwatch = Stopwatch(bench)
+            stopwatch = speeds.Stopwatch(bench)
             _work(lambda _: speed(stopwatch), bench, torch)
         except Exception as fault:  # the receipt is earned already: this is a check that failed
             bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])
@@ -259,27 +272,15 @@ def _new_stopwatch(order: Order, bench: Bench, seen: _Seen, torch: Any) -> Stopw
     return stopwatch
 
 
-def _time(order: Order, stopwatch: Stopwatch, seen: _Seen) -> None:
+def _time(stopwatch: Stopwatch, run: _Run) -> None:
     """Time what was made ready, alone on the device."""
-    with _in_turn(seen, order, alone) as is_alone:
+    with run.device(alone) as is_alone:
         if is_alone:
-            with seen.phase("speed"):
-                seen.timings = stopwatch.run()
+            with run.phase("speed"):
+                run.timings = stopwatch.run()
         else:
-            waited = f"{seen.seconds['waiting']:g} s"
-            seen.note = f"not timed: others still computed on the device after {waited} behind {order.turnstile}"
-
-
-@contextmanager
-def _in_turn(seen: _Seen, order: Order, hold: Callable[[str], AbstractContextManager[bool]]) -> Iterator[bool]:
-    """Hold the turnstile in this way; the time that it takes to get there is a phase of its own."""
-    if not order.turnstile:
-        yield True
-        return
-    with ExitStack() as turn:
-        with seen.phase("waiting"):
-            held = turn.enter_context(hold(order.turnstile))
-        yield held
+            waited = f"{run.seconds['waiting']:g} s"
+            run.note = f"not timed: others still computed on the device after {waited} behind {run.order.turnstile}"
 
 
 def _work(probe: Any, bench: Bench, torch: Any) -> None:
@@ -288,66 +289,67 @@ def _work(probe: Any, bench: Bench, torch: Any) -> None:
 
     with marking_vendor_layers():
         probe(bench)
-    _synchronize(torch)
-
-
-def _synchronize(torch: Any) -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()  # a kernel's fault belongs to the probe that launched it
 
 
-def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
-    gpu = "torch" in sys.modules and order.target.id != "cpu"
-    lists: dict[str, Any] = {name: tuple(getattr(seen.bench, name, ())) for name in _LISTS}
+def _receipt(run: _Run, started: str) -> Receipt:
+    order, gpu = run.order, "torch" in sys.modules and run.order.target.id != "cpu"
+    kept: dict[str, Any] = {name: tuple(getattr(run.bench, name, ())) for name in _LISTS}
+    kept |= {name: getattr(order, name) for name in _OF_THE_ORDER}
+    kept |= {name: getattr(run, name) for name in _OF_THE_RUN}
     return Receipt(
-        cell=order.cell,
-        stack=order.stack,
+        **kept,
         target=order.target.id,
-        probe=order.probe,
-        outcome=seen.outcome,
-        reason=seen.reason,
-        requested=order.requested,
-        requested_because=order.requested_because,
-        **lists,
         packages=read_packages(),
         libraries=read_libraries() if gpu else (),
-        machine=seen.machine,
-        jit=seen.jit.receipt(),
-        failure=seen.failure,
-        blocked_by=seen.blocked_by,
-        seed=order.seed,
+        jit=_jit(run),
         started=started,
-        seconds=dict(seen.seconds),
+        seconds=dict(run.seconds),
         peak_memory_mib=_peak_memory_mib(gpu),
-        timings=seen.timings,
-        environment=order.environment,
         image_digest=os.environ.get(IMAGE_DIGEST, order.image_digest),
-        lock_hash=order.lock_hash,
-        commit=order.commit,
-        tool=order.tool,
+    )
+
+
+def _jit(run: _Run) -> JitCompiles:
+    """What was compiled just in time: by this process, and by the ranks of training runs that it started."""
+    every = () if run.watched_from is None else monitor.compiles_since(run.watched_from)
+    own = monitor.describe_jit()  # after the last look at the driver's cache, which may have to be reported
+    late, ranks = set(map(id, run.late)), run.bench.rank_jit if run.bench else None
+    rows = [
+        JitCompile(one.library, one.kernel, one.shape, one.seconds, "after" if id(one) in late else "warm-up")
+        for one in every
+    ]
+    hits, unwatched, notes = Counter(own["hits"]), own["unwatched"], own["notes"]
+    if ranks is not None:
+        rows, hits, unwatched = [*rows, *ranks.compiled], hits + ranks.hits, ranks.unwatched | unwatched
+        notes = [*notes, *ranks.notes]
+    return JitCompiles(
+        warm_up=run.warm_up,
+        after=dict(sorted(Counter(one.library for one in run.late).items())),
+        compiled=tuple(rows),
+        hits=dict(sorted(hits.items())),
+        unwatched=unwatched,
+        notes=tuple(dict.fromkeys(notes)),
+        **{name: own[name] for name in ("root", "arch", "mode")},
     )
 
 
 def _peak_memory_mib(gpu: bool) -> float:
     """What torch's allocator held on the GPU at most; resident memory of the process where there is none."""
-    if gpu:
-        import torch
-
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            return round(float(torch.cuda.max_memory_allocated()) / 2**20, 1)
-    import resource
-
+    torch = sys.modules["torch"] if gpu else None
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return round(float(torch.cuda.max_memory_allocated()) / 2**20, 1)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
 def _vendor_frame(trace: TracebackType | None) -> str:
     """The innermost frame of vendor code, else the innermost of all: "file:line in function"."""
     frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<frozen ")]
-    for frame in reversed(frames):
-        file = _below_the_path(frame.filename)
-        if Path(file).parts[:1] and Path(file).parts[0].removesuffix(".py") in _VENDORS:
-            return f"{file}:{frame.lineno} in {frame.name}"
-    return f"{_below_the_path(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    shown = [(_below_the_path(frame.filename), frame) for frame in reversed(frames)]
+    of_vendors = (row for row in shown if Path(row[0]).parts and Path(row[0]).parts[0].removesuffix(".py") in _VENDORS)
+    found = next(of_vendors, shown[0] if shown else None)
+    return f"{found[0]}:{found[1].lineno} in {found[1].name}" if found else ""
 
 
 def _below_the_path(file: str) -> str:

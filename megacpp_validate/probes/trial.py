@@ -17,8 +17,7 @@ from torch.func import functional_call
 
 from .bench import VENDOR_BACKENDS, Bench
 from .bounds import Roundings
-from .memory import Enter
-from .observe import marking_vendor_layers
+from .observe import Enter, marking_vendor_layers
 
 Tensors = Mapping[str, Any]
 Formula = Callable[[Tensors], Any]
@@ -165,7 +164,7 @@ def try_case(bench: Bench, trial: Trial) -> Tried:
         trial = replace(trial, gradient=bench.randn(*out.shape, dtype=out.dtype))
     passes = [trial.run() for _ in range(trial.steps)]
     seen, choice = passes[-1], trial.choice()
-    with bench.scope(trial.path) if trial.path else nullcontext():
+    with bench.scope(trial.path):
         if trial.code:
             bench.refused_by_te("refused", choice, trial.code)
         if trial.repeated:
@@ -178,7 +177,7 @@ def try_case(bench: Bench, trial: Trial) -> Tried:
 def try_again(bench: Bench, trial: Trial) -> Tried:
     """Run one case twice: the same bits, and right. What kept something of the call before it shows."""
     seen, again = trial.run(), trial.run()
-    with bench.scope(trial.path) if trial.path else nullcontext():
+    with bench.scope(trial.path):
         bench.same_bits("bits", seen.values(), again.values())
     return _compare(bench, trial, again, plainly=False)
 
@@ -195,7 +194,7 @@ def _compare(bench: Bench, trial: Trial, seen: dict[str, Any], *, plainly: bool)
             native = formula_pass(trial.native, operands, trial.gradient)
     out, dtype = seen["forward"], next(iter(trial.leaves.values())).dtype
     seen = trial.named(seen)
-    with bench.scope(trial.path) if trial.path else nullcontext():
+    with bench.scope(trial.path):
         if trial.checks_dtype:
             bench.check("dtype", out.dtype == dtype, f"{out.dtype} from {dtype}")
         bench.compare_pass(seen, wanted, trial.roundings, native=native, scales=scales, shown=trial.shown)

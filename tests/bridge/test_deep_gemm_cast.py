@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import deep_gemm as casts  # noqa: E402
-from megacpp_validate.probes.references.experts import round_blocks  # noqa: E402
+from megacpp_validate.probes.references import round_blocks  # noqa: E402
 
 COUNTS = (130, 0, 5, 128)
 

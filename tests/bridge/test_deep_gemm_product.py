@@ -12,8 +12,8 @@ from megacpp_validate.bridge import deep_gemm  # noqa: E402
 from megacpp_validate.bridge.deep_gemm import deep_gemm_grouped  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
-from megacpp_validate.probes.expert_bank import Bank  # noqa: E402
-from megacpp_validate.probes.references.experts import block_scaled_experts  # noqa: E402
+from megacpp_validate.probes.expert_gemm import Bank  # noqa: E402
+from megacpp_validate.probes.references import block_scaled_experts  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
 
 

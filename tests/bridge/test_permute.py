@@ -12,7 +12,7 @@ from megacpp_validate.bridge import errors, permute  # noqa: E402
 from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.permute import Dispatch  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
-from megacpp_validate.probes.references.experts import (  # noqa: E402
+from megacpp_validate.probes.references import (  # noqa: E402
     copied,
     count,
     entries,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 HOME: Final = Path(__file__).resolve().parent
 RENAMED: Final = HOME / "renamed.json"
@@ -71,8 +72,13 @@ def differences(before: Mapping[str, Row], after: Mapping[str, Row], *, partly: 
             continue
         if old["outcome"] != new["outcome"]:
             yield f"{cell}: {old['outcome']} -> {new['outcome']}"
-        moved = renamed.get(cell, {}) | renamed.get("*", {})
-        expected = {moved.get(name, (name,))[0]: check for name, check in old["checks"].items()}
+        rules = _rules_of(cell, renamed)
+        expected: Row = {}
+        for name, check in old["checks"].items():
+            moved = _moved(name, rules)
+            # A check with another bound, which its rule gives a reason for, keeps its verdict.
+            expected[moved.name] = [check[0], *new["checks"].get(moved.name, [])[1:]] if moved.is_other else check
+        expected.pop("", None)
         for name in expected.keys() | new["checks"].keys():
             was, now = expected.get(name), new["checks"].get(name)
             if was != now and not (partly and now is None and name.startswith("speed.")):
@@ -84,6 +90,23 @@ def differences(before: Mapping[str, Row], after: Mapping[str, Row], *, partly: 
     yield from (f"{cell}: new" for cell in after.keys() - before.keys())
 
 
+def _rules_of(cell: str, renamed: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    return [rule for cells, rules in renamed.items() if fnmatch(cell, cells) for rule in rules]
+
+
+class _Moved(NamedTuple):
+    name: str
+    is_other: bool = False
+
+
+def _moved(name: str, rules: Sequence[Mapping[str, Any]]) -> _Moved:
+    """The new name of a check; "" where another one holds it."""
+    for rule in rules:
+        if found := re.fullmatch(rule["old"], name):
+            return _Moved(found.expand(rule["new"]), rule.get("other_bound", False))
+    return _Moved(name)
+
+
 def _differing(was: list[Any] | None, now: list[Any] | None) -> str:
     if was is None or now is None:
         return "vanished" if now is None else "new"
@@ -92,8 +115,8 @@ def _differing(was: list[Any] | None, now: list[Any] | None) -> str:
     return "; ".join(f"{old} -> {new}" for old, new in zip(was, now, strict=True) if old != new)
 
 
-def read_renamed() -> dict[str, dict[str, list[str]]]:
-    """Cell, or "*" for all -> old name of a check -> [new name, reason]."""
+def read_renamed() -> dict[str, list[dict[str, Any]]]:
+    """Cells, with "*" -> rules: a pattern of old names, the new name ("": another check or test holds it), and why."""
     return dict(json.loads(RENAMED.read_text(encoding="utf-8")))
 
 
@@ -112,8 +135,8 @@ def required_checks() -> dict[str, dict[str, list[str]]]:
     renamed, found = read_renamed(), dict[str, dict[str, list[str]]]()
     for name, stack in (("h200", "te2.20.2-h200-"), ("cpu", "native-cpu-")):
         for cell, row in read_rows(name).items():
-            moved = renamed.get(cell, {}) | renamed.get("*", {})
-            names = (moved.get(check, [check])[0] for check in row["checks"] if not check.startswith("speed."))
+            rules = _rules_of(cell, renamed)
+            names = (_moved(check, rules).name for check in row["checks"] if not check.startswith("speed."))
             if cell.startswith(stack) and "." not in cell.removeprefix(stack) and row["outcome"] in GOOD:
                 found.setdefault(name, {})[cell.removeprefix(stack)] = sorted({*names} - {""})
     return found

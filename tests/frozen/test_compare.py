@@ -36,7 +36,7 @@ def test_a_cell_that_is_gone() -> None:
 
 
 def test_a_renamed_check_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "read_renamed", lambda: {"*": {"a": ["b", "plainer"]}})
+    monkeypatch.setattr(compare, "read_renamed", lambda: {"*": [{"old": "a", "new": "b", "why": "plainer"}]})
     assert list(compare.differences({"cell": row("a")}, {"cell": row("b")})) == []
     assert list(compare.differences({"cell": row("a")}, {"cell": row("a")})) != []
 

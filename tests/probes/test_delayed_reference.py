@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megacpp_validate.probes.references.delayed_scaling import DelayedRule, new_state, next_state
+from megacpp_validate.probes.emulation import DelayedRule, new_state, next_state
 from tests.probes.test_emulation import update_of
 
 # Calls by tensors: ordinary, a spike, zeros, and what is not finite, each beside another.

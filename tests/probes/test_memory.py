@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.memory import CALLS, WARM_UP, bytes_kept, check_memory, use_of  # noqa: E402
+from megacpp_validate.probes.observe import CALLS, WARM_UP, bytes_kept, check_memory, use_of  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
 CALLS_IN_ALL = WARM_UP + CALLS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from megacpp_validate.diagnosis.checks import CheckKind, Precision, read_failed_
 from megacpp_validate.diagnosis.diagnose import diagnose_checks
 from megacpp_validate.evidence.receipt import Check
 from megacpp_validate.evidence.values import Cause
-from megacpp_validate.probes import imports as imports_probe
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8_linear import check_recompute
 from tests.probes.imports_bench import failed, new_bench
@@ -28,7 +26,7 @@ REENTRANT = {f"recompute.fp8.{recipe}.reentrant.{check}" for recipe in RECIPES f
 
 def run(bench: Bench | None = None) -> Bench:
     bench = bench or new_bench()
-    check_recompute(bench, {recipe: partial(imports_probe._low(bench), recipe=recipe) for recipe in RECIPES})
+    check_recompute(bench)
     return bench
 
 

@@ -21,12 +21,12 @@ from megacpp_validate.canary.dynamic.slowdown import compare_timings, measure_no
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
-from megacpp_validate.probes import process, speeds, stopwatch
+from megacpp_validate.probes import process, speeds
 from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.device_lock import alone, computing
 from megacpp_validate.probes.order import TIMED, Order, Target
 from megacpp_validate.probes.process import run_probe
-from megacpp_validate.probes.stopwatch import Stopwatch, Use
-from megacpp_validate.probes.turnstile import alone, computing
+from megacpp_validate.probes.speeds import Stopwatch, Use
 
 MODULES = ("imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec")
 pytestmark = pytest.mark.usefixtures("what_is_old_rests")
@@ -65,9 +65,9 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(stopwatch, "time", made)
-    monkeypatch.setattr(stopwatch, "ROUND_MS", 4.0)
-    monkeypatch.setattr(stopwatch, "ROUNDS", 3)
+    monkeypatch.setattr(speeds, "time", made)
+    monkeypatch.setattr(speeds, "ROUND_MS", 4.0)
+    monkeypatch.setattr(speeds, "ROUNDS", 3)
     return made
 
 

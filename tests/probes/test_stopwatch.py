@@ -13,10 +13,10 @@ import torch
 
 from megacpp_validate.bridge.backends import Choice
 from megacpp_validate.evidence.receipt import Timing
-from megacpp_validate.probes import stopwatch as module
+from megacpp_validate.probes import speeds as module
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
-from megacpp_validate.probes.stopwatch import (
+from megacpp_validate.probes.speeds import (
     FEWEST_USES,
     FIRST_USES,
     MOST_USES,
@@ -36,7 +36,7 @@ def new_bench(requested: str = "native") -> Bench:
     return Bench(Order("fake", "native", CPU, requested))
 
 
-class HandClock:
+class HandClock(HostClock):
     """A device whose times are written down: each use takes what `ms` says of it; the host's clock moves with it."""
 
     name = "cuda-events"

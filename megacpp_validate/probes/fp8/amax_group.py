@@ -13,10 +13,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import distributed, multiprocessing
@@ -26,8 +25,7 @@ from ...bridge.fp8_scope import SINGLE_OWNER, amax_shared_with, low_precision, r
 from ...bridge.layer_watch import watch_layers
 from ...evidence.receipt import Backend
 from ..bench import Bench
-from ..emulation import LARGEST
-from ..references.delayed_scaling import DelayedRule, new_state, next_state
+from ..emulation import LARGEST, DelayedRule, new_state, next_state
 
 SECONDS: Final = 75.0  # for all ranks of a place together
 RIGHT: Final = "owners"
@@ -45,12 +43,11 @@ TENSORS: Final = {"input": (True, 0), "weight": (True, 1), "gradient": (False, 0
 LONGEST_TEXT: Final = 1500
 
 Groups = tuple[tuple[int, ...], ...]
-Told = Mapping[int, Any]
+Seen = Mapping[int, Any]
 """Rank -> what `run_rank` writes."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where ranks run: by which library they talk, and on which device each."""
 
     backend: Literal["nccl", "gloo"]
@@ -106,29 +103,32 @@ def check_groups(bench: Bench, place: Place, program: Callable[..., None] | None
         place: of the ranks.
         program: what each rank runs, of the arguments of `run_rank`; that without one.
     """
-    told = _run(bench, place, program or run_rank)
-    where = place.name
+    seen = _run(bench, place, program or run_rank)
+    where, owners = place.name, plans_of(place.world)
     reasons = () if place.backend == "nccl" else ("nccl: fewer GPUs than ranks, and it takes one rank a GPU",)
     bench.backends.append(Backend(f"amax_group.{where}", "nccl", place.backend, (place.backend,), reasons))
-    if len(told) < place.world:
+    if len(seen) < place.world:
         return
-    owners = plans_of(place.world)
-    for rank in range(place.world):
-        wrong = wrong_amaxes(told, RIGHT, rank, owners[RIGHT])
+    shared, alone = owners[RIGHT], tuple((rank,) for rank in range(place.world))
+    # Layers in a region of the scope, and behind it, each with its own owners.
+    right = {RIGHT: (RIGHT, shared), "nested-outer": ("nested.outer", shared)}
+    right["nested-inner"] = ("nested.inner", nested_of(place.world) or alone)
+    for name, (plan, groups) in right.items():
+        for rank in range(place.world):
+            said = "; ".join(wrong_amaxes(seen, plan, rank, groups)[:3])
+            bench.check(f"amax_group.{name}.{where}.rank{rank}", not said, said or "amax and scale of its owners")
+    # Planted: groups that are not the owners', and a region's layers taken for those of the scope's own group.
+    planted = {**{name: name for name in owners if name != RIGHT}, "nested-inner": "nested.inner"}
+    for name, plan in planted.items():
+        caught = [wrong for rank in range(place.world) for wrong in wrong_amaxes(seen, plan, rank, shared)]
         bench.check(
-            f"amax_group.{RIGHT}.{where}.rank{rank}", not wrong, "; ".join(wrong[:3]) or "amax and scale of its owners"
+            f"amax_group.{name}.{where}.caught", bool(caught), f"planted: {caught[0] if caught else 'not seen'}"
         )
-    for plan in [name for name in owners if name != RIGHT]:
-        caught = [wrong for rank in range(place.world) for wrong in wrong_amaxes(told, plan, rank, owners[RIGHT])]
-        said = f"planted: {caught[0]}" if caught else "planted, and nothing was seen"
-        bench.check(f"amax_group.{plan}.{where}.caught", bool(caught), said)
-    _check_nested(bench, place, told)
     for name, error in REFUSALS.items():
-        answers = [told[rank]["refusals"].get(name, "") for rank in range(place.world)]
+        answers = [seen[rank]["refusals"].get(name, "") for rank in range(place.world)]
         refused = all(answer.startswith(error) and "Next step" in answer for answer in answers)
-        bench.check(
-            f"amax_group.refused.{where}.{name}", refused, " | ".join(dict.fromkeys(answers)) or "nothing was raised"
-        )
+        said = " | ".join(dict.fromkeys(answers)) or "nothing was raised"
+        bench.check(f"amax_group.refused.{where}.{name}", refused, said)
 
 
 def nested_of(world: int) -> Groups:
@@ -136,40 +136,26 @@ def nested_of(world: int) -> Groups:
     return plans_of(world).get("other-pairs", ())
 
 
-def _check_nested(bench: Bench, place: Place, told: Told) -> None:
-    """Layers in a region and behind it; then the region's are to be caught as those of the scope's own group."""
-    owners, where = plans_of(place.world)[RIGHT], place.name
-    alone: Groups = tuple((rank,) for rank in range(place.world))
-    for layer, groups in (("outer", owners), ("inner", nested_of(place.world) or alone)):
-        for rank in range(place.world):
-            wrong = wrong_amaxes(told, f"nested.{layer}", rank, groups)
-            said = "; ".join(wrong[:3]) or "amax and scale of its owners, each pass once"
-            bench.check(f"amax_group.nested-{layer}.{where}.rank{rank}", not wrong, said)
-    caught = [wrong for rank in range(place.world) for wrong in wrong_amaxes(told, "nested.inner", rank, owners)]
-    said = f"planted: {caught[0]}" if caught else "planted, and nothing was seen"
-    bench.check(f"amax_group.nested-inner.{where}.caught", bool(caught), said)
-
-
-def wrong_amaxes(told: Told, plan: str, rank: int, groups: Groups) -> list[str]:
+def wrong_amaxes(seen_by: Seen, plan: str, rank: int, groups: Groups) -> list[str]:
     """What a rank remembers under a plan that is not what the owners of its shard have seen; [] where all is."""
     owners = next(group for group in groups if rank in group)
     wrong = []
     for tensor, (forward, _) in TENSORS.items():
         rule = DelayedRule(LARGEST["e4m3" if forward else "e5m2"])
         state = new_state(16, 1)
-        for step, seen in enumerate(told[rank]["steps"][plan]):
-            amax = max(told[owner]["steps"][plan][step]["amax"][tensor] for owner in owners)
+        for step, seen in enumerate(seen_by[rank]["steps"][plan]):
+            amax = max(seen_by[owner]["steps"][plan][step]["amax"][tensor] for owner in owners)
             state = next_state(state, torch.tensor([amax]), rule)
             remembered, scale = seen["remembered"][tensor], seen["scale"][tensor]
+            wanted, at = float(state.scale[0]), f"rank {rank}, step {step}, {tensor}"
             if remembered != amax:
-                wrong.append(f"rank {rank}, step {step}, {tensor}: amax {remembered:g}, its owners saw {amax:g}")
-            wanted = float(state.scale[0])
+                wrong.append(f"{at}: amax {remembered:g}, its owners saw {amax:g}")
             if abs(scale / wanted - 1.0) > torch.finfo(torch.float32).eps:
-                wrong.append(f"rank {rank}, step {step}, {tensor}: scale {scale:g}, of its owners {wanted:g}")
+                wrong.append(f"{at}: scale {scale:g}, of its owners {wanted:g}")
     return wrong
 
 
-def _run(bench: Bench, place: Place, program: Callable[..., None]) -> Told:
+def _run(bench: Bench, place: Place, program: Callable[..., None]) -> Seen:
     """What each rank tells; where one fails, that and its traceback, and the others tell nothing."""
     with tempfile.TemporaryDirectory() as folder:
         faults = start_ranks(program, place.world, (place, bench.order.target.id, folder))
@@ -244,8 +230,7 @@ Step = dict[str, dict[str, float]]
 """By tensor: "amax" of this rank's own, and behind the step "remembered", newest of the history, and "scale"."""
 
 
-@dataclass(frozen=True)
-class _Rank:
+class _Rank(NamedTuple):
     """What one rank does."""
 
     rank: int
@@ -325,8 +310,7 @@ class _Rank:
         return next((group for ranks, group in made if self.rank in ranks), SINGLE_OWNER)
 
 
-@dataclass(frozen=True, eq=False)
-class _Drawn:
+class _Drawn(NamedTuple):
     """What a layer gets in a step, each [WIDTH, WIDTH] bf16."""
 
     input: Any

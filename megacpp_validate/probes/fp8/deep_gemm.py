@@ -4,6 +4,8 @@ Forward, the gradient of the rows and that of the weights are held to fp64 by bo
 the exact products of the very operands that block scaling gives, to bf16, and to Transformer Engine's block scaling.
 What the kernels are handed is read off the calls.
 
+What is refused, and how few rows are too few, is plain Python: tests/bridge holds that.
+
 The casts give the bits of their references in plain torch. What TE keeps of a weight is right as long as the caller
 tells the truth about microbatches and every change is seen; here the weights are changed in every way that is known to
 go past a tensor's version, and the caller tells nothing.
@@ -12,20 +14,20 @@ go past a tensor's version, and the caller tells nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import methodcaller
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import torch
 
-from ..bench import Bench
-from ..bounds import Roundings
-from ..expert_bank import Bank, new_bank, new_layer, run_bank
-from ..low_precision import low_precision_ran
-from ..references.experts import block_scaled_experts
+from ...evidence.receipt import Compiler
+from ..bench import Bench, different
+from ..bounds import Roundings, low_precision_ran, relative_error
+from ..expert_gemm import Bank, new_bank, new_layer, run_bank
+from ..references import block_scaled_experts
 from ..trial import Tensors, formula_pass
 
 BF16: Final = torch.bfloat16
@@ -60,7 +62,7 @@ def probe(bench: Bench) -> None:
     if not bridge.is_deep_gemm_available():
         bench.cannot_run(bridge.why_deep_gemm_is_unavailable())
     for name, part in PARTS.items():
-        with bench.scope(name) if name not in UNNAMED else nullcontext():
+        with bench.scope(name if name not in UNNAMED else ""):
             part(bench)
     _check_compiler(bench)
 
@@ -71,7 +73,7 @@ def _check_lacking(bench: Bench) -> None:
     surprise = f"surprise: DeepGEMM can be used here, and the row of {bench.order.target.id} has it not"
     said = surprise if refusal is None else refusal.reason
     bench.check("bridge-refuses", refusal is not None, said)
-    bench.is_unsupported(f"the row of {bench.order.target.id} has no DeepGEMM: {said}")
+    bench.unsupported = f"the row of {bench.order.target.id} has no DeepGEMM: {said}"
 
 
 def new_block_bank(bench: Bench, counts: tuple[int, ...]) -> Bank:
@@ -79,9 +81,9 @@ def new_block_bank(bench: Bench, counts: tuple[int, ...]) -> Bank:
     return new_bank(bench, counts, *WIDTHS[bench.device], BF16)
 
 
-def new_block_layer(bench: Bench, bank: Bank, fp8_when: str = "always") -> Any:
+def new_block_layer(bench: Bench, bank: Bank) -> Any:
     """A bank on DeepGEMM; the native one stands behind it, so that a fallback shows."""
-    return new_layer(bench, bank, ("deep_gemm", "native"), fp8_when)
+    return new_layer(bench, bank, ("deep_gemm", "native"), "always")
 
 
 def _check_memory(bench: Bench) -> None:
@@ -106,11 +108,16 @@ def _check_products(bench: Bench, name: str) -> None:
     bench.ran_on("expert_gemm", layer.choice, seen["forward"], wanted="deep_gemm")
     _check_operands(bench, name, calls)
     exact, rounded = bank.exact(), _rounded(bench, bank)
-    _compare(bench, "", bank, seen, exact, 2, {name: tensor.to(BF16) for name, tensor in rounded.items()})
-    _compare(bench, ".of-rounded-operands", bank, seen, rounded, 0, None)
-    _check_rounded(bench, seen, exact)
+    compare = partial(_compare, bench, bank)
+    compare("", seen, exact, 2, {name: tensor.to(BF16) for name, tensor in rounded.items()})
+    compare(".of-rounded-operands", seen, rounded, 0)
+    for product in PRODUCTS:  # an error far below that of E4M3 is no success: it was computed in something else
+        own = [(seen[name].flatten(), exact[name].flatten()) for name in exact if name.startswith(product)]
+        error = relative_error(*(torch.cat(side) for side in zip(*own, strict=True)))
+        part = low_precision_ran(error, Roundings((("e4m3", 2),), 1))
+        bench.check(f"{product}.rounded", part.passed, f"relative error {error:.3g}, at least {part.bound:.3g} wanted")
     plain = formula_pass(bank.native, bank.operands, bank.gradient)
-    _compare(bench, ".against-bf16", bank, seen, _double(plain), 2, None, more=(("bf16", 1),))
+    compare(".against-bf16", seen, _double(plain), 2, more=(("bf16", 1),))
     if name in QUICK:
         _against_te(bench, bank, seen, exact)
 
@@ -135,15 +142,9 @@ def _roundings(operands: int, independent: int | None, more: tuple[tuple[str, in
 
 
 def _compare(
-    bench: Bench,
-    suffix: str,
-    bank: Bank,
-    seen: Tensors,
-    wanted: Tensors,
-    operands: int,
-    native: Tensors | None,
+    bench: Bench, bank: Bank, suffix: str, seen: Tensors, wanted: Tensors, operands: int, native: Tensors | None = None,
     more: tuple[tuple[str, int], ...] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Output, gradient of the rows, and gradient of each expert's weight."""
     for name, tensor in wanted.items():
         of_weight = name.startswith("grad.weight")
@@ -151,20 +152,6 @@ def _compare(
         few = count * min(bank.weights.shape[1:]) or None  # values of the smaller operand of an outer product
         plain = None if native is None else native[name]
         bench.compare(f"{name}{suffix}", seen[name], tensor, roundings=_roundings(operands, few, more), native=plain)
-
-
-def _check_rounded(bench: Bench, seen: Tensors, exact: Tensors) -> None:
-    """An error far below that of E4M3 is no success: the product was computed in something else."""
-    for product in PRODUCTS:
-        pairs = [
-            (seen[name].detach().double().flatten(), exact[name].flatten())
-            for name in exact
-            if name.startswith(product)
-        ]
-        own, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
-        error = float((own - wanted).norm() / wanted.norm())
-        part = low_precision_ran(error, Roundings((("e4m3", 2),), 1))
-        bench.check(f"{product}.rounded", part.passed, f"relative error {error:.3g}, at least {part.bound:.3g} wanted")
 
 
 def _check_operands(bench: Bench, name: str, calls: list[Any]) -> None:
@@ -183,8 +170,7 @@ def _check_operands(bench: Bench, name: str, calls: list[Any]) -> None:
     bench.check("operands.e4m3", dtypes == {"float8_e4m3"}, f"dtypes {', '.join(sorted(dtypes)) or 'of no call'}")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a kernel: the product that it is; dtype of both operands, and which values of each share a scale."""
 
     product: str
@@ -195,8 +181,7 @@ class Call:
 @contextmanager
 def watching_kernels(bench: Bench) -> Iterator[list[Call]]:
     """While inside, every call of DeepGEMM's kernels through the bridge is noted, by the product that it makes."""
-    module = bench.bridge("deep_gemm")
-    calls: list[Call] = []
+    module, calls = bench.bridge("deep_gemm"), list[Call]()
 
     def call(name: str, kernel: Callable[..., Any], *given: Any, **more: Any) -> Any:
         dtypes = tuple(str(values.dtype).removeprefix("torch.").removesuffix("fn") for values, _ in given[:2])
@@ -206,15 +191,12 @@ def watching_kernels(bench: Bench) -> Iterator[list[Call]]:
         calls.append(Call(_product(name, calls), dtypes, blocks))
         return kernel(*given, **more)
 
-    before = {name: getattr(module, name) for name in ("grouped_fp8_gemm", "fp8_gemm")}
-    for name, entry in before.items():
-        watched = SimpleNamespace(require=lambda name=name, entry=entry: partial(call, name, entry.require()))
-        setattr(module, name, watched)
-    try:
+    with ExitStack() as watching:
+        for name in ("grouped_fp8_gemm", "fp8_gemm"):
+            kernel = getattr(module, name).require
+            watched = SimpleNamespace(require=lambda name=name, kernel=kernel: partial(call, name, kernel()))
+            watching.enter_context(patch.object(module, name, watched))
         yield calls
-    finally:
-        for name, entry in before.items():
-            setattr(module, name, entry)
 
 
 def _product(name: str, before: list[Call]) -> str:
@@ -229,13 +211,11 @@ def _against_te(bench: Bench, bank: Bank, seen: Tensors, exact: Tensors) -> None
     if not bench.wants_te or "block" not in bench.recipes:
         bench.check("te-block.judged", True, "not judged: Transformer Engine's block scaling is not to be had here")
         return
-    scopes = bench.bridge("fp8_scope")
     layer = new_layer(bench, bank, ("te",))
-    target, alone = bench.order.target.id, scopes.SINGLE_OWNER
-    te = run_bank(layer, bank, partial(scopes.low_precision, target=target, recipe="block", amax_reduction_group=alone))
+    te = run_bank(layer, bank, bench.low_precision("block"))
     bench.ran_on("te-block.expert_gemm", layer.choice, te["forward"], wanted="te")
-    _compare(bench, ".beside-te-block", bank, seen, exact, 2, te)
-    _compare(bench, ".against-te-block", bank, seen, _double(te), 4, None, more=(("bf16", 1),))
+    _compare(bench, bank, ".beside-te-block", seen, exact, 2, te)
+    _compare(bench, bank, ".against-te-block", seen, _double(te), 4, more=(("bf16", 1),))
 
 
 def _check_stream(bench: Bench) -> None:
@@ -256,7 +236,7 @@ def _check_stream(bench: Bench) -> None:
         bench.same_bits("stream", [seen], [layer(bank.rows, bank.counts)])
 
 
-# --- what is not a number, who is chosen, what is refused ---------------------------------------------------------
+# --- what is not a number -----------------------------------------------------------------------------------------
 
 
 def _check_not_a_number(bench: Bench) -> None:
@@ -277,25 +257,11 @@ def _check_choice(bench: Bench) -> None:
     """Few rows stay in bf16, and the reason is recorded; always asked for, they do not."""
     bank = new_block_bank(bench, FEW)
     for when, wanted, codes in (("faster", "native", ["few-rows"]), ("always", "deep_gemm", [])):
-        layer = new_block_layer(bench, bank, fp8_when=when)
+        layer = new_layer(bench, bank, ("deep_gemm", "native"), when)
         out = layer(bank.rows, bank.counts)
         seen = [refusal.code for refusal in layer.choice.refusals]
         bench.check(f"choice.{when}", seen == codes, f"{layer.choice.observed}, refused by {', '.join(seen) or 'none'}")
         bench.ran_on(f"choice.{when}", layer.choice, out, wanted=wanted)
-
-
-def _check_refusals(bench: Bench) -> None:
-    errors, backends = bench.bridge("errors"), bench.bridge("backends")
-    bank = new_block_bank(bench, FEW)
-    make = bench.bridge("expert_gemm").ExpertGemm
-    odd = {**bank.sizes(), "in_features": 200, "device": bench.device, "backends": ("deep_gemm",)}
-    bench.refuses("word", errors.UnknownName, lambda: make(**{**odd, "in_features": 256, "fp8_when": "now"}))
-    try:
-        make(**odd)
-    except backends.NoBackend as refusal:
-        bench.check("width", "whole blocks of 128" in str(refusal), str(refusal))
-    else:
-        bench.check("width", False, "nothing was raised for 200 features")
 
 
 # --- casts --------------------------------------------------------------------------------------------------------
@@ -337,22 +303,18 @@ def _odd(bench: Bench, values: Any) -> Any:
 
 def _same(bench: Bench, name: str, seen: Any, wanted: Any) -> None:
     """Tensors of equal bytes, in equal places; None beside None."""
-    pairs: list[tuple[Any, Any]] = []
-    for one, other in zip(seen, wanted, strict=True):
-        if (one is None) is not (other is None):
-            return bench.check(name, False, "one copy was not made, or one too many")
-        if one is not None:
-            pairs += zip(one, other, strict=True)
-    differ = [index for index, (one, other) in enumerate(pairs) if not _equal(one, other)]
-    return bench.check(name, not differ, f"{len(pairs)} tensors, bit by bit; not the same: {differ or 'none'}")
+    off = different(_bytes_of(seen), _bytes_of(wanted))
+    bench.check(name, not off, f"bit by bit; not the same: {off or 'none'}")
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if one is None or other is None:
-        return one is other
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)))
+def _bytes_of(copies: Any) -> dict[Any, Any]:
+    """By place, dtype and shape, which must be equal too."""
+    return {
+        (place, index, one.dtype, tuple(one.shape)): one.contiguous().view(torch.uint8)
+        for place, copy in enumerate(copies)
+        for index, one in enumerate(copy or ())
+        if one is not None
+    }
 
 
 # --- weights that are kept ----------------------------------------------------------------------------------------
@@ -400,7 +362,7 @@ def _check_kept(bench: Bench) -> None:
 def _check_compiler(bench: Bench) -> None:
     """What compiled the kernels, and that its cache holds them."""
     made = bench.bridge("deep_gemm").compiler()
-    bench.saw_compiler("deep_gemm", made.mode, str(made.cache))
+    bench.compilers.append(Compiler("deep_gemm", made.mode, str(made.cache)))
     if bench.device != "cuda":
         return  # nothing is compiled for a CPU
     found = sorted({path.name.rpartition(".")[0] for path in made.cache.glob("cache/kernel.*")})
@@ -414,7 +376,6 @@ PARTS: Final[dict[str, Callable[[Bench], None]]] = {
     "kept": _check_kept,
     "not-a-number": _check_not_a_number,
     "choice": _check_choice,
-    "refuses": _check_refusals,
     "memory": _check_memory,
 }
 UNNAMED: Final = ("stream", "choice", "memory")  # which name their checks, or rows of backends, themselves

@@ -13,27 +13,27 @@ fewer rows, in the recipe and in BF16: a first replay after that is known to cra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
 
-from ..bench import Bench
-from ..memory import Enter
-from ..observe import graph_nodes
-from .stacks import Seen, delayed_states, different, evaluate, new_stack, same, scope_of, shape_of, train_step
+from ..bench import Bench, different
+from ..observe import Enter, graph_nodes
+from .stacks import Batch, Seen, delayed_states, evaluate, new_batch, new_stack, same, shape_of, train_step
 
 STEPS: Final = 24
 EVALUATED_LARGER: Final = 50.0
 CACHED_STEPS: Final = 12
 DEPTH: Final = 2
 MICRO_BATCHES: Final = 3
+WHAT: Final = ("forward", "grad", "eval-fp8", "eval-bf16")
+DELAYED: Final = ("history", "scale")
 EVALUATED: Final = {3: "fp8", 4: "bf16", 9: "bf16", 10: "fp8", 15: "fp8"}  # after which steps, and in what
 
 
 def probe(bench: Bench) -> None:
-    """Each recipe, with weights cast at each call, and once a step under gradient accumulation; then misuse."""
+    """Each recipe, with weights cast at each call, and once a step under gradient accumulation."""
     for recipe in bench.require_recipes():
         enter = scope_of(bench, recipe)
         for name, cached in (("", False), (".cached", True)):
@@ -41,8 +41,11 @@ def probe(bench: Bench) -> None:
                 _check_twins(bench, enter, delayed=recipe == "delayed", cached=cached)
     if "delayed" in bench.recipes:
         _check_no_trace(bench, scope_of(bench, "delayed"))
-    with bench.scope("graphs.misuse"):
-        _check_misuse(bench)
+
+
+def scope_of(bench: Bench, recipe: str) -> Enter:
+    """The scope of a recipe, with the group of all ranks, as capturing takes it."""
+    return bench.low_precision(recipe, amax_reduction_group=None)
 
 
 def _check_twins(bench: Bench, enter: Enter, *, delayed: bool, cached: bool) -> None:
@@ -56,10 +59,8 @@ def _check_twins(bench: Bench, enter: Enter, *, delayed: bool, cached: bool) -> 
     replayed = _train(bench, graphed, enter, batches, delayed=delayed, cached=cached)
     _compare(bench, eager, replayed, delayed=delayed)
     if delayed:
-        pairs = list(itertools.pairwise(eager))
-        still = [
-            name for name in eager[0].states if all(same(one.states[name], two.states[name]) for one, two in pairs)
-        ]
+        names, pairs = eager[0].states, list(itertools.pairwise(eager))
+        still = [name for name in names if all(same(one.states[name], two.states[name]) for one, two in pairs)]
         bench.check("amax-moves", not still, f"never moved: {', '.join(still)}" if still else "histories and scales do")
     nodes = _nodes_of_a_pass(bench, graphed, enter, cached=cached)
     seen = any(name.startswith("transformer_engine.") and name.endswith("Graphed") for name in nodes)
@@ -68,12 +69,12 @@ def _check_twins(bench: Bench, enter: Enter, *, delayed: bool, cached: bool) -> 
 
 
 def _train(
-    bench: Bench, stack: Any, enter: Enter, batches: list[list[tuple[Any, Any]]], *, delayed: bool, cached: bool
+    bench: Bench, stack: Any, enter: Enter, batches: list[list[Batch]], *, delayed: bool, cached: bool
 ) -> list[Seen]:
     """Every step of one stack, with its evaluations; then the other's: the state of both is one process's."""
     kept = []
     for step, given in enumerate(batches):
-        seen = train_step(stack, enter, given, told=cached)
+        seen = train_step(stack, enter, given, cached=cached)
         seen.states = delayed_states(bench, stack) if delayed else {}
         if step in EVALUATED:
             around = enter if EVALUATED[step] == "fp8" else nullcontext
@@ -85,19 +86,10 @@ def _train(
 def _compare(bench: Bench, eager: list[Seen], replayed: list[Seen], *, delayed: bool) -> None:
     first: dict[str, str] = {}
     for step, (some, other) in enumerate(zip(eager, replayed, strict=True)):
-        for what, pair in {
-            "forward": [{f"micro-batch {index}": out for index, out in enumerate(seen.outs)} for seen in (some, other)],
-            "grad": [some.grads, other.grads],
-            "history": [_only(some.states, "history"), _only(other.states, "history")],
-            "scale": [_only(some.states, "scale"), _only(other.states, "scale")],
-            "eval-fp8": [_only(some.evaluated, "fp8"), _only(other.evaluated, "fp8")],
-            "eval-bf16": [_only(some.evaluated, "bf16"), _only(other.evaluated, "bf16")],
-        }.items():
-            if names := different(*pair):
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                said = f"other bits than without a graph, first in step {step}: {', '.join(names[:3])}{more}"
-                first.setdefault(what, said)
-    for what in ("forward", "grad", *(("history", "scale") if delayed else ()), "eval-fp8", "eval-bf16"):
+        for what in (*WHAT, *(DELAYED if delayed else ())):
+            if names := different(*(_part_of(seen, what) for seen in (some, other))):
+                first.setdefault(what, f"other bits than without a graph, first in step {step}: {', '.join(names[:3])}")
+    for what in (*WHAT, *(DELAYED if delayed else ())):
         bench.check(what, what not in first, first.get(what, f"the same bits in each of {len(eager)} steps"))
     stuck = [step for step, (one, two) in enumerate(itertools.pairwise(replayed)) if same(one.outs[0], two.outs[0])]
     bench.check("outputs-move", not stuck, f"steps with the output of the step before: {len(stuck)}")
@@ -122,27 +114,24 @@ def _check_no_trace(bench: Bench, enter: Enter) -> None:
     bench.check("graphs.delayed.evaluation-leaves-no-trace", not wrong, said)
 
 
-def _only(named: dict[str, Any], end: str) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if name.endswith(end)}
+def _part_of(seen: Seen, what: str) -> dict[str, Any]:
+    if what == "forward":
+        return {f"micro-batch {index}": out for index, out in enumerate(seen.outs)}
+    if what == "grad":
+        return seen.grads
+    named = seen.states if what in DELAYED else seen.evaluated
+    return {name: value for name, value in named.items() if name.endswith(what.removeprefix("eval-"))}
 
 
-def _batch(bench: Bench, step: int) -> tuple[Any, Any]:
-    """Rows and gradient with another amax each step, the least in the first: so every scale moves."""
-    shape = shape_of(bench)
-    factor = 2.0 ** (step * 2 % 5 - 2)
-    rows, gradient = (bench.randn(shape.rows, shape.hidden, dtype=torch.bfloat16) for _ in range(2))
-    return rows * factor, gradient * factor
+def _batch(bench: Bench, step: int) -> Batch:
+    """With another amax each step, the least in the first: so every scale moves."""
+    return new_batch(bench, 2.0 ** (step * 2 % 5 - 2))
 
 
-def _capture(bench: Bench, stack: Any, scope: Any, *, cached: bool = False, warmup: int = 3) -> Any:
-    shape = shape_of(bench)
-    samples = [
-        (torch.ones(shape.rows, shape.hidden, dtype=torch.bfloat16, device=bench.device, requires_grad=True),)
-        for _ in stack
-    ]
-    return bench.bridge("graph_capture").capture_graphs(
-        list(stack), samples, scope, warmup=warmup, cache_weights=cached
-    )
+def _capture(bench: Bench, stack: Any, scope: Any, *, cached: bool) -> Any:
+    shape, made = shape_of(bench), {"dtype": torch.bfloat16, "device": bench.device}
+    samples = [(torch.ones(shape.rows, shape.hidden, **made, requires_grad=True),) for _ in stack]
+    return bench.bridge("graph_capture").capture_graphs(list(stack), samples, scope, warmup=3, cache_weights=cached)
 
 
 def _nodes_of_a_pass(bench: Bench, stack: Any, enter: Enter, *, cached: bool) -> tuple[str, ...]:
@@ -152,45 +141,3 @@ def _nodes_of_a_pass(bench: Bench, stack: Any, enter: Enter, *, cached: bool) ->
         for block in stack:
             out = block(out, **({"is_first_microbatch": True} if cached else {}))
     return graph_nodes(out)
-
-
-def _check_misuse(bench: Bench) -> None:
-    """What Transformer Engine replays without a word, and the bridge refuses."""
-    recipes = bench.recipes
-    if not recipes:
-        return
-    enter = scope_of(bench, recipes[0])
-    bridge = bench.bridge("graph_capture")
-    rows = _batch(bench, 0)[0]
-
-    def one(name: str, error: Any, call: Callable[[Any], Any]) -> None:
-        stack = new_stack(bench, 1)
-        _capture(bench, stack, enter(), warmup=1)
-        bench.refuses(name, error, lambda: call(stack))
-
-    def in_the_scope(stack: Any, given: Any, around: Enter = enter) -> None:
-        with around():
-            stack[0](given)
-
-    def with_other_weights(stack: Any) -> None:
-        old = stack[0].down.weight
-        stack[0].down.weight = torch.nn.Parameter(old.detach().clone())
-        in_the_scope(stack, rows)
-
-    one("outside-of-the-scope", bridge.GraphMisused, lambda stack: stack[0](rows))
-    one("other-shape", bench.bridge("errors").WrongShape, lambda stack: in_the_scope(stack, rows[:1]))
-    one("other-weights", bridge.GraphMisused, with_other_weights)
-    one("captured-twice", bridge.GraphMisused, lambda stack: _capture(bench, stack, enter()))
-    if len(recipes) > 1:
-        other = scope_of(bench, recipes[1])
-        one("other-recipe", bridge.GraphMisused, lambda stack: in_the_scope(stack, rows, other))
-        one("evaluated-in-another-recipe", bridge.GraphMisused, lambda stack: evaluate(stack, other, rows))
-        stack = new_stack(bench, 1)
-        _capture(bench, stack, enter(), warmup=1)
-        state = stack[0].up.fp8_meta.get("scaling_fwd")
-        with torch.no_grad(), other():  # a layer of the block by itself
-            stack[0].up(rows)
-        if stack[0].up.fp8_meta.get("scaling_fwd") is not state:
-            bench.refuses("state-made-anew", bridge.GraphMisused, lambda: in_the_scope(stack, rows))
-        else:
-            bench.check("state-made-anew", True, "another recipe left the scales of this one where they were")

@@ -13,9 +13,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..bench import Bench
 
@@ -27,9 +26,8 @@ QUICK_STEPS: Final = 30
 _LAST_WORDS: Final = 2000
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run: what it is told, and where its curve goes."""
+class Job(NamedTuple):
+    """One run: what it is given, and where its curve goes."""
 
     recipe: str
     seed: int
@@ -42,9 +40,8 @@ class Job:
         return f"{self.recipe}.seed{self.seed}"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended: its exit status, what it said of itself, and the end of what it wrote besides."""
+class Ended(NamedTuple):
+    """How a run ended: its exit status, what it reported of itself, and the end of what it wrote besides."""
 
     status: int
     said: dict[str, Any]
@@ -69,21 +66,13 @@ def plan_jobs(bench: Bench) -> list[Job]:
     steps = int(bench.setting("steps", "1000"))
     if bench.quick:
         seeds, steps = seeds[:1], QUICK_STEPS
+    given = {"steps": steps, "target": bench.order.target.id, "size": bench.setting("size", "gate")}
+    given |= {"device": bench.device, "data_seed": bench.order.seed}
     jobs = []
     for seed in seeds:
         for recipe in recipes:
             path = bench.artefact(f"{recipe}-{seed}.curve")
-            order = {
-                "recipe": recipe,
-                "seed": seed,
-                "steps": steps,
-                "target": bench.order.target.id,
-                "size": bench.setting("size", "gate"),
-                "device": bench.device,
-                "data_seed": bench.order.seed,
-                "path": str(path),
-            }
-            jobs.append(Job(recipe, seed, order, path))
+            jobs.append(Job(recipe, seed, {"recipe": recipe, "seed": seed, **given, "path": str(path)}, path))
     return jobs
 
 
@@ -113,15 +102,17 @@ def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> Non
     """What every run left: a whole curve, on the backends that were asked for, with the casts that it shows."""
     for job, end in zip(jobs, ended, strict=True):
         said = f"{end.said.get('seconds', 0):.0f} s, {end.said.get('peak_mib', 0):.0f} MiB"
-        bench.check(
-            f"{job.name}.ended", end.status == 0, said if end.status == 0 else f"exit {end.status}: {end.words}"
-        )
+        bench.check(f"{job.name}.ended", end.status == 0, f"exit {end.status}: {end.words or said}")
         curve = _read(job.path)
         if curve is None:
             bench.check(f"{job.name}.curve", False, "the run left no curve")
             continue
         _check_curve(bench, job, curve)
-        _check_backends(bench, job, end.said.get("backends", {}))
+        # Every part that has a choice took what was asked for, as it says itself.
+        backends, wanted = end.said.get("backends", {}), bench.order.requested
+        other = sorted(part for part, taken in backends.items() if (taken == "te") is not (wanted == "te"))
+        said = f"{len(backends)} parts; not on {wanted}: {', '.join(other) or 'none'}"
+        bench.check(f"{job.name}.backends", bool(backends) and not other, said)
         if job.recipe != REFERENCE and job.seed == jobs[0].seed:
             _see_casts(bench, job, curve)
 
@@ -143,19 +134,9 @@ def _check_curve(bench: Bench, job: Job, curve: dict[str, Any]) -> None:
     bench.check(f"{job.name}.curve", whole and finite, said)
 
 
-def _check_backends(bench: Bench, job: Job, backends: dict[str, str]) -> None:
-    """Every part that has a choice took what was asked for, as it says itself."""
-    wanted = bench.order.requested
-    native = sorted(part for part, taken in backends.items() if (taken == "te") is not (wanted == "te"))
-    said = f"{len(backends)} parts; not on {wanted}: {', '.join(native) or 'none'}"
-    bench.check(f"{job.name}.backends", bool(backends) and not native, said)
-
-
 def _see_casts(bench: Bench, job: Job, curve: dict[str, Any]) -> None:
     rows, weight = BLOCKS.get(job.recipe, ("", ""))
     for seen in curve["quantizers"]:
-        block = weight if seen["tensor"] == "weight" else rows
-        bench.saw_quantizer(
-            f"loss.{job.recipe}.{seen['layer']}", seen["tensor"], seen["kind"], f"float8_{seen['format']}", block
-        )
+        block, path = weight if seen["tensor"] == "weight" else rows, f"loss.{job.recipe}.{seen['layer']}"
+        bench.saw_quantizer(path, seen["tensor"], seen["kind"], f"float8_{seen['format']}", block)
     bench.check(f"{job.name}.casts", bool(curve["quantizers"]), f"{len(curve['quantizers'])} casts were seen")

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 
@@ -25,19 +24,18 @@ Tensor = Literal["input", "weight", "gradient"]
 TENSORS: Final[tuple[Tensor, ...]] = get_args(Tensor)
 
 GEMM: Final = "transformer_engine.pytorch.cpp_extensions.gemm"
-PRODUCTS: Final = (
-    "generic_gemm",
-    "te_general_grouped_gemm",
-    "te_general_grouped_gemm_for_grouped_tensor",  # these three since 2.15
-    "te_general_grouped_gemm_for_discrete_in",
-    "te_general_grouped_gemm_for_discrete_out",
-)
-# Where a call says whether it accumulates in two stages: `use_split_accumulator`, by position in both releases.
-SPLIT_AT: Final = {"generic_gemm": 15, "te_general_grouped_gemm": 15}
-SPLIT_AT_ELSE: Final = 11
+# Product -> where a call says whether it accumulates in two stages: `use_split_accumulator`, by position.
+PRODUCTS: Final = {
+    "generic_gemm": 15,
+    "te_general_grouped_gemm": 15,
+    "te_general_grouped_gemm_for_grouped_tensor": 11,  # these three since 2.15
+    "te_general_grouped_gemm_for_discrete_in": 11,
+    "te_general_grouped_gemm_for_discrete_out": 11,
+}
 # What each recipe asks of its products: delayed scaling takes `_2X_ACC_*` of `pytorch/module/base.py`, the others the
 # defaults of their `fp8_gemm_*` in `common/recipe/__init__.py`. Two stages: partial sums of 14 bits are added up in
-# fp32, which gradients need and the forward pass of one scale a tensor does without.
+# fp32, which gradients need and the forward pass of one scale a tensor does without. 4 and 8 bits of Blackwell, whose
+# tensor cores accumulate in fp32, have no row.
 SPLIT: Final[dict[str, dict[Product, bool]]] = {
     "delayed": {"forward": False, "dgrad": True, "wgrad": True},
     "current": {"forward": False, "dgrad": True, "wgrad": True},
@@ -59,8 +57,7 @@ KINDS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """One operand of one product.
 
     Attributes:
@@ -96,12 +93,12 @@ def watching_operands() -> Iterator[list[Operand]]:
     plain = {name: getattr(extension, name) for name in PRODUCTS if hasattr(extension, name)}
     if not plain:
         raise LookupError(
-            f"{GEMM} has no `tex` with {PRODUCTS[0]}. Likely cause: this release of Transformer Engine takes its "
-            "products elsewhere. Next step: find where, and name it in probes/fp8/quantizers.py."
+            f"{GEMM} has no `tex` with {next(iter(PRODUCTS))}. Likely cause: this release of Transformer Engine takes "
+            "its products elsewhere. Next step: find where, and name it in probes/fp8/quantizers.py."
         )
     seen: list[Operand] = []
     for name, function in plain.items():
-        setattr(extension, name, partial(_noted, seen, function, SPLIT_AT.get(name, SPLIT_AT_ELSE)))
+        setattr(extension, name, partial(_noted, seen, function, PRODUCTS[name]))
     try:
         yield seen
     finally:
@@ -115,11 +112,9 @@ def _noted(seen: list[Operand], function: Callable[..., Any], at: int, *given: A
     first, first_transposed, second, second_transposed = given[:4]
     product, of_first, of_second = ROLES[bool(first_transposed), bool(second_transposed)]
     for tensor, operands in ((of_first, first), (of_second, second)):
-        each = operands if isinstance(operands, list | tuple) else (operands,)
-        seen += [
-            replace(_read(product, tensor, operand), call=call, split=None if split is None else bool(split))
-            for operand in each
-        ]
+        for operand in operands if isinstance(operands, list | tuple) else (operands,):
+            read = _read(product, tensor, operand)
+            seen.append(read._replace(call=call, split=None if split is None else bool(split)))
     return function(*given, **more)
 
 
@@ -130,21 +125,17 @@ def _read(product: Product, tensor: Tensor, operand: Any) -> Operand:
     if dtype is None:
         plain = str(getattr(operand, "dtype", "unknown")).removeprefix("torch.")
         return Operand(product, tensor, type(operand).__name__, plain, "")
-    kind = type(operand if quantizer is None else quantizer).__name__
-    name = str(getattr(dtype, "name", dtype))
+    kind, name = type(operand if quantizer is None else quantizer).__name__, str(getattr(dtype, "name", dtype))
     scale = getattr(operand, "_scale_inv", None)
     kept = scale.detach().clone() if scale is not None and scale.numel() == 1 else None
-    return Operand(
-        product, tensor, kind, FORMAT_NAMES.get(name, name), _block(operand), kept, _amax(operand, name, kept)
-    )
+    form = FORMAT_NAMES.get(name, name)
+    return Operand(product, tensor, kind, form, _block(operand), kept, _amax(operand, name, kept))
 
 
 def _amax(operand: Any, name: str, scale_inverse: Any) -> Any:
     """Of the values with one scale: their bytes lie as they are, or turned where only the turned ones are kept."""
-    if scale_inverse is None:
-        return None
-    data = getattr(operand, "_data", None)
-    data = data if data is not None else getattr(operand, "_transpose", None)
+    data = None if scale_inverse is None else getattr(operand, "_data", None)
+    data = data if data is not None or scale_inverse is None else getattr(operand, "_transpose", None)
     if data is None:
         return None
     if not data.numel():
@@ -173,10 +164,10 @@ def _block_of(values: Sequence[int], scales: Sequence[int], way: str, square: bo
         along = {"1x128": (math.ceil(width / 128), _up(rows, 4))}
         area = {"128x128": (math.ceil(rows / 128), _up(math.ceil(width / 128), 4))}
         wanted = {**area, **along} if square else {**along, **area}
-    elif way == "rowwise":  # `MXFP8Quantizer.get_scale_shape`, `NVFP4Quantizer.get_scale_shape`; NVFP4 packs two values
-        wanted = {"1x32": (_up(rows, 128), _up(width // 32, 4)), "1x16": (_up(rows, 128), _up(width * 2 // 16, 4))}
-    else:
-        wanted = {"1x32": (_up(rows // 32, 4), _up(width, 128)), "1x16": (_up(rows, 128), _up(width * 2 // 16, 4))}
+    else:  # `MXFP8Quantizer.get_scale_shape`, `NVFP4Quantizer.get_scale_shape`; NVFP4 packs two values
+        by_row = (_up(rows, 128), _up(width // 32, 4))
+        of_32 = by_row if way == "rowwise" else (_up(rows // 32, 4), _up(width, 128))
+        wanted = {"1x32": of_32, "1x16": (_up(rows, 128), _up(width * 2 // 16, 4))}
     found = [block for block, shape in wanted.items() if shape == tuple(scales)]
     return found[0] if found else f"scales {tuple(scales)} for {tuple(values)}"
 
@@ -205,9 +196,7 @@ def wanted_block(recipe: str, tensor: Tensor) -> str:
     return f"{block.rows}x{block.along}"
 
 
-def check_operands(
-    bench: Bench, path: str, recipe: str, seen: Sequence[Operand], counts: Mapping[Product, int]
-) -> None:
+def check_operands(bench: Bench, path: str, recipe: str, seen: Sequence[Operand], count: int) -> None:
     """Each operand of each product was cast as the recipe says, and none was left as it was.
 
     The checks are `PATH.PRODUCT.TENSOR.quantizer` and `PATH.PRODUCT.accumulator`, that each product accumulates in as
@@ -218,7 +207,7 @@ def check_operands(
         path: "fp8.delayed.linear".
         recipe: which one.
         seen: of `watching_operands`, over one step.
-        counts: product -> how many of it the layer takes in a step.
+        count: how many of each product the layer takes in a step.
     """
     for tensor in TENSORS:
         for row in dict.fromkeys((one.kind, one.format, one.block) for one in seen if one.tensor == tensor):
@@ -227,26 +216,12 @@ def check_operands(
         for tensor in (first, second):
             found = [one for one in seen if one.product == product and one.tensor == tensor]
             wanted = (KINDS[recipe], wanted_format(recipe, product, tensor), wanted_block(recipe, tensor))
-            said = ", ".join(f"{kind} {name} {block}" for kind, name, block in _kinds(found)) or "nothing was seen"
-            kinds = [row if wanted[-1] else (*row[:2], "") for row in _kinds(found)]
-            right = len(found) == counts[product] and kinds == [wanted]
-            bench.check(
-                f"{path}.{product}.{tensor}.quantizer",
-                right,
-                f"{len(found)} of {counts[product]}: {said}; wanted {' '.join(wanted)}",
-            )
-        _check_accumulator(bench, f"{path}.{product}.accumulator", recipe, product, seen)
-
-
-def _check_accumulator(bench: Bench, name: str, recipe: str, product: Product, seen: Sequence[Operand]) -> None:
-    if recipe not in SPLIT:  # 4 and 8 bits of Blackwell, whose tensor cores accumulate in fp32
-        return
-    found = {one.split for one in seen if one.product == product}
-    words = {True: "in two stages", False: "fast, in 14 bits", None: "the call does not say"}
-    said = ", ".join(words[split] for split in sorted(found, key=str)) or "nothing was seen"
-    wanted = SPLIT[recipe][product]
-    bench.check(name, found == {wanted}, f"{said}; wanted {words[wanted]}")
-
-
-def _kinds(found: Sequence[Operand]) -> list[tuple[str, str, str]]:
-    return list(dict.fromkeys((one.kind, one.format, one.block) for one in found))
+            kinds = list(dict.fromkeys((one.kind, one.format, one.block) for one in found))
+            said = f"{len(found)} of {count}: {', '.join(map(' '.join, kinds)) or 'none'}; wanted {' '.join(wanted)}"
+            right = [row if wanted[-1] else (*row[:2], "") for row in kinds] == [wanted] and len(found) == count
+            bench.check(f"{path}.{product}.{tensor}.quantizer", right, said)
+        if recipe in SPLIT:
+            split = sorted({str(one.split) for one in seen if one.product == product})
+            asked = str(SPLIT[recipe][product])
+            said = f"in two stages: {', '.join(split) or 'no call'} (False is fast, in 14 bits); wanted {asked}"
+            bench.check(f"{path}.{product}.accumulator", split == [asked], said)

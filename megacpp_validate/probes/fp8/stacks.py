@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from ...native.attention import rope_tables
-from ..bench import Bench
-from ..memory import Enter
+from ..bench import Bench, different
+from ..observe import Enter
 
 HEAD_DIM: Final = 64
 LEARNING_RATE: Final = 1 / 32  # of the largest value of a weight: enough that each step has other weights
+Batch = tuple[Any, Any]
+"""Rows [R, hidden] and the gradient of the output, bf16."""
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Rows, width of the residual stream, width of the MLP; multiples of 128, which every recipe takes."""
 
     rows: int
@@ -32,23 +32,27 @@ def shape_of(bench: Bench) -> Shape:
     return Shape(128, 128, 128) if bench.quick or bench.device == "cpu" else Shape(256, 512, 1024)
 
 
+def new_batch(bench: Bench, factor: float = 1.0) -> Batch:
+    """Rows, then a gradient, both times a factor."""
+    shape = shape_of(bench)
+    rows, gradient = (bench.randn(shape.rows, shape.hidden, dtype=torch.bfloat16) for _ in range(2))
+    return rows * factor, gradient * factor
+
+
 class Block(nn.Module):
     """Norm, linear, linear, and an MLP with its own norm, one after the other: [R, hidden] -> [R, hidden]."""
 
     def __init__(self, bench: Bench, shape: Shape) -> None:
         super().__init__()
-        bridge = bench.bridge("imports")
-        made = {"bias": False, "params_dtype": torch.bfloat16, "device": bench.device}
-        self.up = bridge.layernorm_linear.require()(shape.hidden, shape.inner, normalization="RMSNorm", **made)
-        self.down = bridge.linear.require()(shape.inner, shape.hidden, **made)
-        self.mlp = bridge.layernorm_mlp.require()(
-            shape.hidden, shape.inner, normalization="RMSNorm", activation="swiglu", **made
-        )
+        norm = {"normalization": "RMSNorm"}
+        self.up = bench.te_layer("layernorm_linear", shape.hidden, shape.inner, **norm)
+        self.down = bench.te_layer("linear", shape.inner, shape.hidden)
+        self.mlp = bench.te_layer("layernorm_mlp", shape.hidden, shape.inner, activation="swiglu", **norm)
 
     def forward(self, rows: Any, is_first_microbatch: bool | None = None) -> Any:
         """[R, hidden] -> [R, hidden]."""
-        told = {"is_first_microbatch": is_first_microbatch}
-        return self.mlp(self.down(self.up(rows, **told), **told), **told)
+        first = {"is_first_microbatch": is_first_microbatch}
+        return self.mlp(self.down(self.up(rows, **first), **first), **first)
 
 
 class AttentionBlock(nn.Module):
@@ -56,15 +60,10 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, bench: Bench, shape: Shape) -> None:
         super().__init__()
-        self.block = bench.bridge("native_block").NativeBlock(
-            hidden=shape.hidden,
-            ffn_hidden=shape.inner,
-            num_heads=shape.hidden // HEAD_DIM,
-            head_dim=HEAD_DIM,
-            num_gqa_groups=2,
-            dtype=torch.bfloat16,
-            device=bench.device,
-        )
+        heads = {"num_heads": shape.hidden // HEAD_DIM, "head_dim": HEAD_DIM, "num_gqa_groups": 2}
+        made = {"dtype": torch.bfloat16, "device": bench.device}
+        block = bench.bridge("native_block").NativeBlock
+        self.block = block(hidden=shape.hidden, ffn_hidden=shape.inner, **heads, **made)
         self.rope = rope_tables(shape.rows // 2, HEAD_DIM, device=bench.device)
 
     def forward(self, rows: Any, is_first_microbatch: bool | None = None) -> Any:
@@ -109,16 +108,6 @@ def delayed_states(bench: Bench, model: Any) -> dict[str, Any]:
     return found
 
 
-def scope_of(bench: Bench, recipe: str, group: Any = None) -> Enter:
-    """Makes the bridge's low-precision scope of a recipe."""
-    return partial(
-        bench.bridge("fp8_scope").low_precision,
-        target=bench.order.target.id,
-        amax_reduction_group=group,
-        recipe=recipe,
-    )
-
-
 @dataclass
 class Seen:
     """What a step gave.
@@ -139,9 +128,9 @@ class Seen:
 def train_step(
     stack: Any,
     enter: Enter,
-    batches: Sequence[tuple[Any, Any]],
+    batches: Sequence[Batch],
     *,
-    told: bool = False,
+    cached: bool = False,
     around: Callable[[Any, Any], Any] | None = None,
     late: bool = False,
 ) -> Seen:
@@ -150,37 +139,36 @@ def train_step(
     Args:
         stack: blocks, run one after the other.
         enter: the scope of each forward pass.
-        batches: rows [R, hidden] and the gradient of the output, a micro-batch each.
-        told: whether blocks are told which micro-batch is the first.
+        batches: a micro-batch each.
+        cached: whether blocks know which micro-batch is the first, and keep weights in FP8 over the others.
         around: (block, rows) -> output, how a block is called; as it is without.
         late: all forward passes before the first backward one, as a pipeline runs them.
     """
     seen = Seen()
     stack.zero_grad(set_to_none=True)
     waiting: list[tuple[Any, Any, Any]] = []
+
+    def run_backward() -> None:
+        for leaf, out, gradient in waiting:
+            out.backward(gradient)
+            # Copied: what a graph gives for its inputs is overwritten by its next replay.
+            seen.grads[f"rows{len(seen.grads)}"] = None if leaf.grad is None else leaf.grad.clone()
+        waiting.clear()
+
     for number, (rows, gradient) in enumerate(batches):
-        leaf = rows.detach().clone().requires_grad_()
-        options = {"is_first_microbatch": number == 0} if told else {}
+        leaf = out = rows.detach().clone().requires_grad_()
+        options = {"is_first_microbatch": number == 0} if cached else {}
         with enter():
-            out = leaf
             for block in stack:
                 out = around(block, out) if around is not None else block(out, **options)
         seen.outs.append(out.detach().clone())
         waiting.append((leaf, out, gradient))
         if not late:
-            _run_backward(waiting, seen)
-    _run_backward(waiting, seen)
+            run_backward()
+    run_backward()
     seen.grads |= {name: weight.grad.clone() for name, weight in stack.named_parameters() if weight.grad is not None}
     _move(stack)
     return seen
-
-
-def _run_backward(waiting: list[tuple[Any, Any, Any]], seen: Seen) -> None:
-    for leaf, out, gradient in waiting:
-        out.backward(gradient)
-        # Copied: what a graph gives for its inputs is overwritten by its next replay.
-        seen.grads[f"rows{len(seen.grads)}"] = None if leaf.grad is None else leaf.grad.clone()
-    waiting.clear()
 
 
 def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:
@@ -194,24 +182,9 @@ def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:
     return out.clone()
 
 
-def different(some: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Names of tensors that are missing on one side, or have other values; a NaN is like no other."""
-    names = [*some, *(name for name in other if name not in some)]
-    pairs = {name: (some.get(name), other.get(name)) for name in names}
-    alike = {name: pair for name, pair in pairs.items() if _may_be_compared(*pair)}
-    # One answer for all, so that the device is waited for once.
-    equal = torch.stack([torch.eq(*pair).all() for pair in alike.values()]).tolist() if alike else []
-    held = {name for name, is_equal in zip(alike, equal, strict=True) if is_equal}
-    return [name for name in names if name not in held]
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two tensors are there, with the same values."""
     return not different({"": one}, {"": other})
-
-
-def _may_be_compared(one: Any, other: Any) -> bool:
-    return one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype
 
 
 def _move(stack: Any) -> None:

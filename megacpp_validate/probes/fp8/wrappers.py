@@ -21,17 +21,19 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter, methodcaller
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...evidence.receipt import Check, Part
+from ...evidence.receipt import Part
 from ..bench import Bench
+from .recipe import te_recipe
 
 VENDORS: Final = ("transformer_engine", "torchao")
 _METHODS: Final = ("dequantize", "to_original_precision", "from_float8")
@@ -39,8 +41,7 @@ _COMPILED: Final = ("transformer_engine_torch", "dequantize")  # what Transforme
 _NARROW: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
 
 
-@dataclass(frozen=True)
-class Dequantization:
+class Dequantization(NamedTuple):
     """One tensor read in a wider format.
 
     Attributes:
@@ -56,11 +57,7 @@ class Dequantization:
 
 @dataclass
 class Watch:
-    """What was seen so far.
-
-    Attributes:
-        saying: tells what is said of the dequantization that runs; empty where nothing is.
-    """
+    """What was seen so far; `saying` gives what is announced of the dequantization that runs, or nothing."""
 
     saying: Callable[[], str]
     seen: list[Dequantization] = field(default_factory=list)
@@ -70,6 +67,11 @@ class Watch:
     def silent(self) -> tuple[Dequantization, ...]:
         """Those of which nothing was said."""
         return tuple(one for one in self.seen if not one.because)
+
+    @property
+    def said(self) -> str:
+        """The silent ones in words."""
+        return "; ".join(f"{one.what} at {one.where}" for one in self.silent) or f"{len(self.seen)} were announced"
 
     def note(self, what: str) -> None:
         """Count one, where it is no part of another."""
@@ -85,18 +87,12 @@ def watching_dequantizations(saying: Callable[[], str]) -> Iterator[Watch]:
         saying: the bridge's account of what it announces: `quantized_tensor.saying`.
     """
     watch = Watch(saying)
-    undo: list[tuple[Any, str, Any]] = []
-    try:
-        for owner, name in _places():
-            old = vars(owner)[name]
+    with ExitStack() as watching:
+        for owner, name in list(_places()):
             label = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else owner.__name__
-            setattr(owner, name, _wrapped(watch, old, f"{label}.{name}"))
-            undo.append((owner, name, old))
-        with _Casts(watch):
-            yield watch
-    finally:
-        for owner, name, old in reversed(undo):
-            setattr(owner, name, old)
+            watching.enter_context(patch.object(owner, name, _wrapped(watch, vars(owner)[name], f"{label}.{name}")))
+        watching.enter_context(_Casts(watch))
+        yield watch
 
 
 def _places() -> Iterator[tuple[Any, str]]:
@@ -203,15 +199,14 @@ def check_derived(bench: Bench, name: str, tensor: Any) -> None:
                 made = function(tensor)
                 seen, quantized = _values(bench, made)
         except Exception as fault:
-            said = f"refused: {type(fault).__name__}: {fault}"
-            bench.check(f"{name}.{deed}", deed not in kept, said)
+            bench.check(f"{name}.{deed}", deed not in kept, f"refused: {type(fault).__name__}: {fault}")
             continue
         count += 1
         # What is no FP8 tensor any more may have gone through the dtype that the tensor says it has.
         wanted = [function(one).float() for one in ((exact,) if quantized else (exact, plain))]
         same = any(seen.shape == one.shape and torch.equal(seen, one) for one in wanted)
-        words = f"a {type(made).__name__} {tuple(seen.shape)}, {'quantized' if quantized else 'dequantized'}"
-        said = words if same else f"{words}, {_difference(seen, wanted[-1])}"
+        said = f"a {type(made).__name__} {tuple(seen.shape)}, {'quantized' if quantized else 'dequantized'}"
+        said = said if same else f"{said}, with other values than the same of the dequantized tensor"
         bench.check(f"{name}.{deed}", same and (quantized or deed not in kept), said)
     again = bool(torch.equal(tensor.dequantize(dtype=torch.float32), exact))
     bench.check(f"{name}.left-alone", again and count > 0, f"the tensor itself is as it was after {count} deeds")
@@ -226,13 +221,6 @@ def _values(bench: Bench, made: Any) -> tuple[Any, bool]:
     if not isinstance(payload, bridge.ScaledPayload):
         raise LookupError(f"{type(made).__name__} hands nothing over: {payload}")
     return payload.values(torch.float32), True
-
-
-def _difference(seen: Any, wanted: Any) -> str:
-    if seen.shape != wanted.shape:
-        return f"wanted {tuple(wanted.shape)}"
-    ratio = float(seen.double().norm() / wanted.double().norm().clamp_min(1e-300))
-    return f"and its norm is {ratio:.6g} times that of the same of the dequantized tensor"
 
 
 ROWS, INNER, OUTER = 256, 512, 384
@@ -263,42 +251,32 @@ def probe(bench: Bench) -> None:
 # --- one tensor -------------------------------------------------------------------------------------------------------
 
 
-def check_tensor(bench: Bench, name: str, tensor: Any, block: str, own: Callable[[], Any] | None = None) -> Any:
+def check_tensor(bench: Bench, name: str, tensor: Any, block: str, own: Callable[[], Any] | None = None) -> None:
     """That a tensor hands over payload and scale, in silence and whole: they give what it gives itself, bit by bit.
 
     Args:
         tensor: quantized.
         block: which of its values share a scale.
         own: how its vendor dequantizes it; its `dequantize` to fp32 without it.
-
-    Returns:
-        What was handed over; None where nothing was.
     """
     bridge = bench.bridge("quantized_tensor")
     with watching_dequantizations(bridge.saying) as watch:
         payload = bridge.read_payload(tensor)
-    bench.check(f"{name}.reads-nothing", not watch.seen, _said(watch.seen) or "nothing was dequantized")
+    bench.check(f"{name}.reads-nothing", not watch.seen, watch.said)
     handed = isinstance(payload, bridge.ScaledPayload)
-    said = (
-        f"{payload.source}, {payload.format}, {payload.block}, scales {payload.convention}" if handed else str(payload)
-    )
-    bench.check(f"{name}.handed-over", handed and payload.block == block, said)
+    bench.check(f"{name}.handed-over", handed and payload.block == block, str(payload)[:300])
     if not handed:
-        return None
+        return
     right = payload.logical_shape == tuple(tensor.shape) and payload.logical_dtype == tensor.dtype
     bench.check(f"{name}.logical", right, f"{payload.logical_dtype} {payload.logical_shape}")
     wanted = (own or partial(tensor.dequantize, dtype=torch.float32))()  # fp32 hides no bit of a scale
-    pair = (payload.values(wanted.dtype), payload.values())
-    bench.same_bits(f"{name}.parity", pair, (wanted, wanted.to(tensor.dtype)))
+    bench.same_bits(
+        f"{name}.parity", (payload.values(wanted.dtype), payload.values()), (wanted, wanted.to(tensor.dtype))
+    )
     scale = payload.multiplier()
     telling = bool(((scale - 1).abs() > 0.01).any()) and bool(torch.isfinite(scale).all())
     bench.check(f"{name}.scale-matters", telling, f"{scale.numel()} scales from {scale.min():.3g} to {scale.max():.3g}")
     bench.saw_quantizer(f"wrappers.{name}", name, payload.source, f"float8_{payload.format}", payload.block)
-    return payload
-
-
-def _said(seen: Any) -> str:
-    return "; ".join(f"{one.what} at {one.where}{f' because {one.because}' if one.because else ''}" for one in seen)
 
 
 # --- Transformer Engine -----------------------------------------------------------------------------------------------
@@ -307,7 +285,7 @@ def _said(seen: Any) -> str:
 def check_te(bench: Bench, recipe: str) -> None:
     """Rows, weight and gradient as the recipe quantizes them, in both directions; then who multiplies them."""
     kind, of_rows, of_weight = KINDS[recipe]
-    layer, run, enter = _trained_layer(bench, recipe)
+    layer, stored, run = _layers(bench, recipe)
     made = dict(_quantized(bench, layer))
     for name, tensor in made.items():
         block = of_weight if name.startswith("weight") else of_rows
@@ -319,14 +297,30 @@ def check_te(bench: Bench, recipe: str) -> None:
             check_tensor(bench, name, tensor, block)
             check_derived(bench, f"{name}.derived", tensor)
     check_control(bench, made["rows"])
-    stored = _stored_layer(bench, enter.recipe)
     bench.check("stored.class", type(stored.weight).__name__ == kind, type(stored.weight).__name__)
     for name, one in (("layer", layer), ("stored", stored)):
         with watching_dequantizations(bench.bridge("quantized_tensor").saying) as watch:
             run(one)
-        bench.check(
-            f"{name}.silent", not watch.silent, _said(watch.silent) or "forward and backward dequantized nothing"
-        )
+        bench.check(f"{name}.silent", not watch.silent, watch.said)
+
+
+def _layers(bench: Bench, recipe: str) -> tuple[Any, Any, Callable[[Any], None]]:
+    """A layer that ran two steps, so that delayed scaling has scales; one whose weight is kept in FP8 alone; a step."""
+    scope = bench.bridge("fp8_scope")
+    made = te_recipe(scope, recipe, reduce_amax=False)
+    layer = bench.te_layer("linear", INNER, OUTER)
+    given = bench.randn(ROWS, INNER, dtype=torch.bfloat16, scale=3.0)
+    gradient = bench.randn(ROWS, OUTER, scale=0.01).to(torch.bfloat16)
+
+    def run(one: Any) -> None:
+        with scope.te_scope(enabled=True, recipe=made, amax_reduction_group=None):
+            out = one(given.detach().clone().requires_grad_())
+        out.backward(gradient)
+
+    for _ in range(2):
+        run(layer)
+    with scope.te_quantized_weights(enabled=True, recipe=made):
+        return layer, bench.te_layer("linear", INNER, OUTER), run
 
 
 def _own_of_turned(tensor: Any, twin: Any) -> Any:
@@ -335,52 +329,6 @@ def _own_of_turned(tensor: Any, twin: Any) -> Any:
         return tensor.dequantize(dtype=torch.float32)
     except NotImplementedError:  # "Casting back from the transpose not implemented yet!" (2.12.0)
         return twin.dequantize(dtype=torch.float32)
-
-
-class _Enter:
-    """The recipe's scope anew for each step, and the recipe itself."""
-
-    def __init__(self, bench: Bench, recipe: str) -> None:
-        scope = bench.bridge("fp8_scope")
-        made = {
-            "delayed": partial(scope.te_delayed_scaling, reduce_amax=False),
-            "current": scope.te_current_scaling,
-            "block": scope.te_block_scaling,
-            "mxfp8": scope.te_mxfp8,
-        }
-        self.recipe = made[recipe]()
-        self._scope = scope
-
-    def __call__(self) -> Any:
-        return self._scope.te_scope(enabled=True, recipe=self.recipe, amax_reduction_group=None)
-
-
-def _new_layer(bench: Bench) -> Any:
-    return bench.bridge("imports").linear.require()(
-        INNER, OUTER, bias=False, params_dtype=torch.bfloat16, device=bench.device
-    )
-
-
-def _stored_layer(bench: Bench, recipe: Any) -> Any:
-    """A layer whose weight is kept in FP8 alone."""
-    with bench.bridge("fp8_scope").te_quantized_weights(enabled=True, recipe=recipe):
-        return _new_layer(bench)
-
-
-def _trained_layer(bench: Bench, recipe: str) -> tuple[Any, Callable[[Any], None], _Enter]:
-    """A layer that ran two steps under a recipe, so that delayed scaling has scales of its own; and one such step."""
-    layer, enter = _new_layer(bench), _Enter(bench, recipe)
-    rows, gradient = bench.randn(ROWS, INNER, dtype=torch.bfloat16, scale=3.0), bench.randn(ROWS, OUTER, scale=0.01)
-
-    def run(one: Any) -> None:
-        leaf = rows.detach().clone().requires_grad_()
-        with enter():
-            out = one(leaf)
-        out.backward(gradient.to(out.dtype))
-
-    for _ in range(2):
-        run(layer)
-    return layer, run, enter
 
 
 def _quantized(bench: Bench, layer: Any) -> Iterator[tuple[str, Any]]:
@@ -394,9 +342,8 @@ def _quantized(bench: Bench, layer: Any) -> Iterator[tuple[str, Any]]:
         quantizer = old.copy()
         quantizer.internal = False
         for ending, by_row in (("", True), (".turned", False)):
-            quantizer.set_usage(
-                rowwise=True, columnwise=not by_row
-            )  # no quantizer of one scale makes turned bytes alone
+            # No quantizer of one scale makes turned bytes alone.
+            quantizer.set_usage(rowwise=True, columnwise=not by_row)
             with torch.no_grad():
                 made = quantizer(values)
             made.update_usage(rowwise_usage=by_row, columnwise_usage=not by_row)
@@ -415,10 +362,10 @@ def check_control(bench: Bench, tensor: Any) -> None:
     for name, deed in deeds.items():
         with watching_dequantizations(bridge.saying) as watch, torch.no_grad():
             deed(tensor)
-        bench.check(f"control.{name}", len(watch.silent) >= 1, _said(watch.seen) or "the watch saw nothing")
+        bench.check(f"control.{name}", len(watch.silent) >= 1, f"{len(watch.seen)} were seen")
     with watching_dequantizations(bridge.saying) as watch:
         said = bridge.dequantize(tensor, "a probe wants to see it said").because
-    bench.check("control.said", bool(watch.seen) and not watch.silent, f"{said}; {_said(watch.seen)}")
+    bench.check("control.said", bool(watch.seen) and not watch.silent, f"{said}; {watch.said}")
 
 
 # --- torchao ----------------------------------------------------------------------------------------------------------
@@ -446,8 +393,10 @@ def _check_scale_of_torchao(bench: Bench, layer: Any, values: Any) -> None:
     made = layer(values, torch.tensor(137.3, device=bench.device), torch.float8_e4m3fn)
     payload = bench.bridge("quantized_tensor").read_payload(made)
     exact = payload.payload.double() / payload.scale.double()
-    worst = float(((payload.values().double() - exact).abs() / exact.abs().clamp_min(1e-30)).max())
-    own = float(((made.to_original_precision().double() - exact).abs() / exact.abs().clamp_min(1e-30)).max())
+    worst, own = (
+        float(((one.double() - exact).abs() / exact.abs().clamp_min(1e-30)).max())
+        for one in (payload.values(), made.to_original_precision())
+    )
     bound = 2.0**-8 + 2.0**-22
     why = f"one rounding to bf16, and one of the quotient to fp32; torchao's own way is off by {own:.3g}"
-    bench.checks.append(Check("odd-scale", worst <= bound, (Part("relative", worst, bound, worst <= bound, why),)))
+    bench.check_parts("odd-scale", Part("relative", worst, bound, worst <= bound, why))

@@ -8,8 +8,8 @@ and one between the zones must not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -20,11 +20,12 @@ import torch
 from ...training.layers import Build
 from ...training.model import HybridModel
 from ...training.sizes import read_size
-from ..bench import Bench
-from ..low_precision import Watched, check_layers_in_low_precision, watching_layers
-from ..memory import Enter
+from ..bench import Bench, different
+from ..low_precision import Watched, check_layers_in_low_precision, run_alone, watching_layers
+from ..observe import Enter
+from .graphs import scope_of
 from .quantizers import Operand, watching_operands
-from .stacks import different, new_stack, same, scope_of, shape_of, te_layers
+from .stacks import new_batch, new_stack, shape_of, te_layers
 
 LAYERS: Final = 5
 FIRST: Final = 1
@@ -42,7 +43,7 @@ def probe(bench: Bench) -> None:
             _check_places(bench, model, enter, recipe)
             _check_hybrid(bench, enter, recipe)
         with bench.scope(f"groups.{recipe}"):
-            _check_groups(bench, enter)
+            _check_zone_in_a_group(bench, enter)
         with bench.scope(f"scope.{recipe}"):
             _check_scope(bench, enter)
 
@@ -54,9 +55,8 @@ class _Model(torch.nn.Module):
         super().__init__()
         self.blocks = new_stack(bench, LAYERS)
         shape = shape_of(bench)
-        made = {"bias": False, "params_dtype": torch.bfloat16, "device": bench.device}
-        linear = bench.bridge("imports").linear.require()
-        self.heads = torch.nn.ModuleDict({name: linear(shape.hidden, shape.hidden, **made) for name in HEADS})
+        heads = {name: bench.te_layer("linear", shape.hidden, shape.hidden) for name in HEADS}
+        self.heads = torch.nn.ModuleDict(heads)
         with torch.no_grad():
             for head in self.heads.values():
                 head.weight.copy_(bench.randn(*head.weight.shape, scale=shape.hidden**-0.5))
@@ -187,15 +187,7 @@ def _changed_outside(watched: Watched) -> list[str]:
     """What differs when the layer runs alone, outside of every scope, on the same: output and gradients."""
     if watched.out is None or watched.to_out is None:
         return ["it did not run"]
-    layer, rows = watched.layer, watched.rows.requires_grad_()
-    inside = {"output": watched.out, "gradient of the input": watched.to_rows}
-    inside |= {f"gradient of {name}": weight.grad for name, weight in layer.named_parameters()}
-    layer.zero_grad(set_to_none=True)
-    out = layer(rows, *watched.others, **watched.options)
-    out.backward(watched.to_out)
-    outside = {"output": out.detach(), "gradient of the input": rows.grad}
-    outside |= {f"gradient of {name}": weight.grad for name, weight in layer.named_parameters()}
-    return different(inside, outside)
+    return different(*run_alone(watched, weights_alone=False))
 
 
 def _check_hybrid(bench: Bench, enter: Enter, recipe: str) -> None:
@@ -230,38 +222,10 @@ def _rows(bench: Bench) -> Any:
 # --- groups -----------------------------------------------------------------------------------------------
 
 
-def _check_groups(bench: Bench, enter: Enter) -> None:
+def _check_zone_in_a_group(bench: Bench, enter: Enter) -> None:
     scope = bench.bridge("fp8_scope")
-    zones = scope.Zones(LAYERS, first=FIRST, last=LAST)
-    twice = bench.bridge("errors").ScopeEnteredTwice
-    asked: list[int] = []
-
-    def factory(place: int) -> AbstractContextManager[Any]:
-        asked.append(place)
-        return enter()
-
-    def group(*places: Any) -> AbstractContextManager[Any]:
-        return scope.group_scope(places, zones, [partial(factory, number) for number in range(len(places))])
-
-    for name, places, once in (("between", (1, 2, 3), [0]), ("with-the-first", (0, 1, 2), []),
-                               ("with-the-last", (3, 4), []), ("with-a-head", (3, "mtp"), [])):  # fmt: skip
-        asked.clear()
-        with group(*places) as opened:
-            is_on = scope.te_state()["enabled"]
-        right = asked == once and is_on is bool(once) and opened.is_low is bool(once)
-        bench.check(name, right, f"asked the factories {asked} for a scope, wanted {once}; low precision on: {is_on}")
-
-    def low_inside() -> None:
-        with group(1, 2), enter():
-            pass
-
-    def group_inside() -> None:
-        with group(1, 2, 3), group(2):
-            pass
-
-    bench.refuses("layer-enters-again", twice, low_inside)
-    bench.refuses("group-in-a-group", twice, group_inside)
-    with group(1, 2), group(4):
+    group = partial(scope.group_scope, zones=scope.Zones(LAYERS, first=FIRST, last=LAST))
+    with group((1, 2), factories=[enter, enter]), group((4,), factories=[enter]):
         off = not scope.te_state()["enabled"]
     bench.check("zone-in-a-group", off, f"low precision is {'off' if off else 'on'} for a layer of a zone")
 
@@ -269,46 +233,38 @@ def _check_groups(bench: Bench, enter: Enter) -> None:
 # --- scopes that are left in other ways -------------------------------------------------------------------
 
 
+class _Planted(Exception):
+    pass
+
+
 def _check_scope(bench: Bench, enter: Enter) -> None:
     """Exceptions inside of it, and backward passes inside and after it."""
     scope = bench.bridge("fp8_scope")
-    like, (rows, gradient) = new_stack(bench, 1), (_rows(bench), _rows(bench))
+    like, (rows, gradient) = new_stack(bench, 1), new_batch(bench)
 
-    def fails(block: Any) -> None:
-        with enter():
-            block(rows)
-            raise _Planted
-
-    def run(*, backward_inside: bool) -> dict[str, Any]:
+    def run(*, backward_inside: bool = False, fails: bool = False) -> dict[str, Any]:
         block = new_stack(bench, 1, like=like)[0]
         leaf = rows.detach().clone().requires_grad_()
         with enter():
             out = block(leaf)
+            if fails:
+                raise _Planted
             if backward_inside:
                 out.backward(gradient)
         if not backward_inside:
             out.backward(gradient)
         return {"out": out.detach(), "rows": leaf.grad, **{name: one.grad for name, one in block.named_parameters()}}
 
-    after = run(backward_inside=False)
+    after = run()
     wrong = different(after, run(backward_inside=True))
     bench.check("backward-inside", not wrong, f"other bits than after it: {', '.join(wrong[:3]) or 'none'}")
-    _expecting_the_plant(fails, new_stack(bench, 1, like=like)[0])
-    off = not scope.te_state()["enabled"] and scope.current_scope() is None
-    bench.check("after-an-exception", off, "low precision is off" if off else "low precision was left on")
-    if not off:  # every later scope would be refused
-        return
-    again = run(backward_inside=False)
-    bench.check("after-an-exception.next", same(after["out"], again["out"]) and not different(after, again),
-                "a fresh block gives the same bits as before it")  # fmt: skip
-
-
-class _Planted(Exception):
-    pass
-
-
-def _expecting_the_plant(call: Callable[[Any], None], block: Any) -> None:
     try:
-        call(block)
+        run(fails=True)
     except _Planted:
-        return
+        off = not scope.te_state()["enabled"] and scope.current_scope() is None
+    bench.check("after-an-exception", off, "low precision is off" if off else "low precision was left on")
+    if off:  # else every later scope would be refused
+        wrong = different(after, run())
+        bench.check(
+            "after-an-exception.next", not wrong, f"other bits than before it: {', '.join(wrong[:3]) or 'none'}"
+        )

@@ -30,7 +30,7 @@ from megacpp_validate.training.parallel.launch import RunEnd
 from megacpp_validate.training.sizes import read_size
 from megacpp_validate.training.smoke.order import SmokeOrder
 from megacpp_validate.training.smoke.trainer import NEVER_TRAINED_ON
-from tests.probes.planted_numbers import failed
+from tests.probes.planting import failed
 
 STEPS = 10
 SIZE = read_size("tiny")

@@ -17,7 +17,7 @@ from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import amax_group as probe
 from megacpp_validate.probes.fp8.amax_group import Place, check_groups, places, run_rank, start_ranks, wrong_amaxes
 from megacpp_validate.selftest.double import use_te_double
-from tests.probes.fp8.planting import failed, new_bench
+from tests.probes.planting import failed, fp8_bench
 
 
 def nothing() -> None:
@@ -51,7 +51,7 @@ def planted(plant: Callable[[], None], *given: Any) -> None:
 
 
 def run(world: int, plant: Callable[[], None]) -> Bench:
-    bench = new_bench("amax_group")
+    bench = fp8_bench("amax_group")
     check_groups(bench, Place("gloo", ("cpu",) * world), partial(planted, plant))
     return bench
 
@@ -155,4 +155,4 @@ def test_where_ranks_run(gpus: int, wanted: list[tuple[str, list[str]]]) -> None
 
 def test_it_is_not_run_on_a_cpu() -> None:
     with pytest.raises(CannotRun, match=r"GPU.*Next step"):
-        probe.probe(new_bench("amax_group"))
+        probe.probe(fp8_bench("amax_group"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +15,8 @@ from megacpp_validate.probes.bench import Bench, CannotRun  # noqa: E402
 from megacpp_validate.probes.fp8 import deep_gemm as probed  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
-from tests.probes.planted_numbers import failed  # noqa: E402
-
-Plant = Callable[[pytest.MonkeyPatch], None]
+from tests.probes.planting import Plant, after, before, failed  # noqa: E402
+from tests.probes.planting import changing as patched  # noqa: E402
 
 
 def run(requested: str = "native", seed: int = 0, quick: bool = True, **target: Any) -> Bench:
@@ -67,21 +65,6 @@ def test_a_target_without_it_refuses_it_as_expected(monkeypatch: pytest.MonkeyPa
     assert "has no kernels" in bench.unsupported
     install(monkeypatch)
     assert failed(run(deep_gemm=False)) == {"bridge-refuses"}, "support that the row does not know of is a surprise"
-
-
-def patched(module: Any, name: str, make: Callable[..., Any]) -> Plant:
-    """A plant that puts `make(original)` in a function's place."""
-    return lambda patch: patch.setattr(module, name, make(getattr(module, name)))
-
-
-def after(module: Any, name: str, fault: Callable[[Any], Any]) -> Plant:
-    """A plant that does something to what a function gives."""
-    return patched(module, name, lambda whole: lambda *given, **more: fault(whole(*given, **more)))
-
-
-def before(module: Any, name: str, fault: Callable[[Any], Any]) -> Plant:
-    """A plant that does something to a function's first argument."""
-    return patched(module, name, lambda whole: lambda first, *given, **more: whole(fault(first), *given, **more))
 
 
 def in_bf16(patch: pytest.MonkeyPatch) -> None:

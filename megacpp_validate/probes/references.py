@@ -1,0 +1,470 @@
+"""The layers of the spec, the A-block and the bank of experts in fp64, written out; gradients come from autograd.
+
+Parameters are given by the names that the layers register them under.
+
+Sources: gates: arXiv:2002.05202, the first half of the width being the gate; squared ReLU: arXiv:2109.08668; RMSNorm:
+arXiv:1910.07467; Mamba-2: arXiv:2405.21060; attention: arXiv:1706.03762; grouped queries: arXiv:2305.13245; soft cap:
+arXiv:2408.00118; block routing: arXiv:2502.13189; rotary embedding, rotate-half pairs: arXiv:2104.09864.
+
+In DeepGEMM's block scaling every operand is rounded for the product at hand, and sums are in fp64.
+
+| product              | left                                   | right                                   |
+|----------------------|----------------------------------------|-----------------------------------------|
+| output               | rows, 1 x 128 along the features       | weights, 128 x 128                      |
+| gradient of the rows | gradient, 1 x 128 along the features   | weights, 128 x 128, transposed          |
+| gradient of a weight | gradient^T, 1 x 128 along the tokens   | rows^T, 128 tokens x 128 features       |
+
+Tokens are cut into blocks within an expert, whose last block is as long as what is left: padding with zeros changes no
+scale. Every value is E4M3.
+
+MoE dispatch, entry by entry: which token goes to which row, and the sums on the way back, in fp64.
+
+The order of rows is by expert, and within an expert by token (Transformer Engine, pytorch/triton/permutation.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.nn import functional
+
+Tensors = Mapping[str, Any]
+"""Parameters by the names that layers register them under, and the rows as "input"."""
+
+
+EXPANDED: Final = ("a_log", "dt_bias", "skip", "input_bias", "forget_bias")
+"""One number a head: gradients that are sums over all rows, in which large terms may cancel."""
+
+
+def _logistic(x: Any) -> Any:
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+PLAIN: Final[dict[str, Callable[[Any], Any]]] = {
+    "gelu": lambda x: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))),
+    "srelu": lambda x: torch.where(x > 0, x, 0.0) ** 2,
+    "silu": lambda x: x * _logistic(x),
+}
+GATES: Final = {"geglu": PLAIN["gelu"], "swiglu": PLAIN["silu"]}
+
+
+def acted(up: Any, name: str) -> Any:
+    """[..., F] -> [..., F]; of a gated activation [..., 2F] -> [..., F]."""
+    if name in PLAIN:
+        return PLAIN[name](up)
+    gate, other = up.chunk(2, dim=-1)
+    return GATES[name](gate) * other
+
+
+def rms_norm(rows: Any, weight: Any, eps: float) -> Any:
+    """[..., D] -> [..., D]."""
+    return rows / torch.sqrt((rows * rows).mean(-1, keepdim=True) + eps) * weight
+
+
+def linear(given: Tensors) -> Any:
+    """[..., K] -> [..., N], with a bias where there is one."""
+    out = torch.einsum("...k,nk->...n", given["input"], given["weight"])
+    return out if given.get("bias") is None else out + given["bias"]
+
+
+def norm_linear(given: Tensors, eps: float, prefix: str = "") -> Any:
+    """RMSNorm and a linear layer, whose parameters have names that begin with `prefix`: [..., K] -> [..., N]."""
+    normed = rms_norm(given["input"], given[f"{prefix}layer_norm_weight"], eps)
+    return torch.einsum("...k,nk->...n", normed, given[f"{prefix}weight"])
+
+
+def mlp(given: Tensors, *, activation: str, eps: float) -> Any:
+    """RMSNorm, up, activation, down: [..., D] -> [..., D]."""
+    normed = rms_norm(given["input"], given["layer_norm_weight"], eps)
+    up = torch.einsum("...k,nk->...n", normed, given["fc1_weight"])
+    return torch.einsum("...k,nk->...n", acted(up, activation), given["fc2_weight"])
+
+
+def mamba_mixer(parameters: Tensors, *, state: int, head_dim: int, groups: int, eps: float) -> Any:
+    """The Mamba-2 mixer by its recurrence, one row after another: [B, T, D] -> [B, T, D]."""
+    rows = parameters["input"]
+    batch, length, _ = rows.shape
+    inner = parameters["norm_weight"].shape[0]
+    heads, directions = inner // head_dim, groups * state
+    projected = norm_linear(parameters, eps, "in_projection.")
+    gate, mixed, steps = projected.split([inner, inner + 2 * directions, heads], dim=-1)
+    mixed = PLAIN["silu"](_causal_convolution(mixed, parameters["conv_weight"], parameters["conv_bias"]))
+    values, ins, outs = mixed.split([inner, directions, directions], dim=-1)
+    values = values.reshape(batch, length, heads, head_dim)
+    ins, outs = (
+        part.reshape(batch, length, groups, state).repeat_interleave(heads // groups, 2) for part in (ins, outs)
+    )
+    dt = torch.log1p(torch.exp(steps + parameters["dt_bias"]))
+    decay = torch.exp(-dt * torch.exp(parameters["a_log"]))  # [B, T, H]
+    skip = parameters["skip"].expand(batch, length, heads)
+    memory = rows.new_zeros(batch, heads, head_dim, state)
+    seen = []
+    for now in range(length):
+        added = torch.einsum("bh,bhp,bhn->bhpn", dt[:, now], values[:, now], ins[:, now])
+        memory = decay[:, now, :, None, None] * memory + added
+        read = torch.einsum("bhpn,bhn->bhp", memory, outs[:, now])
+        seen.append(read + skip[:, now, :, None] * values[:, now])
+    gated = torch.stack(seen, 1).reshape(batch, length, inner) * PLAIN["silu"](gate)
+    share = gated.reshape(batch, length, groups, inner // groups)
+    normed = (share / torch.sqrt((share * share).mean(-1, keepdim=True) + eps)).reshape(gated.shape)
+    return torch.einsum("...k,nk->...n", normed * parameters["norm_weight"], parameters["out_projection.weight"])
+
+
+def recurrent_block(parameters: Tensors, *, heads: int, key_dim: int, value_dim: int, eps: float) -> Any:
+    """The matrix-state recurrent block by its recurrence, gates not stabilised: [B, T, D] -> [B, T, D]."""
+    rows = parameters["input"]
+    keys, values = heads * key_dim, heads * value_dim
+    projected = norm_linear(parameters, eps, "in_projection.")
+    query, key, value, gate, input_gate, forget = projected.split([keys, keys, values, values, heads, heads], dim=-1)
+    shape = (*rows.shape[:2], heads, -1)
+    query, key, value = query.reshape(shape) / math.sqrt(key_dim), key.reshape(shape), value.reshape(shape)
+    entering = torch.exp(input_gate + parameters["input_bias"])
+    kept = 1 / (1 + torch.exp(-forget - parameters["forget_bias"]))
+    memory = rows.new_zeros(rows.shape[0], heads, key_dim, value_dim)
+    key_sum = rows.new_zeros(rows.shape[0], heads, key_dim)
+    seen = []
+    for now in range(rows.shape[1]):
+        new = entering[:, now, :, None] * key[:, now]
+        memory = kept[:, now, :, None, None] * memory + torch.einsum("bhk,bhv->bhkv", new, value[:, now])
+        key_sum = kept[:, now, :, None] * key_sum + new
+        divisor = torch.einsum("bhk,bhk->bh", query[:, now], key_sum).abs().clamp_min(1)
+        seen.append(torch.einsum("bhk,bhkv->bhv", query[:, now], memory) / divisor[..., None])
+    y = torch.stack(seen, 1)
+    normed = (y / torch.sqrt((y * y).mean(-1, keepdim=True) + eps)).reshape(*rows.shape[:2], values)
+    gated = normed * parameters["norm_weight"] * torch.sigmoid(gate)
+    return rows + torch.einsum("...k,nk->...n", gated, parameters["out_projection.weight"])
+
+
+def _causal_convolution(mixed: Any, weight: Any, bias: Any) -> Any:
+    """Each channel [B, T, C] with its own taps [C, L]; the last tap is of the row itself."""
+    taps = weight.shape[1]
+    out = bias.expand_as(mixed)
+    for back in range(min(taps, mixed.shape[1])):
+        shifted = torch.cat([torch.zeros_like(mixed[:, :back]), mixed[:, : mixed.shape[1] - back]], dim=1)
+        out = out + shifted * weight[:, taps - 1 - back]
+    return out
+
+
+# --- attention and the A-block --------------------------------------------------------------------------------------
+
+
+def visible(
+    batch: int,
+    heads: int,
+    length: int,
+    *,
+    causal: bool = True,
+    doc_ids: Any = None,
+    window: int | None = None,
+    block_mask: Any = None,
+    block_size: int = 1,
+    device: Any = None,
+) -> Any:
+    """Which key each query sees, [B, H, T, T] bool.
+
+    Args:
+        batch, heads, length: B, H and T.
+        causal: key j <= query i.
+        doc_ids: [B, T]; of one document.
+        window: j > i - window.
+        block_mask: [B or 1, H or 1, blocks, blocks]; the block of j is routed to the block of i.
+        block_size: tokens in a block.
+        device: of the mask.
+    """
+    place = torch.arange(length, device=device)
+    query, key = place[:, None], place[None, :]
+    seen = torch.ones(batch, heads, length, length, dtype=torch.bool, device=device)
+    if causal:
+        seen &= key <= query
+    if window is not None:
+        seen &= key > query - window
+    if doc_ids is not None:
+        seen &= (doc_ids[:, :, None] == doc_ids[:, None, :])[:, None]
+    if block_mask is not None:
+        seen &= block_mask[:, :, query // block_size, key // block_size]
+    return seen
+
+
+def attend(
+    query: Any, key: Any, value: Any, seen: Any, *, scale: float | None = None, softcap: float | None = None
+) -> Any:
+    """Attention, head by head; differentiable.
+
+    Args:
+        query: [B, H, T, D], fp64.
+        key, value: [B, G, T, D]; query head h uses group h // (H / G).
+        seen: [B, H, T, T] bool.
+        scale: factor on the scores; None is 1 / sqrt(D).
+        softcap: scores s become softcap * tanh(s / softcap).
+
+    Returns:
+        [B, H, T, D]; a row that sees nothing is zero.
+    """
+    heads, share = query.shape[1], query.shape[1] // key.shape[1]
+    factor = 1.0 / math.sqrt(query.shape[3]) if scale is None else scale
+    out = []
+    for head in range(heads):
+        group = head // share
+        scores = factor * torch.einsum("btd,bsd->bts", query[:, head], key[:, group])
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        sees = seen[:, head]
+        top = scores.detach().masked_fill(~sees, -math.inf).amax(-1, keepdim=True).clamp_min(-1e300)
+        raised = torch.where(sees, (scores - top).clamp_max(0.0).exp(), 0.0)
+        total = raised.sum(-1, keepdim=True)
+        weights = raised / torch.where(total > 0, total, 1.0)
+        out.append(torch.einsum("bts,bsd->btd", weights, value[:, group]))
+    return torch.stack(out, dim=1)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the weights alone do not say.
+
+    Attributes:
+        heads, groups, width: H, G and D of the attention.
+        activation: of the MLP.
+        eps: of both norms.
+    """
+
+    heads: int
+    groups: int
+    width: int
+    activation: str
+    eps: float
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How large the parts of a block are beside their sums, in squared norms; errors of a part count that much.
+
+    Attributes:
+        attention: of the attention branch in the stream after it.
+        stream, mlp: of that stream and of the MLP branch in the output.
+        mlp_back: of the gradient through the MLP in the gradient of the stream between.
+        stream_back, attention_back: of that, and of the gradient through the attention, in the gradient of the input.
+    """
+
+    attention: float
+    stream: float
+    mlp: float
+    mlp_back: float
+    stream_back: float
+    attention_back: float
+
+
+@dataclass(frozen=True)
+class BlockStep:
+    """What one forward and backward pass gives.
+
+    Attributes:
+        out: [B, T, hidden].
+        gradients: "rows" and every weight by native name.
+        shares: of its parts.
+    """
+
+    out: Any
+    gradients: dict[str, Any]
+    shares: Shares
+
+
+def block_step(
+    rows: Any, weights: Mapping[str, Any], gradient: Any, sizes: Sizes, seen: Any, rope: tuple[Any, Any] | None
+) -> BlockStep:
+    """The whole block and every gradient, in fp64.
+
+    Args:
+        rows: [B, T, hidden].
+        weights: by native names.
+        gradient: of the output, [B, T, hidden].
+        sizes: heads, groups, head size, activation, eps.
+        seen: [B, H, T, T] bool, which key each query sees.
+        rope: (cos, sin), each [at least T, D/2].
+    """
+    x = rows.detach().double().requires_grad_()
+    leaves = {name: weight.detach().double().requires_grad_() for name, weight in weights.items()}
+    turned = None if rope is None else (rope[0].double(), rope[1].double())
+    attention = attention_branch(x, leaves, sizes, seen, turned)
+    stream = x + attention
+    of_mlp = {name.removeprefix("mlp."): weight for name, weight in leaves.items() if name.startswith("mlp.")}
+    passed = mlp({**of_mlp, "input": stream}, activation=sizes.activation, eps=sizes.eps)
+    upstream = gradient.double()
+    (through_mlp,) = torch.autograd.grad(passed, stream, upstream, retain_graph=True)
+    back = upstream + through_mlp
+    out = stream + passed
+    made = torch.autograd.grad(out, (x, *leaves.values()), upstream)
+    shares = Shares(
+        attention=_share(attention, stream),
+        stream=_share(stream, out),
+        mlp=_share(passed, out),
+        mlp_back=_share(through_mlp, back),
+        stream_back=_share(back, made[0]),
+        attention_back=_share(made[0] - back, made[0]),
+    )
+    return BlockStep(out.detach(), dict(zip(("rows", *leaves), made, strict=True)), shares)
+
+
+def _share(part: Any, whole: Any) -> float:
+    return float((part.detach().norm() / whole.detach().norm()) ** 2)
+
+
+def attention_branch(
+    rows: Any, weights: Mapping[str, Any], sizes: Sizes, seen: Any, rope: tuple[Any, Any] | None
+) -> Any:
+    """out(attention(rope(qkv(norm(rows))))), [B, T, hidden] -> [B, T, hidden]."""
+    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], sizes.eps)
+    mixed = torch.einsum("btc,nc->btn", normed, weights["qkv.weight"])
+    heads: list[Any] = [
+        mixed[..., start : start + sizes.width]
+        for start in range(0, (sizes.heads + 2 * sizes.groups) * sizes.width, sizes.width)
+    ]
+    query = torch.stack(heads[: sizes.heads], dim=1)
+    key = torch.stack(heads[sizes.heads : sizes.heads + sizes.groups], dim=1)
+    value = torch.stack(heads[sizes.heads + sizes.groups :], dim=1)
+    if rope is not None:
+        query, key = _turn(query, *rope), _turn(key, *rope)
+    out = attend(query, key, value, seen)
+    joined = torch.cat([out[:, head] for head in range(sizes.heads)], dim=-1)
+    return torch.einsum("btc,nc->btn", joined, weights["out.weight"])
+
+
+def _turn(heads: Any, cos: Any, sin: Any) -> Any:
+    """Each pair (j, j + D/2) of [B, H, T, D] turned by the angle of its position, as one complex number."""
+    length, half = heads.shape[2], heads.shape[3] // 2
+    turned = torch.complex(heads[..., :half], heads[..., half:]) * torch.complex(cos[:length], sin[:length])
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+# --- experts --------------------------------------------------------------------------------------------------------
+
+
+LARGEST_E4M3: Final = 448.0
+SMALLEST_AMAX: Final = 1e-4  # DeepGEMM's casts take no less (deep_gemm/utils/math.py, 0.1.3)
+BLOCK: Final = 128
+
+
+def expert_bank(rows: Any, weights: Sequence[Any], counts: Sequence[int]) -> Any:
+    """One linear layer an expert: [R, K] -> [R, N]; differentiable."""
+    parts = rows.split(list(counts))
+    return torch.cat([torch.einsum("rk,nk->rn", *pair) for pair in zip(parts, weights, strict=True)])
+
+
+def block_scaled_experts(
+    rows: Any, weights: Any, counts: Sequence[int], gradient: Any, *, power_of_two: bool = False
+) -> dict[str, Any]:
+    """The pass as exact sums of the very operands that the kernels multiply; fp64.
+
+    Args:
+        rows: [R, K].
+        weights: [E, N, K].
+        counts: rows of each expert, in order; they sum to R.
+        gradient: of the output, [R, N].
+        power_of_two: scales are powers of two.
+    """
+    w = torch.stack([round_blocks(weight, BLOCK, power_of_two) for weight in weights])
+    x = round_blocks(rows, 1, power_of_two)
+    g = round_blocks(gradient, 1, power_of_two)
+    out, of_rows, of_weights = [], [], []
+    first = 0
+    for expert, count in enumerate(counts):
+        own = slice(first, first + count)
+        out.append(torch.einsum("rk,nk->rn", x[own], w[expert]))
+        of_rows.append(torch.einsum("rn,nk->rk", g[own], w[expert]))
+        across = round_blocks(gradient[own].T, 1, power_of_two)
+        tokens = round_blocks(rows[own], BLOCK, power_of_two)
+        of_weights.append(torch.einsum("nr,rk->nk", across, tokens))
+        first += count
+    grads = {f"grad.weight{expert}": weight for expert, weight in enumerate(of_weights)}
+    return {"forward": torch.cat(out), "grad.rows": torch.cat(of_rows), **grads}
+
+
+def round_blocks(values: Any, high: int, power_of_two: bool = False) -> Any:
+    """A matrix in E4M3 with one scale for each `high` x 128 of it, and back, in fp64; the last blocks may be smaller.
+
+    Scale fp32 amax / 448 of each block, not below 1e-4 / 448; rounded up to 2^n where only those can be held.
+    """
+    plain = values.detach().float()
+    tall, wide = plain.shape
+    filled = functional.pad(plain, (0, -wide % BLOCK, 0, -tall % high))
+    blocks = filled.reshape(filled.shape[0] // high, high, filled.shape[1] // BLOCK, BLOCK)
+    scale = blocks.abs().amax(dim=(1, 3), keepdim=True).clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST_E4M3)
+    if power_of_two:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    rounded = (blocks * (1.0 / scale)).to(torch.float8_e4m3fn).double() * scale.double()
+    return rounded.reshape(filled.shape)[:tall, :wide]
+
+
+class Entry(NamedTuple):
+    """One row: whose copy it is, and for whom."""
+
+    token: int
+    expert: int
+
+
+def entries(routing_map: Any, capacity: int | None = None) -> list[Entry]:
+    """The rows of a routing map [T, E] in order; an expert takes its first `capacity` tokens."""
+    table = routing_map.tolist()
+    found: list[Entry] = []
+    for expert in range(routing_map.shape[1]):
+        mine = [Entry(token, expert) for token, row in enumerate(table) if row[expert]]
+        found += mine if capacity is None else mine[:capacity]
+    return found
+
+
+def count(rows: Sequence[Entry], experts: int) -> list[int]:
+    """Rows of each expert."""
+    return [sum(1 for entry in rows if entry.expert == expert) for expert in range(experts)]
+
+
+def places(counts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Where each row lies when expert e's rows begin at sizes[0] + ... + sizes[e - 1]."""
+    found: list[int] = []
+    for expert, number in enumerate(counts):
+        first = sum(sizes[:expert])
+        found += range(first, first + number)
+    return found
+
+
+def copied(tokens: Any, rows: Sequence[Entry]) -> Any:
+    """Tokens [T, D] as rows [R, D], bit by bit, in the dtype of the tokens."""
+    return tokens.detach()[[entry.token for entry in rows]]
+
+
+def picked(probs: Any, rows: Sequence[Entry]) -> Any:
+    """Probabilities [T, E] of the rows, [R]."""
+    return probs.detach()[[entry.token for entry in rows], [entry.expert for entry in rows]]
+
+
+def put_back(values: Any, rows: Sequence[Entry], shape: Any) -> Any:
+    """Values of the rows [R] at their token and expert, zeros elsewhere: `shape` is [T, E]."""
+    back = torch.zeros(tuple(shape), dtype=values.dtype, device=values.device)
+    back[[entry.token for entry in rows], [entry.expert for entry in rows]] = values.detach()
+    return back
+
+
+def spread(values: Any, where: Sequence[int], total: int, filling: float = 0.0) -> Any:
+    """Rows [R, ...] at the given places among `total`, and `filling` in the others."""
+    laid = torch.full((total, *values.shape[1:]), filling, dtype=values.dtype, device=values.device)
+    laid[list(where)] = values.detach()
+    return laid
+
+
+def summed(values: Any, rows: Sequence[Entry], tokens: int, weights: Any = None) -> Any:
+    """Rows [R, D] summed into their tokens [T, D] in fp64, each times weights[token, expert] where there are any."""
+    out = torch.zeros(tokens, values.shape[1], dtype=torch.float64, device=values.device)
+    wide = values.detach().double()
+    for number, entry in enumerate(rows):
+        weight = 1.0 if weights is None else weights.detach()[entry.token, entry.expert].double()
+        out[entry.token] += weight * wide[number]
+    return out
+
+
+def reordered(values: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
+    """Chunks of rows, cut by `sizes`, with chunk order[0] first, then order[1], and so on."""
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    rows = [row for chunk in order for row in range(ends[chunk] - sizes[chunk], ends[chunk])]
+    return values.detach()[rows]

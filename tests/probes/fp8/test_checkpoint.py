@@ -1,0 +1,205 @@
+"""The probe of recomputation passes on the double; a checkpoint that changes something, or a wrong owner, is caught."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import fp8_scope, layer_watch
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.probes.bench import Bench, different
+from megacpp_validate.probes.fp8 import checkpoint as probe
+from megacpp_validate.probes.fp8.stacks import delayed_states, evaluate, new_batch, new_stack, te_layers, train_step
+from tests.probes.planting import (
+    RECIPES,
+    Patch,
+    Plant,
+    changing,
+    check_caught,
+    delayed_state,
+    failed,
+    fp8_bench,
+    module,
+    putting,
+)  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("te_double")
+WAYS = ("reentrant", "not-reentrant")
+
+
+def blocks(bench: Bench, recipe: str = "delayed", **more: Any) -> None:
+    enter = nullcontext if recipe == "bf16" else bench.low_precision(recipe)
+    probe._check_blocks(bench, enter, delayed=recipe == "delayed", **more)
+
+
+def owner(bench: Bench, recipe: str = "delayed") -> None:
+    probe._check_owner(bench, bench.low_precision(recipe), delayed=recipe == "delayed")
+
+
+def order(bench: Bench) -> None:
+    probe._check_order(bench, bench.low_precision("delayed"))
+
+
+def high(bench: Bench, recipe: str = "delayed") -> None:
+    probe._check_high_precision(bench, bench.low_precision(recipe))
+
+
+def test_it_passes_in_every_recipe() -> None:
+    bench = fp8_bench("checkpoint")
+    probe.probe(bench)
+    assert failed(bench) == set()
+    names = {check.name for check in bench.checks}
+    for way in WAYS:
+        assert {f"blocks.delayed.{order}.{way}.amax-once" for order in ("in-turn", "late")} <= names
+        assert {f"blocks.{kind}.in-turn.{way}.grad" for kind in ("bf16", *RECIPES)} <= names
+        assert {f"high-precision.{recipe}.{way}" for recipe in RECIPES} <= names
+
+
+def manager() -> Any:
+    return te.fp8_state_manager.require()
+
+
+def scales(give: Any) -> Plant:
+    return lambda patch: patch.setattr(manager(), "get_old_fp8_meta_tensors_for_recompute", give)
+
+
+def lost_amax(real: Any) -> Any:
+    def rounded(self: Any, tensor: Any, index: int) -> Any:
+        out = real(self, tensor, index)
+        if manager().phase == "forward":
+            self.amax_history[0, index] = 0.0
+        return out
+
+    return rounded
+
+
+def never_the_same(patch: Patch) -> None:
+    layer, count = te.linear.require(), itertools.count()
+    real = layer.forward
+    patch.setattr(layer, "forward", lambda self, *given, **more: real(self, *given, **more) * (1 + next(count) % 7))
+
+
+def refused_in_the_second_pass(real: Any) -> Any:
+    def scope(because: str) -> Any:
+        if manager().phase == "recompute":
+            raise RuntimeError("beside the scope of another thread")
+        return real(because)
+
+    return scope
+
+
+def low_in_the_second_pass(real: Any) -> Any:
+    return lambda because: nullcontext() if manager().phase == "recompute" else real(because)
+
+
+def both(*ends: str) -> set[str]:
+    return {f"{way}.{end}" for way in WAYS for end in ends}
+
+
+distributed = partial(module, "distributed")
+AUTOCAST_OFF = changing(distributed, "autocast", lambda real: lambda **given: real(**{**given, "enabled": False}))
+FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
+    "scales of the next step": (blocks, scales(lambda _: None), both("grad", "amax-once")),
+    "scales in the wrong turn": (
+        partial(blocks, late=True), scales(lambda meta: meta["kept_scales"].pop()), both("grad"),
+    ),
+    **{f"second pass high, {one}": (partial(blocks, recipe=one), AUTOCAST_OFF, both("grad")) for one in RECIPES},
+    "an amax that is lost": (blocks, changing(delayed_state, "round", lost_amax), both("amax-once")),
+    "never the same": (partial(blocks, recipe="current"), never_the_same, {"steady"}),
+    "nothing is left to judge": (partial(blocks, recipe="current", kind="attention"), never_the_same, both("grad")),
+    "another output": (
+        partial(blocks, recipe="block"),
+        changing(fp8_scope, "te_recompute", lambda real: lambda call, rows, **more: real(call, rows * 1.01, **more)),
+        both("forward", "grad"),
+    ),
+    "other random numbers": (
+        partial(blocks, recipe="bf16"), lambda p: p.setattr(distributed(), "_drawing", lambda _: nullcontext()),
+        both("grad"),
+    ),
+    "everything kept": (
+        partial(blocks, recipe="current"), putting(fp8_scope, "te_recompute", lambda call, rows, **_: call(rows)),
+        both("run-again"),
+    ),
+    "torch's checkpoint let in": (
+        owner, putting(layer_watch, "refuse_torch_recompute", lambda _: None), {f"torch.{way}" for way in WAYS},
+    ),
+    "a scope let in": (
+        owner, putting(fp8_scope, "refuse_scope_in_recompute", lambda _: None),
+        {f"{whose}.{way}.scope-inside" for whose in ("torch", "te") for way in WAYS},
+    ),
+    "no reason to refuse torch": (
+        partial(owner, recipe="current"), putting(probe, "torch_checkpoint", fp8_scope.te_recompute),
+        {f"torch.{way}.reason" for way in WAYS},
+    ),
+    "no order minded": (
+        order, putting(layer_watch._Passes, "_take", lambda *_: None), both("one-backward-for-two", "never-run-again"),
+    ),
+    "no reason to mind an order": (order, scales(lambda meta: meta["kept_scales"].pop().clone()), both("reason")),
+    "high precision refused": (high, changing(fp8_scope, "high_precision", refused_in_the_second_pass), set(WAYS)),
+    "high precision low": (
+        partial(high, recipe="current"), changing(fp8_scope, "high_precision", low_in_the_second_pass), {"reentrant"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("judge", "plant", "wanted"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_caught(judge: Any, plant: Plant, wanted: set[str]) -> None:
+    check_caught(fp8_bench("checkpoint"), judge, plant, wanted)
+
+
+def test_what_attention_sums_in_another_order_is_not_judged(monkeypatch: Patch) -> None:
+    """Planted: one gradient is never the same twice."""
+    kind, count = module("linear")._Linear, itertools.count()
+    real = kind.backward
+
+    def backward(ctx: Any, gradient: Any) -> Any:
+        to_rows, to_weight, *rest = real(ctx, gradient)
+        return to_rows, to_weight * (1 + next(count) % 7), *rest
+
+    monkeypatch.setattr(kind, "backward", staticmethod(backward))
+    bench = fp8_bench("checkpoint")
+    blocks(bench, "current", kind="attention")
+    assert failed(bench) == set()
+    assert any("not steady by themselves: 0.block" in check.detail for check in bench.checks)
+
+
+def test_a_refused_pass_leaves_no_note_behind(monkeypatch: Patch) -> None:
+    kind: Any = type("activation_recompute_forward", (), {"_is_first_fp8_module": [True]})
+    monkeypatch.setattr(distributed(), "activation_recompute_forward", kind)
+    with probe._flags_kept():
+        kind._is_first_fp8_module.append(False)
+    assert kind._is_first_fp8_module == [True]
+
+
+@pytest.mark.parametrize("kind", ["plain", "attention"])
+def test_a_stack_trains(kind: Any) -> None:
+    bench = fp8_bench("graphs")
+    stack = new_stack(bench, 2, kind=kind)
+    copied = new_stack(bench, 2, like=stack, kind=kind)
+    assert not different(dict(stack.named_parameters()), dict(copied.named_parameters()))
+    enter, (rows, gradient) = bench.low_precision("delayed"), new_batch(bench)
+    before = {name: weight.detach().clone() for name, weight in stack.named_parameters()}
+    seen = train_step(stack, enter, [(rows, gradient), (rows * 3, gradient)])
+    assert set(seen.grads) == {"rows0", "rows1", *before}
+    assert different(before, {name: weight.detach() for name, weight in stack.named_parameters()}) == list(before)
+    assert (len(te_layers(stack)), len(delayed_states(bench, stack))) == (6, 6 * 4)
+    assert evaluate(stack, enter, rows).shape == rows.shape
+    assert stack.training
+
+
+@pytest.mark.parametrize("cell", ["checkpoint", "graphs", "zones"])
+@pytest.mark.parametrize("refused", [("delayed",), RECIPES])
+def test_recipes_that_are_refused_make_no_pass(monkeypatch: Patch, cell: str, refused: tuple[str, ...]) -> None:
+    from megacpp_validate.evidence.receipt import Outcome
+    from megacpp_validate.probes import process
+
+    monkeypatch.setattr(fp8_scope, "why_recipe_is_refused", lambda recipe: "no" if recipe in refused else "")
+    receipt = process.run_probe(fp8_bench(cell).order)
+    assert receipt.outcome is Outcome.NOT_RUN
+    assert all(recipe in receipt.reason for recipe in refused)
+    assert torch.is_grad_enabled()

@@ -1,0 +1,151 @@
+"""The probe of CUDA graphs passes on the double; a replay that does something else is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import fp8_scope
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.probes.fp8 import graphs as probe
+from tests.probes.planting import RECIPES, Patch, Plant, check_caught, failed, fp8_bench, module
+
+pytestmark = pytest.mark.usefixtures("te_double")
+
+
+def test_it_passes_in_every_recipe() -> None:
+    bench = fp8_bench("graphs")
+    probe.probe(bench)
+    assert failed(bench) == set()
+    names = {check.name for check in bench.checks}
+    wanted = {"forward", "grad", "eval-fp8", "eval-bf16", "outputs-move", "replayed"}
+    for kind in (*RECIPES, *(f"{recipe}.cached" for recipe in RECIPES)):
+        assert {f"graphs.{kind}.{name}" for name in wanted} <= names
+    assert {"graphs.delayed.history", "graphs.delayed.scale", "graphs.delayed.amax-moves"} <= names
+
+
+def replay(change: Callable[..., Any]) -> Plant:
+    """Let `change(plain replay, module, kept of the first replays, rows)` stand for a replay."""
+
+    def plant(patch: Patch) -> None:
+        graph, first = module("graph"), dict[int, Any]()
+        real = graph._forward
+
+        def forward(layer: Any, plain: Any, samples: Any, *rest: Any, **options: Any) -> Any:
+            again = lambda *given: real(layer, plain, samples, *rest[:3], *given, **options)  # noqa: E731
+            return change(again, layer, first, *rest[3:])
+
+        patch.setattr(graph, "_forward", forward)
+
+    return plant
+
+
+def stale_input(again: Any, layer: Any, first: dict[int, Any], rows: Any) -> Any:
+    if not layer.training:
+        return again(rows)
+    return again(rows - rows.detach() + first.setdefault(id(layer), rows.detach().clone()))
+
+
+def stale_weights(again: Any, layer: Any, first: dict[int, Any], rows: Any) -> Any:
+    kept = first.setdefault(id(layer), [weight.detach().clone() for weight in layer.parameters()])
+    moved = [weight.detach().clone() for weight in layer.parameters()]
+
+    def put(values: list[Any]) -> None:
+        for weight, value in zip(layer.parameters(), values, strict=True):
+            weight.data.copy_(value)
+
+    put(kept)
+    out = again(rows)
+    put(moved)
+    return out
+
+
+def stuck(again: Any, layer: Any, first: dict[int, Any], rows: Any) -> Any:
+    out = again(rows)
+    return out - out.detach() + first.setdefault(id(layer), out.detach().clone()) if layer.training else out
+
+
+def frozen_amax(again: Any, layer: Any, _: Any, rows: Any) -> Any:
+    out = again(rows)
+    for state in module("graph")._states(layer) if layer.training else ():
+        state.amax_history[0].zero_()
+    return out
+
+
+def evaluation_spoils(again: Any, layer: Any, _: Any, rows: Any) -> Any:
+    out = again(rows)
+    for state in module("graph")._states(layer) if not layer.training else ():
+        state.scale.mul_(0.25)
+    return out
+
+
+def no_gradient(again: Any, layer: Any, _: Any, rows: Any) -> Any:
+    layer.down.weight.requires_grad_(not layer.training)
+    out = again(rows)
+    layer.down.weight.requires_grad_()
+    return out
+
+
+def in_evaluation(again: Any, layer: Any, _: Any, rows: Any) -> Any:
+    return again(rows) * (1.0 if layer.training else 1.5)
+
+
+def cast_anew(patch: Patch) -> None:
+    graph = module("graph")
+    real = graph._forward
+
+    def forward(*given: Any, **options: Any) -> Any:
+        again = options.get("is_first_microbatch") is False
+        return real(*given, **({**options, "is_first_microbatch": True} if again else options))
+
+    patch.setattr(graph, "_forward", forward)
+
+
+def given_back(patch: Patch) -> None:
+    patch.setattr(te.make_graphed_callables, "_found", (lambda modules, *_, **__: modules, ""))
+
+
+def no_graphs(patch: Patch) -> None:
+    patch.setattr(te.make_graphed_callables, "_found", (None, "this release has none"))
+
+
+def evaluation_rolls(patch: Patch) -> None:
+    """Transformer Engine takes passes without gradients in like others."""
+    manager = te.fp8_state_manager.require()
+    real = manager.autocast_exit.__func__
+
+    def leave(cls: Any, *, enabled: bool) -> None:
+        with torch.enable_grad():
+            real(cls, enabled=enabled)
+
+    patch.setattr(manager, "autocast_exit", classmethod(leave))
+
+
+def amax_left_behind(patch: Patch) -> None:
+    patch.setattr(fp8_scope, "pending_amax_kept", nullcontext)
+
+
+FAULTS: dict[str, tuple[Plant, str, set[str]]] = {
+    "stale input": (replay(stale_input), "current", {"forward", "grad"}),
+    "stuck": (replay(stuck), "current", {"forward", "outputs-move"}),
+    "stale weights": (replay(stale_weights), "current", {"forward", "grad"}),
+    "frozen amax": (replay(frozen_amax), "delayed", {"history", "scale", "cached.history"}),
+    "evaluation spoils": (replay(evaluation_spoils), "delayed", {"scale", "forward"}),
+    "no gradient": (replay(no_gradient), "block", {"grad", "cached.grad"}),
+    "in evaluation": (replay(in_evaluation), "block", {"eval-fp8", "eval-bf16"}),
+    "cast anew in each micro-batch": (cast_anew, "delayed", {"cached.history"}),
+    "modules given back as they are": (given_back, "current", {"replayed", "cached.replayed"}),
+    "a release without graphs": (no_graphs, "current", {"replayed", "cached.replayed"}),
+    "an evaluation that rolls": (evaluation_rolls, "delayed", {"evaluation-leaves-no-trace"}),
+    "an amax left behind": (amax_left_behind, "delayed", {"evaluation-leaves-no-trace"}),
+}
+
+
+@pytest.mark.parametrize(("plant", "recipe", "wanted"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_caught(plant: Plant, recipe: str, wanted: set[str]) -> None:
+    bench = fp8_bench("graphs", recipes=(recipe,))
+    check_caught(bench, probe.probe, plant, {f"graphs.{recipe}.{name}" for name in wanted})

@@ -1,0 +1,309 @@
+"""The probe of one FP8 recipe passes on the double, and each planted fault fails the check that is meant for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import extra_state, fp8_scope, layer_watch, recipes, te_fp8
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.probes.bench import CannotRun
+from megacpp_validate.probes.fp8 import recipe as probe
+from megacpp_validate.probes.fp8.quantizers import GEMM, check_operands, watching_operands
+from tests.probes.planting import (
+    RECIPES,
+    Patch,
+    Plant,
+    after_update,
+    changing,
+    check_caught,
+    failed,
+    fp8_bench,
+    module,
+    plant_kernel,
+    putting,
+)  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_open", "te_double")
+KINDS = {
+    "delayed": ("Float8Quantizer", "tensor", "tensor", "float8_e5m2"),
+    "current": ("Float8CurrentScalingQuantizer", "tensor", "tensor", "float8_e5m2"),
+    "block": ("Float8BlockQuantizer", "1x128", "128x128", "float8_e4m3"),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_right_passes(recipe: str, seed: int) -> None:
+    bench = fp8_bench("recipe", recipe, seed=seed)
+    probe.probe(bench)
+    assert failed(bench) == set()
+    seen = {(row.path, row.tensor): (row.kind, row.format, row.block) for row in bench.quantizers}
+    kind, of_rows, of_weights, gradients = KINDS[recipe]
+    for layer in ("linear", "mlp", "experts"):
+        path = f"fp8.{recipe}.{layer}"
+        assert seen[path, "input"] == (kind, "float8_e4m3", of_rows)
+        assert seen[path, "weight"] == (kind, "float8_e4m3", of_weights)
+        assert seen[path, "gradient"] == (kind, gradients, of_rows)
+
+
+def test_nothing_to_see_without_te() -> None:
+    with pytest.raises(CannotRun, match="Next step"):
+        probe.probe(fp8_bench("recipe", "delayed", requested="native"))
+
+
+def test_a_release_that_refuses_it_is_red(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(fp8_scope, "why_recipe_is_refused", lambda recipe: "wants CUDA 12.9")
+    bench = fp8_bench("recipe", "current")
+    probe.probe(bench)
+    assert failed(bench) == {"fp8.current.supported"}
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_a_target_that_lacks_it(recipe: str) -> None:
+    bench = fp8_bench("recipe", recipe)
+    probe.probe(bench)
+    assert failed(bench) == set()
+    assert "compute capability 10.0" in bench.unsupported
+    assert "b200" in bench.unsupported
+
+
+def raising(fault: BaseException) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise fault
+
+    return call
+
+
+def bridge_lets_it_in(patch: Patch) -> None:
+    patch.setattr(fp8_scope, "recipe_for", lambda target, name=None: name)
+    patch.setattr(fp8_scope, "why_recipe_is_refused", lambda recipe: "")
+
+
+def support(*answer: Any) -> Plant:
+    return lambda patch: patch.setattr(module("quantization"), "check_mxfp8_support", lambda: answer)
+
+
+def with_cast(change: Callable[..., Any]) -> Plant:
+    """Damage what casts an operand: change(plain, tensor, recipe, top, scale, is_weight=...)."""
+    return changing(partial(module, "layer"), "cast_of", lambda plain: partial(change, plain))
+
+
+def activations_in_e5m2(plain: Any, tensor: Any, recipe: Any, top: float, scale: Any, *, is_weight: bool) -> Any:
+    return plain(tensor, recipe, top if is_weight else 57344.0, scale, is_weight=is_weight)
+
+
+def weights_by_rows(plain: Any, *given: Any, **_: Any) -> Any:
+    return plain(*given, is_weight=False)
+
+
+def product_in_bf16(file: str, kind: str, gemm: int) -> Plant:
+    def make(plain: Any) -> Any:
+        def apply(rows: Any, weight: Any, bias: Any, rounder: Any, number: int, *rest: Any) -> Any:
+            return plain(rows, weight, bias, None if number == gemm else rounder, number, *rest)
+
+        return apply
+
+    return changing(lambda: getattr(module(file), kind), "apply", make)
+
+
+def one_weight_gradient_zero(patch: Patch) -> None:
+    kind = module("grouped_linear")._GroupedLinear
+    plain = kind.backward
+
+    def changed(ctx: Any, grad: Any) -> Any:
+        rows, weight, *rest = plain(ctx, grad)
+        return (rows, weight * 0 if ctx.gemm == 2 else weight, *rest)
+
+    patch.setattr(kind, "backward", staticmethod(changed))
+
+
+def with_scale_of(change: Callable[[Any, Any], Any]) -> Plant:
+    """What a scale without history says of itself: change(amax, scale)."""
+    make = lambda plain: lambda amax, top, **more: change(amax, plain(amax, top, **more))  # noqa: E731
+    return changing(partial(module, "quantized"), "scale_of", make)
+
+
+def one_scale_a_tensor(patch: Patch) -> None:
+    """Blocks are claimed, and the values are those of a tensor's scale."""
+    plain = module("layer").round_tensor
+    patch.setattr(module("layer"), "round_blocks", lambda tensor, high, wide, top, *, power_of_2: plain(tensor, top))
+
+
+def frozen_scale(patch: Patch) -> None:
+    layer = module("layer")
+    patch.setattr(layer, "round_tensor", lambda tensor, top, **_: layer.round_scaled(tensor, torch.ones(()), top))
+
+
+def gradient_twice(out: Any) -> Any:
+    return (out - out.detach()) * 2 + out.detach()
+
+
+def in_layer(entry: str, change: Callable[[Any], Any]) -> Plant:
+    return changing(lambda: getattr(te, entry).require(), "forward", lambda real: lambda *given: change(real(*given)))
+
+
+def another_recipe(patch: Patch) -> None:
+    patch.setattr(fp8_scope, "te_delayed_scaling", lambda **_: te_fp8.te_current_scaling())
+
+
+E4M3 = putting(te_fp8, "te_format", lambda name: te.fp8_format.require().E4M3)
+zero_step_empties = after_update(lambda state, history: None if history[0].any() else state.amax_history.zero_())
+no = recipes.WrongTarget("no. Next step: another")
+FAULTS: dict[str, tuple[str, Plant, str]] = {
+    "supports it": ("mxfp8", support(True, ""), "te-refuses"),
+    "supports it in its scope": ("mxfp8", support(True, ""), "te-scope-refuses"),
+    "says nothing": ("mxfp8", support(False, "no."), "te-says-why"),
+    "own scope lets it in": ("mxfp8", putting(fp8_scope, "te_scope", lambda **_: contextlib.nullcontext()),
+                             "te-scope-refuses"),
+    "bridge lets it in": ("mxfp8", bridge_lets_it_in, "bridge-refuses"),
+    "bridge names nobody": ("mxfp8", putting(fp8_scope, "recipe_for", raising(no)), "bridge-names-targets"),
+    "stays on": ("mxfp8", putting(fp8_scope, "reset_te_state", lambda: None), "te-stays-off"),
+    "gradients in E4M3": ("current", E4M3, "linear.dgrad.gradient.quantizer"),
+    "gradients of wgrad in E4M3": ("delayed", E4M3, "mlp.wgrad.gradient.quantizer"),
+    "activations in E5M2": ("delayed", with_cast(activations_in_e5m2), "linear.forward.input.quantizer"),
+    "another recipe": ("delayed", another_recipe, "linear.forward.weight.quantizer"),
+    "weights by rows": ("block", with_cast(weights_by_rows), "linear.dgrad.weight.quantizer"),
+    "second product in bf16": ("current", product_in_bf16("layernorm_mlp", "_LayerNormMLP", 1),
+                               "mlp.forward.weight.quantizer"),
+    "one expert in bf16": ("block", product_in_bf16("grouped_linear", "_GroupedLinear", 2),
+                           "experts.wgrad.gradient.quantizer"),
+    "experts exact": ("current", product_in_bf16("grouped_linear", "_GroupedLinear", 2), "experts.wgrad2.applied"),
+    "experts x1.1": ("current", in_layer("grouped_linear", lambda out: out * 1.1), "experts.forward"),
+    "experts' gradient twice": ("block", in_layer("grouped_linear", gradient_twice), "experts.dgrad"),
+    "experts' wgrad zero": ("current", one_weight_gradient_zero, "experts.wgrad2"),
+    "mlp x1.2": ("block", in_layer("layernorm_mlp", lambda out: out * 1.2), "mlp.forward"),
+    "mlp's gradient twice": ("current", in_layer("layernorm_mlp", gradient_twice), "mlp.grad.fc1_weight"),
+    "zero step leaves the history": ("delayed", plant_kernel, "zero-step"),
+    "zero step empties the history": ("delayed", zero_step_empties, "zero-step"),
+    "frozen scale": ("current", frozen_scale, "shares.steady.input"),
+    "frozen scale saturates": ("current", frozen_scale, "shares.spiked.input"),
+    "one scale a tensor": ("block", one_scale_a_tensor, "shares.spiked.gradient"),
+    "scale a bit off": ("current", with_scale_of(lambda _, scale: scale * (1 + 2.0**-20)), "scale.normal.input"),
+    "scale of zeros": ("current", with_scale_of(lambda amax, scale: torch.where(amax > 0, scale, 0.5)),
+                       "scale.zero.gradient"),
+    "a power of two": ("current", with_scale_of(lambda _, scale: scale.log2().floor().exp2()), "scale.large.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "plant", "caught"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_caught(recipe: str, plant: Plant, caught: str) -> None:
+    check_caught(fp8_bench("recipe", recipe), probe.probe, plant, {f"fp8.{recipe}.{caught}"})
+
+
+def test_the_state_follows_what_a_zero_step_does(monkeypatch: Patch) -> None:
+    """The histories are held to what was seen, and nothing else is red."""
+    plant_kernel(monkeypatch)
+    bench = fp8_bench("recipe", "delayed")
+    probe.probe(bench)
+    assert failed(bench) == {"fp8.delayed.zero-step"}
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def nan_is_left_out(patch: Patch) -> None:
+    plain = torch.maximum
+    patch.setattr(torch, "maximum", lambda a, b, **more: plain(a, b.nan_to_num(0.0), **more))
+
+
+def with_not_finite(change: Callable[..., tuple[Any, ...]]) -> Plant:
+    return changing(layer_watch, "_not_finite", lambda plain: lambda *given: plain(*change(*given)))
+
+
+def loads_half(plain: Any) -> Any:
+    def check(module: Any, state: Any, **more: Any) -> None:
+        with torch.no_grad():
+            module.first.weight.copy_(state["first.weight"])
+        plain(module, state, **more)
+
+    return check
+
+
+def own_state_refused(plain: Any) -> Any:
+    return lambda module, state, *, recipe, **more: plain(
+        module, state, recipe="block" if recipe == "delayed" else recipe, **more
+    )
+
+
+REFUSED: dict[str, tuple[Plant, str]] = {
+    "rows not refused": (putting(layer_watch, "_refuse", lambda *_: None), "rows.24"),
+    "multiple not named": (putting(layer_watch, "TRAINING_ROWS", 8), "rows.5.says"),
+    "takes 8 rows": (putting(layer_watch, "TRAINING_ROWS", 8), "rows.24"),
+    "layer not named": (with_not_finite(lambda what, name, *rest: (what, "one", *rest)), "nan.second-input.says"),
+    "step not named": (with_not_finite(lambda what, name, step, *rest: (what, name, step + 1, *rest)),
+                       "nan.gradient.says"),
+    "tensor not named": (with_not_finite(lambda what, *rest: ("tensor", *rest)), "nan.weight.says"),
+    "infinity called NaN": (with_not_finite(lambda what, name, step, _, *rest: (what, name, step, float("nan"), *rest)),
+                            "infinity.input.says"),
+    "NaN left out": (nan_is_left_out, "nan.first-input"),
+    "gradients unseen": (putting(layer_watch.Fp8Guard, "_after", lambda self, *_: None), "nan.gradient"),
+    "loads all": (putting(extra_state, "check_fp8_state", lambda *_, **__: None), "state.current"),
+    "loads half": (changing(extra_state, "check_fp8_state", loads_half), "state.current.nothing-loaded"),
+    "everything refused": (putting(layer_watch, "TRAINING_ROWS", 7), "rows.taken"),
+    "never emptied": (putting(torch.Tensor, "zero_", lambda self: self), "finite.taken"),
+    "own state refused": (changing(extra_state, "check_fp8_state", own_state_refused), "state.delayed.taken"),
+}  # fmt: skip
+
+
+def judge_refusals(bench: Any) -> None:
+    enter = bench.low_precision("delayed")
+    for part in (
+        partial(probe._check_sizes_and_places, bench, "delayed", enter),
+        partial(probe._check_not_finite, bench, enter),
+        partial(probe._check_state, bench, "delayed"),
+    ):
+        with contextlib.suppress(Exception):
+            part()
+
+
+@pytest.mark.parametrize(("plant", "caught"), REFUSED.values(), ids=REFUSED)
+def test_a_fault_of_what_is_refused(plant: Plant, caught: str) -> None:
+    check_caught(fp8_bench("recipe", "delayed"), judge_refusals, plant, {caught})
+
+
+def test_a_release_that_reads_no_state_is_no_fault(monkeypatch: Patch) -> None:
+    """It refuses as a whole, which is what is asked."""
+
+    def reads_none(self: Any, state: Any) -> None:
+        if state is not None and state.numel():
+            raise RuntimeError("Refusing to load")
+
+    monkeypatch.setattr(te.linear.require(), "set_extra_state", reads_none)
+    bench = fp8_bench("recipe", "delayed")
+    judge_refusals(bench)
+    assert failed(bench) == set()
+    assert "NVTE_ALLOW" in bench.checks[-1].detail
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("product", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_product_that_accumulates_otherwise(recipe: Any, product: str) -> None:
+    bench, name = fp8_bench("recipe", recipe), "forward" if product == "fprop" else product
+    layer = bench.te_layer("linear", 128, 128)
+    with Patch.context() as patch:
+        plain = module("gemm")._split
+        patch.setattr(module("gemm"), "_split", lambda of, which: plain(of, which) is not (which == product))
+        rows, gradient = (bench.randn(128, 128, dtype=torch.bfloat16) for _ in range(2))
+        seen = probe._step(layer, bench.low_precision(recipe), rows, gradient)
+    check_operands(bench, "linear", recipe, seen, 1)
+    assert failed(bench) == {f"linear.{name}.accumulator"}
+
+
+def test_products_elsewhere_are_told_and_what_was_watched_is_put_back(monkeypatch: Patch) -> None:
+    extension = module("cpp_extensions.gemm").tex
+    plain = extension.generic_gemm
+    with pytest.raises(ZeroDivisionError), watching_operands():
+        raise ZeroDivisionError
+    assert extension.generic_gemm is plain
+    monkeypatch.delattr(__import__("sys").modules[GEMM], "tex")
+    with pytest.raises(LookupError, match="Next step"), watching_operands():
+        pass

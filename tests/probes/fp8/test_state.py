@@ -1,0 +1,404 @@
+"""Delayed scaling beside its re-computation: the double passes, and each planted fault fails the check meant for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.emulation import DelayedRule, DelayedTensors, next_state
+from megacpp_validate.probes.fp8.scopes import UNPICKLING, check_resumed, check_scopes, unpickling_allowed
+from megacpp_validate.probes.fp8.state import check_casts, check_delayed_state, default_update
+from tests.probes.planting import (
+    Patch,
+    Plant,
+    after_update,
+    changing,
+    check_caught,
+    delayed_state,
+    failed,
+    fp8_bench,
+    module,
+    plant_kernel,
+)  # fmt: skip
+
+PHASES = ["first", "normal", "spike", "after-spike", "zero", "after-zero", "accumulated", "accumulated-late"]
+
+
+def state(bench: Bench, update: Any = "python") -> None:
+    check_delayed_state(bench, bench.te_layer("linear", 32, 48), bench.low_precision("delayed"), update=update)
+
+
+def casts(bench: Bench) -> None:
+    new = partial(bench.te_layer, "linear", 128, 128)
+    check_casts(bench, new, bench.low_precision("delayed"), "delayed", "python", "casts")
+
+
+def scopes(bench: Bench, update: Any = "python") -> None:
+    check_scopes(bench, bench.low_precision("delayed"), update=update, name="scopes")
+
+
+def resumed(bench: Bench) -> None:
+    check_resumed(bench, bench.low_precision("delayed"), name="resumed")
+
+
+@pytest.mark.parametrize("judge", [state, casts, scopes, resumed])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_right_passes(te_double: None, judge: Callable[[Bench], None], seed: int, monkeypatch: Patch) -> None:
+    bench = fp8_bench("recipe", seed=seed)
+    judge(bench)
+    assert failed(bench) == set()
+    if judge is state:
+        tensors = ("input", "weight", "gradient")
+        wanted = {f"state.{p}.{t}.{w}" for p in PHASES for t in tensors for w in ("history", "scale")}
+        assert {check.name for check in bench.checks} == wanted | {"state.length", "state.others"}
+    if judge in (state, scopes):
+        plant_kernel(monkeypatch)
+        judge(again := fp8_bench("recipe"), "fused")  # type: ignore[call-arg]
+        assert failed(again) == set()
+        judge(told := fp8_bench("recipe"), "python")  # type: ignore[call-arg]
+        assert judge is scopes or {name.split(".")[1] for name in failed(told)} == {"zero"}
+
+
+def test_nothing_that_was_counted_stays_wrapped(te_double: None) -> None:
+    manager = te.fp8_state_manager.require()
+    plain = vars(manager)["reduce_and_update_fp8_tensors"]
+    scopes(fp8_bench("recipe"))
+    assert vars(manager)["reduce_and_update_fp8_tensors"] is plain
+
+
+# --- one layer --------------------------------------------------------------------------------------------------------
+
+
+def manager_of() -> Any:
+    return te.fp8_state_manager.require()
+
+
+def updating(change: Callable[[Any, Any], None]) -> Plant:
+    """change(plain, state) in place of an update."""
+    return changing(delayed_state, "update", lambda plain: lambda self: change(plain, self))
+
+
+def oldest_does_not_count(plain: Any, state: Any) -> None:
+    state.amax_history[1].zero_()
+    plain(state)
+
+
+def most_recent(plain: Any, state: Any) -> None:
+    state.recipe = te.delayed_scaling.require()(amax_history_len=16, amax_compute_algo="most_recent")
+    plain(state)
+
+
+def rounding(change: Callable[[Any, Any, int, Any], Any]) -> Plant:
+    """What comes out of a cast, and what it leaves in the state: change(state, tensor, column, rounded)."""
+    make = lambda plain: lambda self, tensor, index: change(self, tensor, index, plain(self, tensor, index))  # noqa: E731
+    return changing(delayed_state, "round", make)
+
+
+def amax_of_another_tensor(state: Any, _: Any, index: int, out: Any) -> Any:
+    """The weight's amax goes into the column of the output."""
+    if index == 1:
+        state.amax_history[0, 2] = state.amax_history[0, 1]
+    return out
+
+
+def amax_after_the_cast(state: Any, tensor: Any, index: int, out: Any) -> Any:
+    """The amax of what was kept, which saturates: a spike is never seen."""
+    if tensor.numel():
+        state.amax_history[0, index] = out.abs().amax()
+    return out
+
+
+def columns_swapped(plain: Any) -> Any:
+    swap = {0: 1, 1: 0}
+    return lambda self, tensor, index: plain(
+        self, tensor, swap.get(index, index) if self.amax_history.shape[1] > 2 else index
+    )
+
+
+def own_scale(plain: Any) -> Any:
+    def changed(self: Any, tensor: Any, index: int) -> Any:
+        self.scale[index] = self.top / tensor.detach().float().abs().amax()
+        return plain(self, tensor, index)
+
+    return changed
+
+
+def all_updates(change: Callable[..., None]) -> Plant:
+    """change(plain, forward) in place of an update of all states."""
+    make = lambda plain: lambda *, forward=True: change(plain, forward)  # noqa: E731
+    return changing(manager_of, "reduce_and_update_fp8_tensors", make)
+
+
+def once_for_several() -> Plant:
+    last = [False]
+
+    def change(plain: Any, forward: bool) -> None:
+        if forward or last[0]:
+            plain(forward=forward)
+        last[0] = forward
+
+    return all_updates(change)
+
+
+frozen = after_update(lambda state, _: state.scale.fill_(1.0))
+STATE: dict[str, tuple[Plant, str, str]] = {
+    "never rolls": (after_update(lambda state, history: state.amax_history.copy_(history)), "normal.input.history", ""),
+    "frozen": (frozen, "first.gradient.scale", "history"),
+    "margin": (after_update(lambda state, _: state.scale.div_(2.0)), "normal.weight.scale", "history"),
+    "a bit off": (after_update(lambda state, _: state.scale.mul_(1.0 + 2.0**-21)), "normal.input.scale", "history"),
+    "power of two": (after_update(lambda s, _: s.scale.copy_(s.scale.log2().floor().exp2())), "normal.input.scale", ""),
+    "zero resets": (
+        after_update(lambda s, history: s.scale.copy_(torch.where(history.amax(dim=0) == 0, 1.0, s.scale))),
+        "zero.input.scale", "after-spike.",
+    ),
+    "row not emptied": (
+        after_update(lambda state, history: state.amax_history[0].copy_(history[0])), "first.input.history", "scale",
+    ),
+    "oldest does not count": (updating(oldest_does_not_count), "after-spike.gradient.scale", "history"),
+    "most recent": (updating(most_recent), "after-spike.input.scale", "history"),
+    "amax of another tensor": (rounding(amax_of_another_tensor), "others", "input"),
+    "amax swapped": (changing(delayed_state, "round", columns_swapped), "spike.weight.history", "gradient"),
+    "amax after the cast": (rounding(amax_after_the_cast), "spike.input.history", ""),
+    "backward once a step": (once_for_several(), "accumulated-late.gradient.history", "state.accumulated."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "caught", "not_caught"), STATE.values(), ids=STATE)
+def test_a_fault_of_one_layer(te_double: None, plant: Plant, caught: str, not_caught: str) -> None:
+    red = check_caught(fp8_bench("recipe"), state, plant, {f"state.{caught}"})
+    assert not not_caught or not [name for name in red if not_caught in name]
+
+
+CASTS: dict[str, tuple[Plant, str]] = {
+    "frozen": (frozen, "steady.input"),
+    "frozen gradient": (frozen, "steady.gradient"),
+    "frozen weight": (frozen, "steady.weight"),
+    "own scale": (changing(delayed_state, "round", own_scale), "spike.input"),
+    "spike forgotten": (updating(most_recent), "shrunk.gradient"),
+    "four times": (after_update(lambda state, _: state.scale.mul_(4.0)), "steady.input"),
+    "not cast at all": (rounding(lambda state, tensor, index, out: tensor.float()), "shrunk.input"),
+    "small values flushed": (
+        rounding(lambda s, tensor, index, out: torch.where(out.abs() * s.scale[index] < 2.0**-6, 0.0, out)),
+        "shrunk.input",
+    ),
+    "no number": (rounding(lambda state, tensor, index, out: out * float("nan")), "steady.input"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "caught"), CASTS.values(), ids=CASTS)
+def test_a_fault_of_a_cast(te_double: None, plant: Plant, caught: str) -> None:
+    check_caught(fp8_bench("recipe"), casts, plant, {f"casts.{caught}"})
+
+
+def test_which_update_is_expected(monkeypatch: Patch) -> None:
+    monkeypatch.delenv("NVTE_UNFUSED_FP8_UPDATE", raising=False)
+    assert (default_update("cuda"), default_update("cpu")) == ("fused", "python")
+    monkeypatch.setenv("NVTE_UNFUSED_FP8_UPDATE", "1")
+    assert default_update("cuda") == "python"
+
+
+@pytest.mark.parametrize(
+    ("rule", "amax", "scale"),
+    [
+        (DelayedRule(448.0), 1.0, 224.0),  # 2 is still in the history
+        (DelayedRule(448.0), 0.0, 5.0),  # the kernel does not look at the history then
+        (DelayedRule(448.0, update="python"), 0.0, 224.0),
+        (DelayedRule(448.0), float("inf"), 5.0),
+        (DelayedRule(448.0), float("nan"), 224.0),
+        (DelayedRule(448.0, update="python"), float("nan"), 5.0),
+    ],
+)
+def test_one_call_re_computed(rule: DelayedRule, amax: float, scale: float) -> None:
+    before = DelayedTensors(torch.tensor([[0.0], [2.0], [0.5]]).double(), torch.tensor([5.0]).double())
+    after = next_state(before, torch.tensor([amax]).double(), rule)
+    assert float(after.scale[0]) == float(torch.tensor(scale))
+    if amax == 0.0 and rule.update == "fused":
+        assert torch.equal(after.history, before.history)
+    else:
+        assert after.history[:2, 0].tolist() == [0.0, 0.5]
+        assert after.history[2, 0].item() == pytest.approx(amax, nan_ok=True)
+
+
+# --- several layers ---------------------------------------------------------------------------------------------------
+
+
+def first_is(answer: bool) -> Plant:
+    """Every module says that it is the first of its scope, or none does."""
+    return lambda patch: patch.setattr(manager_of(), "is_first_fp8_module", lambda: answer)
+
+
+def only_the_first_state(plain: Any, forward: bool) -> None:
+    states = manager_of().states
+    kept = list(states)
+    first = next(index for index, state in enumerate(kept) if state[0] is forward)
+    states[:] = [state for index, state in enumerate(kept) if state[0] is not forward or index == first]
+    plain(forward=forward)
+    states[:] = kept
+
+
+def one_amax_wins(of_first: bool) -> Plant:
+    """Of a layer that is called twice, only the first call's amax is taken in, or only the last one's."""
+
+    def make(plain: Any) -> Any:
+        def changed(self: Any, tensor: Any, index: int) -> Any:
+            kept = self.amax_history[0, index].clone()
+            self.amax_history[0, index] = 0.0
+            rounded = plain(self, tensor, index)
+            if of_first and kept > 0:
+                self.amax_history[0, index] = kept
+            return rounded
+
+        return changed
+
+    return changing(delayed_state, "round", make)
+
+
+def other_quantizer(where: Callable[..., int]) -> Plant:
+    """Operand `role` of product `gemm` of a layer with `count` products is cast as that of where(role, gemm, count)."""
+
+    def make(plain: Any) -> Any:
+        def changed(self: Any, tensor: Any, role: str, gemm: int) -> Any:
+            count = len(self.forward.scale) // 3 if self.forward is not None else 1
+            return plain(self, tensor, role, where(role, gemm, count))
+
+        return changed
+
+    def plant(patch: Patch) -> None:
+        for name in ("_round", "cast"):
+            changing(lambda: module("layer").Rounder, name, make)(patch)
+
+    return plant
+
+
+def sharing(role: str, count: int) -> Plant:
+    return other_quantizer(lambda seen, gemm, of: 0 if (seen, of) == (role, count) else gemm)
+
+
+def swapped(role: str, count: int) -> Plant:
+    return other_quantizer(lambda seen, gemm, of: (gemm + 1) % of if (seen, of) == (role, count) else gemm)
+
+
+def saved_operand_loses_its_scale(plain: Any) -> Any:
+    """What the backward pass multiplies again is read with a scale of its own."""
+
+    def product(recipe: Any, name: str, first: Any, second: Any) -> Any:
+        if name == "wgrad":
+            first = first[0], module("quantized").Cast(first[1].quantizer, torch.ones(1)), first[2]
+        return plain(recipe, name, first, second)
+
+    return product
+
+
+def bare(plain: Any) -> Any:
+    def operand(values: Any, cast: Any) -> Any:
+        storage = plain(values, cast)
+        storage._scale_inv = torch.ones(2)
+        return storage
+
+    return operand
+
+
+def twice_forward(plain: Any, forward: bool) -> None:
+    for _ in range(1 + forward):
+        plain(forward=forward)
+
+
+SCOPES: dict[str, tuple[Plant, str]] = {
+    "every module is the first": (first_is(True), "linear.gradient.history"),
+    "no module is the first": (first_is(False), "updates.backward"),
+    "forward twice": (all_updates(twice_forward), "norm-linear.input.history"),
+    "one backward update for two scopes": (once_for_several(), "mlp.gradient.history"),
+    "only the first state": (all_updates(only_the_first_state), "experts.weight.history"),
+    "last amax wins": (one_amax_wins(of_first=False), "linear.gradient.amax"),
+    "first amax wins": (one_amax_wins(of_first=True), "linear.input.amax"),
+    "mlp shares its input": (sharing("input", 2), "mlp.input.scale"),
+    "mlp shares its weight": (sharing("weight", 2), "mlp.weight.amax"),
+    "mlp shares its gradient": (sharing("grad", 2), "mlp.gradient.scale"),
+    "mlp swaps its gradients": (swapped("grad", 2), "mlp.gradient.scale"),
+    "experts share their input": (sharing("input", 3), "experts.input.amax"),
+    "experts one off": (swapped("weight", 3), "experts.weight.scale"),
+    "saved operand loses its scale": (
+        changing(partial(module, "gemm"), "_product", saved_operand_loses_its_scale), "norm-linear.input.kept",
+    ),
+    "products not seen": (changing(partial(module, "gemm"), "operand", bare), "products"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "caught"), SCOPES.values(), ids=SCOPES)
+def test_a_fault_of_several_layers(te_double: None, plant: Plant, caught: str) -> None:
+    check_caught(fp8_bench("recipe"), scopes, plant, {f"scopes.{caught}"})
+
+
+def test_an_update_too_many_shows_where_the_kernel_leaves_idle_histories_alone(te_double: None) -> None:
+    def plant(patch: Patch) -> None:
+        plant_kernel(patch)
+        first_is(True)(patch)
+
+    wanted = {"scopes.linear.gradient.history", "scopes.updates.backward"}
+    check_caught(fp8_bench("recipe"), partial(scopes, update="fused"), plant, wanted)
+
+
+# --- saved and loaded -------------------------------------------------------------------------------------------------
+
+
+def loading(change: Callable[[Any, dict[str, Any]], object]) -> Plant:
+    """change(layer, states before) after a layer took a state over."""
+
+    def make(plain: Any) -> Any:
+        def changed(self: Any, state: Any) -> None:
+            keys = [key for key in ("scaling_fwd", "scaling_bwd") if key in self.fp8_meta]
+            before = {key: (self.fp8_meta[key].amax_history.clone(), self.fp8_meta[key].scale.clone()) for key in keys}
+            plain(self, state)
+            if "scaling_fwd" in self.fp8_meta:
+                change(self.fp8_meta, before)
+
+        return changed
+
+    return changing(lambda: module("layer").TransformerEngineBaseModule, "set_extra_state", make)
+
+
+def stays(key: str, part: str, index: int) -> Callable[[Any, Any], object]:
+    return lambda meta, before: before and getattr(meta[key], part).copy_(before[key][index])
+
+
+def no_state(patch: Patch) -> None:
+    patch.setattr(module("layer").TransformerEngineBaseModule, "set_extra_state", lambda self, state: None)
+
+
+RESUMED: dict[str, tuple[Plant, str]] = {
+    "gradient scale is one": (loading(lambda meta, _: meta["scaling_bwd"].scale.fill_(1.0)), "fresh.linear.step"),
+    "gradient scale stays": (loading(stays("scaling_bwd", "scale", 1)), "used.mlp.loaded"),
+    "history stays": (loading(stays("scaling_fwd", "amax_history", 0)), "used.experts.state"),
+    "history one row off": (
+        loading(lambda meta, _: meta["scaling_bwd"].amax_history.copy_(meta["scaling_bwd"].amax_history.roll(1, 0))),
+        "fresh.norm-linear.loaded",
+    ),
+    "second product dropped": (loading(lambda meta, _: meta["scaling_fwd"].scale[3:].fill_(1.0)), "fresh.mlp.step"),
+    "another rule from then on": (
+        loading(lambda meta, _: setattr(meta["scaling_bwd"], "top", 448.0)), "fresh.linear.state",
+    ),
+    "not saved": (no_state, "used.experts.step"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "caught"), RESUMED.values(), ids=RESUMED)
+def test_a_fault_of_what_is_loaded(te_double: None, plant: Plant, caught: str) -> None:
+    check_caught(fp8_bench("recipe"), resumed, plant, {f"resumed.{caught}"})
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_variable_for_unpickling_is_put_back(monkeypatch: Patch, before: str | None) -> None:
+    monkeypatch.delenv(UNPICKLING, raising=False)
+    if before is not None:
+        monkeypatch.setenv(UNPICKLING, before)
+    with pytest.raises(ZeroDivisionError), unpickling_allowed():  # noqa: PT012
+        assert os.environ[UNPICKLING] == "1"
+        _ = 1 // 0
+    assert os.environ.get(UNPICKLING) == before

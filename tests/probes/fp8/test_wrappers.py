@@ -1,0 +1,271 @@
+"""The probe of wrapped tensors passes on tensors stored as vendors store them; every planted fault fails its check."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megacpp_validate.bridge import quantized_tensor, torchao
+from megacpp_validate.bridge.quantized_tensor import ScaledPayload
+from megacpp_validate.probes.bench import Bench, CannotRun
+from megacpp_validate.probes.fp8 import wrappers as probe
+from megacpp_validate.probes.fp8.wrappers import INNER, OUTER, ROWS, Watch, check_derived, watching_dequantizations
+from megacpp_validate.probes.order import Order, Target
+from tests.bridge import te_tensors as te
+from tests.bridge.torchao_ready import torch
+from tests.probes.planting import Patch, Plant, changing, check_caught, failed, putting
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+def new_bench() -> Bench:
+    stands_on = ("quantized_tensor",)
+    return Bench(Order("fp8_wrappers", "stack", Target("cpu", ""), "te", code="fp8.wrappers", stands_on=stands_on))
+
+
+def tensors(recipe: str) -> Iterator[tuple[str, Any]]:
+    sizes = {"rows": (ROWS, INNER), "weight": (OUTER, INNER), "gradient": (ROWS, OUTER)}
+    for name, (high, wide) in sizes.items():
+        for ending, turned in (("", False), (".turned", True)):
+            if recipe == "block":
+                made = te.blocks(high, wide, square=name == "weight", turned=turned)
+            else:
+                made = te.one_scale(high, wide, turned=turned, gradient=name == "gradient")
+            yield f"{name}{ending}", made
+
+
+@pytest.fixture(autouse=True)
+def _layers(monkeypatch: Patch) -> None:
+    """Layers that run in silence: what they do is Transformer Engine's."""
+
+    def made(bench: Bench, recipe: str) -> Any:
+        stored = SimpleNamespace(weight=dict(tensors(recipe))["weight"])
+        return SimpleNamespace(recipe=recipe), stored, lambda one: None
+
+    monkeypatch.setattr(probe, "_layers", made)
+    monkeypatch.setattr(probe, "_quantized", lambda bench, layer: tensors(layer.recipe))
+
+
+def by(recipe: str) -> Callable[[Bench], None]:
+    return lambda bench: probe.check_te(bench, recipe)
+
+
+@pytest.mark.parametrize("judge", [by("delayed"), by("current"), by("block"), probe.check_torchao])
+def test_what_is_right_passes(judge: Callable[[Bench], None]) -> None:
+    bench = new_bench()
+    judge(bench)
+    assert failed(bench) == set()
+    assert len(bench.checks) > 25
+    assert len(bench.quantizers) == 6
+
+
+def test_without_torchao_or_a_recipe_it_is_not_run(monkeypatch: Patch) -> None:
+    with pytest.raises(CannotRun, match="no recipe"):
+        probe.probe(new_bench())
+    monkeypatch.setattr(torchao, "is_torchao_available", lambda: False)
+    monkeypatch.setattr(torchao, "why_torchao_is_unavailable", lambda: "it is not here. Next step: install it.")
+    with pytest.raises(CannotRun, match="it is not here"):
+        probe.probe(new_bench())
+
+
+def handing(**change: Callable[[Any], Any]) -> Plant:
+    """What is handed over has other fields."""
+
+    def make(plain: Any) -> Any:
+        def read(tensor: Any) -> Any:
+            found = plain(tensor)
+            if not isinstance(found, ScaledPayload):
+                return found
+            return ScaledPayload(**{**vars(found), **{name: fault(found) for name, fault in change.items()}})
+
+        return read
+
+    return changing(quantized_tensor, "read_payload", make)
+
+
+def flipped(found: Any) -> Any:
+    bits = found.payload.contiguous().view(torch.uint8).clone()
+    bits[0, 0] ^= 0x08
+    return bits.view(found.payload.dtype)
+
+
+def reads(plain: Any) -> Any:
+    return lambda tensor: (tensor._data is not None and tensor.dequantize(), plain(tensor))[1]
+
+
+def silent_layers(patch: Patch) -> None:
+    tensor, plain = te.one_scale(), probe._layers
+    patch.setattr(probe, "_layers", lambda *given: (*plain(*given)[:2], lambda one: tensor.dequantize()))
+
+
+PARITY = {"rows.parity", "weight.parity", "gradient.turned.parity"}
+FAULTS: dict[str, tuple[Callable[[Bench], None], Plant, set[str]]] = {
+    "the scale is lost": (
+        by("delayed"), handing(scale=lambda p: torch.ones_like(p.scale)), PARITY | {"rows.scale-matters"},
+    ),
+    "the scale is inverted": (by("block"), handing(scale=lambda p: p.scale.reciprocal()), PARITY),
+    "the convention is the other": (by("delayed"), handing(convention=lambda p: "divide"), PARITY),
+    "the scale's last bit": (by("block"), handing(scale=lambda p: p.scale * (1 + 2.0**-23)), PARITY),
+    "the logical dtype": (by("delayed"), handing(logical_dtype=lambda p: torch.float32), {"rows.logical"}),
+    "one value is another": (by("block"), handing(payload=flipped), PARITY),
+    "reading dequantizes": (by("delayed"), changing(quantized_tensor, "read_payload", reads), {"rows.reads-nothing"}),
+    "nobody reads": (by("delayed"), putting(quantized_tensor, "_READERS", {}), {"rows.handed-over"}),
+    "silent layers": (by("delayed"), silent_layers, {"layer.silent", "stored.silent"}),
+    "a blind watch": (
+        by("delayed"), putting(Watch, "note", lambda self, what: None),
+        {f"control.{name}" for name in ("method", "operator", "cast", "said")},
+    ),
+    "torchao's scale multiplies": (
+        probe.check_torchao, handing(convention=lambda p: "multiply"),
+        {"tensor.parity", "row.parity", "column.turned.parity"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("judge", "plant", "wanted"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_caught(judge: Callable[[Bench], None], plant: Plant, wanted: set[str]) -> None:
+    check_caught(new_bench(), judge, plant, wanted)
+
+
+# --- derived ----------------------------------------------------------------------------------------------------------
+
+MADE: dict[str, Callable[[], Any]] = {
+    "one scale": te.one_scale,
+    "gradient": lambda: te.one_scale(gradient=True),
+    "squares": lambda: te.blocks(256, 384, square=True),
+    "rows": lambda: te.blocks(64, 256, square=False),
+    "exponents": te.exponents,
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_what_is_derived_passes(make: Callable[[], Any]) -> None:
+    bench = new_bench()
+    check_derived(bench, "derived", make())
+    assert failed(bench) == set()
+    assert len(bench.checks) == len(probe.deeds(8, 8)) + 1
+
+
+def moving(change: Callable[[Any, Any], None], place: str) -> Plant:
+    """change(new tensor, old one) after `moved`, where it is called by this method."""
+
+    def make(plain: Any) -> Any:
+        def moved(self: Any, data: Any) -> Any:
+            made = plain(self, data)
+            if sys._getframe(1).f_code.co_name == place:
+                change(made, self)
+            return made
+
+        return moved
+
+    return changing(te.Float8Tensor, "moved", make)
+
+
+def scaled(change: Callable[[Any], Any]) -> Callable[[Any, Any], None]:
+    return lambda made, _: setattr(made, "_scale_inv", change(made._scale_inv))
+
+
+def from_the_start(made: Any, old: Any) -> None:
+    made._data = old._data.flatten()[: made._data.numel()].view(made._data.shape)
+
+
+def other_format(made: Any, _: Any) -> None:
+    made._fp8_dtype = SimpleNamespace(name="kFloat8E5M2")
+
+
+def refuses(self: Any, *shape: int) -> Any:
+    raise NotImplementedError("no views")
+
+
+DISPATCH = "__torch_dispatch__"
+DERIVED: dict[str, tuple[Plant, str]] = {
+    "view forgets the scale": (moving(scaled(torch.ones_like), "view"), "view"),
+    "reshape forgets the scale": (moving(scaled(torch.ones_like), "reshape"), "reshape"),
+    "operator forgets the scale": (moving(scaled(torch.ones_like), DISPATCH), "slice"),
+    "clone rounds the scale": (moving(scaled(lambda one: one.bfloat16().float()), "clone"), "clone"),
+    "clone of a view": (moving(scaled(lambda one: one.bfloat16().float()), "clone"), "clone-of-view"),
+    "detach loses the scale": (moving(scaled(lambda one: None), DISPATCH), "detach"),
+    "view in another format": (moving(other_format, "view"), "view-back"),
+    "slice of the start": (moving(from_the_start, DISPATCH), "select"),
+    "view changes its source": (moving(lambda made, old: old._scale_inv.mul_(2.0), "view"), "left-alone"),
+    "view refused": (putting(te.Float8Tensor, "view", refuses), "view"),
+    "view dequantized": (
+        putting(te.Float8Tensor, "view", lambda self, *shape: self.dequantize().view(*shape)), "view",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "caught"), DERIVED.values(), ids=DERIVED)
+def test_what_is_derived_wrong_is_caught(plant: Plant, caught: str) -> None:
+    judge = lambda bench: check_derived(bench, "derived", te.one_scale())  # noqa: E731
+    check_caught(new_bench(), judge, plant, {f"derived.{caught}"})
+
+
+# --- the watch --------------------------------------------------------------------------------------------------------
+
+
+def watch(deed: Callable[[], Any]) -> Watch:
+    with watching_dequantizations(quantized_tensor.saying) as seen:
+        deed()
+    return seen
+
+
+def payload() -> Any:
+    return quantized_tensor.read_payload(te.one_scale()).payload  # type: ignore[union-attr]
+
+
+def backward() -> None:
+    held = payload()
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rows: Any) -> Any:
+            return rows * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * held.to(torch.float32)
+
+    Reads.apply(torch.ones(48, 32, requires_grad=True)).sum().backward()
+
+
+SILENT: dict[str, tuple[Callable[[], Any], int]] = {
+    "its own method": (lambda: te.one_scale().dequantize(), 1),
+    "an operator that does not know it": (lambda: te.one_scale() * 1.0, 1),
+    "a product that does not know them": (lambda: te.one_scale(48, 32) @ te.one_scale(32, 48), 2),
+    "a cast of the payload": (lambda: payload().to(torch.bfloat16), 1),
+    "a copy of the payload": (lambda: torch.empty(48, 32).copy_(payload()), 1),
+    "a cast in the backward pass": (backward, 1),
+    "a payload alone": (payload, 0),
+    "a payload that is read": (lambda: quantized_tensor.read_payload(te.one_scale()), 0),
+    "a cast to FP8": (lambda: torch.ones(4, 4).to(torch.float8_e4m3fn), 0),
+}
+
+
+@pytest.mark.parametrize(("deed", "count"), SILENT.values(), ids=SILENT)
+def test_silent_dequantizations_are_counted(deed: Callable[[], Any], count: int) -> None:
+    seen = watch(deed)
+    assert len(seen.silent) == len(seen.seen) == count
+    assert all(one.where.startswith(("test_wrappers.py:", "no frame")) for one in seen.silent)
+
+
+def test_what_was_announced_is_not_silent_and_a_compiled_kernel_is_seen(monkeypatch: Patch) -> None:
+    seen = watch(lambda: quantized_tensor.dequantize(te.blocks(8, 128, square=False), "nobody takes it"))
+    assert [bool(one.because) for one in seen.seen] == [True]
+    compiled = ModuleType("transformer_engine_torch")
+    compiled.dequantize = lambda tensor, dtype: tensor  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", compiled)
+    assert [one.what for one in watch(lambda: compiled.dequantize(1, 2)).silent] == [
+        "transformer_engine_torch.dequantize"
+    ]
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    before = vars(te.Float8Tensor)["dequantize"]
+    with pytest.raises(ZeroDivisionError):
+        watch(lambda: 1 // 0)
+    assert vars(te.Float8Tensor)["dequantize"] is before

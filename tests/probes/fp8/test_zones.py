@@ -1,0 +1,153 @@
+"""The probe of BF16 zones passes on the double; a layer in the wrong precision is named."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+
+from megacpp_validate.bridge import fp8_scope
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.fp8_scope import Zones
+from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.fp8 import zones as probe
+from megacpp_validate.probes.fp8.graphs import scope_of
+from megacpp_validate.probes.fp8.quantizers import Operand
+from tests.probes.planting import RECIPES, Patch, Plant, changing, check_caught, failed, fp8_bench, module, putting
+
+pytestmark = pytest.mark.usefixtures("te_double")
+
+
+def places(bench: Bench, recipe: str = "current") -> None:
+    probe._check_places(bench, probe._Model(bench), scope_of(bench, recipe), recipe)
+
+
+def groups(bench: Bench) -> None:
+    probe._check_zone_in_a_group(bench, scope_of(bench, "current"))
+
+
+def scopes(bench: Bench) -> None:
+    probe._check_scope(bench, scope_of(bench, "current"))
+
+
+def test_it_passes_in_every_recipe() -> None:
+    bench = fp8_bench("zones")
+    probe.probe(bench)
+    assert failed(bench) == set()
+    names = {check.name for check in bench.checks}
+    for recipe in RECIPES:
+        low = {f"zones.{recipe}.layer{place}.operands" for place in range(probe.LAYERS)}
+        high = {f"zones.{recipe}.{place}.in-bf16" for place in ("layer0", "layer4", "lm_head", "mtp")}
+        assert low | high | {f"zones.{recipe}.layer2.blocks.2.mlp.layers"} <= names
+    kinds = {(row.path, row.tensor, row.format) for row in bench.quantizers}
+    assert ("zones.delayed.layer2", "weight", "float8_e4m3") in kinds
+    assert not any(path.endswith(("layer0", "lm_head")) for path, _, _ in kinds)
+
+
+def staying(*layers: int, heads: tuple[str, ...] = ("lm_head", "mtp")) -> Plant:
+    """Zones of these places."""
+    return putting(Zones, "why_bf16", lambda self, place: "stays" if place in (*layers, *heads) else "")
+
+
+def quiet(patch: Patch) -> None:
+    """One kind of layer is in bf16 wherever it runs."""
+    kind = te.linear.require()
+    real = kind.start
+    patch.setattr(kind, "start", lambda self, *given: (None, real(self, *given)[1]))
+
+
+def backward_in_bf16(patch: Patch) -> None:
+    kind = module("linear")._Linear
+    real = kind.forward
+
+    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+        out = real(ctx, rows, weight, bias, *rest)
+        ctx.rounder = None
+        ctx.save_for_backward(rows, weight, bias)
+        return out
+
+    patch.setattr(kind, "forward", staticmethod(forward))
+
+
+def around_all(patch: Patch) -> None:
+    """One scope around all of the model, and zones that do not turn it off."""
+    patch.setattr(fp8_scope, "group_scope", lambda *_, **__: nullcontext())
+    real = probe._Model.run
+
+    def run(self: Any, bench: Any, rows: Any, enter: Any) -> Any:
+        with enter():
+            return real(self, bench, rows, enter)
+
+    patch.setattr(probe._Model, "run", run)
+
+
+def stays_on(patch: Patch) -> None:
+    manager = te.fp8_state_manager.require()
+    real = manager.restore.__func__
+
+    def restore(cls: Any, kept: Any) -> None:
+        import sys
+
+        if sys.exc_info()[0] is None:
+            real(cls, kept)
+
+    patch.setattr(manager, "restore", classmethod(restore))
+
+
+def minds_the_scope(patch: Patch) -> None:
+    real, manager = module("gemm").Gemm.backward, te.fp8_state_manager.require()
+    backward = lambda ctx, gradient: real(ctx, gradient * (2 if manager.is_fp8_enabled() else 1))  # noqa: E731
+    patch.setattr(module("linear")._Linear, "backward", staticmethod(backward))
+
+
+BOTH = ("operands", "in-bf16")
+FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
+    "first is low": (places, staying(4), {f"layer0.{what}" for what in BOTH}),
+    "last is low": (places, staying(0), {f"layer4.{what}" for what in BOTH}),
+    "second is bf16": (places, staying(0, 1, 4), {"layer1.operands"}),
+    "one before last is bf16": (places, staying(0, 3, 4), {"layer3.operands", "layer3.blocks.3.mlp.layers"}),
+    "a head is low": (places, staying(0, 4, heads=("mtp",)), {f"lm_head.{what}" for what in BOTH}),
+    "another head is low": (places, staying(0, 4, heads=("lm_head",)), {f"mtp.{what}" for what in BOTH}),
+    "inside somebody's scope": (
+        places, around_all, {f"{place}.{what}" for place in ("layer0", "layer4", "lm_head", "mtp") for what in BOTH},
+    ),
+    **{
+        f"a layer in bf16, {recipe}": (
+            partial(places, recipe=recipe), quiet, {"layer2.operands", "layer2.blocks.2.down.layers"},
+        )
+        for recipe in RECIPES
+    },
+    "nothing turned on": (
+        places, putting(fp8_scope, "low_precision", lambda **_: fp8_scope.high_precision("quietly")),
+        {f"layer{place}.operands" for place in (1, 2, 3)},
+    ),
+    "backward in bf16": (places, backward_in_bf16, {"layer2.operands", "layer2.blocks.2.down.layers"}),
+    "a zone in a group stays low": (
+        groups, changing(fp8_scope, "_te_turned_off", lambda _: fp8_scope._unchanged), {"zone-in-a-group"},
+    ),
+    "a scope that stays on": (scopes, stays_on, {"after-an-exception"}),
+    "a backward pass that minds the scope": (scopes, minds_the_scope, {"backward-inside"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("judge", "plant", "wanted"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_caught(judge: Any, plant: Plant, wanted: set[str]) -> None:
+    try:
+        check_caught(fp8_bench("zones"), judge, plant, wanted)
+    finally:
+        te.fp8_state_manager.require().reset()
+
+
+@pytest.mark.parametrize(("seen", "is_bf16", "wanted"), [
+    ([("forward", "bfloat16"), ("dgrad", "bfloat16"), ("wgrad", "bfloat16")], True, []),
+    ([("forward", "bfloat16"), ("dgrad", "float8_e5m2")], True, ["input of x, dgrad: float8_e5m2"]),
+    ([], True, ["x: no product was seen"]),
+    ([("forward", "float8_e4m3"), ("dgrad", "bfloat16"), ("wgrad", "float8_e5m2")], False,
+     ["input of x, dgrad: bfloat16", "x: no FP8 product seen for dgrad"]),
+    ([], False, ["x: no FP8 product seen for forward, dgrad, wgrad"]),
+])  # fmt: skip
+def test_what_products_got_is_judged(seen: list[tuple[Any, str]], is_bf16: bool, wanted: list[str]) -> None:
+    made = {"x": [Operand(product, "input", "Kind", form, "") for product, form in seen]}
+    assert probe.wrong_operands(made, is_bf16=is_bf16, sees_bf16=True) == wanted

@@ -1,0 +1,194 @@
+"""The probe of the layer spec passes on both paths, and each planted fault fails the check that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge import layer_spec as spec
+from megacpp_validate.bridge.backends import Refusal
+from megacpp_validate.bridge.vendor import VendorEntryMissing
+from megacpp_validate.native import mamba, recurrent
+from megacpp_validate.native.mlp import NormMLP
+from megacpp_validate.native.norms import RMSNorm
+from megacpp_validate.probes import layer_spec as probe
+from tests.probes.planting import (
+    RECIPES,
+    VALUES,
+    Fault,
+    Patch,
+    Plant,
+    changing,
+    check_caught,
+    failed,
+    in_gradient,
+    new_bench,
+    putting,
+    run_probe,
+)  # fmt: skip
+
+run = partial(run_probe, probe)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_native_path_passes(quick: bool) -> None:
+    bench = run("native", quick=quick)
+    assert failed(bench) == set()
+    assert {backend.claimed for backend in bench.backends} == {"native"}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_transformer_engine_passes_in_every_recipe() -> None:
+    bench = run("te", RECIPES)
+    assert failed(bench) == set()
+    assert {backend.path for backend in bench.backends if backend.claimed == "native"} == {"bf16.recurrent"}
+    names = {check.name for check in bench.checks}
+    for recipe in RECIPES:
+        assert {f"{recipe}.in_projection.forward", f"{recipe}.mlp.swiglu.grad.fc1_weight"} <= names
+
+
+@pytest.mark.usefixtures("te_double")
+def test_attention_that_cannot_run_is_met_after_everything_else(monkeypatch: Patch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("cuDNN: set_attribute on a reshape operation")
+
+    monkeypatch.setattr(te.dot_product_attention.require(), "forward", broken)
+    bench = new_bench("layer_spec", "te", RECIPES)
+    with pytest.raises(RuntimeError, match="reshape"):
+        probe.probe(bench)
+    assert failed(bench) == set()
+    assert {"block.mlp.gelu.forward", "bf16.experts.forward"} <= {check.name for check in bench.checks}
+
+
+def test_te_requested_and_not_there_is_no_pass() -> None:
+    with pytest.raises(VendorEntryMissing):
+        run("te")
+
+
+def one_global_switch(real: Any) -> Any:
+    def table(features: Any = spec.PRODUCTION) -> dict[str, Any]:
+        found = real(features)
+        return found if None not in (found["MLP"], found["norm"]) else dict.fromkeys(found)
+
+    return table
+
+
+def mlp_refused(real: Any) -> Any:
+    off = Refusal("te", "device", "not today")
+    return lambda features, name, device: off if name == "mlp" else real(features, name, device)
+
+
+def faulty(builder: str, change: Callable[[Any, Any], Any]) -> Plant:
+    """What TE builds calls `change(forward, rows)` instead of its own forward."""
+
+    def make(real: Any) -> Any:
+        def build(*given: Any, **named: Any) -> Any:
+            layer = real(*given, **named)
+            own = layer.forward
+            layer.forward = lambda rows: change(own, rows)
+            return layer
+
+        return build
+
+    return changing(spec, builder, make)
+
+
+def argument(builder: str, **other: Any) -> Plant:
+    """A builder that passes something else on."""
+    return changing(spec, builder, lambda real: lambda *given, **named: real(*given, **{**named, **other}))
+
+
+def other_gate(real: Any) -> Any:
+    return lambda *given, activation, **named: real(
+        *given, activation="geglu" if activation == "swiglu" else activation, **named
+    )
+
+
+def of_scan(change: Callable[..., Any]) -> Plant:
+    return changing(mamba, "ssd_chunked", lambda real: lambda *given, **named: change(partial(real, **named), *given))
+
+
+def of_recurrence(change: Callable[..., Any]) -> Plant:
+    return changing(recurrent, "matrix_recurrence_chunked", lambda real: partial(change, real))
+
+
+def forget_between(real: Any, x: Any, dt: Any, a: Any, b: Any, c: Any) -> Any:
+    parts = [real(x[:, s], dt[:, s], a, b[:, s], c[:, s])[0] for s in (slice(0, 8), slice(8, None))]
+    return torch.cat(parts, 1), None
+
+
+FEATURES = {kind: name for kind, name in spec.FEATURE_OF.items() if kind != "MLP"}
+FAULTS: dict[str, tuple[Plant, set[str]]] = {
+    "another class": (
+        changing(spec, "te_layer_spec", lambda real: lambda *given: {**real(*given), "norm": RMSNorm}),
+        {"spec.te.norm"},
+    ),
+    "one switch for all": (changing(spec, "te_layer_spec", one_global_switch), {"spec.flag.mlp", "spec.flag.norm"}),
+    "flags ignored": (putting(spec, "why_not_te", lambda *_: None), {"spec.flag.mlp.native"}),
+    "kind lost": (putting(spec, "FEATURE_OF", FEATURES), {"spec.chosen.MLP", "bf16.mlp.swiglu.backend"}),
+    "fallback": (changing(spec, "why_not_te", mlp_refused), {"spec.chosen.MLP", "fp32.mlp.gelu.backend"}),
+    "silent fallback": (putting(spec, "te_mlp", NormMLP), {"fp32.mlp.*.backend"}),
+    "no alignment": (putting(spec, "_why_not_aligned", lambda *_: None), {"refuses.alignment"}),
+    "any dtype": (putting(spec, "_check_dtype", lambda *_: None), {"refuses.dtype"}),
+    "first values": (putting(spec, "take_over", lambda layer, *_: layer), {"checkpoints.mixer.first-values"}),
+    "checkpoints": (putting(spec, "keep_checkpoints_plain", torch.nn.Sequential), {"checkpoints.norm"}),
+    "norm's eps": (argument("te_norm", eps=1e-6), {"fp32.norm.small.forward", "bf16.norm.small.forward"}),
+    "mlp's eps": (argument("te_mlp", eps=1e-6), {"fp32.mlp.gelu.forward", "bf16.mlp.gelu.forward"}),
+    "projection's eps": (argument("te_mamba_in_projection", eps=1e-6), {"bf16.in_projection.forward"}),
+    "mlp's activation": (changing(spec, "te_mlp", other_gate), {"bf16.mlp.swiglu.forward"}),
+    "projection's norm": (
+        faulty("te_mamba_in_projection", lambda forward, rows: forward(rows - rows.mean(-1, keepdim=True))),
+        {"fp32.in_projection.forward", "bf16.mixer.forward"},
+    ),
+    "decays half as fast": (
+        of_scan(lambda real, x, dt, a, *bc: real(x, dt, a * 0.5, *bc)), {"bf16.mixer.forward", "bf16.mixer.grad.a_log"},
+    ),
+    "a chunk forgotten": (of_scan(forget_between), {"bf16.mixer.forward", "bf16.mixer.grad.input"}),
+    "b and c swapped": (of_scan(lambda real, x, dt, a, b, c: real(x, dt, a, c, b)), {"bf16.mixer.forward"}),
+    "gate of another row": (
+        changing(mamba.Mamba2Mixer, "_gated_norm", lambda real: lambda self, y, gate: real(self, y, gate.roll(1, 1))),
+        {"bf16.mixer.forward"},
+    ),
+    "queries of the row before": (
+        of_recurrence(lambda real, q, *rest, **named: real(q.roll(1, 1), *rest, **named)), {"bf16.recurrent.forward"},
+    ),
+    "forget gate open": (
+        of_recurrence(lambda real, q, k, v, i, f, **named: real(q, k, v, i, f + 1.0, **named)),
+        {"bf16.recurrent.forward", "bf16.recurrent.grad.forget_bias"},
+    ),
+    "attention of another shape": (argument("te_attention_layer", num_gqa_groups=4), {"A.parameters"}),
+    "attention of another dtype": (argument("te_attention_layer", dtype=torch.float32), {"A.dtype"}),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("plant", "wanted"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_caught(plant: Plant, wanted: set[str]) -> None:
+    check_caught(new_bench("layer_spec", "te"), probe.probe, plant, wanted)
+
+
+BUILDERS = {"te_norm": "norm.unit", "te_mlp": "mlp.swiglu", "te_mamba_in_projection": "in_projection"}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("part", ["forward", "grad.input"])
+@pytest.mark.parametrize("name", ["half zeros", "x1.01", "sign", "one NaN"])
+def test_a_wrong_value_is_caught_in_every_layer(name: str, part: str) -> None:
+    fault: Fault = VALUES[name]
+
+    def plant(patch: Patch) -> None:
+        for builder in BUILDERS:
+            if part == "forward":
+                faulty(builder, lambda forward, rows: fault(forward(rows)))(patch)
+            else:
+                faulty(builder, lambda forward, rows: forward(in_gradient(fault)(rows)))(patch)
+
+    wanted = {f"{dtype}.{path}.{part}" for path in BUILDERS.values() for dtype in ("fp32", "bf16")}
+    if name != "x1.01":  # less than FP8 itself is off by
+        wanted |= {f"delayed.mlp.swiglu.{part}", f"delayed.in_projection.{part}"}
+    check_caught(new_bench("layer_spec", "te", ("delayed",)), probe.probe, plant, wanted)

@@ -1,0 +1,206 @@
+"""The probe of MoE dispatch passes on both paths, and each planted fault fails the check that is meant for it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import permute as bridge
+from megacpp_validate.bridge.backends import Refusal
+from megacpp_validate.native import permute as native
+from megacpp_validate.probes import permute as probe
+from tests.probes.planting import (
+    VALUES,
+    Fault,
+    Plant,
+    after,
+    changing,
+    check_caught,
+    failed,
+    in_gradient,
+    new_bench,
+    putting,
+    run_probe,
+)  # fmt: skip
+
+run = partial(run_probe, probe)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_native_path_passes(seed: int) -> None:
+    bench = run(seed=seed)
+    assert failed(bench) == set()
+    assert {row.claimed for row in bench.backends} == {"native"}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_te_passes_and_is_seen() -> None:
+    bench = run("te")
+    assert failed(bench) == set()
+    assert {row.claimed for row in bench.backends if "te" in row.observed} == {"te"}
+
+
+def first(fault: Fault) -> Fault:
+    return lambda given: (fault(given[0]), *given[1:])
+
+
+def second(fault: Fault) -> Fault:
+    return lambda given: (given[0], None if given[1] is None else fault(given[1]), *given[2:])
+
+
+def floating(fault: Fault) -> Fault:
+    """Bytes of FP8 stay as they are: faults of values are looked for in values."""
+    return lambda tensor: fault(tensor) if tensor.dtype.is_floating_point else tensor
+
+
+def unmarked(tensor: Any) -> Any:
+    """The same values and no graph of Transformer Engine behind them."""
+    return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
+
+
+def swap_two_rows(given: Any) -> Any:
+    rows, row_probs, ids = given
+    return rows, row_probs, ids if len(ids) < 2 else torch.cat([ids[1:2], ids[:1], ids[2:]])
+
+
+def leaking(gradient: bool) -> Plant:
+    """Padding that leaks into the sums, or into their gradient."""
+
+    def make(real: Any) -> Any:
+        def unpad(rows: Any, counts: Any, align: int) -> Any:
+            taken = real(rows, counts, align)
+            leak = rows.nan_to_num().sum(0) - rows.detach().nan_to_num().sum(0) if gradient else 0 * rows.sum(0)
+            return taken + leak if taken.is_floating_point() else taken
+
+        return unpad
+
+    return changing(bridge, "unpad_rows", make)
+
+
+def weighted(times: int) -> Plant:
+    def unpermute(rows: Any, ids: Any, *, num_tokens: int, row_probs: Any = None) -> Any:
+        weights = row_probs if row_probs is None else row_probs**times
+        return native.unpermute(rows, ids, num_tokens=num_tokens, row_probs=weights)
+
+    return putting(bridge, "unpermute", unpermute)
+
+
+def off_by(number: int) -> Fault:
+    def counted(sent: Any) -> Any:
+        counts = (sent.rows_per_expert[0] + number, *sent.rows_per_expert[1:])
+        return type(sent)(sent.rows, sent.row_probs, counts, sent.tokens_per_expert, sent.row_map)
+
+    return counted
+
+
+def zero_is_no_padding(real: Any) -> Any:
+    return lambda self, payload, probs, kept, count: (
+        native.permute(payload, probs, kept) if count else real(self, payload, probs, kept, count)
+    )
+
+
+def weights_on_the_way_there(given: Any) -> Any:
+    rows, row_probs, row_map = given
+    has_weights = len(row_probs) == len(rows) and rows.dtype.is_floating_point
+    return rows * row_probs[:, None].to(rows.dtype) if has_weights else rows, row_probs, row_map
+
+
+def kept_map(real: Any) -> Any:
+    return lambda self, *given: self.__dict__.setdefault("_kept", real(self, *given))
+
+
+def drifting(real: Any) -> Any:
+    calls: list[Any] = []
+    drift = lambda: (calls.append(0), 1 + 2.0**-23 * (len(calls) % 2))[1]  # noqa: E731
+    return lambda self, *given, **more: real(self, *given, **more) * drift()
+
+
+def not_checked(name: str) -> Plant:
+    return putting(bridge, name, lambda *given: tuple(given[0]) if name == "check_counts" else None)
+
+
+GRADIENTS = {f"gradient {name}": in_gradient(VALUES[name]) for name in ("zeros", "x1.01", "shuffled")}
+EVERY = {**VALUES, **GRADIENTS}
+ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
+    **{f"rows {name}": (after(bridge, "permute", first(floating(fault))), {"*"}) for name, fault in EVERY.items()},
+    **{
+        f"row_probs {name}": (after(bridge, "permute", second(fault)), {"*prob*"})
+        for name, fault in EVERY.items()
+    },
+    **{
+        f"tokens {name}": (after(bridge, "unpermute", floating(fault)), {"*.sum.*", "*.weighted.*"})
+        for name, fault in EVERY.items()
+    },
+    "two rows swapped": (after(bridge, "permute", swap_two_rows), {"fp32.top2.dropped.sum.forward"}),
+    "bytes rounded": (
+        after(bridge, "permute", first(lambda rows: rows & 0xFE if rows.dtype == torch.uint8 else rows)),
+        {"float8_e4m3fn.jagged.rows"},
+    ),
+    "chunks rolled": (after(bridge, "sort_chunks", lambda rows: rows.roll(1, 0)), {"bf16.chunks.rows"}),
+    "chunks flipped": (after(bridge, "sort_chunks", lambda rows: rows.flip(0)), {"float8_e5m2.jagged.sorted"}),
+    "padding is not zero": (after(bridge, "pad_rows", first(floating(lambda rows: rows + 1))), {"bf16.aligned.rows"}),
+    "padded rolled": (after(bridge, "to_padded", lambda padded: padded.roll(1, 1)), {"bf16.padded.rows"}),
+    "capacity of two": (
+        after(bridge, "drop_over_capacity", lambda kept: kept & (kept.cumsum(0) <= 2)), {"bf16.padded.counts"},
+    ),
+    "the wrong ones dropped": (after(bridge, "drop_over_capacity", lambda kept: kept.flip(0)), {"bf16.padded.rows"}),
+    "padding leaks": (leaking(False), {"bf16.aligned.back.forward"}),
+    "padding leaks backward": (leaking(True), {"bf16.aligned.back.grad.rows"}),
+    "no weights": (weighted(0), {"bf16.top2.dropped.weighted.forward"}),
+    "weights twice": (weighted(2), {"bf16.top2.dropped.weighted.forward"}),
+    "one more": (after(bridge.Dispatch, "permute", off_by(1)), {"bf16.one-token.counts"}),
+    "one less": (after(bridge.Dispatch, "permute", off_by(-1)), {"bf16.one-token.counts"}),
+    "zero is no padding": (
+        changing(bridge.Dispatch, "_native_permute", zero_is_no_padding), {"bf16.zero-probability.rows"},
+    ),
+    "map of the first call": (changing(bridge.Dispatch, "_keep", kept_map), {"again.jagged.1.rows"}),
+    "not the same twice": (changing(bridge.Dispatch, "unpermute", drifting), {"again.jagged.0.back.bits"}),
+    "routing unchecked": (not_checked("check_routing"), {"refuses.map-dtype"}),
+    "probs unchecked": (not_checked("check_probs"), {"refuses.weights-shape"}),
+    "counts unchecked": (not_checked("check_counts"), {"refuses.counts"}),
+    "rows unchecked": (not_checked("check_rows"), {"refuses.rows"}),
+    "chunks unchecked": (not_checked("check_chunks"), {"refuses.chunk-order"}),
+    "layout unchecked": (not_checked("check_layout"), {"refuses.layout"}),
+}  # fmt: skip
+PARTS: dict[str, tuple[str, Fault, tuple[str, ...]]] = {
+    "rows": ("te_permute", first, ("half zeros", "x1.01", "shuffled", "one NaN", "gradient shuffled")),
+    "row_probs": ("te_permute", second, ("x1.01", "gradient x1.01")),
+    "tokens": ("te_unpermute", lambda fault: fault, ("sign", "x1.01", "gradient zeros")),
+    "chunks": ("te_sort_chunks", lambda fault: fault, ("shuffled", "gradient x1.01")),
+}
+BY_TE: dict[str, tuple[Plant, set[str]]] = {
+    **{
+        f"{part} {name}": (after(bridge, function, place(floating(EVERY[name]))), {"*"})
+        for part, (function, place, names) in PARTS.items()
+        for name in names
+    },
+    "weights not given": (
+        changing(bridge, "te_unpermute", lambda real: lambda *given, **more: real(*given, **{**more, "probs": None})),
+        {"bf16.top2.dropped.weighted.forward"},
+    ),
+    "weights on the way there": (after(bridge, "te_permute", weights_on_the_way_there), {"bf16.top2.dropped.rows"}),
+    "fallback": (
+        putting(bridge, "why_not_te", lambda *_: Refusal("te", "planted", "planted")),
+        {"bf16.top2.dropped.permute.bf16.top2.dropped.backend", "float8_e4m3fn.jagged.claimed"},
+    ),
+    "false claim there": (after(bridge, "te_permute", first(unmarked)), {"*backend"}),
+    "false claim back": (after(bridge, "te_unpermute", unmarked), {"*backend"}),
+    "false claim of chunks": (
+        after(bridge, "te_sort_chunks", lambda g: first(unmarked)(g) if isinstance(g, tuple) else unmarked(g)),
+        {"*backend"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("plant", "wanted"), ON_NATIVE.values(), ids=ON_NATIVE)
+def test_a_fault_on_the_native_path_is_caught(plant: Plant, wanted: set[str]) -> None:
+    check_caught(new_bench("permute"), probe.probe, plant, wanted)
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("plant", "wanted"), BY_TE.values(), ids=BY_TE)
+def test_a_fault_in_what_te_gives_is_caught(plant: Plant, wanted: set[str]) -> None:
+    check_caught(new_bench("permute", "te"), probe.probe, plant, wanted)
