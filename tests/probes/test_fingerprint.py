@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from megacpp_validate.probes import fingerprint
 from megacpp_validate.probes.fingerprint import read_libraries, read_machine, read_packages
 from megacpp_validate.probes.identify import identify, read_gpu
 
@@ -69,27 +69,33 @@ def test_without_a_memory_map_there_are_no_libraries(tmp_path: Path) -> None:
     assert read_libraries(tmp_path / "nothing") == ()
 
 
+class Loaded:
+    """A library of CUDA as ctypes has it: what it says of its version."""
+
+    @staticmethod
+    def cudaRuntimeGetVersion(number: Any) -> None:  # noqa: N802
+        number._obj.value = 12080
+
+    @staticmethod
+    def cublasGetProperty(which: int, number: Any) -> None:  # noqa: N802
+        number._obj.value = (13, 1, 0)[which]
+
+    @staticmethod
+    def cudnnGetVersion() -> int:  # noqa: N802
+        return 91900
+
+
 def test_a_library_that_is_loaded_is_asked_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the C library in the place of cuDNN: it is loaded for certain, and has a function to ask."""
-    libc = next(line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc.so" in line)
-
-    def ask(library: ctypes.CDLL) -> str:
-        library.gnu_get_libc_version.restype = ctypes.c_char_p
-        return str(library.gnu_get_libc_version().decode())
-
-    monkeypatch.setattr(fingerprint, "_LIBRARIES", {"libc": ask})
-    (library,) = read_libraries()
-    assert library.files == (libc,)
-    assert library.version == os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("number", "places", "version"),
-    [(13000, (1000, 10), "13.0"), (12080, (1000, 10), "12.8"), (91900, (10000, 100, 1), "9.19.0"),
-     (22809, (10000, 100, 1), "2.28.9")],
-)  # fmt: skip
-def test_packed_versions(number: int, places: tuple[int, ...], version: str) -> None:
-    assert fingerprint._dotted(number, *places) == version
+    maps = "".join(
+        f"7f00 r-xp 00000000 00:01 11 /opt/{name}.so.1\n"
+        for name in ("libcudart", "libcublas", "libcudnn", "libnccl", "libnvrtc")
+    )
+    (tmp_path / "maps").write_text(maps)
+    modes = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda file, mode: (modes.append(mode), Loaded)[1])
+    versions = {library.name: library.version for library in read_libraries(tmp_path / "maps")}
+    assert versions == {"libcudart": "12.8", "libcublas": "13.1.0", "libcudnn": "9.19.0", "libnccl": "", "libnvrtc": ""}
+    assert {mode & os.RTLD_NOLOAD for mode in modes} == {os.RTLD_NOLOAD}
 
 
 def test_the_machine() -> None:

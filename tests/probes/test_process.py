@@ -18,7 +18,7 @@ import torch
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.backends import Choice
-from megacpp_validate.evidence.receipt import JitCompile, Outcome
+from megacpp_validate.evidence.receipt import Compiler, JitCompile, Outcome
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.jit.compiles import saw
 from megacpp_validate.probes import fingerprint, process
@@ -94,13 +94,13 @@ def test_a_fallback_where_te_is_requested_fails(plant: Plant, te_double: None) -
 def test_what_the_target_lacks_is_good_where_every_check_of_it_holds(plant: Plant) -> None:
     def probe(bench: Bench) -> None:
         bench.check("refusal", bench.setting("fine") == "yes")
-        bench.is_unsupported("sm_90 has no such format")
+        bench.unsupported = "sm_90 has no such format"
 
     plant(probe)
     receipt = run_probe(replace(ORDER, settings={"fine": "yes"}))
     assert (receipt.outcome, receipt.reason) == (Outcome.EXPECTED_UNSUPPORTED, "sm_90 has no such format")
     assert run_probe(replace(ORDER, settings={"fine": "no"})).outcome is Outcome.FAIL
-    plant(lambda bench: bench.is_unsupported("nothing was looked at"))
+    plant(lambda bench: setattr(bench, "unsupported", "nothing was looked at"))
     assert run_probe(ORDER).outcome is Outcome.ERROR
 
 
@@ -137,8 +137,7 @@ def test_only_what_needs_transformer_engine_is_blocked_without_it(plant: Plant) 
 def test_quantizers_and_compilers_are_in_the_receipt_also_where_the_probe_raises(plant: Plant) -> None:
     def probe(bench: Bench) -> None:
         bench.saw_quantizer("fp8.delayed.linear", "input", "Float8Quantizer", "float8_e4m3", "tensor")
-        for _ in range(2):
-            bench.saw_compiler("deep_gemm", "nvrtc", "/cache")
+        bench.compilers.append(Compiler("deep_gemm", "nvrtc", "/cache"))
         raise RuntimeError("later")
 
     plant(probe)
@@ -289,19 +288,18 @@ def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
         if len(runs) == breaks_in:
             raise RuntimeError("stale state")
 
-    seen = process._Seen()
     bench = Bench(ORDER)
-    seen.bench = bench
+    run = process._Run(ORDER, bench=bench)
     probe(bench)
-    process._use_again(ORDER, probe, seen, torch)
+    process._use_again(probe, bench, run, torch)
     assert runs[:2] == [False, True]
-    assert seen.checks[-1].name == "second-use"
+    assert bench.checks[-1].name == "second-use"
     if breaks_in:
-        assert seen.outcome is Outcome.FAIL
-        assert "stale state" in seen.checks[-1].detail
+        assert run.outcome is Outcome.FAIL
+        assert "stale state" in bench.checks[-1].detail
     else:
-        assert seen.outcome is Outcome.PASS
-        assert seen.jit.receipt().after == {"deep_gemm": 1}  # of the last run alone
+        assert run.outcome is Outcome.PASS
+        assert process._jit(run).after == {"deep_gemm": 1}  # of the last run alone
 
 
 def test_a_receipt_names_what_was_compiled_and_where_it_is_kept(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
