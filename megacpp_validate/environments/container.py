@@ -39,8 +39,7 @@ _PASSED: Final = (
     "PYTHONHASHSEED", "PYTORCH_", "TORCHDYNAMO_", "TORCH_", "TRITON_",
 )  # fmt: skip
 _OF_THE_HOST: Final = re.compile(r".*(_DIR|_PATH|_HOME|_CACHE|_FOLDER)|MEGACPP_(ENVIRONMENTS|OVERLAYS|PYTHON|RECEIPTS)")
-_PYTHONS: Final = ("python3", "python", *(f"python3.{minor}" for minor in range(20, 10, -1)))
-_FOUND: Final = "megacpp-python="
+_PYTHON: Final = "python3"
 _GPUS: Final = {True: ("--gpus", "all"), False: ()}
 _NOT_STARTED: Final = 125  # Docker's own exit status where it starts no container
 
@@ -53,7 +52,6 @@ class ContainerEnvironment:
         docker: the client.
         image: repository and digest.
         image_id: of what the digest led to on this kind of machine.
-        python: the interpreter in the image.
         path: the image's own `PYTHONPATH`.
         variables: of the user, whole; the client needs its own of them.
         gpus: whether it sees the GPUs of the host.
@@ -63,7 +61,6 @@ class ContainerEnvironment:
     docker: str
     image: str
     image_id: str
-    python: str
     path: str
     variables: Mapping[str, str] = field(repr=False)
     gpus: bool
@@ -72,7 +69,7 @@ class ContainerEnvironment:
     @property
     def shown(self) -> str:
         """What a person may type to start its interpreter."""
-        return shlex.join(("docker", "run", "--rm", "-it", *_GPUS[self.gpus], self.image, self.python))
+        return shlex.join(("docker", "run", "--rm", "-it", *_GPUS[self.gpus], self.image, _PYTHON))
 
     @property
     def image_digest(self) -> str:
@@ -84,7 +81,7 @@ class ContainerEnvironment:
         """A hash over the image, the driver, the variables that reach it, and this project's files that run there."""
         passed = {name: self.variables[name] for name in self._passed()}
         return hash_parts((
-            "container", self.image_digest, self.image_id, self.python, str(self.gpus), "driver", read_driver(),
+            "container", self.image_digest, self.image_id, _PYTHON, str(self.gpus), "driver", read_driver(),
             "variables", *list_variables(passed), "package", hash_code(),
         ))  # fmt: skip
 
@@ -103,7 +100,7 @@ class ContainerEnvironment:
             *(word for name in self._passed() for word in ("--env", name)),  # by name: the client has the value
             "--env", f"PYTHONPATH={os.pathsep.join(filter(None, (self.path, _DOOR)))}",
             "--env", f"{IMAGE_DIGEST}={self.image_digest}", "--env", "PYTHONDONTWRITEBYTECODE=1",
-            self.image, self.python, "-P", "-u", "-m", module, *arguments,
+            self.image, _PYTHON, "-P", "-u", "-m", module, *arguments,
         )  # fmt: skip
         return Call(words, self.variables, (self.docker, "rm", "--force", name), not_started=(_NOT_STARTED,))
 
@@ -146,29 +143,21 @@ def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> C
     lines = run_command(inspect, variables=variables, limit_s=_QUICK_S).words.splitlines()
     found: dict[str, Any] = json.loads(next((line for line in lines if line.startswith("{")), "{}"))
     own = dict(entry.partition("=")[::2] for entry in (found.get("Config") or {}).get("Env") or ())
-    python = _find_python(docker, image, variables, gpus=gpus)
-    path, because = own.get("PYTHONPATH", ""), f"the image {image}, with {python}"
-    return ContainerEnvironment(docker, image, str(found.get("Id", "")), python, path, variables, gpus, because)
-
-
-def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus: bool) -> str:
-    """The first interpreter of 3.11 or newer in an image; its entry point runs first, as it does for every process."""
-    tries, name = " ".join(_PYTHONS), _new_name()
-    script = (
-        f"for name in {tries}; do $name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null "
-        f'&& echo "{_FOUND}$name" && exit 0; done; echo "none of {tries} is 3.11 or newer"; exit 1'
-    )
-    how = ("--rm", "--init", *_GPUS[gpus], "--name", name, "--network", "none", "--hostname", "localhost")
-    words = run_tool(
-        (docker, "run", *how, image, "sh", "-c", script), variables, limit_s=_QUICK_S,
-        deed=f"no Python can be started in {image}",
-        cause="the image has none of 3.11 or newer, is for another processor, or has an entry point that does not run "
-        "what it is given; or Docker has no GPU for it, because it does not know the NVIDIA Container Toolkit",
+    path, because = own.get("PYTHONPATH", ""), f"the image {image}, with {_PYTHON}"
+    made = ContainerEnvironment(docker, image, str(found.get("Id", "")), path, variables, gpus, because)
+    name = _new_name()
+    # Its entry point runs first, as it does for every process.
+    run_tool(
+        (docker, "run", "--rm", "--init", *_GPUS[gpus], "--name", name, "--network", "none", "--hostname", "localhost",
+         image, _PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"),
+        variables, limit_s=_QUICK_S, deed=f"no Python can be started in {image}",
+        cause="the image has no python3 of 3.11 or newer, is for another processor, or has an entry point that does "
+        "not run its arguments; or Docker has no GPU for it, because it does not know the NVIDIA Container Toolkit",
         step='choose an image with Python 3.11 or newer whose entry point ends in `exec "$@"`; for a GPU install the '
         "toolkit, and `nvidia-ctk runtime configure --runtime=docker`",
         cleanup=(docker, "rm", "--force", name),
     )  # fmt: skip
-    return words.rpartition(_FOUND)[2].split()[0]
+    return made
 
 
 def _new_name() -> str:
