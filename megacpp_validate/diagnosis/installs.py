@@ -388,7 +388,7 @@ ROWS: Final = (
         "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"),
     Row(r"Multiple files found: \[(?P<files>.+?)\](?!\w)", "the libraries of two builds lie beside each other: {files}",
         "remove the one of the older build"),
-    Row(r"(?P<file>\S+): undefined symbol: (?P<symbol>\w+)",
+    Row(r"(?:\S*/)?(?P<file>[^\s/]+): undefined symbol: (?P<symbol>\w+)",
         "{file} was built against another build of {library}: it wants the symbol {symbol}, which the one that is "
         "loaded does not have",
         "install the {package} that this release was built for (or rebuild the extension against yours), or go back to "

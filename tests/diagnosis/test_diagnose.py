@@ -188,6 +188,7 @@ OF_THE_HOST = {
     "smoke: " + RANKS.format(how="exit status 1", said="CUDA error: uncorrectable ECC error encountered"): "corrected",
 }  # fmt: skip
 OF_THE_MODULE = (
+    "RuntimeError: loss nan on rank 1; CUDA error: uncorrectable ECC error encountered",
     # Who lost a rank, or waited for it, does not know what made it go.
     LOST,
     "SIGABRT: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580)",
@@ -292,6 +293,7 @@ def test_one_failure_in_two_modules_has_one_signature() -> None:
     one, other = (raises(module, *keyword("native_block")) for module in ("native_block", "layer_spec"))
     assert one.failure != other.failure
     assert sign(one) == sign(other)
+    assert sign(one) != sign(raises("native_block", *keyword("attention")))
 
 
 def test_the_frame_of_vendor_code_counts_and_torchs_does_not() -> None:
