@@ -337,6 +337,7 @@ NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "a-second-backend-on-another-card": (
         second("fa3"), second(why=DAMAGED) | {"machine": replace(MACHINE, gpu="NVIDIA L40S")}),
     "another-request": (ran(*NATIVE, claimed="sdpa"), ran(*UNFUSED)),
+    "another-second-request": ({"backends": (Backend("bf16.block", "fa3", "te", FUSED),)}, ran(*UNFUSED)),
     "another-card": (ran(*FUSED), ran(*UNFUSED) | {"machine": replace(MACHINE, capability="10.0")}),
     "compiles-that-no-kernel-is-named-for": ({}, {"jit": JitCompiles(after={"deep_gemm": 1})}),
     "compiles-in-warm-up": ({}, {"jit": JitCompiles({"triton": 9}, compiled=(replace(KERNEL, when="warm-up"),))}),
