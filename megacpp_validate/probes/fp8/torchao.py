@@ -213,7 +213,7 @@ def check_operands(bench: Bench, path: str, recipe: str, products: Products) -> 
         sizes = {"forward": (ROWS, outer, inner), "dgrad": (ROWS, inner, outer), "wgrad": (outer, inner, ROWS)}
         for product, expected in EXPECTED[recipe].items():
             seen = products.seen.get(sizes[product], ())
-            found = tuple((getattr(one, "format", str(one)), getattr(one, "block", "")) for one in seen)
+            found = tuple((str(getattr(one, "format", one)), getattr(one, "block", "")) for one in seen)
             bench.check(f"eager.{name}.{product}.operands", found == expected, f"{found or 'was no FP8 product'}")
             for tensor, one in zip(OPERANDS[product], seen, strict=False):
                 if hasattr(one, "format"):
