@@ -25,6 +25,7 @@ from megacpp_validate.canary.firewall.run import FirewallCase, FirewallOutcome, 
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit, WrongArguments
+from megacpp_validate.process import Ended
 from tests.running_processes import hearing_signals
 
 
@@ -290,3 +291,20 @@ def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
     assert time.monotonic() - started < 120  # it did not wait for the limit
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
+
+
+def test_an_answer_is_compared_with_the_row(catalog: Catalog) -> None:
+    rows = {row.id: row for row in plan_firewall()}
+    native = {Path(one.files[0]).stem: one.native for one in catalog.modules}
+
+    def problems(case: str, **changes: object) -> str:
+        said = {"imported": {}, "native_paths": native, "available": True, "reason": "", "failure": None}
+        answer = firewall.Answer.model_validate({**said, "missing": {}, "problems": (), **changes})
+        return " ".join(firewall.judge(rows[case], catalog.modules, answer, Ended("exit", 0, 0.0, "")))
+
+    assert problems("undamaged-2.20.2") == ""
+    assert problems("undamaged-2.20.2", missing={"linear": "gone"}) == "None comes from ['linear'], and should from []"
+    assert "yet there is a reason" in problems("undamaged-2.20.2", reason="why")
+    assert problems("undamaged-2.20.2", available=False).startswith("is_te_available() is False")
+    assert "does not say" in problems("switched-off", available=False, reason="off")
+    assert "native path" in problems("undamaged-2.20.2", native_paths={})
