@@ -110,6 +110,10 @@ class Expressions(Notes):
     _of_list = _of_tuple
 
     def _of_subscript(self, node: ast.Subscript, names: Names) -> Values:
+        match node:
+            case ast.Subscript(value=ast.Attribute(value=module, attr="_modules"), slice=ast.Constant(value=str(name))):
+                layers = (one for one in self._value(module, names) if isinstance(one, Instance))
+                return either(ANYTHING, *(self._member(one, Access(name, node, names)) for one in layers))
         owner = self._value(node.value, names)
         if isinstance(node.slice, ast.Slice):
             ends = [NOTHING if e is None else self._value(e, names) for e in (node.slice.lower, node.slice.upper)]

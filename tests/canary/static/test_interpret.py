@@ -208,6 +208,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "subclass-that-is-made": ({"a.py": HEAD + "class Mine(te.Layer): ...\nMine(8, bias=True)"}, f"a.py:3 {BIAS}"),
     "method-of-a-base": ({"a.py": HEAD + "class Mine(te.Layer):\n    def forward(self, x):\n        return super().forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
     "field": ({"a.py": HEAD + "class Mine:\n    def __init__(self):\n        self.layer = te.Layer(8)\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:6 {SCALE}"),
+    "field-by-its-name": ({"a.py": HEAD + "class Mine:\n    def __init__(self):\n        self.layer = te.Layer(8)\n    def run(self, x):\n        return self._modules['layer'].forward(x, scale=2)"}, f"a.py:6 {SCALE}"),
     "field-of-a-base": ({"a.py": HEAD + "class Base:\n    def __init__(self):\n        self.layer = te.Layer(8)\nclass Mine(Base):\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:7 {SCALE}"),
     "returned": ({"a.py": HEAD + "def make():\n    return te.Layer(8)\ndef f(x):\n    return make().forward(x, scale=2)"}, f"a.py:5 {SCALE}"),
     "passed-on": ({"a.py": HEAD + "def build(cls):\n    return cls(8, bias=True)\nbuild(te.Layer)"}, f"a.py:3 {BIAS}"),
