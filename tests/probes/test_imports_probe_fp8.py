@@ -45,7 +45,7 @@ def another_recipe(patch: Patch) -> None:
 
 
 def another_block(patch: Patch) -> None:
-    patch.setattr(fp8_scope, "te_block_scaling", te_fp8.te_current_scaling)
+    patch.setitem(fp8_scope._RECIPES, "block", ("fp8_block_scaling", te_fp8.te_current_scaling))
 
 
 def stays_on(patch: Patch) -> None:

@@ -59,7 +59,7 @@ def test_slurm_is_given_what_a_local_run_has(device: Any, tmp_path: Path, monkey
     for name in SAME_BITS:
         monkeypatch.delenv(name, raising=False)
     bench = new_bench(launcher="slurm", limit_s="77", deterministic="true" if device == "cuda" else "")
-    bench._device = device
+    bench.device = device
     runs = Runs(bench, tmp_path)
     programs = tmp_path / "bin"
     programs.mkdir()

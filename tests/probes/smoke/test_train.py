@@ -310,6 +310,6 @@ def test_a_cell_without_its_gpus_does_not_run() -> None:
     bench = new_bench(plan="data=64")
     with open_runs(bench):  # gloo takes any number
         pass
-    bench._device = "cuda"
+    bench.device = "cuda"
     with pytest.raises(CannotRun, match=r"takes 64 GPUs.*Next step"), open_runs(bench):
         pass
