@@ -53,7 +53,7 @@ def aligned(ended: list[Ended]) -> list[Ended]:
 
 def test_plans_every_recipe_and_seed(tmp_path: Path) -> None:
     bench = new_bench(tmp_path, recipes="delayed current", seeds="0 1 2", steps="1000")
-    object.__setattr__(bench.order, "quick", False)
+    bench.quick = False
     jobs = plan_jobs(bench)
     assert [job.name for job in jobs] == [f"{r}.seed{s}" for s in (0, 1, 2) for r in ("bf16", "delayed", "current")]
     assert {job.order["steps"] for job in jobs} == {1000}
