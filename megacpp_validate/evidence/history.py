@@ -4,66 +4,43 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from ..errors import Exit, NothingSelected, WrongArguments
 from .receipt import Outcome, read_time
 from .selftest import wilson_interval
-from .store import ReceiptFile, ReceiptStore, read_store
+from .store import ReceiptFile, ReceiptHead, ReceiptStore, read_store
 from .values import Frozen
 
 DIRTY = "-dirty"  # behind a commit from which files differed
-_OF_HEAD = ("cell", "stack", "target", "probe", "outcome", "reason", "started", "commit", "environment", "host", "gpu",
-            "image_digest", "lock_hash", "step_seconds", "peak_memory_mib", "compiles_after", "only_timed")  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryRow:
-    """One file of a store that is a receipt, or should be one.
+class HistoryRow(ReceiptHead):
+    """One file of a store that is a receipt, or should be one; other attributes as of `ReceiptHead`.
 
     Attributes:
         run: its folder below the store, "." for the store itself.
         cell: its cell; of an unreadable file what its name says. `stack`, `target` and `probe` are then empty.
         outcome: None where the receipt is unreadable, which is never a good outcome.
-        seconds_total, seconds_probe: wall time of the process and of its probe, s; None where not measured.
-        peak_memory_mib: of the device; 0 where not measured.
-        compiles_after: kernels compiled just in time after warm-up.
-        step_seconds: median of a training step; None where nothing was trained.
         sha256, path: of the file, below the store; bytes that are not UTF-8 are escaped.
         fault: why it is unreadable; empty where it is not.
         same_as: path of another file with the same bytes that stands before it: a copy is not evidence twice.
-        only_timed: it is good and judged nothing: its module was timed again.
     """
 
     run: str
-    cell: str
     path: str
     sha256: str = ""
     fault: str = ""
     stack: str = ""
     target: str = ""
     probe: str = ""
-    outcome: Outcome | None = None
-    reason: str = ""
-    started: str = ""
-    commit: str = ""
-    environment: str = ""
-    image_digest: str = ""
-    lock_hash: str = ""
-    host: str = ""
-    gpu: str = ""
-    seconds_total: float | None = None
-    seconds_probe: float | None = None
-    step_seconds: float | None = None
-    peak_memory_mib: float = 0.0
-    compiles_after: int = 0
+    schema_id: str = ""
+    outcome: Outcome | None = None  # type: ignore[assignment]  # a head that was read has one
     same_as: str = ""
-    only_timed: bool = False
 
     @property
     def counts(self) -> bool:
@@ -149,7 +126,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
     rows = list_rows(store)
     by_cell: dict[str, list[HistoryRow]] = defaultdict(list)
     for row in rows:
-        if row.cell and _matches(row.cell, patterns):
+        if row.cell and (patterns is None or any(fnmatchcase(row.cell, pattern) for pattern in patterns)):
             by_cell[row.cell].append(row)
     cells = [CellHistory(cell=name, rows=tuple(of), flakes=rate_flakes(of)) for name, of in sorted(by_cell.items())]
     lost = {row.path: row.fault for row in rows if row.outcome is None and row.cell not in by_cell}
@@ -172,7 +149,7 @@ def list_rows(store: ReceiptStore) -> tuple[HistoryRow, ...]:
     rows.sort(key=lambda row: (row.outcome is None, *_place(row)))
     first: dict[str, str] = {}
     return tuple(
-        replace(row, same_as=first[row.sha256])
+        row.model_copy(update={"same_as": first[row.sha256]})
         if row.outcome is not None and first.setdefault(row.sha256, row.path) != row.path
         else row
         for row in rows
@@ -204,16 +181,10 @@ def _make_row(one: ReceiptFile) -> HistoryRow:
     head, fault = one.head, one.problem
     if head is not None and one.stem != head.cell:
         fault, head = f"it holds the cell {head.cell!r}, which its name does not say", None
-    fields: dict[str, Any] = {"run": one.run, "path": one.shown, "sha256": one.sha256}
     if head is None:
         cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell
-        return HistoryRow(**fields, cell=cell, fault=fault)
-    fields |= {f"seconds_{phase}": head.seconds.get(phase) for phase in ("total", "probe")}
-    return HistoryRow(**fields, **{name: getattr(head, name) for name in _OF_HEAD})
-
-
-def _matches(cell: str, patterns: Sequence[str] | None) -> bool:
-    return patterns is None or any(fnmatchcase(cell, pattern) for pattern in patterns)
+        return HistoryRow(run=one.run, path=one.shown, sha256=one.sha256, cell=cell, fault=fault)
+    return HistoryRow.model_construct(**dict(head), run=one.run, path=one.shown, sha256=one.sha256)
 
 
 def _place(row: HistoryRow) -> tuple[bool, float, str, str]:

@@ -16,12 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, computed_field
 
-from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, cell_id, is_sealed
+from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id, is_sealed
 from .values import FileInvalid, list_errors, read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
@@ -126,6 +127,7 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
         (good and not receipt.checks, f"outcome {outcome} with no check at all"),
         (good and receipt.failure, f"outcome {outcome} over the failure {receipt.failure and receipt.failure.type}"),
         (good and receipt.blocked_by, f"outcome {outcome}, and blocked by {receipt.blocked_by}"),
+        (good and not all(map(_is_whole, receipt.training)), f"outcome {outcome} over a training run with a bad step"),
         (outcome is Outcome.FAIL and not failed, "outcome fail without a failed check"),
         (outcome is Outcome.BLOCKED and not receipt.blocked_by, "outcome blocked, and not by which cell"),
     ):  # fmt: skip
@@ -135,6 +137,13 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
         yield from _find_false_verdicts(check)
     if outcome is Outcome.PASS:
         yield from _find_false_backends(receipt)
+
+
+def _is_whole(record: TrainingRecord) -> bool:
+    """Whether the steps of a run follow each other, and each has a finite loss and gradient norm."""
+    steps = record.steps
+    follow = all(after.step == before.step + 1 for before, after in pairwise(steps))
+    return follow and all(None not in (step.loss, step.grad_norm) for step in steps)
 
 
 def _find_false_verdicts(check: Check) -> Iterator[str]:
@@ -196,18 +205,21 @@ class ReceiptHead(BaseModel):
     host: str = Field("", validation_alias=AliasPath("machine", "host"))
     gpu: str = Field("", validation_alias=AliasPath("machine", "gpu"))
     after: dict[str, int] = Field({}, validation_alias=AliasPath("jit", "after"))
-    steps: list[dict[str, float | None]] = Field([], validation_alias=AliasPath("training", 0, "steps"))
+    steps: list[dict[str, float | None]] = Field([], validation_alias=AliasPath("training", 0, "steps"), exclude=True)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def only_timed(self) -> bool:
         """Whether a good receipt judged nothing: its module was timed a second time, for the noise of the card."""
-        return self.outcome.is_good and "probe" not in self.seconds
+        return self.outcome is not None and self.outcome.is_good and "probe" not in self.seconds
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def compiles_after(self) -> int:
         """Kernels that were compiled just in time after warm-up."""
         return sum(self.after.values())
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def step_seconds(self) -> float | None:
         """Median of a training step of the first run, its first step apart; None where nothing was trained."""

@@ -30,7 +30,7 @@ def test_rows_are_oldest_first_and_say_what_their_receipt_says(tmp_path: Path) -
     found = list_rows(read_store(tmp_path))
     assert [row.run for row in found] == ["a", "b", "c"]
     row = found[0]
-    assert (row.cell, row.outcome, row.seconds_total, row.peak_memory_mib) == (CELL, Outcome.FAIL, 10.25, 512.5)
+    assert (row.cell, row.outcome, row.seconds["total"], row.peak_memory_mib) == (CELL, Outcome.FAIL, 10.25, 512.5)
     assert (row.compiles_after, row.host, row.reason) == (1, "node-1", "it ended with fail")
 
 
@@ -88,7 +88,7 @@ def test_links_pipes_odd_names_and_other_files(tmp_path: Path) -> None:
 
 def row(outcome: Outcome, **changes: str) -> HistoryRow:
     state = {"environment": "e", "commit": "c", "image_digest": "i", "lock_hash": "l"} | changes
-    return HistoryRow(run="r", cell=CELL, path="p", outcome=outcome, **state)  # type: ignore[arg-type]
+    return HistoryRow(run="r", cell=CELL, path="p", outcome=outcome, seconds={"probe": 1.0}, **state)
 
 
 GOOD, BAD = row(Outcome.PASS), row(Outcome.FAIL)

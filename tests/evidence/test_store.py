@@ -135,12 +135,23 @@ def part(check: int = 0, **values: Any) -> Change:
 
 def passed(**values: Any) -> Change:
     """The same cell as one that passed; without a backend, unless one is given."""
-    own = {"outcome": "pass", "failure": None, "backends": []} | values
+    own = {"outcome": "pass", "failure": None, "backends": [], "training": []} | values
     return lambda data: data.update(checks=data["checks"][:1], **own)
 
 
 def passed_on(requested_of_cell: str = "te", **of_backend: Any) -> Change:
     return lambda data: passed(backends=[data["backends"][0] | of_backend], requested=requested_of_cell)(data)
+
+
+def trained(last_step: dict[str, Any]) -> Change:
+    """The same cell as one that passed, with another last step of its training run."""
+
+    def change(data: dict[str, Any]) -> None:
+        record = data["training"][0]
+        steps = [record["steps"][0], record["steps"][1] | {"loss": 3.3, "grad_norm": 1.0} | last_step]
+        passed(training=[record | {"steps": steps}])(data)
+
+    return change
 
 
 FAULTS: dict[str, tuple[Change, str]] = {  # as a broken producer would seal them
@@ -149,6 +160,10 @@ FAULTS: dict[str, tuple[Change, str]] = {  # as a broken producer would seal the
     "pass-and-blocked": (passed(blocked_by="te2.20.2-h200-imports"), "pass, and blocked by te2.20.2-h200-imports"),
     "check-over-a-failed-part": (lambda data: data["checks"][1].update(passed=True), "failed, and the check passed"),
     "pass-without-checks": (changed(outcome="pass", checks=[]), "no check at all"),
+    "pass-over-a-loss-that-is-not-finite": (trained({"loss": None}), "over a training run with a bad step"),
+    "pass-over-a-norm-that-is-not-finite": (trained({"grad_norm": None}), "over a training run with a bad step"),
+    "pass-over-a-missing-step": (trained({"step": 2}), "over a training run with a bad step"),
+    "pass-over-a-step-twice": (trained({"step": 0}), "over a training run with a bad step"),
     "fail-without-failed-check": (changed(checks=[]), "without a failed check"),
     "blocked-by-nothing": (changed(outcome="blocked"), "not by which cell"),
     "unknown-outcome": (changed(outcome="fine"), "outcome"),
@@ -175,6 +190,7 @@ FAULTS: dict[str, tuple[Change, str]] = {  # as a broken producer would seal the
 GOOD: dict[str, Change] = {
     "te": passed_on(claimed="te", observed=["te"]),
     "a-path-that-requests-another": passed_on(requested="sdpa"),
+    "trained": trained({}),
     "native": passed_on("native", requested="native"),
     "at-its-bound": part(observed=2e-3),
     "at-its-floor": part(observed=2e-3, at_least=True),

@@ -6,12 +6,14 @@ Curves with one fault each, made up and of an H200, are scenarios of `tests.repl
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss
 from megacpp_validate.gate.loss_checks import CAP, spread_of_seeds, t_of_farthest, t_of_one
 from megacpp_validate.report.curves import draw_loss_curves
@@ -96,6 +98,42 @@ def test_a_layer_that_casts_with_other_seeds_must_cast() -> None:
     casts = tuple(row for row in fp8[0].quantizers if row.layer != "hybrid.layers.2.up")
     verdict = decide_loss(bf16, [replace(fp8[0], quantizers=casts, histories=()), *fp8[1:]])
     assert "observed.layers.delayed.seed0" in failed(verdict)
+
+
+def cut(curve: LossCurve, *, first: int = 0, last: int = STEPS) -> LossCurve:
+    """The steps from `first` up to `last` of a run that was planned for all of them."""
+    kept = slice(first, last)
+    norms = {part: row[kept] for part, row in curve.part_norms.items()}
+    return replace(
+        curve, steps=curve.steps[kept], losses=curve.losses[kept], gradient_norms=curve.gradient_norms[kept],
+        part_norms=norms,
+    )  # fmt: skip
+
+
+def put(name: str, value: float) -> Callable[[LossCurve], LossCurve]:
+    """The value of step 50 of a series changed."""
+    return lambda curve: replace(curve, **{name: (*getattr(curve, name)[:50], value, *getattr(curve, name)[51:])})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        put("losses", math.nan), put("losses", math.inf), put("losses", -1.0), put("gradient_norms", math.nan),
+        put("steps", 49), put("steps", 100), lambda curve: cut(curve, last=99), lambda curve: cut(curve, first=1),
+        lambda curve: cut(curve, last=0), lambda curve: replace(curve, losses=curve.losses[:-1]),
+        lambda curve: replace(curve, part_norms=curve.part_norms | {"head": (math.nan,) * STEPS}),
+        lambda curve: replace(curve, steps=curve.steps[::-1]),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_missing_doubled_or_not_finite_is_never_judged_good(
+    damage: Callable[[LossCurve], LossCurve],
+) -> None:
+    """In an FP8 run it is a failure, in BF16 nothing can be compared with it."""
+    bf16, fp8 = make_pairs()
+    assert decide_loss(bf16, fp8).outcome is LossOutcome.PASS
+    verdict = decide_loss(bf16, [fp8[0], damage(fp8[1]), fp8[2]])
+    assert (verdict.outcome, failed(verdict)) == (LossOutcome.FAIL, ["steps.delayed.seed1"])
+    assert decide_loss([bf16[0], damage(bf16[1]), bf16[2]], fp8).outcome is LossOutcome.REFUSED
 
 
 def test_sums_that_overflow_are_red() -> None:

@@ -108,6 +108,16 @@ def test_a_pass_that_its_own_words_or_machine_deny(change: dict[str, Any], rule:
     assert closing.rules == (rule,)
 
 
+def test_two_receipts_of_one_cell_that_contradict_each_other_close_the_gate(tmp_path: Path) -> None:
+    """A red one of the same commit and environment is not outdone by a younger good one, nor by an older good one."""
+    for name, hours, rule in (("older", 5.0, GateRule.CONTRADICTED), ("younger", 0.5, GateRule.OUTCOME)):
+        store = fill(tmp_path / name)
+        put(store, red("attention", hours=hours), run="another")
+        decision = decide(store)
+        assert (decision.exit, [cell.rules[0] for cell in decision.closing]) == (CLOSED, [rule])
+        assert [row.module for row in decision.culprits] == ["attention"]
+
+
 def test_the_order_of_files_never_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = fill(tmp_path / "store")
     put(store, red("attention", hours=5.0), good("permute", hours=9.0), run="older")

@@ -104,6 +104,7 @@ def account_of(phase: str, seconds: float) -> Callable[[dict[str, Any]], None]:
 PLANTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a-step-not-finite": (put("steps", 3, "grad_norm", "nan"), "plan.steps.rank1"),
     "a-step-missing": (lambda receipt: receipt["steps"].pop(), "plan.steps.rank1"),
+    "a-step-twice": (lambda receipt: receipt["steps"].insert(3, receipt["steps"][3]), "plan.steps.rank1"),
     "a-value-found-by-the-watch": (put("check", "watch"), "plan.steps.rank1"),
     "an-expert-without-gradient": (put("experts_without_gradient", ["layers.2 expert 3"]), "plan.experts.rank1"),
     "nobody-looked-at-experts": (put("experts_without_gradient", None), "plan.experts.rank1"),

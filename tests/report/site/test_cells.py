@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
+
 
 import pytest
 
@@ -15,9 +16,15 @@ STACK = "te2.20.2"
 CELL = f"{STACK}-h200-imports"
 GREEN = HistoryRow(
     run="good", cell=CELL, path="good/a.json", stack=STACK, target="h200", probe="imports", outcome=Outcome.PASS,
-    started="2026-11-22T10:00:00+00:00",
+    started="2026-11-22T10:00:00+00:00", seconds={"probe": 1.0},
 )  # fmt: skip
-RED = replace(GREEN, run="red", path="red/a.json", outcome=Outcome.ERROR, started="")
+
+
+def changed(row: HistoryRow, **fields: Any) -> HistoryRow:
+    return row.model_copy(update=fields)
+
+
+RED = changed(GREEN, run="red", path="red/a.json", outcome=Outcome.ERROR, started="")
 
 
 def history(*rows: HistoryRow) -> CellHistory:
@@ -32,16 +39,16 @@ def arrange(*rows: HistoryRow) -> Cell:
 @pytest.mark.parametrize(
     ("other", "tone", "doubt"),
     [
-        (replace(RED, started="2026-11-23T01:00:00+00:00"), Tone.BAD, ""),
+        (changed(RED, started="2026-11-23T01:00:00+00:00"), Tone.BAD, ""),
         # As text this is before the green one, and as an instant ten hours after it.
-        (replace(RED, started="2026-11-22T09:00:00-11:00"), Tone.BAD, ""),
-        (replace(RED, started="2026-11-22T11:00:00+05:00"), Tone.GOOD, ""),
-        (replace(RED, started=GREEN.started, run="aa"), Tone.BAD, ""),
-        (replace(RED, started=""), Tone.RISK, "another receipt is red"),
-        (replace(RED, started="2026-11-22T09:00:00+00:00"), Tone.GOOD, ""),
-        (replace(GREEN, started="2026-11-22T11:00:00+00:00", run="good/again", only_timed=True), Tone.GOOD, ""),
-        (replace(RED, outcome=None, stack="", target="", probe=""), Tone.RISK, "file lost"),
-        (replace(GREEN, started=""), Tone.GOOD, ""),
+        (changed(RED, started="2026-11-22T09:00:00-11:00"), Tone.BAD, ""),
+        (changed(RED, started="2026-11-22T11:00:00+05:00"), Tone.GOOD, ""),
+        (changed(RED, started=GREEN.started, run="aa"), Tone.BAD, ""),
+        (changed(RED, started=""), Tone.RISK, "another receipt is red"),
+        (changed(RED, started="2026-11-22T09:00:00+00:00"), Tone.GOOD, ""),
+        (changed(GREEN, started="2026-11-22T11:00:00+00:00", run="good/again", seconds={"total": 1.0}), Tone.GOOD, ""),
+        (changed(RED, outcome=None, stack="", target="", probe=""), Tone.RISK, "file lost"),
+        (changed(GREEN, started=""), Tone.GOOD, ""),
     ],
 )
 def test_a_red_receipt_is_not_hidden(other: HistoryRow, tone: Tone, doubt: str) -> None:
@@ -51,12 +58,12 @@ def test_a_red_receipt_is_not_hidden(other: HistoryRow, tone: Tone, doubt: str) 
 
 
 def test_a_run_for_its_times_alone_replaces_no_red_one() -> None:
-    timed = replace(GREEN, started="2026-11-22T11:00:00+00:00", run="later", only_timed=True)
-    assert arrange(replace(RED, started="2026-11-22T09:00:00+00:00"), timed).mark.tone is Tone.BAD
+    timed = changed(GREEN, started="2026-11-22T11:00:00+00:00", run="later", seconds={"total": 1.0})
+    assert arrange(changed(RED, started="2026-11-22T09:00:00+00:00"), timed).mark.tone is Tone.BAD
 
 
 def test_a_file_that_is_lost_stands_for_nothing() -> None:
-    lost = replace(RED, outcome=None, stack="", target="", probe="")
+    lost = changed(RED, outcome=None, stack="", target="", probe="")
     assert arrange_cells([history(lost)]) == {}
     cell = Cell(GREEN, (GREEN,), "file lost", "cut short")
     assert (cell.outcome, cell.mark.tone, cell.mark.word) == (Outcome.NOT_RUN, Tone.MISSING, "file lost")
@@ -68,7 +75,7 @@ def test_a_file_that_is_lost_stands_for_nothing() -> None:
      ("te2.20.2-of-ours", "te2.21.0")],
 )  # fmt: skip
 def test_the_newest_release_stands_first(older: str, newer: str) -> None:
-    cells = [history(replace(GREEN, stack=name, cell=f"{name}-h200-imports")) for name in (older, newer)]
+    cells = [history(changed(GREEN, stack=name, cell=f"{name}-h200-imports")) for name in (older, newer)]
     for listed in (cells, cells[::-1]):
         assert [stack for _, stack in arrange_cells(listed)] == [newer, older]
 
