@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 import pytest
 
 from megacpp_validate.evidence.history import CellHistory, FlakeRate, HistoryRow
