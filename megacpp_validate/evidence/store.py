@@ -202,10 +202,12 @@ class ReceiptHead(BaseModel):
     lock_hash: str = ""
     commit: str = ""
     peak_memory_mib: float = 0.0
-    host: str = Field("", validation_alias=AliasPath("machine", "host"))
-    gpu: str = Field("", validation_alias=AliasPath("machine", "gpu"))
-    after: dict[str, int] = Field({}, validation_alias=AliasPath("jit", "after"))
-    steps: list[dict[str, float | None]] = Field([], validation_alias=AliasPath("training", 0, "steps"), exclude=True)
+    host: str = Field(default="", validation_alias=AliasPath("machine", "host"))
+    gpu: str = Field(default="", validation_alias=AliasPath("machine", "gpu"))
+    after: dict[str, int] = Field(default={}, validation_alias=AliasPath("jit", "after"))
+    steps: list[dict[str, float | None]] = Field(
+        default=[], validation_alias=AliasPath("training", 0, "steps"), exclude=True
+    )
 
     @computed_field  # type: ignore[prop-decorator]
     @property
