@@ -7,11 +7,11 @@
     python benchmarks/jit_caches.py parity --receipts COLD WARM --output docs/benchmarks
     python benchmarks/jit_caches.py page --merge OTHER/jit_caches.json --output docs/benchmarks
 
-storm: processes start their first steps together on one cache root: cold without the guard, cold with it, and prewarmed
-by the run before. smoke: one run of `moe_smoke`'s small model as a user starts it, on an empty root and again on what
-that left. tasks: prewarm tasks that need no GPU, each by N processes at once. parity: receipts of two runs of
-h200_parity on one root (nox -s h200_parity -- --receipts FOLDER, with the caches' variables), empty at first. Each verb
-writes its part of jit_caches.json; `page` writes the page of all parts there are.
+storm: processes start their first steps together on one cache root: cold, and prewarmed by the run before; rows with
+the guard are of releases whose cold ranks compiled each kernel once, under a lock. smoke: one run of `moe_smoke`'s small
+model as a user starts it, on an empty root and again on what that left. tasks: prewarm tasks that need no GPU, each by N
+processes at once. parity: receipts of two runs of h200_parity on one root (nox -s h200_parity -- --receipts FOLDER, with
+the caches' variables), empty at first. Each verb writes its part of jit_caches.json; `page` writes the page of all parts.
 """
 
 from __future__ import annotations
@@ -53,32 +53,28 @@ ARCHES: Final = {"h200": "sm_90a", "b200": "sm_100a", "gb10": "sm_121a", "cpu": 
 
 
 def measure_storm(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row a number of processes, state and guard."""
+    """A row a number of processes and state."""
     with tempfile.TemporaryDirectory(prefix="jit-", dir=asked.caches) as folder:
         for ranks in asked.ranks:
-            for name, guard, keep in (("without", "0", ""), ("with", "1", ""), ("with", "1", "with")):
-                if guard == "0" and asked.guarded_only:
-                    continue
-                state = "prewarmed" if keep else "cold"
-                root = Path(folder, f"{ranks}-{keep or name}")
-                receipts = start_ranks(asked, ranks, root, {"MEGACPP_JIT_GUARD": guard})
-                yield row_of(receipts, ranks, state, name)
+            root = Path(folder, str(ranks))
+            for state in ("cold", "prewarmed"):
+                yield row_of(start_ranks(asked, ranks, root), ranks, state, "without")
             if asked.rehearse:
-                receipts = start_ranks(asked, ranks, Path(folder, f"{ranks}-with"), {}, words=("--rehearse",))
-                yield row_of(receipts, ranks, "prewarmed, rehearsed", "with")
+                receipts = start_ranks(asked, ranks, root, words=("--rehearse",))
+                yield row_of(receipts, ranks, "prewarmed, rehearsed", "without")
             if asked.profile:
-                receipts = start_ranks(asked, ranks, Path(folder, f"{ranks}-with"), {}, words=("--profile",))
+                receipts = start_ranks(asked, ranks, root, words=("--profile",))
                 print("\n".join(receipts[0]["profile"]), flush=True)
 
 
 def start_ranks(
-    asked: argparse.Namespace, ranks: int, root: Path, more: Mapping[str, str], *, words: Sequence[str] = ()
+    asked: argparse.Namespace, ranks: int, root: Path, *, words: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """What each process left; ends with words where one failed."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
-    environment = environment_for(root, asked.target, {**_cores(ranks), **more})
+    environment = environment_for(root, asked.target, _cores(ranks))
     command = [
         sys.executable, "-m", "benchmarks.jit_caches_rank", "--ranks", str(ranks), "--port", str(store.port),
         "--device", asked.device, "--target", asked.target, "--size", asked.size, "--steps", str(asked.steps),
@@ -128,21 +124,18 @@ def measure_tasks(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="jit-", dir=asked.caches) as folder:
         for code in asked.codes:
             for ranks in asked.ranks:
-                for state, guard, root in (
-                    ("cold", "without", "without"), ("cold", "with", "with"), ("prewarmed", "with", "with"),
-                ):  # fmt: skip
-                    place = Path(folder, f"{code}-{ranks}-{root}")
-                    row = {"task": code, "ranks": ranks, "state": state, "guard": guard}
-                    row |= run_tasks(code, ranks, place, {"MEGACPP_JIT_GUARD": "1" if guard == "with" else "0"})
-                    yield row
+                for state in ("cold", "prewarmed"):
+                    place = Path(folder, f"{code}-{ranks}")
+                    row = {"task": code, "ranks": ranks, "state": state, "guard": "without"}
+                    yield row | run_tasks(code, ranks, place)
 
 
-def run_tasks(code: str, ranks: int, root: Path, more: Mapping[str, str]) -> dict[str, Any]:
+def run_tasks(code: str, ranks: int, root: Path) -> dict[str, Any]:
     """What N processes compiled; ends with words where one could not."""
     arch, settings = TASKS[code]
     order = json.dumps({"task": code, "code": code, "arch": arch, "settings": settings, "root": str(root)})
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-    given = {**os.environ, "PYTHONPATH": path, **cache_variables(root.absolute(), arch, nvrtc=False), **more}
+    given = {**os.environ, "PYTHONPATH": path, **cache_variables(root.absolute(), arch, nvrtc=False)}
 
     def run(_: int) -> dict[str, Any]:
         ended = subprocess.run(
@@ -165,7 +158,7 @@ def run_tasks(code: str, ranks: int, root: Path, more: Mapping[str, str]) -> dic
         "load": load,
         "cores": len(os.sched_getaffinity(0)),
         "versions": answers[0]["versions"],
-        "notes": sorted({note for answer in answers for note in answer["notes"]}),
+        "notes": [],
     }
 
 
@@ -192,10 +185,10 @@ def row_of(receipts: Sequence[Mapping[str, Any]], ranks: int, state: str, guard:
         "to_first_step_s": max(each["first_step_s"] for each in receipts),
         "second_step_s": max(each[1] for each in steps),
         "median_step_s": statistics.median(step for each in steps for step in each[1:]),
-        "waited_s": max(each["waited"] for each in receipts),
+        "waited_s": 0.0,
         "deep_gemm": receipts[0]["deep_gemm"],
         "unwatched": receipts[0]["unwatched"],
-        "notes": sorted({note for each in receipts for note in each["notes"]}),
+        "notes": [],
         "gpu": receipts[0]["gpu"],
         "torch": receipts[0]["torch"],
         "late": [one for each in receipts for one in each["compiled"]][:40] if state != "cold" else [],
@@ -322,7 +315,6 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="storm: print the first step on warm caches, by function"
     )
-    parser.add_argument("--guarded-only", action="store_true", help="storm: not without the guard")
     asked = parser.parse_args()
     asked.target = asked.target or ("cpu" if asked.device == "cpu" else "h200")
     if asked.verb == "page":

@@ -40,13 +40,13 @@ def _aims(figures: Mapping[str, Any]) -> Iterator[str]:
                 f"| {_kept(ratio <= AIM)} |"
             )
     for row in figures.get("storm", ()):
-        if row["guard"] == "with":
+        if row["guard"] == "with" or row["state"] != "cold":
             seen = f"{row['more_than_once']} twice, {sum(row['compiled'].values())} in all"
             right = not row["more_than_once"] if row["state"] == "cold" else not row["compiled"]
             wanted = "each kernel is compiled once" if row["state"] == "cold" else "nothing is compiled"
             yield f"| {row['ranks']} process(es), {row['state']}: {wanted} | {seen} | {_kept(right)} |"
     for row in figures.get("tasks", ()):
-        if row["guard"] == "with":
+        if row["guard"] == "with" or row["state"] != "cold":
             each = (row["compiled"] + row["hits"]) // row["ranks"]  # that a process asks for
             right = row["compiled"] == (each if row["state"] == "cold" else 0)
             wanted = f"{each} kernels compiled once" if row["state"] == "cold" else "nothing compiled"

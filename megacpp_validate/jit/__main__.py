@@ -3,7 +3,7 @@
     python -m megacpp_validate.jit < ORDER
 
 The answer: {task, compiled: [{library, kernel, shape, seconds, cached, looked_for}], seconds, versions, compiler,
-include_paths, unwatched, notes, missing, failure}. `missing` names what the task needs and this host lacks, `failure`
+include_paths, unwatched, missing, failure}. `missing` names what the task needs and this host lacks, `failure`
 what it raised; the exit status is 0 wherever there is an answer, and 2 where the order cannot be read.
 """
 
@@ -59,7 +59,6 @@ def run_task(order: JitOrder) -> dict[str, Any]:
         failure = f"{type(fault).__name__}: {fault}"[:_LONGEST]
     monitor.mark()  # looks at what is seen in files alone
     seconds = round(time.perf_counter() - began, 3)
-    described = monitor.describe_jit()
     return {
         "task": order.task,
         "compiled": [asdict(one) for one in seen_since(moment)],
@@ -67,8 +66,7 @@ def run_task(order: JitOrder) -> dict[str, Any]:
         "versions": read_versions(),
         "compiler": read_compiler(),
         "include_paths": read_include_paths(),
-        "unwatched": described["unwatched"],
-        "notes": list(described["notes"]),
+        "unwatched": monitor.unwatched(),
         "missing": missing,
         "failure": failure,
     }

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
-from .compiles import ARCH, ROOT, Compile, Guard, current, open_guard, seen_since
+from .compiles import ARCH, ROOT, Compile, seen_since
 from .driver_cache import look_at_driver, watch_driver, why_shared, work_on_copy
 from .watch import HOOKS, after_import, faults
 
@@ -43,17 +43,14 @@ def watch_compilers() -> None:
     watch_driver()
 
 
-def start_compiling(*, private: bool = True) -> Guard | None:
-    """Watch every compiler, count the driver's compiles in a private cache, take turns with other processes.
+def start_compiling(*, private: bool = True) -> None:
+    """Watch every compiler, and count the driver's compiles in a private cache.
 
     Where the caches are shared (MEGACPP_JIT_ROOT is set), the working folder is changed: read relative paths before.
     Call it before CUDA is initialised.
 
     Args:
         private: whether this process is one that may have a copy of the driver's cache: not a part of another program.
-
-    Returns:
-        The guard, as `open_guard`.
     """
     if os.environ.get(ROOT):
         with suppress(OSError, ValueError):  # no core dump may stay in a folder where nobody looks for one
@@ -62,7 +59,6 @@ def start_compiling(*, private: bool = True) -> Guard | None:
     if private:
         work_on_copy()
     watch_compilers()
-    return open_guard()
 
 
 def count_compiles() -> Counter[str]:
@@ -94,13 +90,11 @@ def hits_since(moment: int = 0) -> dict[str, int]:
 
 
 def describe_jit() -> dict[str, Any]:
-    """What a receipt holds of this process beside its compiles: hits, unwatched libraries, notes, and the caches."""
-    guard = current()
+    """What a receipt holds of this process beside its compiles: hits, unwatched libraries, and the caches."""
     names = {"root": ROOT, "arch": ARCH, "mode": MODE}
     return {
         "hits": hits_since(),
         "unwatched": unwatched(),
-        "notes": () if guard is None else tuple(guard.notes),
         **{name: os.environ.get(variable, "") for name, variable in names.items()},
     }
 

@@ -1,4 +1,4 @@
-"""Hooks on each compiler: every compile is noted with its kernel and shape, and made by one process at a time.
+"""Hooks on each compiler: every compile is recorded with its kernel and shape.
 
 HOOKS is the table of libraries. A hook takes the module that its library compiles in, when that module is loaded. A
 library that keeps C++ (torch extensions, TorchInductor on the CPU) is seen by its files alone (`jit_verify`).
@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from .compiles import MISSED, current, saw, words_of
+from .compiles import ARCH, ROOT, saw, words_of
 
 # --- modules that are loaded later ------------------------------------------------------------------------------------
 #
@@ -94,31 +94,21 @@ def _wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
 # The key of a graph holds the number of its device (torch 2.13, `FxGraphCachePickler._reduce_fake_tensor`): ranks share
 # graphs where each sees its own GPU as cuda:0, and compile one each where they see all of them.
 
-_open: Final = threading.local()  # turns of the compile that runs, by depth: a graph may be compiled inside another
+_last: Final = threading.local()  # `missed`: the key that the last lookup did not find
 _SHOWN: Final = 12
 
 
 def _hook_inductor(module: Any) -> None:
     if not hasattr(module.fx_codegen_and_compile, "__wrapped__"):
-        module.FxGraphCache.load_with_key = staticmethod(_look_twice(module.FxGraphCache.load_with_key))
-        _wrap(module, "_compile_fx_inner", _end_turns)
+        module.FxGraphCache.load_with_key = staticmethod(_note_hit(module.FxGraphCache.load_with_key))
         _wrap(module, "fx_codegen_and_compile", _note_graph)
 
 
-def _look_twice(plain: Any) -> Any:
+def _note_hit(plain: Any) -> Any:
     @functools.wraps(plain)
     def load_with_key(key: str, debug_lines: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
-        def look() -> Any:
-            answer = plain(key, debug_lines, example_inputs, *args, **options)
-            return MISSED if answer[0] is None else answer
-
         answer = plain(key, debug_lines, example_inputs, *args, **options)
-        guard, turns = current(), getattr(_open, "turns", [])
-        if answer[0] is None and guard is not None and turns:  # elsewhere nobody would end the turn
-            found, turn = guard.begin(f"inductor-{key[:100]}", look)
-            answer = answer if found is MISSED else found
-            turns[-1].append((guard, turn))
-        _open.missed = key if answer[0] is None else ""
+        _last.missed = key if answer[0] is None else ""
         if answer[0] is not None:
             saw("inductor", "graph", _inputs_of(example_inputs), 0.0, cached=True, looked_for=key)
         return answer
@@ -126,25 +116,12 @@ def _look_twice(plain: Any) -> Any:
     return load_with_key
 
 
-def _end_turns(plain: Any) -> Any:
-    def _compile_fx_inner(*args: Any, **options: Any) -> Any:
-        turns: list[list[Any]] = _open.__dict__.setdefault("turns", [])
-        turns.append([])
-        try:
-            return plain(*args, **options)
-        finally:
-            for guard, turn in turns.pop():
-                guard.end(turn)
-
-    return _compile_fx_inner
-
-
 def _note_graph(plain: Any) -> Any:
     def fx_codegen_and_compile(gm: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
         began = time.perf_counter()
         # Cleared at once: a graph inside this one has its own key, and the next graph may look into no cache (torch
         # skips graphs that it cannot keep): this key must not be recorded for it.
-        key, _open.missed = getattr(_open, "missed", ""), ""
+        key, _last.missed = getattr(_last, "missed", ""), ""
         made = plain(gm, example_inputs, *args, **options)
         name = f"graph {options.get('graph_id')} {'backward' if options.get('is_backward') else 'forward'}"
         seconds = time.perf_counter() - began
@@ -163,75 +140,13 @@ def _inputs_of(inputs: Any) -> str:
 #
 # Each kernel is noted by Triton's listener (since 3.4).
 
-_probing: Final = threading.local()
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
 
 
-class _Missed(Exception):
-    """A lookup found nothing in the cache; the text is Triton's own key."""
-
-
 def _hook_triton(module: Any) -> None:
-    if hasattr(module.compile, "__wrapped__"):
-        return
     compilation = module.knobs.compilation
     if not isinstance(compilation.listener, Listener):
         compilation.listener = Listener(compilation.listener)
-    plain, managers = module.compile, module.get_cache_manager
-
-    @functools.wraps(plain)
-    def compile_once(src: Any, *args: Any, **options: Any) -> Any:
-        keys: list[str] = []
-
-        def look() -> Any:
-            try:
-                with _looking():
-                    return plain(src, *args, **options)
-            except _Missed as missed:
-                keys.append(str(missed))
-                return MISSED
-
-        guard = current()
-        if guard is None or isinstance(src, str) or compilation.always_compile:
-            return plain(src, *args, **options)
-        if (found := look()) is not MISSED:
-            return found
-        return guard.once(f"triton-{keys[0][:48]}", look, lambda: plain(src, *args, **options))
-
-    def get_cache_manager(key: str) -> Any:
-        return _Look(managers(key), key) if getattr(_probing, "on", False) else managers(key)
-
-    module.get_cache_manager, module.compile = get_cache_manager, compile_once
-    for name in ("triton.compiler", "triton"):  # packages that took the function from there
-        package = sys.modules.get(name)
-        if getattr(package, "compile", None) is plain:
-            package.compile = compile_once  # type: ignore[union-attr]
-
-
-@contextmanager
-def _looking() -> Iterator[None]:
-    """While Triton compiles in here, it looks into its cache and does no more."""
-    _probing.on = True
-    try:
-        yield
-    finally:
-        _probing.on = False
-
-
-class _Look:
-    """A cache manager that ends the compile where it has nothing."""
-
-    def __init__(self, behind: Any, key: str) -> None:
-        self._behind, self._key = behind, key
-
-    def get_group(self, name: str) -> Any:
-        group = self._behind.get_group(name)
-        if not group or group.get(name) is None:
-            raise _Missed(self._key)
-        return group
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._behind, name)
 
 
 class Listener:
@@ -281,19 +196,12 @@ def _note_lookup(of: Any, plain: Any) -> Any:
         if type(self) is not of:  # its class for caches on disk asks the one for memory
             return bool(plain(self, key))
         there, found = key in self.cache, bool(plain(self, key))
-        guard, missing = current(), _missing.__dict__.setdefault("keys", {})
-        for _, turn in missing.values():  # a compile that raised never came to its end
-            if guard is not None:
-                guard.end(turn)
-        missing.clear()
-        name, file = _name_of(self, key)
-        turn = None
-        if not found and guard is not None and file:
-            answer, turn = guard.begin(f"fa4-{file[:40]}", lambda: plain(self, key) or MISSED)
-            found = answer is not MISSED
+        missing = _missing.__dict__.setdefault("keys", {})
+        missing.clear()  # a compile that raised never came to its end
         if not found:
-            missing[key] = (time.perf_counter(), turn)
+            missing[key] = time.perf_counter()
         elif not there:
+            name, file = _name_of(self, key)
             saw("fa4", name, words_of(key), 0.0, cached=True, looked_for=file)
         return found
 
@@ -305,9 +213,7 @@ def _note_kernel(of: Any, plain: Any) -> Any:
         plain(self, key, kernel)
         if type(self) is not of:
             return
-        began, turn = _missing.__dict__.setdefault("keys", {}).pop(key, (time.perf_counter(), None))
-        if turn is not None and (guard := current()) is not None:
-            guard.end(turn)
+        began = _missing.__dict__.setdefault("keys", {}).pop(key, time.perf_counter())
         name, file = _name_of(self, key)
         saw("fa4", name, words_of(key), time.perf_counter() - began, cached=False, looked_for=file)
 
@@ -322,22 +228,12 @@ def _name_of(cache: Any, key: Any) -> tuple[str, str]:
 
 def _hook_dsl(module: Any) -> None:
     def note(plain: Any) -> Any:
-        def compile_and_cache(
-            self: Any, module: Any, module_hash: Any, function_name: str, *args: Any, **more: Any
-        ) -> Any:
-            def make() -> Any:
-                return plain(self, module, module_hash, function_name, *args, **more)
-
-            def look() -> Any:
-                found = self.jit_cache.get(module_hash)
-                return MISSED if found is None or getattr(found, "capi_func", None) is None else found
-
-            if getattr(_missing, "keys", None):  # FlashAttention 4 has it compiled, and it counts there
-                return make()
-            began, guard = time.perf_counter(), current()
-            made = guard.once(f"cute-{str(module_hash)[:48]}", look, make) if guard and module_hash else make()
-            shape = " ".join(map(words_of, more.get("full_args") or ()))
-            saw("cute", function_name, shape, time.perf_counter() - began, cached=False)
+        def compile_and_cache(self: Any, module: Any, key: Any, function_name: str, *args: Any, **more: Any) -> Any:
+            began = time.perf_counter()
+            made = plain(self, module, key, function_name, *args, **more)
+            if not getattr(_missing, "keys", None):  # else FlashAttention 4 has it compiled, and it counts there
+                shape = " ".join(map(words_of, more.get("full_args") or ()))
+                saw("cute", function_name, shape, time.perf_counter() - began, cached=False)
             return made
 
         return compile_and_cache
@@ -350,14 +246,15 @@ def _hook_dsl(module: Any) -> None:
 # Compiles in C++, inside of a call, and leaves a folder `kernel.NAME.HASH` in its cache.
 #
 # So a call with shapes that this process has not used yet is looked at: what lies in the cache after it and did not
-# before was compiled by it. One process at a time is inside such a call where the caches are shared, or the folders
-# would be another's.
+# before was compiled by it. Where the caches are shared (MEGACPP_JIT_ROOT is set), one process at a time is inside such
+# a call: the new folders would be another's.
 
 CACHE: Final = "DG_JIT_CACHE_DIR"  # else .deep_gemm of the home folder
 _WATCHED: Final = re.compile(r"gemm|einsum|mqa|prenorm")
 _NO_KERNEL: Final = re.compile(r"^(get|set|transform|is|_)")
 _used: Final[set[Any]] = set()
 _inside: Final = threading.local()
+_WAIT_S: Final = 90.0  # less than a launcher allows a run to be silent (training.smoke.run.SILENT_S)
 
 
 def _hook_deep_gemm(module: Any) -> None:
@@ -373,17 +270,14 @@ def watched(name: str, plain: Any) -> Any:
         shapes = (name, _shape(args), _shape(tuple(more.values())))
         if shapes in _used or getattr(_inside, "on", False):
             return plain(*args, **more)
-        guard, turn = current(), None
         _inside.on = True
         try:
-            turn = None if guard is None else guard.begin("deep_gemm", lambda: MISSED)[1]
-            before, began = kernels_there(), time.perf_counter()
-            made = plain(*args, **more)
-            seconds, new = time.perf_counter() - began, sorted(kernels_there() - before)
+            with _alone_in_cache():
+                before, began = kernels_there(), time.perf_counter()
+                made = plain(*args, **more)
+                seconds, new = time.perf_counter() - began, sorted(kernels_there() - before)
         finally:
             _inside.on = False
-            if guard is not None:
-                guard.end(turn)
         shape = " ".join(words_of(one) for one in (*args, *more.values()))
         for kernel in new:
             saw("deep_gemm", kernel.split(".")[1], shape, seconds / len(new), cached=False, looked_for=kernel)
@@ -393,6 +287,20 @@ def watched(name: str, plain: Any) -> Any:
         return made
 
     return call
+
+
+@contextmanager
+def _alone_in_cache() -> Iterator[None]:
+    """Hold the lock of a shared cache; a lock that cannot be had ends no run: the call goes on without."""
+    with ExitStack() as stack:
+        if (root := os.environ.get(ROOT)) and (arch := os.environ.get(ARCH)):
+            with suppress(Exception):
+                from filelock import FileLock  # in every stack: torch requires it
+
+                folder = Path(root, arch, "locks")
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(folder / "deep_gemm", timeout=_WAIT_S))
+        yield
 
 
 def kernels_there() -> frozenset[str]:

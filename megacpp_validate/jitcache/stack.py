@@ -131,7 +131,6 @@ class Answer(Frozen):
         failure: why it did not come to a good end.
         missing: why it could not run here: no GPU, no such library. That is no failure.
         unwatched: what it compiled in memory, where there is no cache: "LIBRARY: why".
-        notes: what else a person should know.
         versions, compiler, include_paths: what it is made of.
     """
 
@@ -140,7 +139,6 @@ class Answer(Frozen):
     failure: str = ""
     missing: str = ""
     unwatched: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     seconds: float = 0.0
     versions: dict[str, str] = Field(default_factory=dict)
     compiler: CompilerOf = CompilerOf()
@@ -199,7 +197,6 @@ def read_receipt_answer(receipt: Receipt) -> Answer:
         failure="" if receipt.outcome in (*_GOOD, *_DID_NOT_RUN) else reason,
         missing=reason if receipt.outcome in _DID_NOT_RUN else "",
         unwatched=tuple(f"{library}: {why}" for library, why in jit.unwatched.items()),
-        notes=jit.notes,
         seconds=receipt.seconds.get("total", 0.0),
     )
 

@@ -93,7 +93,6 @@ class JitVerifyResult(Frozen):
         unreported: files of compiled kernels that appeared without a report of a process.
         unproven: what appeared where no process could watch, in sentences.
         unwatched: what compiles in memory, where no cache can be warm: "LIBRARY: why".
-        notes: of the processes: one that was waited for in vain, a folder that could not be written.
         opened_s: seconds to check and to copy the cache into a folder that can be written.
     """
 
@@ -119,7 +118,6 @@ class JitVerifyResult(Frozen):
     unreported: tuple[str, ...] = ()
     unproven: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     started: str = ""
     opened_s: float = Field(default=0.0, ge=0.0)
     seconds: float = Field(default=0.0, ge=0.0)
@@ -200,7 +198,6 @@ def run_verify(
             gpu=stack.facts.gpu.name if stack.facts.gpu else "", differences=differences, rows=rows,
             ranks=max([options.ranks, *(task.ranks for task in selected.tasks)]), left_out=selected.left_out,
             missing=manifest.missing, unreported=unreported, unproven=unproven, unwatched=unwatched,
-            notes=tuple(f"{task}: {line}" for task, answer in answers.items() for line in answer.notes),
             files=len(manifest.files), bytes=manifest.bytes, started=started, opened_s=round(opened_s, 2),
             seconds=round(time.monotonic() - began, 1),
         )  # fmt: skip

@@ -37,13 +37,11 @@ class RankJit:
         compiled: what they compiled.
         hits: library -> how much they took from caches on disk.
         unwatched: as `jit.monitor` has it.
-        notes: what their guards reported, each thing once.
     """
 
     compiled: list[JitCompile] = field(default_factory=list)
     hits: Counter[str] = field(default_factory=Counter)
     unwatched: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     def take(self, receipt: Mapping[str, Any]) -> None:
         """Add the receipt of one rank."""
@@ -51,7 +49,6 @@ class RankJit:
         self.compiled += [JitCompile(**row, rank=int(receipt["rank"])) for row in found.get("compiled", ())]
         self.hits.update(found.get("hits", {}))
         self.unwatched |= found.get("unwatched", {})
-        self.notes += [note for note in found.get("notes", ()) if note not in self.notes]
 
 
 @dataclass

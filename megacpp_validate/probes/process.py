@@ -320,17 +320,15 @@ def _jit(run: _Run) -> JitCompiles:
         JitCompile(one.library, one.kernel, one.shape, one.seconds, "after" if id(one) in late else "warm-up")
         for one in every
     ]
-    hits, unwatched, notes = Counter(own["hits"]), own["unwatched"], own["notes"]
+    hits, unwatched = Counter(own["hits"]), own["unwatched"]
     if ranks is not None:
         rows, hits, unwatched = [*rows, *ranks.compiled], hits + ranks.hits, ranks.unwatched | unwatched
-        notes = [*notes, *ranks.notes]
     return JitCompiles(
         warm_up=run.warm_up,
         after=dict(sorted(Counter(one.library for one in run.late).items())),
         compiled=tuple(rows),
         hits=dict(sorted(hits.items())),
         unwatched=unwatched,
-        notes=tuple(dict.fromkeys(notes)),
         **{name: own[name] for name in ("root", "arch", "mode")},
     )
 

@@ -44,8 +44,7 @@ while name == "killed":
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A root, a temporary folder and a folder for copies of this test alone."""
-    for variable in (driver_cache.SOURCE, "MEGACPP_JIT_GUARD"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv(driver_cache.SOURCE, raising=False)
     for name in ("root/cpu/cuda", "tmp", "work"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.setenv("MEGACPP_JIT_ROOT", str(tmp_path / "root"))

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
-from megacpp_validate.jit import compiles, driver_cache, monitor, watch
-from megacpp_validate.jit.compiles import Guard
+from megacpp_validate.jit import driver_cache, monitor, watch
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +21,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(driver_cache, "_copies", [])
     monkeypatch.setattr(driver_cache, "_shared", [])
     monkeypatch.setattr(watch, "_waiting", {})
-    guard_by(None, monkeypatch)
-
-
-def guard_by(guard: Guard | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiles, "_guards", [] if guard is None else [guard])
+    monkeypatch.delenv("MEGACPP_JIT_ROOT", raising=False)
 
 
 def seen(moment: int) -> list[tuple[str, str, str]]:
@@ -62,30 +56,16 @@ def test_a_hook_that_fails_is_told_and_the_import_goes_on(monkeypatch: pytest.Mo
     assert "AttributeError" in monitor.unwatched()["wave"]
 
 
-class Manager:
-    """A cache manager of Triton over a dict."""
-
-    def __init__(self, key: str, kept: dict[str, Any]) -> None:
-        self.key, self.kept = key, kept
-
-    def get_group(self, name: str) -> dict[str, str] | None:
-        return self.kept.get(self.key)
-
-
-def triton_of(kept: dict[str, Any]) -> Any:
-    """As much of triton.compiler.compiler as the hook touches, in its order (3.6 and 3.7)."""
+def triton_of(kept: set[str]) -> Any:
+    """As much of triton.compiler.compiler as the hook touches (3.6 and 3.7)."""
     module: Any = types.ModuleType("triton.compiler.compiler")
-    module.knobs = SimpleNamespace(compilation=SimpleNamespace(listener=None, always_compile=False))
-    module.get_cache_manager = lambda key: Manager(key, kept)
+    module.knobs = SimpleNamespace(compilation=SimpleNamespace(listener=None))
 
-    def compile_kernel(src: Any, target: Any = None, options: Any = None) -> str:
-        manager = module.get_cache_manager(f"key-of-{src.name}")
-        group = manager.get_group(f"{src.name}.json") or {}
-        hit = f"{src.name}.json" in group
-        if not hit:
-            kept[manager.key] = {f"{src.name}.json": "made"}
-        told = {"src": src, "metadata": {"num_warps": 4}, "times": SimpleNamespace(total=1.5e6), "cache_hit": hit}
-        module.knobs.compilation.listener(**told)
+    def compile_kernel(src: Any) -> str:
+        hit = src.name in kept
+        kept.add(src.name)
+        passed = {"src": src, "metadata": {"num_warps": 4}, "times": SimpleNamespace(total=1.5e6), "cache_hit": hit}
+        module.knobs.compilation.listener(**passed)
         return "kernel"
 
     module.compile = compile_kernel
@@ -100,16 +80,14 @@ SOURCE = SimpleNamespace(
 )
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-def test_triton_tells_kernel_signature_and_constants_and_a_hit_is_none(
-    guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_triton_reports_kernel_signature_and_constants_and_a_hit_is_no_compile(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = triton_of({})
+    module = triton_of(set())
     monkeypatch.setitem(sys.modules, "triton.compiler.compiler", module)
     watch.HOOKS["triton.compiler.compiler"](module)
     watch.HOOKS["triton.compiler.compiler"](module)
     moment, before = monitor.mark(), monitor.count_compiles()
-    guard_by(Guard(tmp_path / "locks") if guarded else None, monkeypatch)
     assert [module.compile(SOURCE) for _ in range(3)] == ["kernel"] * 3
     assert seen(moment) == [("triton", "gate", "up:*bf16 width=512 num_warps=4")]
     assert monitor.compiles_since(moment)[0].seconds == 1.5
@@ -160,9 +138,9 @@ def test_flash_attention_4_tells_what_it_had_compiled_and_what_it_read_from_disk
     assert monitor.hits_since(moment) == {"fa4": 1}
 
 
-@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
 def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
-    guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "deep_gemm"))
     monkeypatch.setattr(watch, "_used", set())
@@ -181,7 +159,9 @@ def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
     watch.HOOKS["deep_gemm"](module)
     assert module.get_num_sms is plain
     moment, weight = monitor.mark(), torch.zeros(2, 256, 128)
-    guard_by(Guard(tmp_path / "locks") if guarded else None, monkeypatch)
+    if shared:
+        monkeypatch.setenv("MEGACPP_JIT_ROOT", str(tmp_path))
+        monkeypatch.setenv("MEGACPP_JIT_ARCH", "sm_90a")
     for rows in (100, 101, 100, 4000):  # 4000: another power of two, and the same kernel
         assert module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(rows, 128), weight) == "product"
     module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(100, 128), torch.zeros(2, 384, 128))
@@ -189,6 +169,7 @@ def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
     assert {kernel for _, kernel, _ in seen(moment)} == {"sm90_fp8_gemm_1d2d"}
     assert monitor.hits_since(moment) == {"deep_gemm": 1}
     assert len(calls) == 5
+    assert (tmp_path / "sm_90a" / "locks" / "deep_gemm").exists() == shared
 
 
 def test_files_in_a_shared_driver_cache_are_counted_as_nobodys_compiles(tmp_path: Path) -> None:
@@ -203,8 +184,8 @@ def test_files_in_a_shared_driver_cache_are_counted_as_nobodys_compiles(tmp_path
     assert "which other processes write to" in monitor.unwatched()["cuda"]
 
 
-def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order in which torch 2.11 and 2.13 call the three; tests/jit/test_jit_ranks.py has the real ones."""
+def test_inductor_is_noted_where_its_cache_had_nothing() -> None:
+    """The order in which torch 2.11 and 2.13 call the three."""
     kept: dict[str, str] = {}
     module: Any = types.ModuleType("torch._inductor.compile_fx")
 
@@ -226,12 +207,9 @@ def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path, monkeypat
     module._compile_fx_inner = _compile_fx_inner
     watch.HOOKS["torch._inductor.compile_fx"](module)
     moment, inputs = monitor.mark(), [torch.zeros(8, 16, dtype=torch.bfloat16), 3]
-    guard_by(Guard(tmp_path), monkeypatch)
     assert module._compile_fx_inner("gm", inputs) == "graph"
     module.fx_codegen_and_compile("bypassed", inputs, graph_id=4)  # as torch does with what it cannot keep
     assert module._compile_fx_inner("gm", inputs) == "graph"
     assert seen(moment) == [("inductor", f"graph {name}", "bf16[8,16] 3") for name in ("3 backward", "4 forward")]
     assert [one.looked_for for one in monitor.compiles_since(moment)] == ["gm", ""], "the second asked no cache"
     assert monitor.hits_since(moment) == {"inductor": 1}
-    for lock in tmp_path.glob("inductor-*"):  # was released
-        FileLock(lock).acquire(timeout=0)

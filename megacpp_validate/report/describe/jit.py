@@ -95,7 +95,6 @@ def _list_notes(result: JitVerifyResult) -> Iterator[str]:
         if row.unkept:
             names = ", ".join(f"`{name}`" for name in dict.fromkeys(one.kernel for one in row.unkept))
             yield f"{row.task}: this release compiles in every process: {names}"
-    yield from result.notes
     yield from (f"left out, and not verified: {line}" for line in result.left_out)
     yield from (f"the cache was sealed without: {task}" for task in result.missing)
     yield from (f"compiled in memory, where no cache can be warm: {line}" for line in result.unwatched)

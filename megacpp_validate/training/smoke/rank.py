@@ -41,7 +41,7 @@ def main() -> None:
         torch.set_num_threads(1)  # ranks stand side by side
     if order.checkpoint_folder:
         order = replace(order, checkpoint_folder=str(Path(order.checkpoint_folder).absolute()))
-    start_compiling()  # before anything is compiled: ranks on one cache compile each kernel once
+    start_compiling()  # before anything is compiled
     if order.deterministic:
         keep_bits()
     with join_ranks("nccl" if order.device == "cuda" else "gloo") as rank:
