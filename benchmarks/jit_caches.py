@@ -8,10 +8,11 @@
     python benchmarks/jit_caches.py page --merge OTHER/jit_caches.json --output docs/benchmarks
 
 storm: processes start their first steps together on one cache root: cold, and prewarmed by the run before; rows with
-the guard are of releases whose cold ranks compiled each kernel once, under a lock. smoke: one run of `moe_smoke`'s small
-model as a user starts it, on an empty root and again on what that left. tasks: prewarm tasks that need no GPU, each by N
-processes at once. parity: receipts of two runs of h200_parity on one root (nox -s h200_parity -- --receipts FOLDER, with
-the caches' variables), empty at first. Each verb writes its part of jit_caches.json; `page` writes the page of all parts.
+the guard are of releases whose cold ranks compiled each kernel once, under a lock. smoke: one run of `moe_smoke`'s
+small model as a user starts it, on an empty root and again on what that left. tasks: prewarm tasks that need no GPU,
+each by N processes at once. parity: receipts of two runs of h200_parity on one root (nox -s h200_parity -- --receipts
+FOLDER, with the caches' variables), empty at first. Each verb writes its part of jit_caches.json; `page` writes the
+page of all parts.
 """
 
 from __future__ import annotations
