@@ -93,6 +93,7 @@ class JitVerifyResult(Frozen):
         unreported: files of compiled kernels that appeared without a report of a process.
         unproven: what appeared where no process could watch, in sentences.
         unwatched: what compiles in memory, where no cache can be warm: "LIBRARY: why".
+        notes: of an earlier version, whose processes waited for each other.
         opened_s: seconds to check and to copy the cache into a folder that can be written.
     """
 
@@ -118,6 +119,7 @@ class JitVerifyResult(Frozen):
     unreported: tuple[str, ...] = ()
     unproven: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     started: str = ""
     opened_s: float = Field(default=0.0, ge=0.0)
     seconds: float = Field(default=0.0, ge=0.0)
