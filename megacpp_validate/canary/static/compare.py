@@ -14,18 +14,12 @@ from dataclasses import dataclass, replace
 import griffe
 
 from ...evidence.values import Cause, SourceLine
-from .binding import bind
 from .body_changes import compare_bodies, compare_deprecations
-from .call_changes import call_faults, compare_calls
-from .changes import Change
-from .decorated import compare_decorators, is_undecorated
-from .enumerations import enum_values
-from .findings import ChangeKind, Finding, Impact
+from .call_changes import bind, call_faults, compare_calls, compare_literals
+from .findings import Change, ChangeKind, Finding, Impact
 from .gathering import Met, gather
-from .import_faults import compare_conditions, compare_import_faults
 from .import_time import compare_import_time, deprecated_modules
 from .interpret import Interpreter
-from .literal_fields import compare_literals
 from .project import Source, SourceUnused
 from .reach import constant_in
 from .release import Absent, Found, Release, takes_binary_names
@@ -34,6 +28,7 @@ from .shapes import (
     Shape,
     Signature,
     callee_of,
+    enum_values,
     goes_through_a_base,
     is_context_manager,
     is_decorator,
@@ -44,6 +39,7 @@ from .shapes import (
     ways_to_name,
 )
 from .surface import BELOW, RESULT, Accessor, Surface, Symbol, Use, UseKind
+from .wrapping import compare_decorators, is_undecorated
 
 
 @dataclass(frozen=True)
@@ -259,7 +255,6 @@ class _Comparison:
             notice = deprecated_modules(self.new, after.symbol)
             if notice and not deprecated_modules(self.old, before.symbol):
                 yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=before.symbol.module, new=notice)
-            yield from compare_conditions(self.old, self.new, after.symbol.module, after.symbol.name)
             if before.found and after.found:
                 yield from self._kind_of_definition(before.found, after.found)
                 for change in compare_deprecations(self.old, self.new, before.found.obj, after.found.obj, {}):
@@ -395,7 +390,7 @@ class _Comparison:
         use = next(iter(self.surface.uses))
         anchor = Symbol("transformer_engine.pytorch", "")
         use = replace(use, module=self.surface.module_order[0], site=self.surface.entry)
-        for change in (*compare_import_faults(self.old, self.new), *compare_import_time(self.old, self.new)):
+        for change in compare_import_time(self.old, self.new):
             ends = change.impact is Impact.BREAKING  # nothing of the bridge has Transformer Engine then
             for module in self.surface.module_order if ends else (use.module,):
                 yield Met(change, replace(use, module=module), anchor)

@@ -28,8 +28,6 @@ _ARITHMETIC: Final[dict[type[ast.operator], Callable[[float, float], float]]] = 
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
 }  # fmt: skip
 _MOST_COMBINATIONS = 64
-# Of every target: there is no Transformer Engine for any other system.
-_TARGET: Final[dict[str, object]] = {"sys.platform": "linux", "os.name": "posix", "platform.system()": "Linux"}
 
 
 @dataclass(frozen=True)
@@ -84,16 +82,6 @@ def _comes_out(
     never_none = {name for name, argument in known.items() if argument.never_none and name not in values}
     value = _evaluate(test.expression, values, never_none)
     return None if value is None else value is test.wanted
-
-
-def on_targets(condition: str) -> bool | None:
-    """Whether a condition that is about the operating system holds on the targets; None for any other."""
-    try:
-        test = ast.parse(condition, mode="eval").body
-    except SyntaxError:
-        return None
-    asked = (node for node in walk(test) if isinstance(node, ast.Attribute | ast.Call))
-    return _evaluate(test, {}, set()) if any(ast.unparse(node) in _TARGET for node in asked) else None
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]) -> bool | None:
@@ -166,8 +154,6 @@ def _constant(node: ast.expr, values: Mapping[str, object]) -> object:
         return values[node.id]
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.isupper():
         return Member(node.value.id, node.attr)
-    if ast.unparse(node) in _TARGET:
-        return _TARGET[ast.unparse(node)]
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         one, other = _constant(node.left, values), _constant(node.right, values)
         if isinstance(one, int | float) and isinstance(other, int | float):

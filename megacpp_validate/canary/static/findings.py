@@ -6,6 +6,7 @@ more call sites of the bridge consume it; the sentences about it are made in `re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
@@ -192,3 +193,20 @@ class Sweep(Frozen):
             (step for step in self.steps if any(row.module == module and row.verdict in red for row in step.modules)),
             None,
         )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a comparison of one use found; the fields are those of `Finding`."""
+
+    kind: ChangeKind
+    impact: Impact
+    cause: Cause = Cause.API
+    member: str = ""
+    parameter: str = ""
+    before: SourceLine | None = None
+    after: SourceLine | None = None
+    old: str = ""
+    new: str = ""
+    suggestion: str = ""
+    follows: bool = False

@@ -16,13 +16,11 @@ import griffe
 
 from ...evidence.values import SourceLine
 from . import bodies
-from .arguments import argument_of
-from .changes import Change
 from .conditions import can_fire
-from .findings import ChangeKind, Impact
+from .findings import Change, ChangeKind, Impact
 from .reach import Reached, guards_reached
 from .release import Release
-from .surface import Argument
+from .surface import Argument, argument_of
 from .syntax_nodes import children, once_per_node, statements_below, walk
 
 _REWORDED = 0.6  # likeness of two guards' messages from which one is the other, if both test the same names

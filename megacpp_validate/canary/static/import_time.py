@@ -15,16 +15,13 @@ from difflib import SequenceMatcher
 
 from ...evidence.values import Cause, SourceLine
 from . import bodies
-from .arguments import argument_of
-from .changes import Change
 from .conditions import can_fire
-from .findings import ChangeKind, Impact
+from .findings import Change, ChangeKind, Impact
 from .lazy_names import lazy_branch
-from .release import Release
+from .release import Absent, Release
 from .source_files import PACKAGE
-from .surface import Argument, Symbol
-from .surroundings import asked_of_the_machine, asks_for_less, variables_set, ways_to_versions
-from .syntax_nodes import walk
+from .surface import Argument, Symbol, argument_of
+from .syntax_nodes import stored_by, walk
 
 ENTRY = "transformer_engine.pytorch"
 # What torch itself has asked for since 2.1 (`Requires-Dist` of its wheels) is there wherever torch is.
@@ -47,8 +44,8 @@ class Requirement:
     """Something that has to hold for the import to succeed.
 
     Attributes:
-        what: "library" or "check".
-        text: name of the library, or the condition under which the check raises.
+        what: "library", "check" or "own" (a name or a module of the package itself that is not there).
+        text: name of the library, the condition under which the check raises, or the exception.
         condition: the tests under which it is asked for at all; "" for always.
         file, line: where.
     """
@@ -64,22 +61,24 @@ def compare_import_time(old: Release, new: Release) -> Iterator[Change]:
     """Requirements of the import that the old release did not have."""
     before = read_requirements(old)
     added = [r for r in read_requirements(new) if not any(_same(r, known) for known in before)]
-    groups: dict[tuple[str, str], list[Requirement]] = {}
+    groups: dict[tuple[str, str, str], list[Requirement]] = {}
     for requirement in added:  # checks of one file are one change: they were written together
-        key = requirement.text if requirement.what == "library" else ""
-        groups.setdefault((requirement.file, key), []).append(requirement)
-    for (file, library), group in groups.items():
-        texts = [f"import {library}" if library else r.text for r in group]
+        key = "" if requirement.what == "check" else requirement.text
+        groups.setdefault((requirement.file, requirement.what, key), []).append(requirement)
+    for (file, what, key), group in groups.items():
+        is_library, is_own = what == "library", what == "own"
+        texts = [f"import {key}" if is_library else r.text for r in group]
         conditions = {r.condition for r in group} - {""}
-        about_us = library or any(_SURROUNDINGS.search(f"{r.text} {r.condition}") for r in group)
+        about_us = what != "check" or any(_SURROUNDINGS.search(f"{r.text} {r.condition}") for r in group)
+        impact = Impact.RISK if about_us else Impact.HARMLESS  # else it checks itself, as any release does
         yield Change(
             ChangeKind.IMPORT_REQUIREMENT_ADDED,
-            Impact.RISK if about_us else Impact.HARMLESS,  # else it checks itself, as any release does
-            Cause.ENVIRONMENT,
-            parameter=library,
+            Impact.BREAKING if is_own and not conditions else impact,
+            Cause.API if is_own else Cause.ENVIRONMENT,
+            parameter=key if is_library else "",
             after=SourceLine(file=file, line=group[0].line),
             new="; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else ""),
-            suggestion=f"only if {' or '.join(sorted(conditions))}" if library and conditions else "",
+            suggestion=f"only if {' or '.join(sorted(conditions))}" if key and conditions else "",
         )
 
 
@@ -111,10 +110,8 @@ def _same(one: Requirement, other: Requirement) -> bool:
         return False
     if one.text == other.text:
         return not (other.condition and not one.condition)  # what was asked for at times is now asked for always
-    if one.what == "library":
+    if one.what != "check":
         return False
-    if asks_for_less(one.text.partition(" if ")[2], other.text.partition(" if ")[2]):
-        return True
     numbers = [c for c in one.text if c.isdigit()] == [c for c in other.text if c.isdigit()]
     return numbers and SequenceMatcher(None, one.text, other.text).ratio() > 0.85
 
@@ -142,6 +139,8 @@ class _Walk:
                 continue
             self._seen.add(name)
             tree = self._release.syntax(file)
+            if why := self._release.why_unreadable(file):  # a newer Python may well read it
+                self._add(Requirement("check", f"SyntaxError: {name}: {why}", "", file, 1))
             package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
             self._top_level(tree.body, _Place(file, name, package, tree), "")
 
@@ -176,22 +175,16 @@ class _Walk:
                 case ast.Assert() | ast.Raise():
                     for guard in bodies.guards_of([node]):
                         self._check(guard, place, condition)
-                case ast.Expr() | ast.Assign() | ast.AnnAssign():
-                    self._evaluated(node, place, condition, _CALL_DEPTH)
-
-    def _evaluated(
-        self, node: ast.Expr | ast.Assign | ast.AnnAssign, place: _Place, condition: str, depth: int
-    ) -> None:
-        """What a plain statement asks of the machine, and the function of the package that it calls."""
-        self._surroundings(node, place, condition)
-        if isinstance(node.value, ast.Call) and not isinstance(node, ast.AnnAssign):
-            self._called(node.value, place, condition, depth)
+                case ast.Expr(value=ast.Call() as call) | ast.Assign(value=ast.Call() as call):
+                    self._called(call, place, condition, _CALL_DEPTH)
 
     def _imported(self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str) -> None:
         top = module.partition(".")[0]
         if condition == "optional":
             return
         if top == PACKAGE:
+            for missing in self._missing(module, names):
+                self._add(Requirement("own", missing, condition, place.file, node.lineno))
             self._module(module)
             for name in names:
                 self._module(f"{module}.{name}")
@@ -201,6 +194,16 @@ class _Walk:
             self._add(Requirement("library", module, condition, place.file, node.lineno))  # so does what is tried out
         elif top and top not in _GIVEN:
             self._add(Requirement("library", module if condition else top, condition, place.file, node.lineno))
+
+    def _missing(self, module: str, names: Iterable[str]) -> Iterator[str]:
+        """What an import asks of the package itself in vain, as the exception says it."""
+        file = self._file_of(module)
+        if file is None:
+            yield f"ModuleNotFoundError: no {module} among the sources"
+            return
+        for name in set(names) - {"*"} - stored_by(self._release.syntax(file)):
+            if self._file_of(f"{module}.{name}") is None and isinstance(self._release.lookup(module, name), Absent):
+                yield f"ImportError: {module} has no {name}"
 
     def _called(self, call: ast.Call, place: _Place, condition: str, depth: int) -> None:
         """Checks in a function of the package that runs while importing."""
@@ -221,25 +224,14 @@ class _Walk:
         for guard in bodies.guards(found):
             if can_fire(guard.enclosing, lambda _: given) is not False:
                 self._check(guard, replace(where, inside=found.name), condition)
-        where = replace(where, tried=place.tried)
+        is_sure = not place.tried
         for node in found.body:
-            if isinstance(node, ast.Expr | ast.Assign):
-                self._evaluated(node, where, condition, depth - 1)
-            elif isinstance(node, ast.Import | ast.ImportFrom) and not where.tried:
-                self._top_level([node], where, condition)
-            elif isinstance(node, ast.Return):
-                self._surroundings(node, where, condition)
-            if any(isinstance(inner, ast.Return) for inner in walk(node)):
-                where = replace(where, tried=True)  # what stands behind is run at times
-
-    def _surroundings(self, node: ast.stmt, place: _Place, condition: str) -> None:
-        """What a statement asks of the machine with nothing to fall back on."""
-        if place.tried or condition == "optional":
-            return
-        asked, is_set = asked_of_the_machine(node, ways_to_versions(place.tree)), variables_set(place.tree)
-        for name, what in asked:
-            if repr(name) not in condition and name not in is_set:  # else it was looked for first
-                self._add(Requirement("check", what, condition, place.file, node.lineno))
+            match node:
+                case ast.Expr(value=ast.Call() as inner) | ast.Assign(value=ast.Call() as inner):
+                    self._called(inner, where, condition, depth - 1)
+                case ast.Import() | ast.ImportFrom() if is_sure:
+                    self._top_level([node], where, condition)
+            is_sure = is_sure and not any(isinstance(inner, ast.Return) for inner in walk(node))
 
     def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
         if condition != "optional" and guard.kind != "warn":

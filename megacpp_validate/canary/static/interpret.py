@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Final
 
 from ...evidence.values import SourceLine
-from .arguments import argument_of, named_kinds, parameter_facts
 from .calls import Calls
 from .constants import truth_of
 from .interpreted import (
@@ -42,7 +41,7 @@ from .notes import ImportFails, Key
 from .project import SourceFile
 from .release import Absent
 from .source_files import PACKAGE
-from .surface import Symbol, Use, UseKind
+from .surface import Symbol, Use, UseKind, argument_of, named_kinds, parameter_facts
 from .syntax_nodes import once_per_node
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses

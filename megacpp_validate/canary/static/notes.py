@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ...evidence.values import SourceLine
-from .arguments import argument_of
 from .interpreted import (
     Class,
     Const,
@@ -24,7 +23,7 @@ from .interpreted import (
 )
 from .project import Source, SourceFile
 from .release import Release
-from .surface import UNKNOWN, Argument, Member, Symbol, Use, UseKind
+from .surface import UNKNOWN, Argument, Member, Symbol, Use, UseKind, argument_of
 
 Key = tuple[str, int, int, UseKind]
 """A place that uses something: file, line, column, kind."""

@@ -27,11 +27,10 @@ import griffe
 from ...errors import NoEnvironment
 from ...evidence.values import SourceLine
 from .findings import ReleaseSource
-from .import_names import stored_by
 from .lazy_names import lazy_target
 from .recipes import ConstructedDataclasses
 from .source_files import PACKAGE, SourceFiles, why_not_loaded
-from .syntax_nodes import ParsedFiles, statements_below
+from .syntax_nodes import ParsedFiles, statements_below, stored_by
 
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
+
 import griffe
 
-from .binding import name_likeness
 from .release import Found, Release
+from .shapes import Parameter, Signature
 from .surface import Symbol
 
 _LIKELY = 0.6
@@ -68,3 +70,34 @@ def _alike(one: griffe.Object, other: griffe.Object) -> float:
 def _parameter_names(obj: griffe.Object) -> set[str]:
     function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
     return {p.name for p in function.parameters} - {"self"} if isinstance(function, griffe.Function) else set()
+
+
+def likely_rename(gone: Parameter, old: Signature, new: Signature) -> str:
+    """The parameter of `new` that `gone` of `old` most likely became; empty if none is likely."""
+    before = {p.name for p in old.parameters}
+    index = _index(old, gone.name)
+    best, best_score = "", 0.0
+    for candidate in new.parameters:
+        if candidate.name in before or new.named(candidate.name) is None:
+            continue
+        score = name_likeness(gone.name, candidate.name)
+        score += 0.25 * (bool(gone.annotation) and candidate.annotation == gone.annotation)
+        score += 0.25 * (_index(new, candidate.name) == index)
+        score += 0.1 * (candidate.default == gone.default)
+        if score > best_score:
+            best, best_score = candidate.name, score
+    return best if best_score >= 0.6 else ""
+
+
+def name_likeness(one: str, other: str) -> float:
+    """0 for names that have nothing in common, 1 for the same: letters in order, or words shared."""
+    if one == other:
+        return 1.0
+    letters = SequenceMatcher(None, one.lower(), other.lower()).ratio()
+    words, others = set(one.lower().split("_")), set(other.lower().split("_"))
+    shared = len(words & others) / max(len(words | others), 1)
+    return max(letters if letters >= 0.6 else 0.0, shared)
+
+
+def _index(signature: Signature, name: str) -> int:
+    return next((i for i, p in enumerate(signature.parameters) if p.name == name), -1)

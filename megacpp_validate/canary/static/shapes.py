@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import griffe
 
-from . import bodies, named_attributes
-from .decorated import Wrapper, wrappers_of
-from .enumerations import is_enumeration
+from . import bodies
 from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import BELOW, RESULT
-from .syntax_nodes import statements_below
-from .wrapping import applied_of, method_behind, partial_of, stands_for, taken_by_decorators
+from .syntax_nodes import once_per_node, statements_below, walk
+from .wrapping import Wrapper, applied_of, method_behind, partial_of, stands_for, taken_by_decorators, wrappers_of
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
 _VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
@@ -284,12 +283,12 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
         if isinstance(member, griffe.Object):
             return _held(release, member)
     for cls in (holder, *bases):
-        value = named_attributes.set_later(release.syntax(str(cls.filepath)), cls.name, name)
+        value = set_later(release.syntax(str(cls.filepath)), cls.name, name)
         if value is not None:
             return _set_to(release, cls, value)
     nodes = [release.node_of(cls) for cls in (holder, *bases)]
-    if any(named_attributes.ways_to_name(node, name) for node in nodes):
-        return Shape("value", holder, maybe=not any(named_attributes.surely_names(node, name) for node in nodes))
+    if any(texts_naming(node, name) for node in nodes):
+        return Shape("value", holder, maybe=not any(surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
     return Shape("missing", holder, maybe=not complete)
@@ -331,7 +330,7 @@ def ways_to_name(release: Release, shape: Shape, name: str) -> set[str]:
     if not isinstance(holder, griffe.Class):
         return set()
     lineage = (holder, *release.bases(holder)[0])
-    return set().union(*(named_attributes.ways_to_name(release.node_of(cls), name) for cls in lineage))
+    return set().union(*(texts_naming(release.node_of(cls), name) for cls in lineage))
 
 
 def _has_no_members(obj: griffe.Object | None) -> bool:
@@ -441,4 +440,71 @@ def _above(release: Release, function: griffe.Function, lineage: Sequence[griffe
         method = base.members.get(function.name)
         if isinstance(method, griffe.Function):
             return signature_of(release, Shape("function", method, bound=True), rest[index:])
+    return None
+
+
+def enum_values(one: griffe.Object | None, other: griffe.Object | None) -> tuple[str, str] | None:
+    """The values of an enumeration's member in two releases, where they differ."""
+    if not isinstance(one, griffe.Attribute) or not isinstance(other, griffe.Attribute):
+        return None
+    if not is_enumeration(other.parent):
+        return None
+    values = _member_value(one), _member_value(other)
+    return None if values[0] == values[1] or "auto" in values[0] + values[1] else values
+
+
+def _member_value(member: griffe.Attribute) -> str:
+    """The value of an enumeration's member, that of the other one where it is an alias."""
+    holder = member.parent
+    aliased = holder.members.get(str(member.value)) if isinstance(holder, griffe.Class) else None
+    value = aliased.value if isinstance(aliased, griffe.Attribute) else member.value
+    return " ".join(str(value).split())
+
+
+def is_enumeration(holder: object) -> bool:
+    """Whether a class is an enumeration."""
+    return isinstance(holder, griffe.Class) and any(str(base).endswith(("Enum", "Flag")) for base in holder.bases)
+
+
+def surely_names(node: ast.AST | None, name: str) -> bool:
+    """Whether a class registers an attribute under this very name: `register_parameter("weight", ...)`."""
+    for found in walk(node) if node is not None else ():
+        match found:
+            case ast.Call(func=ast.Attribute(attr="register_parameter" | "register_buffer"), args=[first, *_]):
+                if isinstance(first, ast.Constant) and first.value == name:
+                    return True
+    return False
+
+
+def texts_naming(node: ast.AST | None, name: str) -> set[str]:
+    """Texts in a class's code that mention an attribute, as `register_parameter("weight")` and f-strings do."""
+    texts, patterns = _texts_in(node) if node is not None else (frozenset(), {})
+    if "{}" in name:
+        return {name} if name in texts or name in patterns else set()
+    return {way for way, pattern in patterns.items() if pattern and pattern.fullmatch(name)} | ({name} & texts)
+
+
+@once_per_node
+def _texts_in(node: ast.AST) -> tuple[frozenset[str], dict[str, re.Pattern[str] | None]]:
+    """Texts of one line in a class's code; its f-strings with "{}" for what they put in, and what names they make."""
+    texts: set[str] = set()
+    patterns: dict[str, re.Pattern[str] | None] = {}
+    for found in walk(node):
+        if isinstance(found, ast.Constant) and isinstance(found.value, str) and "\n" not in found.value:
+            texts.add(found.value)
+        elif isinstance(found, ast.JoinedStr):
+            parts = [str(v.value) if isinstance(v, ast.Constant) else "{}" for v in found.values]
+            pattern = "".join(".+" if part == "{}" else re.escape(part) for part in parts)
+            names_few = sum(c.isalpha() for part in parts for c in part) > 3  # f"{a}_{b}" names everything
+            patterns["".join(parts)] = re.compile(pattern) if names_few else None
+    return frozenset(texts), patterns
+
+
+def set_later(tree: ast.Module, cls: str, name: str) -> ast.expr | None:
+    """What a module sets an attribute of one of its classes to, behind the class: `State.reset = staticmethod(f)`."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=owner), attr=attr)], value=value):
+                if (owner, attr) == (cls, name):
+                    return value
     return None

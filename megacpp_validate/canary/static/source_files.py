@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import os
-import re
 import sys
 import tempfile
 import tokenize
@@ -14,16 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 PACKAGE = "transformer_engine"
-
-
-class Texts(Protocol):
-    """What gives the text of a file by its name."""
-
-    def text(self, name: str, /) -> str:
-        """The text."""
 
 
 class SourceFiles:
@@ -77,18 +68,6 @@ def decoded(raw: bytes) -> str:
     """
     encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
     return raw.decode(encoding)
-
-
-def why_no_python_reads(release: Texts, name: str) -> str:
-    """Why a file that this Python does not read is none for any other either; empty where one may read it."""
-    try:
-        text = release.text(name)
-    except (SyntaxError, ValueError):
-        return "its bytes are no text in the encoding that it says"
-    if "\0" in text:
-        return "there are null bytes in it"
-    marked = re.search(r"^(<{7} .*|={7}|>{7} .*)$", text, re.MULTILINE)
-    return f"a merge was left unfinished in it ({marked[0][:40]})" if marked else ""
 
 
 def why_not_loaded(wheel: str, folder: Path, roots: Iterable[str], fault: Exception) -> str:

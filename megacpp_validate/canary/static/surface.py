@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from ...evidence.values import SourceLine
 
@@ -128,3 +130,93 @@ class Surface:
     def first(self, modules: set[str]) -> str:
         """The module that comes first in dependency order."""
         return min(modules, key=self.module_order.index)
+
+
+_NEVER_NONE = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"})
+
+_WRITTEN_OUT: Final[dict[type[ast.expr], str]] = {ast.Dict: "dict", ast.List: "list", ast.JoinedStr: "str"}
+_MADE: Final = {name: name for name in ("list", "tuple", "dict", "int", "float", "str")} | {"len": "int"}
+_TENSOR_METHODS = frozenset({"contiguous", "float", "permute", "reshape", "to", "transpose", "unsqueeze", "view"})
+
+
+def argument_of(node: ast.expr, facts: Mapping[str, Argument]) -> Argument:
+    """What is known of an expression, given what is known of the names in it."""
+    match node:
+        case ast.Name(id=name):
+            return facts.get(name, UNKNOWN)
+        case ast.IfExp(body=body, orelse=orelse):
+            return _either(argument_of(body, facts), argument_of(orelse, facts))
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            return Argument((True, False), never_none=True)
+        case ast.Dict() | ast.List() | ast.JoinedStr():
+            return Argument(never_none=True, type_name=_WRITTEN_OUT[type(node)])
+        case ast.Call(func=ast.Name(id=made)) if made in _MADE:
+            return Argument(never_none=True, type_name=_MADE[made])
+        case _ if isinstance(node, ast.BinOp) or _is_tensor_method(node):
+            return Argument(never_none=True)
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return UNKNOWN
+    return Argument((value,), never_none=value is not None)
+
+
+def _is_tensor_method(node: ast.expr) -> bool:
+    """Whether an expression is what one of the methods of a tensor gives."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=method)):
+            return method in _TENSOR_METHODS
+    return False
+
+
+def named_kinds(tree: ast.Module) -> dict[str, ast.expr]:
+    """Kinds that a module writes out under a name: `Mode = Literal["a", "b"]`."""
+    assigned = [n for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Subscript)]
+    return {n.targets[0].id: n.value for n in assigned if isinstance(n.targets[0], ast.Name)}
+
+
+def parameter_facts(arguments: ast.arguments, kinds: Mapping[str, ast.expr]) -> dict[str, Argument]:
+    """What the annotations of a function say of its parameters, and their defaults.
+
+    Args:
+        arguments: of the function.
+        kinds: those that its module has a name for.
+    """
+    places = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(reversed(places), reversed(arguments.defaults), strict=False)
+    ]
+    defaults += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    usual = {a.arg: (d.value,) for a, d in defaults if isinstance(d, ast.Constant)}
+    every = [*places, *arguments.kwonlyargs]
+    return {a.arg: replace(_annotated(a.annotation, kinds), usual=usual.get(a.arg, ())) for a in every}
+
+
+def _annotated(node: ast.expr | None, kinds: Mapping[str, ast.expr]) -> Argument:
+    if isinstance(node, ast.Name):
+        node = kinds.get(node.id, node)
+    match node:
+        case ast.Name(id="bool"):
+            return Argument((True, False), never_none=True)
+        case ast.Name(id=name) if name in _NEVER_NONE:
+            return Argument(never_none=True, type_name=_MADE.get(name, "") if name != "float" else "")
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            try:
+                values = ast.literal_eval(inner)
+            except ValueError:
+                return UNKNOWN
+            every = values if isinstance(values, tuple) else (values,)
+            return Argument(every, never_none=None not in every)
+        case ast.Subscript(value=ast.Name(id=name)) if name in _NEVER_NONE:
+            return Argument(never_none=True)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _either(_annotated(left, kinds), _annotated(right, kinds))
+        case ast.Constant(value=None):
+            return Argument((None,))
+    return UNKNOWN
+
+
+def _either(first: Argument, second: Argument) -> Argument:
+    both = None if first.values is None or second.values is None else (*first.values, *second.values)
+    one_type = first.type_name if first.type_name == second.type_name else ""
+    return Argument(both, first.never_none and second.never_none, one_type)

@@ -23,13 +23,11 @@ from ...environments.fits import Fit
 from ..requirements import Requirements
 from .compare import compare_releases
 from .findings import Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
-from .gathering import judge_modules
-from .import_faults import read_import_faults
+from .gathering import blame_requirements, judge_modules, place_requirements
 from .import_time import read_requirements
 from .named_rows import read_source
 from .project import Project, Source
 from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
-from .requirements import blame_requirements, place_requirements
 from .sources import Sources, SourceUnavailable
 from .surface import Surface
 
@@ -192,7 +190,6 @@ def _read_ahead(asked: tuple[str, Path]) -> None:
     with without_garbage_collection():
         _ = release.tree
         read_requirements(release)
-        read_import_faults(release)
     gc.unfreeze()
     gc.collect()  # a worker reads many releases; the last one's tree goes before the next one comes
 

@@ -90,3 +90,19 @@ def statements_below(node: ast.AST) -> Iterator[ast.stmt]:
     for statement in statements_in(node):
         yield statement
         yield from statements_below(statement)
+
+
+def stored_by(node: ast.AST) -> set[str]:
+    """Names that a statement binds in the namespace that it stands in."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return {alias.asname or alias.name.partition(".")[0] for alias in names}
+        case ast.Name(id=name, ctx=ast.Store()):
+            return {name}
+        case ast.Lambda():
+            return set()
+        case ast.ExceptHandler(name=str(name)):
+            return {name}.union(*map(stored_by, node.body))
+    return set().union(*map(stored_by, children(node)))

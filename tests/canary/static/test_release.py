@@ -11,7 +11,7 @@ import pytest
 from megacpp_validate.canary.static import bodies
 from megacpp_validate.canary.static import release as under_test
 from megacpp_validate.canary.static.findings import ReleaseSource
-from megacpp_validate.canary.static.import_faults import read_import_faults
+from megacpp_validate.canary.static.import_time import read_requirements
 from megacpp_validate.canary.static.release import Absent, Found, Opaque, Release, ReleaseUnreadable
 from megacpp_validate.canary.static.sources import Sources as RealSources
 from tests.canary.static.small_sources import Sources, compare, said_by, write_release
@@ -276,14 +276,14 @@ def test_facts_are_made_anew_where_code_that_they_lean_on_has_changed(
 ) -> None:
     write_release(tmp_path / "te", "import einops")
     source, cache = ReleaseSource(version="1", wheel="a folder", sha256="abc"), tmp_path / "cache"
-    read_import_faults(Release(source, tmp_path / "te", cache))
+    read_requirements(Release(source, tmp_path / "te", cache))
     known = set(cache.iterdir())
-    read_import_faults(Release(source, tmp_path / "te", cache))
+    read_requirements(Release(source, tmp_path / "te", cache))
     assert set(cache.iterdir()) == known
     (tmp_path / "edited.py").write_text("")
     monkeypatch.setattr(bodies, "__file__", str(tmp_path / "edited.py"))  # the walk asks `conditions`, which asks this
     monkeypatch.setattr(under_test, "_hash_of", under_test._hash_of.__wrapped__)
-    read_import_faults(Release(source, tmp_path / "te", cache))
+    read_requirements(Release(source, tmp_path / "te", cache))
     assert len(set(cache.iterdir()) - known) == 1
 
 

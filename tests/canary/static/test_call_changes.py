@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.canary.static.binding import Binding, bind, likely_rename, name_likeness
-from megacpp_validate.canary.static.call_changes import call_faults, compare_calls
+from megacpp_validate.canary.static.call_changes import Binding, bind, call_faults, compare_calls
 from megacpp_validate.canary.static.findings import ChangeKind, Impact
 from megacpp_validate.canary.static.release import Found
+from megacpp_validate.canary.static.relocation import likely_rename, name_likeness
 from megacpp_validate.canary.static.shapes import Signature, shape_of, signature_of
 from megacpp_validate.canary.static.surface import UNKNOWN, Use, UseKind
 from megacpp_validate.evidence.values import SourceLine
