@@ -230,14 +230,6 @@ def _reached_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[tuple
                 yield from _reached_in(then, (*tests, _test(test, True)))
                 yield from _reached_in(orelse, (*tests, _test(test, False)))
                 tests = (*tests, *_passed(statement))
-            case ast.Match(subject=subject, cases=cases):
-                tried: list[ast.expr] = []
-                for one in cases:
-                    took = _matches(subject, one)
-                    yield from _reached_in(
-                        one.body, (*tests, *(_test(t, False) for t in tried), *(_test(t, True) for t in took))
-                    )
-                    tried += took
             case ast.With(body=inner, items=items) | ast.AsyncWith(body=inner, items=items):
                 yield from ((item.context_expr, tests) for item in items)
                 yield from _reached_in(inner, tests)
@@ -246,24 +238,12 @@ def _reached_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[tuple
                 yield from _reached_in(inner, tests)
             case ast.Try(body=inner, orelse=orelse, finalbody=final):
                 yield from _reached_in([*inner, *orelse, *final], tests)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                pass  # run later, if at all
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Match():
+                pass  # run later, if at all; or on a way that no single test tells
             case _:
                 yield statement, tests
         if not isinstance(statement, ast.If) and _may_leave(statement):
             tests = (*tests, Test(ast.Name(_LEAVES, ast.Load(), lineno=statement.lineno), True, passed_by=True))
-
-
-def _matches(subject: ast.expr, case: ast.match_case) -> list[ast.expr]:
-    """When a case takes the subject: always, where it holds one of its values, or under a test that nothing tells."""
-    patterns = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
-    values = [pattern.value for pattern in patterns if isinstance(pattern, ast.MatchValue)]
-    if case.guard is None and isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None:
-        return []
-    if case.guard is not None or len(values) < len(patterns):
-        return [ast.Name(_LEAVES, ast.Load(), lineno=subject.lineno)]
-    group = ast.Tuple(values, ast.Load())
-    return [ast.fix_missing_locations(ast.copy_location(ast.Compare(subject, [ast.In()], [group]), subject))]
 
 
 def _passed(statement: ast.If) -> list[Test]:

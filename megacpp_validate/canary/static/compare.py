@@ -29,10 +29,8 @@ from .shapes import (
     Signature,
     callee_of,
     enum_values,
-    goes_through_a_base,
     is_context_manager,
     is_decorator,
-    left_abstract,
     made_by,
     shape_of,
     signature_of,
@@ -303,9 +301,6 @@ class _Comparison:
             return
         if one is None or other is None:
             return
-        for name in sorted(left_abstract(self.new, after) - left_abstract(self.old, before)):
-            what = f"TypeError: the abstract method {name} is not defined"
-            yield self._at(Change(ChangeKind.GUARD_ADDED, Impact.BREAKING, new=what), before, after)
         for change in self._kept_out(use, before, after, one, other):
             yield self._at(change, before, after)
         first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
@@ -325,9 +320,7 @@ class _Comparison:
     def _stops_being_callable(self, before: Shape, after: Shape, *, is_known: bool, is_called: bool) -> bool:
         if not is_known:  # `scope(...)(function)`: what a generator context manager gives is a decorator, too
             return is_decorator(self.old, before) is True and is_decorator(self.new, after) is False
-        if not is_called:
-            return after.what in {"value", "instance", "module"} and not after.maybe
-        return bool(goes_through_a_base(self.old, before)) and goes_through_a_base(self.new, after) is False
+        return not is_called and after.what in {"value", "instance", "module"} and not after.maybe
 
     def _kept_out(self, use: Use, before: Shape, after: Shape, one: Signature, other: Signature) -> Iterator[Change]:
         """What refuses a call beside the signature of its constructor."""

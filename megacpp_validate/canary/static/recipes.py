@@ -7,13 +7,11 @@ it without a word, which is the worse fault. The constructor is made here, and l
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeGuard
 
 import griffe
 
 IGNORES_UNKNOWN = "ignores-unknown-arguments"
-_BOUNDS = frozenset({"ge", "gt", "le", "lt", "multiple_of"})
 CHECKS_VALUES = "holds-values-against-annotations"
 
 
@@ -54,10 +52,8 @@ def _construct(cls: griffe.Class, decorator: griffe.Expr | str) -> None:
     parameters = [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]
     keyword_only = "kw_only=True" in str(decorator).replace(" ", "")
     kind = griffe.ParameterKind.keyword_only if keyword_only else griffe.ParameterKind.positional_or_keyword
-    by_name = re.search(r"(populate_by_name|validate_by_name)['\"]?[=:]True", str(decorator).replace(" ", ""))
     for name, member in _fields(cls).items():
-        called = name if by_name else _alias(member) or name
-        parameters.append(griffe.Parameter(called, annotation=_annotation(member), kind=kind, default=_default(member)))
+        parameters.append(griffe.Parameter(name, annotation=member.annotation, kind=kind, default=_default(member)))
     init = griffe.Function(
         "__init__", parameters=griffe.Parameters(*parameters), lineno=cls.lineno, endlineno=cls.endlineno
     )
@@ -90,22 +86,6 @@ def _fields(cls: griffe.Class) -> dict[str, griffe.Attribute]:
 
 def _is_field(value: str | griffe.Expr | None) -> TypeGuard[griffe.ExprCall]:
     return isinstance(value, griffe.ExprCall) and value.canonical_path.rpartition(".")[2].lower() == "field"
-
-
-def _alias(member: griffe.Attribute) -> str:
-    """The keyword that pydantic takes for a field in the place of its name; empty where it takes the name."""
-    given = member.value.arguments if _is_field(member.value) else ()
-    for argument in given:
-        if isinstance(argument, griffe.ExprKeyword) and argument.name in {"alias", "validation_alias"}:
-            return str(argument.value).strip("'\"")
-    return ""
-
-
-def _annotation(member: griffe.Attribute) -> str | griffe.Expr | None:
-    """The annotation of a field, with the bounds that its `Field(ge=...)` sets."""
-    given = member.value.arguments if _is_field(member.value) else ()
-    bounds = [str(a) for a in given if isinstance(a, griffe.ExprKeyword) and a.name in _BOUNDS]
-    return f"Annotated[{member.annotation}, Field({', '.join(bounds)})]" if bounds else member.annotation
 
 
 def _default(member: griffe.Attribute) -> str | griffe.Expr | None:

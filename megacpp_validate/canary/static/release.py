@@ -30,7 +30,7 @@ from .findings import ReleaseSource
 from .lazy_names import lazy_target
 from .recipes import ConstructedDataclasses
 from .source_files import PACKAGE, SourceFiles, why_not_loaded
-from .syntax_nodes import ParsedFiles, statements_below, stored_by
+from .syntax_nodes import ParsedFiles, statements_below
 
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
 
@@ -257,9 +257,8 @@ class Release:
         if holder is None:
             return self._lookup_in_class(module, name, seen)
         member = holder.members.get(name)
-        lost = name in self._deleted(holder)
-        if member is None or lost or (isinstance(member, griffe.Alias) and not member.runtime):
-            # not there, no longer there, or under TYPE_CHECKING only
+        if member is None or (isinstance(member, griffe.Alias) and not member.runtime):
+            # not there, or under TYPE_CHECKING only
             return self._lookup_lazy(holder, name, seen)
         if isinstance(member, griffe.Alias):
             target = self.module(member.target_path)
@@ -275,20 +274,6 @@ class Release:
             texts = (self.text(file) for file in self.files() if BINARY in self.text(file))
             self.memory["names of the binary"] = frozenset(n for text in texts for n in _OF_BINARY.findall(text))
         found: frozenset[str] = self.memory["names of the binary"]
-        return found
-
-    def _deleted(self, module: griffe.Module) -> set[str]:
-        """Names that a module deletes again when it is run, and does not bind anew behind that."""
-        file = str(module.filepath)
-        key = f"deleted in {file}"
-        if key not in self.memory:
-            left: set[str] = set()
-            for node in self.syntax(file).body if " del " in self.text(file).replace("\n", " ") else ():
-                left -= stored_by(node)
-                if isinstance(node, ast.Delete):
-                    left |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-            self.memory[key] = left
-        found: set[str] = self.memory[key]
         return found
 
     def _unread(self, module: str) -> str:

@@ -14,7 +14,7 @@ from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import BELOW, RESULT
 from .syntax_nodes import once_per_node, statements_below, walk
-from .wrapping import Wrapper, applied_of, method_behind, partial_of, stands_for, taken_by_decorators, wrappers_of
+from .wrapping import forwarded_to
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
 _VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
@@ -102,8 +102,6 @@ UNKNOWN_SHAPE = Shape("unknown")
 def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
     """The shape of the value at the end of `path` from a definition."""
     shape = _shape_of_object(found)
-    if found.wrapped and (made := partial_of(release, found.obj) or applied_of(release, found.obj)) is not None:
-        shape = Shape("function", made)
     for step in path:
         if step == BELOW:
             shape = Shape("instance", shape.obj, is_base=True) if shape.what == "class" else UNKNOWN_SHAPE
@@ -137,16 +135,11 @@ def signature_of(release: Release, shape: Shape, lineage: Sequence[griffe.Class]
     function, bound = callee_of(release, shape)
     if function is None:
         return Signature(()) if shape.what == "class" and _takes_nothing(release, shape.obj) else None
-    if (other := stands_for(release, function)) is not None:
+    if (other := forwarded_to(release, function)) is not None:
         return signature_of(release, _shape_of_object(other))
-    if (method := method_behind(release, function)) is not None:
-        return signature_of(release, Shape("function", method, bound=bound))
-    outermost = taken_by_decorators(release, function)
-    parameters = list(function.parameters) if outermost is None else outermost
+    parameters = list(function.parameters)
     given = 1 if bound and parameters and parameters[0].kind not in _VARIADIC else 0
     known = [_parameter(p) for p in parameters[given:]]
-    if outermost is None:
-        known = _with_old_names(known, wrappers_of(release, function))
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
         labels = function.labels
         return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in labels, is_checked=CHECKS_VALUES in labels)
@@ -282,10 +275,6 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
             return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
         if isinstance(member, griffe.Object):
             return _held(release, member)
-    for cls in (holder, *bases):
-        value = set_later(release.syntax(str(cls.filepath)), cls.name, name)
-        if value is not None:
-            return _set_to(release, cls, value)
     nodes = [release.node_of(cls) for cls in (holder, *bases)]
     if any(texts_naming(node, name) for node in nodes):
         return Shape("value", holder, maybe=not any(surely_names(node, name) for node in nodes))
@@ -312,16 +301,6 @@ def _classes_below(release: Release, holder: griffe.Class) -> list[griffe.Class]
                 for base in release.bases(cls)[0]:
                     known.setdefault(base.path, []).append(cls)
     return known.get(holder.path, [])
-
-
-def _set_to(release: Release, cls: griffe.Class, value: ast.expr) -> Shape:
-    """What a class holds that gets a value from outside."""
-    match value:
-        case ast.Call(func=ast.Name(id="staticmethod" | "classmethod" as kind), args=[ast.Name(id=function)]):
-            found = release.in_scope(cls.module, function)
-            if isinstance(found, Found) and isinstance(found.obj, griffe.Function):
-                return Shape("function", found.obj, bound=kind == "classmethod")
-    return UNKNOWN_SHAPE
 
 
 def ways_to_name(release: Release, shape: Shape, name: str) -> set[str]:
@@ -352,34 +331,6 @@ def _held(release: Release, member: griffe.Object) -> Shape:
     return Shape(_value_or_assigned(member), member)
 
 
-def goes_through_a_base(release: Release, shape: Shape) -> bool | None:
-    """Whether calling an instance is what a base outside of the package does, as torch's modules call `forward`.
-
-    False where there is no such base and no `__call__`: the instance cannot be called. None for anything else.
-    """
-    if shape.what != "instance" or not isinstance(shape.obj, griffe.Class) or _method(release, shape.obj, "__call__"):
-        return None
-    return not release.bases(shape.obj)[1]
-
-
-def left_abstract(release: Release, shape: Shape) -> set[str]:
-    """Abstract methods that keep a class from being instantiated: none in its lineage is defined."""
-    if shape.what != "class" or not isinstance(shape.obj, griffe.Class):
-        return set()
-    lineage = (shape.obj, *release.bases(shape.obj)[0])
-    if not any(str(base).rpartition(".")[2] == "ABC" for cls in lineage for base in cls.bases):
-        return set()
-    first: dict[str, griffe.Object | griffe.Alias] = {}
-    for cls in lineage:
-        for name, member in cls.members.items():
-            first.setdefault(name, member)
-    return {n for n, m in first.items() if isinstance(m, griffe.Function) and _is_abstract(m)}
-
-
-def _is_abstract(function: griffe.Function) -> bool:
-    return any(str(d.value).rpartition(".")[2].startswith("abstract") for d in function.decorators)
-
-
 def _method(release: Release, cls: griffe.Class, name: str) -> griffe.Function | None:
     for one in (cls, *release.bases(cls)[0]):
         member = one.members.get(name)
@@ -393,18 +344,6 @@ def _parameter(parameter: griffe.Parameter) -> Parameter:
     annotation = "" if parameter.annotation is None else str(parameter.annotation)
     kind = parameter.kind or griffe.ParameterKind.positional_or_keyword
     return Parameter(parameter.name, kind, None if kind in _VARIADIC else default, annotation)
-
-
-def _with_old_names(known: list[Parameter], wrappers: Iterable[Wrapper]) -> list[Parameter]:
-    """Parameters, and beside those the names under which a decorator takes them still."""
-    only = griffe.ParameterKind.keyword_only
-    for wrapper in wrappers:
-        for old, new in wrapper.renamed().items():
-            there = next((p for p in known if p.name == new), None)
-            if there is not None and all(p.name != old for p in known):
-                known = [replace(p, default="...") if p is there else p for p in known]
-                known.append(Parameter(old, only, there.default or "...", there.annotation))
-    return known
 
 
 def _keywords_in(
@@ -498,13 +437,3 @@ def _texts_in(node: ast.AST) -> tuple[frozenset[str], dict[str, re.Pattern[str] 
             names_few = sum(c.isalpha() for part in parts for c in part) > 3  # f"{a}_{b}" names everything
             patterns["".join(parts)] = re.compile(pattern) if names_few else None
     return frozenset(texts), patterns
-
-
-def set_later(tree: ast.Module, cls: str, name: str) -> ast.expr | None:
-    """What a module sets an attribute of one of its classes to, behind the class: `State.reset = staticmethod(f)`."""
-    for node in tree.body:
-        match node:
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=owner), attr=attr)], value=value):
-                if (owner, attr) == (cls, name):
-                    return value
-    return None
