@@ -278,19 +278,6 @@ def default_meanings(node: ast.AST | None) -> dict[str, str]:
     return {name: "; ".join(dict.fromkeys(texts)) for name, texts in meanings.items()}
 
 
-def environment_defaults(node: ast.AST) -> dict[str, str]:
-    """Environment variable -> what stands for it where it is not set, as text, where it is read with a default."""
-    found: dict[str, str] = {}
-    for one in walk(node):
-        match one:
-            case ast.Call(
-                func=ast.Attribute(attr="getenv") | ast.Attribute(value=ast.Attribute(attr="environ"), attr="get"),
-                args=[ast.Constant(value=str(name)), default],
-            ):
-                found[name] = ast.unparse(default)
-    return found
-
-
 def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
     """The name that a piece of code replaces where it is None or empty, and what by."""
     match node:

@@ -14,7 +14,6 @@ from . import bodies
 from .conditions import can_fire
 from .findings import Change, ChangeKind, Impact
 from .guard_changes import Consumed, compare_guards, known_inside
-from .reach import callees
 from .release import Found, Release
 from .source_files import PACKAGE
 from .surface import Argument, Use
@@ -48,7 +47,6 @@ def compare_bodies(
         return
     yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), given, given_before)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
-    yield from _environment(old, new, (before, one), (after, other))
     yield from compare_returns(old, new, before, after, use, given)
 
 
@@ -56,8 +54,8 @@ def compare_deprecations(
     old: Release, new: Release, before: griffe.Object, after: griffe.Object, given: Mapping[str, Argument]
 ) -> Iterator[Change]:
     """Deprecation notices of a consumed class or function that are new, or reached by what the call passes."""
-    known = {(condition, message) for condition, _, message in _notices(old, before)}
-    for condition, node, message in _notices(new, after):
+    known = {(condition, message) for condition, _, message in bodies.deprecations(old.node_of(before))}
+    for condition, node, message in bodies.deprecations(new.node_of(after)):
         if (condition, message) in known:
             continue
         tests = _tests_of(node, new.node_of(after))
@@ -74,44 +72,6 @@ def compare_deprecations(
             old=condition,
             new=message,
         )
-
-
-def _notices(release: Release, obj: griffe.Object) -> list[tuple[str, ast.stmt | ast.expr, str]]:
-    """Deprecation notices of a class or function, and of helpers that it calls at once whatever it is given."""
-    node = release.node_of(obj)
-    notices = bodies.deprecations(node)
-    if not isinstance(node, ast.FunctionDef) or not isinstance(obj, griffe.Function):
-        return notices
-    calls = {id(s.value): s for s in node.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)}
-    for call, callee, _ in callees(release, obj, node):
-        said = [message for condition, _, message in bodies.deprecations(callee) if not condition]
-        if said and id(call) in calls:
-            notices.append(("", calls[id(call)], " ".join((*said, bodies.text_of(call)))))
-    return notices
-
-
-def _environment(
-    old: Release,
-    new: Release,
-    before: tuple[griffe.Function, ast.FunctionDef],
-    after: tuple[griffe.Function, ast.FunctionDef],
-) -> Iterator[Change]:
-    """Environment variables that are taken for something else now where they are not set."""
-    one, other = _variables(old, *before), _variables(new, *after)
-    for name in sorted(set(one) & set(other)):
-        if one[name] != other[name]:
-            where = SourceLine(file=str(after[0].filepath), line=after[1].lineno)
-            yield Change(
-                ChangeKind.DEFAULT_CHANGED, Impact.RISK, parameter=name, after=where, old=one[name], new=other[name]
-            )
-
-
-def _variables(release: Release, function: griffe.Function, node: ast.FunctionDef) -> dict[str, str]:
-    """Environment variable -> its default, of a function and of those of the package that it calls."""
-    found: dict[str, str] = {}
-    for _, callee, _ in callees(release, function, node):
-        found |= bodies.environment_defaults(callee)
-    return found | bodies.environment_defaults(node)
 
 
 def _default_meanings(
@@ -217,8 +177,6 @@ def compare_returns(
         if was.names != now.names and sorted(was.names) == sorted(now.names):
             names = ", ".join(was.names), ", ".join(now.names)
             yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=names[0], new=names[1])
-    if lengths & {None, 1}:
-        yield from _annotations(old, new, (before, after), use, where)
 
 
 def _never_given(release: Release, function: griffe.Function, given: Mapping[str, Argument]) -> set[int | None]:
@@ -318,11 +276,6 @@ class _Reader:
         obj = found.obj if isinstance(found, Found) and found.obj.path.startswith(PACKAGE) else None
         if isinstance(obj, griffe.Function) and not obj.decorators:
             yield from returned(self._release, obj, self._depth - 1)
-        elif isinstance(obj, griffe.Class) and (fields := _fields(obj)):
-            given = dict(zip(fields, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
-            yield Returned(len(fields), _names([given.get(field, ast.Constant(None)) for field in fields]))
-        elif isinstance(obj, griffe.Class) and _is_one(self._release, obj):
-            yield Returned(1)
         else:
             yield Returned(None)
 
@@ -344,36 +297,3 @@ def _assigned(node: ast.FunctionDef) -> dict[str, list[ast.expr]]:
         elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
             found.setdefault(one.id, [])
     return found
-
-
-def _fields(cls: griffe.Class) -> list[str]:
-    """Fields of a named tuple, in order."""
-    if not any(str(base).rpartition(".")[2] == "NamedTuple" for base in cls.bases):
-        return []
-    return [n for n, m in cls.members.items() if isinstance(m, griffe.Attribute) and m.annotation is not None]
-
-
-def _is_one(release: Release, cls: griffe.Class) -> bool:
-    """Whether an instance surely cannot be taken apart: nothing in its lineage iterates."""
-    bases, complete = release.bases(cls)
-    lineage = (cls, *bases)
-    tuples = any(str(base).rpartition(".")[2] in {"NamedTuple", "Enum"} for one in lineage for base in one.bases)
-    return complete and not tuples and not any({"__iter__", "__getitem__"} & set(one.members) for one in lineage)
-
-
-def _annotations(
-    old: Release, new: Release, pair: tuple[griffe.Function, griffe.Function], use: Use, where: SourceLine
-) -> Iterator[Change]:
-    """An annotation that spoke of several values and speaks of one, where the `return` statements changed with it.
-
-    Or the other way round, for a call that takes what it is given as one value.
-    """
-    texts = ["" if f.returns is None else str(f.returns) for f in pair]
-    several = [text.lower().startswith("tuple[") and "..." not in text for text in texts]
-    nodes = (old.node_of(pair[0]), new.node_of(pair[1]))
-    values = [[ast.unparse(v) for v in bodies.returned_values(n) if v is not None] for n in nodes]
-    fewer = several[0] and (texts[1] in _ONE or {r.length for r in returned(new, pair[1])} == {1})
-    more = several[1] and texts[0] in _ONE and not use.unpack
-    as_said = fewer and {r.length for r in returned(old, pair[0])} != {1}  # else the annotation was wrong all along
-    if (as_said or more) and values[0] != values[1]:
-        yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=texts[0], new=texts[1])
