@@ -36,7 +36,7 @@ from .shapes import (
     signature_of,
     ways_to_name,
 )
-from .surface import BELOW, RESULT, Accessor, Surface, Symbol, Use, UseKind
+from .surface import BELOW, RESULT, Surface, Symbol, Use, UseKind
 from .wrapping import compare_decorators, is_undecorated
 
 
@@ -70,14 +70,14 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
         SourceUnused: nothing of the source uses Transformer Engine.
     """
     pairs, rows, entry = read_pairs(old, new, source)
-    accessors: dict[str, Accessor] = {}
+    accessors: dict[str, tuple[Symbol, ...]] = {}
     resolved: tuple[dict[str, Resolved | None], dict[str, Resolved | None]] = ({}, {})
     named: list[tuple[Use, Pair]] = []
     for pair in pairs:
         names = [one.accessor if one is not None else "" for one in (pair.before, pair.after)]
         key = names[0] if names[0] == names[1] else "|".join(names)
         symbols = dict.fromkeys(Symbol(*name.rpartition(".")[::2]) for name in names if name)
-        accessors.setdefault(key, Accessor(key, tuple(symbols), (pair.use.site,)))
+        accessors.setdefault(key, tuple(symbols))
         for side, release, name in zip(resolved, (old, new), names, strict=True):
             if key not in side:
                 side[key] = _resolve(release, Symbol(*name.rpartition(".")[::2])) if name else None
@@ -154,7 +154,7 @@ class _Comparison:
             and pair.after is not None
             and not use.optional
         ):
-            path = self.surface.accessors[use.accessor].symbols[0].path
+            path = self.surface.accessors[use.accessor][0].path
             yield self._met(Change(ChangeKind.REMOVED, Impact.BREAKING, old=path), use)
         for change in self._faults(self.new, use, self._after) if pair.after is not None else ():
             if (pair.before is None and use.site in self.failing) or (change.kind, change.parameter) in known:
@@ -167,7 +167,7 @@ class _Comparison:
         if pair.before is None:
             if use.kind is UseKind.NAME and self._after[use.accessor] is None:
                 impact = Impact.RISK if use.optional else Impact.BREAKING
-                yield Change(ChangeKind.REMOVED, impact, old=self.surface.accessors[use.accessor].symbols[0].path)
+                yield Change(ChangeKind.REMOVED, impact, old=self.surface.accessors[use.accessor][0].path)
             if use.site not in self.failing:
                 yield from self._faults(self.new, use, self._after)
             return
@@ -411,7 +411,7 @@ class _Comparison:
         if use.optional and use.kind is UseKind.CALL and change.impact is Impact.BREAKING:
             change = replace(change, impact=Impact.RISK)  # the code goes on without it
         resolved = self._before[use.accessor] or self._after[use.accessor]
-        symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor].symbols[0]
+        symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor][0]
         return Met(replace(change, member=change.member or member), use, symbol)
 
 

@@ -76,8 +76,7 @@ def compare_guards(
             continue  # it is about a class that the old release did not have: no value of it was ever passed
         if any(ast.unparse(test.expression).endswith(".is_cuda") for test in tests if test.wanted is test.passed_by):
             continue  # this path is taken with tensors of the GPU only
-        certain = fires is True or (narrowed and _ways_of(before.node, concerned) == _ways_of(after.node, concerned))
-        yield _told(reached, concerned or view.left_out(tests), certain=certain)
+        yield _told(reached, concerned or view.left_out(tests), certain=fires is True)
 
 
 def _on_the_way(consumed: Consumed, *, depth: int = 1) -> list[Reached]:
@@ -170,17 +169,6 @@ def _lists_in(tests: Iterable[bodies.Test]) -> dict[str, set[object]]:
                 with contextlib.suppress(ValueError, TypeError, SyntaxError):
                     found[name] = set(ast.literal_eval(group))
     return found
-
-
-def _ways_of(node: ast.FunctionDef, names: set[str]) -> set[str]:
-    """How a function puts other values in the place of some of its parameters."""
-    return {
-        ast.unparse(found)
-        for found in walk(node)
-        if isinstance(found, ast.Assign | ast.AnnAssign | ast.AugAssign)
-        for target in walk(found)
-        if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store) and target.id in names
-    }
 
 
 def _names_in(tests: Iterable[bodies.Test], *, passed: bool = False) -> set[str]:

@@ -94,7 +94,7 @@ def deprecated_modules(release: Release, symbol: Symbol) -> str:
     if module is None:
         return ""
     tree = release.syntax(str(module.filepath))
-    branch = lazy_branch(tree, symbol.name) if symbol.name not in module.members else None
+    branch = lazy_branch(tree, symbol.name)
     for node in (*tree.body, *(branch.body if branch is not None else ())):
         match node:
             case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith(

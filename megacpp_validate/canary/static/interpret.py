@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from ...evidence.values import SourceLine
+from .calls import Calls
 from .constants import truth_of
-from .expressions import Calls
 from .interpreted import (
     ANYTHING,
     NOTHING,

@@ -14,7 +14,7 @@ import logging
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -222,13 +222,7 @@ class Release:
         return self._cache / f"{self.source.sha256}-{_reader_hash()}.json"
 
     def _load(self) -> tuple[griffe.Module, str]:
-        try:
-            return self._load_without(())
-        except RecursionError:  # a table that some program wrote: Python itself cannot read it either
-            return self._load_without([file for file in self.files() if self.why_unreadable(file)])
-
-    def _load_without(self, left_out: Collection[str]) -> tuple[griffe.Module, str]:
-        with self._files.laid_out(left_out) as folder, without_garbage_collection():
+        with self._files.laid_out() as folder, without_garbage_collection():
             extensions = griffe.load_extensions(ConstructedDataclasses(), parsed := ParsedFiles())
             loader = griffe.GriffeLoader(
                 search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
@@ -243,8 +237,7 @@ class Release:
             loader.resolve_aliases(implicit=True, external=False)
             module = loader.modules_collection[PACKAGE]
             text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
-            trees = {path.relative_to(folder).as_posix(): tree for path, tree in parsed.trees.items()}
-        self._syntax |= {file: tree for file, tree in trees.items() if file not in left_out}
+            self._syntax |= {path.relative_to(folder).as_posix(): tree for path, tree in parsed.trees.items()}
         return _attach(griffe.Module.from_json(text)), text
 
     def _lookup(self, module: str, name: str, seen: set[tuple[str, str]]) -> Lookup:

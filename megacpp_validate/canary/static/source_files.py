@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
-import os
 import sys
 import tempfile
 import tokenize
 import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +29,10 @@ class SourceFiles:
     @cached_property
     def names(self) -> list[str]:
         """Every Python file of the package."""
-        found = _below(self._wheel, PACKAGE) if self._wheel.is_dir() else self._packed
-        return sorted(name for name in found if name.startswith(f"{PACKAGE}/") and name.endswith(".py"))
+        if not self._wheel.is_dir():
+            return sorted(name for name in self._packed if name.startswith(f"{PACKAGE}/"))
+        below = (path for path in (self._wheel / PACKAGE).rglob("*.py") if path.is_file())
+        return sorted(path.relative_to(self._wheel).as_posix() for path in below)
 
     @cached_property
     def _packed(self) -> dict[str, bytes]:
@@ -51,12 +52,12 @@ class SourceFiles:
         return decoded(self._raw(name))
 
     @contextmanager
-    def laid_out(self, without: Collection[str] = ()) -> Iterator[Path]:
-        """A folder with these files and nothing else, in UTF-8; those in `without` are empty there."""
+    def laid_out(self) -> Iterator[Path]:
+        """A folder with these files and nothing else, in UTF-8."""
         with tempfile.TemporaryDirectory(prefix="megacpp-te-") as folder:
             root = Path(folder).resolve()
             for name in self.names:
-                _write(root / name, self._raw(name), name in without)
+                _write(root / name, self._raw(name))
             yield root
 
 
@@ -90,26 +91,11 @@ def why_not_loaded(wheel: str, folder: Path, roots: Iterable[str], fault: Except
     return f"{wheel} cannot be read: {fault}. Likely cause: damaged sources. Next step: choose another release."
 
 
-def _write(path: Path, raw: bytes, is_left_out: bool) -> None:
+def _write(path: Path, raw: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         raw.decode("ascii")
     except UnicodeDecodeError:
         with suppress(SyntaxError, ValueError):  # whoever reads it will say so
             raw = decoded(raw).encode()
-    path.write_bytes(b"" if is_left_out else raw)
-
-
-def _below(root: Path, package: str) -> list[str]:
-    """Files below a folder; links are followed, and a folder that holds itself is entered once."""
-    found: list[str] = []
-    entered: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(root / package, followlinks=True):
-        there = Path(folder).stat()
-        if (there.st_dev, there.st_ino) in entered:
-            folders.clear()
-            continue
-        entered.add((there.st_dev, there.st_ino))
-        inside = Path(folder).relative_to(root).as_posix()
-        found += [f"{inside}/{name}" for name in files if (Path(folder) / name).is_file()]
-    return found
+    path.write_bytes(raw)

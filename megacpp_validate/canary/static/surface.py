@@ -67,20 +67,11 @@ UNKNOWN = Argument()
 
 
 @dataclass(frozen=True)
-class Accessor:
-    """An accessor of `bridge/imports.py`: the places it imports from, in the order in which it tries them."""
-
-    name: str
-    symbols: tuple[Symbol, ...]
-    sites: tuple[SourceLine, ...]
-
-
-@dataclass(frozen=True)
 class Use:
     """One place in the bridge that consumes something of Transformer Engine.
 
     Attributes:
-        accessor: which accessor the value comes from.
+        accessor: dotted name of the symbol that the value comes from.
         path: the way from the symbol to the value: names of attributes, and RESULT for a call.
         kind: what is done with the value at the end of the path.
         module: id of the bridge module.
@@ -91,7 +82,6 @@ class Use:
         partial: arguments may follow later (functools.partial).
         unpack: into how many names the value is unpacked; 0 if it is not.
         optional: the code can do without (getattr with a default, hasattr, an accessor that may give None, a `try`).
-        present, absent: accessors that are known to be there, or not, where the use stands.
     """
 
     accessor: str
@@ -107,8 +97,6 @@ class Use:
     partial: bool = False
     unpack: int = 0
     optional: bool = False
-    present: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -116,13 +104,13 @@ class Surface:
     """Everything that the bridge consumes.
 
     Attributes:
-        accessors: by name.
+        accessors: name of an accessor -> the places it imports from.
         uses: in the order of the files and lines.
         module_order: bridge module ids in dependency order.
         entry: where Transformer Engine is imported first.
     """
 
-    accessors: Mapping[str, Accessor]
+    accessors: Mapping[str, tuple[Symbol, ...]]
     uses: tuple[Use, ...]
     module_order: tuple[str, ...]
     entry: SourceLine

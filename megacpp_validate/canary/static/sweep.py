@@ -205,7 +205,7 @@ def _run_step(asked: tuple[str, str, Path, Catalog, tuple[Path, ...], str]) -> S
 
 def _not_consumed(old: Release, new: Release, surface: Surface) -> Iterator[str]:
     """API changes that griffe finds and that are about nothing the bridge names."""
-    symbols = {symbol for accessor in surface.accessors.values() for symbol in accessor.symbols}
+    symbols = {symbol for symbols in surface.accessors.values() for symbol in symbols}
     # A package that code imports (`import transformer_engine.pytorch as te`) is in the path of every change below it.
     named = {symbol.name for symbol in symbols if new.module(symbol.path) is None}
     for breakage in griffe.find_breaking_changes(old.tree, new.tree):

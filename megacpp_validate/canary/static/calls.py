@@ -1,0 +1,364 @@
+"""What a call in a project's code gives: of Transformer Engine, of the project itself, of what reads a version."""
+
+from __future__ import annotations
+
+import ast
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .constants import call_external, call_text
+from .expressions import Access, Expressions
+from .interpreted import (
+    ANYTHING,
+    NOTHING,
+    Class,
+    Const,
+    External,
+    Function,
+    Import,
+    Instance,
+    Items,
+    Keywords,
+    Method,
+    Missing,
+    Names,
+    ProjectModule,
+    Super,
+    Unknown,
+    Value,
+    Values,
+    Vendor,
+    VendorModule,
+    constant,
+    either,
+    forked,
+)
+from .notes import ImportFails
+from .release import Absent, Found
+from .shapes import shape_of
+from .source_files import PACKAGE
+from .surface import RESULT, UNKNOWN, Symbol, UseKind
+from .syntax_nodes import once_per_node
+
+_DEEPEST: Final = 12  # calls within calls
+_STEPS: Final = 20_000  # calls for which a function is read again
+# Methods that load the state of a module, what Transformer Engine runs then, and what else has such a method.
+_LOADS: Final = frozenset({"load_state_dict", "set_extra_state"})
+_LAYER_STATE: Final = Vendor(
+    Symbol("transformer_engine.pytorch.module.base", "TransformerEngineBaseModule"), (RESULT, "set_extra_state")
+)
+_NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
+_MINDS_VERSION: Final = frozenset({"__version__", "get_distribution", "version"})
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in the code.
+
+    Attributes:
+        given: values of the positional arguments.
+        attr: name of the method, where one is called.
+        unpack: into how many names the result is unpacked; 0 if it is not.
+    """
+
+    node: ast.Call
+    names: Names
+    given: list[Values]
+    attr: str = ""
+    unpack: int = 0
+
+    def with_first(self, value: Value) -> Call:
+        """The same call with one more argument in front."""
+        return replace(self, given=[frozenset({value}), *self.given])
+
+
+class Calls(Expressions):
+    """Reads calls: one method a kind of what is called (`_call_...`)."""
+
+    @abstractmethod
+    def _inside(self, function: Function) -> Names:
+        """The names inside of a function before its first statement."""
+
+    @abstractmethod
+    def _run_body(self, function: Function, names: Names) -> Values:
+        """Read the body of a function; what it returns."""
+
+    @abstractmethod
+    def _read_function(self, function: Function) -> Values:
+        """What a function returns, its parameters unknown but for what the project's own calls pass."""
+
+    def _of_call(self, node: ast.Call, names: Names, unpack: int = 0) -> Values:
+        callees: list[tuple[Value, str]] = []  # what is called; of a method of something known, its name
+        match node.func:
+            case ast.Name(id="super") if names.find("super") is None:
+                return self._super(names)
+            case ast.Attribute(value=owner, attr=attr):
+                for one in self._value(owner, names):
+                    if isinstance(one, Keywords | Const | External) and not isinstance(one, External):
+                        callees.append((one, attr))
+                    else:
+                        callees += [(f, attr) for f in self._member(one, Access(attr, node.func, names, called=True))]
+            case _:
+                callees = [(one, "") for one in self._value(node.func, names)]
+        given = [self._value(argument, names) for argument in node.args]
+        for keyword in node.keywords:
+            self._value(keyword.value, names)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS:
+            self._note_load(node, node.func, names, {type(one) for one, _ in callees})
+        return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
+
+    def _note_load(self, node: ast.Call, func: ast.Attribute, names: Names, called: set[type]) -> None:
+        """Note that a state is loaded: of any module, the layers of Transformer Engine in it load theirs.
+
+        Which layers those are is decided where the code runs (a loop over modules, a model of another file). A call
+        counts where nothing shows that it is about something else, and `load_state_dict` only where the code names FP8:
+        without FP8 the state of a layer is empty.
+        """
+        owner = ast.unparse(func.value).lower()
+        is_module = not any(word in owner for word in _NO_MODULES) and called <= {Unknown, External, Vendor}
+        if is_module and not self._quiet and (func.attr == "set_extra_state" or self.project.names_fp8):
+            use = self._use(_LAYER_STATE, UseKind.CALL, node, names)
+            self._keep_use(replace(use, positionals=(UNKNOWN,)), func)
+
+    def _call_one(self, callee: Value, call: Call) -> Values:
+        caller: Callable[..., Values] | None = getattr(self, f"_call_{type(callee).__name__.lower()}", None)
+        return ANYTHING if caller is None else caller(callee, call)
+
+    def _call_vendor(self, callee: Vendor, call: Call) -> Values:
+        self._note_call(callee, call.node, call.names, unpack=call.unpack)
+        return frozenset({Vendor(callee.symbol, (*callee.path, RESULT))})
+
+    def _call_missing(self, callee: Missing, call: Call) -> Values:
+        self._note(Vendor(callee.symbol), UseKind.NAME, call.node, call.names)  # a call of None raises
+        return ANYTHING
+
+    def _call_vendormodule(self, callee: VendorModule, call: Call) -> Values:
+        owner, _, last = callee.path.rpartition(".")
+        self._note_call(Vendor(Symbol(owner, last)), call.node, call.names, unpack=call.unpack)
+        return ANYTHING
+
+    def _call_method(self, callee: Method, call: Call) -> Values:
+        return self._call_function(callee.function, call.with_first(callee.holder))
+
+    def _call_instance(self, callee: Instance, call: Call) -> Values:
+        members = self._member(callee, Access("forward", call.node, call.names, called=True))
+        return either(*(self._call_one(one, call) for one in members))
+
+    def _call_const(self, callee: Const, call: Call) -> Values:
+        return call_text(callee.value, call.attr, call.given) if isinstance(callee.value, str) else ANYTHING
+
+    def _call_class(self, callee: Class, call: Call) -> Values:
+        made: Values = frozenset({Instance(callee)})
+        for one in callee.lineage:
+            if isinstance(one, Vendor):
+                self._note_call(one, call.node, call.names, unpack=call.unpack)
+                return made
+            for name in ("__init__", "__new__"):
+                for function in one.members.get(name, frozenset()) if isinstance(one, Class) else ():
+                    if isinstance(function, Function):
+                        returned = self._call_function(function, call.with_first(Instance(callee)))
+                        return returned if name == "__new__" else made
+        return made
+
+    def _super(self, names: Names) -> Values:
+        at: Names | None = names
+        while at is not None and at.cls is None:
+            at = at.outer
+        return frozenset({Super(at.cls)}) if at is not None and at.cls is not None else ANYTHING
+
+    def _call_function(self, callee: Function, call: Call) -> Values:
+        bound = self._bind_arguments(callee, call)
+        made = [one for one in self._returns.get(callee.node, ()) if isinstance(one, Vendor)]
+        by_argument = len(made) > 1 and any(isinstance(one, Const) for values in bound.values() for one in values)
+        if (by_argument or self._minds_version(callee)) and len(self._reading) < _DEEPEST and self._steps < _STEPS:
+            return forked(self._read_again(callee, bound))
+        known = self._parameters.setdefault(callee.node, {})
+        for name, values in bound.items():
+            told = frozenset(v for v in values if isinstance(v, Vendor | VendorModule | Class | Instance))
+            if told:
+                both = either(known.get(name, frozenset()), told)
+                known[name] = both if len(both) == 1 else ANYTHING  # what differs from call to call is not followed
+        if callee.node in self._returns or self._loading:
+            return forked(self._returns.get(callee.node, ANYTHING))
+        return forked(self._read_function(callee))
+
+    def _call_import(self, callee: Import, call: Call) -> Values:
+        """What an object gives that imports when it is called; its use is noted where the call stands."""
+        inner = self._inside(callee.function)
+        inner.catching = True
+        with self._noting_nothing():
+            try:
+                found = self._run_body(callee.function, inner)
+            except ImportFails as fault:
+                self._quiet -= 1
+                self._note(Vendor(fault.symbol), UseKind.NAME, call.node, call.names, optional=not callee.insists)
+                self._quiet += 1
+                return ANYTHING if callee.insists else frozenset({Missing(fault.symbol)})
+        for one in found:
+            if isinstance(one, Vendor):
+                self._note(one, UseKind.NAME, call.node, call.names, optional=not callee.insists)
+        return found
+
+    def _read_again(self, function: Function, bound: dict[str, Values]) -> Values:
+        """What a function that reaches the version returns for these arguments."""
+        key = (function.node, *sorted((n, v) for n, v in bound.items() if all(isinstance(o, Const) for o in v)))
+        try:
+            if key in self._again:
+                return self._again[key]
+        except TypeError:
+            return ANYTHING
+        self._again[key] = ANYTHING  # for a function that calls itself
+        names = self._inside(function)
+        names.names |= bound
+        self._reading.append(function.node)
+        self._quiet += 1
+        self._steps += 1
+        returned = self._run_body(function, names)
+        self._quiet -= 1
+        self._reading.pop()
+        self._again[key] = returned
+        return returned
+
+    def _bind_arguments(self, function: Function, call: Call) -> dict[str, Values]:
+        arguments = function.node.args
+        places = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+        bound: dict[str, Values] = {}
+        defaults = zip(reversed(places), reversed(arguments.defaults), strict=False)
+        only = zip((one.arg for one in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
+        for name, default in (*defaults, *only):
+            if isinstance(default, ast.Constant):
+                bound[name] = constant(default.value)
+        bound |= dict(zip(places, call.given, strict=False))
+        for keyword in call.node.keywords:
+            if keyword.arg is not None:
+                bound[keyword.arg] = self._quietly(keyword.value, call.names)
+        return bound
+
+    def _minds_version(self, function: Function) -> bool:
+        """Whether a function reads the version of Transformer Engine, itself or through functions of the project."""
+        node = function.node
+        if node not in self._minding:
+            self._minding[node] = False
+            named = _names_in(node)
+            found = not named.isdisjoint(_MINDS_VERSION)
+            for name in sorted(named) if not found else ():
+                called = function.names.find(name) or frozenset()
+                found |= any(isinstance(f, Function) and self._minds_version(f) for f in called)
+            self._minding[node] = found
+        return self._minding[node]
+
+    def _call_keywords(self, made: Keywords, call: Call) -> Values:
+        match call.attr:
+            case "update":
+                for values in call.given:
+                    self._merge(made, values)
+                made.items |= {k.arg: self._quietly(k.value, call.names) for k in call.node.keywords if k.arg}
+                made.is_open |= any(k.arg is None for k in call.node.keywords)
+            case "copy":
+                return frozenset({Keywords(dict(made.items), made.is_open)})
+            case "pop" | "get" | "setdefault":
+                keys = [one.value for one in call.given[0] if isinstance(one, Const)] if call.given else []
+                found = [made.items[key] for key in keys if key in made.items]
+                if call.attr == "pop":
+                    for key in keys or list(made.items):
+                        made.items.pop(str(key), None)
+                    made.is_open |= not keys
+                    made.is_drained |= not keys
+                if call.attr == "setdefault" and len(call.given) > 1:
+                    made.items |= {key: call.given[1] for key in keys if isinstance(key, str) and key not in made.items}
+                return either(*found, *call.given[1:2], *([] if found and not made.is_open else [ANYTHING]))
+        return ANYTHING
+
+    def _call_external(self, callee: External, call: Call) -> Values:
+        match callee.path.removeprefix("builtins."), call.given:
+            case ("getattr" | "hasattr" as look, [owners, key, *default]):
+                return self._look_up(look, owners, key, default, call)
+            case ("isinstance" | "issubclass", [_, kinds, *_]):
+                every = [v for one in kinds for v in (one.values if isinstance(one, Items) else [frozenset({one})])]
+                for one in either(*every) if every else ():
+                    if isinstance(one, Vendor):
+                        self._note(one, UseKind.CLASS, call.node.args[1], call.names)
+                return ANYTHING
+            case ("dict", _):
+                made = Keywords({k.arg: self._quietly(k.value, call.names) for k in call.node.keywords if k.arg})
+                for values in (
+                    *call.given,
+                    *(self._quietly(k.value, call.names) for k in call.node.keywords if k.arg is None),
+                ):
+                    self._merge(made, values)
+                return frozenset({made})
+            case ("importlib.import_module" | "import_module" | "__import__", [target, *_]):
+                found = [one.value for one in target if isinstance(one, Const)]
+                return either(*(self._of_text(str(name)) for name in found)) if found else ANYTHING
+            case (("functools.partial" | "partial"), [called, *_]):
+                for one in called:
+                    if isinstance(one, Vendor):
+                        self._note_call(one, call.node, call.names, first=1, partial=True)
+                return called
+            case ("print" | "setattr" | "delattr", _):
+                return ANYTHING
+        return call_external(callee.path, call.given, self.release.version)
+
+    def _of_text(self, dotted: str) -> Values:
+        if dotted.partition(".")[0] == PACKAGE:
+            return frozenset({VendorModule(dotted)}) if self.release.module(dotted) is not None else ANYTHING
+        file = self.project.find(dotted)
+        return frozenset({ProjectModule(file) if file is not None else External(dotted)})
+
+    def _look_up(self, look: str, owners: Values, key: Values, default: list[Values], call: Call) -> Values:
+        """`hasattr` and `getattr`; of a name that is made when the code runs, its fixed part is known."""
+        found: list[Values] = []
+        texts = [one.value for one in key if isinstance(one, Const) and isinstance(one.value, str)]
+        for owner in owners:
+            for attr in texts or [_name_pattern(call.node.args[1])]:
+                there = self._has(owner, attr)
+                if look == "hasattr":
+                    found.append(ANYTHING if there is None else constant(there))
+                    continue
+                if isinstance(owner, VendorModule) and default:
+                    self._note(Vendor(Symbol(owner.path, attr)), UseKind.NAME, call.node, call.names, optional=True)
+                if there is not False or not default:
+                    self._quiet += bool(default)
+                    found.append(self._member(owner, Access(attr, call.node, call.names)))
+                    self._quiet -= bool(default)
+                if isinstance(owner, VendorModule) and there is False and default == [NOTHING]:
+                    found.append(frozenset({Missing(Symbol(owner.path, attr))}))
+                elif there is not True:
+                    found += default
+        return either(*found) if found else ANYTHING
+
+    def _has(self, owner: Value, attr: str) -> bool | None:
+        match owner:
+            case VendorModule(path=path):
+                if attr == "__version__" or self.release.module(f"{path}.{attr}") is not None:
+                    return True
+                found = self.release.lookup(path, attr)
+                return False if isinstance(found, Absent) else True if isinstance(found, Found) else None
+            case Vendor(symbol=symbol, path=path):
+                found = self.release.lookup(symbol.module, symbol.name)
+                shape = shape_of(self.release, found, (*path, attr)) if isinstance(found, Found) else None
+                if shape is None or shape.what == "unknown" or shape.maybe:
+                    return None
+                return shape.what != "missing"
+            case ProjectModule(file=file):
+                return True if attr in self.module(file).names else None
+        return None
+
+
+def _name_pattern(node: ast.expr) -> str:
+    """The name of an attribute with "{}" for what only running the code would tell."""
+    if not isinstance(node, ast.JoinedStr):
+        return "{}"
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+
+
+@once_per_node
+def _names_in(node: ast.AST) -> frozenset[str]:
+    """Names and attributes that a piece of code reads or binds."""
+    return frozenset(
+        one.attr if isinstance(one, ast.Attribute) else one.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute | ast.Name)
+    )
