@@ -1,6 +1,6 @@
 """`lock`: pins and locks."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ def lock(
     targets: Annotated[tuple[str, ...], "Images whose locks are made; all, and pins, without."] = (),
     /,
     check: Annotated[bool, "Compare them with the matrix; write nothing, ask no index."] = False,
-    only: Annotated[Literal["pins", "locks", ""], "Digests of bases, or packages, alone."] = "",
     accept: Annotated[tuple[str, ...], "A tag whose digest may change; repeated."] = (),
     upgrade: Annotated[tuple[str, ...], typer.Option(metavar="NAME", help="A package to take anew; all for all.")] = (),
 ) -> Result:
@@ -27,4 +26,4 @@ def lock(
     from ..images.locking import LockOptions, run_lock
 
     every = tuple("*" if name == "all" else name for name in upgrade)
-    return run_lock(context.images, LockOptions(targets, check, only, frozenset(accept), every), say)
+    return run_lock(context.images, LockOptions(targets, check, frozenset(accept), every), say)

@@ -16,7 +16,6 @@ def prewarm(
     jobs: Jobs = 0,
     ranks: Ranks = 1,
     mode: Annotated[Literal["nvcc", "nvrtc"], "What compiles DeepGEMM's kernels; part of their keys."] = "nvcc",
-    reopen: Annotated[bool, "Continue in a sealed cache, and seal it again."] = False,
     seal: Annotated[bool, "Seal it when all is done."] = True,
     shared: Annotated[bool, "Seal so that any user may add files, as in an image."] = False,
     verify: Annotated[bool, "Verify the sealed cache, as `jit-verify` does."] = True,

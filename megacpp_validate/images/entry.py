@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from packaging.version import Version
+
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
 from ..evidence.receipt import write_whole
 from ..jitcache.layout import ARCH_VARIABLE, MODE_VARIABLE, NVRTC, ROOT_VARIABLE, arch_folder, cache_variables
@@ -33,7 +34,6 @@ MOUNT: Final = Path("/receipts")
 _PYTHON: Final = (sys.executable, "-P", "-m")
 _MODULE: Final = "megacpp_validate.images.entry"
 _CLI: Final = "megacpp_validate.cli"
-_VERSION: Final = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -105,27 +105,21 @@ def read_image(variables: Mapping[str, str]) -> ImageFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a container can see: the kernel's NVIDIA driver, and GPUs by name and architecture."""
+    """The NVIDIA driver and the GPUs of a container, by name and architecture."""
 
     driver: str = ""
     gpus: tuple[tuple[str, str], ...] = ()
 
 
-def read_machine(root: Path = Path("/"), program: str = "nvidia-smi") -> Machine:
-    """Look at the machine; what is missing is the answer, and raises nothing.
-
-    `nvidia-smi` is in a container with the capability `utility`; without it the kernel alone names its driver.
-    """
-    driver, rows = "", list[list[str]]()
-    with suppress(OSError):
-        found = _VERSION.search((root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace"))
-        driver = found[1] if found else ""
+def read_machine(program: str = "nvidia-smi") -> Machine:
+    """Look at the machine by `nvidia-smi`; what is missing is the answer, and raises nothing."""
+    rows = list[list[str]]()
     with suppress(OSError):
         words = [program, "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader"]
         done = run_command(words, limit_s=60.0, apart=True)
         rows = [line.split(", ", 2) for line in done.words.splitlines() if line.count(", ") >= 2 and not done.code]
     gpus = tuple((name, f"sm_{version.replace('.', '')}") for _, version, name in rows)
-    return Machine(rows[0][0] if rows else driver, gpus)
+    return Machine(rows[0][0] if rows else "", gpus)
 
 
 def require_session(session: Session, image: ImageFacts, machine: Machine) -> None:
@@ -145,20 +139,15 @@ def require_session(session: Session, image: ImageFacts, machine: Machine) -> No
     others = [f"{name} ({arch})" for name, arch in machine.gpus if arch != image.arch]
     rows = (
         (
-            not machine.driver,
-            f"no GPU: {session.name} needs one ({image.arch}), and the kernel of this machine has no NVIDIA driver. "
-            "Next step: `nvidia-smi` on the host must list the GPU",
+            not machine.gpus,
+            f"no GPU: {session.name} needs one ({image.arch}), and `nvidia-smi` lists none in this container. Likely "
+            "cause: --gpus is missing, the host has no NVIDIA driver or no NVIDIA Container Toolkit, or "
+            "NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: `docker run --gpus all ...`",
         ),
         (
-            _is_older(machine.driver, image.driver_least),
+            image.driver_least and Version(machine.driver or "0") < Version(image.driver_least),
             f"the NVIDIA driver of this machine is {machine.driver}, and the CUDA of {image.name} needs "
             f"{image.driver_least} or newer. Next step: update the driver of the host",
-        ),
-        (
-            not machine.gpus,
-            f"no GPU in this container: the machine has the NVIDIA driver {machine.driver}, and `nvidia-smi` lists no "
-            "GPU here. Likely cause: --gpus is missing, the NVIDIA Container Toolkit is not installed, or "
-            "NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: `docker run --gpus all ...`",
         ),
         (
             others,
@@ -169,11 +158,6 @@ def require_session(session: Session, image: ImageFacts, machine: Machine) -> No
     for refuses, why in rows:
         if refuses:
             raise NoEnvironment(f"{why}.")
-
-
-def _is_older(driver: str, least: str) -> bool:
-    own, other = ([int(part) for part in text.split(".") if part.isdigit()] for text in (driver, least))
-    return bool(least) and own < other
 
 
 def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:

@@ -72,11 +72,10 @@ class LockResult(Frozen):
 
 @dataclass(frozen=True)
 class LockOptions:
-    """Arguments of the verb; `upgrade` has "*" for all, `only` is "pins", "locks" or empty."""
+    """Arguments of the verb; `upgrade` has "*" for all."""
 
     targets: tuple[str, ...] = ()
     check: bool = False
-    only: str = ""
     accept: frozenset[str] = frozenset()
     upgrade: tuple[str, ...] = ()
 
@@ -99,19 +98,17 @@ def run_lock(rows: ImageRows, options: LockOptions, report: Callable[[str], None
     images = find_images(rows.images, options.targets)
     if options.check and (options.accept or options.upgrade):
         raise ImageRefused("--check takes neither --accept nor --upgrade. Next step: leave it out.")
-    result = (_check if options.check else _write)(rows, options, () if options.only == "pins" else images, report)
+    result = _check(rows, images) if options.check else _write(rows, options, images, report)
     return result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
 
 
-def _list_others(rows: ImageRows, options: LockOptions) -> dict[str, tuple[str, list[Any]]]:
+def _list_others(rows: ImageRows) -> dict[str, tuple[str, list[Any]]]:
     """The two locks that are of no image: name -> file, and what it follows from."""
     row, project = rows.images.sessions, locks.read_project(rows.root)
     groups = project.get("dependency-groups", {})
     chosen = {group: groups.get(group) for group in row.groups}
     sessions = [row.python, row.groups, row.without, project["project"]["dependencies"], chosen]
     releases = [rows.images.releases.distribution, *(stack.te for stack in rows.catalog.stacks)]
-    if options.only == "pins":
-        return {}
     return {SESSIONS: (row.lock, sessions), RELEASES: (rows.images.releases.lock, releases)}
 
 
@@ -127,7 +124,7 @@ def _render_bake(rows: ImageRows) -> str:
         return ""
 
 
-def _check(rows: ImageRows, options: LockOptions, images: Iterable[Image], _: Callable[[str], None]) -> LockResult:
+def _check(rows: ImageRows, images: Iterable[Image]) -> LockResult:
     """Pins and locks, compared with the matrix; no registry and no index is read."""
     lines, fits, project = list[LockLine](), list[StackFit](), locks.read_project(rows.root)
     for image in images:
@@ -140,7 +137,7 @@ def _check(rows: ImageRows, options: LockOptions, images: Iterable[Image], _: Ca
         except ImageRefused as refusal:
             stale = str(refusal)
         lines.append(LockLine(target=image.target, file=image.lock, stale=stale, count=count))
-    for name, (lock_file, inputs) in _list_others(rows, options).items():
+    for name, (lock_file, inputs) in _list_others(rows).items():
         text = read_file(rows.root / lock_file)
         stale = "" if locks.read_inputs(text) == _hash(inputs) else "is older than the matrix, or missing"
         stale = stale or ("" if locks.is_sealed(text) else locks.EDITED)
@@ -153,7 +150,7 @@ def _check(rows: ImageRows, options: LockOptions, images: Iterable[Image], _: Ca
             f"{BAKE_FILE} does not match the matrix, the pins and the locks. Likely cause: one of them was edited by "
             "hand. Next step: `nox -s lock` rewrites it; review the difference and commit it."
         )
-    pins = check_pins(rows.images, rows.pins) if options.only != "locks" else ()
+    pins = check_pins(rows.images, rows.pins)
     return LockResult(
         tool=rows.tool, check=True, pins=pins, locks=tuple(lines), fits=tuple(fits), refusals=tuple(refusals)
     )
@@ -162,7 +159,7 @@ def _check(rows: ImageRows, options: LockOptions, images: Iterable[Image], _: Ca
 def _write(rows: ImageRows, options: LockOptions, images: Iterable[Image], report: Callable[[str], None]) -> LockResult:
     files, lines, fits = dict[str, str](), list[LockLine](), list[StackFit]()
     pins: tuple[PinLine, ...] = ()
-    if options.only != "locks" and not options.targets:
+    if not options.targets:
         report("reading the digests of bases from registries")
         today = datetime.now(UTC).date().isoformat()
         kept, pins = pin_bases(rows.images, rows.pins, today, options.accept, rows.variables)
@@ -175,7 +172,7 @@ def _write(rows: ImageRows, options: LockOptions, images: Iterable[Image], repor
         locks.check_lock(lock, inputs, rows.root / image.lock)
         fits += [rows.judge(image, lock)] if image.te else []
         lines.append(_compare(rows, options, image.target, image.lock, files[image.lock]))
-    for name, (file, wanted) in _list_others(rows, options).items() if not options.targets else ():
+    for name, (file, wanted) in _list_others(rows).items() if not options.targets else ():
         report(f"locking {name}")
         files[file] = (_lock_sessions if name == SESSIONS else _lock_releases)(rows, options, wanted)
         lines.append(_compare(rows, options, name, file, files[file]))

@@ -210,7 +210,7 @@ def _find_base(images: Images, image: Image, pins: Pins, mirror: str) -> dict[st
     if not digest:
         raise tools.ImageRefused(
             f"the base {base.id} of {image.target} ({name}) has no digest for {image.platform} in {PINS_FILE}. Next "
-            f"step: `nox -s lock -- --only pins` where its registry, or a mirror ({tools.MIRROR}), can be reached; or "
+            f"step: `nox -s lock` where its registry, or a mirror ({tools.MIRROR}), can be reached; or "
             "`--base REPOSITORY@sha256:DIGEST`."
         )
     pulled = f"{tools.use_mirror(base.repository, mirror)}:{base.tag}@{digest}"

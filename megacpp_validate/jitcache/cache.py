@@ -60,9 +60,7 @@ class JitCacheResult(Frozen):
         stack: versions that the cache is for.
         missing: tasks that are not in it.
         extra: files that appeared since it was sealed.
-        in_place: whether Triton finds its kernels there without a working copy.
         archive, archive_hash: of an export.
-        kept: an import found the same cache there already.
         variables: that put every cache there, of "open".
     """
 
@@ -77,10 +75,8 @@ class JitCacheResult(Frozen):
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     sealed: bool = True
-    in_place: bool = True
     archive: str = ""
     archive_hash: str = ""
-    kept: bool = False
     variables: dict[str, str] = Field(default_factory=dict)
     seconds: float = Field(default=0.0, ge=0.0)
 
@@ -225,46 +221,18 @@ def seal(folder: Path, *, shared: bool = False) -> str:
             "takes them up, and seal then."
         )
     layout.remove_temporary(folder)
-    if shared:  # made now: what makes them later is one user of many
-        for name in (layout.LOCKS, *layout.LIBRARIES, f"inductor/{layout.LOCKS}"):
-            (folder / name).mkdir(exist_ok=True)
-    _set_modes(folder, checked.manifest, _FILE_MODE, _SHARED_FOLDER_MODE if shared else _FOLDER_MODE)
+    folders = (layout.LOCKS, *layout.LIBRARIES)
+    for name in (
+        (*folders, f"inductor/{layout.LOCKS}") if shared else ()
+    ):  # now: what makes them later is one user of many
+        (folder / name).mkdir(exist_ok=True)
+    for place in (folder, *(Path(place) for name in folders for place, _, _ in os.walk(folder / name))):
+        place.chmod(_SHARED_FOLDER_MODE if shared else _FOLDER_MODE)
+    for file in checked.manifest.files:
+        (folder / file.path).chmod(_FILE_MODE)
     (folder / layout.MANIFEST).chmod(_FILE_MODE)
     (folder / layout.MANIFEST_HASH).chmod(_FILE_MODE)  # last: what is sealed is sealed whole
     return checked.digest
-
-
-def unseal(folder: Path) -> None:
-    """Let a prewarm go on there: the manifest becomes its draft.
-
-    What is damaged is not opened: it would be sealed again as if it were whole.
-
-    Raises:
-        ManifestInvalid: it has none.
-        CacheChanged: the files are not those of the manifest.
-        WrongArguments: somebody else owns it, as the cache of an image.
-    """
-    manifest = check_sealed(folder).manifest
-    try:
-        write_whole(folder / layout.DRAFT, manifest_text(manifest))
-        (folder / layout.MANIFEST_HASH).unlink()
-        _set_modes(folder, manifest, _OPEN_FILE_MODE, _FOLDER_MODE)
-        (folder / layout.MANIFEST).unlink()
-    except PermissionError as fault:
-        raise WrongArguments(
-            f"{folder} was sealed by another user: {fault}. Likely cause: it is the cache of an image. Next step: "
-            f"`nox -s jit_cache -- open --root {folder.parent} --work FOLDER`, and prewarm in FOLDER."
-        ) from fault
-
-
-def _set_modes(folder: Path, manifest: Manifest, of_files: int, of_folders: int) -> None:
-    for place in (
-        folder,
-        *(Path(place) for name in (layout.LOCKS, *layout.LIBRARIES) for place, _, _ in os.walk(folder / name)),
-    ):
-        place.chmod(of_folders)
-    for file in manifest.files:
-        (folder / file.path).chmod(of_files)
 
 
 # --- working copies ---------------------------------------------------------------------------------------------------
@@ -294,15 +262,15 @@ def open_working(sealed: Path, checked: Checked, work: Path) -> JitCacheResult:
         _copy_files(sealed, folder, manifest.files)
         for name in layout.LIBRARIES:
             (folder / name).mkdir(exist_ok=True)
-        for file in manifest.files if str(folder) != manifest.folder else ():
-            if _is_group(file):
+        for file in manifest.files:
+            if file.names_root and file.path.rpartition("/")[2].startswith(_GROUP):
                 _relocate(folder / file.path, manifest.folder, file.mtime_ns, str(folder))
         write_whole(folder / layout.DRAFT, manifest_text(manifest))  # a prewarm that goes on here knows what is there
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     variables = layout.cache_variables(work, folder.name, nvrtc=manifest.mode == layout.NVRTC)
-    return _describe("open", folder, checked, variables=variables, in_place=True)
+    return _describe("open", folder, checked, variables=variables)
 
 
 def _copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
@@ -317,10 +285,6 @@ def _copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
 
     with ThreadPoolExecutor(_COPIERS) as pool:
         list(pool.map(copy, files))
-
-
-def _is_group(file: FileSeen) -> bool:
-    return file.names_root and file.path.rpartition("/")[2].startswith(_GROUP)
 
 
 def _relocate(place: Path, old: str, mtime_ns: int, new: str) -> None:
@@ -340,12 +304,9 @@ def _relocate(place: Path, old: str, mtime_ns: int, new: str) -> None:
 
 def _describe(action: str, folder: Path, checked: Checked, **more: Any) -> JitCacheResult:
     manifest = checked.manifest
-    # The libraries find everything in this very folder, without a working copy.
-    at_home = str(folder) == manifest.folder or not any(map(_is_group, manifest.files))
-    fields = {"in_place": at_home, "extra": checked.extra, **more}
     return JitCacheResult(
         tool=TOOL, deed=action, folder=str(folder), architecture=manifest.architecture, manifest=checked.digest,
-        stack=manifest.stack.versions, caches=manifest.sizes, missing=manifest.missing, **fields,
+        stack=manifest.stack.versions, caches=manifest.sizes, missing=manifest.missing, extra=checked.extra, **more,
     )  # fmt: skip
 
 
@@ -416,15 +377,14 @@ def import_cache(source: Path, root: Path) -> JitCacheResult:
             with suppress(FileNotFoundError):  # `seal` names it
                 os.utime(new / file.path, ns=(file.mtime_ns, file.mtime_ns))
         seal(new)
-        kept = place.exists() and any(place.iterdir())
-        if kept and not _is_same(place, digest):
+        if not place.exists() or not any(place.iterdir()):
+            new.rename(place)
+        elif not _is_same(place, digest):
             raise WrongArguments(
                 f"{place} holds another cache (or a damaged one, or a prewarm that is not sealed), and not {digest}. "
                 "Next step: import it into another --root, or remove that folder."
             )
-        if not kept:
-            new.rename(place)
-    return _describe("import", place, Checked(manifest, digest), kept=kept)
+    return _describe("import", place, Checked(manifest, digest))
 
 
 def _is_same(place: Path, digest: str) -> bool:

@@ -31,7 +31,7 @@ from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from . import layout
-from .cache import check_sealed, is_sealed, seal, unseal
+from .cache import check_sealed, is_sealed, seal
 from .manifest import (
     JitCacheSize,
     JitCompile,
@@ -128,9 +128,8 @@ class PrewarmResult(Frozen):
 
 @dataclass(frozen=True)
 class SealOptions:
-    """How a prewarm treats the seal: it continues in a sealed cache; it seals at its end; any user may add files."""
+    """How a prewarm ends: whether it seals the cache, and whether any user may add files to the sealed one."""
 
-    reopen: bool = False
     seal: bool = True
     shared: bool = False
 
@@ -166,8 +165,9 @@ def run_prewarm(
                 files=(), made=datetime.now(UTC).isoformat(timespec="seconds"), tool=TOOL, commit=read_commit(),
             )  # fmt: skip
             keys = {task.id: hash_task(task, blank, stack.sources) for task in selected.of_target}
-            fields = reopen(folder, selected, keys, sealing) if is_sealed(folder) else {}
-            if not fields:
+            if is_sealed(folder):
+                fields = list_sealed(folder, selected, keys)
+            else:
                 with open_prewarm(folder, blank, selected.of_target, keys) as progress:
                     fields = fill(stack, selected, progress, options, sealing, report)
         return PrewarmResult(
@@ -177,24 +177,21 @@ def run_prewarm(
         )  # fmt: skip
 
 
-def reopen(folder: Path, selected: Selected, keys: Mapping[str, str], sealing: SealOptions) -> dict[str, Any]:
-    """Fields of the result where nothing is left to do in a sealed cache; none where it was opened again.
+def list_sealed(folder: Path, selected: Selected, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of the result where nothing is left to do in a sealed cache.
 
     Raises:
         CacheChanged: a file is not the one that was sealed.
-        WrongArguments: tasks are left to do, and --reopen is not set.
+        WrongArguments: tasks are left to do.
     """
     checked = check_sealed(folder)
     done = _find_done(checked.manifest, keys)
-    undone = [task.id for task in selected.tasks if task.id not in done]
-    if undone and sealing.reopen:
-        unseal(folder)
-        return {}
-    if undone:
+    if undone := [task.id for task in selected.tasks if task.id not in done]:
         raise WrongArguments(
             f"{folder} is sealed, and {len(undone)} task(s) are not done there for this stack: {', '.join(undone)}. "
             "Likely cause: another stack, --mode or version of this tool filled it, or it was sealed at image build. "
-            "Next step: say --reopen to continue in it, or give another --root."
+            f"Next step: `nox -s jit_cache -- open --root {folder.parent} --work FOLDER`, and prewarm with --root "
+            "FOLDER; or give another --root."
         )
     rows = _list_rows(selected, done, {})
     return {"rows": rows, "caches": checked.manifest.sizes, "manifest": checked.digest, "sealed": True}

@@ -115,7 +115,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
         if task not in chosen:
             left_out.append(f"{task.id}: {'not named' if options.tasks else 'it needs a GPU'}")
         elif task not in tasks:
-            step = f"`--ranks {task.ranks} --reopen` on a host that has them"
+            step = f"`--ranks {task.ranks}` on a host that has them"
             left_out.append(
                 f"{task.id}: it takes {task.ranks} devices, and --ranks is {options.ranks}. Next step: {step}"
             )

@@ -108,7 +108,7 @@ def test_a_base_without_a_digest_is_refused(checkout: ImageRows) -> None:
     file.write_text(rows)
     fresh = ImageRows(checkout.matrix, "a test", {})
     assert fresh.plan("gb10").pulled
-    with pytest.raises(ImageRefused, match=r"has no digest for linux/amd64.*nox -s lock -- --only pins.*--base"):
+    with pytest.raises(ImageRefused, match=r"has no digest for linux/amd64.*nox -s lock.*--base"):
         fresh.plan("h200")
 
 

@@ -27,8 +27,8 @@ from megacpp_validate.jitcache.prewarm import (
     SealOptions,
     fill,
     hash_task,
+    list_sealed,
     open_prewarm,
-    reopen,
 )
 from megacpp_validate.jitcache.stack import Answer, JitOptions, select_tasks
 from megacpp_validate.jitcache.verify import JitVerdict, JitVerifyResult, JitVerifyRow, VerifiedPrewarm
@@ -164,13 +164,13 @@ def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(cata
     assert {row.state for row in fields["rows"]} == {JitTaskState.DONE}
     assert fields["sealed"]
     assert check_sealed(folder).manifest.missing == ("smoke_small_experts_4",)
-    again = reopen(folder, selected, keys, SealOptions())
+    again = list_sealed(folder, selected, keys)
     assert ({row.state for row in again["rows"]}, again["manifest"]) == ({JitTaskState.KEPT}, fields["manifest"])
-    with pytest.raises(WrongArguments, match="say --reopen"):
-        reopen(folder, selected, {}, SealOptions())
+    with pytest.raises(WrongArguments, match="jit_cache -- open"):
+        list_sealed(folder, selected, {})
     flip_a_bit(folder / "fa4" / "fa4_d64.o")
     with pytest.raises(CacheChanged, match=r"fa4_d64\.o has another content"):
-        reopen(folder, selected, {}, SealOptions(reopen=True))
+        list_sealed(folder, selected, {})
 
 
 @pytest.mark.parametrize(("verdict", "code"), [

@@ -14,7 +14,7 @@ from ..document import Block, Content, Diagnostic, Document, Paragraph, Preforma
 from ..marks import bad, good, mark_exit, mark_of, missing, risk
 from .words import list_cases, list_fields, sum_up, tabulate, tabulate_facts
 
-_PREWARM: Final = "`nox -s prewarm -- --target {target} --tasks {task} --reopen`"
+_PREWARM: Final = "`nox -s prewarm -- --target {target} --tasks {task} --root FOLDER`"
 _CAUSES: Final[dict[JitVerdict | JitCause, tuple[str, str]]] = {  # why, and what to do
     JitVerdict.SILENT: (
         "it compiled nothing and looked for nothing that it compiles when it is prewarmed: it took another path "
@@ -102,7 +102,7 @@ def _list_notes(result: JitVerifyResult) -> Iterator[str]:
 
 def describe_cache(result: JitCacheResult) -> Document:
     """What was done and what the cache is; variables as a shell reads them."""
-    names = "folder manifest stack missing extra archive archive_hash in_place"
+    names = "folder manifest stack missing extra archive archive_hash"
     blocks: tuple[Block, ...] = (
         tabulate_facts(list_fields(result, names)),
         tabulate(result.caches, "library files bytes"),

@@ -49,7 +49,5 @@ def test_verify(snapshot: SnapshotAssertion) -> None:
 
 
 def test_cache(snapshot: SnapshotAssertion) -> None:
-    result = JitCacheResult(
-        deed="open", extra=("triton/a\n\x1b[31mb",), in_place=False, variables={"TRITON_CACHE_DIR": "/w"}, **CACHE
-    )
+    result = JitCacheResult(deed="open", extra=("triton/a\n\x1b[31mb",), variables={"TRITON_CACHE_DIR": "/w"}, **CACHE)
     assert render_markdown(describe_cache(result)) == snapshot
