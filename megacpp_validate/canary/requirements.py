@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
@@ -33,7 +33,9 @@ from ..environments.fits import LIBRARIES, Fit, FitVerdict, Given, Stack, judge_
 from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, exit_for
 from ..evidence.values import Frozen, read_version
 from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf
-from .static.sources import Sources
+
+if TYPE_CHECKING:
+    from .static.sources import Sources  # needs griffe, which a GPU host lacks
 
 CORES: Final = {12: "transformer-engine-cu12", 13: "transformer-engine-cu13"}
 _CORE_FILE: Final = "libtransformer_engine.so"
@@ -160,6 +162,8 @@ def run_requirements(
         note: called with each wheel before it is read.
     """
     modules = [module.id for module in catalog.modules]
+    from .static.sources import Sources
+
     needs, sources = read_needs(modules, matrix), Sources()
     cores: list[CoreWheel] = []
     found: list[SymbolNeed] = []
