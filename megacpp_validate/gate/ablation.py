@@ -55,7 +55,13 @@ class ObservedPart(Frozen):
     observed: str
 
 
-class AblationRun(Frozen):
+class _Kept(Frozen):
+    """A part of a receipt; those that are committed have fields that nothing reads any more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class AblationRun(_Kept):
     """One run of an arm.
 
     Attributes:
@@ -66,7 +72,6 @@ class AblationRun(Frozen):
         seconds: wall time of the whole run.
         model: name of its size.
         pattern, parameters: its layers, and how many parameters the whole model has.
-        topology: as the first rank says it, but for its place and the name of its host.
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.
         parts: name of a part -> what it took.
@@ -75,7 +80,6 @@ class AblationRun(Frozen):
         tokens: a step, on all ranks; 0 where nobody said.
         peak_bytes: most memory that a rank had in use; 0 where it was not measured.
         versions: of what was loaded.
-        file: receipt of its rank, relative to the folder of the ablation.
     """
 
     arm: ArmName
@@ -86,7 +90,6 @@ class AblationRun(Frozen):
     model: str = ""
     pattern: str = ""
     parameters: int = 0
-    topology: dict[str, JsonValue] = Field(default_factory=dict)
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     features: dict[str, JsonValue] = Field(default_factory=dict)
     forms: dict[str, JsonValue] = Field(default_factory=dict)
@@ -96,10 +99,9 @@ class AblationRun(Frozen):
     tokens: int = 0
     peak_bytes: int = 0
     versions: dict[str, JsonValue] = Field(default_factory=dict)
-    file: str = ""
 
 
-class Change(Frozen):
+class Change(_Kept):
     """What the feature changes of one number, as the ratio of the arm with it to the arm without.
 
     Attributes:
@@ -109,8 +111,6 @@ class Change(Frozen):
         verdict: a win or a tax only where the interval leaves out 1.
     """
 
-    model_config = ConfigDict(extra="ignore")  # receipts of version 0.1 have `repeats`, another noise floor
-
     off: float
     on: float
     ratio: float
@@ -119,7 +119,7 @@ class Change(Frozen):
     verdict: Verdict
 
 
-class LossChange(Frozen):
+class LossChange(_Kept):
     """What the feature changes of the loss at the end.
 
     Attributes:
@@ -131,8 +131,6 @@ class LossChange(Frozen):
         changes: whether the difference is larger than its interval and than what rounding does.
         identical: whether it is 0 in every one of these steps.
     """
-
-    model_config = ConfigDict(extra="ignore")  # as in `Change`
 
     off: float
     on: float
@@ -371,7 +369,6 @@ MODULE: Final = "megacpp_validate.training.smoke"
 LEARNING_RATE: Final = 3e-4
 _GRACE_S: Final = 60.0  # the run has a limit of its own, and reports which rank was late
 _LAST_WORDS: Final = 600  # characters of a log that are kept
-_OWN: Final = ("host", "place")  # of one process, and not part of what is compared
 
 
 @dataclass(frozen=True)
@@ -406,14 +403,12 @@ def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
         WrongArguments: a feature has no row.
         NothingSelected: no feature is named.
     """
-    names: dict[str, None] = {}
-    for word in words:
-        for name in word.removeprefix("feature=").replace(",", " ").split():
-            every = [feature.id for feature in posture.features] if name == ALL else [posture.find(name).id]
-            names |= dict.fromkeys(every)
-    if not names:
+    typed = [name for word in words for name in word.removeprefix("feature=").split(",") if name]
+    if not typed:
         raise NothingSelected("no feature is selected. Next step: name one, as in feature=recompute, or all.")
-    return tuple(names)
+    if ALL in typed:
+        return tuple(feature.id for feature in posture.features)
+    return tuple(dict.fromkeys(posture.find(name).id for name in typed))
 
 
 def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> dict[ArmName, dict[str, Any]]:
@@ -463,21 +458,22 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
     environment, processes = host_interpreter(os.environ, python), Processes()
     facts = read_facts(environment, processes) if options.device == "cuda" else None
     absent = find_absent(options, gpu=bool(facts and facts.gpu), te=bool(facts and facts.te))
+    of_call = {name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")}
+    of_call |= {"tool": TOOL, "commit": read_commit(), "ranks": 1, "interpreter": environment.shown}
     with own_folder(options.receipts):
         for name in options.features:
             feature = posture.find(name)
             orders = plan_arms(posture, feature, options)
-            fields: dict[str, Any] = {
-                "tool": TOOL, "commit": read_commit(), "feature": feature.id, "title": feature.title,
-                "plain": feature.plain, "source": feature.source, "ranks": 1,
-                "interpreter": environment.shown, "off": orders["off"], "on": orders["on"],
-                **{name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")},
-            }  # fmt: skip
+            runs: tuple[AblationRun, ...] = ()
             if reasons := tuple(absent[need] for need in ("", *feature.needs) if need in absent):
-                row = FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
+                decided: dict[str, Any] = {"verdict": Verdict.NOT_JUDGED, "reasons": reasons}
             else:
                 runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
-                row = FeatureAblation(**fields, runs=runs, **decide_feature(feature, orders, runs, options.pairs))
+                decided = decide_feature(feature, orders, runs, options.pairs)
+            row = FeatureAblation(
+                feature=name, **feature.model_dump(include={"title", "plain", "source"}), off=orders["off"],
+                on=orders["on"], runs=runs, **of_call, **decided,
+            )  # fmt: skip
             write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
             rows.append(row)
             report(f"{name}: {row.verdict.value}")
@@ -497,7 +493,7 @@ def _run_in_turn(
         write_whole(given, json.dumps({**orders[arm], "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
         call = environment.call(MODULE, shares=(home,))
         ended = processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
-        run = read_run(ended, arm, place, f"{feature.id}/{home.name}")
+        run = read_run(ended, arm, place)
         report(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * options.pairs} ({run.seconds:.1f} s)")
         yield run
         if any(find_run_faults(getattr(feature, arm), orders[arm], run)):
@@ -507,9 +503,9 @@ def _run_in_turn(
 # --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
 
 
-def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> AblationRun:
+def read_run(ended: Ended, arm: ArmName, place: int) -> AblationRun:
     """What a process answered: the last line that is an answer; libraries may write something after it."""
-    base: dict[str, Any] = {"arm": arm, "place": place, "file": file, "seconds": ended.seconds}
+    base: dict[str, Any] = {"arm": arm, "place": place, "seconds": ended.seconds}
     lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
     last = f"Its last words: {' '.join(ended.words.split())[-_LAST_WORDS:] or 'none'}"
     if not lines:
@@ -533,7 +529,6 @@ def _read_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
         fields |= {
             "model": model["name"], "pattern": model["pattern"], "parameters": model["parameters"],
             "changes": model["size"], **{name: rank[name] for name in ("features", "forms", "versions")},
-            "topology": {name: value for name, value in rank["topology"].items() if name not in _OWN},
             "parts": {
                 name: {"requested": part["requested"], "observed": part["observed"]}
                 for name, part in rank["choices"].items()

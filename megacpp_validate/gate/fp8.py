@@ -17,7 +17,7 @@ from ..errors import Exit, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen
 from ..probes.order import Order
-from .loss import LossOutcome, LossVerdict, decide_curves
+from .loss import LossOutcome, LossVerdict, judge_folder
 
 _TRAINING: Final = "fp8.loss"  # code of the cells that leave curves
 
@@ -223,7 +223,7 @@ def _judge_losses(session: SessionResult, rows: Iterable[Fp8Cell]) -> tuple[tupl
     trained = {receipt.cell: receipt for receipt in session.receipts if receipt.probe in wanted}
     if not any(receipt.outcome in (Outcome.PASS, Outcome.FAIL) for receipt in trained.values()):
         return (), ""  # not selected, or it did not come to an end: the cell says so
-    verdicts = tuple(verdict for verdict in decide_curves(Path(session.folder)) if verdict.of in trained)
+    verdicts = tuple(verdict for verdict in judge_folder(Path(session.folder)).verdicts if verdict.of in trained)
     judged = {(verdict.of, verdict.recipe) for verdict in verdicts}
     absent = []
     for cell, receipt in trained.items():

@@ -127,15 +127,6 @@ class LossGateResult(Frozen):
 
 
 def judge_folder(folder: Path) -> LossGateResult:
-    """The verdicts on a folder of curves.
-
-    Raises:
-        WrongArguments: there is no such folder.
-    """
-    return LossGateResult(tool=TOOL, folder=str(folder), verdicts=decide_curves(folder))
-
-
-def decide_curves(folder: Path) -> tuple[LossVerdict, ...]:
     """The verdict on every FP8 recipe of every cell that left curves in a folder; none where there is no curve.
 
     An invalid file refuses the whole recipe that it is named after, and every recipe where it is BF16's.
@@ -143,7 +134,8 @@ def decide_curves(folder: Path) -> tuple[LossVerdict, ...]:
     Raises:
         WrongArguments: there is no such folder.
     """
-    return tuple(verdict for cell, runs in read_curves(folder).items() for verdict in _decide_cell(cell, runs))
+    verdicts = (verdict for cell, runs in read_curves(folder).items() for verdict in _decide_cell(cell, runs))
+    return LossGateResult(tool=TOOL, folder=str(folder), verdicts=tuple(verdicts))
 
 
 def _decide_cell(cell: str, runs: Mapping[str, Sequence[LossCurve | CurveInvalid]]) -> Iterator[LossVerdict]:

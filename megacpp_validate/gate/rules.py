@@ -36,15 +36,12 @@ _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 _HARD: Final = (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
 _RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # what a stack is called after
-# A word for a number that is none, also within a name (`grad_nan`, `isnan`, `hasNaN`), and none of info, nano, tenant.
-_NO_NUMBER: Final = re.compile(
-    r"(?<![a-z])(?:(?:is_?)?(?:[qs]?nans?|infs?)|is_?finite|infinit\w*)(?![a-z])"
-    r"|(?<![a-z])(?:non[- _]?finite|not (?:finite|a number))(?![a-z])"
-    r"|(?-i:NaN|Inf(?:s|inity)?(?![a-z]))",
+# What no waiver holds off, by the words of an exception: an import, and a number that is not finite, also within a
+# name (`grad_nan`, `hasNaN`); none of info, nano, tenant.
+_HARD_WORDS: Final = re.compile(
+    r"(?<![a-z])(?:(?:is_?)?(?:[qs]?nans?|infs?)|is_?finite|infinit\w*|non[- _]?finite|not (?:finite|a number))(?![a-z])"
+    r"|(?-i:NaN|Inf(?:s|inity)?(?![a-z]))|(?:Import|ModuleNotFound)Error|undefined symbol|cannot open shared object",
     re.IGNORECASE,
-)
-_NO_IMPORT: Final = re.compile(
-    r"(?<!\w)(?:ImportError|ModuleNotFoundError)(?!\w)|undefined symbol|cannot open shared object file"
 )
 _DENIES: Final = re.compile(r"(?i:\w error(?!\w)|out of bounds?|fail(?:ed|ure)?(?!\w))|\w(?:Error|Exception)(?!\w)")
 # What a launcher repeats a cell for: the names of `environments.slurm` and `diagnosis.diagnose.find_retry_fault`.
@@ -240,31 +237,20 @@ def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
 
 
 def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: Order) -> None:
-    """A cell that is not required closes the gate by what would close it if it were: unreadable, red, or contradicted.
+    """A red receipt of the judged commit closes the gate although its cell is not required; so does an unreadable one.
 
-    What is of another commit, too old, was not run or judged nothing speaks of something else.
+    A younger good one does not outdo it: an intermittent failure counts as a failure.
     """
     counting = [entry for entry in entries if entry.required]
     commit = order.commit or (_file(max(counting, key=rank_by_time)).claims.commit if counting else "")
-    oldest = order.at - timedelta(days=rules.kind.max_age_days)
-    about: dict[str, list[Entry]] = {}
     for entry in entries:
-        head = _file(entry).head
+        one = _file(entry)
         if entry.is_refused_by(GateRule.UNREADABLE, GateRule.NAME):
-            entry.closes |= _file(entry).stem.startswith(own) or entry.cell.startswith(own)
-        elif head is not None and entry.is_refused_by(GateRule.NOT_REQUIRED):
-            judged = head.outcome is not Outcome.NOT_RUN and not head.only_timed
-            started = rank_by_time(entry)[0]
-            when = oldest <= started <= order.at + CLOCK_SKEW or (_is_red(_file(entry)) and started > order.at)
-            if judged and when and head.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
-                about.setdefault(entry.cell, []).append(entry)
-    for group in about.values():
-        *older, newest = sorted(group, key=rank_by_time)
-        if _is_red(_file(newest)):
-            text = f"{_file(newest).claims.outcome.value}, and {rules.kind.id} requires every cell green"
-            newest.refuse(GateRule.OUTCOME, text, closes=True)
-        for entry in older:
-            _contradict(entry, newest, rules)
+            entry.closes |= one.stem.startswith(own) or entry.cell.startswith(own)
+        elif entry.is_refused_by(GateRule.NOT_REQUIRED) and _is_red(one):
+            if one.claims.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
+                text = f"{one.claims.outcome.value}, and {rules.kind.id} requires every cell green"
+                entry.refuse(GateRule.OUTCOME, text, closes=True)
 
 
 def _is_red(one: ReceiptFile) -> bool:
@@ -405,7 +391,7 @@ def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Rec
     if outcome is Outcome.PASS:
         if unsupported:
             yield f"the rules expect {rules.target.id} not to support it, and it passes: update the rules"
-        if any(pattern.search(receipt.reason) for pattern in (_DENIES, _NO_NUMBER, _NO_IMPORT)):
+        if _DENIES.search(receipt.reason) or _HARD_WORDS.search(receipt.reason):
             yield Reason(GateRule.CONTRADICTED, f"it passes, and its reason denies that: {receipt.reason}", hard=True)
     for retry in receipt.retries:
         if retry.partition(":")[0] in _RETRIED:
@@ -429,9 +415,9 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
     texts += [f"{root.failure.type}: {root.failure.message}"] if root.failure else []
     parts = [part for check in failed for part in check.parts if not part.passed]
     return (
-        any(_NO_IMPORT.search(text) or _NO_NUMBER.search(text) for text in texts)
+        any(part.name == "finite" or part.observed is None for part in parts)
         or any(check.name.endswith("finite") for check in failed)
-        or any(part.name == "finite" or part.observed is None for part in parts)
+        or any(_HARD_WORDS.search(text) for text in texts)
     )
 
 
@@ -496,21 +482,21 @@ def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) 
     before = baseline.receipts.get(receipt.probe) if baseline is not None else None
     if baseline is None or before is None:
         why = "there is no baseline" if baseline is None else f"the baseline {baseline.stack} has no good receipt of it"
-        yield _lacks(f"{why}: its speed and its memory are not compared")
+        yield Reason(GateRule.BASELINE, f"{why}: its speed and its memory are not compared")
         return
-    cards = [(one.machine.gpu, one.machine.capability) for one in (receipt, before)]
-    if cards[0] != cards[1]:
-        yield _lacks(f"it ran on {cards[0][0] or 'no GPU'}, the baseline on {cards[1][0] or 'no GPU'}: no comparison")
+    gpus = receipt.machine.gpu, before.machine.gpu
+    if gpus[0] != gpus[1]:
+        text = f"it ran on {gpus[0] or 'no GPU'}, the baseline on {gpus[1] or 'no GPU'}: no comparison"
+        yield Reason(GateRule.BASELINE, text)
         return
     stack, kind = baseline.stack, rules.kind
     now, old = _measure(receipt), _measure(before)
     anywhere = {name == _MEMORY for one in baseline.receipts.values() for name in _measure(one)}
     if now.keys() != old.keys():
-        yield _lacks(
-            f"{stack} measured {', '.join(sorted(old)) or 'nothing'}, and this receipt {', '.join(sorted(now))}"
-        )
+        text = f"{stack} measured {', '.join(sorted(old)) or 'nothing'}, and this receipt {', '.join(sorted(now))}"
+        yield Reason(GateRule.BASELINE, text)
     elif rules.target.arch and len(anywhere) < 2:
-        yield _lacks(f"{stack} measured no speed of any cell, or no memory: not compared")
+        yield Reason(GateRule.BASELINE, f"{stack} measured no speed of any cell, or no memory: not compared")
     ratios = {name: now[name] / old[name] for name in now.keys() & old.keys() if name != _MEMORY}
     if slower := [name for name in sorted(ratios, key=lambda name: -ratios[name]) if ratios[name] > kind.slowdown]:
         rows = (f"{name} {now[name]:.4g} ms, {old[name]:.4g} in {stack} (x {ratios[name]:.2f})" for name in slower)
@@ -520,10 +506,6 @@ def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) 
         text = f"its peak is {peak:.0f} MiB, {held:.0f} MiB in {stack} (x {peak / held:.2f}); at most "
         text += f"x {kind.memory:g}, or {kind.memory_floor_mib:g} MiB more, is allowed"
         yield Reason(GateRule.MEMORY, text)
-
-
-def _lacks(text: str) -> Reason:
-    return Reason(GateRule.BASELINE, text)
 
 
 def _measure(receipt: Receipt) -> dict[str, float]:

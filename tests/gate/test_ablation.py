@@ -236,7 +236,7 @@ def rank():
     return dict(
         rank=0, steps=steps, goodput=dict(tokens=256 * order["steps"], peak_bytes=dict(step=memory)),
         choices=dict([("norm", dict(requested="te", observed="native", refusals=[]))] + [again] * on),
-        topology=dict(host="somewhere", device="cpu", plan=order["plan"], place=0), forms=forms,
+        forms=forms,
         features=order["features"], versions=dict(torch="2"),
         model=dict(name=order["size"], pattern="AMEAR", parameters=1234, size=order["changes"]),
     )
@@ -269,7 +269,6 @@ def test_a_feature_is_run_in_turns_judged_and_reported(call: Run, tmp_path: Path
     assert row.step_time is not None
     assert (round(row.step_time.ratio, 2), round(row.step_time.off, 1)) == (1.1, 0.1)
     assert (row.runs[0].pattern, row.runs[0].parameters, row.runs[0].tokens) == ("AMEAR", 1234, 256)
-    assert row.runs[0].topology == {"device": "cpu", "plan": {"data": 1, "world": 1}}
     assert len(row.runs[3].step_seconds) == 40
     given = [json.loads(path.read_text()) for path in sorted((tmp_path / "out" / "recompute").glob("*/order.json"))]
     assert [order["forms"]["recompute"] for order in given] == [False, True, False, True]
