@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from ..evidence.selftest import PARAMETERS, Fault, Requested, Takes, Value, Where
-from ..evidence.selftest import Mutant as PlannedMutant
+from ..evidence.selftest import PARAMETERS, Mutant, Takes
 from .file import PACKAGE_ROOT, MatrixInvalid, Names, Row, Text, ids_of, matrix_folder, read_rows
 
 __all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
@@ -31,7 +30,6 @@ def _exists(*parts: str, suffix: str = "") -> AfterValidator:
     return AfterValidator(check)
 
 
-Module = Annotated[str, Names("module")]
 Scopes = Annotated[list[str], Names("scope"), Field(min_length=1)]  # bridge modules, and files of the bridge
 Targets = Annotated[list[str], Names("target"), Field(min_length=1)]
 Probe = Annotated[str, _exists("probes", suffix=".py")]
@@ -145,30 +143,14 @@ class Planted(Row):
     says: Text
 
 
-class Mutant(Planted):
-    """A fault in a wrapper, or in what TE returns; see `evidence.selftest.Mutant`, which `planned` gives."""
-
-    module: Module
-    where: Where
-    requested: Requested
-    at: str = Field(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+)*$")
-    fault: Annotated[Fault, Field(strict=False)]
-    parameters: dict[str, Value] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _require_parameters(self) -> Mutant:
-        """A fault has the parameters that it needs, and no others; the native path reaches it."""
-        takes, given = PARAMETERS.get(self.fault, Takes()), set(self.parameters)
-        if not takes.needs <= given <= takes.needs | takes.may:
-            raise ValueError(f"{self.fault} needs {sorted(takes.needs)}, and may have {sorted(takes.may)}")
-        if self.where == "vendor" and self.requested == "native":
-            raise ValueError("the native path does not reach a fault in what Transformer Engine returns")
-        return self
-
-    @property
-    def planned(self) -> PlannedMutant:
-        """The same as the environment is told."""
-        return PlannedMutant(**self.model_dump())
+def _require_parameters(mutant: Mutant) -> Mutant:
+    """A fault has the parameters that it needs, and no others; the native path reaches it."""
+    takes, given = PARAMETERS.get(mutant.fault, Takes()), set(mutant.parameters)
+    if not takes.needs <= given <= takes.needs | takes.may:
+        raise ValueError(f"{mutant.fault} needs {sorted(takes.needs)}, and may have {sorted(takes.may)}")
+    if mutant.where == "vendor" and mutant.requested == "native":
+        raise ValueError("the native path does not reach a fault in what Transformer Engine returns")
+    return mutant
 
 
 class _BridgeFile(Row):
@@ -194,7 +176,7 @@ class _TargetFile(Row):
 
 
 class _MutantFile(Row):
-    mutant: list[Mutant] = Field(min_length=1)
+    mutant: list[Annotated[Mutant, AfterValidator(_require_parameters)]] = Field(min_length=1)
 
 
 class Catalog(Row):
@@ -205,7 +187,7 @@ class Catalog(Row):
         compositions: of them, that the canary runs after them.
         pinned: the stack that is in production.
         fp8, smoke: cells of FP8 and of the smoke run, in the order in which they are told.
-        mutants: what the suite's own score plants.
+        mutants: what the suite's own score plants, as the environment gets it.
     """
 
     modules: tuple[BridgeModule, ...]
@@ -244,9 +226,15 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     )
 
 
-def _find_faults(bridge: _BridgeFile, *_: Row) -> Iterator[str]:
-    """Modules that stand before one on which they depend: blame goes through them in their order."""
+def _find_faults(bridge: _BridgeFile, *files: Row) -> Iterator[str]:
+    """Modules that stand before one on which they depend (blame goes through them in order); mutants of no module."""
     modules = ids_of(bridge.module)
     for at, module in enumerate(bridge.module):
         for other in set(module.depends_on) & set(modules[at:]):
             yield f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends"
+    mutants = [mutant for file in files if isinstance(file, _MutantFile) for mutant in file.mutant]
+    for mutant in mutants:
+        if mutant.module not in modules:
+            yield f"mutants.toml: mutant {mutant.id}: module names {mutant.module!r}, which does not exist"
+        if [one.id for one in mutants].count(mutant.id) > 1:
+            yield f"mutants.toml: mutant {mutant.id!r} appears twice"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date
+from datetime import UTC
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
@@ -50,19 +50,13 @@ class WaiverState(StrEnum):
     NOT_NEEDED = "not-needed"  # its rule refuses nothing of its cell
 
 
-class GateWaiver(Frozen):
-    """A waiver, and what it does on the day of a decision; other attributes as of `catalog.policies.ReleaseWaiver`.
+class GateWaiver(ReleaseWaiver):
+    """A waiver, and what it does on the day of a decision.
 
     Attributes:
         in_vain: whether it is of an import, of NaN or Inf, which stand although its day has not come.
     """
 
-    cell: str
-    rule: GateRule
-    owner: str
-    reason: str
-    link: str
-    expires: date
     state: WaiverState
     in_vain: bool = False
 
@@ -337,7 +331,7 @@ def _list_waivers(context: GateContext, judged: Iterable[Entry]) -> Iterator[Gat
             key, holds = (one.cell, one.rule), _holds(one, context)
             state = WaiverState.HOLDS if holds else WaiverState.EXPIRED
             state = state if key in broken else WaiverState.NOT_NEEDED
-            yield GateWaiver(**one.model_dump(exclude={"release"}), state=state, in_vain=holds and key in standing)
+            yield GateWaiver(**dict(one), state=state, in_vain=holds and key in standing)
 
 
 def _holds(waiver: ReleaseWaiver, context: GateContext) -> bool:

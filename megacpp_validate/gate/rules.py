@@ -39,7 +39,8 @@ _RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # what a stack is called a
 # What no waiver holds off, by the words of an exception: an import, and a number that is not finite, also within a
 # name (`grad_nan`, `hasNaN`); none of info, nano, tenant.
 _HARD_WORDS: Final = re.compile(
-    r"(?<![a-z])(?:(?:is_?)?(?:[qs]?nans?|infs?)|is_?finite|infinit\w*|non[- _]?finite|not (?:finite|a number))(?![a-z])"
+    r"(?<![a-z])(?:(?:is_?)?(?:[qs]?nans?|infs?)|is_?finite|infinit\w*)(?![a-z])"
+    r"|(?<![a-z])(?:non[- _]?finite|not (?:finite|a number))(?![a-z])"
     r"|(?-i:NaN|Inf(?:s|inity)?(?![a-z]))|(?:Import|ModuleNotFound)Error|undefined symbol|cannot open shared object",
     re.IGNORECASE,
 )
@@ -247,10 +248,11 @@ def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order
         one = _file(entry)
         if entry.is_refused_by(GateRule.UNREADABLE, GateRule.NAME):
             entry.closes |= one.stem.startswith(own) or entry.cell.startswith(own)
-        elif entry.is_refused_by(GateRule.NOT_REQUIRED) and _is_red(one):
-            if one.claims.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
-                text = f"{one.claims.outcome.value}, and {rules.kind.id} requires every cell green"
-                entry.refuse(GateRule.OUTCOME, text, closes=True)
+        elif not (entry.is_refused_by(GateRule.NOT_REQUIRED) and _is_red(one)):
+            continue
+        elif one.claims.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
+            text = f"{one.claims.outcome.value}, and {rules.kind.id} requires every cell green"
+            entry.refuse(GateRule.OUTCOME, text, closes=True)
 
 
 def _is_red(one: ReceiptFile) -> bool:

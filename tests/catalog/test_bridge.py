@@ -24,6 +24,7 @@ FAULTS = {
     "cell-on-nothing": ("fp8.toml", '"layer_spec"', '"layerspec"', ["fp8_loss: stands_on names 'layerspec'"]),
     "cell-with-an-unread-setting": ("fp8.toml", '{ recipe = "cur', '{ recipies = "cur', ["(fp8_current)", "recipies"]),
     "mutant-of-nobody": ("mutants.toml", 'module = "permute"', 'module = "perm"', ["module names 'perm'"]),
+    "double-mutant": ("mutants.toml", '"imports-switch-ignored-native"', '"imports-switch-ignored"', ["appears twice"]),
     "parameter-missing": ("mutants.toml", "parameters = { factor = 0.5 }\n", "", ["needs ['factor']"]),
 }  # fmt: skip
 

@@ -29,9 +29,7 @@ def full_selftest(*, day: str = "2026-11-20T10:00:00+00:00", alive: int = 1, ala
     """A selftest of every mutant of the matrix, of which some live."""
     catalog = read_catalog()
     mutants = tuple(
-        MutantResult(
-            row.planned, Fate.SURVIVED if number < alive else Fate.KILLED, () if number < alive else (row.module,)
-        )
+        MutantResult(row, Fate.SURVIVED if number < alive else Fate.KILLED, () if number < alive else (row.module,))
         for number, row in enumerate(catalog.mutants)
     )
     heard = tuple(FalseAlarm("a-cell", seed, "a check") for seed in range(alarms))

@@ -22,7 +22,7 @@ from megacpp_validate.selftest.workers import run_tasks  # noqa: E402
 
 @pytest.fixture(scope="module")
 def mutants(catalog: Catalog) -> dict[str, Mutant]:
-    return {row.id: row.planned for row in catalog.mutants}
+    return {row.id: row for row in catalog.mutants}
 
 
 def test_clean_runs_come_first_on_both_paths_and_every_run_has_its_seed(catalog: Catalog) -> None:

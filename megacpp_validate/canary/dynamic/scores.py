@@ -270,7 +270,7 @@ def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_o
         EvidenceMissing: the selftest is not of every mutant of this matrix.
     """
     tested = _read(root / selftest, SelftestResult, "megacpp-validate/selftest/1")
-    planned = [row.planned for row in catalog.mutants]
+    planned = catalog.mutants
     if sorted((row.mutant for row in tested.mutants), key=repr) != sorted(planned, key=repr) or not tested.clean_runs:
         raise EvidenceMissing(
             f"{root / selftest} is not of a full selftest of this matrix ({len(tested.mutants)} mutants of "

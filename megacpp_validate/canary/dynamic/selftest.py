@@ -91,7 +91,7 @@ def plan_selftest(catalog: Catalog, wanted: Collection[str] = (), *, clean: int 
     Raises:
         WrongArguments: there is no such mutant.
     """
-    known = {mutant.id: mutant.planned for mutant in catalog.mutants}
+    known = {mutant.id: mutant for mutant in catalog.mutants}
     names = choose_names("mutant", list(known), tuple(wanted))
     mutants = tuple(planned for name, planned in known.items() if name in names)
     return SelftestOrder(tuple(module.id for module in catalog.modules), mutants, clean, seed)
