@@ -48,20 +48,13 @@ def test_each_release_has_its_needs(te: str, needs: set[str], catalog: Catalog) 
 @pytest.mark.parametrize(
     ("file", "old", "new", "says"),
     [
-        (FILE, 'target = "h200"', 'target = "x100"', "target names 'x100', which does not exist"),
-        (FILE, 'target = "b200"', 'target = "h200"', "image 'h200' appears 2 times"),
         (FILE, 'platform = "linux/arm64"\ncache', 'platform = "linux/amd64"\ncache', "is not the aarch64 of targets"),
-        (FILE, 'base = "ngc-26.07"\nplatform = "linux/amd64"', 'base = "x"\nplatform = "linux/amd64"', "names 'x'"),
         (FILE, 'lock = "containers/locks/b200.txt"', 'lock = "/etc/passwd"', "image.1.lock"),
         (FILE, '["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton", "three"]', "Invalid version: 'three'"),
-        (FILE, '"nox>=2025.5"', '"nox>>2025.5"', "nox>>2025.5"),
         (FILE, 'commit = "891d57b4', 'commit = "main', "source.1.commit"),
         (FILE, 'sources = ["deep-gemm"]', "sources = []", "image b200: 'deep-gemm' is in one of"),
         (FILE, 'cache_arch = "sm_100a"', 'cache_arch = "sm_90a"', "is not the 'sm_100a' of its target"),
-        (NEEDS, 'te = ">=2.13.0,<2.17.0"', 'te = "newer"', "'newer'"),
         (NEEDS, 'of = "libcudnn"', 'of = "libcudn"', "of names 'libcudn', which does not exist"),
-        (NEEDS, 'breaks = ["expert_gemm"]', 'breaks = ["expert_gem"]', "'expert_gem'"),
-        (NEEDS, 'id = "cudnn-least"', 'id = "cudnn-frontend"', "appears 2 times"),
     ],
 )
 def test_a_wrong_row(

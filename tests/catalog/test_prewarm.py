@@ -62,8 +62,6 @@ def test_each_tasks_code_is_there(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"target": "abacus"}, "targets names 'abacus'"),
-        ({"library": "cupy"}, "library"),
         ({"code": "probe", "settings": '{ probe = "nun" }'}, "cell names 'nun'"),
         ({"code": "smoke", "settings": '{ cell = "nun" }'}, "cell names 'nun'"),
     ],

@@ -280,21 +280,6 @@ def test_a_feature_is_run_in_turns_judged_and_reported(call: Run, tmp_path: Path
     assert "forms.recompute" in page
 
 
-def test_several_features_make_one_page_and_what_cannot_run_is_reported(call: Run, tmp_path: Path) -> None:
-    code, out, err = call("feature=mtp,te_block", "recompute", "--format", "json", "--pairs", "2", "--steps", "16")
-    assert code == MISSING, err
-    rows = {row["feature"]: row for row in json.loads(out)["features"]}
-    assert {name: row["verdict"] for name, row in rows.items()} == {
-        "mtp": "noise", "te_block": "not-judged", "recompute": "tax",
-    }  # fmt: skip
-    assert rows["te_block"]["reasons"] == [
-        "it needs a GPU, and the CPU was requested. Next step: --device cuda"
-    ]  # and no process was started
-    assert not (tmp_path / "out" / "te_block").exists()
-    page = (tmp_path / "out" / "ablation.md").read_text()
-    assert all(name in page for name in rows)
-
-
 @pytest.mark.parametrize(
     ("fault", "runs", "said"),
     [
@@ -316,20 +301,6 @@ def test_a_run_that_is_no_evidence(
     kept = read_row(tmp_path)  # what ran before it is kept
     assert len(kept.runs) == runs
     assert (tmp_path / "out" / "recompute" / "1-off" / "log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("feature=fast",), WRONG, "there is no feature 'fast'. Next step: choose one of auto_dispatch, "),
-        (("feature=",), NOTHING_SELECTED, "no feature is selected"),
-        (("recompute", "--pairs", "1"), WRONG, "pairs"),
-        (("recompute", "--matrix", "nowhere"), WRONG, "postures.toml"),
-    ],
-)
-def test_arguments_that_cannot_be(call: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
-    got, _, err = call(*arguments)
-    assert (got, said in " ".join(err.split())) == (code, True), err
 
 
 def asked(**more: Any) -> AblationOptions:

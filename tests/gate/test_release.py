@@ -26,7 +26,7 @@ from megacpp_validate.evidence.store import read_store
 from megacpp_validate.gate.release import GateDecision
 from megacpp_validate.gate.release_folder import GateOptions, decide_folder
 from tests.command_line import Run, Said, make_run
-from tests.replay.gate import accept_codes, copy_matrix
+from tests.replay.gate import copy_matrix
 from tests.replay.receipts import (
     AT,
     AT_WORDS,
@@ -145,14 +145,6 @@ def test_a_bad_receipt_never_opens_a_closed_gate(bad: dict[str, Any], tmp_path: 
         decision = decide(store)
         assert not decision.open
         assert not any(cell.accepted for cell in decision.cells if cell.run == "another")
-
-
-def test_the_same_receipts_elsewhere_are_the_same_receipts_in_the_order_of_the_matrix(tmp_path: Path) -> None:
-    shutil.copytree(H200 / "te2.20.2", tmp_path / "copy")
-    at, codes = AT.replace(hour=23), accept_codes(H200 / "te2.20.2")[1::2]
-    decision = decide(tmp_path / "copy", at=at, accept_code=codes)
-    assert decision == decide(H200 / "te2.20.2", at=at, accept_code=codes)
-    assert [cell.probe for cell in decision.required if cell.accepted] == list(PROBES)
 
 
 def test_where_others_close_a_cell_that_is_not_required_must_be_good_too(tmp_path: Path) -> None:
