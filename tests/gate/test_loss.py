@@ -100,14 +100,17 @@ def test_a_layer_that_casts_with_other_seeds_must_cast() -> None:
     assert "observed.layers.delayed.seed0" in failed(verdict)
 
 
-def cut(curve: LossCurve, *, first: int = 0, last: int = STEPS) -> LossCurve:
-    """The steps from `first` up to `last` of a run that was planned for all of them."""
-    kept = slice(first, last)
-    norms = {part: row[kept] for part, row in curve.part_norms.items()}
-    return replace(
-        curve, steps=curve.steps[kept], losses=curve.losses[kept], gradient_norms=curve.gradient_norms[kept],
-        part_norms=norms,
-    )  # fmt: skip
+def pick(*places: int) -> Callable[[LossCurve], LossCurve]:
+    """A record of these steps, in this order, of a run that was planned for all of them."""
+
+    def change(curve: LossCurve) -> LossCurve:
+        steps, losses, norms = (
+            tuple(row[place] for place in places) for row in (curve.steps, curve.losses, curve.gradient_norms)
+        )
+        parts = {part: tuple(row[place] for place in places) for part, row in curve.part_norms.items()}
+        return replace(curve, steps=steps, losses=losses, gradient_norms=norms, part_norms=parts)  # type: ignore[arg-type]
+
+    return change
 
 
 def put(name: str, value: float) -> Callable[[LossCurve], LossCurve]:
@@ -119,10 +122,10 @@ def put(name: str, value: float) -> Callable[[LossCurve], LossCurve]:
     "damage",
     [
         put("losses", math.nan), put("losses", math.inf), put("losses", -1.0), put("gradient_norms", math.nan),
-        put("steps", 49), put("steps", 100), lambda curve: cut(curve, last=99), lambda curve: cut(curve, first=1),
-        lambda curve: cut(curve, last=0), lambda curve: replace(curve, losses=curve.losses[:-1]),
+        put("steps", 49), put("steps", 100), pick(*range(99)), pick(*range(1, STEPS)), pick(),
+        pick(*range(51), *range(50, STEPS)), pick(*range(50), *range(51, STEPS)), pick(*reversed(range(STEPS))),
+        lambda curve: replace(curve, losses=curve.losses[:-1]),
         lambda curve: replace(curve, part_norms=curve.part_norms | {"head": (math.nan,) * STEPS}),
-        lambda curve: replace(curve, steps=curve.steps[::-1]),
     ],
 )  # fmt: skip
 def test_a_step_that_is_missing_doubled_or_not_finite_is_never_judged_good(
