@@ -235,11 +235,8 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         CacheChanged: it is not the one whose hash lies beside it.
         ManifestInvalid: there is none, or it is damaged.
     """
-    places = (folder / layout.MANIFEST, folder / layout.MANIFEST_HASH)
     try:
-        if not all(place.is_file() for place in places):  # reading a pipe would wait for ever
-            raise FileNotFoundError("no such file")
-        text, line = (place.read_bytes() for place in places)
+        text, line = ((folder / name).read_bytes() for name in (layout.MANIFEST, layout.MANIFEST_HASH))
     except OSError as fault:
         raise ManifestInvalid(
             f"{folder} has no manifest: {fault}. Likely cause: nothing was prewarmed there, a prewarm was killed, or "

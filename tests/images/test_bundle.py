@@ -20,7 +20,7 @@ from megacpp_validate.images.locks import gather_inputs, read_project, seal_lock
 from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.restore import main as restore
 from megacpp_validate.images.supply import run_cosign
-from megacpp_validate.images.tools import ImageRefused, RegistryLies, RegistryUnreachable
+from megacpp_validate.images.tools import ImageRefused, RegistryLies
 from megacpp_validate.jitcache.cache import check_sealed, is_sealed
 from tests.command_line import make_run
 from tests.images.fake_tools import FakeRegistry, install, make_key
@@ -123,7 +123,7 @@ def test_what_is_written_is_restored_as_it_was(site: Site, written: BundleResult
     assert subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=folder, check=False).returncode == 0
 
 
-FILES = ["image.tar", "wheelhouse/alpha-1.0-py3-none-any.whl", "jit.tar", "lock.txt", "restore.py", "bundle.json"]
+FILES = ["image.tar", "wheelhouse/alpha-1.0-py3-none-any.whl", "bundle.json"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -256,19 +256,13 @@ def test_a_bundle_that_cannot_be(
 ) -> None:
     run, root = make_run(capfd, monkeypatch, "bundle", "cpu", "--matrix", fresh.root / "matrix"), fresh.root
     h200 = f"{fresh.registry.repository}@{fresh.registry.put_image({'org.megacpp.target': 'h200'})}"
-    bare = f"{fresh.registry.repository}@{fresh.registry.put_image({'org.megacpp.target': 'cpu'})}"
-    config = fresh.registry.put_blob(b"[]")
-    none = f"{fresh.registry.repository}@{fresh.registry.put_manifest({'config': config, 'layers': []})}"
     cases: list[tuple[tuple[object, ...], int, str]] = [
         (("--image", h200), 2, "org.megacpp.target of 127.0.0.1:5000/small@"),
-        (("--image", bare), 2, "org.megacpp.lock.sha256 of"),
-        (("--image", none), 2, "is not an image"),
         (("--image", ""), 2, "has no digest"),  # a variable without a value is not a bundle without an image
         (("--image", f"{fresh.registry.repository}@sha256:{'0' * 64}"), 1, "the registry has no"),
         (("--out", root / "matrix/targets.toml/out"), 6, "cannot be written"),
         (("--jit", root / "nowhere"), 2, "is not sealed"),
         (("--key", root / "one.key"), 2, "is not a public key"),  # a private key never goes into a bundle
-        (("--sign-key", root / "shelf"), 2, "cosign cannot sign with"),
         (("--sign-key", root / "one.key", "--key", root / "other.pub"), 2, "of another pair"),
     ]
     for more, code, text in cases:
@@ -280,24 +274,20 @@ def test_a_bundle_that_cannot_be(
     assert run("--out", root / "out").code == 2  # it is there already
 
 
-def test_a_registry_that_lies_or_stops(fresh: Site) -> None:
-    large = max((fresh.registry.folder / "blobs").iterdir(), key=lambda path: path.stat().st_size)
-    large.write_bytes(large.read_bytes()[:-1] + b"x")
-    with pytest.raises(RegistryLies, match="verifying sha256"):
-        fresh.write()
-    assert not (fresh.root / "bundle").exists()
-    Path(fresh.registry.root, "down").touch()
-    with pytest.raises(RegistryUnreachable):
-        fresh.write("other")
-
-
 def test_without_a_key_or_another_one_the_bundle_has_less(fresh: Site) -> None:
     told = fresh.write(key=fresh.root / "other.pub").absent
     assert (set(told), "no matching attestations" in told["SBOM"]) == ({"JIT caches", "SBOM", "signature"}, True)
     assert set(fresh.write("second", key=None).absent) == {"JIT caches", "SBOM"}
 
 
-def test_wheels_are_those_of_the_lock(fresh: Site) -> None:
+def test_layers_and_wheels_are_those_that_were_locked(fresh: Site) -> None:
+    large = max((fresh.registry.folder / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    whole = large.read_bytes()
+    large.write_bytes(whole[:-1] + b"x")
+    with pytest.raises(RegistryLies, match="verifying sha256"):
+        fresh.write()
+    assert not (fresh.root / "bundle").exists()
+    large.write_bytes(whole)
     write_wheel(fresh.root / "shelf", "alpha", "1.0", "evil")
     with pytest.raises(ImageRefused, match=r"(?s)DO NOT MATCH THE HASHES.*nox -s lock"):
         fresh.write()

@@ -104,16 +104,10 @@ def test_a_registry_that_is_down_changes_nothing(
     assert "connection refused" in pin(images, before, variables)[1][NGC].how
 
 
-def test_a_tag_that_is_gone(images: Images, bases: Bases, variables: dict[str, str]) -> None:
-    before, _ = pin(images, Pins(), variables)
-    (bases[NGC].folder / "manifests" / TAG).unlink()
-    with pytest.raises(NotInRegistry, match=r"has no mirror.invalid/nvidia/pytorch:26\.07-py3"):
-        pin(images, before, variables)
-
-
 @pytest.mark.parametrize(
     ("body", "kind", "says"),
     [
+        (None, NotInRegistry, r"has no mirror.invalid/nvidia/pytorch:26\.07-py3"),
         (b"<html>please log in</html>", RegistryLies, "login page"),
         ({"schemaVersion": 2, "config": {}}, RegistryLies, "one platform"),
         ({"schemaVersion": 2, "manifests": []}, ImageRefused, "has no image for linux/amd64"),
@@ -122,21 +116,11 @@ def test_a_tag_that_is_gone(images: Images, bases: Bases, variables: dict[str, s
 def test_a_registry_that_lies(
     images: Images, bases: Bases, variables: dict[str, str], body: Any, kind: type[Exception], says: str
 ) -> None:
-    bases[NGC].put_manifest(body, TAG)
+    (bases[NGC].folder / "manifests" / TAG).unlink()
+    if body is not None:
+        bases[NGC].put_manifest(body, TAG)
     with pytest.raises(kind, match=says):
         pin(images, Pins(), variables)
-
-
-def test_a_claim_counts_until_a_registry_answers(claimed: Images, bases: Bases, variables: dict[str, str]) -> None:
-    known = find_digests(claimed, claimed.find_base(NGC), Pins())
-    assert (known.verified, known.get("linux/amd64")) == ("", claimed.claim[0].digest)
-    assert "#60579478594" in known.unverified
-    _, lines = pin(claimed, Pins(), variables)
-    assert lines[NGC].news is PinNews.CHANGED  # the registry gives another digest than the claim
-    assert claimed.claim[0].digest in lines[NGC].refusal
-    made, lines = pin(claimed, Pins(), variables, NGC)
-    assert lines[NGC].news is PinNews.VERIFIED
-    assert find_digests(claimed, claimed.find_base(NGC), made).verified == TODAY
 
 
 def test_the_pins_that_are_committed(claimed: Images) -> None:
@@ -148,8 +132,7 @@ def test_the_pins_that_are_committed(claimed: Images) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{}", "not json", "[" * 100_000, '{"generated_by": "x", "pins": [], "pins": []}',
-     '{"generated_by": "x", "pins": [{"base": "b"}]}'],
+    ["not json", '{"generated_by": "x", "pins": [], "pins": []}', '{"generated_by": "x", "pins": [{"base": "b"}]}'],
 )  # fmt: skip
 def test_a_file_that_was_edited_by_hand(tmp_path: Path, text: str) -> None:
     (tmp_path / "pins.json").write_text(text)

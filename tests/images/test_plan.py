@@ -112,19 +112,6 @@ def test_a_base_without_a_digest_is_refused(checkout: ImageRows) -> None:
         fresh.plan("h200")
 
 
-def test_a_lock_older_than_the_matrix_is_refused(checkout: ImageRows) -> None:
-    assert checkout.plan("h200")
-    text = (checkout.root / "pyproject.toml").read_text()
-    (checkout.root / "pyproject.toml").write_text(text.replace('"griffe>=2.4,<3"', '"griffe>=2.5,<3"'))
-    with pytest.raises(ImageRefused, match=r"h200\.txt is older than the matrix.*Next step: `nox -s lock`"):
-        checkout.plan("h200")
-    (checkout.root / "containers" / "locks" / "h200.txt").unlink()
-    with pytest.raises(ImageRefused, match=r"cannot be read.*nox -s lock"):
-        checkout.plan("h200")
-    with pytest.raises(ImageRefused, match=r"no image for x100.*h200, b200, gb10, cpu"):
-        checkout.plan("x100")
-
-
 # --- the bake file ----------------------------------------------------------------------------------------------------
 
 

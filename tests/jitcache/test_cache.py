@@ -199,15 +199,11 @@ def test_a_damaged_archive_is_refused_by_name(
     assert list((tmp_path / "two").iterdir()) == []
 
 
-@pytest.mark.parametrize("form", [".tar", ".tar.gz", "none", "no archive"])
-def test_one_that_was_cut_short_or_is_none(tmp_path: Path, form: str) -> None:
-    place = tmp_path / f"jit{form}"
-    if form == "no archive":
-        place.write_bytes(b"no tar")
-    elif form != "none":
-        folder, _ = make_sealed(tmp_path / "one")
-        content = Path(export_cache(folder, place).archive).read_bytes()
-        place.write_bytes(content[: len(content) // 4])
+@pytest.mark.parametrize("form", [".tar", ".tar.gz"])
+def test_one_that_was_cut_short(tmp_path: Path, form: str) -> None:
+    folder, _ = make_sealed(tmp_path / "one")
+    place = Path(export_cache(folder, tmp_path / f"jit{form}").archive)
+    place.write_bytes(place.read_bytes()[: place.stat().st_size // 4])
     with pytest.raises((WrongArguments, CacheChanged), match=r"cut short|damaged"):
         import_cache(place, tmp_path / "two")
     assert list((tmp_path / "two").iterdir()) == []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megacpp_validate.errors import Exit, ToolError, WrongArguments
-from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
+from megacpp_validate.jitcache.layout import MANIFEST
 from megacpp_validate.jitcache.manifest import (
     CompilerOf,
     Manifest,
@@ -37,15 +36,6 @@ def test_it_says_what_is_there(tmp_path: Path) -> None:
     assert manifest.missing == ("deep_gemm_small",)
 
 
-@pytest.mark.parametrize("name", [MANIFEST, MANIFEST_HASH])
-def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    folder, _ = make_sealed(tmp_path)
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    with pytest.raises(ManifestInvalid, match="has no manifest"):
-        read_manifest(folder)
-
-
 def test_one_that_was_edited_is_another(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     flip_a_bit(folder / MANIFEST)
@@ -64,11 +54,8 @@ def _file(path: str) -> dict[str, Any]:
         ({"schema_id": "megacpp-validate/jit-manifest/9"}, "schema_id"),
         ({"surprise": 1}, "surprise"),
         ({"files": [_file("triton/../../etc/passwd")]}, "leads elsewhere"),
-        ({"files": [_file("/etc/passwd")]}, "leads elsewhere"),
         ({"files": [_file("passwd")]}, "leads elsewhere"),
         ({"files": [_file("triton/a"), _file("triton/a")]}, "twice"),
-        ({"files": [{**_file("triton/a"), "bytes": -1}]}, "bytes"),
-        ({"files": [{**_file("triton/a"), "mtime_ns": 10**40}]}, "mtime_ns"),
     ],
 )
 def test_what_no_prewarm_writes_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -107,8 +94,6 @@ def _with(**versions: str) -> StackSeen:
         (STACK, "sm_90a", "nvrtc", "compiler mode", ("nvcc", "nvrtc")),
         (STACK.model_copy(update={"machine": "aarch64"}), "sm_90a", "nvcc", "machine", ("x86_64", "aarch64")),
         (_with(torch="2.13.0"), "sm_90a", "nvcc", "torch", ("2.11.0+cu130", "2.13.0")),
-        (_with(cutlass="4.5.2"), "sm_90a", "nvcc", "cutlass", ("4.8.1", "4.5.2")),
-        (_with(gpu="NVIDIA H200 NVL"), "sm_90a", "nvcc", "gpu", ("NVIDIA H200", "NVIDIA H200 NVL")),
         (_with(python="3.13.0"), "sm_90a", "nvcc", "python", ("3.12", "3.13")),
         (
             STACK.model_copy(update={"compiler": CompilerOf(version="13.2.1")}),

@@ -45,7 +45,6 @@ def manifest(tmp_path: Path) -> Manifest:
     ("answer", "verdict", "cause"),
     [
         (Answer(hits={"fa4": 3}), JitVerdict.WARM, None),
-        (Answer(hits={}), JitVerdict.SILENT, None),
         (Answer(hits={"triton": 9, "fa4": 0}), JitVerdict.SILENT, None),
         (Answer(hits=None), JitVerdict.WARM, None),
         (Answer(compiled=(MISSED,), hits={"fa4": 3}), JitVerdict.COMPILED, JitCause.OTHER_KEY),
@@ -67,12 +66,10 @@ def test_how_a_task_finds_the_cache(
     [
         (["rmsnorm_to_e4m3"], "2.20.2", JitVerdict.WARM, 1),
         (["rmsnorm_to_e4m3"], "2.19.0", JitVerdict.COMPILED, 0),  # for the release in which it was seen alone
-        (["rmsnorm_to_e4m3", "rmsnorm_to_bf16"], "2.20.2", JitVerdict.COMPILED, 1),
         # As receipts of one H200 have it: a file with a name, and one without, a kernel.
         (["rmsnorm_to_e4m3", "PTX"], "2.20.2", JitVerdict.WARM, 2),
         (["rmsnorm_to_e4m3", "PTX", "PTX"], "2.20.2", JitVerdict.COMPILED, 1),
         (["rmsnorm_to_e4m3", "PTX", "cudnn_sdpa"], "2.20.2", JitVerdict.COMPILED, 1),
-        (["PTX"], "2.20.2", JitVerdict.COMPILED, 0),
     ],
 )
 def test_what_no_cache_keeps_closes_nothing(
@@ -96,11 +93,9 @@ def test_what_no_cache_keeps_closes_nothing(
         (TASK, {"asked": ("cuda", "fa4")}, {"fa4": 1}, JitVerdict.WARM),
         # What looked for nothing when it was prewarmed need not look now.
         (CELL, {"asked": ()}, {}, JitVerdict.WARM),
-        (CELL, {"asked": None}, {}, JitVerdict.SILENT),
         (CELL, {"asked": ("fa4",)}, {}, JitVerdict.SILENT),
         (TASK, {"asked": ()}, {}, JitVerdict.SILENT),  # it is there for nothing else
         # Kernels of a graph are found with the graph.
-        (GRAPH, {"asked": ("inductor", "triton")}, {"inductor": 1}, JitVerdict.WARM),
         (GRAPH, {"asked": ("inductor", "triton")}, {"triton": 1}, JitVerdict.WARM),
         (GRAPH, {"asked": ("inductor", "triton")}, {"fa4": 1}, JitVerdict.SILENT),
     ],
@@ -144,9 +139,8 @@ def test_a_kernel_that_no_process_reported_is_found(tmp_path: Path) -> None:
         assert judge_files(new, [silent.model_copy(update={"compiled": (kernel,)})], ()) == (left, ())
     found = {seen.path: seen for seen in after}
     touched = [replace(seen, mtime_ns=1) for seen in after]
-    assert tuple(find_products(found, touched)) == (CACHED_BY_DEEP_GEMM, new[1], OBJECT, new[2], *()) or set(
-        find_products(found, touched)
-    ) >= {CACHED_BY_DEEP_GEMM, OBJECT}, "the driver may touch what it finds, and the others do not"
+    assert {CACHED_BY_DEEP_GEMM, OBJECT} <= set(find_products(found, touched))
+    # The driver may touch what it finds, and the others do not.
     assert new[0] not in find_products(found, touched)
 
 
