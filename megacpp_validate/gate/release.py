@@ -206,7 +206,8 @@ def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDe
     required = list(_judge_required(entries, counting, context))
     others = [entry for entry in entries if not entry.required]
     for entry in others:
-        _judge_other(entry, beside.get(entry.cell), counting, context)
+        red = entry.is_refused_by(GateRule.CONTRADICTED, GateRule.OUTCOME)  # a green one beside it is not what it was
+        _judge_other(entry, beside.get(entry.cell) if red else None, counting, context)
     judged = (*required, *others, *_list_lost(files, context))
     closed = any(entry.closes for entry in judged)
     newest, baseline, signed = find_newest(counting), context.baseline, context.signed

@@ -238,21 +238,31 @@ def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
 
 
 def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: Order) -> None:
-    """A red receipt of the judged commit closes the gate although its cell is not required; so does an unreadable one.
+    """A cell that is not required closes the gate by what would close it if it were: unreadable, red, or contradicted.
 
-    A younger good one does not outdo it: an intermittent failure counts as a failure.
+    What is of another commit, too old, was not run or judged nothing speaks of something else.
     """
     counting = [entry for entry in entries if entry.required]
     commit = order.commit or (_file(max(counting, key=rank_by_time)).claims.commit if counting else "")
+    oldest = order.at - timedelta(days=rules.kind.max_age_days)
+    about: dict[str, list[Entry]] = {}
     for entry in entries:
-        one = _file(entry)
+        head = _file(entry).head
         if entry.is_refused_by(GateRule.UNREADABLE, GateRule.NAME):
-            entry.closes |= one.stem.startswith(own) or entry.cell.startswith(own)
-        elif not (entry.is_refused_by(GateRule.NOT_REQUIRED) and _is_red(one)):
-            continue
-        elif one.claims.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
-            text = f"{one.claims.outcome.value}, and {rules.kind.id} requires every cell green"
-            entry.refuse(GateRule.OUTCOME, text, closes=True)
+            entry.closes |= _file(entry).stem.startswith(own) or entry.cell.startswith(own)
+        elif head is not None and entry.is_refused_by(GateRule.NOT_REQUIRED):
+            judged = head.outcome is not Outcome.NOT_RUN and not head.only_timed
+            started = rank_by_time(entry)[0]
+            when = oldest <= started <= order.at + CLOCK_SKEW or (_is_red(_file(entry)) and started > order.at)
+            if judged and when and head.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
+                about.setdefault(entry.cell, []).append(entry)
+    for group in about.values():
+        *older, newest = sorted(group, key=rank_by_time)
+        if _is_red(_file(newest)):
+            text = f"{_file(newest).claims.outcome.value}, and {rules.kind.id} requires every cell green"
+            newest.refuse(GateRule.OUTCOME, text, closes=True)
+        for entry in older:
+            _contradict(entry, newest, rules)
 
 
 def _is_red(one: ReceiptFile) -> bool:

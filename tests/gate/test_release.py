@@ -43,6 +43,7 @@ from tests.replay.receipts import (
     part,
     place,
     put,
+    raised,
     red,
 )
 
@@ -153,6 +154,10 @@ def test_where_others_close_a_cell_that_is_not_required_must_be_good_too(tmp_pat
         "red": [red("fp8_delayed")],
         "red, and good an hour later": [red("fp8_delayed", hours=3.0), good("fp8_delayed", hours=2.0)],
         "good": [good("fp8_delayed")],
+        "a fault of the host, and good an hour later": [
+            raised("fp8_delayed", "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", hours=3.0),
+            good("fp8_delayed", hours=2.0),
+        ],
         "of another commit": [red("fp8_delayed", commit="b" * 40)],
     }.items():
         store = fill(tmp_path / name)
