@@ -149,11 +149,6 @@ def entries_in(text: str, among: Iterable[str] | None = None) -> tuple[str, ...]
     return tuple(dict.fromkeys(name for name in found if known is None or name in known))
 
 
-def of_module(module: str) -> frozenset[str] | None:
-    """Accessors of what a module uses; None for one that no row knows."""
-    return frozenset(USES[module]) if module in USES else None
-
-
 class CheckKind(StrEnum):
     """What a failed check means."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..evidence.receipt import Check, Outcome, Receipt
@@ -23,9 +22,9 @@ from .blame import (
     share_cases,
     worst_of,
 )
-from .checks import FIREWALL, USES, CheckKind, entries_in
+from .checks import FIREWALL, USES, entries_in
 from .diagnose import Diagnosis, diagnose, find_host_fault
-from .next_steps import Facts, Needs, next_step, second_copies, shorter, version_of
+from .next_steps import Needs, Sides, next_step, second_copies, shorter, version_of
 
 NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
 _LISTED: Final = 3
@@ -33,12 +32,6 @@ _LONGEST: Final = 600
 _QUOTED: Final = 200  # characters of an exception in the summary; the evidence has it whole
 # What NVTE_ERROR puts before its message (transformer_engine/common/util/logging.h); the evidence keeps it.
 _PLACE: Final = re.compile(r"^\S+\.\w+:\d+ in function [\w:~<>]+(?:\([^)]*\))?: ")
-# Where nothing that failed names what is at fault, and several libraries changed: what a module stands on first.
-_STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
-    "attention": ("cuDNN", "flash-attn", "torch"), "native_block": ("cuBLAS", "cuDNN", "torch"),
-    "linear_walker": ("cuBLAS", "torch"), "expert_gemm": ("cuBLAS", "DeepGEMM", "torch"),
-    "permute": ("triton", "torch"), "layer_spec": ("cuBLAS", "torch"), "imports": ("torch", "cuBLAS"),
-}  # fmt: skip
 # What a fault of Transformer Engine or of the bridge shows as; a machine, a library or a time limit is none between
 # modules.
 _OF_MODULES: Final = frozenset({Cause.API, Cause.NUMERICS, Cause.SILENT_FALLBACK})
@@ -78,27 +71,6 @@ class Culprit(Frozen):
         return self.cause is Cause.PERFORMANCE and self.signature.startswith("slower")
 
 
-@dataclass(frozen=True)
-class Sides:
-    """Both sides of a step.
-
-    Attributes:
-        facts: what next steps depend on; `held` and `files` are set for each culprit.
-        changed: components of another version while the release of Transformer Engine is the same; empty otherwise.
-        files: bridge files by module.
-    """
-
-    facts: Facts
-    before: Mapping[str, Receipt] = field(repr=False)
-    changed: tuple[str, ...] = ()
-    files: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
-
-    def stands_on(self, module: str) -> str:
-        """The component that changed and that a module stands on first; empty where none changed."""
-        known = (name for name in _STANDS_ON.get(module, ()) if name in self.changed)
-        return next(known, next(iter(self.changed), ""))
-
-
 def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs: Needs | None) -> tuple[Culprit, ...]:
     """Who is to blame for the red receipts of one stack, with nothing to compare them with: for the release gate.
 
@@ -114,8 +86,8 @@ def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs
     out = hosts | {name for name, behind in find_blockers(found, hosts).items() if behind is None}
     seen = {name: one for name, one in found.items() if name not in out}
     order = read_order(modules)
-    facts = Facts("an earlier stack", receipts[0].stack if receipts else "", held=False, needs=needs)
-    sides = Sides(facts, {}, (), {module.id: tuple(module.files) for module in modules})
+    files = {module.id: tuple(module.files) for module in modules}
+    sides = Sides("an earlier stack", receipts[0].stack if receipts else "", files=files, needs=needs)
     reds = [Red(name, one) for name, one in seen.items() if is_red(one)]
     culprits, _ = name_culprits(file_cases(reds, seen, order, sides), seen, order, sides)
     culprits.sort(key=lambda row: (row.module != ENVIRONMENT, order.rank(row.module)))
@@ -166,7 +138,7 @@ def name_culprits(
             first.before is None or first.before.outcome is Outcome.NOT_RUN
         )
         if first.change in NEW and not first_seen:
-            culprits.append(_name_boundary(_name_culprit(case, sides), case, seen, sides.facts.before))
+            culprits.append(_name_boundary(_name_culprit(case, sides), case, seen, sides.before))
     return culprits, under
 
 
@@ -205,17 +177,15 @@ def _name_culprit(case: Case, sides: Sides) -> Culprit:
         cause = diagnosis.cause if diagnosis.component == case.shared and not sides.changed else Cause.ENVIRONMENT
         diagnosis = Diagnosis(cause, case.shared, diagnosis.missing)
     cascades = tuple(red.module for red in case.filed)
-    files = tuple(sides.files.get(first.module, ()))
-    facts = replace(sides.facts, held=first.was_good, files=files, cascades=cascades)
     return Culprit(
         module=case.name,
         cause=diagnosis.cause,
         component=diagnosis.component,
         signature=str(first.signature),
-        summary=_summary(case, diagnosis, sides),
+        summary=_summary(case, diagnosis, sides.before),
         evidence=_evidence(first, diagnosis, sides),
         entry_points=_entry_points(case),
-        next_step=next_step(first, diagnosis, facts),
+        next_step=next_step(first, diagnosis, sides, cascades),
         cascades=cascades,
     )
 
@@ -225,69 +195,54 @@ def cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1].rsplit(' ', 1)[0]}…"
 
 
-def _summary(case: Case, diagnosis: Diagnosis, sides: Sides) -> str:
+def _summary(case: Case, diagnosis: Diagnosis, before: str) -> str:
     """What was seen, in a sentence, and what is known of the module before."""
-    first, raised, before = case.first, case.first.raised, sides.facts.before
-    many = case.shared is not None and len(case.members) > 1
-    who = f"{len(case.members)} modules ({first.module} first)" if many else first.module
+    first, raised = case.first, case.first.raised
+    others = f" (and {len(case.members) - 1} more modules)" if case.shared is not None and case.others else ""
+    who = f"{first.module}{others}"
     below = f" in {diagnosis.component}" if diagnosis.component else ""
-    lost = [entry for check in first.checks if check.kind is CheckKind.ENTRY for entry in check.entries or ()]
     if first.module != first.receipt.probe:
-        what = f"{first.module} leaves the low-precision scope, as the probe of {first.receipt.probe} sees it"
+        what = f"{who} leaves the low-precision scope, as the probe of {first.receipt.probe} observes"
     elif raised is not None and raised.died:
-        what = f"the process of {who} ended with {raised.kind}{f' in {raised.frame}' if raised.frame else ''}"
+        what = f"{who} ends its process with {raised.kind}{f' in {raised.frame}' if raised.frame else ''}"
     elif raised is not None:
         said = cut(_PLACE.sub("", " ".join(raised.text.split())), _QUOTED).rstrip(".")
-        what = f"{who} {'raise' if many else 'raises'} {raised.kind}{below}: {said}"
-    elif lost:
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
-        what = f"{first.module} does not find {names} in Transformer Engine"
+        what = f"{who} raises {raised.kind}{below}: {said}"
     else:
-        failed, of_all = len(first.checks) or "some", len(first.receipt.checks) or "its"
-        of_first = f": of {first.module}" if many else ""
-        what = f"{who} {'fail' if many else 'fails'}{of_first} {failed} of {of_all} checks{below}"
-    said = f"{what}{'' if what.endswith('…') else '.'}"
-    if case.part is not None:
-        said += (
-            f" Every layer that runs {case.part.name} ({case.part.where}) is wrong in the same way: the fault lies "
-            "there, or in what it calls."
-        )
-    if first.before is None or first.before.outcome is Outcome.NOT_RUN:
-        return f"{said} There is no result for it on {before}, so the failure may not be new."
-    if first.before.outcome is Outcome.BLOCKED:
-        return f"{said} It was hidden on {before}, where {first.before.blocked_by or 'another cell'} blocked it."
-    return said if first.was_good else f"{said} On {before} it failed in another way."
+        what = f"{who} fails {len(first.checks)} of {len(first.receipt.checks)} checks{below}"
+    part = f" All layers that run {case.part.name} ({case.part.where}) are wrong." if case.part is not None else ""
+    old = first.before.outcome if first.before is not None else Outcome.NOT_RUN
+    known = {
+        Outcome.NOT_RUN: f" There is no result for it on {before}, so the failure may not be new.",
+        Outcome.BLOCKED: f" Another cell blocked it on {before}.",
+    }
+    end = "" if what.endswith("…") else "."
+    return f"{what}{end}{part}{known.get(old, '' if first.was_good else f' On {before} it failed in another way.')}"
 
 
 def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
     """The lines that show a failure: exception and frames, checks, paths, versions."""
     lines: list[str] = []
     if red.raised is not None:
-        lines.append(cut(red.raised.line, _LONGEST))
-        lines += [f"innermost frame: {red.raised.frame}"] if red.raised.frame else []
-        lines += [f"called from {frame}" for frame in red.raised.bridge[-1:] if frame != red.raised.frame]
+        frames = (red.raised.frame, *red.raised.bridge[-1:])
+        lines = [cut(red.raised.line, _LONGEST), *(f"frame: {frame}" for frame in dict.fromkeys(frames) if frame)]
     checks = [check for check in red.receipt.checks if not check.passed]
-    lines += [f"check {_say_check(check)}" for check in checks[:_LISTED]]
-    lines += [f"and {len(checks) - _LISTED} checks more"] if len(checks) > _LISTED else []
+    lines += [f"check {_describe_check(check)}" for check in checks[:_LISTED]]
     if diagnosis.cause is Cause.SILENT_FALLBACK:
         lines += [
             f"{row.path}: requested {row.requested}, claimed {row.claimed or 'none'}, "
-            f"observed {', '.join(row.observed) or 'nothing'}{f' ({row.reasons[0]})' if row.reasons else ''}"
+            f"observed {', '.join(row.observed) or 'nothing'} {' '.join(row.reasons[:1])}"
             for row in red.fallbacks[:_LISTED]
         ]
     if version := version_of(diagnosis.component, red.receipt):
         lines.append(f"{diagnosis.component} as loaded: {version}")
-    lines += [
-        f"{copy.name} has two copies: {shorter(copy.kept)} and {', '.join(map(shorter, copy.others))}"
-        for copy in second_copies(red.receipt, diagnosis.component)
-    ]
-    lines += [
-        f"{row.name}: {row.before or 'not loaded'} -> {row.after or 'not loaded'}" for row in sides.facts.versions
-    ]
+    copies = second_copies(red.receipt, diagnosis.component)
+    lines += [f"{row.name} has two copies: {' and '.join(map(shorter, (row.kept, *row.others)))}" for row in copies]
+    lines += [f"{row.name}: {row.before or 'not loaded'} -> {row.after or 'not loaded'}" for row in sides.versions]
     return tuple(dict.fromkeys(lines))
 
 
-def _say_check(check: Check) -> str:
+def _describe_check(check: Check) -> str:
     found = [
         f"{part.name} {part.observed:.4g} against {part.bound:.4g}"
         if part.observed is not None and part.bound is not None

@@ -8,8 +8,9 @@ fault and the module that lost it, and never about what is already loaded in a v
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,7 +20,7 @@ from ..evidence.receipt import Library, Outcome, Package, Receipt
 from ..evidence.values import Cause, Frozen, read_version
 from .blame import Red
 from .checks import CheckKind
-from .diagnose import Diagnosis, diagnose
+from .diagnose import Diagnosis, Raised, diagnose
 from .rows import COMPONENTS, TORCH, component_named, loaded_as
 
 TE: Final = "transformer_engine"
@@ -40,9 +41,10 @@ class Step(NamedTuple):
     """A next step: the first row whose class of cause, tags and pattern fit a failure.
 
     Attributes:
-        tags: what must hold for the failure: the name of a component, or what `_list_tags` finds.
+        tags: what must hold for the failure: the name of a component, or a tag that `_choose` finds.
         says: pattern of the exception in one line; empty for any.
-        step: the sentence, with names of `_find_words`.
+        step: format string with names of `_describe_component` and `_describe_failure`. Unless it begins with
+            "{back}", the release to go back to follows.
     """
 
     cause: Cause
@@ -51,61 +53,60 @@ class Step(NamedTuple):
     step: str
 
 
-_STATIC: Final = "`te_canary -- {releases} --tiers static` names the new way{until}"
+_STATIC: Final = "`te_canary -- {releases} --tiers static` names the new form"
 STEPS: Final = (
-    Step(Cause.ENVIRONMENT, ("advice",), "", "{advice}{or_back}"),
+    Step(Cause.ENVIRONMENT, ("advice",), "", "{advice}"),
     Step(Cause.ENVIRONMENT, ("missing",), "open shared object",
-         "install {package}: it brings {missing}, which the loader does not find{or_back}"),
-    Step(Cause.ENVIRONMENT, (), "^ModuleNotFoundError", "pip install {package} (`{missing}` is missing){or_back}"),
-    Step(Cause.ENVIRONMENT, ("package",), "",
-         "{copies}pin {package} to {newer} ({subject} was built against another version){or_back}"),
+         "install {package}: it brings {missing}, which the loader does not find"),
+    Step(Cause.ENVIRONMENT, (), "^ModuleNotFoundError", "pip install {package} (`{missing}` is missing)"),
     Step(Cause.ENVIRONMENT, ("component",), "",
-         "{copies}use the {component} that this release was made for{has}{or_back}"),
-    Step(Cause.ENVIRONMENT, (), "",
-         f"read {_RECEIPT}: {{kind}} comes from outside the process (memory, a scheduler){{or_back}}"),
-    Step(Cause.BINARY, ("torch ABI",), "",
-         "rebuild the extension against torch {torch} (the extension was built for another torch){or_back}"),
-    Step(Cause.BINARY, ("GPU architecture",), "", "rebuild {subject} with NVTE_CUDA_ARCHS for {gpu}{or_back}"),
+         "{copies}pin {package} to {newer} ({subject} was built against another version)"),
+    Step(Cause.ENVIRONMENT, (), "", f"read {_RECEIPT}: {{kind}} comes from outside the process (memory, a scheduler)"),
+    Step(Cause.BINARY, ("torch ABI",), "", "rebuild the extension, which was built for another torch, against {torch}"),
+    Step(Cause.BINARY, ("GPU architecture",), "", "rebuild {subject} with NVTE_CUDA_ARCHS for {gpu}"),
     Step(Cause.BINARY, ("component", "missing"), "",
          "pin {package} to the release that {subject} was built for, one that has {missing}{has}; or rebuild {subject} "
-         "against yours{or_back}"),
-    Step(Cause.BINARY, ("DeepGEMM",), "", "use a DeepGEMM that was built for torch {torch}{or_back}"),
-    Step(Cause.BINARY, ("component",), "", "reinstall {package} for this stack{has}{or_back}"),
+         "against yours"),
+    Step(Cause.BINARY, ("DeepGEMM",), "", "use a DeepGEMM that was built for torch {torch}"),
+    Step(Cause.BINARY, ("component",), "", "reinstall {package} for this stack{has}"),
     Step(Cause.BINARY, ("missing",), "",
-         "install sources, core library and torch extension of one release (uninstall all parts of transformer-engine "
-         "first): {missing} is missing between them{or_back}"),
+         "uninstall all parts of transformer-engine, then install sources, core library and torch extension of one "
+         "release: {missing} is missing between them"),
     Step(Cause.BINARY, ("import",), "",
-         "reinstall sources, core library and torch extension of {release} as one (uninstall all parts of "
-         "transformer-engine first): its import fails{or_back}"),
-    Step(Cause.BINARY, (), "^exit status",
-         f"read {_RECEIPT} of {{cell}}: the process ended itself ({{kind}}) and raised nothing{{until}}"),
+         "uninstall all parts of transformer-engine, then install sources, core library and torch extension of "
+         "{release} as one: its import fails"),
+    Step(Cause.BINARY, (), "^exit status", f"read {_RECEIPT} of {{cell}}: the process ended itself ({{kind}})"),
     Step(Cause.BINARY, (), "",
          "rebuild the extension of {release} against torch {torch} and run the cell again with CUDA_LAUNCH_BLOCKING=1 "
-         "to see the kernel{until}"),
-    Step(Cause.API, ("other",), "", "pin {package} to the version that this release was made for{or_back}"),
+         "to see the kernel"),
+    Step(Cause.API, ("other",), "", "pin {package} to the version that this release was made for"),
     Step(Cause.API, (), "unexpected keyword",
          f"{{file}}: keyword `{{missing}}` was renamed or removed{{whom}}: pass its new name; {_STATIC}"),
     Step(Cause.API, (), r"missing \d+ required",
          f"{{file}}: argument `{{missing}}` is required now{{whom}}: pass it; {_STATIC}"),
     Step(Cause.API, (), r"'(?:tuple|NoneType)' object (?:has no|is not)|values? to unpack|cannot unpack",
-         f"{{file}}: the call returns something else now (`{{said}}`): handle the new return value; {_STATIC}"),
+         f"{{file}}: the call returns another value now (`{{said}}`): handle it; {_STATIC}"),
     Step(Cause.API, (), "^TypeError", f"{{file}}: the call no longer fits{{whom}}; {_STATIC}"),
     Step(Cause.API, ("missing",), "",
          f"{{file}}: `{{missing}}` was moved, renamed or removed: take it from its new place; {_STATIC}"),
-    Step(Cause.API, ("import",), "", "satisfy the check that Transformer Engine makes at import (`{said}`){or_back}"),
+    Step(Cause.API, ("import",), "", "satisfy the check that Transformer Engine makes at import (`{said}`)"),
     Step(Cause.API, ("contract",), "", f"{{file}}: `{{contract}}` no longer holds; adapt the call; {_STATIC}"),
-    Step(Cause.API, (), "", f"{{file}}: what is passed is refused now; adapt the call; {_STATIC}"),
+    Step(Cause.API, (), "", f"{{file}}: the arguments are refused now; adapt the call; {_STATIC}"),
     Step(Cause.NUMERICS, (), "",
          "{back}, or take the native path of {paths}, until `{numbers}` is in its bounds again; report the check with "
          "its receipt to {owner}{search}"),
-    Step(Cause.SILENT_FALLBACK, (), "",
-         "do not rely on the speed or precision of {module}: {why}. Mend that{or_back}"),
+    Step(Cause.SILENT_FALLBACK, (), "", "do not rely on the speed or precision of {module}: {why}; mend that"),
     Step(Cause.PERFORMANCE, ("memory",), "",
          "{back}, or take the native path of {module}, until `{memory}` is in its bound again: memory grows with every "
-         "step, and a long run ends without any{search}"),
-    Step(Cause.PERFORMANCE, (), "",
-         f"run {{cell}} alone with a longer --limit to tell slow from hung{{where}}, and read {_RECEIPT}{{until}}"),
+         "step{search}"),
+    Step(Cause.PERFORMANCE, (), "", "run {cell} alone with a longer --limit to tell slow from hung{where}"),
 )  # fmt: skip
+# Where nothing that failed names what is at fault, and several libraries changed: what a module stands on first.
+_STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
+    "attention": ("cuDNN", "flash-attn", "torch"), "native_block": ("cuBLAS", "cuDNN", "torch"),
+    "linear_walker": ("cuBLAS", "torch"), "expert_gemm": ("cuBLAS", "DeepGEMM", "torch"),
+    "permute": ("triton", "torch"), "layer_spec": ("cuBLAS", "torch"), "imports": ("torch", "cuBLAS"),
+}  # fmt: skip
 
 
 # Rows of `catalog.images`: that room lies above this one.
@@ -135,46 +136,53 @@ class Second(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What next steps depend on beside the failure.
+class Sides:
+    """Both sides of a step.
 
     Attributes:
         before, after: names of the stacks.
-        held: the culprit held before.
         same_release: both sides have one release of Transformer Engine.
         versions: what else changed.
-        files: of the bridge module: "bridge/attention.py".
-        cascades: modules that are red by the culprit.
+        files: bridge files by module: "bridge/attention.py".
         needs: what releases are known to need; None where that is unknown.
     """
 
     before: str
     after: str
-    held: bool
     same_release: bool = False
     versions: tuple[VersionChange, ...] = ()
-    files: tuple[str, ...] = ()
-    cascades: tuple[str, ...] = ()
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     needs: Needs | None = None
 
     @property
-    def way_back(self) -> str:
-        """Which release to stay on, as the end of a sentence."""
-        return f"stay on {self.before}" if self.held else "choose another release than this one"
+    def changed(self) -> tuple[str, ...]:
+        """Components of another version where the release of Transformer Engine is the same; empty otherwise."""
+        names = (
+            loaded_as(row.name) or ("CUDA runtime" if row.name == "cuda" else row.name)
+            for row in self.versions
+            if self.same_release and row.before and row.after
+        )
+        return tuple(dict.fromkeys(name for name in names if name != "gpu"))
+
+    def stands_on(self, module: str) -> str:
+        """The component that changed and that a module stands on first; empty where none changed."""
+        changed = self.changed
+        return next((name for name in _STANDS_ON.get(module, ()) if name in changed), next(iter(changed), ""))
+
+    def way_back(self, held: bool) -> str:
+        """Which release to use, as the end of a sentence, where the culprit held on the first side, or did not."""
+        return f"stay on {self.before}" if held else "choose another release than this one"
 
     @property
-    def releases(self) -> tuple[str, str] | None:
-        """Both sides as releases, which can be searched between; None where either is no release, or they are one."""
-        found = _RELEASE.fullmatch(self.before), _RELEASE.fullmatch(self.after)
-        if found[0] is None or found[1] is None or self.same_release or self.before == self.after:
-            return None
-        return found[0][1], found[1][1]
+    def releases(self) -> tuple[str, ...]:
+        """Both sides as two different releases, which can be searched between; empty otherwise."""
+        found = tuple(row[1] for row in map(_RELEASE.fullmatch, (self.before, self.after)) if row)
+        return found if len(set(found)) == 2 and not self.same_release else ()
 
     def search(self, module: str) -> str:
         """How to find the release between, as the end of a sentence; empty where there is no range of releases."""
-        if self.releases is None:
-            return ""
-        return f"; `te_bisect -- {' '.join(self.releases)} --module {module}` finds the release that brought it"
+        search = f"; `te_bisect -- {' '.join(self.releases)} --module {module}` finds the release that brought it"
+        return search if self.releases else ""
 
     def moved(self, component: str) -> VersionChange | None:
         """The row of a component among what changed; any row where only one changed."""
@@ -186,20 +194,25 @@ class Facts:
 # --- the sentence -----------------------------------------------------------------------------------------------------
 
 
-def next_step(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
-    """What to do about a culprit that is red."""
-    if facts.same_release and not red.fits_no_call and (moved := facts.moved(diagnosis.component)) is not None:
-        back = f"put {moved.name} back to {moved.before} (it is {moved.after} now)"
-        return f"{back}, or see what its new version changed: Transformer Engine itself is the same on both sides"
-    if facts.needs is not None and not facts.same_release and not component_named(diagnosis.component).advice:
-        need = find_need(red, diagnosis, facts.needs)
+def next_step(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Sequence[str] = ()) -> str:
+    """What to do about a culprit that is red.
+
+    Args:
+        cascades: modules that are red by the culprit.
+    """
+    back = sides.way_back(red.was_good)
+    if sides.same_release and not red.fits_no_call and (moved := sides.moved(diagnosis.component)) is not None:
+        return f"put {moved.name} back to {moved.before} (it is {moved.after} now); Transformer Engine is the same"
+    if sides.needs is not None and not sides.same_release and not component_named(diagnosis.component).advice:
+        need = find_need(red, diagnosis, sides.needs)
         if need is not None:
-            return _pin(need, facts.needs, red, facts)
-    words = _find_words(red, diagnosis, facts)
+            return f"{_pin(need, sides.needs, red)}, or {back}"
+    words = _describe_failure(red, diagnosis, sides, cascades) | {"back": back}
     tags = {tag for tag in ("contract", "memory") if words[tag]}
     if red.receipt.outcome is Outcome.IMPORT_ERROR:
         tags.add("import")
-    return _choose(diagnosis, tags, f"{red.raised.line} {red.receipt.reason}" if red.raised else "", words)
+    step = _choose(diagnosis, tags, f"{red.raised.line} {red.receipt.reason}" if red.raised else "", words)
+    return step if step.startswith(back) else f"{step}, or {back}"
 
 
 def advise(error: str, subject: str, torch: str, cuda: str, driver: str) -> str:
@@ -214,16 +227,16 @@ def advise(error: str, subject: str, torch: str, cuda: str, driver: str) -> str:
     of_te = found.missing and subject == TE_TITLE
     if found.cause not in (Cause.ENVIRONMENT, Cause.BINARY) or not (found.component or of_te):
         return ""
-    words = _describe_component(found, "", cuda) | dict.fromkeys(("or_back", "until", "copies"), "")
-    words |= {"torch": torch, "gpu": "this GPU", "driver": driver or "unknown", "line": error[:120]}
-    return _choose(found, set(), error, words | {"subject": subject})
+    words = _describe_component(found, "", cuda) | {"copies": "", "torch": torch, "gpu": "this GPU"}
+    words |= {"driver": driver or "unknown", "line": error[:120], "subject": subject}
+    return _choose(found, set(), error, words)
 
 
-def slow_step(module: str, component: str, facts: Facts, slowest: str) -> str:
+def slow_step(module: str, component: str, sides: Sides, slowest: str) -> str:
     """What to do about a module that became slower, or a component that slows it."""
-    if component and (moved := facts.moved(component)) is not None:
+    if component and (moved := sides.moved(component)) is not None:
         return f"put {moved.name} back to {moved.before} (it is {moved.after} now), or accept {slowest}"
-    return f"{facts.way_back}, or accept {slowest}{facts.search(module)}"
+    return f"{sides.way_back(True)}, or accept {slowest}{sides.search(module)}"
 
 
 def _choose(diagnosis: Diagnosis, tags: set[str], said: str, words: Mapping[str, str]) -> str:
@@ -231,8 +244,7 @@ def _choose(diagnosis: Diagnosis, tags: set[str], said: str, words: Mapping[str,
     component = component_named(diagnosis.component)
     known = {
         "component": component.name, component.name: component.name, "advice": component.advice,
-        "package": component.package, "missing": diagnosis.missing,
-        "other": component.name if component.name != TORCH else "",
+        "missing": diagnosis.missing, "other": component.name if component.name != TORCH else "",
     }  # fmt: skip
     tags = tags | {tag for tag, has in known.items() if has}
     rows = (row for row in STEPS if row.cause is diagnosis.cause and tags.issuperset(row.tags))
@@ -249,70 +261,65 @@ def _describe_component(diagnosis: Diagnosis, version: str, cuda: str) -> dict[s
     suffix = f"-cu{cuda}" if cuda and int(cuda) < 13 else ""
     package = row.package.replace("{-cuda}", suffix).replace("{cuda}", cuda or "12 (or -cu13)")
     return {
-        "component": row.name, "missing": diagnosis.missing, "package": package or row.name,
+        "missing": diagnosis.missing, "package": package or row.name,
         "newer": f"a release newer than {version}" if version else "the release that this one was built for",
         "has": f" ({version} is loaded)" if version else "",
     }  # fmt: skip
 
 
-def _find_words(red: Red, diagnosis: Diagnosis, facts: Facts) -> dict[str, str]:
+def _describe_failure(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Sequence[str]) -> dict[str, str]:
     """Everything that a sentence can name."""
-    receipt, raised, machine = red.receipt, red.raised, red.receipt.machine
-    said = " ".join(raised.text.split()) if raised else ""
+    receipt, raised, machine, component = (
+        red.receipt,
+        red.raised or Raised("", ""),
+        red.receipt.machine,
+        diagnosis.component,
+    )
+    said = " ".join(raised.text.split())
     called = re.match(r"([\w.]+)\(\)", said)
-    inner = raised.bridge[-1].partition(" in ")[0] if raised and raised.bridge else ""
-    if raised is not None and raised.kind == "VendorEntryMissing":
+    inner = raised.bridge[-1].partition(" in ")[0] if raised.bridge else ""
+    if raised.kind == "VendorEntryMissing":
         inner = "bridge/imports.py"  # where every name of Transformer Engine is written
     first = {kind: next((check.name for check in red.checks if check.kind is kind), "") for kind in CheckKind}
-    component = diagnosis.component
     version = version_of(component, receipt)
+    now = f" (its version is {version} now)" if version else ""
+    copies = (
+        f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH, so that the copy "
+        f"at {copy.kept} is loaded{now}; if it still fails, "
+        for copy in second_copies(receipt, component)
+    )
     return _describe_component(diagnosis, version, cuda_major(receipt)) | {
         "module": red.module,
         "cell": receipt.cell,
-        "kind": raised.kind if raised else "the failure",
+        "kind": raised.kind or "the failure",
         "said": said[:120],
-        "line": raised.line[:120] if raised else "",
+        "line": raised.line[:120],
         "driver": machine.driver or "unknown",
-        "where": f" (it was in {raised.frame})" if raised and raised.frame else "",
+        "where": f" (it was in {raised.frame})" if raised.frame else "",
         "whom": f" by {called[1]}" if called else "",
-        "file": inner or next(iter(facts.files), f"bridge/{red.module}.py"),
-        "contract": "" if raised else first[CheckKind.CONTRACT],
+        "file": inner or next(iter(sides.files.get(red.module, ())), f"bridge/{red.module}.py"),
+        "contract": "" if red.raised else first[CheckKind.CONTRACT],
         "numbers": first[CheckKind.NUMBERS] or "the failed check",
         "memory": first[CheckKind.MEMORY],
         "why": _why_passed_over(red),
-        "paths": ", ".join(dict.fromkeys((red.module, *facts.cascades))),
+        "paths": ", ".join(dict.fromkeys((red.module, *cascades))),
         "owner": component or TE_TITLE,
         "subject": TE_TITLE,
-        "release": release_of({red.module: receipt}) or facts.after,
-        "releases": " ".join(facts.releases or ("OLD", "NEW")),
-        "search": "" if component and first[CheckKind.NUMBERS] else facts.search(red.module),
+        "release": release_of({red.module: receipt}) or sides.after,
+        "releases": " ".join(sides.releases or ("OLD", "NEW")),
+        "search": "" if component and first[CheckKind.NUMBERS] else sides.search(red.module),
         "torch": machine.torch or "as it is here",
         "gpu": f"sm_{machine.capability.replace('.', '')}" if machine.capability else "this GPU",
-        "copies": _say_copies(red, component),
-        "back": facts.way_back,
-        "or_back": f", or {facts.way_back}",
-        "until": f"; {facts.way_back} until then",
+        "copies": "".join(copies),
     }  # fmt: skip
 
 
 def _why_passed_over(red: Red) -> str:
     """Why another path ran than was requested."""
-    reasons = (reason for row in red.fallbacks for reason in row.reasons)
-    if why := next(reasons, ""):
-        return f"it was passed over because {why}"
     fell = {check.name for check in red.checks if check.kind is CheckKind.BACKEND}
+    reasons = (f"it was passed over because {why}" for row in red.fallbacks for why in row.reasons)
     said = (" ".join(one.detail.split()) for one in red.receipt.checks if one.name in fell and one.detail)
-    return next(said, "the receipt has no reason for the other path")
-
-
-def _say_copies(red: Red, component: str) -> str:
-    version = version_of(component, red.receipt)
-    now = f" (its version is {version} now)" if version else ""
-    return "".join(
-        f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH and the "
-        f"loader's cache, so that the copy at {copy.kept} is loaded{now}; if it still fails, "
-        for copy in second_copies(red.receipt, component)
-    )
+    return next(chain(reasons, said), "the receipt has no reason for the other path")
 
 
 # --- what releases need -----------------------------------------------------------------------------------------------
@@ -350,16 +357,16 @@ def _versions(name: str, receipt: Receipt) -> Iterator[Version]:
 def _broke(need: Need, red: Red) -> bool:
     """Whether the release that broke has this need; one that was not met before either, and did no harm, did not."""
 
-    def has(receipt: Receipt) -> bool:
-        """Whether a fact holds."""
+    def needed(receipt: Receipt) -> bool:
+        """Whether the release of a receipt has the need."""
         release = read_version(release_of({receipt.probe: receipt}))
         return release is not None and need.holds_for(release)
 
-    harmless = red.before is not None and red.was_good and _is_unmet(need, red.before) and has(red.before)
-    return not harmless and has(red.receipt)
+    harmless = red.before is not None and red.was_good and _is_unmet(need, red.before) and needed(red.before)
+    return not harmless and needed(red.receipt)
 
 
-def _pin(need: Need, needs: Needs, red: Red, facts: Facts) -> str:
+def _pin(need: Need, needs: Needs, red: Red) -> str:
     """What the matrix knows to be needed, and what is there instead."""
     brought = next((row.distributions for row in needs.library if row.id == need.of), [need.of])
     of_cuda = (name for name in brought if len(brought) > 1 and name.endswith(f"-cu{cuda_major(red.receipt)}"))
@@ -368,7 +375,7 @@ def _pin(need: Need, needs: Needs, red: Red, facts: Facts) -> str:
     second = "".join(f"; a second copy is mapped: remove {', '.join(copy.others)}" for copy in copies)
     why = f"Transformer Engine {need.te} needs it: {need.says}" if need.kind in _PINNED else need.says
     package = next(of_cuda, brought[0])
-    return f"pin {package}{need.version} ({has} is loaded{second}; {why}), or {facts.way_back}"
+    return f"pin {package}{need.version} ({has} is loaded{second}; {why})"
 
 
 # --- versions as loaded -----------------------------------------------------------------------------------------------
@@ -391,16 +398,6 @@ def compare_versions(before: Receipts, after: Receipts) -> tuple[VersionChange, 
             if old != new and (single or (whole and bool(mine) and bool(theirs))):
                 found.setdefault(name, (old, new))
     return tuple(VersionChange(name=name, before=old, after=new) for name, (old, new) in sorted(found.items()))
-
-
-def changed_components(versions: tuple[VersionChange, ...]) -> tuple[str, ...]:
-    """Components that are of another version, each once; what was only loaded on one side is none."""
-    names = (
-        loaded_as(row.name) or ("CUDA runtime" if row.name == "cuda" else row.name)
-        for row in versions
-        if row.before and row.after
-    )
-    return tuple(dict.fromkeys(name for name in names if name != "gpu"))
 
 
 def release_of(receipts: Receipts) -> str:
@@ -427,23 +424,12 @@ def cuda_major(receipt: Receipt) -> str:
 
 def second_copies(receipt: Receipt, component: str) -> tuple[Second, ...]:
     """Libraries and packages of a component of which this process had more than one file."""
-    names = component_named(component).loaded
-    found = [second for library in receipt.libraries if library.name in names if (second := _second(library))]
-    found += [
-        Second(package.name, package.file, package.other_copies)
-        for package in receipt.packages
-        if package.name in names and package.other_copies
-    ]
-    return tuple(found)
-
-
-def _second(library: Library) -> Second | None:
-    files = list(dict.fromkeys(library.files))
-    if len(files) < 2:
-        return None
-    # What pip put beside torch is what torch was built for.
-    kept = next((file for file in files if "/nvidia/" in file), next((f for f in files if "/torch/" in f), files[0]))
-    return Second(library.name, kept, tuple(file for file in files if file != kept))
+    found = [Second(row.name, row.file, row.other_copies) for row in receipt.packages]
+    for library in receipt.libraries:
+        # What pip put beside torch is what torch was built for.
+        files = sorted(dict.fromkeys(library.files), key=lambda file: ("/nvidia/" not in file, "/torch/" not in file))
+        found += [Second(library.name, files[0], tuple(files[1:]))] if files else []
+    return tuple(row for row in found if row.name in component_named(component).loaded and row.others)
 
 
 def _loaded(receipt: Receipt) -> dict[str, str]:

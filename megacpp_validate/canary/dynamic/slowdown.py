@@ -16,8 +16,8 @@ from typing import Final
 
 from ...diagnosis.blame import Order
 from ...diagnosis.checks import FIREWALL, USES
-from ...diagnosis.culprits import Culprit, Sides
-from ...diagnosis.next_steps import slow_step
+from ...diagnosis.culprits import Culprit
+from ...diagnosis.next_steps import Sides, slow_step
 from ...evidence.receipt import Machine, Outcome, Receipt, Timing
 from ...evidence.values import ENVIRONMENT, Cause, Frozen
 
@@ -315,7 +315,7 @@ def _name(module: str, parts: Sequence[Watched], order: Order, sides: Sides) -> 
         summary=f"{'. '.join(part.summary for part in parts)}.",
         evidence=tuple(line for part in parts for line in part.evidence),
         entry_points=() if module == FIREWALL else USES.get(module, ()),
-        next_step=slow_step(module, component, replace(sides.facts, held=True), signature),
+        next_step=slow_step(module, component, sides, signature),
         cascades=(module, *cascades) if component else cascades,
         green=True,
     )
@@ -332,7 +332,7 @@ def name_shared(slowness: Slowness, sides: Sides) -> Culprit:
         f"{slowness.factor:.2f}: a lower clock or another load on this machine, or a library that all of them stand on",
         evidence=tuple(map(_describe_timing, slowness.shared)),
         next_step="look at the clocks, the temperature and what else runs on this machine, and time both stacks again; "
-        f"stay on {sides.facts.before} if it lasts",
+        f"stay on {sides.before} if it lasts",
         cascades=slowness.modules,
     )
 

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from ...diagnosis.blame import Change, Module, Red, find_blockers, has_evidence, is_red, read_order, worst_of
 from ...diagnosis.checks import USES
-from ...diagnosis.culprits import Culprit, Sides, file_cases, name_culprits
+from ...diagnosis.culprits import Culprit, file_cases, name_culprits
 from ...diagnosis.diagnose import find_host_fault, is_same, sign
-from ...diagnosis.next_steps import Facts, Needs, VersionChange, changed_components, compare_versions, release_of
+from ...diagnosis.next_steps import Needs, Sides, VersionChange, compare_versions, release_of
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.values import ENVIRONMENT, Frozen
 from .slowdown import TimingChange, name_changed, name_shared, split_slowness
@@ -163,7 +163,7 @@ def compare_stacks(
     ]  # fmt: skip
     return StepResult(
         target=target, before=before.stack, after=after.stack, modules=tuple(rows), culprits=tuple(named),
-        timings=tuple(timings), versions=sides.facts.versions, lost=lost,
+        timings=tuple(timings), versions=sides.versions, lost=lost,
     )  # fmt: skip
 
 
@@ -225,6 +225,5 @@ def _read_sides(known: _Known, modules: Sequence[Module], needs: Needs | None) -
     versions = compare_versions(known.old, known.new)
     release = release_of(known.old)
     same = bool(release) and release == release_of(known.new)
-    facts = Facts(known.before.stack, known.after.stack, held=True, same_release=same, versions=versions, needs=needs)
     files = {module.id: tuple(module.files) for module in modules}
-    return Sides(facts, known.old, changed_components(versions) if same else (), files)
+    return Sides(known.before.stack, known.after.stack, same, versions, files, needs)
