@@ -284,8 +284,8 @@ def _describe_failure(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Se
     version = version_of(component, receipt)
     now = f" (its version is {version} now)" if version else ""
     copies = (
-        f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH, so that the copy "
-        f"at {copy.kept} is loaded{now}; if it still fails, "
+        f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH, so that "
+        f"{copy.kept} is loaded{now}; if it still fails, "
         for copy in second_copies(receipt, component)
     )
     return _describe_component(diagnosis, version, cuda_major(receipt)) | {
