@@ -431,10 +431,10 @@ def compile_triton(order: JitOrder) -> None:
         for size in sizes:
             of = _import("training.sizes").read_size(size)
             for name in wanted:
-                bridge = _import(f"bridge.{_MODULES[name]}")
-                prepared = _PREPARED[name](of) if name in _PREPARED else None
+                module, launch, prepare = KERNELS[name]
+                bridge, prepared = _import(f"bridge.{module}"), prepare(of) if prepare else None
                 with FakeTensorMode(allow_non_fake_inputs=True):
-                    KERNELS[name](bridge, of, prepared)
+                    launch(bridge, of, prepared)
 
 
 def _residual_norm(bridge: Any, size: Any, _: Any) -> None:
@@ -528,21 +528,14 @@ def _new(*shape: int, dtype: Any = None) -> Any:
     return torch.empty(shape, dtype=dtype or torch.bfloat16, device="cuda")
 
 
-_MODULES: Final = {
-    "residual_norm": "fused",
-    "rotation": "fused",
-    "moe_rows": "jagged_experts",
-    "block_casts": "deep_gemm",
+# Module of the bridge, what launches its kernels, and what is made before tensors lose their memory.
+_Launch = Callable[[Any, Any, Any], None]
+KERNELS: Final[dict[str, tuple[str, _Launch, Callable[[Any], Any] | None]]] = {
+    "residual_norm": ("fused", _residual_norm, None),
+    "rotation": ("fused", _rotation, None),
+    "moe_rows": ("jagged_experts", _moe_rows, None),
+    "block_casts": ("deep_gemm", _block_casts, _plan_tiles),
 }
-_PREPARED: Final[dict[str, Callable[[Any], Any]]] = {"block_casts": _plan_tiles}
-KERNELS: Final[dict[str, Callable[[Any, Any, Any], None]]] = {
-    "residual_norm": _residual_norm,
-    "rotation": _rotation,
-    "moe_rows": _moe_rows,
-    "block_casts": _block_casts,
-}
-
-
 TASKS: Final[dict[str, Callable[[JitOrder], None]]] = {
     "stack": compile_nothing,
     "inductor_cpu": compile_inductor_cpu,
