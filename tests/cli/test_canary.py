@@ -96,13 +96,13 @@ def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: N
 
 
 WRONG_ARGUMENTS = {
-    "same": (["2.9.0", "2.9.0"], ["both 2.9.0", "Next step"]),
+    "same": (["2.9.0", "2.9.0"], ["2.9.0 is given twice", "Next step"]),
     "no-such-release": (["2.9.0", "2.9.7"], ["2.9.7", "Nearest: 2.8.0, 2.9.0, 2.10.0, 2.11.0", "Next step"]),
     "no-release": (["2.9.0", "latest"], ["'latest' is not a release", "Next step"]),
     "no-such-module": (["--first-bad", "atention"], ["atention", "attention", "Next step"]),
     "no-such-option": (["--colour"], ["--colour"]),
     "no-such-format": (["2.8.0", "2.9.0", "--format", "pdf"], ["pdf", "html"]),
-    "too-many": (["--all", "2.8.0", "2.9.0", "2.10.0"], ["2.10.0", "more than two", "Next step"]),
+    "too-many": (["--all", "2.8.0", "2.9.0", "2.10.0"], ["between two releases at most", "Next step"]),
     "all-in-tiers": (["--all", "--tiers", "gpu"], ["--all", "Next step"]),
     "no-such-tier": (["2.8.0", "2.9.0", "--tiers", "static,gpus"], ["'gpus'", "firewall", "Next step"]),
     "risks-of-a-list": (["--list", "--fail-on", "risk"], ["--fail-on", "Next step"]),

@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
     "nothing is left to judge": (partial(blocks, recipe="current", kind="attention"), never_the_same, both("grad")),
     "another output": (
         partial(blocks, recipe="block"),
-        changing(fp8_scope, "te_recompute", lambda real: lambda call, rows, **more: real(call, rows * 1.01, **more)),
+        changing(layer_watch, "te_recompute", lambda real: lambda call, rows, **more: real(call, rows * 1.01, **more)),
         both("forward", "grad"),
     ),
     "other random numbers": (
@@ -122,15 +122,15 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
         both("grad"),
     ),
     "everything kept": (
-        partial(blocks, recipe="current"), putting(fp8_scope, "te_recompute", lambda call, rows, **_: call(rows)),
+        partial(blocks, recipe="current"), putting(layer_watch, "te_recompute", lambda call, rows, **_: call(rows)),
         both("run-again"),
     ),
     "torch's checkpoint let in": (
         owner, putting(layer_watch, "refuse_torch_recompute", lambda _: None), {f"torch.{way}" for way in WAYS},
     ),
     "a scope let in": (
-        owner, putting(fp8_scope, "refuse_scope_in_recompute", lambda _: None),
-        {f"{whose}.{way}.scope-inside" for whose in ("torch", "te") for way in WAYS},
+        owner, putting(fp8_scope, "recompute_owners", lambda: ()),
+        {f"{whose}.{way}.scope-inside" for whose in ("torch", "te") for way in WAYS} | {f"torch.{way}" for way in WAYS},
     ),
     "no reason to refuse torch": (
         partial(owner, recipe="current"), putting(probe, "torch_checkpoint", fp8_scope.te_recompute),
