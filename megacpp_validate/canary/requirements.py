@@ -29,7 +29,7 @@ from packaging.version import Version
 from ..catalog.bridge import Catalog
 from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
-from ..environments.fits import LIBRARIES, Fit, FitVerdict, Given, Stack, judge_stack, read_given
+from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, read_given
 from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, exit_for
 from ..evidence.values import Frozen, read_version
 from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf
@@ -60,7 +60,7 @@ class Requirements:
         images: Images = read_images({row.id: row.machine for row in catalog.targets}, matrix, catalog.targets)
         self._ranges = [row for row in images.range if row.outside == "refused"]
         self._releases = [stack.te for stack in catalog.stacks]
-        self.given: Given = read_given(texts, self._needs, images.base, os.environ, target)
+        self.given: Stack = read_given(texts, self._needs, images.base, os.environ, target)
         for fit in self._judge(self.given.with_release(self._releases[-1])):
             if fit.need == "no-row":
                 raise WrongArguments(
@@ -70,7 +70,7 @@ class Requirements:
     @property
     def shown(self) -> str:
         """The environment as the caller named it; empty for none."""
-        return self.given.shown
+        return self.given.name
 
     def find_new(self, old: str, new: str) -> tuple[Fit, ...]:
         """Requirements that NEW has and OLD had not, compared with the environment, worst first.

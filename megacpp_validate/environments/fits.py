@@ -99,7 +99,9 @@ class Stack:
     """Parts by name: of CUDA, "driver", "python", and distributions.
 
     Attributes:
-        whole: every part is named, so that what is not named is absent.
+        name: a target, or what the caller named.
+        te: release of Transformer Engine; empty where none is chosen yet.
+        whole: every part is named, so that what is not named is absent; else it is unknown.
         target: row of targets.toml; empty where unknown.
     """
 
@@ -108,6 +110,11 @@ class Stack:
     parts: Mapping[str, Part]
     whole: bool
     target: str = ""
+
+    def with_release(self, te: str) -> Stack:
+        """The same stack after a release of Transformer Engine is installed."""
+        core = {name: part.model_copy(update={"version": te}) for name, part in self.parts.items() if name in CORE}
+        return replace(self, te=te, parts={**self.parts, **core})
 
     def version(self, name: str) -> Version | None:
         """The version of a part; None where the part is absent or its version unknown."""
@@ -322,29 +329,9 @@ _WAYS: Final = "cublas=13.1,cudnn=9.14, a `pip freeze` file, the JSON of doctor,
 _MOST_BYTES: Final = 2**26  # doctor's JSON of an H200 host is 2 MB
 
 
-@dataclass(frozen=True)
-class Given:
-    """What is known of an environment.
-
-    Attributes:
-        shown: what the caller named.
-        parts: by name, as in `Stack`.
-        target: row of targets.toml; empty where unknown.
-    """
-
-    shown: str
-    parts: Mapping[str, Part]
-    target: str = ""
-
-    def with_release(self, te: str) -> Stack:
-        """The same environment after a release of Transformer Engine is installed; what is not named is unknown."""
-        core = {name: part.model_copy(update={"version": te}) for name, part in self.parts.items() if name in CORE}
-        return Stack("given", te, {**self.parts, **core}, whole=False, target=self.target)
-
-
 def read_given(
     texts: Iterable[str], needs: Needs, bases: Iterable[Base], variables: Mapping[str, str], target: str = ""
-) -> Given:
+) -> Stack:
     """The environment that options name; of a component that two of them name, the later one counts.
 
     Args:
@@ -358,7 +345,7 @@ def read_given(
     texts, bases = tuple(texts), tuple(bases)
     for text in texts:
         found |= {part.name: part for part in _read_one(text, needs, bases, variables)}
-    return Given(", ".join(texts), found, target)
+    return Stack(", ".join(texts), "", found, whole=False, target=target)
 
 
 def _read_one(text: str, needs: Needs, bases: tuple[Base, ...], variables: Mapping[str, str]) -> Iterable[Part]:

@@ -10,6 +10,7 @@ import pytest
 from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_needs
+from megacpp_validate.diagnosis.next_steps import Sides, VersionChange
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
 from tests.canary.dynamic.test_real_receipts import kept
 from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
@@ -111,6 +112,14 @@ def test_a_search_is_between_two_releases(before: str, after: str, wanted: str) 
     (culprit,) = compare_stacks(one, replace(other, receipts=receipts), CATALOG.modules).culprits
     assert wanted in culprit.next_step
     assert ("te_bisect" in culprit.next_step) is bool(wanted)
+
+
+@pytest.mark.parametrize(("same", "after", "wanted"), [
+    (True, "9.20.0", ("cuDNN",)), (False, "9.20.0", ()), (True, "", ()),
+])  # fmt: skip
+def test_components_changed_only_under_one_release(same: bool, after: str, wanted: tuple[str, ...]) -> None:
+    versions = (VersionChange(name="libcudnn", before="9.14.0", after=after),)
+    assert Sides("te1", "te2", same, versions).changed == wanted
 
 
 # --- evidence -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.images import read_images, read_needs
 from megacpp_validate.environments.doctor_rules import DoctorResult
-from megacpp_validate.environments.fits import Given, Part, read_given
+from megacpp_validate.environments.fits import Part, Stack, read_given
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.doctor_look import Distribution, PackageLook, PathLook
 from megacpp_validate.evidence.receipt import Library
@@ -44,7 +44,7 @@ def read(catalog: Catalog):  # type: ignore[no-untyped-def]
     return lambda *texts: read_given(texts, needs, images.base, os.environ)
 
 
-def versions(given: Given) -> dict[str, str]:
+def versions(given: Stack) -> dict[str, str]:
     return {name: part.version for name, part in given.parts.items()}
 
 
