@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import copy
 import re
 import sys
@@ -48,8 +47,7 @@ def compare_guards(
         given: parameter -> what the call passes for it; a parameter that is left out is not in it.
         given_before: the same for the parameters of the old release.
     """
-    on_the_way = _on_the_way(before, depth=_KNOWN_DEPTH)
-    known = [reached.guard for reached in on_the_way]
+    known = [reached.guard for reached in _on_the_way(before, depth=_KNOWN_DEPTH)]
     old_view, view = _View(before, given_before), _View(after, given)
     new_features = _parameter_names(after.node) - _parameter_names(before.node) - set(given)
     for reached in _on_the_way(after):
@@ -67,8 +65,7 @@ def compare_guards(
         concerned = view.concerned_by(about) or (view.concerned_by(own, passed=True) if reached.through else set())
         if fires is False or not (concerned or (fires and not reached.through)):
             continue
-        narrowed = any(_lost_values(own[-1:], old_view.own_tests_of(one)[-1:], given) for one in on_the_way)
-        if not narrowed and any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
+        if any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
             continue
         if any(_asks_for(test, view.far, new_features) for test in tests):
             continue  # it guards a feature that this release brings and that the bridge does not ask for
@@ -147,28 +144,6 @@ class _View:
     def never(self, guard: bodies.Guard) -> bool:
         """Whether a guard of this function's own cannot fire with what the call passes."""
         return can_fire(self.tests_of(guard), lambda line: known_inside(self._node, self._given, line)) is False
-
-
-def _lost_values(new: Iterable[bodies.Test], old: Iterable[bodies.Test], given: Mapping[str, Argument]) -> set[str]:
-    """Parameters that are looked up in a list which no longer holds a value that the call passes."""
-    before, after = _lists_in(old), _lists_in(new)
-    lost: set[str] = set()
-    for name in before.keys() & after.keys() & given.keys():
-        passed = set(given[name].values or ())
-        if passed & before[name] and not passed & before[name] <= after[name]:
-            lost.add(name)
-    return lost
-
-
-def _lists_in(tests: Iterable[bodies.Test]) -> dict[str, set[object]]:
-    """Name -> the values that it has to be one of."""
-    found: dict[str, set[object]] = {}
-    for test in tests:
-        match test.expression:
-            case ast.Compare(left=ast.Name(id=name), ops=[ast.In()], comparators=[group]) if not test.wanted:
-                with contextlib.suppress(ValueError, TypeError, SyntaxError):
-                    found[name] = set(ast.literal_eval(group))
-    return found
 
 
 def _names_in(tests: Iterable[bodies.Test], *, passed: bool = False) -> set[str]:

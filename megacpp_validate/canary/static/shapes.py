@@ -14,7 +14,7 @@ from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import BELOW, RESULT
 from .syntax_nodes import once_per_node, statements_below, walk
-from .wrapping import forwarded_to
+from .wrapping import applied_of, forwarded_to
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
 _VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
@@ -102,6 +102,8 @@ UNKNOWN_SHAPE = Shape("unknown")
 def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
     """The shape of the value at the end of `path` from a definition."""
     shape = _shape_of_object(found)
+    if found.wrapped and (made := applied_of(release, found.obj)) is not None:
+        shape = Shape("function", made)
     for step in path:
         if step == BELOW:
             shape = Shape("instance", shape.obj, is_base=True) if shape.what == "class" else UNKNOWN_SHAPE

@@ -136,3 +136,18 @@ def forwarded_to(release: Release, function: griffe.Function) -> Found | None:
             found = release.in_scope(function.module, dotted) if _is_dotted(dotted) else None
             return found if isinstance(found, Found) and found.obj is not function else None
     return None
+
+
+def applied_of(release: Release, attribute: griffe.Object) -> griffe.Function | None:
+    """The signature of `name = SomeFunction.apply`: torch's autograd functions take places only, and no keyword."""
+    owner, _, last = str(getattr(attribute, "value", "")).rpartition(".")
+    found = release.in_scope(attribute.module, owner) if last == "apply" and _is_dotted(owner) else None
+    forward = found.obj.members.get("forward") if isinstance(found, Found) else None
+    if not isinstance(forward, griffe.Function):
+        return None
+    kinds = griffe.ParameterKind
+    given = [p for p in [*forward.parameters][1:] if p.kind is not kinds.var_keyword]  # the first is the context
+    places = [griffe.Parameter(p.name, annotation=p.annotation, kind=p.kind, default=p.default) for p in given]
+    for place in places:
+        place.kind = kinds.var_positional if place.kind is kinds.var_positional else kinds.positional_only
+    return griffe.Function("apply", parameters=griffe.Parameters(*places), lineno=forward.lineno, parent=forward.parent)

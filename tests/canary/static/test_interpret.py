@@ -41,40 +41,19 @@ def uses_of(code: str, folder: Path) -> list[Use]:
 # code -> each use but the names themselves, as "accessor.path" and kind
 CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "called": ("te.Layer.require()(8)", [("Layer", CALL)]),
-    "called-twice": ("layer = te.Layer.require()(8)\nlayer(1)", [("Layer", CALL), ("Layer()", CALL)]),
     "a-method": ("layer = te.Layer.require()(8)\nlayer.reset()", [("Layer", CALL), ("Layer().reset", CALL)]),
     "an-attribute": ("layer = te.Layer.require()(8)\nlayer.weight", [("Layer", CALL), ("Layer().weight", ATTRIBUTE)]),
     "a-class-attribute": ("te.Layer.require().kind", [("Layer.kind", ATTRIBUTE)]),
     "an-attribute-of-an-attribute": ("te.Layer.require().a.b", [("Layer.a", ATTRIBUTE), ("Layer.a.b", ATTRIBUTE)]),
-    "self": (
-        "class Mine:\n    def run(self, x):\n        return self.inner(x)\n    def __init__(self):\n        self.inner = te.Layer.require()(8)",
-        [("Layer", CALL), ("Layer()", CALL)],
-    ),
-    "self-of-another-class": (
-        "class A:\n    def __init__(self):\n        self.inner = te.Layer.require()(8)\nclass B:\n    def run(self, x):\n        return self.inner(x)",
-        [("Layer", CALL)],
-    ),
-    "a-function-that-hands-on": (
-        "def make():\n    return te.Layer.require()(8)\ndef use():\n    return make().weight",
-        [("Layer", CALL), ("Layer().weight", ATTRIBUTE)],
-    ),
-    "a-function-below-that-hands-on": (
-        "def use():\n    return make().weight\ndef make():\n    return te.Layer.require()(8)",
-        [("Layer().weight", ATTRIBUTE), ("Layer", CALL)],
-    ),
-    "a-function-that-hands-on-what-the-module-knows": (
-        "layer = te.Layer.require()\ndef use():\n    return make().weight\ndef make():\n    return layer(8)",
-        [("Layer().weight", ATTRIBUTE), ("Layer", CALL)],
-    ),
-    "functions-that-call-each-other": (
-        "def one(n):\n    return other(n)\ndef other(n):\n    return one(n)\nte.Layer.require()(one(3))",
-        [("Layer", CALL)],
-    ),
+    "self": ("class Mine:\n    def run(self, x):\n        return self.inner(x)\n    def __init__(self):\n        self.inner = te.Layer.require()(8)", [("Layer", CALL), ("Layer()", CALL)]),
+    "self-of-another-class": ("class A:\n    def __init__(self):\n        self.inner = te.Layer.require()(8)\nclass B:\n    def run(self, x):\n        return self.inner(x)", [("Layer", CALL)]),
+    "a-function-that-hands-on": ("def make():\n    return te.Layer.require()(8)\ndef use():\n    return make().weight", [("Layer", CALL), ("Layer().weight", ATTRIBUTE)]),
+    "a-function-below-that-hands-on": ("def use():\n    return make().weight\ndef make():\n    return te.Layer.require()(8)", [("Layer().weight", ATTRIBUTE), ("Layer", CALL)]),
+    "a-function-that-hands-on-what-the-module-knows": ("layer = te.Layer.require()\ndef use():\n    return make().weight\ndef make():\n    return layer(8)", [("Layer().weight", ATTRIBUTE), ("Layer", CALL)]),
+    "functions-that-call-each-other": ("def one(n):\n    return other(n)\ndef other(n):\n    return one(n)\nte.Layer.require()(one(3))", [("Layer", CALL)]),
     "getattr": ("getattr(te.Layer.require(), 'kind')", [("Layer.kind", ATTRIBUTE)]),
     "getattr-f-string": ("def f(i): getattr(te.Layer.require()(8), f'weight{i}')", [("Layer", CALL), ("Layer().weight{}", ATTRIBUTE)]),
     "getattr-of-anything": ("def f(n): getattr(te.Layer.require(), n)", [("Layer.{}", ATTRIBUTE)]),
-    "getattr-of-something-else": ("getattr(other, 'x', te.f.require()(1))", [("f", CALL)]),
-    "partial-of-something-else": ("from functools import partial\npartial(other, a=te.f.require()(1))", [("f", CALL)]),
     "hasattr": ("hasattr(te.Layer.require(), 'kind')", []),
     "isinstance": ("def f(x): return isinstance(x, te.Layer.require())", [("Layer", CLASS)]),
     "isinstance-of-two": ("def f(x): return isinstance(x, (te.A.require(), te.B.require()))", [("A", CLASS), ("B", CLASS)]),
@@ -84,14 +63,11 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "handed-on-as-types": ("def f() -> dict[str, type | None]:\n    return {'a': te.A(), 'b': te.B()}", [("A", CLASS), ("B", CLASS)]),
     "with": ("with te.scope.require()(on=True): ...", [("scope", CALL), ("scope()", CONTEXT)]),
     "with-as": ("with te.scope.require()() as s:\n    s.go()", [("scope", CALL), ("scope()", CONTEXT)]),
-    "with-two": ("with te.a.require()(), te.b.require()(): ...", [("a", CALL), ("a()", CONTEXT), ("b", CALL), ("b()", CONTEXT)]),
     "decorator": ("@te.wrap.require()\ndef f(): ...", [("wrap", DECORATOR)]),
     "decorator-that-is-made": ("@te.wrap.require()(1)\ndef f(): ...", [("wrap", CALL), ("wrap()", DECORATOR)]),
     "partial": ("from functools import partial\npartial(te.f.require(), 1, a=2)", [("f", CALL)]),
-    "partial-of-the-module": ("import functools\nfunctools.partial(te.f.require(), 1, a=2)", [("f", CALL)]),
     "partial-then-called": ("from functools import partial\ng = partial(te.f.require(), 1)\ng(2)", [("f", CALL), ("f", CALL)]),
     "in-an-argument": ("te.f.require()(te.g.require()(1))", [("g", CALL), ("f", CALL)]),
-    "in-a-keyword": ("te.f.require()(a=te.g.require()(1))", [("g", CALL), ("f", CALL)]),
     "in-a-comprehension": ("[te.f.require()(i) for i in range(3)]", [("f", CALL)]),
     "in-a-loop": ("f = te.f.require()\nfor i in range(3):\n    f(i)", [("f", CALL)]),
     "in-a-lambda": ("lambda x: te.f.require()(x)", [("f", CALL)]),
@@ -99,7 +75,6 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "in-a-while": ("while te.f.require()(1): ...", [("f", CALL)]),
     "in-a-match": ("match 3:\n    case 3:\n        te.f.require()(1)", [("f", CALL)]),
     "in-an-assert": ("assert te.f.require()(1)", [("f", CALL)]),
-    "in-a-raise": ("raise te.f.require()(1)", [("f", CALL)]),
     "in-a-nested-function": ("def f():\n    layer = te.Layer.require()\n    def g():\n        return layer(1)\n    return g", [("Layer", CALL)]),
     "in-an-async-function": ("async def f():\n    async with te.scope.require()(): ...", [("scope", CALL), ("scope()", CONTEXT)]),
     "chained-assignment": ("a = b = te.Layer.require()\na(1)\nb(2)", [("Layer", CALL), ("Layer", CALL)]),
@@ -113,7 +88,6 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "unpacked": ("a, b = te.f.require()(1)\na.go()", [("f", CALL)]),
     "in-a-list": ("x = [te.A.require()]\nx[0](1)", [("A", CALL)]),
     "in-a-list-that-changes": ("x = []\nx.append(te.A.require())\nx[0](1)", []),
-    "type-annotation": ("def f(x: int) -> str: ...\nte.f.require()", []),
 }  # fmt: skip
 
 

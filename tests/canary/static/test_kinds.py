@@ -47,80 +47,26 @@ DEFINITIONS = [
     Case("only-called", CLASS, FUNCTION, CALLS, {"user class-became-function harmless"}),
     Case("function-became-class", FUNCTION, CLASS, CALLS, {"user function-became-class harmless"}),
     Case("function-to-class-handed-on", FUNCTION, CLASS, HANDS_ON, {"user function-became-class harmless"}),
-    Case(
-        "method-became-property",
-        "class Layer:\n    def size(self): ...",
-        "class Layer:\n    @property\n    def size(self): ...",
-        "te.Layer.require()().size()",
-        {"user not-callable breaking"},
-    ),
-    Case(
-        "method-became-attribute",
-        "class Layer:\n    def size(self): ...",
-        "class Layer:\n    size = 8",
-        "te.Layer.require()().size()",
-        {"user not-callable breaking"},
-    ),
-    Case(
-        "function-became-constant",
-        "def available(): ...",
-        "available = True",
-        "te.available.require()()",
-        {"user not-callable breaking"},
-    ),
-    Case(
-        "classmethod-became-instance-method",
-        "class State:\n    @classmethod\n    def reset(cls): ...",
-        "class State:\n    def reset(self): ...",
-        "te.State.require().reset()",
-        {"user parameter-required self breaking"},
-    ),
-    Case(
-        "classmethod-became-staticmethod",
-        "class State:\n    @classmethod\n    def reset(cls, hard=False): ...",
-        "class State:\n    @staticmethod\n    def reset(hard=False): ...",
-        "te.State.require().reset(hard=True)",
-        set(),
-    ),
-]
+    Case("method-became-property", "class Layer:\n    def size(self): ...", "class Layer:\n    @property\n    def size(self): ...", "te.Layer.require()().size()", {"user not-callable breaking"}),
+    Case("method-became-attribute", "class Layer:\n    def size(self): ...", "class Layer:\n    size = 8", "te.Layer.require()().size()", {"user not-callable breaking"}),
+    Case("function-became-constant", "def available(): ...", "available = True", "te.available.require()()", {"user not-callable breaking"}),
+    Case("classmethod-became-instance-method", "class State:\n    @classmethod\n    def reset(cls): ...", "class State:\n    def reset(self): ...", "te.State.require().reset()", {"user parameter-required self breaking"}),
+    Case("classmethod-became-staticmethod", "class State:\n    @classmethod\n    def reset(cls, hard=False): ...", "class State:\n    @staticmethod\n    def reset(hard=False): ...", "te.State.require().reset(hard=True)", set()),
+]  # fmt: skip
 
 TAKES = "class Layer:\n    def __init__(self, size): ..."
 DEFINITIONS += [
     Case("became-a-lambda", FUNCTION, "Layer = lambda size: size", CALLS, set()),
     Case("became-one-of-another-library", CLASS, "import torch\nLayer = torch.nn.Linear", CALLS, set()),
     Case("became-one-of-two", CLASS, "A = B = V = int\nLayer = A if V else B", CALLS, set()),
-    Case(
-        "method-under-another-name",
-        "class Layer:\n    def run(self): ...",
-        "class Layer:\n    def go(self): ...\n    run = go",
-        "te.Layer.require()().run()",
-        set(),
-    ),
+    Case("method-under-another-name", "class Layer:\n    def run(self): ...", "class Layer:\n    def go(self): ...\n    run = go", "te.Layer.require()().run()", set()),
     # parallel_cross_entropy, 2.4.0 to 2.20.2: `_input` stays as an alias of the first parameter
-    Case(
-        "required-name-kept-as-an-alias",
-        "def f(_input, target): ...",
-        "def f(inp, target, *, _input=None): ...",
-        "te.f.require()(1, 2)",
-        {"user parameter-renamed _input harmless"},
-    ),
+    Case("required-name-kept-as-an-alias", "def f(_input, target): ...", "def f(inp, target, *, _input=None): ...", "te.f.require()(1, 2)", {"user parameter-renamed _input harmless"}),
     Case("constructor-gone", TAKES, "class Layer: ...", CALLS, {"user parameter-removed size breaking"}),
     Case("constructor-of-another-library", TAKES, "import torch\nclass Layer(torch.nn.Module): ...", CALLS, set()),
-    Case(
-        "constructor-by-new",
-        TAKES,
-        "class Layer:\n    def __new__(cls): ...",
-        CALLS,
-        {"user parameter-removed size breaking"},
-    ),
-    Case(
-        "constructor-made-by-a-decorator",
-        "import attrs\n" + TAKES,
-        "import attrs\n@attrs.define\nclass Layer:\n    size: int",
-        CALLS,
-        set(),
-    ),
-]
+    Case("constructor-by-new", TAKES, "class Layer:\n    def __new__(cls): ...", CALLS, {"user parameter-removed size breaking"}),
+    Case("constructor-made-by-a-decorator", "import attrs\n" + TAKES, "import attrs\n@attrs.define\nclass Layer:\n    size: int", CALLS, set()),
+]  # fmt: skip
 
 SCOPE = "from contextlib import contextmanager\n@contextmanager\ndef scope(on=True):\n    yield\n"
 SCOPE_CLASS = "class scope:\n    def __init__(self, on=True): ...\n    def __enter__(self): ...\n    def __exit__(self, *a): ...\n"
@@ -132,21 +78,9 @@ SCOPES = [
     Case("decorator-lost", SCOPE, SCOPE_CLASS, DECORATES, {"user function-became-class harmless", "user decorator-lost breaking"}),
     Case("decorator-kept-by-call", SCOPE, CALLABLE_SCOPE, DECORATES, {"user function-became-class harmless"}),
     Case("entered-as-a-class", SCOPE, SCOPE_CLASS, ENTERS, {"user function-became-class harmless"}),
-    Case(
-        "exit-gone",
-        SCOPE_CLASS,
-        SCOPE_CLASS.replace("__exit__", "leave"),
-        ENTERS,
-        {"user context-manager-lost breaking"},
-    ),
+    Case("exit-gone", SCOPE_CLASS, SCOPE_CLASS.replace("__exit__", "leave"), ENTERS, {"user context-manager-lost breaking"}),
     Case("contextmanager-decorator-gone", SCOPE, SCOPE.replace("@contextmanager\n", ""), ENTERS, {"user context-manager-lost breaking"}),
-    Case(
-        "handed-on-as-a-context",
-        SCOPE_CLASS,
-        SCOPE_CLASS.replace("__enter__", "enter"),
-        "from contextlib import AbstractContextManager\ndef f() -> AbstractContextManager:\n    return te.scope.require()()",
-        {"user context-manager-lost breaking"},
-    ),
+    Case("handed-on-as-a-context", SCOPE_CLASS, SCOPE_CLASS.replace("__enter__", "enter"), "from contextlib import AbstractContextManager\ndef f() -> AbstractContextManager:\n    return te.scope.require()()", {"user context-manager-lost breaking"}),
 ]  # fmt: skip
 
 
@@ -185,86 +119,18 @@ PARAMETERS = [
 ]  # fmt: skip
 
 CLASSES = [
-    Case(
-        "constructor-of-a-base",
-        "class Base:\n    def __init__(self, size, *, bias=True): ...\nclass Layer(Base): ...",
-        "class Base:\n    def __init__(self, size): ...\nclass Layer(Base): ...",
-        "te.Layer.require()(8, bias=False)",
-        {"user parameter-removed bias breaking"},
-    ),
-    Case(
-        "super-takes-the-rest",
-        "class Base:\n    def __init__(self, size, bias=True): ...\n"
-        "class Layer(Base):\n    def __init__(self, name, **kwargs):\n        super().__init__(**kwargs)",
-        "class Base:\n    def __init__(self, size): ...\n"
-        "class Layer(Base):\n    def __init__(self, name, **kwargs):\n        super().__init__(**kwargs)",
-        "te.Layer.require()('a', size=8, bias=False)",
-        {"user parameter-removed bias breaking"},
-    ),
-    Case(
-        "forward-of-an-instance",
-        "class Layer:\n    def forward(self, x, mask=None): ...",
-        "class Layer:\n    def forward(self, x, attention_mask=None): ...",
-        "def f(x):\n    layer = te.Layer.require()()\n    return layer(x, mask=None)",
-        {"user parameter-renamed mask breaking"},
-    ),
-    Case(
-        "attribute-gone",
-        "class Layer:\n    def reset(self): ...",
-        "class Layer: ...",
-        "def f(): te.Layer.require()().reset()",
-        {"user attribute-removed reset breaking"},
-    ),
-    Case(
-        "attribute-moved-to-a-base",
-        "class Layer:\n    def reset(self): ...",
-        "class Base:\n    def reset(self): ...\nclass Layer(Base): ...",
-        "def f(): te.Layer.require()().reset()",
-        set(),
-    ),
-    Case(
-        "instance-attribute-gone",
-        "class Layer:\n    def __init__(self):\n        self.weight = 1",
-        "class Layer:\n    def __init__(self):\n        self.kernel = 1",
-        "def f(): return te.Layer.require()().weight",
-        {"user attribute-removed weight breaking"},
-    ),
-    Case(
-        "attribute-registered-by-f-string",
-        "class Layer:\n    def __init__(self):\n        self.weight0 = 1",
-        "class Layer:\n    def __init__(self):\n        for i in range(4):\n            self.register_parameter(f'weight{i}', None)",
-        "def f(): return te.Layer.require()().weight0",
-        set(),
-    ),
-    Case(
-        "registered-f-string-renamed",
-        "class Layer:\n    def __init__(self):\n        self.register_parameter(f'weight{0}', None)",
-        "class Layer:\n    def __init__(self):\n        self.register_parameter(f'kernel{0}', None)",
-        "def f(i): return getattr(te.Layer.require()(), f'weight{i}')",
-        {"user attribute-removed weight{} risk"},
-    ),
-    Case(
-        "enum-member-gone",
-        "from enum import Enum\nclass Format(Enum):\n    E4M3 = 1\n    HYBRID = 2",
-        "from enum import Enum\nclass Format(Enum):\n    E4M3 = 1",
-        "def f(): return te.Format.require().HYBRID",
-        {"user attribute-removed HYBRID breaking"},
-    ),
-    Case(
-        "attribute-asked-for-with-a-default",
-        "class Layer:\n    def reset(self): ...",
-        "class Layer: ...",
-        "def f(): return getattr(te.Layer.require()(), 'reset', None)",
-        set(),
-    ),
-    Case(
-        "attribute-asked-for-with-hasattr",
-        "class Layer:\n    def reset(self): ...",
-        "class Layer: ...",
-        "def f(): return hasattr(te.Layer.require()(), 'reset')",
-        set(),
-    ),
-]
+    Case("constructor-of-a-base", "class Base:\n    def __init__(self, size, *, bias=True): ...\nclass Layer(Base): ...", "class Base:\n    def __init__(self, size): ...\nclass Layer(Base): ...", "te.Layer.require()(8, bias=False)", {"user parameter-removed bias breaking"}),
+    Case("super-takes-the-rest", "class Base:\n    def __init__(self, size, bias=True): ...\n" "class Layer(Base):\n    def __init__(self, name, **kwargs):\n        super().__init__(**kwargs)", "class Base:\n    def __init__(self, size): ...\n" "class Layer(Base):\n    def __init__(self, name, **kwargs):\n        super().__init__(**kwargs)", "te.Layer.require()('a', size=8, bias=False)", {"user parameter-removed bias breaking"}),
+    Case("forward-of-an-instance", "class Layer:\n    def forward(self, x, mask=None): ...", "class Layer:\n    def forward(self, x, attention_mask=None): ...", "def f(x):\n    layer = te.Layer.require()()\n    return layer(x, mask=None)", {"user parameter-renamed mask breaking"}),
+    Case("attribute-gone", "class Layer:\n    def reset(self): ...", "class Layer: ...", "def f(): te.Layer.require()().reset()", {"user attribute-removed reset breaking"}),
+    Case("attribute-moved-to-a-base", "class Layer:\n    def reset(self): ...", "class Base:\n    def reset(self): ...\nclass Layer(Base): ...", "def f(): te.Layer.require()().reset()", set()),
+    Case("instance-attribute-gone", "class Layer:\n    def __init__(self):\n        self.weight = 1", "class Layer:\n    def __init__(self):\n        self.kernel = 1", "def f(): return te.Layer.require()().weight", {"user attribute-removed weight breaking"}),
+    Case("attribute-registered-by-f-string", "class Layer:\n    def __init__(self):\n        self.weight0 = 1", "class Layer:\n    def __init__(self):\n        for i in range(4):\n            self.register_parameter(f'weight{i}', None)", "def f(): return te.Layer.require()().weight0", set()),
+    Case("registered-f-string-renamed", "class Layer:\n    def __init__(self):\n        self.register_parameter(f'weight{0}', None)", "class Layer:\n    def __init__(self):\n        self.register_parameter(f'kernel{0}', None)", "def f(i): return getattr(te.Layer.require()(), f'weight{i}')", {"user attribute-removed weight{} risk"}),
+    Case("enum-member-gone", "from enum import Enum\nclass Format(Enum):\n    E4M3 = 1\n    HYBRID = 2", "from enum import Enum\nclass Format(Enum):\n    E4M3 = 1", "def f(): return te.Format.require().HYBRID", {"user attribute-removed HYBRID breaking"}),
+    Case("attribute-asked-for-with-a-default", "class Layer:\n    def reset(self): ...", "class Layer: ...", "def f(): return getattr(te.Layer.require()(), 'reset', None)", set()),
+    Case("attribute-asked-for-with-hasattr", "class Layer:\n    def reset(self): ...", "class Layer: ...", "def f(): return hasattr(te.Layer.require()(), 'reset')", set()),
+]  # fmt: skip
 
 RECIPE = "from pydantic.dataclasses import dataclass\n@dataclass()\nclass Recipe:\n    margin: int = 0\n"
 PLAIN_RECIPE = RECIPE.replace("pydantic.dataclasses", "dataclasses")
@@ -338,16 +204,8 @@ DATACLASSES += [
 ]  # fmt: skip
 
 EVERY = [
-    *NOW_RAISES,
-    *STANDING_IN_THE_WAY,
-    *DEFINITIONS,
-    *SCOPES,
-    *PARAMETERS,
-    *CLASSES,
-    *DATACLASSES,
-    *BODIES,
-    *MORE_BODIES,
-]
+    *NOW_RAISES, *STANDING_IN_THE_WAY, *DEFINITIONS, *SCOPES, *PARAMETERS, *CLASSES, *DATACLASSES, *BODIES, *MORE_BODIES,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", EVERY, ids=[case.name for case in EVERY])

@@ -13,6 +13,7 @@ from megacpp_validate.canary.static import release as under_test
 from megacpp_validate.canary.static.findings import ReleaseSource
 from megacpp_validate.canary.static.import_time import read_requirements
 from megacpp_validate.canary.static.release import Absent, Found, Opaque, Release, ReleaseUnreadable
+from megacpp_validate.canary.static.source_files import SourceFiles
 from megacpp_validate.canary.static.sources import Sources as RealSources
 from tests.canary.static.small_sources import Sources, compare, said_by, write_release
 
@@ -24,43 +25,18 @@ CLASS = "class Linear:\n    def __init__(self, size): ...\n"
 WAYS: dict[str, Sources] = {
     "defined-there": CLASS,
     "re-exported": {INIT: "from .linear import Linear", "pytorch/linear.py": CLASS},
-    "through-several-hops": {
-        INIT: "from transformer_engine.pytorch.module import Linear",
-        "pytorch/module/__init__.py": "from .layers import Linear",
-        "pytorch/module/layers.py": "from ..impl import TrueLinear as Linear",
-        "pytorch/impl.py": CLASS.replace("Linear", "TrueLinear"),
-    },
+    "through-several-hops": {INIT: "from transformer_engine.pytorch.module import Linear", "pytorch/module/__init__.py": "from .layers import Linear", "pytorch/module/layers.py": "from ..impl import TrueLinear as Linear", "pytorch/impl.py": CLASS.replace("Linear", "TrueLinear")},
     "star": {INIT: "from .linear import *", "pytorch/linear.py": CLASS},
-    "star-of-star": {
-        INIT: "from .module import *",
-        "pytorch/module/__init__.py": "from .linear import *",
-        "pytorch/module/linear.py": CLASS,
-    },
+    "star-of-star": {INIT: "from .module import *", "pytorch/module/__init__.py": "from .linear import *", "pytorch/module/linear.py": CLASS},
     "star-with-all": {INIT: "from .linear import *", "pytorch/linear.py": "__all__ = ['Linear']\n" + CLASS},
-    "lazy-table": {
-        INIT: "_T = {'Linear': '.linear'}\ndef __getattr__(name):\n    return load(_T[name], name)",
-        "pytorch/linear.py": CLASS,
-    },
-    "lazy-branch": {
-        INIT: "def __getattr__(name):\n    if name == 'Linear':\n        from .linear import Linear\n        return Linear",
-        "pytorch/linear.py": CLASS,
-    },
-    "lazy-loader": {
-        INIT: "import lazy_loader as lazy\n__getattr__, __dir__, __all__ = lazy.attach(__name__, submod_attrs={'linear': ['Linear']})",
-        "pytorch/linear.py": CLASS,
-    },
-    "lazy-loader-attach": {
-        INIT: "from lazy_loader import attach\n__getattr__, __dir__, __all__ = attach(__name__, submod_attrs={'linear': ['Linear']})",
-        "pytorch/linear.py": CLASS,
-    },
+    "lazy-table": {INIT: "_T = {'Linear': '.linear'}\ndef __getattr__(name):\n    return load(_T[name], name)", "pytorch/linear.py": CLASS},
+    "lazy-branch": {INIT: "def __getattr__(name):\n    if name == 'Linear':\n        from .linear import Linear\n        return Linear", "pytorch/linear.py": CLASS},
+    "lazy-loader": {INIT: "import lazy_loader as lazy\n__getattr__, __dir__, __all__ = lazy.attach(__name__, submod_attrs={'linear': ['Linear']})", "pytorch/linear.py": CLASS},
+    "lazy-loader-attach": {INIT: "from lazy_loader import attach\n__getattr__, __dir__, __all__ = attach(__name__, submod_attrs={'linear': ['Linear']})", "pytorch/linear.py": CLASS},
     "assigned": {INIT: "from . import linear\nLinear = linear.Linear", "pytorch/linear.py": CLASS},
     "assigned-alias": {INIT: "from .linear import TrueLinear\nLinear = TrueLinear", "pytorch/linear.py": CLASS.replace("Linear", "TrueLinear")},
     "under-a-condition": {INIT: "try:\n    from .linear import Linear\nexcept ImportError:\n    Linear = None", "pytorch/linear.py": CLASS},
-    "a-deprecated-shim": {
-        INIT: "from .old import Linear",
-        "pytorch/old.py": "import warnings\nwarnings.warn('moved to linear', DeprecationWarning)\nfrom .linear import Linear",
-        "pytorch/linear.py": CLASS,
-    },
+    "a-deprecated-shim": {INIT: "from .old import Linear", "pytorch/old.py": "import warnings\nwarnings.warn('moved to linear', DeprecationWarning)\nfrom .linear import Linear", "pytorch/linear.py": CLASS},
 }  # fmt: skip
 
 
@@ -124,11 +100,7 @@ OLD: Sources = {INIT: "from .module import Linear", "pytorch/module.py": CLASS}
 WENT = {
     "definition-moved-and-re-export-kept": Went({INIT: "from .linear import Linear", "pytorch/linear.py": CLASS}, set()),
     "re-export-gone": Went({INIT: "", "pytorch/module.py": CLASS}, {"user moved breaking"}, f"{TE}.module.Linear"),
-    "moved-to-a-nearer-place-first": Went(
-        {INIT: "", "pytorch/layers/deep.py": CLASS, "pytorch/nn.py": "from .layers.deep import Linear"},
-        {"user moved breaking"},
-        f"{TE}.nn.Linear",
-    ),
+    "moved-to-a-nearer-place-first": Went({INIT: "", "pytorch/layers/deep.py": CLASS, "pytorch/nn.py": "from .layers.deep import Linear"}, {"user moved breaking"}, f"{TE}.nn.Linear"),
     "renamed": Went({INIT: "from .module import LinearV2", "pytorch/module.py": CLASS.replace("Linear", "LinearV2")}, {"user renamed breaking"}, f"{TE}.LinearV2"),
     "removed": Went("class Zz: ...", {"user removed breaking"}),
     "a-name-that-was-there-before-is-no-rename": Went({INIT: ""}, {"user removed breaking"}),
@@ -164,11 +136,6 @@ def test_an_accessor_with_two_places_meets_what_changed_on_the_way(tmp_path: Pat
     new = {"pytorch/new.py": CLASS.replace("size", "size, layout")}
     result = compare(tmp_path, {"pytorch/old.py": CLASS}, new, "te.linear.require()(8)", BOTH_PLACES)
     assert said_by(result) == {"user moved harmless", "user parameter-required layout breaking"}
-
-
-def test_an_accessor_of_which_both_places_are_gone_breaks(tmp_path: Path) -> None:
-    result = compare(tmp_path, {"pytorch/old.py": CLASS}, "", "te.linear.require()(8)", BOTH_PLACES)
-    assert said_by(result) == {"user removed breaking"}
 
 
 IS_NONE = """
@@ -260,17 +227,6 @@ def test_a_stored_tree_that_was_cut_short_is_loaded_anew(tmp_path: Path) -> None
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [stored.name]
 
 
-def test_facts_that_were_cut_short_are_made_anew(tmp_path: Path) -> None:
-    write_release(tmp_path / "te", "import einops")
-    source = ReleaseSource(version="1", wheel="a folder", sha256="abc")
-    release = Release(source, tmp_path / "te", tmp_path / "cache")
-    facts = release.stored("facts", lambda: [{"a": 1}])
-    (stored,) = (tmp_path / "cache").iterdir()
-    for damage in ('[{"a": 1', "null", '{"a": 1}', "3", '["a"]', "\x00", ""):
-        stored.write_text(damage)
-        assert release.stored("facts", lambda: [{"a": 1}]) == facts
-
-
 def test_facts_are_made_anew_where_code_that_they_lean_on_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,3 +261,42 @@ def test_what_an_earlier_version_kept_makes_room(tmp_path: Path) -> None:
     assert "abc-0123456789ab.json" not in kept
     assert "other-0123456789ab.json" in kept
     assert len(kept) == 3  # the other release's, and this one's tree and facts
+
+
+def _lay(folder: Path) -> Path:
+    for name in ("pytorch", "common/recipe"):
+        (folder / "transformer_engine" / name).mkdir(parents=True)
+    for name in ("", "pytorch/", "common/", "common/recipe/"):
+        (folder / "transformer_engine" / name / "__init__.py").write_text("")
+    return folder / "transformer_engine"
+
+
+def _at(folder: Path) -> Release:
+    return Release(ReleaseSource(version="x", wheel="a folder", sha256=""), folder)
+
+
+def test_a_file_is_read_in_the_encoding_that_it_says(tmp_path: Path) -> None:
+    package = _lay(tmp_path)
+    (package / "pytorch" / "marked.py").write_bytes(b"\xef\xbb\xbfMARKED = 1\n")
+    (package / "pytorch" / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nNAME = 'caf\xe9'\n")
+    release = _at(tmp_path)
+    assert release.text("transformer_engine/pytorch/latin.py").endswith("NAME = 'café'\n")
+    assert all(not release.why_unreadable(file) for file in release.files())
+    assert {"marked", "latin"} <= set(release.tree["pytorch"].members)
+    assert "NAME" in release.tree["pytorch.latin"].members
+
+
+def test_a_folder_that_holds_itself_is_read_once_and_links_are_followed(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    package = _lay(real)
+    (package / "pytorch" / "loop").symlink_to(package / "pytorch")
+    (package / "pytorch" / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    (package / "pytorch" / "folder.py").mkdir()
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "transformer_engine").symlink_to(package)
+    assert (
+        SourceFiles(real).names
+        == SourceFiles(linked).names
+        == [f"transformer_engine/{name}__init__.py" for name in ("", "common/", "common/recipe/", "pytorch/")]
+    )

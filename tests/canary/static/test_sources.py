@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from packaging.version import Version
 
 from megacpp_validate.canary.static import sources as under_test
 from megacpp_validate.canary.static.release import Found
-from megacpp_validate.canary.static.sources import Sources, SourceUnavailable, UnknownRelease, nearest, sort_versions
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable, UnknownRelease, nearest
 from tests.canary.static.small_index import (
     PACKAGE,
     UNREACHABLE,
@@ -102,16 +99,6 @@ def test_a_damaged_wheel_is_fetched_again(index: str, with_one: Path) -> None:
     assert Sources(cache).wheel("2.9.0").read_bytes() == whole
 
 
-def test_a_damaged_wheel_is_not_used_when_it_cannot_be_fetched_again(
-    with_one: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_index(monkeypatch, UNREACHABLE)
-    wheel = Sources(with_one).wheel("2.9.0")
-    wheel.write_bytes(wheel.read_bytes()[:-5])
-    with pytest.raises(SourceUnavailable):
-        Sources(with_one).release("2.9.0")
-
-
 @pytest.mark.parametrize("record", ["", '{"sha256": "', "null", '{"sha256": 3, "wheel": []}', '{"wheel": "../x"}'])
 def test_a_damaged_record_is_made_again(record: str, index: str, with_one: Path) -> None:
     (kept,) = (with_one / "releases").iterdir()
@@ -167,32 +154,6 @@ def test_a_wheel_without_the_package_says_so_and_is_not_kept(index: str, cache: 
         Sources(cache).release("1.9.0")
     assert_actionable(str(refused.value), "holds no package", "nearest: 2.8.0")
     assert listing(cache) == []
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("version", ["1.9.0", "0.0.0"])
-def test_the_real_placeholders_say_so(version: str, cache: Path) -> None:
-    try:
-        Sources(cache).release(version)
-    except SourceUnavailable as fault:
-        if "holds no package" not in str(fault):
-            pytest.skip(f"not-run: {fault}")
-        assert_actionable(str(fault), version)
-    except UnknownRelease as fault:
-        pytest.skip(f"not-run: this index has no {version}: {fault}")
-    else:
-        pytest.fail("an empty placeholder was taken for a release")
-    assert listing(cache) == []
-
-
-@pytest.mark.network
-def test_the_real_index_lists_releases_oldest_first(cache: Path) -> None:
-    try:
-        versions = Sources(cache).versions()
-    except SourceUnavailable as fault:
-        pytest.skip(f"not-run: {fault}")
-    assert versions == sorted(versions, key=Version)
-    assert {"2.8.0", "2.9.0", "2.20.2"} <= set(versions)
 
 
 def test_versions_are_listed_oldest_first(index: str, cache: Path) -> None:
@@ -268,13 +229,6 @@ def test_an_index_in_trouble_is_told_and_nothing_is_kept(trouble: tuple[str, str
     assert not list(cache.glob("fetch-*"))
 
 
-def test_the_list_of_an_unreachable_index_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_index(monkeypatch, UNREACHABLE)
-    with pytest.raises(SourceUnavailable) as refused:
-        Sources(cache).versions()
-    assert_actionable(str(refused.value), "list of Transformer Engine releases", "cannot be reached")
-
-
 def test_an_index_that_never_answers_is_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "FETCH_LIMIT_S", 2.0)
     with serve_nothing() as url:
@@ -299,19 +253,9 @@ def test_two_processes_may_fetch_the_same_release(index: str, cache: Path) -> No
     assert sorted(kinds) == ["releases", "trees", "wheels"]
 
 
-VERSIONS = st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 3)).map(lambda v: ".".join(map(str, v)))
-
-
-@given(st.lists(VERSIONS | st.sampled_from(["", "none", "x", " 2.0 "])))
-def test_versions_are_sorted_and_what_is_none_is_left_out(names: list[str]) -> None:
-    ordered = sort_versions(names)
-    assert ordered == sorted(ordered, key=Version)
-    assert set(ordered) == {name.strip() for name in names} - {"", "none", "x"}
-
-
-@given(VERSIONS | st.text(max_size=6), st.lists(VERSIONS, unique=True))
-def test_the_nearest_lie_around_what_was_asked_for(version: str, names: list[str]) -> None:
-    near = nearest(version, names)
-    assert len(near) <= 4
-    assert set(near) <= set(names)
-    assert bool(near) is bool(set(names) - {version})
+@pytest.mark.parametrize(
+    ("version", "near"),
+    [("2.9.7", "2.8.0 2.9.0 2.10.0 2.11.0"), ("2.7.0", "2.8.0 2.9.0"), ("3.0", "2.10.0 2.11.0")],
+)  # fmt: skip
+def test_the_nearest_lie_around_what_was_asked_for(version: str, near: str) -> None:
+    assert nearest(version, ["2.10.0", " 2.8.0", "2.9.0", "none", "2.11.0"]) == near.split()
