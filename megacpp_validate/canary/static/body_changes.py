@@ -1,4 +1,4 @@
-"""Changes inside a body that a signature does not show: guards, deprecations, what a default turns into, returns."""
+"""Compares function bodies in two releases: guards, deprecations, what a default turns into, return values."""
 
 from __future__ import annotations
 

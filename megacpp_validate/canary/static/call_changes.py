@@ -1,4 +1,4 @@
-"""What a change of signature does to one call of the bridge."""
+"""Binds a call to a signature as Python would, and reports what a change of signature does to the call."""
 
 from __future__ import annotations
 

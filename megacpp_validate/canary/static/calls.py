@@ -1,4 +1,4 @@
-"""What a call in a project's code gives: of Transformer Engine, of the project itself, of what reads a version."""
+"""Evaluates calls in a project's code: of Transformer Engine, of the project itself, of what reads a version."""
 
 from __future__ import annotations
 

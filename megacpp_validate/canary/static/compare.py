@@ -338,7 +338,7 @@ class _Comparison:
     def _through_constants(
         self, change: Change, first: griffe.Function | None, second: griffe.Function | None
     ) -> Change | None:
-        """A changed default told by value where it names a constant; None where the value is the same."""
+        """A changed default with the values of the constants that it names; None where both values are the same."""
         if change.kind is not ChangeKind.DEFAULT_CHANGED or first is None or second is None:
             return change
         old = constant_in(self.old, first.module, change.old) if change.old.isidentifier() else None

@@ -1,4 +1,4 @@
-"""Can a guard fire with what the bridge passes? Three-valued: yes, no, or only running it would tell."""
+"""Evaluates whether a guard can fire with what a call passes: True, False, or None where only running would tell."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ def _compares(left: ast.expr, op: ast.cmpop, right: ast.expr, values: Mapping[st
 
 
 def _is_instance(value: object, kinds: ast.expr) -> bool | None:
-    """Of `isinstance(value, kinds)`; a class that is not known by its plain name is none of the builtin ones."""
+    """The outcome of `isinstance(value, kinds)`; a class without a builtin name is taken for another class."""
     if isinstance(value, Member):
         return None
     made = getattr(builtins, value.name) if isinstance(value, OfType) else type(value)
     every = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
     if any(isinstance(kind, ast.Name) and kind.id in {cls.__name__ for cls in made.__mro__} for kind in every):
         return True
-    # An abstract class (Sequence, Iterable) takes what it was never told of; a concrete one of torch takes nothing.
+    # An abstract class (Sequence, Iterable) may accept a builtin type; a concrete class of torch does not.
     known = (hasattr(builtins, kind.id) if isinstance(kind, ast.Name) else _is_tensor(kind) for kind in every)
     return False if all(known) or not isinstance(value, OfType) else None
 

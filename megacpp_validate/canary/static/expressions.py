@@ -1,4 +1,4 @@
-"""What an expression of a project's code can be, under one release of Transformer Engine."""
+"""Evaluates expressions of a project's code to sets of values, under one release of Transformer Engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the static tier observed between two releases of Transformer Engine.
+"""Results of the static tier: what it found between two releases of Transformer Engine.
 
 Every value is frozen and goes to JSON and back unchanged. A finding is about one change to one symbol, as one or
 more call sites of the bridge consume it; the sentences about it are made in `report.describe.changes`.

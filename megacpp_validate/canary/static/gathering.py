@@ -1,4 +1,4 @@
-"""Changes that uses of the bridge meet, gathered into findings, one a change, and each module judged by them."""
+"""Gathers changes into findings, one a change, and judges each module by its findings and unmet requirements."""
 
 from __future__ import annotations
 

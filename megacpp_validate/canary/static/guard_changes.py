@@ -1,4 +1,4 @@
-"""Checks that stand in the way of a call: which are new between two releases, and which the bridge runs into."""
+"""Compares the checks of a called function in two releases: which are new, and which this call can fail."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def compare_guards(
     for reached in _on_the_way(after):
         guard = reached.guard
         if guard.is_deprecation:
-            continue  # it is told as one
+            continue  # `compare_deprecations` reports it
         tests = view.tests_of(guard)
         fires = view.can_fire(tests, reached)
         same = [one for one in known if (one.kind == "warn", one.condition) == (guard.kind == "warn", guard.condition)]

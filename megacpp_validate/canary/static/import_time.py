@@ -1,4 +1,4 @@
-"""What importing Transformer Engine asks of its surroundings: libraries, minimum versions, checks that raise.
+"""Reads what importing Transformer Engine requires: libraries, checks that must pass, names of its own.
 
 Read from the code that runs when `transformer_engine.pytorch` is imported: the top level of every module that it
 imports in turn, and the functions of the package that those top levels call.

@@ -1,4 +1,4 @@
-"""The guards that a call reaches: those of the function itself, and of what it hands its arguments to."""
+"""Collects the guards that a call reaches, in the called function and in functions that it passes its arguments to."""
 
 from __future__ import annotations
 

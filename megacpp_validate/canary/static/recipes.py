@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import griffe
 
 IGNORES_UNKNOWN = "ignores-unknown-arguments"
-CHECKS_VALUES = "holds-values-against-annotations"
+CHECKS_VALUES = "validates-values"
 
 
 class ConstructedDataclasses(griffe.Extension):

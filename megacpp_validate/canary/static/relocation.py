@@ -1,4 +1,4 @@
-"""Where a name went: the same name in another module, or another name in the same place."""
+"""Finds where a name or a parameter went: the same name elsewhere, or a similar name in the same place."""
 
 from __future__ import annotations
 

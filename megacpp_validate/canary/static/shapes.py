@@ -1,4 +1,4 @@
-"""What a value of the bridge is in one release: a class, an instance, a function, and with which signature."""
+"""Resolves what a value of the code is in one release: a class, an instance, a function, and its signature."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Signature:
     Attributes:
         parameters: in order.
         ignores_unknown: keywords that are not parameters are dropped without a word.
-        open_keywords: there is a `**kwargs` whose keys cannot all be read.
-        is_checked: values are held against the annotations when it is called (pydantic).
+        open_keywords: there is a `**kwargs` with keys that cannot all be read.
+        is_checked: a call validates values against the annotations (pydantic).
         mentioned: texts in the body of a function with `**kwargs`, any of which may be a key.
         refused: keys of `**kwargs` for which it raises.
     """

@@ -244,7 +244,7 @@ def sort_versions(names: Sequence[str]) -> list[str]:
 
 
 def nearest(version: str, names: Sequence[str]) -> list[str]:
-    """Up to four releases that lie around the one that was asked for."""
+    """Up to four releases around the requested one."""
     ordered = sort_versions(names)
     try:
         wanted = Version(version)

@@ -1,4 +1,4 @@
-"""What the bridge consumes of Transformer Engine: typed values, derived from the bridge's code by `derive`."""
+"""What a source tree uses of Transformer Engine: typed values, and what is known of an argument without running it."""
 
 from __future__ import annotations
 

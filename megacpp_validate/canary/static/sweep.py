@@ -156,10 +156,10 @@ def run_sweep(
         read = pool.map(_read_ahead, [(version, sources.cache) for version in readable])
         for number, (version, _) in enumerate(zip(readable, read, strict=True), start=1):
             progress(f"read {version}", number, len(readable))
-        asked = [(old, new, sources.cache, catalog, tuple(roots), tool) for old, new in pairwise(readable)]
-        for step in pool.map(_run_step, asked):
+        orders = [(old, new, sources.cache, catalog, tuple(roots), tool) for old, new in pairwise(readable)]
+        for step in pool.map(_run_step, orders):
             steps.append(step)
-            progress(f"{step.old.version} -> {step.new.version}", len(steps), len(asked))
+            progress(f"{step.old.version} -> {step.new.version}", len(steps), len(orders))
     return Sweep(steps=tuple(steps), unreadable=unreadable)
 
 
@@ -184,8 +184,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _read_ahead(asked: tuple[str, Path]) -> None:
-    version, cache = asked
+def _read_ahead(order: tuple[str, Path]) -> None:
+    version, cache = order
     release = Sources(cache).release(version)
     with without_garbage_collection():
         _ = release.tree
@@ -194,8 +194,8 @@ def _read_ahead(asked: tuple[str, Path]) -> None:
     gc.collect()  # a worker reads many releases; the last one's tree goes before the next one comes
 
 
-def _run_step(asked: tuple[str, str, Path, Catalog, tuple[Path, ...], str]) -> StaticResult:
-    old, new, cache, catalog, roots, tool = asked
+def _run_step(order: tuple[str, str, Path, Catalog, tuple[Path, ...], str]) -> StaticResult:
+    old, new, cache, catalog, roots, tool = order
     sources = Sources(cache)
     result = run_pair(sources.release(old), sources.release(new), read_chosen(roots, catalog), tool=tool)
     gc.unfreeze()

@@ -263,23 +263,10 @@ def test_what_an_earlier_version_kept_makes_room(tmp_path: Path) -> None:
     assert len(kept) == 3  # the other release's, and this one's tree and facts
 
 
-def _lay(folder: Path) -> Path:
-    for name in ("pytorch", "common/recipe"):
-        (folder / "transformer_engine" / name).mkdir(parents=True)
-    for name in ("", "pytorch/", "common/", "common/recipe/"):
-        (folder / "transformer_engine" / name / "__init__.py").write_text("")
-    return folder / "transformer_engine"
-
-
-def _at(folder: Path) -> Release:
-    return Release(ReleaseSource(version="x", wheel="a folder", sha256=""), folder)
-
-
 def test_a_file_is_read_in_the_encoding_that_it_says(tmp_path: Path) -> None:
-    package = _lay(tmp_path)
+    release, package = write_release(tmp_path, ""), tmp_path / "transformer_engine"
     (package / "pytorch" / "marked.py").write_bytes(b"\xef\xbb\xbfMARKED = 1\n")
     (package / "pytorch" / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nNAME = 'caf\xe9'\n")
-    release = _at(tmp_path)
     assert release.text("transformer_engine/pytorch/latin.py").endswith("NAME = 'café'\n")
     assert all(not release.why_unreadable(file) for file in release.files())
     assert {"marked", "latin"} <= set(release.tree["pytorch"].members)
@@ -288,7 +275,8 @@ def test_a_file_is_read_in_the_encoding_that_it_says(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_itself_is_read_once_and_links_are_followed(tmp_path: Path) -> None:
     real = tmp_path / "real"
-    package = _lay(real)
+    write_release(real, "")
+    package = real / "transformer_engine"
     (package / "pytorch" / "loop").symlink_to(package / "pytorch")
     (package / "pytorch" / "gone.py").symlink_to(tmp_path / "nowhere.py")
     (package / "pytorch" / "folder.py").mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.static.syntax_nodes import children, once_per_node, statements_below, statements_in, walk
+from megacpp_validate.canary.static.syntax_nodes import children, statements_below, statements_in, walk
 
 # Sources with most kinds of nodes, written by others.
 SOURCES = [ast.__file__, tokenize.__file__, pytest.__file__]
@@ -56,17 +56,3 @@ def test_statements_are_all_those_of_a_tree_and_stand_in_the_order_of_the_lines(
     for node in (tree, *below):
         places = [(inner.lineno, inner.col_offset) for inner in statements_in(node)]
         assert places == sorted(places)
-
-
-def test_a_node_is_read_once_and_forgotten_with_its_tree() -> None:
-    read: list[str] = []
-
-    @once_per_node
-    def names(node: ast.Module) -> list[str]:
-        read.append(ast.unparse(node))
-        return [n.id for n in walk(node) if isinstance(n, ast.Name)]
-
-    tree, same = ast.parse("a + b"), ast.parse("a + b")
-    assert names(tree) is names(tree)
-    assert names(same) == names(tree)
-    assert read == ["a + b", "a + b"]  # two trees that say the same are two
