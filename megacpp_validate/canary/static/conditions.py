@@ -24,6 +24,7 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
     ast.In: lambda one, group: one in group,  # type: ignore[operator]
     ast.NotIn: lambda one, group: one not in group,  # type: ignore[operator]
 }
+_ARITHMETIC: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _MOST_COMBINATIONS = 64
 
 
@@ -151,6 +152,10 @@ def _constant(node: ast.expr, values: Mapping[str, object]) -> object:
         return values[node.id]
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.isupper():
         return Member(node.value.id, node.attr)
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        one, other = _constant(node.left, values), _constant(node.right, values)
+        if isinstance(one, int | float) and isinstance(other, int | float):
+            return _ARITHMETIC[type(node.op)](one, other)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError) as fault:

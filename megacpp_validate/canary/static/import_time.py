@@ -33,7 +33,6 @@ _CALL_DEPTH = 2
 _OLD_PRIVATE = frozenset(
     {"torch._C", "torch._dynamo", "torch._prims_common", "torch._utils", "torch.distributed._tensor"}
 )
-_UNSTABLE = frozenset({"beta", "contrib", "experimental", "internal"})
 _SURROUNDINGS = re.compile(
     r"version|install|avail|found|environ|getenv|cud|nccl|driver|capab|torch|triton|path|device", re.IGNORECASE
 )
@@ -190,8 +189,6 @@ class _Walk:
                 self._module(f"{module}.{name}")
         elif top == "torch" and module not in _OLD_PRIVATE and any(part.startswith("_") for part in module.split(".")):
             self._add(Requirement("library", module, condition, place.file, node.lineno))  # private: it comes and goes
-        elif top and top not in _GIVEN and _UNSTABLE & set(module.split(".")):
-            self._add(Requirement("library", module, condition, place.file, node.lineno))  # so does what is tried out
         elif top and top not in _GIVEN:
             self._add(Requirement("library", module if condition else top, condition, place.file, node.lineno))
 

@@ -99,6 +99,7 @@ TRUTHS = [
     ("not (x == 3 and not y)", X, None),
     ("lambda: x", X, None),
     ("True", {}, True),
+    ("x + 1 == 4", X, True),  # `num_layers <= model_layers - 1` of the CPU offload of 2.20.2
     ("x == -3", {"x": Argument((-3,))}, True),
     ("x == [3]", {"x": Argument(([3],))}, True),
 ]

@@ -28,7 +28,6 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
     "within-a-function": ("def f():\n    import einops", set()),
     "within-a-function-that-is-called": ("def f():\n    import einops\nf()", {("library", "einops", "")}),
     "within-a-function-that-has-returned": ("def f():\n    if done():\n        return\n    import einops\nf()", set()),
-    "tried-out": ("import triton\nimport triton.experimental.gluon", {("library", "triton", ""), ("library", "triton.experimental.gluon", "")}),
     "within-a-class": ("class A:\n    def f(self):\n        import einops", set()),
     "optional": ("try:\n    import einops\nexcept ImportError:\n    einops = None", set()),
     "optional-by-exception": ("try:\n    import einops\nexcept Exception:\n    einops = None", set()),
