@@ -38,6 +38,7 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "FileNotFoundError: [Errno 2] No such file or directory: '/s/transformer_engine/VERSION.txt'": (Cause.API, ""),
     "AttributeError: '_OpNamespace' 'torchao' object has no attribute 'swizzle_scaled_mm'": (Cause.API, "torchao"),
     "OSError: libcudnn_graph.so.9: cannot open shared object file: No such file": (Cause.ENVIRONMENT, "cuDNN"),
+    "OSError: libtransformer_engine.so: cannot open shared object file: No such file": (Cause.BINARY, ""),
     "RuntimeError: Multiple libcudart libraries found: libcudart.so.12 and libcudart.so.13":
         (Cause.ENVIRONMENT, "second CUDA runtime"),
     "RuntimeError: /TE/gemm/cublaslt_gemm.cu:9 in function f: cuBLAS Error: no": (Cause.ENVIRONMENT, "cuBLAS"),
