@@ -44,6 +44,7 @@ GUARDS = {
     "not-about-us": ("if torch.cuda.device_count() > 1:\n        raise ValueError", "1, mode='a'", NOTHING),
     "in-a-function-it-calls": ("_check(mode)", "1, mode='a'", MAY),
     "in-a-function-it-calls-never": ("_check(mode)", "1, mode='b'", NOTHING),
+    "in-a-function-it-calls-otherwise": ("if mode == 'b':\n        _check(mode)", "1, mode='a'", NOTHING),
 }  # fmt: skip
 
 
