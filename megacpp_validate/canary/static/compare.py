@@ -172,7 +172,9 @@ class _Comparison:
                 yield from self._faults(self.new, use, self._after)
             return
         before = replace(pair.before, accessor=use.accessor)
-        yield from self._changes_of(use if before == use else replace(before, path=use.path, optional=use.optional))
+        changes = self._changes_of(use if before == use else replace(before, path=use.path, optional=use.optional))
+        no_more = before.keywords.keys() - use.keywords.keys()  # what a guard keeps from NEW cannot fail there
+        yield from (change for change in changes if change.parameter not in no_more)
         if before != use:
             known = self._faults_before(use, pair)
             yield from (c for c in self._faults(self.new, use, self._after) if (c.kind, c.parameter) not in known)

@@ -18,6 +18,18 @@ from megacpp_validate.canary.static.project import Project, Source
 from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.sweep import run_pair
 
+WHERE_IT_IS = """
+    from transformer_engine.pytorch.cpp_extensions import general_gemm
+    try:
+        from transformer_engine.pytorch.module.base import get_workspace
+    except ImportError:
+        get_workspace = None
+    def product(a, b):
+        kwargs = {}
+        if get_workspace is not None:
+            kwargs["workspace"] = get_workspace()
+        return general_gemm(a, b, **kwargs)
+"""
 TENSORS = """
     from transformer_engine.pytorch.tensor.float8_tensor import Float8Tensor
     from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockwiseQTensor
@@ -169,6 +181,7 @@ ROWS = [
         "6 moved breaking", "7 moved breaking", "8 removed breaking"}),
     Row("grouped-linear", EXPERTS, ("2.4.0", "2.20.2"), set()),
     Row("convert", CONVERT, ("1.13.0", "2.20.2"), set()),
+    Row("keyword-that-the-code-drops-itself", WHERE_IT_IS, ("2.4.0", "2.20.2"), set()),
     Row("version-guards", GUARDED, ("1.13.0", "2.20.2"), set()),
     Row("recipe-and-scope", SCOPES, ("1.13.0", "2.20.2"), {
         "5 parameter-removed override_linear_precision risk", "7 deprecated risk"}),
