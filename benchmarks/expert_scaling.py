@@ -67,11 +67,8 @@ def gather(receipts: Sequence[Any], backends: Sequence[str], seconds: float) -> 
             row: dict[str, Any] = {"backend": backend, "gpus": size, "step_ms": statistics.median(steps)}
             row |= {"low": min(steps), "high": max(steps)}
             row["efficiency"] = statistics.median(one / many for one, many in zip(alone, steps, strict=True))
-            for part in ("rows", "numbers", "host_wait"):
-                row[f"{part}_ms"] = statistics.median(
-                    one[part] for receipt in receipts for one in receipt["rounds"][f"{backend} {size}"]
-                )
-            row["share"] = row["rows_ms"] / row["step_ms"]
+            traces = [receipt["traces"][f"{backend} {size}"] for receipt in receipts if receipt["traces"]]
+            row["trace"] = {part: max(trace[part] for trace in traces) for part in traces[0]} if traces else {}
             rows.append(row)
     first = receipts[0]
     rounds = len(next(iter(first["rounds"].values())))
@@ -81,7 +78,7 @@ def gather(receipts: Sequence[Any], backends: Sequence[str], seconds: float) -> 
 
 def slowest(receipts: Sequence[Any], name: str) -> list[float]:
     """The step of the slowest rank, a value a round."""
-    return [max(each) for each in zip(*([one["step"] for one in r["rounds"][name]] for r in receipts), strict=True)]
+    return [max(each) for each in zip(*(receipt["rounds"][name] for receipt in receipts), strict=True)]
 
 
 def main() -> None:

@@ -6,6 +6,14 @@ from typing import Any, Final
 
 AIM: Final = 0.8  # of linear, from one GPU to four
 AIM_GPUS: Final = 4
+PARTS: Final = {
+    "all_to_all": "all-to-all, ms",
+    "products": "products, ms",
+    "other": "other kernels, ms",
+    "idle": "idle device, ms",
+    "host": "host, ms",
+    "host_waits": "its waits, ms",
+}
 
 
 def write_page(result: dict[str, Any]) -> str:
@@ -16,9 +24,9 @@ def write_page(result: dict[str, Any]) -> str:
         f"{result['date']}. The layer of moe_layer.md, forward and backward, its 8192 tokens on every GPU and its "
         f"experts shared out. Medians of {result['rounds']} interleaved rounds, of the slowest rank; efficiency is the "
         "step with all experts on one GPU, by the same way without an exchange, over the step with them on so many. "
-        "All-to-all is for how long the four exchanges of rows hold up the device, waiting for other ranks included. "
-        "Numbers of rows go first, and the host's wait is for those of the other ranks; what its own router chose, "
-        "native and te wait for at any number of GPUs, jagged at none.",
+        "The other columns are of the trace of three more steps, of the rank with most: kernels of the all-to-all "
+        "(waiting for other ranks included), of matrix products, all others, the time in which no kernel ran, and the "
+        "host: from the first launch to the last, and its waits for the device. Tracing makes the host slower.",
         "",
         "| aim | found | |",
         "|---|---|---|",
@@ -26,17 +34,17 @@ def write_page(result: dict[str, Any]) -> str:
     lines += [_aim(result["rows"], backend) for backend in dict.fromkeys(row["backend"] for row in result["rows"])]
     lines += [
         "",
-        "| experts | GPUs | step, ms | [low, high] | of linear | all-to-all, ms | its share | numbers of rows, ms | "
-        "host's wait, ms |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| experts | GPUs | step, ms | [low, high] | of linear | " + " | ".join(PARTS.values()) + " |",
+        "|---" * (5 + len(PARTS)) + "|",
     ]
     lines += [
         f"| {row['backend']} | {row['gpus']} | {row['step_ms']:.3f} | [{row['low']:.3f}, {row['high']:.3f}] | "
-        f"{row['efficiency']:.0%} | {row['rows_ms']:.3f} | {row['share']:.0%} | {row['numbers_ms']:.3f} | "
-        f"{row['host_wait_ms']:.3f} |"
+        f"{row['efficiency']:.0%} | "
+        + " | ".join(f"{row['trace'][part]:.3f}" if row["trace"] else "not traced" for part in PARTS)
+        + " |"
         for row in result["rows"]
     ]
-    lines += [f"| {name} | not run: {why} | | | | | | | |" for name, why in result["notes"].items()]
+    lines += [f"| {name} | not run: {why} |" for name, why in result["notes"].items()]
     return "\n".join(lines) + "\n"
 
 

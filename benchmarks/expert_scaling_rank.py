@@ -7,11 +7,10 @@ interleaved: what one size is compared with was measured beside it.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -24,90 +23,53 @@ from megacpp_validate.bridge.jagged_experts import choose_experts, jagged_moe
 from megacpp_validate.bridge.permute import Dispatch
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.router import TopKRouter
-from megacpp_validate.training.parallel import exchange as exchanges
-from megacpp_validate.training.parallel.exchange import ExpertExchange, Flight, JaggedExchange
+from megacpp_validate.training.parallel.exchange import ExpertExchange, JaggedExchange
 from megacpp_validate.training.parallel.ranks import join_ranks
+from megacpp_validate.training.smoke.trainer import exposed_seconds
 
 WARM_UP: Final = 5
 JAGGED: Final = "jagged"
 
 
-@dataclass
-class Spent:
-    """What the exchanges of some steps took, in milliseconds: on the device, and the host's wait for numbers."""
-
-    device: str
-    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
-    waited: float = 0.0
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Time what is launched inside."""
-        begin = self._now()
-        yield
-        self.marks.append((name, begin, self._now()))
-
-    def _now(self) -> Any:
-        if self.device == "cpu":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def take(self) -> dict[str, float]:
-        """Sums by name since the last time; the device has been waited for."""
-        sums = {"rows": 0.0, "numbers": 0.0, "host_wait": self.waited * 1e3}
-        for name, begin, end in self.marks:
-            sums[name] += (end - begin) * 1e3 if self.device == "cpu" else begin.elapsed_time(end)
-        self.marks, self.waited = [], 0.0
-        return sums
+PRODUCTS: Final = re.compile("gemm|nvjet|cutlass|xmma|grouped|wgmma", re.IGNORECASE)
+TRACED: Final = 3
 
 
-class TimedExchange(ExpertExchange):
-    """Notes how long numbers of rows take, and how long the host waits for them."""
+def trace_steps(step: Callable[[], Any]) -> dict[str, float]:
+    """Where a step goes on the device and on the host, in milliseconds, from the trace of `TRACED` steps.
 
-    spent: Spent
+    Returns:
+        all_to_all, products, other: kernels of that kind. idle: no kernel ran. host_waits: the host waited for the
+        device. host: from the first launch to the last, waits included. The profiler makes the host slower.
+    """
+    from torch.profiler import ProfilerActivity, profile
 
-    def _tell(self, *given: Any) -> Any:
+    step()
+    _wait("cuda")
+    distributed.barrier()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
         begin = time.perf_counter()
-        with self.spent.part("numbers"):
-            told = super()._tell(*given)
-        self.spent.waited += time.perf_counter() - begin
-        return told
+        for _ in range(TRACED):
+            step()
+        host = time.perf_counter() - begin
+        _wait("cuda")
+    kernels = [
+        event for event in seen.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
+    ]  # fmt: skip
+    sums = dict.fromkeys(("all_to_all", "products", "other", "host_waits"), 0.0)
+    for event in kernels:
+        kind = "all_to_all" if "nccl" in event.name.lower() else "products" if PRODUCTS.search(event.name) else "other"
+        sums[kind] += event.time_range.end - event.time_range.start
+    waits = ("cudaStreamSynchronize", "cudaEventSynchronize")
+    sums["host_waits"] = sum(e.time_range.end - e.time_range.start for e in seen.events() if e.name in waits)
+    spans = [(event.time_range.start, event.time_range.end) for event in kernels]
+    whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    sums["idle"] = whole - exposed_seconds(spans, []) * 1e6
+    return {**{name: value / TRACED / 1e3 for name, value in sums.items()}, "host": host / TRACED * 1e3}
 
 
-class TimedJagged(JaggedExchange):
-    """Likewise."""
-
-    spent: Spent
-
-    def hear(self, flight: Flight) -> Any:
-        """As it is, noted."""
-        begin = time.perf_counter()
-        with self.spent.part("numbers"):
-            told = super().hear(flight)
-        self.spent.waited += time.perf_counter() - begin
-        return told
-
-
-def time_exchanges(spent: Spent) -> None:
-    """For how long each exchange of rows from now on, forward and backward, holds up the device, is noted."""
-    plain, start = exchanges._exchange, exchanges.start_rows
-
-    class TimedFlight(Flight):
-        def land(self) -> Any:
-            with spent.part("rows"):
-                return super().land()
-
-    def timed(*given: Any) -> Any:
-        with spent.part("rows"):
-            return plain(*given)
-
-    exchanges._exchange = timed
-    exchanges.start_rows = lambda *given: TimedFlight(**vars(start(*given)))
-
-
-def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any, spent: Spent) -> Callable[[], Any]:
+def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> Callable[[], Any]:
     """Forward and backward of this rank's part: its own tokens, its share of the experts."""
     torch.manual_seed(distributed.get_rank())
     dtype, jagged = torch.bfloat16, backend == JAGGED
@@ -122,8 +84,7 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any, spe
     leaves = (tokens, router.weight, *up.parameters(), *down.parameters())
     exchange: Any = None
     if ranks > 1:
-        exchange = (TimedJagged if jagged else TimedExchange)(case.experts, group=group)
-        exchange.spent = spent
+        exchange = (JaggedExchange if jagged else ExpertExchange)(case.experts, group=group)
 
     def bank(rows: Any, counts: Any) -> Any:
         return down(gated_activation(up(rows, counts), "swiglu"), counts)
@@ -161,18 +122,16 @@ def make_groups(world: int) -> dict[int, Any]:
     return mine
 
 
-def time_round(step: Callable[[], Any], repeats: int, device: str, spent: Spent) -> dict[str, float]:
-    """Milliseconds a step on the wall clock, all ranks starting together, and what exchanges took of it."""
+def time_round(step: Callable[[], Any], repeats: int, device: str) -> float:
+    """Milliseconds a step on the wall clock, all ranks starting together."""
     _wait(device)
     distributed.barrier()
-    spent.take()
     _wait(device)
     start = time.perf_counter()
     for _ in range(repeats):
         step()
     _wait(device)
-    whole = (time.perf_counter() - start) * 1e3
-    return {name: value / repeats for name, value in {"step": whole, **spent.take()}.items()}
+    return (time.perf_counter() - start) * 1e3 / repeats
 
 
 def _wait(device: str) -> None:
@@ -191,18 +150,16 @@ def main() -> None:
     case = Case() if options.device == "cuda" else SMALL
     torch.set_num_threads(1)  # ranks share the host's cores, and what is launched needs none
     with join_ranks("nccl" if options.device == "cuda" else "gloo") as rank:
-        spent = Spent(options.device)
-        time_exchanges(spent)
         steps: dict[str, Callable[[], Any]] = {}
         notes: dict[str, str] = {}
         for size, group in make_groups(rank.world).items():
             for backend in options.backends:
                 name = f"{backend} {size}"
                 try:
-                    steps[name] = make_step(case, size, group, rank.device, backend, spent)
+                    steps[name] = make_step(case, size, group, rank.device, backend)
                 except BridgeError as fault:  # no such backend here, on no rank
                     notes[name] = f"{type(fault).__name__}: {fault}"[:300]
-        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+        rounds: dict[str, list[float]] = {name: [] for name in steps}
         for name, step in steps.items():
             for _ in range(WARM_UP):
                 step()
@@ -212,14 +169,13 @@ def main() -> None:
         for turn in range(options.rounds):
             at = turn % len(names)
             for name in (*names[at:], *names[:at]):
-                rounds[name].append(time_round(steps[name], options.repeats, options.device, spent))
+                rounds[name].append(time_round(steps[name], options.repeats, options.device))
             rank.beat(turn + 1)
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else "none: a CPU, to see that it runs"
-        told = {name: statistics.median(one["step"] for one in found) for name, found in rounds.items()}
-        print(told, flush=True)
-        rank.write_receipt(
-            {"rank": rank.rank, "gpu": gpu, "torch": torch.__version__, "rounds": rounds, "notes": notes}
-        )
+        print({name: statistics.median(found) for name, found in rounds.items()}, flush=True)
+        traces = {name: trace_steps(step) for name, step in steps.items()} if options.device == "cuda" else {}
+        made = {"rank": rank.rank, "gpu": gpu, "torch": torch.__version__, "rounds": rounds, "notes": notes}
+        rank.write_receipt({**made, "traces": traces})
 
 
 if __name__ == "__main__":
