@@ -10,7 +10,7 @@ from benchmarks.expert_scaling_page import write_page
 
 
 def page_of(*found: tuple[str, int, float]) -> str:
-    zeros = dict.fromkeys(("step_ms", "low", "high", "rows_ms", "share", "numbers_ms", "host_wait_ms"), 0.0)
+    zeros = {**dict.fromkeys(("step_ms", "low", "high"), 0.0), "trace": {}}
     rows: list[dict[str, Any]] = [
         {"backend": backend, "gpus": gpus, "efficiency": efficiency, **zeros} for backend, gpus, efficiency in found
     ]

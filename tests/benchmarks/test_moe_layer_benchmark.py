@@ -132,14 +132,8 @@ def test_a_path_that_cannot_be_built_is_told_and_stops_no_other(monkeypatch: pyt
 
 def receipts(*steps: tuple[list[float], list[float]]) -> list[dict[str, Any]]:
     """One receipt a rank: its steps with one GPU and with two."""
-
-    def rounds(values: list[float]) -> list[dict[str, float]]:
-        return [{"step": one, "rows": 1.0, "numbers": 0.5, "host_wait": 0.6} for one in values]
-
-    return [
-        {"gpu": "a card", "torch": "2.11", "notes": {}, "rounds": {"native 1": rounds(one), "native 2": rounds(two)}}
-        for one, two in steps
-    ]
+    made = {"gpu": "a card", "torch": "2.11", "notes": {}, "traces": {}}
+    return [{**made, "rounds": {"native 1": one, "native 2": two}} for one, two in steps]
 
 
 def test_a_step_is_that_of_the_slowest_rank_and_efficiency_a_ratio_within_a_round() -> None:
@@ -148,7 +142,6 @@ def test_a_step_is_that_of_the_slowest_rank_and_efficiency_a_ratio_within_a_roun
     row = expert_scaling.gather(made, ["native"], 1.0)["rows"][1]
     assert row["step_ms"] == 5.0
     assert row["efficiency"] == pytest.approx(0.8)
-    assert row["share"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("found", "said"), [(0.8, "| kept |"), (0.79, "**not kept**")])
