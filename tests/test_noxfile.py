@@ -71,7 +71,7 @@ printf '%s|' "$@"
         ("-s te_canary 2.17.1 2.20.2", "-s|te_canary|--|2.17.1|2.20.2|"),
         ("-s te_canary -- 2.17.1 x y", "-s|te_canary|--|2.17.1|x|y|"),
         ("-s lint tests", "-s|lint|tests|"),
-        ("-s images cpu --prove", "-s|images|--|cpu|--prove|"),
+        ("-s images cpu --plan", "-s|images|--|cpu|--plan|"),
         ("-R -s tests -- -k x", "-R|-s|tests|--|-k|x|"),
         ("-l", "-l|"),
         ("", "|"),

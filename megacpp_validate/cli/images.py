@@ -1,4 +1,4 @@
-"""`images`: golden images planned, built, proved."""
+"""`images`: golden images planned and built."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,14 +16,11 @@ def images(
     own_base: Base = "",
     push: Annotated[str | None, "Registry to push to, as 127.0.0.1:5000."] = None,
     tag: Annotated[str, "In place of the version."] = "",
-    fresh: Annotated[bool, "Take nothing from the engine's cache."] = False,
-    prove: Annotated[bool, "Push, pull by digest, and run it without a network; cpu alone."] = False,
-    own_engine: Annotated[bool, "Start containers/docker_engine first: Debian, as root."] = False,
     receipts: Receipts = Path(".megacpp/images"),
 ) -> Answer | None:
-    """Golden images: what would be built from which digests, built, pushed, and proved.
+    """Golden images: what would be built from which digests, built, and pushed.
 
-    Exit code 0: built, or nothing stands in its way; 1: refused, or a proof that does not hold; 2: no such target, or a
+    Exit code 0: built, or nothing stands in its way; 1: refused; 2: no such target, or a
     wrong argument; 5: no engine, or a build that failed; 6: a full disk, or a registry that is down.
     """
     from ..images import build
@@ -31,13 +28,8 @@ def images(
 
     options, rows = fill(build.ImageOptions, locals()), context.images
     build.check_options(options, rows)
-    if own_engine:  # after a wrong argument was reported
-        rows, options = build.use_own_engine(rows, options)
     if plan:
         return Answer(build.plan_all(rows, options), "images:describe_plans")
     for built in build.build_all(rows, options, say):
-        if prove:
-            proof = build.prove_image(rows.variables, built, receipts / "proof", context.tool)
-            return Answer(proof, "images:describe_proof")
         write_result(built, "images:describe_build", context.output, fmt=context.fmt)
     return None

@@ -1,15 +1,13 @@
-"""`nox -s images`: what would be built, images built in turn by Docker's bake, and an image proved in containers."""
+"""`nox -s images`: what would be built, and images built one after another by `docker buildx bake`."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -26,7 +24,6 @@ from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake, requ
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
-_UP_S: Final = 900.0  # packages of 420 MB, and a base of Debian
 _MACHINES: Final = {"x86_64": "linux/amd64", "aarch64": "linux/arm64", "amd64": "linux/amd64", "arm64": "linux/arm64"}
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
@@ -112,12 +109,6 @@ class ImageBuild(Frozen):
         """Open: a build that failed is an error."""
         return Exit.OPEN
 
-    @property
-    def reference(self) -> str:
-        """The image by its digest, without the tag."""
-        repository, colon, tag = self.name.rpartition(":")
-        return f"{repository if colon and '/' not in tag else self.name}@{self.digest}"
-
 
 @dataclass(frozen=True)
 class ImageOptions:
@@ -127,8 +118,6 @@ class ImageOptions:
     own_base: str = ""
     push: str | None = None
     tag: str = ""
-    fresh: bool = False
-    prove: bool = False
     receipts: Path = Path(".megacpp/images")
 
 
@@ -173,22 +162,6 @@ def find_engine(variables: Mapping[str, str]) -> Engine:
     platforms = (_MACHINES.get(machine, machine), *re.findall(r"linux/[\w/]+", " ".join(listed)))
     release = next(iter(buildx.words.split()[1:2]), "")
     return Engine(docker, variables, version, release, tuple(dict.fromkeys(platforms)), bool(bridges.words.strip()))
-
-
-def use_own_engine(rows: ImageRows, options: ImageOptions) -> tuple[ImageRows, ImageOptions]:
-    """Both with an engine, a registry and a base of this machine's own: `containers/docker_engine up`.
-
-    Raises:
-        NoEnvironment: it cannot be started here, for the reason that the script prints.
-    """
-    script = 'words=$("$0" up) && eval "$words" && env -0'
-    done = tools.call(
-        ["bash", "-c", script, str(rows.root / "containers/docker_engine")], rows.variables, limit_s=_UP_S
-    )
-    if done.code:
-        raise NoEnvironment(done.errors.strip().rpartition("docker_engine: ")[2][-600:] or done.last_words)
-    found = dict(word.partition("=")[::2] for word in done.words.split("\0") if word)
-    return replace(rows, variables=found), replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", ""))
 
 
 # --- one build --------------------------------------------------------------------------------------------------------
@@ -345,10 +318,6 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
         require_base(options.own_base)
     if options.own_base and len(options.targets) != 1:
         raise WrongArguments("--base is for one image. Next step: name the one target that it is for.")
-    if options.prove and options.targets != ("cpu",):
-        raise WrongArguments(
-            "--prove runs the image on this machine, so it is for cpu alone. Next step: `images cpu --prove`."
-        )
     find_images(rows.images, options.targets)
 
 
@@ -400,17 +369,13 @@ def _build(
 ) -> ImageBuild:
     """Build one image and write its receipt and its log."""
     folder, registry = options.receipts.absolute(), options.push or ""
-    if options.prove and not registry:  # the registry on this machine that the base came from, or docker_engine's own
-        host = options.own_base.partition("/")[0]
-        registry = host if host.startswith(("127.", "localhost:")) else "127.0.0.1:5000"
     name, clock, started = name_image(plan.target, registry, options.tag), time.monotonic(), datetime.now(UTC)
     if not plan.verified:
         report(f"the base of {plan.target} is not verified: {plan.unverified}")
     report(f"building {name}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log, how = folder / f"{plan.target}.log", {"push": bool(registry), "fresh": options.fresh}
-        digest = bake(engine, plan, name, rows.root, log, report, **how)
+        digest = bake(engine, plan, name, rows.root, folder / f"{plan.target}.log", report, push=bool(registry))
         build = ImageBuild(
             tool=rows.tool, plan=plan, name=name, digest=digest, pushed=bool(registry), engine=engine.version,
             buildx=engine.buildx, started=started.isoformat(timespec="seconds"),
@@ -423,105 +388,3 @@ def _build(
             "user may not write there. Next step: make room, or give --receipts a folder that you can write."
         ) from fault
     return build
-
-
-# --- an image proved --------------------------------------------------------------------------------------------------
-#
-# Pulled by the digest that its build printed, and run as strangers run it, with no network.
-
-RELEASES: Final = ("2.17.1", "2.20.2")
-_ANY_USER: Final = 54321
-_RUN_S: Final = 300.0
-# As locked as an engine can make a container: whatever runs so runs anywhere.
-_LOCKED: Final = (
-    "--network", "none", "--hostname", "localhost", "--read-only", "--tmpfs", "/tmp",  # noqa: S108 - in the container
-    "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-)  # fmt: skip
-# Proof -> words, exit codes, text in the output, and options of a folder that is mounted as another user's ("" for a
-# folder that can be written); None for no folder.
-_RUNS: Final[dict[str, tuple[tuple[str, ...], tuple[int, ...], str, str | None]]] = {
-    "static canary with no network": (("te_canary", *RELEASES), (0, 1), "", ""),
-    "parity on the CPU with no network": (("cpu_parity",), (0,), "", ""),
-    "doctor": (("doctor",), (0,), "", None),
-    "the health check": (("--health",), (0,), "", None),
-    "a GPU session is refused with a reason": (("fp8",), (2,), "GPU", None),
-    "an unknown session is refused with a list": (("cpu_pariti",), (2,), "cpu_parity", None),
-    "a read-only folder of receipts is refused": (("doctor",), (2,), "cannot be written", ",readonly"),
-}
-
-
-class Proof(Frozen):
-    """One thing that was done with an image, whether it holds, and what was seen."""
-
-    deed: str
-    holds: bool
-    seen: str
-    seconds: float
-
-
-class ImageProof(Frozen):
-    """An image that was pushed, pulled by its digest, and run without a network."""
-
-    schema_id: str = "megacpp-validate/image-proof/1"
-    tool: str
-    build: ImageBuild
-    proofs: tuple[Proof, ...]
-
-    @property
-    def exit(self) -> Exit:
-        """Closed where there is no proof, or one does not hold."""
-        return exit_for(breaks=not self.proofs or not all(proof.holds for proof in self.proofs))
-
-
-def prove_image(variables: Mapping[str, str], build: ImageBuild, folder: Path, tool: str) -> ImageProof:
-    """Pull an image by its digest and run it.
-
-    Args:
-        folder: for what containers leave; what an earlier proof left there is removed.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    engine, proofs = find_engine(variables), list[Proof]()
-    for deed in ("pulled by its digest, with the labels of its plan", *_RUNS):
-        clock = time.monotonic()
-        try:
-            if deed in _RUNS:
-                holds, seen = _run(engine, build.reference, deed, folder.absolute() / str(len(proofs)))
-            else:
-                holds, seen = _pull(engine, build)
-        except (OSError, ValueError, KeyError, TypeError) as fault:
-            holds, seen = False, repr(fault)
-        proofs.append(Proof(deed=deed, holds=holds, seen=seen, seconds=round(time.monotonic() - clock, 1)))
-    return ImageProof(tool=tool, build=build, proofs=tuple(proofs))
-
-
-def _pull(engine: Engine, build: ImageBuild) -> tuple[bool, str]:
-    """What lies in the engine goes first, so that the registry has to answer for it."""
-    for name in (build.name, build.reference):
-        engine.ask("image", "rm", "--force", name)
-    done = engine.ask("pull", "--quiet", build.reference, limit_s=_RUN_S)
-    found = engine.ask("image", "inspect", "--format", "{{json .RepoDigests}}", build.reference).words.strip()
-    if done.code or build.reference not in found:
-        return False, found or done.last_words
-    labels = json.loads(engine.ask("image", "inspect", "--format", "{{json .Config.Labels}}", build.reference).words)
-    wanted = {name: one for name, one in build.plan.labels.items() if one}
-    wrong = [f"{name} is {labels.get(name)}, not {one}" for name, one in wanted.items() if labels.get(name) != one]
-    return not wrong, "; ".join(wrong) or found
-
-
-def _run(engine: Engine, image: str, deed: str, place: Path) -> tuple[bool, str]:
-    """Run a container; whether the proof holds, and what was seen."""
-    words, codes, text, mount = _RUNS[deed]
-    options, root = [*_LOCKED], os.geteuid() == 0
-    user = (_ANY_USER, _ANY_USER) if root else (os.geteuid(), os.getegid())
-    if mount is not None:
-        place.mkdir()
-        if root:
-            os.chown(place, *user)
-        options += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={place},target=/receipts{mount}"]
-    ran = engine.ask("run", "--rm", *options, image, *words, limit_s=_RUN_S)
-    seen = f"exit code {ran.code}"
-    if ran.code not in codes or text not in ran.words + ran.errors:
-        return False, f"{seen}: {ran.last_words}"
-    recorded = any(place.glob("*.run.json")) and all(file.stat().st_uid == user[0] for file in place.rglob("*"))
-    return recorded or mount != "", f"{seen}; record of user {user[0]}: {recorded}"

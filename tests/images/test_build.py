@@ -13,9 +13,6 @@ from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.images.build import (
     Engine,
-    ImageBuild,
-    ImageProof,
-    Proof,
     explain_build,
     find_engine,
     plan_build,
@@ -110,13 +107,6 @@ def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:
         find_engine({"PATH": f"{tmp_path}:/bin:/usr/bin"})
 
 
-@pytest.mark.parametrize(("holds", "code"), [((), Exit.CLOSED), ((True, False), Exit.CLOSED), ((True,), Exit.OPEN)])
-def test_a_proof_that_does_not_hold_closes(plan: ImagePlan, holds: tuple[bool, ...], code: Exit) -> None:
-    texts = dict.fromkeys(ImageBuild.model_fields, "x") | {"pushed": True, "seconds": 1.0, "plan": plan}
-    proofs = tuple(Proof(deed="d", holds=one, seen="", seconds=0) for one in holds)
-    assert ImageProof(tool="t", build=ImageBuild.model_validate(texts), proofs=proofs).exit is code
-
-
 # --- what a host lends ------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +147,7 @@ def test_what_a_host_lends_stays_outside_of_arguments_and_labels(plan: ImagePlan
     [
         ("hadolint", ["--no-color", DOCKERFILE]),
         ("shellcheck", ["-x", "-P", "SCRIPTDIR", "-s", "bash", *map(str, sorted(STEPS.glob("*.sh")))]),
-        ("shellcheck", ["-x", "containers/docker_engine"]),
+        ("shellcheck", ["-x", "containers/docker_engine", "containers/image_proof"]),
     ],
 )
 def test_linters_find_nothing(name: str, words: list[str]) -> None:

@@ -1,11 +1,11 @@
-"""Images: plans, builds, proofs, locks, fits, verdicts, bundles."""
+"""Images: plans, builds, locks, fits, verdicts, bundles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ...environments.fits import FitVerdict, StackFit
-from ...images.build import ImageBuild, ImagePlans, ImageProof
+from ...images.build import ImageBuild, ImagePlans
 from ...images.bundle import BundleResult
 from ...images.locking import LockResult
 from ...images.plan import FitResult
@@ -41,16 +41,6 @@ def describe_build(build: ImageBuild) -> Document:
     """An image that was built."""
     facts = tabulate_facts(list_fields(build, _BUILT) | list_fields(build.plan, _PLANNED))
     return Document(f"Image for {build.plan.target}", "The image is built.", good("built"), (facts,))
-
-
-def describe_proof(proof: ImageProof) -> Document:
-    """What was done with an image, and whether it holds."""
-    cases = tuple(
-        Diagnostic(one.deed, good("holds") if one.holds else bad("fails"), "proof", one.seen, seconds=one.seconds)
-        for one in proof.proofs
-    )
-    blocks = (*describe_build(proof.build).blocks, *cases)
-    return Document("Proof of an image", f"Proofs: {sum_up(cases) or 'none'}.", mark_exit(proof.exit), blocks)
 
 
 def describe_lock(result: LockResult) -> Document:
