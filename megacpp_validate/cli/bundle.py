@@ -20,8 +20,8 @@ def bundle(
     """Write one folder that gives a host without a network the environment of a target.
 
     Exit code 0: it is there, and was read back, 1: what the registry gives is not what the digest says, 2: the matrix
-    or an argument is wrong, or it is there already, 5: cosign is missing, 6: the registry does not answer, or the disk
-    is full.
+    or an argument is wrong, or it is there already, 4: the JIT caches are not sealed, 5: cosign is missing, 6: the
+    registry does not answer, or the disk is full.
     """
     from ..images.bundle import BundleOptions, write_bundle
 

@@ -28,14 +28,13 @@ def prewarm(
     6: a full disk.
     """
     from ..catalog.prewarm import read_prewarm, read_unkept
-    from ..jitcache.prewarm import SealOptions, run_prewarm
+    from ..jitcache.prewarm import run_prewarm
     from ..jitcache.stack import JitOptions
-    from ..jitcache.verify import VerifiedPrewarm, run_verify
+    from ..jitcache.verify import run_verify
 
-    options, sealing = fill(JitOptions, locals(), tasks=tasks or None), fill(SealOptions, locals())
-    rows = read_prewarm(context.catalog, context.matrix)
-    result = run_prewarm(context.catalog, rows, options, sealing, say)
+    options, rows = fill(JitOptions, locals(), tasks=tasks or None), read_prewarm(context.catalog, context.matrix)
+    result = run_prewarm(context.catalog, rows, options, say)
     if not verify or not result.sealed:
         return result
     verdict = run_verify(context.catalog, rows, read_unkept(context.matrix), options, None, context.receipts, say)
-    return VerifiedPrewarm(**dict(result), verdict=verdict)
+    return result.model_copy(update={"verdict": verdict})

@@ -89,20 +89,18 @@ def read_versions() -> dict[str, str]:
         found["torch"] = str(torch.__version__)
         found["cuda"] = torch.version.cuda or ""
         found["isa"] = str(torch.backends.cpu.get_cpu_capability())
-        found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         found["c++ headers"] = os.pathsep.join((str(Path(torch.__file__).with_name(_HEADERS)), get_path(_HEADERS)))
-    found["driver"] = _driver()
     found["working folder"] = str(Path.cwd())
     found["c++"] = _output([os.environ.get("CXX") or "g++", "--version"]).partition("\n")[0].strip()
     return found
 
 
 def read_compiler() -> dict[str, str]:
-    """What compiles CUDA C++: mode (MEGACPP_JIT_MODE), and the path and version of nvcc; empty where there is none."""
+    """What compiles CUDA C++: path and version of nvcc; empty where there is none."""
     path = _nvcc()
     printed = _output([path, "--version"]) if path else ""
     release = re.search(r"release [\d.]+, V([\d.]+)", printed)
-    return {"mode": os.environ.get("MEGACPP_JIT_MODE", ""), "path": path, "version": release[1] if release else ""}
+    return {"path": path, "version": release[1] if release else ""}
 
 
 def read_include_paths() -> list[str]:
@@ -116,13 +114,6 @@ def _nvcc() -> str:
     homes = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
     found = [str(Path(home, "bin/nvcc")) for home in homes if home and Path(home, "bin/nvcc").is_file()]
     return found[0] if found else shutil.which("nvcc") or ""
-
-
-def _driver() -> str:
-    with suppress(OSError):
-        found = re.search(r"Kernel Module(?: for \w+)?\s+([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
-        return found[1] if found else ""
-    return ""
 
 
 def _output(command: list[str]) -> str:

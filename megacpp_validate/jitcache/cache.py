@@ -5,9 +5,9 @@ only read: a lock beside each kernel (FlashAttention 4, TorchInductor), and what
 of a sealed cache, or, in an image, folders that take new files beside the sealed ones. Copied, not linked: through a
 hard link a library that writes in place would change what is sealed.
 
-An archive holds ARCH/manifest.json, ARCH/manifest.sha256, then the files of the manifest in its order, and nothing
-else: the same cache gives the same bytes. On import everything is unpacked aside, each file compared with its hash, and
-renamed when all are right.
+A cache is sealed where `manifest.sha256` lies beside its manifest. An archive holds ARCH/manifest.json,
+ARCH/manifest.sha256, then the files of the manifest in its order, and nothing else: the same cache gives the same
+bytes. An import unpacks everything aside, compares each file with its hash, and renames the folder when all are right.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ import gzip
 import json
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -31,21 +28,26 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from .. import TOOL
-from ..errors import EvidenceMissing, Exit, ToolError, WrongArguments
+from ..errors import EvidenceMissing, Exit, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from . import layout
-from .manifest import FileSeen, JitCacheSize, Manifest, manifest_text, parse_manifest, read_manifest
+from .manifest import (
+    JitCacheSize,
+    Manifest,
+    ManifestInvalid,
+    describe_files,
+    hash_line,
+    read_manifest,
+    write_manifest,
+)
 
 _FILE_MODE: Final = 0o444
 _FOLDER_MODE: Final = 0o755
 # Anybody may add a file, and nobody may replace one of somebody else's (the sticky bit).
 _SHARED_FOLDER_MODE: Final = 0o1777
-_OPEN_FILE_MODE: Final = 0o644
 _SHOWN: Final = 8
 _GROUP: Final = "__grp__"  # Triton's list of the files of one kernel, by absolute path (3.7.1, runtime/cache.py)
-_CHILDREN: Final = "child_paths"
-_COPIERS: Final = 4
 _GZIP_LEVEL: Final = 1  # kernels shrink to about a half at any level
 _COPY: Final = "Nothing was imported. Next step: copy or export it again"
 
@@ -60,7 +62,7 @@ class JitCacheResult(Frozen):
         stack: versions that the cache is for.
         missing: tasks that are not in it.
         extra: files that appeared since it was sealed.
-        archive, archive_hash: of an export.
+        archive: of an export.
         variables: that put every cache there, of "open".
     """
 
@@ -76,7 +78,6 @@ class JitCacheResult(Frozen):
     extra: tuple[str, ...] = ()
     sealed: bool = True
     archive: str = ""
-    archive_hash: str = ""
     variables: dict[str, str] = Field(default_factory=dict)
     seconds: float = Field(default=0.0, ge=0.0)
 
@@ -112,22 +113,22 @@ def run_cache(root: Path, options: CacheOptions) -> JitCacheResult:
         OSError: a disk is full, or a folder cannot be written.
     """
     started, action = time.monotonic(), options.action
+    place, work = (Path(one or "").absolute() for one in (options.place, options.work))
     if action in ("export", "import") and options.place is None:
         raise WrongArguments("no archive is named. Next step: name one such as jit.tar.gz.")
     if action == "open" and options.work is None:
         raise WrongArguments("no folder is named. Next step: name a folder that you can write with --work.")
+    folder = root if action == "import" else _find_folder(root, options.arch)
     if action == "import":
-        result = import_cache(Path(options.place or "").absolute(), root)
+        result = import_cache(place, root)
+    elif action == "export":
+        result = export_cache(folder, place)
+    elif action == "open":
+        result = open_working(folder, check_sealed(folder), work)
     else:
-        folder = _find_folder(root, options.arch)
         if action == "seal":
             seal(folder, shared=options.shared)
-        if action == "export":
-            result = export_cache(folder, Path(options.place or "").absolute())
-        elif action == "open":
-            result = open_working(folder, check_sealed(folder), Path(options.work or "").absolute())
-        else:
-            result = _describe(action, folder, check_sealed(folder), sealed=is_sealed(folder))
+        result = _describe(action, folder, check_files(folder), sealed=is_sealed(folder))
     return result.model_copy(update={"seconds": round(time.monotonic() - started, 2)})
 
 
@@ -138,7 +139,7 @@ def _find_folder(root: Path, arch: str) -> Path:
     found = sorted(path.parent for path in root.glob(f"*/{layout.MANIFEST}"))
     if len(found) == 1:
         return found[0]
-    there = ", ".join(path.name for path in found) or "nothing was prewarmed there, or a prewarm did not end"
+    there = ", ".join(path.name for path in found) or "nothing was prewarmed there"
     raise (WrongArguments if found else EvidenceMissing)(
         f"{root} has {len(found)} caches with a manifest ({there}). Next step: name the root with --root, and one with "
         "--arch."
@@ -163,14 +164,28 @@ class Checked:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether ROOT/ARCH has a manifest that is read-only: an unfinished prewarm has one that is not, or none."""
-    with suppress(OSError):
-        return not (folder / layout.MANIFEST_HASH).stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
-    return False
+    """Whether the hash of its manifest lies in ROOT/ARCH, as nothing but `seal` and a prewarm put it there."""
+    return (folder / layout.MANIFEST_HASH).exists()
 
 
 def check_sealed(folder: Path) -> Checked:
-    """Read every file, and compare it with the manifest.
+    """Read every file of a sealed cache, and compare it with the manifest.
+
+    Raises:
+        ManifestInvalid: the cache is not sealed.
+        ToolError, OSError: as `check_files`.
+    """
+    if not is_sealed(folder):
+        raise ManifestInvalid(
+            f"{folder} is not sealed, so that its contents are not known. Likely cause: a prewarm with --no-seal or "
+            "without an end. Next step: `nox -s prewarm` to its end, or `nox -s jit_cache -- seal`, which compares "
+            "every file with its hash."
+        )
+    return check_files(folder)
+
+
+def check_files(folder: Path) -> Checked:
+    """Read every file of a cache, and compare it with the manifest.
 
     Raises:
         ManifestInvalid: there is no valid manifest.
@@ -213,25 +228,24 @@ def seal(folder: Path, *, shared: bool = False) -> str:
         CacheChanged: the files are not those of the manifest.
         OSError: somebody else owns it.
     """
-    checked = check_sealed(folder)
+    checked = check_files(folder)
     if checked.extra:
         raise layout.CacheChanged(
             f"{folder} has {len(checked.extra)} files that its manifest does not have: {checked.extra[:_SHOWN]}. "
             "Likely cause: something compiled there after the prewarm. Next step: `nox -s prewarm` on it again, which "
-            "takes them up, and seal then."
+            "removes them."
         )
     layout.remove_temporary(folder)
     folders = (layout.LOCKS, *layout.LIBRARIES)
-    for name in (
-        (*folders, f"inductor/{layout.LOCKS}") if shared else ()
-    ):  # now: what makes them later is one user of many
-        (folder / name).mkdir(exist_ok=True)
+    if shared:  # made now: what makes them later is one user of many
+        for name in (*folders, f"inductor/{layout.LOCKS}"):
+            (folder / name).mkdir(exist_ok=True)
     for place in (folder, *(Path(place) for name in folders for place, _, _ in os.walk(folder / name))):
         place.chmod(_SHARED_FOLDER_MODE if shared else _FOLDER_MODE)
-    for file in checked.manifest.files:
-        (folder / file.path).chmod(_FILE_MODE)
-    (folder / layout.MANIFEST).chmod(_FILE_MODE)
-    (folder / layout.MANIFEST_HASH).chmod(_FILE_MODE)  # last: what is sealed is sealed whole
+    # The hash comes last: what is sealed is sealed whole.
+    write_whole(folder / layout.MANIFEST_HASH, hash_line((folder / layout.MANIFEST).read_bytes()))
+    for path in (*(file.path for file in checked.manifest.files), layout.MANIFEST, layout.MANIFEST_HASH):
+        (folder / path).chmod(_FILE_MODE)
     return checked.digest
 
 
@@ -259,13 +273,18 @@ def open_working(sealed: Path, checked: Checked, work: Path) -> JitCacheResult:
             "step: use it as it is, give another --work, or remove it."
         ) from fault
     try:
-        _copy_files(sealed, folder, manifest.files)
         for name in layout.LIBRARIES:
             (folder / name).mkdir(exist_ok=True)
         for file in manifest.files:
-            if file.names_root and file.path.rpartition("/")[2].startswith(_GROUP):
-                _relocate(folder / file.path, manifest.folder, file.mtime_ns, str(folder))
-        write_whole(folder / layout.DRAFT, manifest_text(manifest))  # a prewarm that goes on here knows what is there
+            place = folder / file.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(sealed / file.path, place)
+            if file.names_root and place.name.startswith(_GROUP):
+                _relocate(place, manifest.folder, str(folder))
+            os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
+        # A prewarm that goes on here knows by this what is there.
+        here = {"folder": str(folder), "files": describe_files(folder)}
+        write_manifest(folder, manifest.model_copy(update=here))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -273,33 +292,13 @@ def open_working(sealed: Path, checked: Checked, work: Path) -> JitCacheResult:
     return _describe("open", folder, checked, variables=variables)
 
 
-def _copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
-    """Copy files of a manifest from folder to folder, with their times."""
-
-    def copy(file: FileSeen) -> None:
-        place = target / file.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / file.path, place, follow_symlinks=False)  # in the kernel, where it can
-        place.chmod(_OPEN_FILE_MODE)
-        os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
-
-    with ThreadPoolExecutor(_COPIERS) as pool:
-        list(pool.map(copy, files))
-
-
-def _relocate(place: Path, old: str, mtime_ns: int, new: str) -> None:
+def _relocate(place: Path, old: str, new: str) -> None:
     """Let a group of Triton's name the folder that it lies in now; other paths stay.
 
     Triton looks a group up by the absolute paths that stand in it, and passes over a file that is not at its path.
     """
-    prefix = f"{old.rstrip('/')}/"
-    data: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
-    moved = {
-        name: f"{new}/{path.removeprefix(prefix)}" if path.startswith(prefix) else path
-        for name, path in data[_CHILDREN].items()
-    }
-    write_whole(place, json.dumps({**data, _CHILDREN: moved}))
-    os.utime(place, ns=(mtime_ns, mtime_ns))
+    before, after = (json.dumps(f"{folder.rstrip('/')}/")[:-1] for folder in (old, new))
+    place.write_text(place.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
 
 
 def _describe(action: str, folder: Path, checked: Checked, **more: Any) -> JitCacheResult:
@@ -321,15 +320,10 @@ def export_cache(folder: Path, target: Path) -> JitCacheResult:
         target: the archive.
 
     Raises:
-        WrongArguments: it is not sealed.
+        ManifestInvalid: it is not sealed.
         CacheChanged: the cache is not what its manifest says.
         OSError: the target cannot be written or its disk is full; what was written is removed.
     """
-    if not is_sealed(folder):
-        raise WrongArguments(
-            f"{folder} is not sealed, so that an export could hold half of it. Next step: `nox -s jit_cache -- seal`, "
-            "or `nox -s prewarm` to its end."
-        )
     checked = check_sealed(folder)
     times = {file.path: file.mtime_ns / 1e9 for file in checked.manifest.files}
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -343,9 +337,8 @@ def export_cache(folder: Path, target: Path) -> JitCacheResult:
                         info = tarfile.TarInfo(f"{folder.name}/{path}")  # of root's, and read-only
                         info.size, info.mode, info.mtime = (folder / path).stat().st_size, 0o444, times.get(path, 0)
                         archive.addfile(info, reader)
-        digest = layout.hash_files(Path(aside), [part.name])[part.name]
         part.replace(target)
-    return _describe("export", folder, checked, archive=str(target), archive_hash=f"sha256:{digest}")
+    return _describe("export", folder, checked, archive=str(target))
 
 
 def import_cache(source: Path, root: Path) -> JitCacheResult:
@@ -358,7 +351,7 @@ def import_cache(source: Path, root: Path) -> JitCacheResult:
         root: below which ARCH is made.
 
     Raises:
-        WrongArguments: no archive of a cache, a member that has no place in it, or another cache is there.
+        WrongArguments: no archive of a cache, a file that has no place in it, or another cache is there.
         CacheChanged: a file whose hash is wrong, or that is missing; named.
         ManifestInvalid: the manifest is invalid.
         OSError: the root cannot be written, or its disk is full; what was written is removed.
@@ -366,53 +359,38 @@ def import_cache(source: Path, root: Path) -> JitCacheResult:
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=root) as aside:
         try:
-            with tarfile.open(source, "r:*") as archive:
-                manifest, digest = _unpack(archive, Path(aside))
+            new = _unpack(source, Path(aside))
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, FileNotFoundError) as fault:
             raise WrongArguments(
                 f"{source} cannot be unpacked: {fault}. Likely cause: it is missing, was cut short or damaged. {_COPY}."
             ) from fault
-        new, place = Path(aside, manifest.architecture), layout.arch_folder(root, manifest.architecture)
-        for file in manifest.files:
-            with suppress(FileNotFoundError):  # `seal` names it
-                os.utime(new / file.path, ns=(file.mtime_ns, file.mtime_ns))
+        manifest, digest = read_manifest(new)
+        listed = {layout.MANIFEST, layout.MANIFEST_HASH, *(file.path for file in manifest.files)}
+        there = {path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()}
+        if foreign := sorted(there - listed):
+            raise WrongArguments(f"{source} has the file {foreign[0]!r}, which its manifest does not have. {_COPY}.")
         seal(new)
+        for file in manifest.files:
+            os.utime(new / file.path, ns=(file.mtime_ns, file.mtime_ns))
+        place = layout.arch_folder(root, manifest.architecture)
         if not place.exists() or not any(place.iterdir()):
             new.rename(place)
-        elif not _is_same(place, digest):
+        elif not is_sealed(place) or read_manifest(place)[1] != digest:
             raise WrongArguments(
-                f"{place} holds another cache (or a damaged one, or a prewarm that is not sealed), and not {digest}. "
-                "Next step: import it into another --root, or remove that folder."
+                f"{place} holds another cache, and not {digest}. Next step: import it into another --root, or remove "
+                "that folder."
             )
     return _describe("import", place, Checked(manifest, digest))
 
 
-def _is_same(place: Path, digest: str) -> bool:
-    with suppress(ToolError):
-        return is_sealed(place) and check_sealed(place).digest == digest
-    return False
-
-
-def _unpack(archive: tarfile.TarFile, folder: Path) -> tuple[Manifest, str]:
-    """Unpack an archive of a cache, whose first two members are the manifest and its hash."""
-    heads = list[bytes]()
-    for name in (layout.MANIFEST, layout.MANIFEST_HASH):
-        member = archive.next()
-        reader = archive.extractfile(member) if member is not None and member.isreg() else None
-        if reader is None or member is None or Path(member.name).name != name:
-            raise tarfile.ReadError(f"it does not begin with {layout.MANIFEST} and {layout.MANIFEST_HASH}")
-        heads.append(reader.read())
-    manifest, digest = parse_manifest(heads[0], heads[1], "the archive")
-    arch = manifest.architecture
-    expected = {
-        f"{arch}/{path}" for path in (layout.MANIFEST, layout.MANIFEST_HASH, *(file.path for file in manifest.files))
-    }
-    for member in archive.getmembers():
-        if not member.isreg() or member.name not in expected:
-            raise WrongArguments(
-                f"the archive has the member {member.name!r}, which its manifest does not have as a plain file. "
-                f"Likely cause: it was made by something else, or changed. {_COPY}."
-            )
-        member.mode = _OPEN_FILE_MODE
-    archive.extractall(folder, filter="data")
-    return manifest, digest
+def _unpack(source: Path, folder: Path) -> Path:
+    """Unpack an archive of plain files, none of which may lead out of it; the one folder ARCH that it holds."""
+    with tarfile.open(source, "r:*") as archive:
+        members = archive.getmembers()
+        if links := [member.name for member in members if not member.isreg()]:
+            raise tarfile.TarError(f"its member {links[0]!r} is no plain file")
+        arches = sorted({member.name.partition("/")[0] for member in members})
+        if len(arches) != 1 or f"{arches[0]}/{layout.MANIFEST_HASH}" not in archive.getnames():
+            raise tarfile.TarError(f"it holds {arches}, and not one sealed cache with its {layout.MANIFEST_HASH}")
+        archive.extractall(folder, filter="data")
+    return folder / arches[0]

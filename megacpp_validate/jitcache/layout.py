@@ -41,9 +41,8 @@ MODE_VARIABLE: Final = "MEGACPP_JIT_MODE"
 
 CPU: Final = "cpu"
 MANIFEST: Final = "manifest.json"
-MANIFEST_HASH: Final = "manifest.sha256"
-STATE: Final = ".prewarm"  # of a prewarm that is under way; never exported
-DRAFT: Final = f"{STATE}/{MANIFEST}"  # what lies in a folder that is not sealed, as far as a prewarm knows
+MANIFEST_HASH: Final = "manifest.sha256"  # what makes a cache a sealed one
+STATE: Final = ".prewarm"  # lock and logs of a prewarm; never exported
 LOCKS: Final = "locks"  # of processes that compile; never exported
 
 _FOLDERS: Final = {

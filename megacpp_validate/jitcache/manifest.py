@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field
 
-from ..errors import EvidenceMissing, WrongArguments
+from ..errors import EvidenceMissing
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, read_strict_json
 from . import layout
@@ -97,9 +98,7 @@ class TaskDone(Frozen):
     """A task that was finished, and what it compiled.
 
     Attributes:
-        asked: libraries that it compiled for or found in a cache when it was finished. None where its process counted
-            no hits.
-        key: hash of what must be the same for it to stay finished; empty of an earlier version.
+        asked: libraries that it compiled for or found in a cache when it was finished.
     """
 
     id: str
@@ -108,8 +107,7 @@ class TaskDone(Frozen):
     ranks: int = 1
     seconds: float = 0.0
     compiled: tuple[JitCompile, ...] = ()
-    asked: tuple[str, ...] | None = None
-    key: str = ""
+    asked: tuple[str, ...] = ()
 
 
 class FileSeen(Frozen):
@@ -156,17 +154,6 @@ class Manifest(Frozen):
     tool: str = ""
     commit: str = ""
 
-    @model_validator(mode="after")
-    def _require_plain_paths(self) -> Manifest:
-        paths = [file.path for file in self.files]
-        if len(set(paths)) != len(paths):
-            raise ValueError("a file is in it twice")
-        for path in paths:
-            parts = path.split("/")
-            if "\\" in path or "\0" in path or {"", ".", ".."} & set(parts) or len(parts) < 2:
-                raise ValueError(f"the path {path!r} leads elsewhere")
-        return self
-
     @property
     def bytes(self) -> int:
         """Of all files."""
@@ -183,36 +170,21 @@ class Manifest(Frozen):
         )
 
 
-def describe_files(folder: Path, known: Iterable[FileSeen] = ()) -> tuple[FileSeen, ...]:
+def describe_files(folder: Path) -> tuple[FileSeen, ...]:
     """Every file of ROOT/ARCH that counts, with its hash.
-
-    Args:
-        known: rows whose hashes hold for files of the same size and time, which are not read again.
 
     Raises:
         CacheChanged: a link lies there.
         OSError: a file cannot be read.
     """
     listed = layout.list_files(folder)
-    rows = {(row.path, row.bytes, row.mtime_ns): row for row in known if not row.names_root}
-    hashes = layout.hash_files(
-        folder, (file.path for file in listed if (file.path, file.bytes, file.mtime_ns) not in rows)
-    )
+    hashes = layout.hash_files(folder, (file.path for file in listed))
 
     def row(file: layout.Listed) -> FileSeen:
-        if file.path not in hashes:
-            return rows[file.path, file.bytes, file.mtime_ns]
         names_root = file.path.endswith(".json") and str(folder).encode() in (folder / file.path).read_bytes()
-        return FileSeen(
-            path=file.path, bytes=file.bytes, sha256=hashes[file.path], mtime_ns=file.mtime_ns, names_root=names_root
-        )  # fmt: skip
+        return FileSeen(**asdict(file), sha256=hashes[file.path], names_root=names_root)
 
     return tuple(map(row, listed))
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """The manifest as JSON; the same text for the same manifest."""
-    return json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def hash_line(text: bytes) -> str:
@@ -220,81 +192,40 @@ def hash_line(text: bytes) -> str:
     return f"{sha256(text).hexdigest()}  {layout.MANIFEST}\n"
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> str:
-    """Write a manifest and its hash into ROOT/ARCH, each whole; the hash, as "sha256:...". Raises `OSError`."""
-    text = manifest_text(manifest)
-    write_whole(folder / layout.MANIFEST, text)
-    write_whole(folder / layout.MANIFEST_HASH, hash_line(text.encode()))
-    return f"sha256:{sha256(text.encode()).hexdigest()}"
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a ROOT/ARCH that is not sealed. Raises `OSError`."""
+    text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
+    write_whole(folder / layout.MANIFEST, text + "\n")
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
-    """The manifest of ROOT/ARCH and its hash.
+    """The manifest of ROOT/ARCH and its hash, as "sha256:...".
 
     Raises:
-        CacheChanged: it is not the one whose hash lies beside it.
+        CacheChanged: the cache is sealed, and the manifest is not the one whose hash lies beside it.
         ManifestInvalid: there is none, or it is damaged.
     """
+    sealed = folder / layout.MANIFEST_HASH
     try:
-        text, line = ((folder / name).read_bytes() for name in (layout.MANIFEST, layout.MANIFEST_HASH))
+        text = (folder / layout.MANIFEST).read_bytes()
+        line = sealed.read_text(errors="replace") if sealed.exists() else hash_line(text)
     except OSError as fault:
         raise ManifestInvalid(
-            f"{folder} has no manifest: {fault}. Likely cause: nothing was prewarmed there, a prewarm was killed, or "
-            "another user owns it. Next step: `nox -s prewarm`, which continues with what is missing."
+            f"{folder} has no manifest: {fault}. Likely cause: nothing was prewarmed there, or another user owns it. "
+            "Next step: `nox -s prewarm`."
         ) from fault
-    return parse_manifest(text, line, str(folder))
-
-
-def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]:
-    """A manifest and its hash from their bytes. Raises as `read_manifest`."""
-    if line.decode(errors="replace") != hash_line(text):
+    if line != hash_line(text):
         raise layout.CacheChanged(
-            f"the manifest of {where} does not hash to its {layout.MANIFEST_HASH}. Likely cause: it was edited. "
+            f"the manifest of {folder} does not hash to its {layout.MANIFEST_HASH}. Likely cause: it was edited. "
             "Next step: take the cache from where it was exported, or prewarm again."
         )
     try:
-        read_strict_json(text)
-        return Manifest.model_validate_json(text), f"sha256:{sha256(text).hexdigest()}"
+        return Manifest.model_validate(read_strict_json(text), strict=False), f"sha256:{sha256(text).hexdigest()}"
     except ValueError as fault:
         raise ManifestInvalid(
-            f"the manifest of {where} is invalid: {fault}. Likely cause: another version wrote it. Next step: prewarm "
+            f"the manifest of {folder} is invalid: {fault}. Likely cause: another version wrote it. Next step: prewarm "
             "again with this one."
         ) from fault
-
-
-def read_draft(folder: Path) -> Manifest | None:
-    """What a prewarm knew of a ROOT/ARCH that is not sealed; None where it is not there, or damaged."""
-    try:
-        return Manifest.model_validate_json((folder / layout.DRAFT).read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def require_place(root: Path, architecture: str, machine: str = "") -> Path:
-    """ROOT/ARCH, once it is clear that it is one, and of this architecture.
-
-    Args:
-        root: of all caches.
-        architecture: such as "sm_90a".
-        machine: kind of CPU, because host code is among what is cached; empty where that is compared later.
-
-    Raises:
-        WrongArguments: it is another one, or ROOT is itself one.
-    """
-    folder = layout.arch_folder(root, architecture)
-    if any((root / name).exists() for name in (layout.MANIFEST, layout.DRAFT)):
-        raise WrongArguments(f"{root} is the cache of one architecture, not the root. Next step: give {root.parent}.")
-    try:
-        found = read_draft(folder) or read_manifest(folder)[0]
-    except EvidenceMissing:
-        return folder
-    if found.architecture != architecture or found.stack.machine != (machine or found.stack.machine):
-        raise WrongArguments(
-            f"{folder} holds caches of {found.architecture} on {found.stack.machine}, and {architecture} on "
-            f"{machine or found.stack.machine} is requested. Likely cause: a folder was copied under another name, or "
-            f"machines of two kinds share it. Next step: give another --root, or remove {folder}."
-        )
-    return folder
 
 
 # --- does it fit a stack? --------------------------------------------------------------------------------------------

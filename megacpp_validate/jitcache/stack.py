@@ -27,7 +27,7 @@ from ..environments.interpreter import InterpreterEnvironment, host_interpreter,
 from ..environments.plan import plan_blank, plan_row, why_not_here
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment, NothingSelected
-from ..evidence.receipt import Outcome, Receipt, hash_code
+from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen
 from ..process import Processes
 from .layout import DRIVER, NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
@@ -41,7 +41,6 @@ _STACK_LIMIT_S: Final = 300.0  # imports torch once, on a disk that may be cold
 COUNTED: Final = {
     "deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton",
 }  # fmt: skip
-_REPORT_THEIR_KEY: Final = ("fa4", "inductor")  # always, where they look into a cache at all (jit/watch.py)
 _GOOD: Final = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
 _DID_NOT_RUN: Final = (Outcome.NOT_RUN, Outcome.BLOCKED)
 _LEAST_FREE: Final = 2**20  # bytes; a kernel has 30 kB to 1 MB
@@ -61,6 +60,7 @@ class JitOptions:
         jobs: processes at a time; 0 for what suits.
         at_build: only what needs no GPU, as when an image is built.
         limit_s: seconds that one task may take.
+        seal, shared: whether a prewarm seals the cache, and whether any user may add files to the sealed one.
     """
 
     target: str = ""
@@ -73,6 +73,8 @@ class JitOptions:
     at_build: bool = False
     seed: int = 0
     limit_s: float = 900.0
+    seal: bool = True
+    shared: bool = False
 
 
 def find_root(root: Path | None) -> Path:
@@ -110,16 +112,15 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
         raise NothingSelected(
             f"no task of matrix/prewarm.toml for {target} is selected. Next step: name one, or leave --tasks out."
         )
-    of_target, left_out = choose_tasks(every, target), []
-    for task in of_target:
+
+    def why(task: PrewarmTask) -> str:
         if task not in chosen:
-            left_out.append(f"{task.id}: {'not named' if options.tasks else 'it needs a GPU'}")
-        elif task not in tasks:
-            step = f"`--ranks {task.ranks}` on a host that has them"
-            left_out.append(
-                f"{task.id}: it takes {task.ranks} devices, and --ranks is {options.ranks}. Next step: {step}"
-            )
-    return Selected(tasks, of_target, tuple(left_out))
+            return "not named" if options.tasks else "it needs a GPU"
+        step = f"Next step: `--ranks {task.ranks}` on a host that has them"
+        return f"it takes {task.ranks} devices, and --ranks is {options.ranks}. {step}"
+
+    of_target = choose_tasks(every, target)
+    return Selected(tasks, of_target, tuple(f"{task.id}: {why(task)}" for task in of_target if task not in tasks))
 
 
 class Answer(Frozen):
@@ -127,7 +128,7 @@ class Answer(Frozen):
 
     Attributes:
         compiled: kernels that no cache had.
-        hits: library -> kernels that a cache had; None where it is not counted.
+        hits: library -> kernels that a cache had.
         failure: why it did not come to a good end.
         missing: why it could not run here: no GPU, no such library. That is no failure.
         unwatched: what it compiled in memory, where there is no cache: "LIBRARY: why".
@@ -135,7 +136,7 @@ class Answer(Frozen):
     """
 
     compiled: tuple[JitCompile, ...] = ()
-    hits: dict[str, int] | None = Field(default_factory=dict)
+    hits: dict[str, int] = Field(default_factory=dict)
     failure: str = ""
     missing: str = ""
     unwatched: tuple[str, ...] = ()
@@ -145,10 +146,8 @@ class Answer(Frozen):
     include_paths: tuple[str, ...] = ()
 
     @property
-    def asked(self) -> tuple[str, ...] | None:
-        """Libraries that it compiled for, or found in a cache; None where it does not count what it found."""
-        if self.hits is None:
-            return None
+    def asked(self) -> tuple[str, ...]:
+        """Libraries that it compiled for, or found in a cache."""
         found = {library for library, number in self.hits.items() if number}
         return tuple(sorted(found | {one.library for one in self.compiled}))
 
@@ -159,26 +158,21 @@ def asked_nothing(task: PrewarmTask, answer: Answer) -> bool:
     Of probes and cells nothing is known beforehand: their library is that of the cache that gains most from them, and
     another precision may not use it. The driver's cache does not report hits.
     """
-    if task.is_cell or answer.asked is None or task.library == DRIVER:
+    if task.is_cell or task.library == DRIVER:
         return False
     return COUNTED.get(task.library, task.library) not in {COUNTED.get(one, one) for one in answer.asked}
 
 
 def require_purpose(task: PrewarmTask, answer: Answer) -> Answer:
-    """The answer, as a failure where nothing was compiled ahead of time, or nothing of it was kept."""
-    lost = [one for one in answer.compiled if one.library in _REPORT_THEIR_KEY and not one.looked_for]
-    if task.is_cell or answer.failure or answer.missing:
+    """The answer, as a failure where nothing was compiled ahead of time."""
+    if answer.failure or answer.missing or not asked_nothing(task, answer):
         return answer
-    if asked_nothing(task, answer):
-        said = f"it compiled nothing for {task.library}, and looked for nothing in its cache"
-    elif lost:
-        said = f"what it compiled is in no cache: {', '.join(f'{one.library} {one.kernel}' for one in lost[:4])}"
-    else:
-        return answer
-    cause = "a variable switches compiling, or its cache, off, or the monitor does not know the release"
-    return answer.model_copy(
-        update={"failure": f"{said}. Likely cause: {cause}. Next step: unset it, or look at the log."}
+    failure = (
+        f"it compiled nothing for {task.library}, and looked for nothing in its cache. Likely cause: a variable "
+        "switches compiling, or its cache, off, or the monitor does not know the release. Next step: unset it, or look "
+        "at the log."
     )
+    return answer.model_copy(update={"failure": failure})
 
 
 def read_receipt_answer(receipt: Receipt) -> Answer:
@@ -243,11 +237,6 @@ class JitStack:
         facts = self.facts
         return f"{facts.executable} ({self.environment.because}): Python {facts.python}, torch {facts.torch or 'none'}"
 
-    @property
-    def sources(self) -> str:
-        """Identity of what of this project runs there."""
-        return hash_code()
-
     def why_not(self, *, at_build: bool) -> str:
         """Why this machine cannot run the target's tasks; empty where it can.
 
@@ -270,7 +259,11 @@ class JitStack:
         """
         logs.mkdir(parents=True, exist_ok=True)
         limit = max(limit_s, float(task.limit_s))
-        answer = self._run_cell(task, logs, limit) if task.is_cell else self._run_task(task, logs, limit)
+        if task.is_cell:
+            answer = self._run_cell(task, logs, limit)
+        else:
+            order = {"task": task.id, "code": task.code, "library": task.library, "settings": dict(task.settings)}
+            answer = self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit)
         disk = os.statvfs(self.root)
         if answer.failure and disk.f_bavail * disk.f_frsize < _LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
@@ -284,10 +277,6 @@ class JitStack:
         order = replace(plan_row(blank, row), environment=self.environment.identity)
         cell = Cell(self.environment, order, logs, limit_s)
         return read_receipt_answer(cell.run(self.scratch / f"cell-{task.id}", self.processes))
-
-    def _run_task(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
-        order = {"task": task.id, "code": task.code, "library": task.library, "settings": dict(task.settings)}
-        return self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit_s)
 
     def _ask(self, order: Mapping[str, Any], log: Path, limit_s: float) -> Answer:
         """Start a task of `megacpp_validate.jit`, and read its last line, or why there is none."""
@@ -309,8 +298,7 @@ class JitStack:
         Raises:
             NoEnvironment: it reports nothing.
         """
-        order = {"task": _STACK, "code": _STACK, "library": "", "settings": {}}
-        answered = self._ask(order, self.scratch / f"{_STACK}.log", _STACK_LIMIT_S)
+        answered = self._ask({"task": _STACK, "code": _STACK}, self.scratch / f"{_STACK}.log", _STACK_LIMIT_S)
         if answered.failure or answered.missing:
             raise NoEnvironment(
                 f"{self.environment.shown} does not report what it is made of: {answered.failure or answered.missing}. "
@@ -321,7 +309,7 @@ class JitStack:
         return StackSeen(
             machine=self.facts.machine,
             versions={name: version for name, version in sorted(versions.items()) if version},
-            compiler=answered.compiler.model_copy(update={"mode": ""}),  # the manifest holds the requested one itself
+            compiler=answered.compiler,
             include_paths=answered.include_paths,
         )
 

@@ -23,10 +23,9 @@ from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..errors import Exit, exit_for, writing_to
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from .cache import Checked, check_sealed, is_sealed, open_working
-from .layout import DRIVER, cache_arch, find_products, library_of, list_files, require_usable
-from .manifest import JitCompile, Manifest, ManifestInvalid, StackDifference, compare_stack, require_place
-from .prewarm import PrewarmResult
+from .cache import Checked, check_sealed, open_working
+from .layout import DRIVER, arch_folder, cache_arch, find_products, library_of, list_files, require_usable
+from .manifest import JitCompile, Manifest, StackDifference, compare_stack
 from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, find_root, open_stack, run_tasks, select_tasks
 
 # Of a whole target, and of a part: whoever reads the verdict on a target must not find the other in its place.
@@ -60,7 +59,7 @@ class JitVerifyRow(Frozen):
         compiled: what was not found.
         unkept: what this release compiles in every process, whatever is in a cache (matrix/prewarm.toml); it closes
             nothing.
-        hits: kernels that were found; None where the cell does not count them.
+        hits: kernels that were found.
         known: shapes of each compiled kernel that the cache does have: "KERNEL: SHAPE; SHAPE".
         cause: why it was not found, where anything was compiled.
         reason: why it failed, or did not run.
@@ -72,7 +71,7 @@ class JitVerifyRow(Frozen):
     cause: JitCause | None = None
     compiled: tuple[JitCompile, ...] = ()
     unkept: tuple[JitCompile, ...] = ()
-    hits: int | None = None
+    hits: int = 0
     known: tuple[str, ...] = ()
     reason: str = ""
     seconds: float = 0.0
@@ -138,17 +137,6 @@ class JitVerifyResult(Frozen):
         )
 
 
-class VerifiedPrewarm(PrewarmResult):
-    """A prewarm whose sealed cache was verified."""
-
-    verdict: JitVerifyResult
-
-    @property
-    def exit(self) -> Exit:
-        """The exit of the verdict: what is sealed was prewarmed to its end."""
-        return self.verdict.exit
-
-
 def run_verify(
     catalog: Catalog, tasks: Sequence[PrewarmTask], unkept: Sequence[UnkeptKernel], options: JitOptions,
     work: Path | None, receipts: Path, report: Callable[[str], None],
@@ -175,8 +163,8 @@ def run_verify(
     parent = work or Path(tempfile.gettempdir())
     require_usable(parent, "--work")
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    folder = require_place(find_root(options.root), cache_arch(target.arch))
-    checked = _check_sealed(folder)  # first: on files that changed nothing is proven
+    folder = arch_folder(find_root(options.root), cache_arch(target.arch))
+    checked = check_sealed(folder)  # first: on files that changed nothing is proven
     manifest, options = checked.manifest, replace(options, mode=checked.manifest.mode)
     answers, new, opened_s = dict[str, Answer](), tuple[str, ...](), time.monotonic() - began
     differences: tuple[StackDifference, ...] = ()
@@ -205,16 +193,6 @@ def run_verify(
         )  # fmt: skip
     write_whole(receipts / name_verdict(result), result.model_dump_json(indent=2) + "\n")
     return result
-
-
-def _check_sealed(folder: Path) -> Checked:
-    if not is_sealed(folder):
-        raise ManifestInvalid(
-            f"{folder} is not sealed, so that its contents are not known. Likely cause: a prewarm with --no-seal or "
-            "without an end, or a copy that did not keep the modes of files. Next step: `nox -s prewarm` to its end, "
-            "or `nox -s jit_cache -- seal`, which compares every file with its hash."
-        )
-    return check_sealed(folder)
 
 
 def name_verdict(result: JitVerifyResult) -> str:
@@ -260,9 +238,9 @@ def judge_task(
         verdict = JitVerdict.COMPILED
     else:
         # A library that this task used when it was finished must be used again: a fallback compiles nothing, either.
-        used = done.asked if done and done.asked is not None else [one.library for one in done.compiled] if done else ()
-        found = {COUNTED.get(library) for library, number in (answer.hits or {}).items() if number}
-        lost = answer.hits is not None and any(COUNTED.get(library) not in (None, *found) for library in used)
+        used = done.asked if done else ()
+        found = {COUNTED.get(library) for library, number in answer.hits.items() if number}
+        lost = any(COUNTED.get(library) not in (None, *found) for library in used)
         verdict = JitVerdict.SILENT if lost or asked_nothing(task, answer) else JitVerdict.WARM
     cause = None
     if missed:
@@ -275,7 +253,7 @@ def judge_task(
         known.append(f"{kernel}: {'; '.join([*shapes][:4]) or 'nothing'}")
     return JitVerifyRow(
         task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=tuple(known), cause=cause,
-        hits=None if answer.hits is None else sum(answer.hits.values()),
+        hits=sum(answer.hits.values()),
         reason=answer.missing or answer.failure, seconds=answer.seconds,
     )  # fmt: skip
 

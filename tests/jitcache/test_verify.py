@@ -46,7 +46,6 @@ def manifest(tmp_path: Path) -> Manifest:
     [
         (Answer(hits={"fa4": 3}), JitVerdict.WARM, None),
         (Answer(hits={"triton": 9, "fa4": 0}), JitVerdict.SILENT, None),
-        (Answer(hits=None), JitVerdict.WARM, None),
         (Answer(compiled=(MISSED,), hits={"fa4": 3}), JitVerdict.COMPILED, JitCause.OTHER_KEY),
         (Answer(failure="fail: out of bounds"), JitVerdict.FAILED, None),
         (Answer(missing="no GPU", compiled=(MISSED,)), JitVerdict.NOT_RUN, JitCause.OTHER_KEY),

@@ -8,7 +8,7 @@ from typing import Final
 from ...jitcache.cache import JitCacheResult
 from ...jitcache.manifest import JitCompile, StackDifference
 from ...jitcache.prewarm import PrewarmResult
-from ...jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow, VerifiedPrewarm
+from ...jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow
 from ...text import count
 from ..document import Block, Content, Diagnostic, Document, Paragraph, Preformatted
 from ..marks import bad, good, mark_exit, mark_of, missing, risk
@@ -35,7 +35,7 @@ _CAUSES: Final[dict[JitVerdict | JitCause, tuple[str, str]]] = {  # why, and wha
 
 def describe_prewarm(result: PrewarmResult) -> Document:
     """A row a task, the reason of each failure, and what the caches hold now."""
-    verdict = result.verdict if isinstance(result, VerifiedPrewarm) else None
+    verdict = result.verdict
     cases = list_cases(result.rows, "prewarm", "task", "state", "reason")
     facts = list_fields(result, "folder left_out swept manifest sealed interpreter seconds")
     blocks: tuple[Block, ...] = (
@@ -102,7 +102,7 @@ def _list_notes(result: JitVerifyResult) -> Iterator[str]:
 
 def describe_cache(result: JitCacheResult) -> Document:
     """What was done and what the cache is; variables as a shell reads them."""
-    names = "folder manifest stack missing extra archive archive_hash"
+    names = "folder manifest stack missing extra archive"
     blocks: tuple[Block, ...] = (
         tabulate_facts(list_fields(result, names)),
         tabulate(result.caches, "library files bytes"),
