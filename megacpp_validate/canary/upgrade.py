@@ -23,12 +23,11 @@ from ..catalog.images import read_needs
 from ..environments.environment import read_facts
 from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import SupportGrid, build_support
-from ..environments.interpreter import own_interpreter, read_commit
+from ..environments.interpreter import own_interpreter
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..environments.stacks import (
     AGAIN,
     Means,
-    RunOptions,
     Spec,
     Stack,
     StackOptions,
@@ -338,7 +337,7 @@ def run_upgrade(
         elif tier == "firewall":
             parts["firewall"] = run_firewall_tier(catalog, progress, tool=tool)
         else:
-            parts |= _run_on_device(catalog, options, releases, progress, tool=tool)
+            parts |= _run_on_device(catalog, options, releases, progress)
         seconds[tier] = round(time.monotonic() - started, 2)
     return UpgradeResult(tool=tool, tiers=plan.tiers, seconds=seconds, **parts)
 
@@ -456,10 +455,11 @@ def _read_one(what: str, values: Collection[str]) -> str:
 
 
 def _run_on_device(
-    catalog: Catalog, options: CanaryOptions, releases: Sequence[str], progress: Progress, *, tool: str
+    catalog: Catalog, options: CanaryOptions, releases: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
     """Run the cells of every stack; returns what the gpu tier adds to the result."""
-    selected = choose_canary_probes(catalog, options.probes)  # a typing error is reported before anything is made
+    # A typing error is reported before anything is made.
+    selected = [row.id for row in choose_canary_probes(catalog, options.probes)]
     named = [read_spec(text) for text in options.environments]
     processes = Processes()
     variables = share_cores(os.environ, plan_jobs(options.jobs))
@@ -467,16 +467,18 @@ def _run_on_device(
     target = find_target(catalog, options.target) if options.target else choose_target(catalog, [here])
     is_gpu, reason = bool(target.arch), why_not_here(target, here)
     means = Means(variables, options.python, gpus=is_gpu)
-    requests = _choose_stacks(catalog, options, releases, named, means, progress, looks=not reason)
+    requests = _choose_stacks(options, releases, named, means, progress, looks=not reason)
     if reason:  # nothing is made where nothing can run
         stacks = tuple(Stack(stack.name, problem=reason) for stack in requests)
     else:
         stacks = prepare_stacks(requests, processes)
     room = Room(plan_jobs(options.jobs, gpu=is_gpu))
-    cells = StackOptions(options.probes, options.seed, options.times and is_gpu, tool, read_commit(), variables)
-    running = RunOptions(options.receipts.absolute(), room, options.limit_s, options.fresh, progress.cell)
+    running = StackOptions(
+        options.probes, options.seed, options.times and is_gpu, options.receipts.absolute(), room, options.limit_s,
+        variables, options.fresh, progress.cell,
+    )  # fmt: skip
     with writing_to(options.receipts, "receipts", "--receipts"):
-        ran = run_stacks(catalog, target, stacks, cells, running, processes)
+        ran = run_stacks(catalog, target, stacks, running, processes)
     sides = [StackReceipts(one.run.stack, tuple(one.receipts.values())) for one in ran]
     again = next((one.again for one in ran if one.again), {})
     return {
@@ -488,7 +490,7 @@ def _run_on_device(
 
 
 def _choose_stacks(
-    catalog: Catalog, options: CanaryOptions, releases: Sequence[str], named: Sequence[Spec], means: Means,
+    options: CanaryOptions, releases: Sequence[str], named: Sequence[Spec], means: Means,
     progress: Progress, *, looks: bool,
 ) -> tuple[StackRequest, ...]:  # fmt: skip
     """The stacks in the order of the steps; what a person named comes before what the host has."""
@@ -502,6 +504,6 @@ def _choose_stacks(
     requests = []
     for name in ids:
         release = name.removeprefix("te")
-        make = partial(resolve_environment, release, found, catalog.stacks, means)
+        make = partial(resolve_environment, release, found)
         requests.append(by_name.get(name) or StackRequest(name, make, release))
     return tuple(requests)

@@ -30,7 +30,7 @@ class MatrixInvalid(WrongArguments):
     def __init__(self, faults: Iterable[str]) -> None:
         self.faults = tuple(faults)
         lines = "\n".join(f"  {fault}" for fault in self.faults)
-        super().__init__(f"the matrix has {len(self.faults)} fault(s):\n{lines}\nNext step: correct each line above.")
+        super().__init__(f"{len(self.faults)} fault(s) in TOML files:\n{lines}\nNext step: correct each line above.")
 
 
 class Row(BaseModel):

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ..canary import upgrade
     from ..catalog.bridge import Catalog
     from ..environments.fleet import Event
-    from ..evidence.receipt import Receipt
     from ..images.plan import ImageRows
 
 _T = TypeVar("_T")
@@ -112,20 +111,15 @@ class Context:
         )  # fmt: skip
 
 
-def show_cell(cell: str, receipt: Receipt | None, opening: str = "", took: str = "") -> None:
-    """A line about a cell that has ended; one that starts has no receipt, and no line."""
-    if receipt is not None:
-        took = took or f"{receipt.seconds.get('total', 0.0):.1f} s"
-        say(f"{opening}{receipt.outcome.value:12} {cell} ({took})")
-
-
 def show_event(event: Event) -> None:
-    """A line about a cell of many that has ended, or runs again after an infrastructure fault."""
-    order, count = event.cell.order, f"{event.done}/{event.total}"
+    """A line about a cell that has ended, or runs again after an infrastructure fault; a start has no line."""
+    order, receipt, count = event.cell.order, event.receipt, f"{event.done}/{event.total}"
     name = f"{order.cell}{', again' if order.only_times else ''}"
-    if event.receipt is None and ": " in event.note:
+    if receipt is not None:
+        took = "kept" if event.reused else f"{receipt.seconds.get('total', 0.0):.1f} s"
+        say(f"{count:>7} {receipt.outcome.value:12} {name} ({took})")
+    elif ": " in event.note:
         say(f"{count:>7} {'again':12} {name}: {event.note}")
-    show_cell(name, event.receipt, f"{count:>7} ", "kept" if event.reused else "")
 
 
 app = typer.Typer(

@@ -1,6 +1,6 @@
 """`fp8`: recipes, ownership, backends and the loss gate on one machine."""
 
-from .app import Context, Result, fill, show_cell, verb
+from .app import Context, Result, fill, show_event, verb
 from .options import Jobs, Probes, Target
 
 
@@ -14,4 +14,4 @@ def fp8(context: Context, target: Target = "h200", probes: Probes = (), jobs: Jo
     from ..environments.host_session import SessionOptions
     from ..gate.fp8 import run_fp8
 
-    return run_fp8(context.catalog, context.matrix, fill(SessionOptions, locals(), probes=probes or None), show_cell)
+    return run_fp8(context.catalog, context.matrix, fill(SessionOptions, locals(), probes=probes or None), show_event)

@@ -15,7 +15,7 @@ def matrix(
     stacks: Annotated[
         tuple[str, ...], "Rows of matrix/stacks.toml, or native; else the pinned one, on the cpu native.", split_names
     ] = (),
-    environment: Annotated[tuple[str, ...], "NAME=overlay:DIR | venv:LOCK | image:... | python:PATH; repeated."] = (),
+    environment: Annotated[tuple[str, ...], "NAME=overlay:DIR | image:... | python:PATH; repeated."] = (),
     overlays: Overlays = (),
     probes: Probes = (),
     cells: Cells = (),
@@ -30,7 +30,6 @@ def matrix(
     The same command goes on after an interrupt or a kill: it finds the jobs that are on their way, and runs what has no
     receipt.
     """
-    from ..environments.interpreter import read_commit
     from ..environments.matrix import MatrixOptions, plan_matrix, run_matrix
     from ..environments.slurm import read_cluster
     from ..environments.stacks import read_spec
@@ -38,9 +37,8 @@ def matrix(
     given, catalog = {**locals()}, context.catalog
     site = read_cluster(cluster, [target.id for target in catalog.targets])
     options = fill(
-        MatrixOptions, given, specs=tuple(map(read_spec, environment)), cluster=site,
-        variables=dict(os.environ), commit=read_commit(),
-    )  # fmt: skip
+        MatrixOptions, given, specs=tuple(map(read_spec, environment)), cluster=site, variables=dict(os.environ)
+    )
     if plan:
         return Answer(plan_matrix(catalog, options), "session:describe_matrix_plan")
     return run_matrix(catalog, options, show_event)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .app import Context, Result, fill, show_cell, verb
+from .app import Context, Result, fill, show_event, verb
 from .options import Cells
 
 
@@ -25,4 +25,4 @@ def moe_smoke(
 
     # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
     options = fill(SessionOptions, locals(), probes=cells or None, jobs=1)
-    return run_smoke(context.catalog, options, show_cell, ranks=ranks, launcher=launcher)
+    return run_smoke(context.catalog, options, show_event, ranks=ranks, launcher=launcher)

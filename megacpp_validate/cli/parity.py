@@ -1,6 +1,6 @@
 """`parity`: the bridge modules against native PyTorch."""
 
-from .app import Context, Result, fill, show_cell, verb
+from .app import Context, Result, fill, show_event, verb
 from .options import Jobs, Probes, Target
 
 
@@ -14,4 +14,4 @@ def parity(context: Context, target: Target, probes: Probes = (), jobs: Jobs = 0
     from ..environments.host_session import SessionOptions, run_parity
 
     options = fill(SessionOptions, locals(), probes=probes or None)
-    return run_parity(context.catalog, options, show_cell)
+    return run_parity(context.catalog, options, show_event)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Context, Result, fill, show_cell, verb
+from .app import Context, Result, fill, show_event, verb
 from .options import Faults, Target
 
 
@@ -26,4 +26,4 @@ def smoke_faults(
 
     options = fill(SessionOptions, locals(), probes=None)
     known = read_smoke_faults((row.id for row in context.catalog.targets), context.matrix)
-    return run_smoke_faults(context.catalog, known, faults, options, show_cell)
+    return run_smoke_faults(context.catalog, known, faults, options, show_event)

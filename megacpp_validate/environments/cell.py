@@ -46,12 +46,16 @@ class Cell:
         order: what.
         folder: of its receipt; its log lies beside.
         limit_s: seconds that it may take.
+        seconds: that it is expected to take.
+        gpus: that it needs for itself; 0 where it shares one, or needs none.
     """
 
     environment: Environment
     order: Order
     folder: Path
     limit_s: float
+    seconds: float = 0.0
+    gpus: int = 0
 
     @property
     def place(self) -> Path:

@@ -1,8 +1,7 @@
 """What every way to make a stack usable yields, and what such an environment is made of, as one hash.
 
-There are four ways: an interpreter, and site folders put before its own packages (`interpreter`), a virtual environment
-made from a lock with hashes (`venv`), and a container image by digest (`container`). The rooms above do not know which
-one they have.
+There are three ways: an interpreter, site folders put before its own packages (both in `interpreter`), and a container
+image by digest (`container`). The packages above do not know which one they have.
 
 Where the hash is the same, an earlier receipt may be used again. Files count by their stat and are not read: an overlay
 holds gigabytes.

@@ -1,6 +1,6 @@
 """Many cells, run to a receipt each: which one starts next, and what is run again.
 
-`run_cells` is the one runner. What starts a cell is a back end: processes of this machine (`LocalCells`), or jobs of a
+`run_cells` is the one runner. What starts a cell is a back end: processes of this machine (`run_here`), or jobs of a
 Slurm (`slurm.SlurmJobs`). An attempt that a fault of the infrastructure ended is repeated, and the receipt lists the
 fault; a numeric failure, a crash and a cell that took too long are answers.
 
@@ -26,14 +26,6 @@ from .cell import Cell, answers, find_done, receipt_of_given_up
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _SMI_LIMIT_S: Final = 30.0
 MOST_ON_A_GPU: Final = 8  # cells that share a card: each takes up to 15 GB of it
-
-
-@dataclass(frozen=True)
-class Need:
-    """What one cell is expected to take: seconds, and GPUs for itself (0 where it shares one, or needs none)."""
-
-    seconds: float = 0.0
-    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,17 +70,10 @@ class Ran(NamedTuple):
 
 @dataclass(eq=False)
 class Attempt:
-    """A cell that is waiting or running.
-
-    Attributes:
-        faults: that ended earlier attempts.
-        node: that the last of them ended on, where the fault accuses the node.
-    """
+    """A cell that is waiting, running, or has `ran`; and the infrastructure faults that ended earlier attempts."""
 
     cell: Cell
-    need: Need
     faults: list[str] = field(default_factory=list)
-    node: str = ""
     ran: Ran | None = None
 
 
@@ -99,7 +84,6 @@ class Attempted(NamedTuple):
     receipt: Receipt | None
     fault: str = ""
     node: str = ""
-    accused: bool = False
 
 
 class BackEnd(Protocol):
@@ -119,14 +103,13 @@ class BackEnd(Protocol):
 
 
 def run_cells(
-    cells: Sequence[tuple[Cell, Need]], back_end: BackEnd, *, fresh: bool = True, retries: int = 0,
+    cells: Sequence[Cell], back_end: BackEnd, *, fresh: bool = True, retries: int = 0,
     progress: Progress = lambda _: None,
 ) -> tuple[Ran, ...]:  # fmt: skip
     """Run every cell, or take its receipt where that answers its order.
 
     Args:
-        cells: with what each is expected to take.
-        back_end: what starts them; stopped where anything is raised, an interrupt too.
+        back_end: what starts the cells; stopped where anything is raised, an interrupt too.
         fresh: run again what an earlier run has a receipt of.
         retries: of one cell, after infrastructure faults.
         progress: called with what becomes of each cell.
@@ -138,7 +121,7 @@ def run_cells(
         OSError: a folder cannot be written.
         Stopped: everything was stopped.
     """
-    every = [Attempt(cell, need) for cell, need in cells]
+    every = [Attempt(cell) for cell in cells]
     running: list[Attempt] = []
 
     def report(attempt: Attempt, note: str = "") -> None:
@@ -146,25 +129,25 @@ def run_cells(
         receipt, reused, node = attempt.ran or (None, False, "")
         progress(Event(attempt.cell, receipt, reused, done, len(every), note or node))
 
-    for attempt in every:
-        done = None if fresh else find_done(attempt.cell.order, attempt.cell.place)
-        if done is not None:
+    for attempt in every if not fresh else ():
+        if (done := find_done(attempt.cell.order, attempt.cell.place)) is not None:
             attempt.ran = Ran(done, reused=True)
             report(attempt)
         else:
-            attempt.cell.folder.mkdir(parents=True, exist_ok=True)
-            attempt.faults = [] if fresh else _read_faults(attempt.cell, retries)
-    waiting = sorted((one for one in every if one.ran is None), key=lambda one: -one.need.seconds)
+            attempt.faults = _read_faults(attempt.cell, retries)
+    waiting = sorted((one for one in every if one.ran is None), key=lambda one: -one.cell.seconds)
     try:
         while waiting or running:
             while ready := next((one for one in waiting if back_end.has_room(one, running)), None):
                 waiting.remove(ready)
                 report(ready)
+                ready.cell.folder.mkdir(parents=True, exist_ok=True)
                 back_end.start(ready)
                 running.append(ready)
             for ended in back_end.wait():
                 running.remove(ended.attempt)
-                if not _settle(ended, retries):
+                ended.attempt.ran = _settle(ended, retries)
+                if ended.attempt.ran is None:
                     waiting.insert(0, ended.attempt)
                 report(ended.attempt, "" if ended.attempt.ran else ended.fault)
     except BaseException:  # an interrupt too: nothing may keep running behind it
@@ -173,24 +156,18 @@ def run_cells(
     return tuple(attempt.ran for attempt in every if attempt.ran is not None)
 
 
-def _settle(ended: Attempted, retries: int) -> bool:
-    """End a cell; False where it is to be run again after an infrastructure fault."""
-    attempt, receipt = ended.attempt, ended.receipt
-    order, place = attempt.cell.order, attempt.cell.place
-    if ended.fault and (retries or receipt is None):
-        attempt.faults.append(ended.fault)
-        attempt.node = ended.node if ended.accused else attempt.node
-        receipt, again = receipt_of_given_up(order, attempt.faults), len(attempt.faults) <= retries
-        if not again or find_done(order, place) is None:
-            write_receipt(receipt, place)  # a later run counts these faults, too
-        if again:
-            return False
-    elif receipt is not None and attempt.faults:
-        receipt = replace(receipt, retries=(*receipt.retries, *attempt.faults))
-        write_receipt(receipt, place)
-    assert receipt is not None, "an attempt ended without a receipt and without a fault"
-    attempt.ran = Ran(receipt, node=ended.node)
-    return True
+def _settle(ended: Attempted, retries: int) -> Ran | None:
+    """How a cell ended; None where it is to be run again after an infrastructure fault."""
+    cell, faults = ended.attempt.cell, ended.attempt.faults
+    receipt, again = ended.receipt, False
+    if receipt is None or (ended.fault and retries):
+        faults.append(ended.fault)
+        receipt, again = receipt_of_given_up(cell.order, faults), len(faults) <= retries
+    elif faults:
+        receipt = replace(receipt, retries=(*receipt.retries, *faults))
+    if faults and not (again and find_done(cell.order, cell.place)):
+        write_receipt(receipt, cell.place)  # a later run counts these faults, too
+    return None if again else Ran(receipt, node=ended.node)
 
 
 def _read_faults(cell: Cell, retries: int) -> list[str]:
@@ -226,15 +203,15 @@ class LocalCells:
 
     def has_room(self, attempt: Attempt, running: Sequence[Attempt]) -> bool:
         """Whether a job and its GPUs are free; what needs more GPUs than there are runs alone."""
-        free = len(self.room.gpus) - sum(one.need.gpus for one in running)
-        return not running or (len(running) < self.room.jobs and attempt.need.gpus <= max(free, 0))
+        free = len(self.room.gpus) - sum(one.cell.gpus for one in running)
+        return not running or (len(running) < self.room.jobs and attempt.cell.gpus <= max(free, 0))
 
     def start(self, attempt: Attempt) -> None:
         """Start it, on GPUs of its own where it needs them; the order keeps its identity: any of them would do."""
-        cell, count = attempt.cell, attempt.need.gpus
+        cell = attempt.cell
         taken = {name for _, names in self._running.values() for name in names}
-        gpus = tuple(name for name in self.room.gpus if name not in taken)[:count]
-        if count:
+        gpus = tuple(name for name in self.room.gpus if name not in taken)[: cell.gpus]
+        if cell.gpus:
             variables = {**cell.environment.variables, VISIBLE: ",".join(gpus)}
             cell = replace(cell, environment=replace(cell.environment, variables=variables))  # type: ignore[type-var]
         work = Path(tempfile.mkdtemp(dir=self.scratch), "cell")
@@ -252,24 +229,14 @@ class LocalCells:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """Cells on this machine; see `run_cells`.
-
-    Attributes:
-        room: what all of them may take at a time.
-    """
-
-    room: Room
-    fresh: bool = True
-    progress: Progress = lambda _: None
-    retries: int = 0
-
-    def run(self, cells: Sequence[tuple[Cell, Need]], processes: Processes) -> tuple[Ran, ...]:
-        """Run every cell, or take its receipt where that answers its order. Raises as `run_cells`."""
-        with tempfile.TemporaryDirectory(prefix="megacpp-", ignore_cleanup_errors=True) as scratch:
-            back_end = LocalCells(self.room, processes, Path(scratch))
-            return run_cells(cells, back_end, fresh=self.fresh, retries=self.retries, progress=self.progress)
+def run_here(
+    cells: Sequence[Cell], room: Room, processes: Processes, *, fresh: bool = True, retries: int = 0,
+    progress: Progress = lambda _: None,
+) -> tuple[Ran, ...]:  # fmt: skip
+    """Run every cell on this machine, or take its receipt where that answers its order; see `run_cells`."""
+    with tempfile.TemporaryDirectory(prefix="megacpp-", ignore_cleanup_errors=True) as scratch:
+        back_end = LocalCells(room, processes, Path(scratch))
+        return run_cells(cells, back_end, fresh=fresh, retries=retries, progress=progress)
 
 
 def plan_jobs(jobs: int = 0, *, gpu: bool = False) -> int:

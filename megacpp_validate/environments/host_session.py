@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -13,24 +13,24 @@ from typing import Final, Literal
 from pydantic import Field
 
 from .. import TOOL
-from ..catalog.bridge import Catalog, ProbeCell
+from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, exit_for, writing_to
 from ..evidence.receipt import Machine, Outcome, Receipt
 from ..evidence.values import Frozen
-from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
 from .environment import read_facts, require_torch
-from .fleet import MOST_ON_A_GPU, Fleet, Need, Room, share_cores
+from .fleet import MOST_ON_A_GPU, Progress, Room, run_here, share_cores
 from .interpreter import host_interpreter, read_commit
 from .plan import (
+    choose_rows,
     choose_smoke_cells,
     choose_target,
     find_target,
+    limit_of,
     plan_blank,
-    plan_parity,
-    plan_smoke,
+    plan_row,
     why_not_here,
 )
 from .venv import find_cpu_python
@@ -195,31 +195,11 @@ class SessionOptions:
     receipts: Path
     python: str
 
-    def require_cells(self, option: str = "--probes") -> None:
-        """Refuse a selection that is empty.
-
-        Raises:
-            NothingSelected: no cell is selected.
-        """
-        if self.probes == ():
-            raise NothingSelected(f"no cell is selected. Next step: name one, or leave {option} out for all cells.")
-
-
-Progress = Callable[[str, Receipt | None], None]
-"""Called with a cell when it starts (None) and when it has ended, from one thread."""
-
-Plan = Callable[[Order], tuple[Order, ...]]
-"""The cells of a session, from what all of them have in common."""
-
 
 def run_parity(catalog: Catalog, options: SessionOptions, progress: Progress) -> ParityResult:
     """Every bridge module against native PyTorch. Raises as `run_session`."""
-    options.require_cells()
-
-    def plan(blank: Order) -> tuple[Order, ...]:
-        return plan_parity(catalog, blank, options.probes or ())
-
-    return ParityResult(**dict(run_session(find_target(catalog, options.target), options, plan, progress)))
+    rows = choose_rows("probe", catalog.modules, options.probes or ())
+    return ParityResult(**dict(run_session(find_target(catalog, options.target), options, rows, progress)))
 
 
 def run_smoke(
@@ -232,38 +212,34 @@ def run_smoke(
         ranks: only cells that take so many devices; 0 for all.
         launcher: what starts the ranks.
     """
-    options.require_cells("--cells")
     if not options.target:
         facts = read_facts(host_interpreter(os.environ, options.python), Processes())
         options = replace(options, target="cpu" if facts.gpu is None else choose_target(catalog, [facts]).id)
     target = find_target(catalog, options.target)
     every = choose_smoke_cells(catalog, target.id, options.probes or ())
-    rows = [row for row in every if ranks in (0, row.ranks)]
+    rows = [
+        row.model_copy(update={"settings": {**row.settings, "launcher": launcher}})
+        for row in every
+        if ranks in (0, row.ranks)
+    ]
     if not rows:
         known = ", ".join(sorted({str(row.ranks) for row in every}))
         raise NothingSelected(
             f"no selected cell takes {ranks} rank(s). Next step: choose --ranks from {known}, or other --cells."
         )
-
-    def plan(blank: Order) -> tuple[Order, ...]:
-        orders = plan_smoke(catalog, blank, [row.id for row in rows])
-        return tuple(replace(order, settings={**order.settings, "launcher": launcher}) for order in orders)
-
-    return SmokeSession(**dict(run_session(target, options, plan, progress, rows)))
+    return SmokeSession(**dict(run_session(target, options, rows, progress)))
 
 
 def run_session(
-    target: TargetRow, options: SessionOptions, plan: Plan, progress: Progress, rows: Sequence[ProbeCell] = ()
+    target: TargetRow, options: SessionOptions, rows: Sequence[BridgeModule | ProbeCell], progress: Progress
 ) -> SessionResult:
-    """Run what `plan` gives on the host's interpreter, the longest first, or report why not here.
+    """Run the cells of some rows on the host's interpreter, the longest first, or report why not here.
 
     Args:
-        plan: the cells.
-        progress: called with a cell when it starts (None) and when it has ended, from one thread.
-        rows: of the matrix, for what is known of how long cells take.
+        progress: called with what becomes of each cell.
 
     Raises:
-        ToolError: as `plan`; no interpreter has torch; another run writes to the folder of the receipts.
+        ToolError: no interpreter has torch; another run writes to the folder of the receipts.
     """
     started, processes = time.monotonic(), Processes()
     jobs = options.jobs or (MOST_ON_A_GPU if target.arch else _JOBS_WITHOUT)
@@ -271,23 +247,19 @@ def run_session(
     environment = host_interpreter(variables, options.python if target.arch else find_cpu_python(options.python))
     facts = read_facts(environment, processes)
     blank = plan_blank(target, facts, variables, seed=options.seed, tool=TOOL, commit=read_commit())
-    orders = plan(blank)
     if reason := why_not_here(target, facts):
         # Nothing is written: what an earlier run on the right machine wrote stays what it is.
-        receipts = tuple(receipt_without_probe(order, Outcome.NOT_RUN, reason) for order in orders)
+        receipts = tuple(receipt_without_probe(plan_row(blank, row), Outcome.NOT_RUN, reason) for row in rows)
     else:
         require_torch(facts)
-        known, cells, folder = {row.id: row for row in rows}, [], options.receipts.absolute()
-        for order in orders:
-            row = known.get(order.probe)
-            cell = Cell(
-                environment, replace(order, environment=environment.identity), folder,
-                max(options.limit_s, row.limit_s if row else 0.0),
-            )  # fmt: skip
-            cells.append((cell, Need(seconds=row.seconds if row else 0.0)))
-        fleet = Fleet(Room(jobs), progress=lambda event: progress(event.cell.order.cell, event.receipt))
+        usable, folder = replace(blank, environment=environment.identity), options.receipts.absolute()
+        cells = [
+            Cell(environment, plan_row(usable, row), folder, limit_of(row, options.limit_s), row.seconds)
+            for row in rows
+        ]
         with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
-            receipts = tuple(ran.receipt for ran in fleet.run(cells, processes))
+            ran = run_here(cells, Room(jobs), processes, progress=progress)
+        receipts = tuple(one.receipt for one in ran)
     te = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine"
     versions = f"Python {facts.python}, torch {facts.torch or 'none'}, {te}"
     return SessionResult(

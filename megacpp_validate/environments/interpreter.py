@@ -73,21 +73,19 @@ class About(NamedTuple):
 
 @dataclass(frozen=True)
 class InterpreterEnvironment:
-    """An interpreter and its variables: the host's, one with folders before its own, or that of a virtual environment.
+    """An interpreter and its variables: the host's, or one with folders before its own.
 
     Attributes:
         python: the words that start the interpreter.
         variables: its environment variables, whole.
         because: where it comes from and why it was chosen.
         folders: site folders of an overlay; each of their files is part of the identity.
-        lock_hash: of the lock that it was made from; empty where somebody else made it.
     """
 
     python: tuple[str, ...]
     variables: Mapping[str, str] = field(repr=False)
     because: str = ""
     folders: tuple[Path, ...] = ()
-    lock_hash: str = ""
 
     @property
     def shown(self) -> str:
@@ -139,7 +137,7 @@ class InterpreterEnvironment:
         about = self.about
         binary = Path(os.path.realpath(shutil.which(self.python[0], path=self.variables.get("PATH")) or self.python[0]))
         yield from ("interpreter", about.version, about.prefix, str(binary), *self.python[1:])
-        yield from ("lock", self.lock_hash, "driver", read_driver())
+        yield from ("driver", read_driver())
         yield from ("variables", *list_variables(self.variables))
         yield from ("package", hash_code())
         for entry in about.path:

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, WrongArguments, exit_for
@@ -25,19 +26,18 @@ from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
 from .environment import Environment
-from .fleet import Fleet, Need, Progress, Ran, Room, plan_jobs, read_gpus, run_cells, share_cores
-from .interpreter import host_interpreter
-from .plan import LOCK_HASH, SWITCH, choose_names, find_target, plan_blank, plan_row, why_not_here
+from .fleet import Progress, Ran, Room, plan_jobs, read_gpus, run_cells, run_here, share_cores
+from .interpreter import host_interpreter, read_commit
+from .plan import LOCK_HASH, SWITCH, choose_names, find_target, limit_of, plan_row, why_not_here
 from .slurm import Cluster, SlurmJobs, list_options, plan_job
 from .stacks import (
-    NO_FACTS,
     Means,
     Spec,
     Stack,
     StackRequest,
     find_environments,
     make_environment,
-    on_stack,
+    plan_blank_on,
     prepare_stacks,
     resolve_environment,
 )
@@ -66,7 +66,6 @@ class MatrixOptions:
         fresh: run again what has a receipt.
         receipts: their folder.
         variables: environment variables of the user.
-        tool, commit, seed: what the receipts carry.
     """
 
     targets: tuple[str, ...]
@@ -83,8 +82,6 @@ class MatrixOptions:
     jobs: int = 0
     limit_s: float = 900.0
     fresh: bool = False
-    tool: str = ""
-    commit: str = ""
     seed: int = 0
 
 
@@ -130,19 +127,11 @@ class MatrixRun(Frozen):
     unmade: bool = False
 
     @property
-    def holds(self) -> bool:
-        """Whether every selected cell ran and is good."""
-        return bool(self.cells) and all(cell.outcome.is_good for cell in self.cells)
-
-    @property
-    def breaks(self) -> bool:
-        """Whether anything ran and is not good; a cell that did not run is lost evidence, not a breakage."""
-        return any(not cell.outcome.is_good and cell.outcome is not Outcome.NOT_RUN for cell in self.cells)
-
-    @property
     def exit(self) -> Exit:
-        """Closed by a breakage; not open where a cell did not run."""
-        found = exit_for(breaks=self.breaks, lacks=not self.holds)
+        """Closed by a breakage; not open where a cell did not run, which is lost evidence and no breakage."""
+        outcomes = {cell.outcome for cell in self.cells}
+        bad = {outcome for outcome in outcomes if not outcome.is_good}
+        found = exit_for(breaks=bool(bad - {Outcome.NOT_RUN}), lacks=bool(bad) or not outcomes)
         return Exit.NO_ENVIRONMENT if found is Exit.EVIDENCE_MISSING and self.unmade else found
 
 
@@ -196,10 +185,6 @@ class SelectedCell:
         ranks = self.row.ranks if isinstance(self.row, SmokeCell) else 1
         return ranks if self.target.arch else 0
 
-    def limit_s(self, least: float) -> float:
-        """Seconds that it may take."""
-        return max(least, self.row.limit_s) if isinstance(self.row, ProbeCell) else least
-
 
 def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell, ...]:
     """The selected cells by target, then by stack, in the order of the matrix; one at least.
@@ -249,7 +234,7 @@ def plan_matrix(catalog: Catalog, options: MatrixOptions) -> MatrixPlan:
     """What would be run; no process is needed to know it. Raises as `choose_cells`."""
     rows = []
     for cell in choose_cells(catalog, options):
-        limit_s = cell.limit_s(options.limit_s)
+        limit_s = limit_of(cell.row, options.limit_s)
         job = plan_job(options.cluster, cell.target.id, gpus=cell.gpus, limit_s=limit_s)
         rows.append(
             PlannedCell(
@@ -259,7 +244,7 @@ def plan_matrix(catalog: Catalog, options: MatrixOptions) -> MatrixPlan:
             )
         )  # fmt: skip
     folder = str(options.receipts)
-    return MatrixPlan(tool=options.tool, launcher=options.launcher, folder=folder, cells=tuple(rows))
+    return MatrixPlan(tool=TOOL, launcher=options.launcher, folder=folder, cells=tuple(rows))
 
 
 def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = lambda _: None) -> MatrixRun:
@@ -272,49 +257,48 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
         OSError: the folder cannot be written.
     """
     started, processes, folder = time.monotonic(), Processes(), options.receipts.absolute()
-    selected = choose_cells(catalog, options)
+    selected, commit = choose_cells(catalog, options), read_commit()
     if options.launcher == "local":
         jobs = plan_jobs(options.jobs)
         options = replace(options, jobs=jobs, variables=share_cores(options.variables, jobs))
     stacks = _prepare_stacks(catalog, selected, options, processes)
     ended: dict[str, Ran] = {}
-    cells: list[tuple[Cell, Need]] = []
+    cells: list[Cell] = []
     with own_folder(folder):
         for one in selected:
             stack = stacks[one.stack, bool(one.target.arch)]
-            order = _plan_order(one, stack, options)
+            order = _plan_order(one, stack, options, commit)
             reason = stack.problem
             if not reason and stack.facts is not None and options.launcher == "local":  # on a cluster the node checks
                 reason = why_not_here(one.target, stack.facts)
             if reason or stack.environment is None:
                 ended[one.cell] = Ran(receipt_without_probe(order, Outcome.NOT_RUN, reason))
             else:
-                need = Need(seconds=one.row.seconds, gpus=one.gpus)
-                cells.append((Cell(stack.environment, order, folder, one.limit_s(options.limit_s)), need))
+                limit_s = limit_of(one.row, options.limit_s)
+                cells.append(Cell(stack.environment, order, folder, limit_s, one.row.seconds, one.gpus))
         if cells:
             found = _run(cells, options, processes, progress)
-            ended |= {cell.order.cell: ran for (cell, _), ran in zip(cells, found, strict=True)}
+            ended |= {cell.order.cell: ran for cell, ran in zip(cells, found, strict=True)}
         for ran in ended.values():  # what another machine wrote stays what it is
             place = folder / f"{ran.receipt.cell}.json"
             if ran.receipt.outcome is Outcome.NOT_RUN and not place.exists():
                 write_receipt(ran.receipt, place)
     return MatrixRun(
-        tool=options.tool, launcher=options.launcher, folder=str(options.receipts),
+        tool=TOOL, launcher=options.launcher, folder=str(options.receipts),
         seconds=round(time.monotonic() - started, 2), cells=tuple(_to_row(ended[one.cell]) for one in selected),
         unmade=all(stack.environment is None for stack in stacks.values()),
     )  # fmt: skip
 
 
-def _run(
-    cells: Sequence[tuple[Cell, Need]], options: MatrixOptions, processes: Processes, progress: Progress
-) -> tuple[Ran, ...]:
+def _run(cells: Sequence[Cell], options: MatrixOptions, processes: Processes, progress: Progress) -> tuple[Ran, ...]:
     """Run them on this machine, each on GPUs of its own, or as jobs."""
+    fresh, retries = options.fresh, options.cluster.retries
     if options.launcher == "local":
         gpus = read_gpus(options.variables)
         room = Room(max(options.jobs, len(gpus)), gpus)
-        return Fleet(room, options.fresh, progress, options.cluster.retries).run(cells, processes)
-    jobs = SlurmJobs(options.cluster, cells[0][0].folder, options.jobs, options.fresh)
-    return run_cells(cells, jobs, fresh=options.fresh, retries=options.cluster.retries, progress=progress)
+        return run_here(cells, room, processes, fresh=fresh, retries=retries, progress=progress)
+    jobs = SlurmJobs(options.cluster, cells[0].folder, options.jobs, fresh)
+    return run_cells(cells, jobs, fresh=fresh, retries=retries, progress=progress)
 
 
 def _to_row(ran: Ran) -> MatrixCell:
@@ -342,7 +326,7 @@ def _prepare_stacks(
         elif row is None:
             make = partial(host_interpreter, means.variables, python)
         else:
-            make = partial(resolve_environment, row.te, found, catalog.stacks, means)
+            make = partial(resolve_environment, row.te, found)
         requests.append(StackRequest(name, make, row.te if row is not None and spec is None else ""))
     return dict(zip(keys, prepare_stacks(requests, processes), strict=True))
 
@@ -354,11 +338,9 @@ def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Ma
     return {**variables, LOCK_HASH: lock_hash} if lock_hash else variables
 
 
-def _plan_order(cell: SelectedCell, stack: Stack, options: MatrixOptions) -> Order:
+def _plan_order(cell: SelectedCell, stack: Stack, options: MatrixOptions, commit: str) -> Order:
     variables = _variables_of(cell.stack, options.variables, gpus=bool(cell.target.arch))
-    given = {"seed": options.seed, "tool": options.tool, "commit": options.commit}
-    blank = plan_blank(cell.target, stack.facts or NO_FACTS, variables, **given)  # type: ignore[arg-type]
-    order = plan_row(blank, cell.row)
+    order = plan_row(plan_blank_on(stack, cell.target, variables, options.seed, commit), cell.row)
     # A job has one machine, and starts the ranks of a smoke run there.
     more = {"launcher": "local"} if isinstance(cell.row, SmokeCell) else {}
-    return on_stack(replace(order, settings={**order.settings, **more}), stack)
+    return replace(order, settings={**order.settings, **more})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
@@ -16,6 +16,7 @@ SWITCH: Final = "MEGACPP_DISABLE_TE"
 LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
 IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itself reads as not set
+_Row = TypeVar("_Row", BridgeModule | ProbeCell, BridgeModule, Fp8Cell, SmokeCell)
 
 
 class UnknownTarget(WrongArguments):
@@ -115,33 +116,19 @@ def plan_row(blank: Order, row: BridgeModule | ProbeCell) -> Order:
     )  # fmt: skip
 
 
-def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[Order, ...]:
-    """One order a probe, in dependency order; of all where none is named.
-
-    Raises:
-        UnknownTarget: there is no such probe.
-    """
-    chosen = choose_names("probe", [module.id for module in catalog.modules], probes)
-    return tuple(plan_row(blank, module) for module in catalog.modules if module.id in chosen)
+def limit_of(row: BridgeModule | ProbeCell, least: float) -> float:
+    """Seconds that a cell may take: those of its row, and at least those of the session."""
+    return max(least, row.limit_s) if isinstance(row, ProbeCell) else least
 
 
-def plan_fp8(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
-    """One order a cell of FP8, in the order of `matrix/fp8.toml`; of all where none is named. Raises as above."""
-    return tuple(plan_row(blank, row) for row in choose_fp8_cells(catalog, cells))
-
-
-def plan_smoke(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
-    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`. Raises as above."""
-    return tuple(plan_row(blank, row) for row in choose_smoke_cells(catalog, blank.target.id, cells))
-
-
-def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
+def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[BridgeModule | ProbeCell, ...]:
     """The probes of the canary: those of modules in dependency order, then compositions; all where none is named.
 
     Raises:
         UnknownTarget: there is no such probe.
     """
-    return choose_names("probe", [row.id for row in (*catalog.modules, *catalog.compositions)], wanted)
+    rows: tuple[BridgeModule | ProbeCell, ...] = (*catalog.modules, *catalog.compositions)
+    return choose_rows("probe", rows, wanted)
 
 
 def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
@@ -150,8 +137,7 @@ def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, 
     Raises:
         UnknownTarget: there is no such cell.
     """
-    names = choose_names("cell of FP8", [row.id for row in catalog.fp8], wanted, "fp8_")
-    return tuple(row for row in catalog.fp8 if row.id in names)
+    return choose_rows("cell of FP8", catalog.fp8, wanted, "fp8_")
 
 
 def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
@@ -164,7 +150,12 @@ def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> 
     if not rows:
         others = sorted({name for row in catalog.smoke for name in row.targets})
         raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(others)}.")
-    names = choose_names(f"cell of the smoke run on {target}", [row.id for row in rows], wanted, "smoke_")
+    return choose_rows(f"cell of the smoke run on {target}", rows, wanted, "smoke_")
+
+
+def choose_rows(what: str, rows: Sequence[_Row], wanted: Sequence[str], prefix: str = "") -> tuple[_Row, ...]:
+    """The rows that are wanted, in their order; all where none is named. Raises as `choose_names`."""
+    names = choose_names(what, [row.id for row in rows], wanted, prefix)
     return tuple(row for row in rows if row.id in names)
 
 

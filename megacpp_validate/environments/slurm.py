@@ -11,18 +11,18 @@ import signal
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
+from ..catalog.file import MatrixInvalid, read_rows
 from ..diagnosis.diagnose import find_retry_fault
 from ..diagnosis.rows import JOB_ENDS
-from ..errors import InfrastructureFailed, WrongArguments
+from ..errors import InfrastructureFailed
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..evidence.values import Frozen
@@ -34,13 +34,10 @@ from .interpreter import PACKAGE
 
 WORK_FOLDER: Final = ".matrix.work"
 _OVER: Final = frozenset({"COMPLETED", "FAILED", "", *JOB_ENDS})  # "": Slurm does not know the job any more
-# A node that has no room, or not the shared folder, ends each job at once, and so is the first to be free for the next.
-_ACCUSES_NODE: Final = ("disk-full", "not-started", "no-receipt", "boot-fail")
 _TOOL_LIMIT_S: Final = 60.0
 _PATIENCE_S: Final = 600.0  # that the scheduler may be silent while jobs are on their way
 _START_MINUTES: Final = 15  # that a job may take beside its cell: an image that is pulled, a cold disk
 _LAST_WORDS: Final = 400  # characters
-_OWN: Final = frozenset({"job-name", "output", "error", "array", "wrap", "requeue", "no-requeue", "test-only"})
 # Options of `sbatch` by their long names; Slurm reads a value to the end of its line.
 Options = dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*$")],
                bool | int | Annotated[str, StringConstraints(pattern=r"^\S+$")]]  # fmt: skip
@@ -69,25 +66,17 @@ def read_cluster(path: Path | None, targets: Sequence[str]) -> Cluster:
     """The settings of a file; those of a cluster with defaults where there is none.
 
     Raises:
-        WrongArguments: with every fault of the file.
+        MatrixInvalid: with every fault of the file.
     """
     if path is None:
         return Cluster()
-    try:
-        cluster = Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        faults = [f"target.{name}: there is no such target" for name in cluster.target if name not in targets]
-        names = {name for options in (cluster.all, *cluster.target.values()) for name in options}
-        faults += [f"this tool sets --{name} itself" for name in sorted(names & _OWN)]
-    except ValidationError as invalid:
-        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r:.60})" for e in invalid.errors()]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        faults = [f"cannot be read: {fault}"]
-    if not faults:
-        return cluster
-    lines = "\n".join(f"  {path.name}: {fault}" for fault in faults)
-    raise WrongArguments(
-        f"the settings of the cluster have {len(faults)} fault(s):\n{lines}\nNext step: mend each line named above."
-    )
+    place = path.absolute()
+    (cluster,) = read_rows(place.parent, {place.name: Cluster})
+    if unknown := [
+        f"{path.name}: target.{name}: there is no such target" for name in cluster.target if name not in targets
+    ]:
+        raise MatrixInvalid(unknown)
+    return cast("Cluster", cluster)
 
 
 def plan_job(cluster: Cluster, target: str, *, gpus: int, limit_s: float) -> dict[str, str | bool]:
@@ -162,14 +151,8 @@ class SlurmJobs:
         """Look for a Slurm.
 
         Raises:
-            WrongArguments: Slurm would read the folder's name as a pattern.
             InfrastructureFailed: there is no Slurm here, or it does not answer.
         """
-        if "%" in str(self.folder) or "\\" in str(self.folder):
-            raise WrongArguments(
-                f"the path {self.folder} has a '%' or a '\\': Slurm reads them as a pattern. Next step: choose other "
-                "--receipts."
-            )
         self._look()
 
     def has_room(self, attempt: Attempt, running: Sequence[Attempt]) -> bool:  # noqa: ARG002
@@ -193,7 +176,7 @@ class SlurmJobs:
         self._jobs[numbers[-1]] = attempt
 
     def _submit(self, attempt: Attempt, work: Path) -> str:
-        """Submit a cell, away from a node that ended an earlier attempt where there are others; the job's number."""
+        """Submit a cell; the number of its job."""
         import submitit  # half a second, and used on a cluster alone
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -203,25 +186,23 @@ class SlurmJobs:
         changed = {key: value for key, value in own.items() if os.environ.get(key) != value or key == "PYTHONPATH"}
         # The scheduler hands all other variables on.
         bare = replace(cell.environment, variables={})  # type: ignore[type-var]
-        planned = plan_job(self.cluster, cell.order.target.id, gpus=attempt.need.gpus, limit_s=cell.limit_s)
-        executor, words = submitit.SlurmExecutor(folder=work), ""
+        planned = plan_job(self.cluster, cell.order.target.id, gpus=cell.gpus, limit_s=cell.limit_s)
+        executor = submitit.SlurmExecutor(folder=work)
+        executor.update_parameters(
+            additional_parameters={name: value for name, value in planned.items() if name != "time"},
+            time=planned["time"], job_name=cell.order.cell, use_srun=False, stderr_to_stdout=True, wckey=None,
+            setup=[f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(str(PACKAGE.parent))}'],
+        )  # fmt: skip
         there = replace(cell, environment=bare, folder=work)
-        for exclude in (attempt.node, None) if attempt.node else (None,):
-            executor.update_parameters(
-                additional_parameters={name: value for name, value in planned.items() if name != "time"},
-                time=planned["time"], job_name=cell.order.cell, use_srun=False, stderr_to_stdout=True, wckey=None,
-                setup=[f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(str(PACKAGE.parent))}'],
-                exclude=exclude,
-            )  # fmt: skip
-            try:
-                return str(executor.submit(run_cell, there, changed, sorted(set(os.environ) - set(own))).job_id)
-            except (FailedJobError, FailedSubmissionError, OSError) as fault:
-                words = " ".join(str(fault).split())[-_LAST_WORDS:]
-        raise InfrastructureFailed(
-            f"sbatch does not take a job: {words}. Its options: {shlex.join(list_options(planned))}. Likely cause: the "
-            "controller is down, or the settings of --cluster do not fit this cluster. Next step: `scontrol ping`; "
-            "then the same command again, which finds the jobs that are on their way."
-        )
+        try:
+            return str(executor.submit(run_cell, there, changed, sorted(set(os.environ) - set(own))).job_id)
+        except (FailedJobError, FailedSubmissionError, OSError) as fault:
+            words = " ".join(str(fault).split())[-_LAST_WORDS:]
+            raise InfrastructureFailed(
+                f"sbatch does not take a job: {words}. Its options: {shlex.join(list_options(planned))}. Likely cause: "
+                "the controller is down, or the settings of --cluster do not fit this cluster. Next step: `scontrol "
+                "ping`; then the same command again, which finds the jobs that are on their way."
+            ) from fault
 
     def wait(self) -> list[Attempted]:
         """Jobs that are over, after a look at the queue.
@@ -260,7 +241,7 @@ class SlurmJobs:
                 (self.folder / f"{cell.order.cell}.attempt-{len(attempt.faults) + 1}.log").write_text(words)
         del self._jobs[number]
         self._clear(work)
-        return Attempted(attempt, receipt, fault, seen.node, fault.startswith(_ACCUSES_NODE))
+        return Attempted(attempt, receipt, fault, seen.node)
 
     def stop(self) -> None:
         """Cancel every job of this run; none of that counts as a fault.

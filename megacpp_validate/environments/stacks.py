@@ -6,22 +6,18 @@ Whatever is wrong with one stack costs no other anything: it has a problem in wo
 from __future__ import annotations
 
 import os
-import queue
 import re
-import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from ..catalog.bridge import BridgeModule, Catalog, ProbeCell, matrix_folder
-from ..catalog.bridge import Stack as StackRow
+from .. import TOOL
+from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import WrongArguments
 from ..evidence.receipt import Outcome, Receipt
@@ -31,26 +27,24 @@ from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
 from .container import ContainerEnvironment, open_container
 from .environment import Environment, Facts, NoEnvironment, hash_parts, read_facts, require_torch
-from .fleet import Fleet, Need, Progress, Ran, Room
-from .interpreter import InterpreterEnvironment, host_interpreter, put_over
+from .fleet import Progress, Ran, Room, run_here
+from .interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
 from .plan import choose_canary_probes, plan_blank, plan_row, why_not_here
-from .venv import make_venv
 
-Way = Literal["overlay", "venv", "image", "python"]
+Way = Literal["overlay", "image", "python"]
 VARIABLE: Final = "MEGACPP_OVERLAYS"
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
     python="", executable="", machine="", torch="", te="", te_folder="", gpu=None, why_no_gpu="it is unknown"
 )
-_AT_A_TIME: Final = 4
 _PACKAGE: Final = "transformer_engine"
 _EXTENSION: Final = "transformer_engine_torch"
-_UNREADABLE: Final = f"the metadata of {_PACKAGE} there names no release, or more than one; install it again"
-_FORM: Final = "NAME=overlay:DIR[:DIR...], NAME=venv:LOCK, NAME=image:REPOSITORY@sha256:... or NAME=python:PATH"
+_UNREADABLE: Final = f"the metadata of {_PACKAGE} there names no release; install it again"
+_FORM: Final = "NAME=overlay:DIR[:DIR...], NAME=image:REPOSITORY@sha256:... or NAME=python:PATH"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]*")
 
 
-# --- four ways to make an environment ---------------------------------------------------------------------------------
+# --- three ways to make an environment --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ class Spec:
     Attributes:
         name: what receipts and reports call it.
         way: how it is made usable.
-        value: folders, a lock, an image or an interpreter.
+        value: folders, an image or an interpreter.
     """
 
     name: str
@@ -108,8 +102,6 @@ def make_environment(spec: Spec, means: Means) -> Environment:
     if spec.way == "image":
         return open_container(spec.value, means.variables, gpus=means.gpus)
     host = host_interpreter(means.variables, spec.value if spec.way == "python" else means.python)
-    if spec.way == "venv":
-        return make_venv(Path(spec.value), host)
     if spec.way == "overlay":
         return put_over(host, [Path(folder) for folder in spec.value.split(os.pathsep) if folder])
     return host
@@ -178,17 +170,11 @@ def find_environments(overlays: Sequence[Path], variables: Mapping[str, str], py
 def _read_release(folders: Sequence[Path]) -> str | None:
     """The public version of the Transformer Engine that is found first in some folders.
 
-    None where there is none; empty where its metadata is damaged, or names two releases.
+    None where there is none; empty where its metadata is damaged.
     """
-    for folder in folders:
-        distributions = list(metadata.distributions(path=[str(folder)]))
-        named = [(one.metadata["Name"] if one.metadata else None, one) for one in distributions]
-        versions = {one.version for name, one in named if name and canonicalize_name(name) == "transformer-engine"}
-        if versions:
-            try:
-                return Version(versions.pop()).public if len(versions) == 1 else ""
-            except (InvalidVersion, TypeError):
-                return ""
+    for one in metadata.distributions(name=_PACKAGE, path=list(map(str, folders))):
+        version = read_version(one.version or "")
+        return version.public if version else ""
     return None
 
 
@@ -220,29 +206,19 @@ def _try_overlay(host: InterpreterEnvironment, place: Path, common: Sequence[Pat
         return Found("", str(place), None, str(fault))
 
 
-def resolve_environment(release: str, found: Sequence[Found], rows: Sequence[StackRow], means: Means) -> Environment:
-    """The environment of a release: what the host has, else what a row of the matrix names.
-
-    An overlay comes before the interpreter's own, as in `find_environments`. Of a row that names both, the image is
-    taken where there is a docker: it pins what lies below Python, too.
+def resolve_environment(release: str, found: Sequence[Found]) -> Environment:
+    """The environment of a release that the host has; an overlay comes before the interpreter's own.
 
     Args:
         release: of Transformer Engine.
-        found: what the host has.
-        rows: of the matrix.
-        means: what environments are made with.
+        found: what the host has, from `find_environments`.
 
     Raises:
-        NoEnvironment: nothing provides it, or what does cannot be made.
+        NoEnvironment: nothing provides it.
     """
     for place in found:
         if place.environment is not None and is_same_release(place.release, release):
             return place.environment
-    row = next((row for row in rows if is_same_release(row.te, release) and (row.image or row.lock)), None)
-    if row is not None and row.image and (not row.lock or shutil.which("docker", path=means.variables.get("PATH"))):
-        return make_environment(Spec(row.id, "image", row.image), means)
-    if row is not None:
-        return make_environment(Spec(row.id, "venv", str(matrix_folder().parent / row.lock)), means)
     usable = ", ".join(place.release for place in found if place.environment is not None) or "no release"
     # A folder of this very release that cannot be used is the likely answer.
     broken = [f"{place.place}: {place.reason}" for place in found if place.environment is None and place.reason]
@@ -250,7 +226,7 @@ def resolve_environment(release: str, found: Sequence[Found], rows: Sequence[Sta
     raise NoEnvironment(
         f"there is no environment with Transformer Engine {release}; this host has {usable}.{also} Likely cause: it "
         f"is not installed here. Next step: `pip install --target DIR/te-{release}` and give DIR with --overlays or "
-        f"{VARIABLE}, or add a lock or an image to its row of matrix/stacks.toml, or write {_FORM}."
+        f"{VARIABLE}, or write {_FORM}."
     )
 
 
@@ -296,32 +272,8 @@ class Stack:
 
 
 def prepare_stacks(requests: Sequence[StackRequest], processes: Processes) -> tuple[Stack, ...]:
-    """Make every stack usable and read what it has, side by side.
-
-    An interrupt waits for none of them: uv and docker take minutes, and end with this tool.
-    """
-    slots, ended = threading.Semaphore(_AT_A_TIME), queue.SimpleQueue[tuple[int, Stack | BaseException]]()
-
-    def prepare(index: int) -> None:
-        with slots:
-            try:
-                ended.put((index, _prepare(requests[index], processes)))
-            except BaseException as fault:  # for the thread that waits for it
-                ended.put((index, fault))
-
-    for index in range(len(requests)):
-        threading.Thread(target=prepare, args=(index,), daemon=True).start()
-    found: dict[int, Stack] = {}
-    try:
-        while len(found) < len(requests):
-            index, made = ended.get()
-            if isinstance(made, BaseException):
-                raise made
-            found[index] = made
-    except BaseException:
-        processes.stop()
-        raise
-    return tuple(found[index] for index in range(len(requests)))
+    """Make every stack usable and read what it has."""
+    return tuple(_prepare(request, processes) for request in requests)
 
 
 def _prepare(request: StackRequest, processes: Processes) -> Stack:
@@ -329,7 +281,7 @@ def _prepare(request: StackRequest, processes: Processes) -> Stack:
         environment = request.make()
         facts = read_facts(environment, processes)
         require_torch(facts)
-        _ = environment.identity  # kept from here on; a folder of gigabytes is walked side by side with the others
+        _ = environment.identity  # raises here where the environment cannot be read
     except NoEnvironment as fault:
         return Stack(request.name, problem=str(fault))
     if request.release and not is_same_release(facts.te, request.release):
@@ -348,28 +300,12 @@ def _prepare(request: StackRequest, processes: Processes) -> Stack:
 
 @dataclass(frozen=True)
 class StackOptions:
-    """What is run on every stack.
+    """What is run on every stack, and how.
 
     Attributes:
         probes: by id; all where there is none.
         times: whether modules are timed, and the first stack a second time, for the noise of the card.
         variables: environment variables of the user.
-        tool, commit: what the receipts carry.
-    """
-
-    probes: tuple[str, ...]
-    seed: int
-    times: bool
-    tool: str
-    commit: str
-    variables: Mapping[str, str] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How the cells are run.
-
-    Attributes:
         folder: of the receipts: one folder a stack, and in that of the first `again/`.
         room: what all cells together may take at a time.
         limit_s: seconds that one cell may take.
@@ -377,9 +313,13 @@ class RunOptions:
         progress: called with what becomes of each cell.
     """
 
+    probes: tuple[str, ...]
+    seed: int
+    times: bool
     folder: Path
     room: Room
     limit_s: float
+    variables: Mapping[str, str] = field(repr=False)
     fresh: bool = False
     progress: Progress = lambda _: None
 
@@ -418,16 +358,14 @@ class RanStack:
 
 
 def run_stacks(
-    catalog: Catalog, target: TargetRow, stacks: Sequence[Stack], wanted: StackOptions, options: RunOptions,
-    processes: Processes,
-) -> tuple[RanStack, ...]:  # fmt: skip
-    """Run every cell of every stack that is missing, in one fleet.
+    catalog: Catalog, target: TargetRow, stacks: Sequence[Stack], options: StackOptions, processes: Processes
+) -> tuple[RanStack, ...]:
+    """Run every cell of every stack that is missing, side by side.
 
     Args:
         catalog, target: what the cells are planned by.
         stacks: as `prepare_stacks` gave them.
-        wanted: what is run on each.
-        options: how the cells are run.
+        options: what is run on each, and how.
         processes: that the cells' processes are among.
 
     Raises:
@@ -435,45 +373,50 @@ def run_stacks(
         FolderTaken: another run writes its receipts there.
         OSError: the folder cannot be written.
     """
-    folder, probes = options.folder, choose_canary_probes(catalog, wanted.probes)
-    every: tuple[BridgeModule | ProbeCell, ...] = (*catalog.modules, *catalog.compositions)
-    rows = {row.id: row for row in every if row.id in probes}
-    ran: list[tuple[Stack, list[Order]]] = []
-    cells: list[tuple[Cell, Need]] = []
-    with own_folder(folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
-        device, is_first = str(Path(lock, "device")) if target.arch else "", True
+    rows = choose_canary_probes(catalog, options.probes)
+    planned, commit = list[tuple[Stack, list[Order]]](), read_commit()
+    cells: list[Cell] = []
+    with own_folder(options.folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
+        device = str(Path(lock, "device")) if target.arch else ""
         for given in stacks:
             stack = replace(given, problem=given.problem or (why_not_here(target, given.facts) if given.facts else ""))
-            facts, named = stack.facts or NO_FACTS, {"seed": wanted.seed, "tool": wanted.tool, "commit": wanted.commit}
-            blank = plan_blank(target, facts, wanted.variables, **named)  # type: ignore[arg-type]
-            orders = [on_stack(plan_row(blank, row), stack) for row in rows.values()]
-            orders = [replace(one, times=wanted.times and not one.code, turnstile=device) for one in orders]
-            ran.append((stack, orders))
-            if stack.problem or stack.environment is None:
-                continue
-            # Modules of the first stack a second time; a composition is not timed.
-            again = [replace(one, only_times=True) for one in orders if one.times and is_first]
-            for order in (*orders, *again):
-                place = folder / stack.name / (AGAIN if order.only_times else "")
-                cell = Cell(stack.environment, order, place, options.limit_s)
-                cells.append((cell, Need(rows[order.probe].seconds / (2 if order.only_times else 1))))
-            is_first = False
-        ended = Fleet(options.room, options.fresh, options.progress).run(cells, processes)
-    found = list(zip((cell.order for cell, _ in cells), ended, strict=True))
-    return tuple(_collect(stack, orders, folder, found) for stack, orders in ran)
+            blank = plan_blank_on(stack, target, options.variables, options.seed, commit)
+            orders = [plan_row(blank, row) for row in rows]
+            orders = [replace(one, times=options.times and not one.code, turnstile=device) for one in orders]
+            planned.append((stack, orders))
+            if not stack.problem:
+                cells += _plan_cells(stack, orders, rows, options, is_first=not cells)
+        ran = run_here(cells, options.room, processes, fresh=options.fresh, progress=options.progress)
+    found = list(zip((cell.order for cell in cells), ran, strict=True))
+    return tuple(_collect(stack, orders, options.folder, found) for stack, orders in planned)
 
 
-def on_stack(order: Order, stack: Stack) -> Order:
-    """An order with the name of its stack, and what its receipt says of the environment.
+def _plan_cells(
+    stack: Stack, orders: Sequence[Order], rows: Sequence[BridgeModule | ProbeCell], options: StackOptions, *,
+    is_first: bool,
+) -> Iterator[Cell]:  # fmt: skip
+    """The cells of a stack; timed modules of the first stack a second time. A composition is not timed."""
+    assert stack.environment is not None, "a stack without a problem has an environment"
+    folder, seconds = options.folder / stack.name, {row.id: row.seconds for row in rows}
+    for order in orders:
+        yield Cell(stack.environment, order, folder, options.limit_s, seconds[order.probe])
+    for order in orders:
+        if order.times and is_first:
+            again = replace(order, only_times=True)
+            yield Cell(stack.environment, again, folder / AGAIN, options.limit_s, seconds[order.probe] / 2)
 
-    The receipt is an answer on an environment and on the row of the matrix that it is judged by.
+
+def plan_blank_on(stack: Stack, target: TargetRow, variables: Mapping[str, str], seed: int, commit: str) -> Order:
+    """What all orders on a stack have in common; see `plan_blank`.
+
+    Its receipts are answers on an environment, and on the row of the matrix that they are judged by.
     """
+    order = plan_blank(target, stack.facts or NO_FACTS, variables, seed=seed, tool=TOOL, commit=commit)
     environment = stack.environment
     image = environment.image_digest if isinstance(environment, ContainerEnvironment) else ""
-    lock = environment.lock_hash if isinstance(environment, InterpreterEnvironment) else ""
     usable = environment is not None and not stack.problem
     return replace(
-        order, stack=stack.name, lock_hash=lock or order.lock_hash, image_digest=image or order.image_digest,
+        order, stack=stack.name, image_digest=image or order.image_digest,
         environment=hash_parts((environment.identity, repr(order.target))) if environment and usable else "",
     )  # fmt: skip
 

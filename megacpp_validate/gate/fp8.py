@@ -11,12 +11,12 @@ from typing import Final, Literal
 from .. import TOOL
 from ..catalog.bridge import Catalog, Fp8Cell, read_catalog
 from ..catalog.policies import Fp8Policy, LowParts, PolicyRule, Preset, read_fp8_policy
-from ..environments.host_session import Progress, SessionOptions, SessionResult, run_session
-from ..environments.plan import choose_fp8_cells, find_target, plan_fp8
+from ..environments.fleet import Progress
+from ..environments.host_session import SessionOptions, SessionResult, run_session
+from ..environments.plan import choose_fp8_cells, find_target
 from ..errors import Exit, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen
-from ..probes.order import Order
 from .loss import LossOutcome, LossVerdict, judge_folder
 
 _TRAINING: Final = "fp8.loss"  # code of the cells that leave curves
@@ -204,15 +204,10 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
     Args:
         matrix: folder of the matrix; the project's own without it.
     """
-    options.require_cells()
     target = find_target(catalog, options.target)
-
-    def plan(blank: Order) -> tuple[Order, ...]:
-        return plan_fp8(catalog, blank, options.probes or ())
-
     rows = choose_fp8_cells(catalog, options.probes or ())
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
-    session = run_session(target, options, plan, progress, rows)
+    session = run_session(target, options, rows, progress)
     verdicts, absent = _judge_losses(session, rows)
     return Fp8Result(**dict(session), loss=verdicts, loss_missing=absent, policy=policy)
 

@@ -35,7 +35,7 @@ HERE = [sys.executable, "-m", "megacpp_validate.cli"]
     ("fault", "code", "says"),
     [
         (WrongArguments("a"), Exit.WRONG_ARGUMENTS, "megacpp-validate: a\n"),
-        (MatrixInvalid(["a"]), Exit.WRONG_ARGUMENTS, "the matrix has 1 fault"),
+        (MatrixInvalid(["a"]), Exit.WRONG_ARGUMENTS, "1 fault(s) in TOML"),
         (NothingSelected("b"), Exit.NOTHING_SELECTED, "b"),
         (EvidenceMissing("c"), Exit.EVIDENCE_MISSING, "c"),
         (NoEnvironment("d"), Exit.NO_ENVIRONMENT, "d"),

@@ -14,7 +14,7 @@ import pytest
 
 from megacpp_validate.environments.cell import Cell, FolderTaken, is_done, own_folder
 from megacpp_validate.environments.environment import Environment
-from megacpp_validate.environments.fleet import Fleet, Need, Room
+from megacpp_validate.environments.fleet import Room, run_here
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing
 from megacpp_validate.evidence.store import read_receipt
@@ -34,8 +34,8 @@ def run(main: str, folder: Path, *probes: str, limit_s: float = 60.0) -> tuple[R
 
 
 def run_in(environment: Environment, folder: Path, *probes: str, limit_s: float, **more: Any) -> tuple[Receipt, ...]:
-    cells = [(Cell(environment, order, folder / "receipts", limit_s), Need()) for order in orders(*probes)]
-    return tuple(ran.receipt for ran in Fleet(Room(2)).run(cells, more.get("processes") or Processes()))
+    cells = [Cell(environment, order, folder / "receipts", limit_s) for order in orders(*probes)]
+    return tuple(ran.receipt for ran in run_here(cells, Room(2), more.get("processes") or Processes()))
 
 
 def test_what_a_probe_writes_is_kept_and_what_an_earlier_run_left_is_not(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megacpp_validate.environments.cell import Cell
-from megacpp_validate.environments.fleet import Fleet, Need, Room, read_gpus
+from megacpp_validate.environments.fleet import Room, read_gpus, run_here
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes.order import Order, Target
@@ -25,11 +26,8 @@ def cells(folder: Path, main: str, *names: tuple[str, str]) -> list[Cell]:
     return [Cell(environment, order, folder / order.stack, 60.0) for order in orders]
 
 
-def run(every: list[Cell], needs: list[Need] | None = None, room: Room | None = None, **more: object) -> list[Receipt]:
-    fleet = Fleet(room or Room(2), **more)  # type: ignore[arg-type]
-    return [
-        ran.receipt for ran in fleet.run(list(zip(every, needs or [Need()] * len(every), strict=True)), Processes())
-    ]
+def run(every: list[Cell], room: Room | None = None, **more: Any) -> list[Receipt]:
+    return [ran.receipt for ran in run_here(every, room or Room(2), Processes(), **more)]
 
 
 def test_cells_of_two_stacks_have_nothing_in_common(tmp_path: Path) -> None:
@@ -59,7 +57,7 @@ WATCH = (
 def test_the_longest_is_started_first(tmp_path: Path) -> None:
     log = tmp_path / "seen"
     every = cells(tmp_path, WATCH.format(log=str(log)), *(("te1", probe) for probe in "abc"))
-    run(every, [Need(1.0), Need(3.0), Need(2.0)], Room(1))
+    run([replace(cell, seconds=long) for cell, long in zip(every, (1.0, 3.0, 2.0), strict=True)], Room(1))
     assert log.read_text().split() == ["+b", "-b", "+c", "-c", "+a", "-a"]
 
 
@@ -67,7 +65,9 @@ def test_each_gpu_belongs_to_one_cell_at_a_time(tmp_path: Path) -> None:
     log = tmp_path / "seen"
     main = WATCH.format(log=str(log)).replace('order["probe"]', 'os.environ["CUDA_VISIBLE_DEVICES"]')
     every = cells(tmp_path, main, *(("te1", probe) for probe in "abcd"))
-    run(every, [Need(9.0, 1), Need(8.0, 1), Need(7.0, 2), Need(6.0, 9)], Room(4, ("3", "5")))
+    needs = ((9.0, 1), (8.0, 1), (7.0, 2), (6.0, 9))
+    every = [replace(cell, seconds=long, gpus=gpus) for cell, (long, gpus) in zip(every, needs, strict=True)]
+    run(every, Room(4, ("3", "5")))
     busy: list[str] = []
     for word in log.read_text().split():
         for gpu in word[1:].split(","):
@@ -88,9 +88,9 @@ def test_an_older_receipt_stays_until_the_new_one_is_whole(tmp_path: Path) -> No
     assert not (tmp_path / "te1" / "te1-cpu-a.old.curve").exists()
     processes = Processes()
     with pytest.raises(Stopped):
-        Fleet(Room(1), progress=lambda _: processes.stop()).run([(every[0], Need())], processes)
+        run_here(every, Room(1), processes, progress=lambda _: processes.stop())
     assert read_receipt(every[0].place) == first
-    (kept,) = Fleet(Room(1), fresh=False).run([(every[0], Need())], Processes())
+    (kept,) = run_here(every, Room(1), Processes(), fresh=False)
     assert (kept.receipt, kept.reused) == (first, True)
 
 

@@ -12,23 +12,19 @@ from megacpp_validate.environments.environment import Facts
 from megacpp_validate.environments.plan import (
     UnknownTarget,
     choose_canary_probes,
+    choose_fp8_cells,
+    choose_rows,
     find_target,
     plan_blank,
-    plan_fp8,
-    plan_parity,
     plan_row,
     why_not_here,
 )
 from megacpp_validate.probes.order import Order, read_order
-from tests.environments.places import H200, H200_HOST, LAPTOP, target_of
+from tests.environments.places import H200, H200_HOST, target_of
 
 
 def h200(catalog: Catalog, seed: int = 0) -> Order:
     return plan_blank(target_of(catalog, "h200"), H200_HOST, {}, seed=seed)
-
-
-def laptop(catalog: Catalog) -> Order:
-    return plan_blank(target_of(catalog, "cpu"), LAPTOP, {})
 
 
 REQUESTS: dict[str, tuple[str, dict[str, str], dict[str, str], tuple[str, str], str]] = {
@@ -53,14 +49,13 @@ def test_what_is_requested_and_why(
     catalog: Catalog,
 ) -> None:
     there = H200_HOST.model_copy(update=facts)
-    orders = plan_parity(catalog, plan_blank(target_of(catalog, target), there, variables), ())
-    assert {(order.stack, order.requested) for order in orders} == {asked}
-    assert all(because in order.requested_because for order in orders)
+    order = plan_blank(target_of(catalog, target), there, variables)
+    assert (order.stack, order.requested) == asked
+    assert because in order.requested_because
 
 
 def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
-    orders = plan_fp8(catalog, h200(catalog, seed=5), ())
-    assert [order.probe for order in orders] == [row.id for row in catalog.fp8]
+    orders = [plan_row(h200(catalog, seed=5), row) for row in choose_fp8_cells(catalog, ())]
     first = orders[0]
     assert (first.cell, first.code) == ("te2.20.2-h200-fp8_delayed", "fp8.recipe")
     assert (first.settings, first.bridge_modules[0]) == ({"recipe": "delayed"}, "imports")
@@ -69,9 +64,9 @@ def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
 
 
 def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Catalog) -> None:
-    names = choose_canary_probes(catalog, ())
-    assert names == (*(module.id for module in catalog.modules), "moe_smoke")
-    assert choose_canary_probes(catalog, ("moe_smoke", "imports")) == ("imports", "moe_smoke")
+    names = [row.id for row in choose_canary_probes(catalog, ())]
+    assert names == [*(module.id for module in catalog.modules), "moe_smoke"]
+    assert [row.id for row in choose_canary_probes(catalog, ("moe_smoke", "imports"))] == ["imports", "moe_smoke"]
     order = plan_row(h200(catalog), catalog.compositions[0])
     assert order.bridge_modules == tuple(module.id for module in catalog.modules)
     with pytest.raises(UnknownTarget, match=r"'smoke'.*Next step.*moe_smoke"):
@@ -80,7 +75,7 @@ def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Cata
 
 def test_a_probe_or_target_that_there_is_not_names_those_that_there_are(catalog: Catalog) -> None:
     with pytest.raises(UnknownTarget, match=r"'atention'.*Next step.*attention"):
-        plan_parity(catalog, laptop(catalog), ("atention",))
+        choose_rows("probe", catalog.modules, ("atention",))
     with pytest.raises(UnknownTarget, match=r"'h100'.*Next step.*h200"):
         find_target(catalog, "h100")
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from megacpp_validate.environments.cell import Cell
-from megacpp_validate.environments.fleet import Need, Ran, run_cells
+from megacpp_validate.environments.fleet import Ran, run_cells
 from megacpp_validate.environments.slurm import (
     Cluster,
     QueuedJob,
@@ -74,7 +74,6 @@ def test_a_job_is_given_what_the_site_says(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ('[all]\npartition = "a b"\n"No-des" = 3\n', ["all.partition", "all.No-des"]),
-        ('[all]\noutput = "x"\n', ["sets --output itself"]),
         ('[target.tpu]\nqos = "x"\n', ["no such target"]),
         ("retries = -1\n", ["retries"]),
         ("[all\n", ["cannot be read"]),
@@ -110,8 +109,6 @@ def test_the_fault_of_an_attempt(word: str, receipt: Receipt | None, name: str, 
 
 
 SBATCH = """#!/bin/sh
-exclude=$(sed -n 's/^#SBATCH --exclude=//p' "$1")
-[ "$exclude" ] && echo "$exclude" >> "$JOBS/excluded" && exit 1
 n=$(($(ls "$JOBS" | grep -c name) + 1))
 sed -n 's/^#SBATCH --job-name=//p' "$1" > "$JOBS/$n.name"
 if [ -e "$JOBS/lose" ]; then rm "$JOBS/lose"; touch "$JOBS/$n.done"
@@ -151,14 +148,11 @@ def run_one(folder: Path, main: str = "write()", order: Order = ORDER, **more: A
     cell = Cell(make_probes(folder, main), order, folder / "receipts", 60.0)
     options = {"fresh": False, "retries": 1, **more}
     jobs = SlurmJobs(Cluster(poll_s=0.2, grace_s=0.0), folder / "receipts")
-    (ran,) = run_cells([(cell, Need())], jobs, **options)
+    (ran,) = run_cells([cell], jobs, **options)
     return ran
 
 
-def test_a_job_without_a_receipt_is_run_again_elsewhere_and_a_second_start_runs_nothing(
-    scripts: Path, tmp_path: Path
-) -> None:
-    """No other node exists: the same one is taken again."""
+def test_a_job_without_a_receipt_is_run_again_and_a_second_start_runs_nothing(scripts: Path, tmp_path: Path) -> None:
     (scripts / "lose").touch()
     notes: list[str] = []
     for kept in (False, True):
@@ -166,7 +160,6 @@ def test_a_job_without_a_receipt_is_run_again_elsewhere_and_a_second_start_runs_
         assert (receipt.outcome, reused, len(receipt.retries)) == (Outcome.PASS, kept, 1)
         assert receipt.retries[0].startswith("no-receipt: the job ended (COMPLETED)")
         assert read_receipts(tmp_path / "receipts").found["native-cpu-x"] == receipt
-    assert (scripts / "excluded").read_text() == "n1\n"
     assert len(list(scripts.glob("*.name"))) == 2
     assert not (tmp_path / "receipts" / ".matrix.work").exists()
     assert any(note.startswith("no-receipt") for note in notes)
@@ -364,5 +357,3 @@ def test_what_a_cluster_refuses_is_infrastructure(slurm: dict[str, str], tmp_pat
     silent = Run({**slurm, "SLURM_CONF": str(moved)}, tmp_path / "two", words)
     assert silent.start().wait() == 6
     assert "the scheduler does not answer" in silent.said
-    odd = Run(slurm, tmp_path / "100%j", words)
-    assert odd.start().wait() == 2

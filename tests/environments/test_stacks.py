@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.bridge import Stack as StackRow
 from megacpp_validate.environments import stacks
 from megacpp_validate.environments.environment import Environment, Facts, NoEnvironment
 from megacpp_validate.environments.fleet import Room
@@ -25,7 +21,6 @@ from megacpp_validate.environments.stacks import (
     Found,
     Means,
     RanStack,
-    RunOptions,
     Spec,
     Stack,
     StackOptions,
@@ -42,16 +37,16 @@ from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.process import Processes
 from tests.environments.places import H200_HOST, LAPTOP, make_probes, target_of
 from tests.environments.site_folders import make_package, make_te
-from tests.running_processes import hearing_signals
 
-ASKED = StackOptions(("imports", "permute"), 3, True, "tool 1", "c0", {})
+
+def options(tmp_path: Path, *, times: bool = True) -> StackOptions:
+    return StackOptions(("imports", "permute"), 3, times, tmp_path / "receipts", Room(2), 30.0, {})
 
 
 @pytest.fixture
 def run(catalog: Catalog, tmp_path: Path) -> Callable[..., dict[str, RanStack]]:
-    def call(target: str, *given: Stack, asked: StackOptions = ASKED) -> dict[str, RanStack]:
-        running = RunOptions(tmp_path / "receipts", Room(2), 30.0)
-        found = run_stacks(catalog, target_of(catalog, target), given, asked, running, Processes())
+    def call(target: str, *given: Stack) -> dict[str, RanStack]:
+        found = run_stacks(catalog, target_of(catalog, target), given, options(tmp_path), Processes())
         return {stack.run.stack: stack for stack in found}
 
     return call
@@ -149,38 +144,9 @@ def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog
     """The row says what a probe is judged by; a matrix of one's own changes it without another commit."""
     row = target_of(catalog, "h200")
     other = row.model_copy(update={"deep_gemm": not row.deep_gemm})
-    asked, running = replace(ASKED, times=False), RunOptions(tmp_path / "receipts", Room(2), 30.0)
-    one = stack(tmp_path, "te2.12.0", main="write()")
-    ran = [
-        len(run_stacks(catalog, target, [one], asked, running, Processes())[0].run.ran) for target in (row, row, other)
-    ]
+    one, running = stack(tmp_path, "te2.12.0", main="write()"), options(tmp_path, times=False)
+    ran = [len(run_stacks(catalog, target, [one], running, Processes())[0].run.ran) for target in (row, row, other)]
     assert ran == [2, 0, 2]
-
-
-INTERRUPTED = """
-import os, time
-from megacpp_validate.process import Processes
-from megacpp_validate.environments.stacks import StackRequest, prepare_stacks
-def make():
-    os.write(1, b"makes\\n")  # at once: two threads say it
-    time.sleep(600)
-prepare_stacks([StackRequest("a", make), StackRequest("b", make)], Processes())
-"""
-
-
-def test_an_interrupt_waits_for_no_environment_that_is_being_made(tmp_path: Path) -> None:
-    """uv and docker take minutes, and one that builds the same is waited for even longer."""
-    with hearing_signals(), subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
-        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as tool:  # fmt: skip
-        assert tool.stdout is not None
-        try:
-            assert tool.stdout.readline() == b"makes\n"
-            tool.send_signal(signal.SIGINT)
-            assert tool.wait(timeout=30) != 0
-        finally:
-            tool.kill()
 
 
 # --- what a person writes, and which releases a host has ---
@@ -189,7 +155,6 @@ DIGEST = f"nvcr.io/nvidia/pytorch@sha256:{'a' * 64}"
 
 SPECS: dict[str, tuple[str, Spec]] = {
     "overlay": ("new=overlay:/a:/b", Spec("new", "overlay", "/a:/b")),
-    "lock": ("te2.20.2=venv:locks/te.txt", Spec("te2.20.2", "venv", "locks/te.txt")),
     "image": (f"ngc=image:{DIGEST}", Spec("ngc", "image", DIGEST)),
     "interpreter": ("mine=python:/opt/a=b/bin/python3", Spec("mine", "python", "/opt/a=b/bin/python3")),
 }
@@ -214,12 +179,11 @@ def means(tmp_path: Path, **variables: str) -> Means:
     return Means(own, sys.executable, gpus=False)
 
 
-def test_a_release_that_the_host_has_is_taken_before_what_could_be_made(tmp_path: Path) -> None:
+def test_a_release_that_the_host_has_is_taken(tmp_path: Path) -> None:
     asked = means(tmp_path)
     te = make_te(tmp_path / "te", "2.14.1")
     found = find_environments([te], asked.variables, asked.python)
-    row = StackRow(id="te2.14.1", te="2.14.1", lock="locks/none.txt")
-    made = resolve_environment("2.14.1", found, [row], asked)
+    made = resolve_environment("2.14.1", found)
     assert isinstance(made, InterpreterEnvironment)
     assert made.folders == (te,)
 
@@ -231,29 +195,9 @@ def test_a_release_that_nothing_provides_says_what_there_is_and_how_to_provide_i
     roots = [make_te(tmp_path / "te", "2.14.1"), damaged]
     found = find_environments(roots, asked.variables, asked.python)
     with pytest.raises(NoEnvironment) as told:
-        resolve_environment("2.20.2", found, [StackRow(id="te2.20.2", te="2.20.2")], asked)
-    for word in ("2.14.1", str(damaged), "not unpacked to the end", "--overlays", "stacks.toml", "NAME=venv:LOCK"):
+        resolve_environment("2.20.2", found)
+    for word in ("2.14.1", str(damaged), "not unpacked to the end", "--overlays", "NAME=python:PATH"):
         assert word in str(told.value)
-
-
-def test_a_row_that_names_a_lock_or_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image pins what lies below Python too; where no docker is, a lock still does."""
-    made: list[Spec] = []
-    monkeypatch.setattr(stacks, "make_environment", lambda spec, _: made.append(spec))
-    docker = tmp_path / "bin" / "docker"
-    docker.parent.mkdir()
-    docker.write_text("#!/bin/sh\n")
-    docker.chmod(0o755)
-    lock = StackRow(id="a", te="2.1", lock="locks/a.txt")
-    both = StackRow(id="b", te="2.1", lock="locks/a.txt", image=DIGEST)
-    image = StackRow(id="c", te="2.1", image=DIGEST)
-    bare, with_docker = means(tmp_path, PATH=""), means(tmp_path, PATH=str(docker.parent))
-    monkeypatch.setattr(stacks, "matrix_folder", lambda: tmp_path / "matrix")
-    for row, asked in ((lock, with_docker), (both, bare), (both, with_docker), (image, bare)):
-        resolve_environment("2.1", (), [StackRow(id="other", te="2.2"), row], asked)
-    assert [(spec.name, spec.way) for spec in made] == [("a", "venv"), ("b", "venv"), ("b", "image"), ("c", "image")]
-    assert made[0].value == str(tmp_path / "locks" / "a.txt")
-    assert made[2].value == DIGEST
 
 
 # --- which releases a host has, read from folders as packers and installers leave them ---
@@ -302,11 +246,10 @@ def metadata(text: str) -> Callable[[Path], object]:
 
 
 EXTENSION = "transformer_engine_torch.cpython-39-aarch64-linux-gnu.so"
-UNREADABLE = "names no release, or more than one"
+UNREADABLE = "names no release"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no-metadata": (lambda site: shutil.rmtree(next(site.glob("*.dist-info"))), UNREADABLE),
     "no-init": (lambda site: (site / "transformer_engine" / "__init__.py").unlink(), "not unpacked to the end"),
-    "two-releases": (lambda site: make_te(site, "2.14.1"), UNREADABLE),
     "another-python": (lambda site: (site / EXTENSION).touch(), "built for .cpython-39-aarch64-linux-gnu.so"),
     "pth-that-ends-python": (lambda site: (site / "a.pth").write_text("import os; os._exit(1)\n"), r".pth files"),
 }

@@ -30,11 +30,9 @@ from ...diagnosis.rows import component_named
 from ...environments.cell import own_folder
 from ...environments.environment import Environment, read_facts, require_torch
 from ...environments.fleet import Room, plan_jobs
-from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
+from ...environments.interpreter import InterpreterEnvironment, put_over
 from ...environments.plan import choose_names, find_target, why_not_here
 from ...environments.stacks import (
-    Means,
-    RunOptions,
     Stack,
     StackOptions,
     find_environments,
@@ -360,28 +358,28 @@ def _open_stacks(
     """Releases and libraries as axes, and a probe that runs the module and its dependencies in each environment."""
     specs = read_axes(options.axes)
     target = find_target(catalog, options.target)
-    means = Means(os.environ, options.python)
     found = find_environments(options.overlays, os.environ, options.python)
     known = [one.release for one in found if one.environment is not None]
-    known += [row.te for row in catalog.stacks if row.lock or row.image]
     with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index
         known += open_sources("static").versions()
     te = order_releases(known, options.good, options.bad)
-    commit, below = read_commit(), read_order(catalog.modules).below[options.module]
+    below = read_order(catalog.modules).below[options.module]
     dependencies = [row.id for row in catalog.modules if row.id in below]
 
     def probe(choices: Mapping[str, str], run: int) -> Answer:
-        environment = resolve_environment(choices[TE], found, catalog.stacks, means)
+        environment = resolve_environment(choices[TE], found)
         environment = put_axes(environment, {axis.name: folders[choices[axis.name]] for axis, folders in specs})
         facts = read_facts(environment, processes)
         if reason := why_not_here(target, facts):
             raise EvidenceMissing(reason)
         require_torch(facts)
         seed, stack = options.seed + run, Stack(name_folder(choices), environment, facts)
-        cells = StackOptions((*dependencies, options.module), seed, False, TOOL, commit, means.variables)
         folder = receipts / f"seed-{seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
-        running = RunOptions(folder, Room(plan_jobs(gpu=bool(target.arch))), options.limit_s)
-        (ran,) = run_stacks(catalog, target, (stack,), cells, running, processes)
+        running = StackOptions(
+            (*dependencies, options.module), seed, times=False, folder=folder,
+            room=Room(plan_jobs(gpu=bool(target.arch))), limit_s=options.limit_s, variables=os.environ,
+        )  # fmt: skip
+        (ran,) = run_stacks(catalog, target, (stack,), running, processes)
         for receipt in ran.receipts.values():
             if find_machine_trouble(receipt):  # shows nothing of the release: the next search runs the cell again
                 (folder / stack.name / f"{receipt.cell}.json").unlink(missing_ok=True)

@@ -35,11 +35,18 @@ from ...catalog.planted import (
 from ...environments.cell import Cell, own_folder
 from ...environments.environment import read_facts
 from ...environments.faulty_overlay import make_faulty
-from ...environments.fleet import Fleet, Need, Room, plan_jobs, share_cores
-from ...environments.fleet import Progress as CellProgress
-from ...environments.host_session import Progress, SessionOptions, run_session
+from ...environments.fleet import Progress, Room, plan_jobs, run_here, share_cores
+from ...environments.host_session import SessionOptions, run_session
 from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
-from ...environments.plan import choose_names, find_target, plan_blank, plan_fp8, plan_parity, plan_smoke, why_not_here
+from ...environments.plan import (
+    choose_fp8_cells,
+    choose_names,
+    find_target,
+    limit_of,
+    plan_blank,
+    plan_row,
+    why_not_here,
+)
 from ...environments.stacks import find_environments
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
@@ -96,7 +103,7 @@ class PlantOptions:
     held_out: bool = False
 
 
-def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, progress: CellProgress) -> FaultScore:
+def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, progress: Progress) -> FaultScore:
     """Plant, run, judge: is the right module blamed, or does the right FP8 check see each fault?
 
     Raises:
@@ -314,7 +321,7 @@ def _look(fault: Fp8Fault, cell: str, receipt: Receipt | None) -> CellSeen:
 
 def _run_copies(
     catalog: Catalog, target: TargetRow, release: str, runs: Sequence[CopyRun], options: PlantOptions,
-    progress: CellProgress,
+    progress: Progress,
 ) -> tuple[dict[str, Receipts], dict[str, Trouble], str]:  # fmt: skip
     """Make every copy and run every cell that has no receipt yet.
 
@@ -340,8 +347,8 @@ def _run_copies(
         blank = plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
         cells = list(_plan_cells(catalog, blank, runs, copies, options, folder))
         for timed in (False, True):  # what times waits for what computes to end
-            wave = [(cell, need) for cell, need in cells if cell.order.times is timed]
-            Fleet(room, fresh=False, progress=progress).run(wave, processes)
+            wave = [cell for cell in cells if cell.order.times is timed]
+            run_here(wave, room, processes, fresh=False, progress=progress)
     gpu = facts.gpu.name if facts.gpu else "no GPU"
     seen: dict[str, Receipts] = {}
     for run in runs:
@@ -392,21 +399,19 @@ def _make_copies(
 def _plan_cells(
     catalog: Catalog, blank: Order, runs: Sequence[CopyRun], copies: Sequence[InterpreterEnvironment | None],
     options: PlantOptions, folder: Path,
-) -> Iterator[tuple[Cell, Need]]:  # fmt: skip
+) -> Iterator[Cell]:  # fmt: skip
     """The cells of every run that has a copy."""
-    rows = {module.id: module for module in catalog.modules}
-    fp8 = {row.id: row for row in catalog.fp8}
     for run, environment in zip(runs, copies, strict=True):
         if environment is None:
             continue
-        for order in plan_fp8(catalog, blank, run.cells) if run.cells else plan_parity(catalog, blank, ()):
+        rows = choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules
+        for row in rows:
             own = replace(
-                order, seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
+                plan_row(blank, row), seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
                 turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
             )  # fmt: skip
-            row = fp8[order.probe] if run.cells else rows[order.probe]
-            limit = max(options.limit_s, fp8[order.probe].limit_s) if run.cells and not run.quick else options.limit_s
-            yield Cell(environment, own, folder / run.name, limit), Need(row.seconds)
+            limit = options.limit_s if run.quick else limit_of(row, options.limit_s)
+            yield Cell(environment, own, folder / run.name, limit, row.seconds)
 
 
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------
@@ -457,8 +462,7 @@ def run_smoke_faults(
     found: dict[str, CellFound] = {}
     environment, seconds = f"no cell with these faults belongs to {row.id}", 0.0
     if cells:
-        holding = catalog.model_copy(update={"smoke": cells})
-        session = run_session(row, options, lambda blank: plan_smoke(holding, blank, ()), progress, cells)
+        session = run_session(row, options, cells, progress)
         receipts = {receipt.probe: receipt for receipt in session.receipts}
         for cell, receipt in receipts.items():
             with suppress(OSError, ValidationError):  # a cell that was ended early left nothing that is whole

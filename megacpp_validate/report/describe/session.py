@@ -197,7 +197,7 @@ def describe_matrix(run: MatrixRun) -> Document:
         *(case for case, cell in zip(cases, run.cells, strict=True) if not cell.outcome.is_good),
         Paragraph(f"Receipts and logs: `{run.folder}`; {run.seconds:.1f} s."),
     )
-    mark = mark_exit(0 if run.holds else 1 if run.breaks else 4, otherwise="incomplete")
+    mark = mark_exit(run.exit, otherwise="incomplete")
     return Document("Matrix", f"{count(run.cells, 'cell')}: {sum_up(cases)}.", mark, blocks, cases)
 
 
