@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 _GUARD: Final = Path(__file__).with_name("process_guard.py")
-_GRACE_S: Final = 40.0  # a cleanup takes 30 s; a killed process that is not gone then sleeps in the kernel
+_GRACE_S: Final = 10.0  # a killed process that is not gone by then sleeps in the kernel
 _LAST_WORDS_S: Final = 2.0
 _TAIL_S: Final = 0.1
 _MOST_WORDS: Final = 2**20  # bytes: a process that runs wild writes gigabytes
@@ -38,16 +38,10 @@ class Call:
     Attributes:
         words: the command.
         variables: its environment variables, whole.
-        cleanup: a command that removes what outlives the killed process group, such as a container; empty where
-            nothing does.
-        not_started: exit statuses by which the starter of the process reports that it failed to start, or lost it.
-            Docker's own is 125 (docker-run(1), "Exit Status").
     """
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(repr=False)
-    cleanup: tuple[str, ...] = ()
-    not_started: tuple[int, ...] = ()
 
 
 class Stopped(RuntimeError):
@@ -132,7 +126,7 @@ class Processes:
         """Run a command in its own process group; its output goes to the file `log` (a pipe would outlive it).
 
         Args:
-            call: the command, its variables, and the command that cleans up after it.
+            call: the command and its variables.
             folder: the working folder.
             limit_s: seconds that it may take.
             log: file for its standard streams.
@@ -188,16 +182,16 @@ class Processes:
             its.close()
             process = _Guarded(guard, ours)
             self._running.add(process)
-        order = {"words": list(call.words), "variables": dict(call.variables), "cleanup": list(call.cleanup)}
+        order = {"words": list(call.words), "variables": dict(call.variables)}
         with suppress(OSError):  # a guard that is gone already answers nothing
             ours.sendall(json.dumps(order).encode() + b"\n")
         return process
 
 
-def run_command(  # noqa: PLR0913 - each is an option of one command
+def run_command(
     words: Sequence[str], *, limit_s: float, folder: Path | None = None, variables: Mapping[str, str] | None = None,
     given: bytes | Path = b"", apart: bool = False, each_line: Callable[[str], None] | None = None,
-    cleanup: Sequence[str] = (), processes: Processes | None = None,
+    processes: Processes | None = None,
 ) -> Ended:  # fmt: skip
     """Run one command to its end and read what it wrote; its group is killed at the limit and on an interrupt.
 
@@ -209,7 +203,6 @@ def run_command(  # noqa: PLR0913 - each is an option of one command
         given: bytes, or a file, for its standard input.
         apart: keep standard error out of `words`, in `errors`: for output that is parsed.
         each_line: called with each line of output while the command runs, from another thread.
-        cleanup: a command that removes what outlives the killed process group.
         processes: stops this command too, when it stops all of its own.
 
     Returns:
@@ -222,7 +215,7 @@ def run_command(  # noqa: PLR0913 - each is an option of one command
         log, errors, stdin = Path(name, "log"), Path(name, "errors"), Path(name, "stdin")
         if isinstance(given, bytes):
             stdin.write_bytes(given)
-        call = Call(tuple(words), dict(os.environ if variables is None else variables), tuple(cleanup))
+        call = Call(tuple(words), dict(os.environ if variables is None else variables))
         log.touch()
         over, follower = threading.Event(), threading.Thread()
         if each_line is not None:

@@ -4,9 +4,8 @@
 
 A tool that is killed outright (kill -9, the memory killer) ends nothing that it has started. So each process is
 started by a guard of its own. Both hold one end of a socket: the guard's end closes when the tool is gone, by whatever
-cause, and then the command dies with its whole process group; a container, which outlives its client, dies by the
-command that ends it. The same close is how a tool that lives says that time is up. The guard ends as its command did:
-by the same exit status or the same signal.
+cause, and then the command dies with its whole process group. The same close is how a tool that lives says that time
+is up. The guard ends as its command did: by the same exit status or the same signal.
 
 What left that group (a daemon, a worker with a session of its own) falls to the guard when its parent ends, and is
 killed when the command ends. Should the guard itself be killed, the kernel kills the command. Both are of Linux alone.
@@ -29,7 +28,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-_CLEANUP_LIMIT_S = 30.0
 _GONE_LIMIT_S = 2.0  # what is killed and not gone by then sleeps in the kernel
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
@@ -57,11 +55,6 @@ def main() -> None:
     code = process.wait()
     _kill(os.killpg, process.pid)  # what it started: TE's import itself starts shells, which would keep running
     _kill_children()
-    if code and order["cleanup"]:
-        with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(
-                order["cleanup"], env=order["variables"], capture_output=True, timeout=_CLEANUP_LIMIT_S, check=False
-            )
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if code != -signal.SIGKILL:

@@ -27,7 +27,6 @@ from ..environments.interpreter import own_interpreter
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..environments.stacks import (
     AGAIN,
-    Means,
     Spec,
     Stack,
     StackOptions,
@@ -466,8 +465,7 @@ def _run_on_device(
     here = read_facts(own_interpreter(variables), processes)
     target = find_target(catalog, options.target) if options.target else choose_target(catalog, [here])
     is_gpu, reason = bool(target.arch), why_not_here(target, here)
-    means = Means(variables, options.python, gpus=is_gpu)
-    requests = _choose_stacks(options, releases, named, means, progress, looks=not reason)
+    requests = _choose_stacks(options, releases, named, variables, progress, looks=not reason)
     if reason:  # nothing is made where nothing can run
         stacks = tuple(Stack(stack.name, problem=reason) for stack in requests)
     else:
@@ -490,13 +488,14 @@ def _run_on_device(
 
 
 def _choose_stacks(
-    options: CanaryOptions, releases: Sequence[str], named: Sequence[Spec], means: Means,
+    options: CanaryOptions, releases: Sequence[str], named: Sequence[Spec], variables: Mapping[str, str],
     progress: Progress, *, looks: bool,
 ) -> tuple[StackRequest, ...]:  # fmt: skip
     """The stacks in the order of the steps; what a person named comes before what the host has."""
-    by_name = {spec.name: StackRequest(spec.name, partial(make_environment, spec, means)) for spec in named}
+    made = {spec.name: partial(make_environment, spec, variables, options.python) for spec in named}
+    by_name = {name: StackRequest(name, make) for name, make in made.items()}
     ids = [release if release in by_name else f"te{release.removeprefix('te')}" for release in releases]
-    found = find_environments(options.overlays, means.variables, options.python) if looks else ()
+    found = find_environments(options.overlays, variables, options.python) if looks else ()
     for place in found if options.every_installed else ():
         if place.environment is None:  # it lies among the overlays: it was meant to be judged
             progress.note(f"left out: {place.place}: {place.reason}")

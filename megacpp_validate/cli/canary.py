@@ -27,7 +27,7 @@ _ENV = (
     "interpreter | an NGC tag of the matrix; repeated, the later one counts."
 )
 _MODULE = typer.Option("--first-bad", metavar="MODULE", help="The first release that breaks this module.")
-_PLACE = "NAME=overlay:DIR | python:PATH | image:REPOSITORY@DIGEST; repeated."
+_PLACE = "NAME=overlay:DIR | python:PATH; repeated."
 
 
 @verb("static:describe_static", runs=("canary", 600.0))

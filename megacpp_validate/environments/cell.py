@@ -27,7 +27,7 @@ from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt, write_re
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import TIMED, Order
 from ..process import Ended, Processes
-from .environment import Environment
+from .interpreter import InterpreterEnvironment
 
 _ATTEMPT: Final = re.compile(r"\.attempt-\d+\.log$")  # the output of an attempt that a fault of the cluster ended
 _MODULE: Final = "megacpp_validate.probes"
@@ -50,7 +50,7 @@ class Cell:
         gpus: that it needs for itself; 0 where it shares one, or needs none.
     """
 
-    environment: Environment
+    environment: InterpreterEnvironment
     order: Order
     folder: Path
     limit_s: float
@@ -90,20 +90,15 @@ class Cell:
 
     def _run(self, work: Path, processes: Processes) -> Receipt:
         started, place = datetime.now(UTC).isoformat(timespec="seconds"), work / self.place.name
-        lock = (Path(self.order.turnstile).parent,) if self.order.turnstile else ()
-        call = self.environment.call(_MODULE, str(place), shares=(work, *lock))
+        call = self.environment.call(_MODULE, str(place))
         self.log.open("wb").close()  # a log that cannot be written is no fault of the probe
-        outcome: Outcome | None = None
         try:
             ended = processes.run(
                 call, folder=work / "folder", limit_s=self.limit_s, log=self.log, given=work / "order", ask_where=True
             )
-            if ended.code in call.not_started:
-                outcome, fault = Outcome.NOT_RUN, ended.last_words
-        except OSError as refused:
-            outcome, fault = Outcome.ERROR, str(refused)
-        if outcome is not None:
-            return replace(receipt_without_probe(self.order, outcome, f"{NOT_STARTED}: {fault}"), started=started)
+        except OSError as fault:
+            refused = receipt_without_probe(self.order, Outcome.ERROR, f"{NOT_STARTED}: {fault}")
+            return replace(refused, started=started)
         try:
             receipt = read_receipt(place)
             reason = f"it answers another order than {self.order.cell} with its seed, request and environment"

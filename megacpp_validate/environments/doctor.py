@@ -18,8 +18,8 @@ from ..catalog.images import Needs
 from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
 from ..process import Ended, Processes
 from .doctor_rules import NOT_STARTED, TE, DoctorResult, Host, judge_host
-from .environment import Environment, NoEnvironment
-from .interpreter import host_interpreter, put_over
+from .environment import NoEnvironment
+from .interpreter import InterpreterEnvironment, host_interpreter, put_over
 from .plan import choose_names, find_arch, find_target
 
 _MODULE: Final = "megacpp_validate.probes.doctor"
@@ -90,7 +90,7 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
 
 
 def take_looks(
-    environment: Environment, names: Sequence[str], options: DoctorOptions, processes: Processes
+    environment: InterpreterEnvironment, names: Sequence[str], options: DoctorOptions, processes: Processes
 ) -> tuple[PathLook, tuple[PackageLook, ...]]:
     """What an interpreter would find, and each package as loaded.
 
@@ -102,7 +102,7 @@ def take_looks(
 
         def run(what: str) -> Ended:
             (scratch / what).mkdir()  # its own working folder: what lies where the tool was started is not imported
-            call = environment.call(_MODULE, what, f"{scratch / what}.json", shares=(scratch,))
+            call = environment.call(_MODULE, what, f"{scratch / what}.json")
             log = scratch / f"{what}.log"
             return processes.run(call, folder=scratch / what, limit_s=options.limit_s, log=log, ask_where=True)
 

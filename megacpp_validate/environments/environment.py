@@ -1,7 +1,4 @@
-"""What every way to make a stack usable yields, and what such an environment is made of, as one hash.
-
-There are three ways: an interpreter, site folders put before its own packages (both in `interpreter`), and a container
-image by digest (`container`). The packages above do not know which one they have.
+"""What an environment is made of, as one hash; and what it has, as it reports itself.
 
 Where the hash is the same, an earlier receipt may be used again. Files count by their stat and are not read: an overlay
 holds gigabytes.
@@ -15,16 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import platformdirs
 from pydantic import ValidationError
 
 from ..errors import NoEnvironment
 from ..evidence.values import Frozen
-from ..process import Call, Processes
+from ..process import Processes
 
-__all__ = ["Environment", "NoEnvironment"]
+if TYPE_CHECKING:
+    from .interpreter import InterpreterEnvironment
+
+__all__ = ["NoEnvironment"]
 
 VARIABLE: Final = "MEGACPP_ENVIRONMENTS"
 _CHANGE_WHAT_RUNS: Final = (
@@ -46,38 +46,6 @@ _VENDORS: Final = frozenset({
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _IDENTIFY: Final = "megacpp_validate.probes.identify"
 _IDENTIFY_S: Final = 90.0  # a cold disk and an nvidia-smi that wakes the driver take their time
-
-
-class Environment(Protocol):
-    """A stack that is ready."""
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Environment variables of its processes, whole."""
-
-    @property
-    def because(self) -> str:
-        """Where it comes from and why it was chosen, in words."""
-
-    @property
-    def shown(self) -> str:
-        """What a person may type to start its interpreter; for messages."""
-
-    @property
-    def identity(self) -> str:
-        """A hash of what it is made of: files, lock or image, and the variables that change what runs.
-
-        Two environments of one identity give one answer, so a receipt that carries it may be used again.
-        """
-
-    def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
-        """How a module of this project is started there, off the working folder (-P) and unbuffered (-u).
-
-        Args:
-            module: dotted name.
-            arguments: its arguments; a path in them must lie in one of `shares`.
-            shares: folders that it reads and writes, reachable there under the same path.
-        """
 
 
 def environments_folder(variables: Mapping[str, str]) -> Path:
@@ -190,7 +158,7 @@ class Facts(Frozen):
     why_no_gpu: str
 
 
-def read_facts(environment: Environment, processes: Processes) -> Facts:
+def read_facts(environment: InterpreterEnvironment, processes: Processes) -> Facts:
     """Ask an environment what it has.
 
     Raises:
@@ -200,7 +168,7 @@ def read_facts(environment: Environment, processes: Processes) -> Facts:
         answer, log = Path(folder, "facts.json"), Path(folder, "log")
         words = ""
         try:
-            call = environment.call(_IDENTIFY, str(answer), shares=(Path(folder),))
+            call = environment.call(_IDENTIFY, str(answer))
             ended = processes.run(call, folder=Path(folder), limit_s=_IDENTIFY_S, log=log)
             words = f"{ended.how}; its output: {ended.last_words}"
             return Facts.model_validate_json(answer.read_bytes())

@@ -213,7 +213,7 @@ class LocalCells:
         gpus = tuple(name for name in self.room.gpus if name not in taken)[: cell.gpus]
         if cell.gpus:
             variables = {**cell.environment.variables, VISIBLE: ",".join(gpus)}
-            cell = replace(cell, environment=replace(cell.environment, variables=variables))  # type: ignore[type-var]
+            cell = replace(cell, environment=replace(cell.environment, variables=variables))
         work = Path(tempfile.mkdtemp(dir=self.scratch), "cell")
         self._running[self._pool.submit(cell.run, work, self.processes)] = attempt, gpus
 

@@ -92,8 +92,8 @@ class InterpreterEnvironment:
         """What a person may type to start it."""
         return shlex.join(self.python)
 
-    def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:  # noqa: ARG002
-        """How a module is started; the folders in `shares` are there already."""
+    def call(self, module: str, *arguments: str) -> Call:
+        """How a module is started, off the working folder (-P) and unbuffered (-u)."""
         return Call((*self.python, "-P", "-u", "-m", module, *arguments), self.variables)
 
     def ask(

@@ -25,13 +25,11 @@ from ..evidence.values import Frozen
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
-from .environment import Environment
 from .fleet import Progress, Ran, Room, plan_jobs, read_gpus, run_cells, run_here, share_cores
-from .interpreter import host_interpreter, read_commit
+from .interpreter import InterpreterEnvironment, host_interpreter, read_commit
 from .plan import LOCK_HASH, SWITCH, choose_names, find_target, limit_of, plan_row, why_not_here
 from .slurm import Cluster, SlurmJobs, list_options, plan_job
 from .stacks import (
-    Means,
     Spec,
     Stack,
     StackRequest,
@@ -318,13 +316,13 @@ def _prepare_stacks(
     requests, releases = [], {row.id: row for row in catalog.stacks}
     for name, gpus in keys:
         python = options.python if gpus else find_cpu_python(options.python)
-        means = Means(_variables_of(name, options.variables, gpus=gpus), python, gpus=gpus)
+        variables = _variables_of(name, options.variables, gpus=gpus)
         spec, row = specs.get(name), releases.get(name)
-        make: Callable[[], Environment]
+        make: Callable[[], InterpreterEnvironment]
         if spec is not None:
-            make = partial(make_environment, spec, means)
+            make = partial(make_environment, spec, variables, python)
         elif row is None:
-            make = partial(host_interpreter, means.variables, python)
+            make = partial(host_interpreter, variables, python)
         else:
             make = partial(resolve_environment, row.te, found)
         requests.append(StackRequest(name, make, row.te if row is not None and spec is None else ""))

@@ -119,7 +119,7 @@ def run_cell(cell: Cell, changed: Mapping[str, str], removed: Sequence[str]) -> 
     cores = os.environ.get("SLURM_CPUS_ON_NODE", "")
     variables = {"OMP_NUM_THREADS": cores if cores.isdigit() else str(count_cores()), **os.environ}
     variables = {name: value for name, value in variables.items() if name not in removed} | dict(changed)
-    here = replace(cell, environment=replace(cell.environment, variables=variables))  # type: ignore[type-var]
+    here = replace(cell, environment=replace(cell.environment, variables=variables))
     with tempfile.TemporaryDirectory(prefix="megacpp-") as scratch:
         return here.run(Path(scratch, "cell"), Processes()).outcome.value
 
@@ -185,7 +185,7 @@ class SlurmJobs:
         own = dict(cell.environment.variables)
         changed = {key: value for key, value in own.items() if os.environ.get(key) != value or key == "PYTHONPATH"}
         # The scheduler hands all other variables on.
-        bare = replace(cell.environment, variables={})  # type: ignore[type-var]
+        bare = replace(cell.environment, variables={})
         planned = plan_job(self.cluster, cell.order.target.id, gpus=cell.gpus, limit_s=cell.limit_s)
         executor = submitit.SlurmExecutor(folder=work)
         executor.update_parameters(

@@ -25,13 +25,12 @@ from ..evidence.values import Frozen, read_version
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
-from .container import ContainerEnvironment, open_container
-from .environment import Environment, Facts, NoEnvironment, hash_parts, read_facts, require_torch
+from .environment import Facts, NoEnvironment, hash_parts, read_facts, require_torch
 from .fleet import Progress, Ran, Room, run_here
 from .interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
 from .plan import choose_canary_probes, plan_blank, plan_row, why_not_here
 
-Way = Literal["overlay", "image", "python"]
+Way = Literal["overlay", "python"]
 VARIABLE: Final = "MEGACPP_OVERLAYS"
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
@@ -40,11 +39,11 @@ NO_FACTS: Final = Facts(
 _PACKAGE: Final = "transformer_engine"
 _EXTENSION: Final = "transformer_engine_torch"
 _UNREADABLE: Final = f"the metadata of {_PACKAGE} there names no release; install it again"
-_FORM: Final = "NAME=overlay:DIR[:DIR...], NAME=image:REPOSITORY@sha256:... or NAME=python:PATH"
+_FORM: Final = "NAME=overlay:DIR[:DIR...] or NAME=python:PATH"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]*")
 
 
-# --- three ways to make an environment --------------------------------------------------------------------------------
+# --- two ways to make an environment ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,27 +53,12 @@ class Spec:
     Attributes:
         name: what receipts and reports call it.
         way: how it is made usable.
-        value: folders, an image or an interpreter.
+        value: folders, or an interpreter.
     """
 
     name: str
     way: Way
     value: str
-
-
-@dataclass(frozen=True)
-class Means:
-    """What environments are made with.
-
-    Attributes:
-        variables: environment variables of the user.
-        python: interpreter that they stand on; the host's where it is empty.
-        gpus: whether a container sees the GPUs of the host.
-    """
-
-    variables: Mapping[str, str]
-    python: str = ""
-    gpus: bool = True
 
 
 def read_spec(text: str) -> Spec:
@@ -93,18 +77,20 @@ def read_spec(text: str) -> Spec:
     return Spec(name, ways[way], value)
 
 
-def make_environment(spec: Spec, means: Means) -> Environment:
+def make_environment(spec: Spec, variables: Mapping[str, str], python: str = "") -> InterpreterEnvironment:
     """The environment that a person named.
+
+    Args:
+        variables: environment variables of the user.
+        python: interpreter that an overlay stands on; the host's where it is empty.
 
     Raises:
         NoEnvironment: it cannot be made.
     """
-    if spec.way == "image":
-        return open_container(spec.value, means.variables, gpus=means.gpus)
-    host = host_interpreter(means.variables, spec.value if spec.way == "python" else means.python)
-    if spec.way == "overlay":
-        return put_over(host, [Path(folder) for folder in spec.value.split(os.pathsep) if folder])
-    return host
+    if spec.way == "python":
+        return host_interpreter(variables, spec.value)
+    folders = [Path(folder) for folder in spec.value.split(os.pathsep) if folder]
+    return put_over(host_interpreter(variables, python), folders)
 
 
 # --- releases of this host --------------------------------------------------------------------------------------------
@@ -206,7 +192,7 @@ def _try_overlay(host: InterpreterEnvironment, place: Path, common: Sequence[Pat
         return Found("", str(place), None, str(fault))
 
 
-def resolve_environment(release: str, found: Sequence[Found]) -> Environment:
+def resolve_environment(release: str, found: Sequence[Found]) -> InterpreterEnvironment:
     """The environment of a release that the host has; an overlay comes before the interpreter's own.
 
     Args:
@@ -251,7 +237,7 @@ class StackRequest:
     """
 
     name: str
-    make: Callable[[], Environment]
+    make: Callable[[], InterpreterEnvironment]
     release: str = ""
 
 
@@ -266,7 +252,7 @@ class Stack:
     """
 
     name: str
-    environment: Environment | None = None
+    environment: InterpreterEnvironment | None = None
     facts: Facts | None = None
     problem: str = ""
 
@@ -413,10 +399,9 @@ def plan_blank_on(stack: Stack, target: TargetRow, variables: Mapping[str, str],
     """
     order = plan_blank(target, stack.facts or NO_FACTS, variables, seed=seed, tool=TOOL, commit=commit)
     environment = stack.environment
-    image = environment.image_digest if isinstance(environment, ContainerEnvironment) else ""
     usable = environment is not None and not stack.problem
     return replace(
-        order, stack=stack.name, image_digest=image or order.image_digest,
+        order, stack=stack.name,
         environment=hash_parts((environment.identity, repr(order.target))) if environment and usable else "",
     )  # fmt: skip
 

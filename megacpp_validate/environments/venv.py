@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -31,31 +31,6 @@ _CPU_LOCK: Final = _CHECKOUT / "containers" / "locks" / "cpu.txt"
 _STAMP: Final = "installed"  # written last: a folder that has it is whole
 _LIMIT_S: Final = 3600.0  # torch is 200 MB
 _LONGEST_WAIT_S: Final = 7200.0  # for another process that makes the same
-
-
-def run_tool(
-    words: Sequence[str], variables: Mapping[str, str], *, deed: str, cause: str, step: str, limit_s: float,
-    cleanup: Sequence[str] = (),
-) -> str:  # fmt: skip
-    """Run a tool that helps to make an environment; what it wrote.
-
-    Args:
-        words, variables: what is started, with which environment variables.
-        deed, cause, step: of the error's text: "uv cannot ...", the likely cause, and the next step.
-        limit_s: seconds that it may take.
-        cleanup: a command that removes what outlives it, as in `Call`.
-
-    Raises:
-        NoEnvironment: it failed; the text has its last words.
-    """
-    try:
-        ended = run_command(words, variables=variables, limit_s=limit_s, cleanup=cleanup)
-        if ended.code == 0:
-            return ended.words
-        how = f"{f'exit status {ended.code}' if ended.how == 'exit' else ended.how}. Output: {ended.last_words}"
-    except OSError as fault:
-        how = str(fault)
-    raise NoEnvironment(f"{deed} ({how}). Likely cause: {cause}. Next step: {step}.")
 
 
 def find_cpu_python(python: str = "") -> str:
@@ -139,8 +114,10 @@ def _install_cpu_stack(folder: Path, wanted: Sequence[str]) -> None:
     sys.stderr.write(f"making the CPU stack in {folder}, once: torch is 200 MB to download\n")
     pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     for words in ((sys.executable, "-m", "venv", str(folder)), (*pip, "-c", str(_CPU_LOCK), *wanted)):
-        run_tool(
-            words, os.environ, limit_s=_LIMIT_S, deed=f"The CPU stack cannot be made: {' '.join(words[:4])} failed",
-            cause="no network, or an index that lacks a package",
-            step="set PIP_INDEX_URL, or name an interpreter that has torch with --python",
-        )  # fmt: skip
+        ended = run_command(words, limit_s=_LIMIT_S)
+        if ended.code != 0:
+            raise NoEnvironment(
+                f"The CPU stack cannot be made: {' '.join(words[:4])} failed ({ended.how}): {ended.last_words}. Likely "
+                "cause: no network, or an index that lacks a package. Next step: set PIP_INDEX_URL, or name an "
+                "interpreter that has torch with --python."
+            )

@@ -25,8 +25,8 @@ from pydantic import ConfigDict, Field, JsonValue
 from .. import TOOL
 from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
-from ..environments.environment import Environment, read_facts
-from ..environments.interpreter import host_interpreter, read_commit
+from ..environments.environment import read_facts
+from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.venv import find_cpu_python
 from ..errors import Exit, NothingSelected, exit_for
 from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
@@ -481,8 +481,8 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
 
 
 def _run_in_turn(
-    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], options: AblationOptions, environment: Environment,
-    processes: Processes, report: Callable[[str], None],
+    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], options: AblationOptions,
+    environment: InterpreterEnvironment, processes: Processes, report: Callable[[str], None],
 ) -> Iterator[AblationRun]:  # fmt: skip
     """Off, on, off, on. A run that is no evidence is the last: the same order would end alike."""
     for place in range(2 * options.pairs):
@@ -491,7 +491,7 @@ def _run_in_turn(
         home.mkdir(parents=True, exist_ok=True)
         given, log = home / "order.json", home / "log"
         write_whole(given, json.dumps({**orders[arm], "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
-        call = environment.call(MODULE, shares=(home,))
+        call = environment.call(MODULE)
         ended = processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
         run = read_run(ended, arm, place)
         report(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * options.pairs} ({run.seconds:.1f} s)")

@@ -284,7 +284,7 @@ class JitStack:
         folder = Path(tempfile.mkdtemp(prefix=f"{order['task']}-", dir=self.scratch))
         given = folder / "order"
         given.write_text(json.dumps({**order, "arch": self.architecture, "root": str(self.root)}), encoding="utf-8")
-        call = self.environment.call(_MODULE, shares=(self.root,))
+        call = self.environment.call(_MODULE)
         ended = self.processes.run(call, folder=folder, limit_s=limit_s, log=log, given=given, ask_where=True)
         for line in reversed(ended.words.splitlines()):
             with suppress(ValueError, KeyError, TypeError, AttributeError):

@@ -13,13 +13,12 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments import stacks
-from megacpp_validate.environments.environment import Environment, Facts, NoEnvironment
+from megacpp_validate.environments.environment import Facts, NoEnvironment
 from megacpp_validate.environments.fleet import Room
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
 from megacpp_validate.environments.stacks import (
     Found,
-    Means,
     RanStack,
     Spec,
     Stack,
@@ -93,8 +92,8 @@ def test_a_stack_that_cannot_be_made_is_not_run_and_the_others_are(
     assert not (tmp_path / "receipts" / "te2.14.1").exists()
 
 
-def fails(words: str) -> Callable[[], Environment]:
-    def make() -> Environment:
+def fails(words: str) -> Callable[[], InterpreterEnvironment]:
+    def make() -> InterpreterEnvironment:
         raise NoEnvironment(words)
 
     return make
@@ -151,11 +150,8 @@ def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog
 
 # --- what a person writes, and which releases a host has ---
 
-DIGEST = f"nvcr.io/nvidia/pytorch@sha256:{'a' * 64}"
-
 SPECS: dict[str, tuple[str, Spec]] = {
     "overlay": ("new=overlay:/a:/b", Spec("new", "overlay", "/a:/b")),
-    "image": (f"ngc=image:{DIGEST}", Spec("ngc", "image", DIGEST)),
     "interpreter": ("mine=python:/opt/a=b/bin/python3", Spec("mine", "python", "/opt/a=b/bin/python3")),
 }
 
@@ -170,34 +166,8 @@ def test_what_a_person_writes(text: str, spec: Spec) -> None:
     ["", "2.20.2", "overlay:/a", "=overlay:/a", "x=overlay:", "x=conda:env", "a/b=python:p", "x=", "../x=python:p"],
 )
 def test_what_is_no_environment_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(WrongArguments, match=r"NAME=overlay:DIR.*NAME=image:REPOSITORY@sha256"):
+    with pytest.raises(WrongArguments, match=r"NAME=overlay:DIR.*NAME=python:PATH"):
         read_spec(text)
-
-
-def means(tmp_path: Path, **variables: str) -> Means:
-    own = {"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"), **variables}
-    return Means(own, sys.executable, gpus=False)
-
-
-def test_a_release_that_the_host_has_is_taken(tmp_path: Path) -> None:
-    asked = means(tmp_path)
-    te = make_te(tmp_path / "te", "2.14.1")
-    found = find_environments([te], asked.variables, asked.python)
-    made = resolve_environment("2.14.1", found)
-    assert isinstance(made, InterpreterEnvironment)
-    assert made.folders == (te,)
-
-
-def test_a_release_that_nothing_provides_says_what_there_is_and_how_to_provide_it(tmp_path: Path) -> None:
-    asked = means(tmp_path)
-    damaged = make_te(tmp_path / "te-2.20.2", "2.20.2")
-    (damaged / "transformer_engine" / "__init__.py").unlink()
-    roots = [make_te(tmp_path / "te", "2.14.1"), damaged]
-    found = find_environments(roots, asked.variables, asked.python)
-    with pytest.raises(NoEnvironment) as told:
-        resolve_environment("2.20.2", found)
-    for word in ("2.14.1", str(damaged), "not unpacked to the end", "--overlays", "NAME=python:PATH"):
-        assert word in str(told.value)
 
 
 # --- which releases a host has, read from folders as packers and installers leave them ---
@@ -206,6 +176,21 @@ def test_a_release_that_nothing_provides_says_what_there_is_and_how_to_provide_i
 def find(roots: Sequence[Path], tmp_path: Path, **variables: str) -> tuple[Found, ...]:
     variables = {"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs"), **variables}
     return find_environments(roots, variables, sys.executable)
+
+
+def test_a_release_that_the_host_has_is_taken(tmp_path: Path) -> None:
+    te = make_te(tmp_path / "te", "2.14.1")
+    assert resolve_environment("2.14.1", find([te], tmp_path)).folders == (te,)
+
+
+def test_a_release_that_nothing_provides_says_what_there_is_and_how_to_provide_it(tmp_path: Path) -> None:
+    damaged = make_te(tmp_path / "te-2.20.2", "2.20.2")
+    (damaged / "transformer_engine" / "__init__.py").unlink()
+    roots = [make_te(tmp_path / "te", "2.14.1"), damaged]
+    with pytest.raises(NoEnvironment) as told:
+        resolve_environment("2.20.2", find(roots, tmp_path))
+    for word in ("2.14.1", str(damaged), "not unpacked to the end", "--overlays", "NAME=python:PATH"):
+        assert word in str(told.value)
 
 
 def usable(found: Sequence[Found]) -> list[str]:

@@ -28,7 +28,7 @@ from ...diagnosis.blame import read_order
 from ...diagnosis.diagnose import find_host_fault
 from ...diagnosis.rows import component_named
 from ...environments.cell import own_folder
-from ...environments.environment import Environment, read_facts, require_torch
+from ...environments.environment import read_facts, require_torch
 from ...environments.fleet import Room, plan_jobs
 from ...environments.interpreter import InterpreterEnvironment, put_over
 from ...environments.plan import choose_names, find_target, why_not_here
@@ -488,20 +488,11 @@ def order_releases(known: Sequence[str], good: str, bad: str) -> Axis:
     return Axis(name=TE, values=tuple(by_version[version] for version in between))
 
 
-def put_axes(environment: Environment, folders: Mapping[str, Path | None]) -> Environment:
-    """An environment with the folder of each axis before its own; libraries are preloaded.
-
-    Raises:
-        NoEnvironment: it is a container, which takes no folder.
-    """
+def put_axes(environment: InterpreterEnvironment, folders: Mapping[str, Path | None]) -> InterpreterEnvironment:
+    """An environment with the folder of each axis before its own; libraries are preloaded."""
     given = {name: folder for name, folder in folders.items() if folder is not None}
     if not given:
         return environment
-    if not isinstance(environment, InterpreterEnvironment):
-        raise NoEnvironment(
-            f"{environment.shown} is a container, which takes no folder of --axis. Next step: give the release as an "
-            "overlay or a lock."
-        )
     over = put_over(environment, [*given.values(), *environment.folders])
     # torch's own RPATH comes before LD_LIBRARY_PATH: another cuDNN or cuBLAS is taken only where it is loaded first.
     libraries = [

@@ -65,7 +65,7 @@ def run_selftest(
         given.write_text(order_text(order), encoding="utf-8")
         options = ["--jobs", str(jobs), "--limit", str(limit_s)]
         environment = host_interpreter(os.environ, find_torch_python())
-        call = environment.call("megacpp_validate.selftest", str(runs), *options, shares=(folder,))
+        call = environment.call("megacpp_validate.selftest", str(runs), *options)
         ended = Processes().run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
         if ended.code != 0 or not runs.is_file():
             raise NoEnvironment(
