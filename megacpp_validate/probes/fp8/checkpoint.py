@@ -3,7 +3,7 @@
 The same steps are taken with a checkpoint and without one: several micro-batches a step, weights that move. Outputs and
 gradients then have the same bits (`probes.fp8_linear` says why), and each amax is taken in once. torch's checkpoint
 does not keep scales; what it really makes of an FP8 block is looked at, and that the bridge refuses it in the forward
-pass, before anything is trained with it.
+pass, before anything is trained with it. A scope inside a checkpoint is refused too: tests/bridge holds that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from ..bench import Bench, different
 from ..fp8_linear import WAYS, check_recompute
 from ..observe import Enter
-from .stacks import Batch, Block, Kind, Seen, delayed_states, new_batch, new_stack, same, shape_of, train_step
+from ..trial import run_pass
+from .stacks import Batch, Block, Kind, Seen, new_batch, new_stack, same, shape_of, train_step
 
 FACTORS: Final = ((1.0, 3.0), (2.0, 0.5))  # of the micro-batches of each step: another amax each
 DEPTH: Final = 2
@@ -56,19 +57,15 @@ def probe(bench: Bench) -> None:
 def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = False, kind: Kind = "plain") -> None:
     like = new_stack(bench, DEPTH, kind=kind)
     # A library's attention may sum in another order each time. That is not judged; moved weights would spread it.
-    batches = [_batches(bench, factors) for factors in (FACTORS if kind == "plain" else FACTORS[:1])]
+    steps = FACTORS if kind == "plain" else FACTORS[:1]
+    batches = [[new_batch(bench, factor) for factor in factors] for factors in steps]
     passes = sum(map(len, batches))
 
     def run(around: Callable[[Any, Any], Any]) -> list[Seen]:
         stack = new_stack(bench, DEPTH, like=like, kind=kind)
         torch.manual_seed(bench.order.seed)
         bench.bridge("layer_watch").watch_layers(stack)
-        kept = []
-        for given in batches:
-            seen = train_step(stack, enter, given, around=around, late=late)
-            seen.states = delayed_states(bench, stack) if delayed else {}
-            kept.append(seen)
-        return kept
+        return [train_step(bench, stack, enter, given, around=around, late=late, delayed=delayed) for given in batches]
 
     plain, again = run(_with_dropout), run(_with_dropout)
     unsteady = {name for one, two in zip(plain, again, strict=True) for name in different(one.grads, two.grads)}
@@ -96,13 +93,10 @@ def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = Fal
 
 def _check_history(bench: Bench, way: str, plain: dict[str, Any], seen: dict[str, Any], calls: int) -> None:
     """Each call's amax once, in its order; rows in which there was none do not count (see `probes.fp8_linear`)."""
-    wrong = []
-    for name, wanted in plain.items():
-        if not name.endswith("history"):
-            wrong += [] if same(seen[name], wanted) else [f"{name}: another scale"]
-            continue
+    wrong = [f"{name}: another scale" for name in different(plain, seen) if name.endswith("scale")]
+    for name in (name for name in plain if name.endswith("history")):
         for tensor, column in COLUMNS[name.split(".")[-2]].items():
-            amaxes, kept = ([value for value in one[:, column].tolist() if value] for one in (seen[name], wanted))
+            amaxes, kept = ([value for value in one[name][:, column].tolist() if value] for one in (seen, plain))
             if amaxes != kept or len(amaxes) != calls:
                 wrong.append(f"{tensor} of {name}: {len(amaxes)} amaxes of {calls} calls, {len(kept)} without")
     bench.check(f"{way}.amax-once", not wrong, "; ".join(wrong[:3]) or f"{calls} amaxes of {calls} calls everywhere")
@@ -125,94 +119,50 @@ def _said(names: list[str]) -> str:
     return f"{len(names)} with other bits: {', '.join(names[:3])}" if names else "the same bits"
 
 
-def _batches(bench: Bench, factors: tuple[float, ...]) -> list[Batch]:
-    return [new_batch(bench, factor) for factor in factors]
-
-
-# --- the owner --------------------------------------------------------------------------------------------
+# --- the owner, and the order ---------------------------------------------------------------------------------
 
 
 def _check_owner(bench: Bench, enter: Enter, *, delayed: bool) -> None:
-    """torch's checkpoint is refused, for a reason; a scope inside a checkpoint is refused as well."""
-    error = bench.bridge("fp8_scope").WrongRecomputeOwner
+    """A watched layer refuses torch's checkpoint; without the watch, torch's checkpoint gives something else."""
     for way, reentrant in WAYS.items():
         theirs = partial(torch_checkpoint, use_reentrant=reentrant)
-        ours = partial(bench.bridge("fp8_scope").te_recompute, use_reentrant=reentrant)
-        bench.refuses(f"torch.{way}", error, partial(_step, bench, enter, theirs, watched=True))
-        bench.refuses(f"torch.{way}.scope-inside", error, partial(_step_with_scope_inside, bench, enter, theirs))
-        bench.refuses(f"te.{way}.scope-inside", error, partial(_step_with_scope_inside, bench, enter, ours))
-        wrong = _what_torch_makes_of_it(bench, enter, theirs, delayed=delayed)
-        bench.check(f"torch.{way}.reason", bool(wrong), wrong or "right, bits and amaxes: nothing is left to refuse")
+        refused = bench.bridge("fp8_scope").WrongRecomputeOwner
+        bench.refuses(f"torch.{way}", refused, partial(_step, bench, enter, theirs, watched=True))
+        plain = _step(bench, enter, None, delayed=delayed)
+        try:
+            seen = _step(bench, enter, theirs, delayed=delayed)
+        except Exception as fault:
+            bench.check(f"torch.{way}.reason", True, f"{type(fault).__name__}: {fault}"[:300])
+            continue
+        wrong = different({**plain.grads, **plain.states}, {**seen.grads, **seen.states})
+        said = f"no error, other gradients or state: {', '.join(wrong[:3])}" if wrong else "nothing is left to refuse"
+        bench.check(f"torch.{way}.reason", bool(wrong), said)
 
 
 def _step(
     bench: Bench, enter: Enter, call: Callable[..., Any] | None, *, watched: bool = False, delayed: bool = False
 ) -> Seen:
     """One step of a fresh block with weights that are always the same, and a checkpoint around it."""
-    stack = torch.nn.ModuleList([_fixed_block(bench)])
+    block, batch = _fixed(bench)
+    stack = torch.nn.ModuleList([block])
     if watched:
         bench.bridge("layer_watch").watch_layers(stack)
-    seen = train_step(stack, enter, [_fixed_batch(bench)], around=call)
-    seen.states = delayed_states(bench, stack) if delayed else {}
-    return seen
+    return train_step(bench, stack, enter, [batch], around=call, delayed=delayed)
 
 
-def _step_with_scope_inside(bench: Bench, enter: Enter, call: Callable[..., Any]) -> None:
-    block, (rows, gradient) = _fixed_block(bench), _fixed_batch(bench)
-
-    def scoped(given: Any) -> Any:
-        with enter():
-            return block(given)
-
-    with _flags_kept():
-        call(scoped, rows.requires_grad_()).backward(gradient)
-
-
-@contextmanager
-def _flags_kept() -> Iterator[None]:
-    """Transformer Engine notes in each first pass what the second one takes: a refused one leaves its note behind.
-
-    The notes are one list for the whole process, taken in turn: every later second pass would take the one before its
-    own (`activation_recompute_forward` in `pytorch/distributed.py`, 2.12 to 2.20).
-    """
-    module = sys.modules.get("transformer_engine.pytorch.distributed")
-    notes = getattr(getattr(module, "activation_recompute_forward", None), "_is_first_fp8_module", [])
-    kept = list(notes)
-    try:
-        yield
-    finally:
-        notes[:] = kept
-
-
-def _what_torch_makes_of_it(bench: Bench, enter: Enter, call: Callable[..., Any], *, delayed: bool) -> str:
-    """What is wrong of a step with torch's checkpoint, the bridge's look taken away; empty where nothing is."""
-    plain = _step(bench, enter, None, delayed=delayed)
-    try:
-        seen = _step(bench, enter, call, delayed=delayed)
-    except Exception as fault:
-        return f"{type(fault).__name__}: {fault}"[:300]
-    wrong = different({**plain.grads, **plain.states}, {**seen.grads, **seen.states})
-    return f"no error, other gradients or state: {', '.join(wrong[:3])}" if wrong else ""
-
-
-def _fixed_block(bench: Bench) -> Any:
-    block = Block(bench, shape_of(bench))
+def _fixed(bench: Bench) -> tuple[Any, Batch]:
+    """A fresh block and its batch, with the same values each time."""
+    block, shape = Block(bench, shape_of(bench)), shape_of(bench)
     made = torch.Generator(bench.device).manual_seed(bench.order.seed)
+
+    def draw(*size: int) -> Any:
+        return torch.randn(*size, generator=made, device=bench.device)
+
     with torch.no_grad():
         for weight in (one for one in block.parameters() if one.dim() > 1):
-            drawn = torch.randn(weight.shape, generator=made, device=bench.device)
-            weight.copy_(drawn * weight.shape[1] ** -0.5)
-    return block
-
-
-def _fixed_batch(bench: Bench) -> Batch:
-    shape = shape_of(bench)
-    made = torch.Generator(bench.device).manual_seed(bench.order.seed + 1)
-    drawn = torch.randn(2, shape.rows, shape.hidden, generator=made, device=bench.device).to(torch.bfloat16)
-    return drawn[0].clone(), drawn[1].clone()
-
-
-# --- the order --------------------------------------------------------------------------------------------
+            weight.copy_(draw(*weight.shape) * weight.shape[1] ** -0.5)
+    rows, gradient = draw(2, shape.rows, shape.hidden).to(torch.bfloat16)
+    return block, (rows.clone(), gradient.clone())
 
 
 def _check_order(bench: Bench, enter: Enter) -> None:
@@ -232,7 +182,7 @@ def _two_passes(
     bench: Bench, enter: Enter, call: Callable[..., Any], *, drops_the_first: bool = False
 ) -> dict[str, Any]:
     """Gradients of one backward pass for two passes of a block, whose scales differ; or for the second one alone."""
-    block, (rows, gradient) = _fixed_block(bench), _fixed_batch(bench)
+    block, (rows, gradient) = _fixed(bench)
     with enter():
         out = block(rows)
     out.backward(gradient)
@@ -250,6 +200,22 @@ def _two_passes(
     return {name: weight.grad for name, weight in block.named_parameters()}
 
 
+@contextmanager
+def _flags_kept() -> Iterator[None]:
+    """Transformer Engine notes in each first pass what the second one takes: a refused one leaves its note behind.
+
+    The notes are one list for the whole process, taken in turn: every later second pass would take the one before its
+    own (`activation_recompute_forward` in `pytorch/distributed.py`, 2.12 to 2.20).
+    """
+    module = sys.modules.get("transformer_engine.pytorch.distributed")
+    notes = getattr(getattr(module, "activation_recompute_forward", None), "_is_first_fp8_module", [])
+    kept = list(notes)
+    try:
+        yield
+    finally:
+        notes[:] = kept
+
+
 # --- high precision inside of it --------------------------------------------------------------------------
 
 
@@ -260,9 +226,8 @@ def _check_high_precision(bench: Bench, enter: Enter) -> None:
     """
     scope = bench.bridge("fp8_scope")
 
-    def run(reentrant: bool | None) -> dict[str, Any]:
-        block, (rows, gradient) = _fixed_block(bench), _fixed_batch(bench)
-        leaf = rows.requires_grad_()
+    def run(recompute: Callable[..., Any]) -> dict[str, Any]:
+        block, (rows, gradient) = _fixed(bench)
 
         def mixed(given: Any) -> Any:
             between = block.up(given)
@@ -270,15 +235,14 @@ def _check_high_precision(bench: Bench, enter: Enter) -> None:
                 between = block.down(between)
             return block.mlp(between)
 
+        leaves = {"rows": rows.requires_grad_(), **dict(block.named_parameters())}
         with enter():
-            out = mixed(leaf) if reentrant is None else scope.te_recompute(mixed, leaf, use_reentrant=reentrant)
-            out.backward(gradient)
-        return {"out": out.detach(), "rows": leaf.grad, **{name: one.grad for name, one in block.named_parameters()}}
+            return run_pass(lambda: recompute(mixed, rows), leaves, gradient)
 
-    plain = run(None)
+    plain = run(lambda call, rows: call(rows))
     for way, reentrant in WAYS.items():
         try:
-            wrong = different(plain, run(reentrant))
+            wrong = different(plain, run(partial(scope.te_recompute, use_reentrant=reentrant)))
         except Exception as fault:
             bench.check(way, False, f"{type(fault).__name__}: {fault}"[:600])
         else:

@@ -20,7 +20,7 @@ import torch
 
 from ..bench import Bench, different
 from ..observe import Enter, graph_nodes
-from .stacks import Batch, Seen, delayed_states, evaluate, new_batch, new_stack, same, shape_of, train_step
+from .stacks import Batch, Seen, evaluate, new_batch, new_stack, same, shape_of, train_step
 
 STEPS: Final = 24
 EVALUATED_LARGER: Final = 50.0
@@ -55,12 +55,15 @@ def _check_twins(bench: Bench, enter: Enter, *, delayed: bool, cached: bool) -> 
     steps = min(steps, 6) if bench.quick else steps
     batches = [[_batch(bench, step) for _ in range(MICRO_BATCHES if cached else 1)] for step in range(steps)]
     eager = _train(bench, plain, enter, batches, delayed=delayed, cached=cached)
-    choice = _capture(bench, graphed, enter(), cached=cached)
+    shape, made = shape_of(bench), {"dtype": torch.bfloat16, "device": bench.device}
+    samples = [(torch.ones(shape.rows, shape.hidden, **made, requires_grad=True),) for _ in graphed]
+    capture = bench.bridge("graph_capture").capture_graphs
+    choice = capture(list(graphed), samples, enter(), warmup=3, cache_weights=cached)
     replayed = _train(bench, graphed, enter, batches, delayed=delayed, cached=cached)
     _compare(bench, eager, replayed, delayed=delayed)
     if delayed:
-        names, pairs = eager[0].states, list(itertools.pairwise(eager))
-        still = [name for name in names if all(same(one.states[name], two.states[name]) for one, two in pairs)]
+        pairs = list(itertools.pairwise(one.states for one in eager))
+        still = [name for name in eager[0].states if all(same(one[name], two[name]) for one, two in pairs)]
         bench.check("amax-moves", not still, f"never moved: {', '.join(still)}" if still else "histories and scales do")
     nodes = _nodes_of_a_pass(bench, graphed, enter, cached=cached)
     seen = any(name.startswith("transformer_engine.") and name.endswith("Graphed") for name in nodes)
@@ -74,8 +77,7 @@ def _train(
     """Every step of one stack, with its evaluations; then the other's: the state of both is one process's."""
     kept = []
     for step, given in enumerate(batches):
-        seen = train_step(stack, enter, given, cached=cached)
-        seen.states = delayed_states(bench, stack) if delayed else {}
+        seen = train_step(bench, stack, enter, given, cached=cached, delayed=delayed)
         if step in EVALUATED:
             around = enter if EVALUATED[step] == "fp8" else nullcontext
             seen.evaluated = {EVALUATED[step]: evaluate(stack, around, given[0][0][: len(given[0][0]) // 2])}
@@ -84,13 +86,12 @@ def _train(
 
 
 def _compare(bench: Bench, eager: list[Seen], replayed: list[Seen], *, delayed: bool) -> None:
-    first: dict[str, str] = {}
-    for step, (some, other) in enumerate(zip(eager, replayed, strict=True)):
-        for what in (*WHAT, *(DELAYED if delayed else ())):
-            if names := different(*(_part_of(seen, what) for seen in (some, other))):
-                first.setdefault(what, f"other bits than without a graph, first in step {step}: {', '.join(names[:3])}")
+    pairs = list(zip(eager, replayed, strict=True))
     for what in (*WHAT, *(DELAYED if delayed else ())):
-        bench.check(what, what not in first, first.get(what, f"the same bits in each of {len(eager)} steps"))
+        off = [(step, different(*(_part_of(seen, what) for seen in pair))) for step, pair in enumerate(pairs)]
+        step, names = next((one for one in off if one[1]), (0, []))
+        said = f"other bits than without a graph, first in step {step}: {', '.join(names[:3])}"
+        bench.check(what, not names, said if names else f"the same bits in each of {len(eager)} steps")
     stuck = [step for step, (one, two) in enumerate(itertools.pairwise(replayed)) if same(one.outs[0], two.outs[0])]
     bench.check("outputs-move", not stuck, f"steps with the output of the step before: {len(stuck)}")
 
@@ -104,8 +105,8 @@ def _check_no_trace(bench: Bench, enter: Enter) -> None:
         for given in batches:
             if evaluates:
                 evaluate(stack, enter, given[0][0] * EVALUATED_LARGER)
-            seen = train_step(stack, enter, given)
-            steps.append({"output": seen.outs[0], **seen.grads, **delayed_states(bench, stack)})
+            seen = train_step(bench, stack, enter, given, delayed=True)
+            steps.append({"output": seen.outs[0], **seen.grads, **seen.states})
             if evaluates:
                 evaluate(stack, enter, given[0][0] * EVALUATED_LARGER)
         kept.append(steps)
@@ -126,12 +127,6 @@ def _part_of(seen: Seen, what: str) -> dict[str, Any]:
 def _batch(bench: Bench, step: int) -> Batch:
     """With another amax each step, the least in the first: so every scale moves."""
     return new_batch(bench, 2.0 ** (step * 2 % 5 - 2))
-
-
-def _capture(bench: Bench, stack: Any, scope: Any, *, cached: bool) -> Any:
-    shape, made = shape_of(bench), {"dtype": torch.bfloat16, "device": bench.device}
-    samples = [(torch.ones(shape.rows, shape.hidden, **made, requires_grad=True),) for _ in stack]
-    return bench.bridge("graph_capture").capture_graphs(list(stack), samples, scope, warmup=3, cache_weights=cached)
 
 
 def _nodes_of_a_pass(bench: Bench, stack: Any, enter: Enter, *, cached: bool) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, get_args
+from unittest.mock import patch
 
 import torch
 
@@ -89,7 +90,7 @@ def watching_operands() -> Iterator[list[Operand]]:
     Raises:
         LookupError: this release keeps its products elsewhere.
     """
-    extension = getattr(sys.modules.get(GEMM), "tex", None)
+    extension: Any = getattr(sys.modules.get(GEMM), "tex", None)
     plain = {name: getattr(extension, name) for name in PRODUCTS if hasattr(extension, name)}
     if not plain:
         raise LookupError(
@@ -97,13 +98,11 @@ def watching_operands() -> Iterator[list[Operand]]:
             "its products elsewhere. Next step: find where, and name it in probes/fp8/quantizers.py."
         )
     seen: list[Operand] = []
-    for name, function in plain.items():
-        setattr(extension, name, partial(_noted, seen, function, PRODUCTS[name]))
-    try:
+    watched: dict[str, Any] = {
+        name: partial(_noted, seen, function, PRODUCTS[name]) for name, function in plain.items()
+    }
+    with patch.multiple(extension, **watched):
         yield seen
-    finally:
-        for name, function in plain.items():
-            setattr(extension, name, function)
 
 
 def _noted(seen: list[Operand], function: Callable[..., Any], at: int, *given: Any, **more: Any) -> Any:
@@ -134,8 +133,10 @@ def _read(product: Product, tensor: Tensor, operand: Any) -> Operand:
 
 def _amax(operand: Any, name: str, scale_inverse: Any) -> Any:
     """Of the values with one scale: their bytes lie as they are, or turned where only the turned ones are kept."""
-    data = None if scale_inverse is None else getattr(operand, "_data", None)
-    data = data if data is not None or scale_inverse is None else getattr(operand, "_transpose", None)
+    if scale_inverse is None:
+        return None
+    kept = (getattr(operand, place, None) for place in ("_data", "_transpose"))
+    data = next((one for one in kept if one is not None), None)
     if data is None:
         return None
     if not data.numel():
@@ -196,6 +197,12 @@ def wanted_block(recipe: str, tensor: Tensor) -> str:
     return f"{block.rows}x{block.along}"
 
 
+def record_operands(bench: Bench, path: str, seen: Iterable[Operand]) -> None:
+    """Put each kind of operand into the receipt once."""
+    for row in dict.fromkeys((one.tensor, one.kind, one.format, one.block) for one in seen):
+        bench.saw_quantizer(path, *row)
+
+
 def check_operands(bench: Bench, path: str, recipe: str, seen: Sequence[Operand], count: int) -> None:
     """Each operand of each product was cast as the recipe says, and none was left as it was.
 
@@ -209,12 +216,10 @@ def check_operands(bench: Bench, path: str, recipe: str, seen: Sequence[Operand]
         seen: of `watching_operands`, over one step.
         count: how many of each product the layer takes in a step.
     """
-    for tensor in TENSORS:
-        for row in dict.fromkeys((one.kind, one.format, one.block) for one in seen if one.tensor == tensor):
-            bench.saw_quantizer(path, tensor, *row)
-    for product, first, second in ROLES.values():
-        for tensor in (first, second):
-            found = [one for one in seen if one.product == product and one.tensor == tensor]
+    record_operands(bench, path, seen)
+    for product, *tensors in ROLES.values():
+        for tensor in tensors:
+            found = [one for one in seen if (one.product, one.tensor) == (product, tensor)]
             wanted = (KINDS[recipe], wanted_format(recipe, product, tensor), wanted_block(recipe, tensor))
             kinds = list(dict.fromkeys((one.kind, one.format, one.block) for one in found))
             said = f"{len(found)} of {count}: {', '.join(map(' '.join, kinds)) or 'none'}; wanted {' '.join(wanted)}"

@@ -12,6 +12,7 @@ The state saved in the middle of a run and loaded: what goes on is, bit by bit, 
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, pairwise
@@ -21,9 +22,19 @@ from unittest.mock import patch
 import torch
 
 from ..bench import Bench, different
-from ..emulation import LARGEST, DelayedRule, DelayedTensors, Product, Update, new_state, next_state
+from ..emulation import (
+    LARGEST,
+    DelayedRule,
+    DelayedTensors,
+    FormatName,
+    Product,
+    Update,
+    new_state,
+    next_state,
+)  # fmt: skip
 from ..observe import Enter
 from .quantizers import Operand, Tensor, watching_operands
+from .stacks import delayed_states
 from .state import LENGTH, ROWS, WAYS, Found, read_state
 
 WIDTH: Final = 64
@@ -41,12 +52,16 @@ ULPS_OF_A_PRODUCT: Final = 2.0
 # The amax that a state takes in is of the values before the cast, what a product has is after it: half a unit of the
 # format apart, relative, or half of its smallest subnormal. A norm or an activation that casts by itself may round
 # to bf16 in between: 2^-8 covers that rounding twice over.
-HALF_UNIT: Final = {"e4m3": 2.0**-4 + 2.0**-8, "e5m2": 2.0**-3 + 2.0**-8}
-HALF_SUBNORMAL: Final = {"e4m3": 2.0**-10, "e5m2": 2.0**-17}
+HALF_UNIT: Final[dict[FormatName, float]] = {"e4m3": 2.0**-4 + 2.0**-8, "e5m2": 2.0**-3 + 2.0**-8}
+HALF_SUBNORMAL: Final[dict[FormatName, float]] = {"e4m3": 2.0**-10, "e5m2": 2.0**-17}
 # Two operands whose scales are nearer than that could take each other's amax unseen.
 APART: Final = 1.3
-Spot = tuple[int, int, int]
-"""Scope of the step, call in it, product of the call."""
+# Forward or not -> place of each operand among the columns of a product, three forward and two backward.
+COLUMNS: Final[dict[bool, dict[Tensor, int]]] = {True: {"input": 0, "weight": 1}, False: {"gradient": 0}}
+# Backward products, and the operand of the forward one that each multiplies again.
+AGAIN: Final[dict[Product, Tensor]] = {"dgrad": "weight", "wgrad": "input"}
+Placed = Mapping[tuple[int, int, int], Operand]
+"""Scope of the step, call in it, product of the call -> an operand."""
 
 
 class ScopeLayer(NamedTuple):
@@ -56,26 +71,27 @@ class ScopeLayer(NamedTuple):
         name: for the checks.
         module: of Transformer Engine.
         gemms: G, products of its forward pass; expert or place of each is its index.
-        out: features of its output.
+        width, out: features of its input and output.
         splits: rows of each expert; empty where there is one group.
     """
 
     name: str
     module: Any
     gemms: int
+    width: int
     out: int
     splits: tuple[int, ...] = ()
 
     def rows(self, bench: Bench, factor: float) -> Any:
-        """[R, WIDTH] bf16, a leaf."""
-        return self._sample(bench, WIDTH, factor, ROWS_APART).requires_grad_()
+        """[R, width] bf16, a leaf."""
+        return self._sample(bench, self.width, factor, ROWS_APART).requires_grad_()
 
     def gradient(self, bench: Bench, factor: float) -> Any:
         """[R, out] bf16, of the output."""
         return self._sample(bench, self.out, factor, 1.0 / GRADIENTS_APART)
 
     def __call__(self, rows: Any) -> Any:
-        """[R, WIDTH] -> [R, out]."""
+        """[R, width] -> [R, out]."""
         return self.module(rows, list(self.splits)) if self.splits else self.module(rows)
 
     def _sample(self, bench: Bench, width: int, factor: float, apart: float) -> Any:
@@ -83,14 +99,15 @@ class ScopeLayer(NamedTuple):
         return torch.cat([bench.randn(n, width, dtype=torch.bfloat16) * (factor * apart**index) for index, n in groups])
 
 
-def new_layers(bench: Bench) -> Sequence[ScopeLayer]:
+def new_layers(bench: Bench, width: int = WIDTH, out: int = OUT) -> Sequence[ScopeLayer]:
     """`Linear`, `LayerNormLinear`, `LayerNormMLP` and `GroupedLinear`, with weights of their own."""
     norm, new = {"normalization": "RMSNorm", "eps": 1e-5}, bench.te_layer
+    mlp = new("layernorm_mlp", width, out, activation="swiglu", **norm)
     layers = (
-        ScopeLayer("linear", new("linear", WIDTH, OUT), 1, OUT),
-        ScopeLayer("norm-linear", new("layernorm_linear", WIDTH, OUT, **norm), 1, OUT),
-        ScopeLayer("mlp", new("layernorm_mlp", WIDTH, OUT, activation="swiglu", **norm), 2, WIDTH),
-        ScopeLayer("experts", new("grouped_linear", EXPERTS, WIDTH, OUT), EXPERTS, OUT, (ROWS,) * EXPERTS),
+        ScopeLayer("linear", new("linear", width, out), 1, width, out),
+        ScopeLayer("norm-linear", new("layernorm_linear", width, out, **norm), 1, width, out),
+        ScopeLayer("mlp", mlp, 2, width, width),
+        ScopeLayer("experts", new("grouped_linear", EXPERTS, width, out), EXPERTS, width, out, (ROWS,) * EXPERTS),
     )
     with torch.no_grad():
         for layer in layers:
@@ -117,21 +134,17 @@ def check_scopes(bench: Bench, enter: Enter, *, update: Update, name: str) -> No
     layers = new_layers(bench)
     calls = (*range(len(layers)), 0)  # the first one again: both of its calls are one entry of its history
     follower = _Follower(bench, layers, calls, update)
-    counts: dict[bool, int] = {True: 0, False: 0}
     manager = bench.bridge("imports").fp8_state_manager.require()
     plain = manager.reduce_and_update_fp8_tensors
-
-    def counted(forward: bool = True) -> Any:
-        counts[forward] += 1
-        return plain(forward=forward)
-
-    with patch.object(manager, "reduce_and_update_fp8_tensors", staticmethod(counted)):
+    with patch.object(manager, "reduce_and_update_fp8_tensors", wraps=plain) as updates:
         for factors in STEPS:
             _run_shared_step(bench, enter, layers, calls, factors, follower)
     bench.check(f"{name}.products", not follower.missing, follower.missing or "each product was seen once")
+    counts = Counter((*call.args, call.kwargs.get("forward", True))[0] for call in updates.call_args_list)
     wanted = sum(map(len, STEPS))
-    for way, seen in counts.items():
-        bench.check(f"{name}.updates.{WAYS[way]}", seen == wanted, f"{seen} updates in {wanted} scopes")
+    for forward, way in WAYS.items():
+        seen = counts[forward]
+        bench.check(f"{name}.updates.{way}", seen == wanted, f"{seen} updates in {wanted} scopes")
     follower.check(name)
 
 
@@ -157,56 +170,38 @@ def _run_shared_step(
         layer.module.zero_grad(set_to_none=True)
 
 
-Used = Mapping[int, Sequence[Operand]]
-"""Column of a state -> the operands that it cast."""
-
-
 class _Follower:
     """Holds the states of all layers to the operands that products were given."""
 
     def __init__(self, bench: Bench, layers: Sequence[ScopeLayer], calls: Sequence[int], update: Update) -> None:
         self._bench, self._layers, self._calls, self._update = bench, layers, calls, update
         self._states: dict[tuple[int, bool], DelayedTensors] = {}
-        self._found: dict[tuple[int, Tensor], Found] = {}
+        self._found: defaultdict[tuple[int, Tensor], Found] = defaultdict(Found)
         self._columns: dict[tuple[int, bool], set[int]] = {}
         self.missing = ""
 
     def see_forward(self, seen: Sequence[Operand]) -> None:
         """After a scope."""
-        tensors: tuple[Tensor, ...] = ("input", "weight")
-        placed = [self._placed(seen, "forward", tensor, 1) for tensor in tensors]
-        for layer in range(len(self._layers)) if not self.missing else ():
-            used: dict[int, list[Operand]] = {}
-            for offset, operands in enumerate(placed):
-                for (_, call, gemm), operand in operands.items():
-                    if self._calls[call] == layer:
-                        used.setdefault(3 * gemm + offset, []).append(operand)
-            self._hold(layer, True, [used])
+        placed = [(tensor, self._placed(seen, "forward", tensor, 1)) for tensor in COLUMNS[True]]
+        self._see(True, placed, 1)
 
     def see_backward(self, forwards: Sequence[Sequence[Operand]], seen: Sequence[Operand]) -> None:
         """After the backward pass of a step: the scope that was left last comes first."""
-        scopes, ways = len(forwards), {"dgrad": "weight", "wgrad": "input"}
-        for product, tensor in ways.items():
+        scopes = len(forwards)
+        for product, tensor in AGAIN.items():
             before = [one for scope in forwards for one in scope if one.tensor == tensor]
-            again = self._placed(seen, product, tensor, scopes)  # type: ignore[arg-type]
+            again = self._placed(seen, product, tensor, scopes)
             for ((_, call, _), operand), given in zip(again.items(), before, strict=False):
-                pair = [(float(one.scale_inverse), float(one.amax)) for one in (given, operand)]
-                if pair[0] != pair[1]:
-                    said = f"scale and amax were {pair[0]} forward, {pair[1]} backward"
-                    self._of(self._calls[call], tensor).wrong.setdefault("kept", said)  # type: ignore[arg-type]
-        gradients = [self._placed(seen, product, "gradient", scopes) for product in ways]  # type: ignore[arg-type]
-        for layer in range(len(self._layers)) if not self.missing else ():
-            updates: list[dict[int, list[Operand]]] = [{} for _ in range(scopes)]
-            for operands in gradients:
-                for (scope, call, gemm), operand in operands.items():
-                    if self._calls[call] == layer:
-                        updates[scopes - 1 - scope].setdefault(2 * gemm, []).append(operand)
-            self._hold(layer, False, updates)
+                first, second = ((float(one.scale_inverse), float(one.amax)) for one in (given, operand))
+                if first != second:
+                    said = f"scale and amax were {first} forward, {second} backward"
+                    self._found[self._calls[call], tensor].wrong.setdefault("kept", said)
+        gradients: list[tuple[Tensor, Placed]] = [
+            ("gradient", self._placed(seen, product, "gradient", scopes)) for product in AGAIN
+        ]
+        self._see(False, gradients, scopes)
 
-    def _of(self, layer: int, tensor: Tensor) -> Found:
-        return self._found.setdefault((layer, tensor), Found())
-
-    def _placed(self, seen: Sequence[Operand], product: Product, tensor: Tensor, scopes: int) -> dict[Spot, Operand]:
+    def _placed(self, seen: Sequence[Operand], product: Product, tensor: Tensor, scopes: int) -> Placed:
         """Operands by where they belong: calls come in the order of the scopes, and backward in reverse.
 
         Experts that are one call lie in it in their own order, either way.
@@ -226,54 +221,49 @@ class _Follower:
             return {}
         return dict(zip(spots, flat, strict=True))
 
-    def _hold(self, layer: int, forward: bool, updates: Sequence[Used]) -> None:
-        """One state after as many updates as there were scopes."""
+    def _see(self, forward: bool, placed: Sequence[tuple[Tensor, Placed]], scopes: int) -> None:
+        """The state of each layer in one direction, after as many updates as there were scopes."""
+        if self.missing:
+            return
+        for layer in range(len(self._layers)):
+            updates = [defaultdict[int, list[Operand]](list) for _ in range(scopes)]
+            for tensor, operands in placed:
+                for (scope, call, gemm), operand in operands.items():
+                    if self._calls[call] == layer:
+                        column = (3 if forward else 2) * gemm + COLUMNS[forward][tensor]
+                        updates[scopes - 1 - scope][column].append(operand)
+            self._hold(layer, forward, updates)
+
+    def _hold(self, layer: int, forward: bool, updates: Sequence[Mapping[int, Sequence[Operand]]]) -> None:
         after = read_state(self._bench, self._layers[layer].module, forward)
         state = self._states.get((layer, forward)) or new_state(LENGTH, after.scale.numel())
         self._states[layer, forward] = after
         tensors = {column: operands[0].tensor for update in updates for column, operands in update.items()}
         self._columns[layer, forward] = set(tensors)
-        for tensor in tensors.values() if after.history.shape != state.history.shape else ():
-            self._of(layer, tensor).wrong.setdefault("history", f"is {tuple(after.history.shape)}")
         if after.history.shape != state.history.shape:
+            for tensor in tensors.values():
+                self._found[layer, tensor].wrong.setdefault("history", f"is {tuple(after.history.shape)}")
             return
         rule = DelayedRule(LARGEST["e4m3" if forward else "e5m2"], self._update)
         for number, update in enumerate(updates):
             newest = after.history[max(-LENGTH, number - len(updates))]
             for column, operands in update.items():
-                self._hold_used(
-                    self._of(layer, tensors[column]), column, operands, float(newest[column]), state, forward
-                )
+                found, scale = self._found[layer, tensors[column]], state.scale[column]
+                _hold_operands(found, column, operands, float(newest[column]), scale, "e4m3" if forward else "e5m2")
             state = next_state(state, newest, rule)
         for column, tensor in tensors.items():
-            self._of(layer, tensor).hold(after, state, column, f"column {column} of the state")
-
-    def _hold_used(
-        self, found: Found, column: int, operands: Sequence[Operand], amax: float, state: DelayedTensors, forward: bool
-    ) -> None:
-        """Each product took the state's scale; the largest cast is the cast of the amax that the history took in."""
-        kind, scale = "e4m3" if forward else "e5m2", float(state.scale[column])
-        for one in operands:
-            wanted = float((1.0 / state.scale[column]).float())
-            found.hold_scale(float(one.scale_inverse), wanted, f"column {column}, {one.product}")
-        cast_amax = max(float(one.amax) for one in operands)
-        slack = max(HALF_UNIT[kind] * amax, HALF_SUBNORMAL[kind] / scale)
-        saturated = cast_amax * scale >= LARGEST[kind] * (1 - 2.0**-8)  # type: ignore[index]
-        if not (amax + slack >= cast_amax if saturated else abs(cast_amax - amax) <= slack):
-            said = f"column {column}: the history took in {amax:.6g}, what was cast has {cast_amax:.6g} +- {slack:.3g}"
-            found.wrong.setdefault("amax", said)
+            self._found[layer, tensor].hold(after, state, column, f"column {column} of the state")
 
     def check(self, name: str) -> None:
         """Everything that was seen."""
         why, kept = "1 / scale in fp32, of a scale that may be a unit off", ("amax", "history", "kept")
         of_tensor: dict[Tensor, tuple[str, ...]] = {"input": kept, "weight": kept, "gradient": kept[:2]}
         for layer, one in enumerate(self._layers):
+            where = f"{name}.{one.name}"
             for tensor, others in of_tensor.items():
-                self._of(layer, tensor).check(
-                    self._bench, f"{name}.{one.name}.{tensor}", ULPS_OF_A_PRODUCT, why, *others
-                )
+                self._found[layer, tensor].check(self._bench, f"{where}.{tensor}", ULPS_OF_A_PRODUCT, why, *others)
             near = "; ".join(filter(None, (self._near(layer, way) for way in (True, False))))
-            self._bench.check(f"{name}.{one.name}.distinct", not near, near or "each operand has a scale of its own")
+            self._bench.check(f"{where}.distinct", not near, near or "each operand has a scale of its own")
 
     def _near(self, layer: int, forward: bool) -> str:
         if (state := self._states.get((layer, forward))) is None:
@@ -281,6 +271,20 @@ class _Follower:
         scales = sorted(float(state.scale[column]) for column in self._columns[layer, forward])
         pairs = [(low, high) for low, high in pairwise(scales) if high < low * APART]
         return f"{WAYS[forward]} scales {pairs} are too near to be told apart" if pairs else ""
+
+
+def _hold_operands(
+    found: Found, column: int, operands: Sequence[Operand], amax: float, scale: Any, kind: FormatName
+) -> None:
+    """Each product took the state's scale; the largest cast is the cast of the amax that the history took in."""
+    for one in operands:
+        found.hold_scale(float(one.scale_inverse), float((1.0 / scale).float()), f"column {column}, {one.product}")
+    cast_amax, multiplier = max(float(one.amax) for one in operands), float(scale)
+    slack = max(HALF_UNIT[kind] * amax, HALF_SUBNORMAL[kind] / multiplier)
+    saturated = cast_amax * multiplier >= LARGEST[kind] * (1 - 2.0**-8)
+    if not (amax + slack >= cast_amax if saturated else abs(cast_amax - amax) <= slack):
+        said = f"column {column}: the history took in {amax:.6g}, what was cast has {cast_amax:.6g} +- {slack:.3g}"
+        found.wrong.setdefault("amax", said)
 
 
 # --- saved and loaded -------------------------------------------------------------------------------------------------
@@ -316,50 +320,40 @@ def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
         saved = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
         with unpickling_allowed():
             bench.bridge("extra_state").load_fp8_state_dict(target, saved, recipe="delayed")
-        for one, other in zip(*pair, strict=True):
-            _check_same(bench, f"{name}.{how}.{one.name}.loaded", *(_state(bench, row.module) for row in (one, other)))
+        _check_states(bench, f"{name}.{how}", pair, "loaded")
         # Both in one scope: where it ends, every layer of the process is brought up to date.
-        results = [_step(bench, enter, pair, factor) for factor in AFTER]
-        for index, (one, other) in enumerate(zip(*pair, strict=True)):
-            whole = [[tensor for result in results for tensor in result[row][index]] for row in (0, 1)]
-            _check_same(bench, f"{name}.{how}.{one.name}.step", *whole)
-            _check_same(bench, f"{name}.{how}.{one.name}.state", *(_state(bench, row.module) for row in (one, other)))
+        results = {factor: _step(bench, enter, pair, factor) for factor in AFTER}
+        for index, one in enumerate(layers):
+            wanted, seen = (
+                {(factor, what): tensor for factor, step in results.items() for what, tensor in step[at].items()}
+                for at in (index, index + len(layers))
+            )
+            _check_same(bench, f"{name}.{how}.{one.name}.step", wanted, seen)
+        _check_states(bench, f"{name}.{how}", pair, "state")
 
 
-def _step(bench: Bench, enter: Enter, rows_of_layers: Sequence[Sequence[ScopeLayer]], factor: float) -> Any:
-    """The same step of each row of layers, in one scope: output and gradients by row and layer."""
-    given = [(one.rows(bench, factor), one.gradient(bench, factor)) for one in rows_of_layers[0]]
-    leaves = [[rows.detach().clone().requires_grad_() for rows, _ in given] for _ in rows_of_layers]
+def _check_states(bench: Bench, name: str, pair: tuple[Sequence[ScopeLayer], Sequence[ScopeLayer]], when: str) -> None:
+    for one, other in zip(*pair, strict=True):
+        states = (delayed_states(bench, row.module) for row in (one, other))
+        _check_same(bench, f"{name}.{one.name}.{when}", *states)
+
+
+def _step(bench: Bench, enter: Enter, rows: Sequence[Sequence[ScopeLayer]], factor: float) -> list[dict[str, Any]]:
+    """The same step of each row of layers, in one scope: output and gradients of each layer, row by row."""
+    drawn = [(one.rows(bench, factor), one.gradient(bench, factor)) for one in rows[0]]
+    layers = [one for row in rows for one in row]
+    leaves = [given.detach().clone().requires_grad_() for _ in rows for given, _ in drawn]
     with enter():
-        outs = [
-            [one(leaf) for one, leaf in zip(layers, of_row, strict=True)]
-            for layers, of_row in zip(rows_of_layers, leaves, strict=True)
-        ]
-    gradients = [gradient for _ in rows_of_layers for _, gradient in given]
-    torch.autograd.backward([out for row in outs for out in row], gradients)
-    found = [
-        [
-            [out.detach(), leaf.grad, *(weight.grad for weight in one.module.parameters())]
-            for one, leaf, out in zip(*row, strict=True)
-        ]
-        for row in zip(rows_of_layers, leaves, outs, strict=True)
-    ]
-    for one in (one for layers in rows_of_layers for one in layers):
+        outs = [one(leaf) for one, leaf in zip(layers, leaves, strict=True)]
+    torch.autograd.backward(outs, [gradient for _ in rows for _, gradient in drawn])
+    found = []
+    for one, leaf, out in zip(layers, leaves, outs, strict=True):
+        gradients = {name: weight.grad for name, weight in one.module.named_parameters()}
+        found.append({"out": out.detach(), "rows": leaf.grad, **gradients})
         one.module.zero_grad(set_to_none=True)
     return found
 
 
-def _state(bench: Bench, module: Any) -> list[Any]:
-    """Histories and scales of both directions; nothing where the layer has none."""
-    read, ways = bench.bridge("fp8_scope").te_amax_state, {"scaling_fwd": True, "scaling_bwd": False}
-    return [
-        tensor.detach().clone()
-        for kind, forward in ways.items()
-        if kind in module.fp8_meta
-        for tensor in read(module, forward=forward)
-    ]
-
-
-def _check_same(bench: Bench, name: str, wanted: Sequence[Any], seen: Sequence[Any]) -> None:
-    off = different(dict(enumerate(wanted)), dict(enumerate(seen)))
+def _check_same(bench: Bench, name: str, wanted: Mapping[Any, Any], seen: Mapping[Any, Any]) -> None:
+    off = different(wanted, seen)
     bench.check(name, bool(wanted) and not off, f"{len(wanted)} tensors, bit by bit; not the same: {off[:3] or 'none'}")

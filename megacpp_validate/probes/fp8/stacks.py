@@ -99,10 +99,10 @@ def te_layers(model: Any) -> dict[str, Any]:
 
 def delayed_states(bench: Bench, model: Any) -> dict[str, Any]:
     """Amax histories [H, N] and scales [N] of every layer that has run under delayed scaling, copied."""
-    read = bench.bridge("fp8_scope").te_amax_state
+    read, ways = bench.bridge("fp8_scope").te_amax_state, {"forward": "scaling_fwd", "backward": "scaling_bwd"}
     found: dict[str, Any] = {}
     for name, layer in te_layers(model).items():
-        for direction in ("forward", "backward"):
+        for direction in (way for way, kind in ways.items() if kind in layer.fp8_meta):
             history, scale = read(layer, forward=direction == "forward")
             found |= {f"{name}.{direction}.history": history.clone(), f"{name}.{direction}.scale": scale.clone()}
     return found
@@ -126,6 +126,7 @@ class Seen:
 
 
 def train_step(
+    bench: Bench,
     stack: Any,
     enter: Enter,
     batches: Sequence[Batch],
@@ -133,16 +134,19 @@ def train_step(
     cached: bool = False,
     around: Callable[[Any, Any], Any] | None = None,
     late: bool = False,
+    delayed: bool = False,
 ) -> Seen:
     """One step of training, its micro-batches one after the other; then the weights are moved.
 
     Args:
+        bench: of the probe.
         stack: blocks, run one after the other.
         enter: the scope of each forward pass.
         batches: a micro-batch each.
         cached: whether blocks know which micro-batch is the first, and keep weights in FP8 over the others.
         around: (block, rows) -> output, how a block is called; as it is without.
         late: all forward passes before the first backward one, as a pipeline runs them.
+        delayed: whether the states of delayed scaling are kept.
     """
     seen = Seen()
     stack.zero_grad(set_to_none=True)
@@ -167,7 +171,11 @@ def train_step(
             run_backward()
     run_backward()
     seen.grads |= {name: weight.grad.clone() for name, weight in stack.named_parameters() if weight.grad is not None}
-    _move(stack)
+    with torch.no_grad():
+        for weight in (one for one in stack.parameters() if one.grad is not None):
+            largest = weight.grad.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+            weight.sub_(weight.grad / largest * weight.abs().amax() * LEARNING_RATE)
+    seen.states = delayed_states(bench, stack) if delayed else {}
     return seen
 
 
@@ -185,11 +193,3 @@ def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:
 def same(one: Any, other: Any) -> bool:
     """Whether two tensors are there, with the same values."""
     return not different({"": one}, {"": other})
-
-
-def _move(stack: Any) -> None:
-    with torch.no_grad():
-        for weight in stack.parameters():
-            if weight.grad is not None:
-                largest = weight.grad.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
-                weight.sub_(weight.grad / largest * weight.abs().amax() * LEARNING_RATE)

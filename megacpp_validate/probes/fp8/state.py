@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -109,34 +110,20 @@ def read_state(bench: Bench, layer: Any, forward: bool) -> DelayedTensors:
 # --- one layer --------------------------------------------------------------------------------------------------------
 
 
-class _Step(NamedTuple):
-    """One training step: what its tensors are multiplied by, and how many micro-batches it has.
-
-    Attributes:
-        late: all forward passes before the first backward one, as a pipeline runs them.
-    """
-
-    phase: str
-    rows: float
-    weight: float
-    gradient: float
-    micro_batches: int = 1
-    late: bool = False
-
-
-def _steps() -> Iterator[_Step]:
-    yield _Step("first", 1.0, 1.0, 1.0)
-    yield _Step("normal", 0.75, 0.5, 0.875)
-    yield _Step("spike", 64.0, 16.0, 256.0)
-    for index in range(LENGTH + 1):  # until the spike is in the history no longer
-        factor = 1.0 + index % 5 / 8.0
-        yield _Step("after-spike", factor, 1.0, factor)
-    for _ in range(LENGTH + 1):  # until a history that takes zeros in holds nothing else
-        yield _Step("zero", 0.0, 0.0, 0.0)
-    yield _Step("after-zero", 1.0, 1.0, 1.0)
-    for phase, late in (("accumulated", False), ("accumulated-late", True)):
-        for factor in (1.0, 0.5):
-            yield _Step(phase, factor, 1.0, factor, MICRO_BATCHES, late)
+# Phase, and what rows, weight and gradient are multiplied by.
+STEPS: Final[tuple[tuple[str, float, float, float], ...]] = (
+    ("first", 1.0, 1.0, 1.0),
+    ("normal", 0.75, 0.5, 0.875),
+    ("spike", 64.0, 16.0, 256.0),
+    # until the spike is in the history no longer
+    *(("after-spike", 1.0 + index % 5 / 8.0, 1.0, 1.0 + index % 5 / 8.0) for index in range(LENGTH + 1)),
+    *[("zero", 0.0, 0.0, 0.0)] * (LENGTH + 1),  # until a history that takes zeros in holds nothing else
+    ("after-zero", 1.0, 1.0, 1.0),
+    ("accumulated", 1.0, 1.0, 1.0),
+    ("accumulated", 0.5, 1.0, 0.5),
+    ("accumulated-late", 1.0, 1.0, 1.0),  # all forward passes before the first backward one, as a pipeline runs them
+    ("accumulated-late", 0.5, 1.0, 0.5),
+)
 
 
 def check_delayed_state(bench: Bench, layer: Any, enter: Enter, *, update: Update, name: str = "state") -> None:
@@ -152,7 +139,7 @@ def check_delayed_state(bench: Bench, layer: Any, enter: Enter, *, update: Updat
         update: how the state is brought up to date.
         name: of the checks.
     """
-    found: dict[tuple[str, str], Found] = {}
+    found: defaultdict[tuple[str, str], Found] = defaultdict(Found)
     states: dict[bool, DelayedTensors] = {}
     wrong = {"length": "", "others": ""}
 
@@ -169,16 +156,16 @@ def check_delayed_state(bench: Bench, layer: Any, enter: Enter, *, update: Updat
             amax[column] = float(tensor.detach().abs().amax())
         wanted = next_state(before, amax, DelayedRule(LARGEST["e4m3" if forward else "e5m2"], update))
         for column, tensor in enumerate(("input", "weight") if forward else ("gradient",)):
-            found.setdefault((phase, tensor), Found()).hold(state, wanted, column, f"column {column}")
+            found[phase, tensor].hold(state, wanted, column, f"column {column}")
         rest = slice(len(values), None)
         if bool((state.history[:, rest] != 0).any() or (state.scale[rest] != 1).any()):
             wrong["others"] = wrong["others"] or f"{phase}: {WAYS[forward]} {state.history[:, rest].tolist()}"
 
     weight = layer.weight.detach().clone()
-    for step in _steps():
+    for phase, rows, of_weight, gradient in STEPS:
         with torch.no_grad():
-            layer.weight.copy_(weight * step.weight)
-        _run_step(bench, layer, enter, step, partial(see, step.phase))
+            layer.weight.copy_(weight * of_weight)
+        _run_step(bench, layer, enter, (rows, gradient), phase, partial(see, phase))
     with torch.no_grad():
         layer.weight.copy_(weight)
     for what, said in wrong.items():
@@ -187,7 +174,9 @@ def check_delayed_state(bench: Bench, layer: Any, enter: Enter, *, update: Updat
         one.check(bench, f"{name}.{phase}.{tensor}", ULPS, ULPS_BECAUSE, "history")
 
 
-def _run_step(bench: Bench, layer: Any, enter: Enter, step: _Step, see: Callable[..., None]) -> None:
+def _run_step(
+    bench: Bench, layer: Any, enter: Enter, factors: tuple[float, float], phase: str, see: Callable[..., None]
+) -> None:
     waiting: list[tuple[Any, Any]] = []
 
     def run_backward() -> None:
@@ -196,15 +185,16 @@ def _run_step(bench: Bench, layer: Any, enter: Enter, step: _Step, see: Callable
             see(False, gradient)
         waiting.clear()
 
-    out_features, in_features = layer.weight.shape
-    for number in range(step.micro_batches):
-        rows = bench.randn(ROWS, in_features, dtype=torch.bfloat16) * (step.rows * (1 + number))
-        gradient = bench.randn(ROWS, out_features, dtype=torch.bfloat16) * (step.gradient * (1 + number))
+    for number in range(MICRO_BATCHES if phase.startswith("accumulated") else 1):
+        rows, gradient = (
+            bench.randn(ROWS, width, dtype=torch.bfloat16) * (factor * (1 + number))
+            for width, factor in zip(reversed(layer.weight.shape), factors, strict=True)
+        )
         with enter():
             out = layer(rows.requires_grad_())
         see(True, rows, layer.weight)
         waiting.append((out, gradient))
-        if not step.late:
+        if phase != "accumulated-late":
             run_backward()
     run_backward()
     layer.zero_grad(set_to_none=True)

@@ -4,22 +4,19 @@ The tensors are Transformer Engine's own, made by the quantizers of a layer that
 What is handed over must be, bit by bit, what the tensor itself says when it is dequantized; and while it is handed
 over, and while it is multiplied, nobody may dequantize without saying so.
 
-Every dequantization while a path runs: by a tensor's own method, by a vendor's kernel, by a plain cast of its bytes.
+Every dequantization is counted: by a tensor's own method, by a vendor's kernel, by a plain cast of its bytes. Nothing
+is asked of the path: methods of all loaded vendor tensors are wrapped, and a dispatch mode sees casts from FP8 to wider
+formats.
 
-A tensor that says bf16 and stores FP8 is read in bf16 by any operation that does not know it. Nothing is asked of the
-path: methods of all loaded vendor tensors are wrapped, and a dispatch mode sees casts from FP8 to wider formats.
-
-What is derived from an FP8 tensor without arithmetic: a view, a slice, a copy keeps its payload and its scale.
-
-Whatever class comes out, its values must be those of the same deed done to the dequantized tensor, bit by bit: moving
-values about rounds nothing. A deed that a release does not know may be refused, aloud; that is written down.
+A view, a slice, a copy of an FP8 tensor keeps its payload and its scale. Whatever class comes out, its values must be
+those of the same operation on the dequantized tensor, bit by bit: moving values rounds nothing. An operation that a
+release does not know may raise; the check records that.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -42,16 +39,9 @@ _NARROW: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float8
 
 
 class Dequantization(NamedTuple):
-    """One tensor read in a wider format.
-
-    Attributes:
-        what: method, kernel or operator that did it.
-        where: innermost frame of code that is no vendor's: "file:line in function".
-        because: what was said of it before; empty of a silent one.
-    """
+    """A tensor read in a wider format: by which method, kernel or operator, and what was said of it before."""
 
     what: str
-    where: str
     because: str
 
 
@@ -64,19 +54,19 @@ class Watch:
     depth: int = 0  # of a method that calls another: one dequantization is counted once
 
     @property
-    def silent(self) -> tuple[Dequantization, ...]:
+    def silent(self) -> list[str]:
         """Those of which nothing was said."""
-        return tuple(one for one in self.seen if not one.because)
+        return [one.what for one in self.seen if not one.because]
 
     @property
     def said(self) -> str:
         """The silent ones in words."""
-        return "; ".join(f"{one.what} at {one.where}" for one in self.silent) or f"{len(self.seen)} were announced"
+        return "; ".join(self.silent) or f"{len(self.seen)} were announced"
 
     def note(self, what: str) -> None:
         """Count one, where it is no part of another."""
         if not self.depth:
-            self.seen.append(Dequantization(what, _where(), self.saying()))
+            self.seen.append(Dequantization(what, self.saying()))
 
 
 @contextmanager
@@ -89,8 +79,8 @@ def watching_dequantizations(saying: Callable[[], str]) -> Iterator[Watch]:
     watch = Watch(saying)
     with ExitStack() as watching:
         for owner, name in list(_places()):
-            label = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else owner.__name__
-            watching.enter_context(patch.object(owner, name, _wrapped(watch, vars(owner)[name], f"{label}.{name}")))
+            wrapped = _wrapped(watch, vars(owner)[name], f"{owner.__name__}.{name}")
+            watching.enter_context(patch.object(owner, name, wrapped))
         watching.enter_context(_Casts(watch))
         yield watch
 
@@ -99,13 +89,11 @@ def _places() -> Iterator[tuple[Any, str]]:
     """Classes and modules that dequantize, as far as they are loaded."""
     todo, done = [torch.Tensor], {torch.Tensor}
     while todo:
-        for kind in todo.pop().__subclasses__():
-            if kind not in done:
-                done.add(kind)
-                todo.append(kind)
+        found = set(todo.pop().__subclasses__()) - done
+        done |= found
+        todo += found
     owners = {base for kind in done for base in kind.__mro__ if base.__module__.partition(".")[0] in VENDORS}
-    for owner in sorted(owners, key=lambda kind: (kind.__module__, kind.__qualname__)):
-        yield from ((owner, name) for name in _METHODS if inspect.isfunction(vars(owner).get(name)))
+    yield from ((owner, name) for owner in owners for name in _METHODS if inspect.isfunction(vars(owner).get(name)))
     module = sys.modules.get(_COMPILED[0])
     if module is not None and _COMPILED[1] in vars(module):
         yield module, _COMPILED[1]
@@ -142,16 +130,6 @@ class _Casts(TorchDispatchMode):
         return out
 
 
-def _where() -> str:
-    """The innermost frame that is neither torch's, nor a vendor's, nor of this file."""
-    for frame in reversed(traceback.extract_stack()):
-        inside = frame.filename.replace("\\", "/")
-        if inside == __file__ or any(f"/{part}/" in inside for part in (*VENDORS, "torch", "contextlib")):
-            continue
-        return f"{inside.rpartition('/')[2]}:{frame.lineno} in {frame.name}"
-    return "no frame of Python: called by the autograd engine"
-
-
 # What every release keeps in FP8 (`float8_tensor.py`, `float8_blockwise_tensor.py`, 2.12.0 and 2.20.2): each of these
 # must come out quantized. All else may come out dequantized, or be refused.
 KEPT: Final = {
@@ -161,8 +139,8 @@ KEPT: Final = {
 }
 
 
-def deeds(rows: int, width: int) -> Mapping[str, Callable[[Any], Any]]:
-    """By name, on a matrix [rows, width]."""
+def operations(rows: int, width: int) -> Mapping[str, Callable[[Any], Any]]:
+    """Operations without arithmetic by name, on a matrix [rows, width]."""
     return {
         "view": methodcaller("view", 2, rows // 2, width),
         "view-back": lambda one: one.view(2, rows // 2, width).view(rows, width),
@@ -184,7 +162,7 @@ def deeds(rows: int, width: int) -> Mapping[str, Callable[[Any], Any]]:
 
 
 def check_derived(bench: Bench, name: str, tensor: Any) -> None:
-    """Do each deed to a quantized tensor, and to what it dequantizes to; the checks are `NAME.DEED`.
+    """Do each operation on a quantized tensor, and on its values; the checks are `NAME.OPERATION`.
 
     Args:
         bench: of the probe.
@@ -193,23 +171,23 @@ def check_derived(bench: Bench, name: str, tensor: Any) -> None:
     """
     exact, plain = (tensor.dequantize(dtype=dtype) for dtype in (torch.float32, tensor.dtype))
     kept, count = KEPT.get(type(tensor).__name__, ()), 0
-    for deed, function in deeds(*tensor.shape).items():
+    for operation, function in operations(*tensor.shape).items():
         try:
             with torch.no_grad():
                 made = function(tensor)
                 seen, quantized = _values(bench, made)
         except Exception as fault:
-            bench.check(f"{name}.{deed}", deed not in kept, f"refused: {type(fault).__name__}: {fault}")
+            bench.check(f"{name}.{operation}", operation not in kept, f"refused: {type(fault).__name__}: {fault}")
             continue
         count += 1
         # What is no FP8 tensor any more may have gone through the dtype that the tensor says it has.
         wanted = [function(one).float() for one in ((exact,) if quantized else (exact, plain))]
         same = any(seen.shape == one.shape and torch.equal(seen, one) for one in wanted)
         said = f"a {type(made).__name__} {tuple(seen.shape)}, {'quantized' if quantized else 'dequantized'}"
-        said = said if same else f"{said}, with other values than the same of the dequantized tensor"
-        bench.check(f"{name}.{deed}", same and (quantized or deed not in kept), said)
+        said += "" if same else ", with other values than the same of the dequantized tensor"
+        bench.check(f"{name}.{operation}", same and (quantized or operation not in kept), said)
     again = bool(torch.equal(tensor.dequantize(dtype=torch.float32), exact))
-    bench.check(f"{name}.left-alone", again and count > 0, f"the tensor itself is as it was after {count} deeds")
+    bench.check(f"{name}.left-alone", again and count > 0, f"the tensor itself is as it was after {count} operations")
 
 
 def _values(bench: Bench, made: Any) -> tuple[Any, bool]:
@@ -353,15 +331,15 @@ def _quantized(bench: Bench, layer: Any) -> Iterator[tuple[str, Any]]:
 def check_control(bench: Bench, tensor: Any) -> None:
     """That the watch sees what it is for: a method, an operator that knows no such tensor, a cast of the payload."""
     bridge = bench.bridge("quantized_tensor")
-    payload = bridge.read_payload(tensor)
-    deeds: dict[str, Callable[[Any], Any]] = {
-        "method": methodcaller("dequantize"),
-        "operator": lambda one: one * 1.0,
-        "cast": lambda _: payload.payload.to(torch.float32),
+    payload = bridge.read_payload(tensor).payload
+    silent: dict[str, Callable[[], Any]] = {
+        "method": tensor.dequantize,
+        "operator": lambda: tensor * 1.0,
+        "cast": lambda: payload.to(torch.float32),
     }
-    for name, deed in deeds.items():
+    for name, read in silent.items():
         with watching_dequantizations(bridge.saying) as watch, torch.no_grad():
-            deed(tensor)
+            read()
         bench.check(f"control.{name}", len(watch.silent) >= 1, f"{len(watch.seen)} were seen")
     with watching_dequantizations(bridge.saying) as watch:
         said = bridge.dequantize(tensor, "a probe wants to see it said").because
@@ -376,15 +354,16 @@ def check_torchao(bench: Bench) -> None:
     layer = bench.bridge("torchao").cast_to_float8.require()
     values = bench.randn(ROWS, INNER, dtype=torch.bfloat16, scale=3.0)
     powers = torch.exp2(bench.randint(9, INNER).float() - 3)  # torchao divides in bf16: these it divides by exactly
-    one = torch.tensor(8.0, device=bench.device)
-    scales = {"tensor": one, "row": powers[:ROWS, None], "column": powers[None, :]}
-    for name, scale in scales.items():
+    # Name and block of each tensor, the block of the tensor turned, and its scale.
+    cases = (
+        ("tensor", "tensor", torch.tensor(8.0, device=bench.device)),
+        ("row", "column", powers[:ROWS, None]),
+        ("column", "row", powers[None, :]),
+    )
+    for name, turned, scale in cases:
         made = layer(values, scale, torch.float8_e4m3fn, axiswise_dim=None if name == "tensor" else -1)
-        own = made.to_original_precision
-        check_tensor(bench, name, made, name, own)
-        flat = {"tensor": "tensor", "row": "column", "column": "row"}[name]
-        turned = made.t()
-        check_tensor(bench, f"{name}.turned", turned, flat, turned.to_original_precision)
+        check_tensor(bench, name, made, name, made.to_original_precision)
+        check_tensor(bench, f"{name}.turned", made.t(), turned, made.t().to_original_precision)
     _check_scale_of_torchao(bench, layer, values)
 
 

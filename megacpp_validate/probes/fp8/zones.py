@@ -9,8 +9,7 @@ and one between the zones must not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any, Final
@@ -23,8 +22,9 @@ from ...training.sizes import read_size
 from ..bench import Bench, different
 from ..low_precision import Watched, check_layers_in_low_precision, run_alone, watching_layers
 from ..observe import Enter
+from ..trial import run_pass
 from .graphs import scope_of
-from .quantizers import Operand, watching_operands
+from .quantizers import Operand, record_operands, watching_operands
 from .stacks import new_batch, new_stack, shape_of, te_layers
 
 LAYERS: Final = 5
@@ -94,71 +94,56 @@ def _is_bf16(place: str) -> bool:
 
 
 def _check_places(bench: Bench, model: _Model, enter: Enter, recipe: str) -> None:
-    layers = te_layers(model)
+    layers, shape = te_layers(model), shape_of(bench)
     for _ in range(2):  # delayed scaling has scales of its own from the second step on
         model.zero_grad(set_to_none=True)
-        rows, gradients = _rows(bench).requires_grad_(), [_rows(bench) for _ in HEADS]
+        rows, *gradients = (bench.randn(shape.rows, shape.hidden, dtype=torch.bfloat16) for _ in ("", *HEADS))
         with watching_layers(layers) as watched, operands_of(layers) as operands:
-            outs = model.run(bench, rows, enter)
+            outs = model.run(bench, rows.requires_grad_(), enter)
             torch.autograd.backward(outs, gradients)
     for place, held in model.places().items():
         of_place = {name: operands[name] for name in held}
-        for tensor, kind, form, block in dict.fromkeys(
-            (one.tensor, one.kind, one.format, one.block) for name in held for one in operands[name] if one.block
-        ):
-            bench.saw_quantizer(f"zones.{recipe}.{place}", tensor, kind, form, block)
+        record_operands(
+            bench, f"zones.{recipe}.{place}", (one for seen in of_place.values() for one in seen if one.block)
+        )
         wrong = wrong_operands(of_place, is_bf16=_is_bf16(place), sees_bf16=bench.device == "cuda")
         wanted = "bf16" if _is_bf16(place) else "FP8"
         bench.check(f"{place}.operands", not wrong, "; ".join(wrong[:3]) or f"every product of {place} got {wanted}")
         if _is_bf16(place):
             changed = [f"{name}: {part}" for name in held for part in _changed_outside(watched[name])]
-            said = "the same bits outside of every scope" if not changed else f"other bits outside: {changed[0]}"
-            bench.check(f"{place}.in-bf16", not changed, said)
+            bench.check(f"{place}.in-bf16", not changed, f"other bits outside of every scope: {changed[:1] or 'none'}")
         else:
             check_layers_in_low_precision(bench, place, recipe, {name: watched[name] for name in held})  # type: ignore[arg-type]
 
 
 @contextmanager
 def operands_of(layers: Mapping[str, Any]) -> Iterator[dict[str, list[Operand]]]:
-    """What the products of each layer get in the step that is run inside, forward and backward."""
+    """What the products of each layer get in the step that is run inside, forward and backward.
+
+    A product belongs to the layer that runs, or to the one whose output has got its gradient last.
+    """
     found: dict[str, list[Operand]] = {name: [] for name in layers}
+    owner, start = "", 0
     with watching_operands() as seen:
-        ledger = _Ledger(seen, found)
-        handles = []
-        for name, layer in layers.items():
-            handles.append(layer.register_forward_pre_hook(partial(ledger.before_forward, name)))
-            handles.append(layer.register_forward_hook(partial(ledger.after_forward, name)))
-        try:
+
+        def turn(name: str, *_: Any) -> None:
+            nonlocal owner, start
+            if owner:
+                found[owner] += seen[start:]
+            owner, start = name, len(seen)
+
+        def after_forward(name: str, _layer: Any, _given: Any, given: Any) -> None:
+            turn("")
+            out = given[0] if isinstance(given, tuple) else given
+            if out.requires_grad:
+                out.register_hook(partial(turn, name))
+
+        with ExitStack() as hooks:
+            for name, layer in layers.items():
+                hooks.callback(layer.register_forward_pre_hook(partial(turn, name)).remove)
+                hooks.callback(layer.register_forward_hook(partial(after_forward, name)).remove)
             yield found
-        finally:
-            ledger.turn("")
-            for handle in handles:
-                handle.remove()
-
-
-@dataclass
-class _Ledger:
-    """Whose the products are: of the layer that runs, or whose output has got its gradient last."""
-
-    seen: list[Operand]
-    found: dict[str, list[Operand]]
-    owner: str = ""
-    start: int = 0
-
-    def turn(self, owner: str) -> None:
-        """What was seen so far is the owner's of so far; what comes is this one's, or nobody's."""
-        if self.owner:
-            self.found[self.owner] += self.seen[self.start :]
-        self.owner, self.start = owner, len(self.seen)
-
-    def before_forward(self, name: str, _: Any, _given: Any) -> None:
-        self.turn(name)
-
-    def after_forward(self, name: str, _: Any, _given: Any, given: Any) -> None:
-        self.turn("")
-        out = given[0] if isinstance(given, tuple) else given
-        if out.requires_grad:
-            out.register_hook(lambda _: self.turn(name))
+        turn("")
 
 
 def wrong_operands(operands: Mapping[str, list[Operand]], *, is_bf16: bool, sees_bf16: bool) -> list[str]:
@@ -214,11 +199,6 @@ def _check_hybrid(bench: Bench, enter: Enter, recipe: str) -> None:
     bench.check("model.head", head, f"{type(model.head).__name__} in {model.head.weight.dtype}, outside of every scope")
 
 
-def _rows(bench: Bench) -> Any:
-    shape = shape_of(bench)
-    return bench.randn(shape.rows, shape.hidden, dtype=torch.bfloat16)
-
-
 # --- groups -----------------------------------------------------------------------------------------------
 
 
@@ -242,29 +222,24 @@ def _check_scope(bench: Bench, enter: Enter) -> None:
     scope = bench.bridge("fp8_scope")
     like, (rows, gradient) = new_stack(bench, 1), new_batch(bench)
 
-    def run(*, backward_inside: bool = False, fails: bool = False) -> dict[str, Any]:
-        block = new_stack(bench, 1, like=like)[0]
-        leaf = rows.detach().clone().requires_grad_()
-        with enter():
-            out = block(leaf)
-            if fails:
-                raise _Planted
-            if backward_inside:
-                out.backward(gradient)
-        if not backward_inside:
-            out.backward(gradient)
-        return {"out": out.detach(), "rows": leaf.grad, **{name: one.grad for name, one in block.named_parameters()}}
+    def run(forward: Enter, backward: Enter = nullcontext) -> dict[str, Any]:
+        block, leaf = new_stack(bench, 1, like=like)[0], rows.detach().clone().requires_grad_()
+        leaves = {"rows": leaf, **dict(block.named_parameters())}
+        with backward():
+            return run_pass(partial(block, leaf), leaves, gradient, forward)
 
-    after = run()
-    wrong = different(after, run(backward_inside=True))
-    bench.check("backward-inside", not wrong, f"other bits than after it: {', '.join(wrong[:3]) or 'none'}")
+    def compare(name: str, seen: Mapping[str, Any]) -> None:
+        wrong = different(after, seen)
+        bench.check(name, not wrong, f"other bits than a backward pass after it: {', '.join(wrong[:3]) or 'none'}")
+
+    after = run(enter)
+    compare("backward-inside", run(nullcontext, enter))
     try:
-        run(fails=True)
+        with enter():
+            new_stack(bench, 1, like=like)[0](rows)
+            raise _Planted
     except _Planted:
         off = not scope.te_state()["enabled"] and scope.current_scope() is None
     bench.check("after-an-exception", off, "low precision is off" if off else "low precision was left on")
     if off:  # else every later scope would be refused
-        wrong = different(after, run())
-        bench.check(
-            "after-an-exception.next", not wrong, f"other bits than before it: {', '.join(wrong[:3]) or 'none'}"
-        )
+        compare("after-an-exception.next", run(enter))

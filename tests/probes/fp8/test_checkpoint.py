@@ -128,10 +128,6 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
     "torch's checkpoint let in": (
         owner, putting(layer_watch, "refuse_torch_recompute", lambda _: None), {f"torch.{way}" for way in WAYS},
     ),
-    "a scope let in": (
-        owner, putting(fp8_scope, "recompute_owners", lambda: ()),
-        {f"{whose}.{way}.scope-inside" for whose in ("torch", "te") for way in WAYS} | {f"torch.{way}" for way in WAYS},
-    ),
     "no reason to refuse torch": (
         partial(owner, recipe="current"), putting(probe, "torch_checkpoint", fp8_scope.te_recompute),
         {f"torch.{way}.reason" for way in WAYS},
@@ -184,7 +180,7 @@ def test_a_stack_trains(kind: Any) -> None:
     assert not different(dict(stack.named_parameters()), dict(copied.named_parameters()))
     enter, (rows, gradient) = bench.low_precision("delayed"), new_batch(bench)
     before = {name: weight.detach().clone() for name, weight in stack.named_parameters()}
-    seen = train_step(stack, enter, [(rows, gradient), (rows * 3, gradient)])
+    seen = train_step(bench, stack, enter, [(rows, gradient), (rows * 3, gradient)])
     assert set(seen.grads) == {"rows0", "rows1", *before}
     assert different(before, {name: weight.detach() for name, weight in stack.named_parameters()}) == list(before)
     assert (len(te_layers(stack)), len(delayed_states(bench, stack))) == (6, 6 * 4)

@@ -103,14 +103,6 @@ def e5m2(whole: Any) -> Any:
     return cast
 
 
-def kept_for_good(patch: pytest.MonkeyPatch) -> None:
-    """The first micro-batch takes what an earlier step kept."""
-    whole, made = expert_gemm.quantize_weight, {}
-    patch.setattr(
-        expert_gemm, "quantize_weight", lambda weight, **how: made.setdefault(id(weight), whole(weight, **how))
-    )
-
-
 def halves(tensor: Any) -> Any:
     return tensor * 0.5
 
@@ -153,7 +145,6 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "scales of the turned weight flipped": (
         after(deep_gemm, "cast_weight", turned_scales), "contiguous.even.grad.rows.of-rounded-operands",
     ),
-    "kept weights that are never rounded again": (kept_for_good, "kept.optimizer.changed.True"),
     "a NaN that is lost": (patched(deep_gemm, "cast_tokens", nan_to_zero), "not-a-number.nan"),
     "a cast that is a bit off": (
         after(deep_gemm, "cast_tokens", lambda made: (a_bit_off(made[0]), made[1])),
@@ -161,9 +152,6 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     ),
     "a weight cast a bit off": (
         after(deep_gemm, "cast_weight", a_bit_off), "casts.plain.weight",
-    ),
-    "a rule that is not asked": (
-        patched(expert_gemm, "why_bf16_is_faster", lambda _: lambda counts, **_: None), "choice.faster",
     ),
 }  # fmt: skip
 
