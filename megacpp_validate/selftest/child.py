@@ -13,17 +13,17 @@ import time
 import warnings
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
 
 from .. import bridge, native, probes
+from ..bridge import backends
+from ..bridge import imports as te
+from ..evidence.receipt import Receipt
+from ..evidence.selftest import SelftestRun
 from ..probes.process import run_probe
 from .double import use_te_double
-from .plant import plant
-from .points import PlantPointGone, Trace
-from .tasks import Ended, Started, Task
-
-SWITCH: Final = "MEGACPP_DISABLE_TE"
-TRIAL: Final = "MEGACPP_TE_TRIAL_SECONDS"
+from .faults import Trace
+from .plant import PlantPointGone, plant
+from .tasks import Task
 
 # What torch and numpy import only when a gradient, a seed or a layer without storage is first made: seconds a run.
 for _late in ("torch.fx.experimental.symbolic_shapes", "numpy.random", "torch.utils.checkpoint", "torch._dynamo"):
@@ -37,44 +37,38 @@ for _package in (native, bridge, probes):
                 importlib.import_module(_module.name)
 
 
-def run_task(task: Task, pipe: Any) -> None:
-    """Do a task and send what happens, step by step."""
+def run_task(task: Task) -> SelftestRun:
+    """Run a task in this process, which is of no use for anything else afterwards."""
     begin = time.perf_counter()
     _be_quiet()
-    trace = Trace()
-    for variable in [name for name in os.environ if name.startswith((SWITCH, TRIAL))]:
+    for variable in [name for name in os.environ if name.startswith("MEGACPP_")]:
         del os.environ[variable]  # the user's switches are for the user's runs
     if task.requested == "te":
         use_te_double()
     else:
-        os.environ[SWITCH] = "1"
+        os.environ["MEGACPP_DISABLE_TE"] = "1"
+    run = SelftestRun(task.mutant.id if task.mutant else "", task.requested, task.seed, ())
     try:
-        trace = plant(task.mutant) if task.mutant is not None else trace
+        trace = plant(task.mutant) if task.mutant else Trace()
+        receipts = tuple(_run_probe(task, probe) for probe in task.probes)
+        run = replace(run, receipts=receipts, reached=trace.reached)
     except PlantPointGone as gone:
-        pipe.send(Ended(0, str(gone), time.perf_counter() - begin))
-        return
-    for probe in task.probes:
-        pipe.send(Started(probe))
-        receipt = run_probe(task.order(probe))
-        pipe.send(replace(receipt, checks=tuple(check for check in receipt.checks if not check.passed)))
-        _forget()
-        if trace.gone:
-            break
-    pipe.send(Ended(trace.reached, trace.why_gone, time.perf_counter() - begin))
+        run = replace(run, planted=False, trouble=str(gone))
+    return replace(run, seconds=round(time.perf_counter() - begin, 3))
+
+
+def _run_probe(task: Task, probe: str) -> Receipt:
+    """The receipt of a probe, with failed checks alone; what the probe leaves behind is taken away."""
+    receipt = run_probe(task.order(probe))
+    backends.forget_choices()
+    if te.is_te_available() and (state := te.fp8_state_manager()) is not None:
+        state.reset()
+    return replace(receipt, checks=tuple(check for check in receipt.checks if not check.passed))
 
 
 def _be_quiet() -> None:
-    """What a damaged wrapper says is no news here; what the probes say is in the receipts."""
+    """Discard what a damaged wrapper prints; what the probes find is in the receipts."""
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
-    os.close(sink)
     warnings.simplefilter("ignore")
-
-
-def _forget() -> None:
-    """What one probe leaves behind is no business of the next: in a session each has a process of its own."""
-    importlib.import_module("megacpp_validate.bridge.backends").forget_choices()
-    te = importlib.import_module("megacpp_validate.bridge.imports")
-    if te.is_te_available() and (state := te.fp8_state_manager()) is not None:
-        state.reset()

@@ -1,22 +1,23 @@
-"""The order of a selftest, the tasks of its processes, and each run as a line of JSON. Torch is not imported here."""
+"""The order of a selftest as tasks, each of which runs in a process of its own. Torch is imported in those alone."""
 
 from __future__ import annotations
 
 import json
-import math
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
-from ..evidence.receipt import Outcome, Receipt
 from ..evidence.selftest import Fault, Mutant, Requested, SelftestOrder, SelftestRun
 from ..probes.order import Order, Target
 
 PATHS: Final[tuple[Requested, ...]] = ("te", "native")
 STACKS: Final[dict[Requested, str]] = {"te": "te0.0.0+double", "native": "native"}
-BECAUSE: Final[dict[Requested, str]] = {
-    "te": "the selftest plants faults in the double of Transformer Engine",
-    "native": "the selftest plants faults in native paths",
-}
+_WARM: Final = "megacpp_validate.selftest.child"  # what the server imports once, for every process that it forks
 
 
 @dataclass(frozen=True)
@@ -31,101 +32,78 @@ class Task:
 
     def order(self, probe: str) -> Order:
         """The order of one probe."""
-        te = self.requested == "te"
-        target = Target(
-            id="cpu",
-            arch="",
-            recipes=self.recipes if te else (),
-            production_recipe=self.recipes[0] if te and self.recipes else "",
-            attention=("te", "sdpa") if te else ("sdpa",),
-        )
-        return Order(
-            probe=probe,
-            stack=STACKS[self.requested],
-            target=target,
-            requested=self.requested,
-            requested_because=BECAUSE[self.requested],
-            seed=self.seed,
-            quick=True,
-        )
-
-
-@dataclass(frozen=True)
-class Started:
-    """A probe is under way: if the process dies now, it was this one."""
-
-    probe: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The run is over."""
-
-    reached: int
-    gone: str
-    seconds: float
-
-
-def plan_tasks(order: SelftestOrder) -> tuple[Task, ...]:
-    """One task a mutant, and as many clean ones as the order wants, on both paths in turn; a seed each.
-
-    Clean ones come first: whatever is red there is no verdict on any mutant.
-    """
-    clean = -(-order.clean // max(1, len(order.probes)))
-    tasks = [
-        Task(order.probes, PATHS[index % len(PATHS)], order.seed + index, recipes=order.recipes)
-        for index in range(clean)
-    ]
-    tasks += [
-        Task(order.probes, mutant.requested, order.seed + clean + index, mutant, order.recipes)
-        for index, mutant in enumerate(order.mutants)
-    ]
-    return tuple(tasks)
-
-
-def lost_receipt(order: Order, outcome: Outcome, reason: str) -> Receipt:
-    """The receipt of a probe that took its process with it."""
-    return Receipt(
-        cell=order.cell,
-        stack=order.stack,
-        target=order.target.id,
-        probe=order.probe,
-        outcome=outcome,
-        reason=reason,
-        requested=order.requested,
-        requested_because=order.requested_because,
-        seed=order.seed,
-    )
+        target = Target("cpu", "", attention=("sdpa",))
+        if self.requested == "te":
+            target = Target("cpu", "", self.recipes, self.recipes[0] if self.recipes else "", ("te", "sdpa"))
+        because = "the selftest plants faults on this path"
+        return Order(probe, STACKS[self.requested], target, self.requested, because, self.seed, quick=True)
 
 
 def read_selftest_order(text: str) -> SelftestOrder:
-    """An order from its JSON text.
-
-    Raises:
-        ValueError: invalid JSON, a missing key, or an unknown one.
-    """
-    try:
-        data: dict[str, Any] = json.loads(text)
-        data["mutants"] = [Mutant(**{**row, "fault": Fault(row["fault"])}) for row in data["mutants"]]
-        values: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in data.items()}
-        return SelftestOrder(**values)
-    except (KeyError, TypeError, AttributeError, ValueError) as fault:
-        raise ValueError(
-            f"the order of a selftest cannot be read: {type(fault).__name__}: {fault}. Likely cause: host and "
-            "environment have different versions of megacpp-validate. Next step: use one version on both sides."
-        ) from fault
+    """An order from its JSON text."""
+    data: dict[str, Any] = json.loads(text)
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    values["mutants"] = tuple(Mutant(**{**row, "fault": Fault(row["fault"])}) for row in data["mutants"])
+    return SelftestOrder(**values)
 
 
 def run_line(run: SelftestRun) -> str:
-    """The run as JSON, with a line end. JSON has no NaN and no Inf: such a number becomes null."""
-    return json.dumps(_finite(asdict(run)), ensure_ascii=True, allow_nan=False) + "\n"
+    """The run as JSON, with a line end."""
+    return json.dumps(asdict(run)) + "\n"
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+def plan_tasks(order: SelftestOrder) -> tuple[Task, ...]:
+    """As many clean tasks as the order wants, on both paths in turn, then one task a mutant; a seed each."""
+    clean = -(-order.clean // max(1, len(order.probes)))
+    runs: list[tuple[Requested, Mutant | None]] = [(PATHS[index % len(PATHS)], None) for index in range(clean)]
+    runs += [(mutant.requested, mutant) for mutant in order.mutants]
+    return tuple(
+        Task(order.probes, requested, order.seed + index, mutant, order.recipes)
+        for index, (requested, mutant) in enumerate(runs)
+    )
+
+
+def run_tasks(tasks: Sequence[Task], jobs: int, limit_s: float) -> Iterator[SelftestRun]:
+    """Run every task in a process that is forked from a warm server, `jobs` at a time; runs in the order of the tasks.
+
+    Args:
+        limit_s: seconds after which a process is killed.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_WARM])
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(partial(_run_task, context, limit_s), tasks)
+
+
+def _run_task(context: Any, limit_s: float, task: Task) -> SelftestRun:
+    begin = time.monotonic()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(task, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    run: SelftestRun | None = None
+    trouble = ""
+    try:
+        if ours.poll(limit_s):
+            run = ours.recv()
+        else:
+            process.kill()
+            trouble = f"it did not end within {limit_s:g} s"
+    except EOFError:  # the process died
+        pass
+    process.join()
+    ours.close()
+    if run is not None:
+        return run
+    trouble = trouble or f"exit status {process.exitcode}"
+    mutant = task.mutant.id if task.mutant else ""
+    seconds = round(time.monotonic() - begin, 3)
+    return SelftestRun(mutant, task.requested, task.seed, (), trouble=trouble, seconds=seconds)
+
+
+def _work(task: Task, pipe: Any) -> None:
+    """Run a task in its process. What a task needs is imported in the server alone, which is forked."""
+    from .child import run_task
+
+    pipe.send(run_task(task))

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from megacpp_validate.evidence.selftest import PARAMETERS, Fault, Mutant, Takes
-from megacpp_validate.selftest.plant import plant
-from megacpp_validate.selftest.points import Trace, find_point
+from megacpp_validate.selftest.faults import Trace
+from megacpp_validate.selftest.plant import find_point, plant
 
 
 def vendor(at: str, fault: Fault, **parameters: Any) -> Mutant:

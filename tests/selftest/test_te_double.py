@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
-from megacpp_validate.selftest.double import DoubleTooLate, entries, use_te_double  # noqa: E402
+from megacpp_validate.selftest.double import entries  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
 
@@ -21,11 +21,6 @@ def test_its_version_cannot_be_mistaken() -> None:
     import transformer_engine
 
     assert transformer_engine.__version__ == "0.0.0+double"
-
-
-def test_it_must_come_first() -> None:
-    with pytest.raises(DoubleTooLate, match="Next step"):
-        use_te_double()
 
 
 def test_an_unknown_keyword_is_a_type_error() -> None:

@@ -63,9 +63,8 @@ def run_selftest(
         folder = Path(scratch)
         given, runs, log = (folder / name for name in ("order.json", "runs.jsonl", "log"))
         given.write_text(order_text(order), encoding="utf-8")
-        options = ["--jobs", str(jobs), "--limit", str(limit_s)]
         environment = host_interpreter(os.environ, find_torch_python())
-        call = environment.call("megacpp_validate.selftest", str(runs), *options)
+        call = environment.call("megacpp_validate.selftest", str(runs), str(jobs), str(limit_s))
         ended = Processes().run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
         if ended.code != 0 or not runs.is_file():
             raise NoEnvironment(
