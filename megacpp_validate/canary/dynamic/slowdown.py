@@ -1,7 +1,8 @@
 """What became worse in a module that is good on both sides: time, kernels, late compiles, memory. No check shows it.
 
-Times of two receipts are compared with the noise of two runs of one stack. The rest is read from two receipts without
-any noise: which kernel ran, which kernels were compiled after warm-up, and the peak of the allocator.
+Medians of times are compared: a use is slower beyond the most that healthy runs differ by, where each of its rounds is
+longer than each one before. The rest is read from two receipts without any noise: which kernel ran, which kernels were
+compiled after warm-up, and the peak of the allocator.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,21 +25,11 @@ from ...evidence.values import ENVIRONMENT, Cause, Frozen
 HOST: Final = ".host"  # suffix of wall-clock times beside device times
 DEVICE: Final = "cuda-events"  # clock of device times
 FEWEST_ROUNDS: Final = 3
-# Before a card is measured: two processes differ by this much (1 sigma of the logarithm), and the assumption weighs as
-# much as four measured modules. A GPU's clock moves in steps of 15 MHz of some 1980, and two of them are 1.5 %; a host
-# that imports for other cells meanwhile varies twice as much.
-PRIOR: Final[dict[str, float]] = {DEVICE: 0.015}
-HOST_PRIOR: Final = 0.03
-PRIOR_WEIGHT: Final = 4
-# One use in 2000 is further out than this many deviations, one-sided: quantiles of Student's t by degrees of freedom.
-_T: Final = {
-    4: 8.610, 5: 6.869, 6: 5.959, 7: 5.408, 8: 5.041, 9: 4.781, 10: 4.587, 11: 4.437, 12: 4.318, 15: 4.073, 20: 3.850,
-    30: 3.646, 60: 3.460, 120: 3.373,
-}  # fmt: skip
-# The median of five rounds deviates by 0.536 of what one round does (order statistics of the normal distribution; H. L.
-# Harter and N. Balakrishnan, CRC Handbook of Tables for the Use of Order Statistics, 1996), and there are two of them.
-_TWO_MEDIANS: Final = math.sqrt(2.0) * 0.536
-_ROUNDS_SIGMAS: Final = 4.0
+# Ratios of two healthy runs. On one H200 (docs/evidence/h200), device times of one stack and of healthy releases differ
+# by up to 6 %, times on the host by up to 39 % (permute, 2.12.0 to 2.20.2).
+DEVICE_NOISE: Final = 1.10
+HOST_NOISE: Final = 1.50
+UNMEASURED_NOISE: Final = 1.20  # device times of a card that ran no stack twice; its times on the host are not compared
 # A slowdown is shared if at least this many modules have it, and all but this many.
 FEWEST_SHARING: Final = 3
 MOST_SPARED: Final = 1
@@ -86,12 +77,10 @@ class CardNoise:
 
     Attributes:
         card: empty strings where nothing was run twice.
-        spreads: by clock, 1 sigma of the logarithm of the ratio of two processes' times, and the modules run twice.
         apart: ratio of the two runs of each use, the larger over the smaller, by module and name.
     """
 
     card: Card = ("", "", "")
-    spreads: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     apart: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -116,49 +105,35 @@ class Slowness:
 def measure_noise(first: Receipts, again: Receipts) -> CardNoise:
     """How far two runs of one stack on the same card lie apart.
 
-    A process has a speed of its own beside the scatter of its rounds, and a module gives one pair of them: so all
-    modules of a clock count together with the prior.
-
     Args:
         first, again: receipts of one stack, of two runs.
     """
-    cards = [_card(receipt.machine) for receipt in again.values() if receipt.timings]
-    card = statistics.mode(cards) if cards else CardNoise().card
-    apart: dict[tuple[str, str], float] = {}
-    squares: dict[str, list[float]] = {}
-    for module in sorted(first.keys() & again.keys()):
+    card, apart = CardNoise().card, {}
+    for module in first.keys() & again.keys():
         one, other = first[module], again[module]
-        if one.stack != other.stack or {_card(one.machine), _card(other.machine)} != {card}:
-            continue
-        distances: dict[str, list[float]] = {}
-        for before, after in _pairs(one, other):
-            distance = abs(math.log(after.median_ms / before.median_ms))
-            apart[module, before.name] = math.exp(distance)
-            distances.setdefault(before.clock, []).append(distance**2)
-        for clock, found in distances.items():
-            squares.setdefault(clock, []).append(statistics.fmean(found))
-    return CardNoise(card, {clock: _spread(clock, found) for clock, found in squares.items()}, apart)
+        if one.stack == other.stack and _card(one.machine) == _card(other.machine):
+            for before, after in _pairs(one, other):
+                card = _card(one.machine)
+                ratio = after.median_ms / before.median_ms
+                apart[module, before.name] = max(ratio, 1.0 / ratio)
+    return CardNoise(card, apart)
 
 
 def compare_timings(before: Receipts, after: Receipts, noise: CardNoise) -> tuple[TimingChange, ...]:
     """Every use that was timed on both sides, in the order of `after`.
 
     A use is slower if the ratio of its medians is beyond the noise and every round of `after` took longer than every
-    round of `before`. Where nothing was run twice, device times are compared with the prior, if enough modules are
-    timed to tell a slow card from a slow module. Times on the host are not: healthy releases differ by 39 % there
-    (permute, 2.12.0 to 2.20.2). A row that cannot be compared has `noise` 0.
+    round of `before`. A row that cannot be compared has `noise` 0.
     """
     pairs = [(name, *pair) for name in after if name in before for pair in _pairs(before[name], after[name])]
     timed = {module for module, one, _ in pairs if one.clock == DEVICE}
     rows: list[TimingChange] = []
     for module, one, other in pairs:
-        known, cards = noise, [_card(side[module].machine) for side in (before, after)]
-        if not any(noise.card) and len(timed) >= FEWEST_SHARING:
-            known = CardNoise(cards[0], {DEVICE: _spread(DEVICE, ())})
-        ratio = other.median_ms / one.median_ms
-        bound, derivation = 0.0, _why_not(cards, one, other, known)
+        cards = _card(before[module].machine), _card(after[module].machine)
+        bound, derivation = 0.0, _why_not(cards, one, other)
         if not derivation:
-            bound, derivation = _bound(module, one, other, known)
+            bound, derivation = _bound(module, one, cards[0], noise, many=len(timed) >= FEWEST_SHARING)
+        ratio = other.median_ms / one.median_ms
         slower = 0.0 < bound < ratio and min(other.rounds_ms) > max(one.rounds_ms)
         rows.append(
             TimingChange(
@@ -197,53 +172,39 @@ def _card(machine: Machine) -> Card:
     return machine.host, machine.gpu, machine.driver
 
 
-def _spread(clock: str, squares: Sequence[float]) -> tuple[float, int]:
-    prior = PRIOR.get(clock, HOST_PRIOR)
-    weighted = PRIOR_WEIGHT * 2.0 * prior**2 + sum(squares)  # of two processes, the variance is twice that of one
-    return math.sqrt(weighted / (PRIOR_WEIGHT + len(squares))), len(squares)
+def _pairs(before: Receipt, after: Receipt) -> list[tuple[Timing, Timing]]:
+    """Uses that took time in both."""
+    known = {timing.name: timing for timing in before.timings if timing.median_ms > 0.0}
+    return [(known[timing.name], timing) for timing in after.timings if timing.name in known and timing.median_ms > 0.0]
 
 
-def _pairs(before: Receipt, after: Receipt) -> Iterable[tuple[Timing, Timing]]:
-    """Uses that were timed in both, and whose times are positive numbers."""
-
-    def is_time(timing: Timing) -> bool:
-        return all(math.isfinite(value) and value > 0.0 for value in (timing.median_ms, *timing.rounds_ms))
-
-    known = {timing.name: timing for timing in before.timings if is_time(timing)}
-    return [(known[timing.name], timing) for timing in after.timings if timing.name in known and is_time(timing)]
-
-
-def _why_not(cards: Sequence[Card], one: Timing, other: Timing, noise: CardNoise) -> str:
+def _why_not(cards: tuple[Card, Card], one: Timing, other: Timing) -> str:
     """Why two timings cannot be compared; empty where they can."""
     old, new = (f"{gpu or 'the CPU'} of {host or 'an unknown host'} {driver}".strip() for host, gpu, driver in cards)
     if cards[0] != cards[1]:
         return f"not compared: before it ran on {old}, now on {new}"
     if one.clock != other.clock:
         return f"not compared: before it was timed by {one.clock}, now by {other.clock}"
-    if noise.card != cards[0] or one.clock not in noise.spreads:
-        return f"not compared: no stack was run twice on {old}, so its noise is not known"
     if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
         return f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
     return ""
 
 
-def _bound(module: str, one: Timing, other: Timing, noise: CardNoise) -> tuple[float, str]:
-    """The largest ratio that noise explains, and where it comes from: the largest of three."""
-    sigma, modules = noise.spreads[one.clock]
-    processes = math.exp(_T[max(known for known in _T if known <= modules + PRIOR_WEIGHT)] * sigma)
-    logs = [[math.log(value) for value in timing.rounds_ms] for timing in (one, other)]
-    squares = sum((value - statistics.fmean(some)) ** 2 for some in logs for value in some)
-    rounds = math.sqrt(squares / sum(len(some) - 1 for some in logs))  # about their own process's mean
-    parts = {
-        f"two processes of one stack differ by {sigma:.1%} ({modules} modules run twice), and one use in 2000 by more "
-        "than this": processes,
-        f"rounds differ by {rounds:.1%}: {_ROUNDS_SIGMAS:g} sigma of two medians of them": math.exp(
-            _ROUNDS_SIGMAS * _TWO_MEDIANS * rounds
-        ),
-        "as far as two runs of one stack lay apart in this use": noise.apart.get((module, one.name), 1.0),
-    }
-    derivation = max(parts, key=lambda name: parts[name])
-    return parts[derivation], derivation
+def _bound(module: str, timing: Timing, card: Card, noise: CardNoise, *, many: bool) -> tuple[float, str]:
+    """The largest ratio that noise explains, and where it comes from.
+
+    Args:
+        many: enough modules are timed to tell a slow card from a slow module.
+    """
+    if noise.card == card:
+        usual = DEVICE_NOISE if timing.clock == DEVICE else HOST_NOISE
+        apart = noise.apart.get((module, timing.name), 1.0)
+        if apart > usual:
+            return apart, "two runs of one stack lay as far apart in this use"
+        return usual, "healthy runs on one card differ by less"
+    if timing.clock == DEVICE and many and not any(noise.card):
+        return UNMEASURED_NOISE, "healthy runs differ by less; no stack was run twice on this card"
+    return 0.0, "not compared: no stack was run twice on this card, so its noise is unknown"
 
 
 # --- culprits that are good -----------------------------------------------------------------------------------------
