@@ -312,7 +312,7 @@ def run_firewall_tier(
 ) -> FirewallResult:
     """The firewall tier on releases of the index; `options` are those of `run_firewall`."""
     wheels = open_sources("firewall").wheel
-    return run_firewall(catalog.modules, wheels, tool=tool, jobs=jobs, progress=progress.case, **options)
+    return run_firewall(catalog, wheels, tool=tool, jobs=jobs, progress=progress.case, **options)
 
 
 def run_upgrade(

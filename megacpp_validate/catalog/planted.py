@@ -23,6 +23,8 @@ TE_FILE: Final = "te_faults.toml"
 FP8_FILE: Final = "fp8_faults.toml"
 FP8_HELD_OUT: Final = "fp8_faults_held_out.toml"
 SMOKE_FILE: Final = "smoke_faults.toml"
+FIREWALL_FILE: Final = "firewall.toml"
+WHOLE: Final = ["core", "extension"]  # compiled parts of an install
 SMOKE_CODE: Final = "smoke.faults"
 _BELOW: Final = r"^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*\.py$"  # no "..", no absolute path: nothing outside of the copy
 
@@ -174,6 +176,57 @@ def read_fp8_faults(
     """
     (file,) = read_rows(folder, {FP8_HELD_OUT if held_out else FP8_FILE: _Fp8File}, {"cell": list(cells)})
     return tuple(file.fault)
+
+
+# --- the firewall -----------------------------------------------------------------------------------------------------
+
+
+class Damage(Row):
+    """One damaged install of Transformer Engine.
+
+    Attributes:
+        id: name of the case.
+        says: what is done to the install, in words.
+        do: name of an action and its arguments; empty where nothing is done.
+        reason: patterns that the bridge's reason must match, each of them: the exception, the likely cause, the next
+            step. Empty where nothing is wrong, so that there must be no reason.
+        release: the release that is laid out; without it the pinned one.
+        parts: the compiled parts that are laid out beside the sources.
+        torch: whether the damage shows only once TE has imported torch.
+        hides_torch: torch is taken away; modules of the bridge that are made of torch may fail then, nothing else.
+        available: what `is_te_available()` must answer.
+        missing: accessors that give None although TE is available.
+    """
+
+    id: Text
+    says: Text
+    do: list[Text] = Field(default_factory=list)
+    reason: list[Text] = Field(default_factory=list)
+    release: Release = ""
+    parts: list[Text] = WHOLE
+    torch: bool = True
+    hides_torch: bool = False
+    available: bool = False
+    missing: list[Text] = Field(default_factory=list)
+
+    @property
+    def baseline(self) -> str:
+        """The undamaged install that must be available for this case to prove anything; empty where none must."""
+        return f"undamaged-{self.release}" if self.do and self.parts == WHOLE and self.torch else ""
+
+
+class _FirewallFile(Row):
+    damage: list[Damage] = Field(min_length=1)
+
+
+def read_damages(pinned: str, folder: Path | None = None) -> tuple[Damage, ...]:
+    """The damaged installs in their order; those that name no release are of the pinned one.
+
+    Raises:
+        MatrixInvalid: with every fault of the file.
+    """
+    (file,) = read_rows(folder, {FIREWALL_FILE: _FirewallFile})
+    return tuple(row if row.release else row.model_copy(update={"release": pinned}) for row in file.damage)
 
 
 # --- the smoke run ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,7 @@ def main() -> None:
     target, dump_after, package, *names = sys.argv[1:]
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(dump_after), exit=False)
-    signal.alarm(int(float(dump_after) * 2) + 10)  # whoever would have killed it may have been killed
-    answer = ask(package, names)
-    aside = Path(f"{target}.part")
-    aside.write_text(json.dumps(answer), encoding="utf-8")
-    aside.rename(target)
+    Path(target).write_text(json.dumps(ask(package, names)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,16 +22,16 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from ...catalog.bridge import BridgeModule
+from ...catalog.bridge import BridgeModule, Catalog
+from ...catalog.planted import Damage, read_damages
 from ...diagnosis.installs import ImportFailure, explain_reason
-from ...errors import Exit, ToolError, exit_for
+from ...errors import Exit, ToolError, WrongArguments, exit_for
 from ...evidence.values import Frozen
 from ...process import Ended, Processes, Stopped, run_command
 from .damage import (
+    ACTIONS,
     LIMIT_S,
-    PINNED,
     CannotBuild,
-    Damage,
     Install,
     Interpreter,
     WheelOf,
@@ -39,7 +39,6 @@ from .damage import (
     lay_out,
     link_the_rest,
     make_environment,
-    plan_firewall,
     read_interpreter,
 )
 
@@ -134,8 +133,23 @@ class Answer(Frozen):
     problems: tuple[str, ...]
 
 
+def plan_firewall(pinned: str, only: Collection[str] = ()) -> tuple[Damage, ...]:
+    """The cases of a run, undamaged installs first, with those that the others need.
+
+    Raises:
+        WrongArguments: no case has one of these names.
+    """
+    rows = {row.id: row for row in read_damages(pinned)}
+    if unknown := sorted(set(only) - rows.keys()):
+        raise WrongArguments(
+            f"No firewall case is called {', '.join(unknown)}. Next step: choose from {', '.join(rows)}."
+        )
+    chosen = {*(only or rows), *(rows[name].baseline for name in only)}
+    return tuple(row for row in rows.values() if row.id in chosen)
+
+
 def run_firewall(
-    modules: Sequence[BridgeModule],
+    catalog: Catalog,
     wheels: WheelOf,
     *,
     tool: str,
@@ -148,7 +162,7 @@ def run_firewall(
     """Damage laid-out releases, one process a case, and see whether the bridge stands.
 
     Args:
-        modules: the bridge's modules, as `matrix/bridge.toml` has them.
+        catalog: for the bridge's modules, and the release that most cases lay out.
         wheels: (version, distribution) -> path of its verified pure-Python wheel. What it raises for a release that is
             laid out goes through; a case that needs another distribution is not run then.
         tool: name and version of this tool, for the record.
@@ -161,58 +175,59 @@ def run_firewall(
     Raises:
         WrongArguments: a name in `only` that is no case.
     """
-    plan = plan_firewall(only)
+    plan = plan_firewall(catalog.pinned.te, only)
     interpreter = read_interpreter(max(limit_s, LIMIT_S))
-    for release in sorted({row.release or PINNED for row in plan}):
+    for release in sorted({row.release for row in plan}):
         wheels(release, "transformer-engine")
-    with tempfile.TemporaryDirectory(prefix="firewall-") as folder:
-        work = Path(folder).resolve()
-        # The bridge as a training tree would take it: a copy of its folder under a package of the same name.
-        package = work / "bridge" / _PACKAGE.partition(".")[0]
-        for source, name in ((bridge, "bridge"), (bridge.with_name("native"), "native")):
-            shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (package / "__init__.py").touch()
-        stand_ins, why_none = None, ""
+    done: dict[str, FirewallCase] = {}
+    with tempfile.TemporaryDirectory(prefix="firewall-") as folder, ThreadPoolExecutor(jobs) as pool:
+        tier = _Tier(catalog.modules, wheels, interpreter, Path(folder).resolve(), limit_s, done)
+        tier.prepare(bridge, compiles=any(row.parts for row in plan))
         try:
-            stand_ins = build_stand_ins(work / "stand-ins") if any(row.parts for row in plan) else None
-        except CannotBuild as fault:
-            why_none = str(fault)
-        tier = _Tier(modules, wheels, interpreter, stand_ins, why_none, work, limit_s)
-        cases = tier.run(plan, jobs, progress)
+            for undamaged in (True, False):  # the others need them
+                for case in pool.map(tier.run_case, [row for row in plan if (not row.reason) is undamaged]):
+                    done[case.case] = case
+                    progress(case)
+        except BaseException:  # an interrupt too: nothing may keep running behind it
+            tier.processes.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    cases = tuple(done[row.id] for row in plan)
     return FirewallResult(tool=tool, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Tier:
-    """One run of the tier; `why_none` is why there are no stand-ins, `done` the cases that have ended, by id."""
+    """One run of the tier.
+
+    Attributes:
+        done: the cases that have ended, by id.
+        stand_ins: folder of the compiled parts; None where `why_none` says why.
+    """
 
     modules: Sequence[BridgeModule]
     wheels: WheelOf
     interpreter: Interpreter
-    stand_ins: Path | None
-    why_none: str
     work: Path
     limit_s: float
+    done: Mapping[str, FirewallCase]
+    stand_ins: Path | None = None
+    why_none: str = ""
     processes: Processes = field(default_factory=Processes)
-    done: dict[str, FirewallCase] = field(default_factory=dict)
 
-    def run(
-        self, plan: Sequence[Damage], jobs: int, progress: Callable[[FirewallCase], None]
-    ) -> tuple[FirewallCase, ...]:
-        """Undamaged installs first, then the cases that need them; results in the order of the plan."""
-        with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-            try:
-                for baselines in (True, False):
-                    for case in pool.map(self._run_case, [row for row in plan if row.is_baseline is baselines]):
-                        self.done[case.case] = case
-                        progress(case)
-            except BaseException:  # an interrupt too: nothing may keep running behind it
-                self.processes.stop()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return tuple(self.done[row.id] for row in plan)
+    def prepare(self, bridge: Path, *, compiles: bool) -> None:
+        """Copy the bridge as a training tree would, to a package of the same name, and build the stand-ins."""
+        package = self.work / "bridge" / _PACKAGE.partition(".")[0]
+        for source, name in ((bridge, "bridge"), (bridge.with_name("native"), "native")):
+            shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (package / "__init__.py").touch()
+        try:
+            self.stand_ins = build_stand_ins(self.work / "stand-ins") if compiles else None
+        except CannotBuild as fault:
+            self.why_none = str(fault)
 
-    def _run_case(self, row: Damage) -> FirewallCase:
+    def run_case(self, row: Damage) -> FirewallCase:
+        """Run one case in an environment of its own, which is removed afterwards."""
         started, folder = time.monotonic(), self.work / row.id
         found: dict[str, Any] = {"outcome": FirewallOutcome.NOT_RUN}
         if why := self._why_not(row):
@@ -225,7 +240,7 @@ class _Tier:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         return FirewallCase(
-            case=row.id, damage=row.says, release=row.release or PINNED, compiled="stand-in" if row.parts else "none",
+            case=row.id, damage=row.says, release=row.release, compiled="stand-in" if row.parts else "none",
             seconds=round(time.monotonic() - started, 2), **found,
         )  # fmt: skip
 
@@ -242,9 +257,11 @@ class _Tier:
     def _observe(self, row: Damage, folder: Path) -> dict[str, Any]:
         """Lay out, damage, start the process of the case; returns the fields of the case that were observed."""
         python, site = make_environment(folder)
-        install = Install(row.release or PINNED, folder, site, self.wheels, self.stand_ins)
+        install = Install(row.release, folder, site, self.wheels, self.stand_ins)
         lay_out(install, row.parts)
-        row.do(install)
+        if row.do:
+            action, *words = row.do
+            ACTIONS[action](install, *words)
         path = map(str, (self.work / "bridge", *link_the_rest(install, self.interpreter)))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
         variables = {**inherited, "PYTHONPATH": os.pathsep.join(path), **install.variables}

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.firewall import run as firewall
-from megacpp_validate.canary.firewall.damage import (
-    CannotBuild,
-    Interpreter,
+from megacpp_validate.canary.firewall.damage import CannotBuild, Interpreter, read_interpreter
+from megacpp_validate.canary.firewall.run import (
+    FirewallCase,
+    FirewallOutcome,
+    FirewallResult,
     plan_firewall,
-    read_interpreter,
+    run_firewall,
 )
-from megacpp_validate.canary.firewall.run import FirewallCase, FirewallOutcome, FirewallResult, run_firewall
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit, WrongArguments
@@ -64,7 +65,7 @@ def run(catalog: Catalog, sources: Sources, interpreter: Interpreter) -> Iterato
 
     def go(*only: str, **options: object) -> FirewallResult:
         settings = {"wheels": wheels, "tool": "test", "jobs": 2, **options}
-        return run_firewall(catalog.modules, only=only, **settings)
+        return run_firewall(catalog, only=only, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(firewall, "read_interpreter", lambda _: interpreter)
@@ -191,7 +192,6 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
                 "the reason does not say 'cause: Transformer Engine is not installed'",
             ),
             ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''"),
-            ("attention.py", edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '), "attention names the native path 'not "),
         ),
     ),
     "a module ends the process": (
@@ -271,7 +271,7 @@ def test_another_wheel_that_cannot_be_had_is_one_case_less(run: Run, sources: So
 
 def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
     with pytest.raises(WrongArguments, match=r"abscent.*absent"):
-        plan_firewall(["abscent"])
+        plan_firewall("2.20.2", ["abscent"])
 
 
 def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
 
 
 def test_an_answer_is_compared_with_the_row(catalog: Catalog) -> None:
-    rows = {row.id: row for row in plan_firewall()}
+    rows = {row.id: row for row in plan_firewall(catalog.pinned.te)}
     native = {Path(one.files[0]).stem: one.native for one in catalog.modules}
 
     def problems(case: str, **changes: object) -> str:
@@ -307,4 +307,3 @@ def test_an_answer_is_compared_with_the_row(catalog: Catalog) -> None:
     assert "yet there is a reason" in problems("undamaged-2.20.2", reason="why")
     assert problems("undamaged-2.20.2", available=False).startswith("is_te_available() is False")
     assert "does not say" in problems("switched-off", available=False, reason="off")
-    assert "native path" in problems("undamaged-2.20.2", native_paths={})
