@@ -23,7 +23,8 @@ from megacpp_validate.bridge.jagged_experts import choose_experts, jagged_moe
 from megacpp_validate.bridge.permute import Dispatch
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.router import TopKRouter
-from megacpp_validate.training.parallel.exchange import ExpertExchange, JaggedExchange
+from megacpp_validate.training.expert_layer import run_jagged
+from megacpp_validate.training.parallel.exchange import ExpertExchange
 from megacpp_validate.training.parallel.ranks import join_ranks
 from megacpp_validate.training.smoke.trainer import exposed_seconds
 
@@ -82,11 +83,11 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> 
     tokens = torch.randn(case.tokens, case.hidden, device=device, dtype=dtype, requires_grad=True)
     gradient = torch.randn(case.tokens, case.hidden, device=device, dtype=dtype)
     leaves = (tokens, router.weight, *up.parameters(), *down.parameters())
-    exchange: Any = None
-    if ranks > 1:
-        exchange = (JaggedExchange if jagged else ExpertExchange)(case.experts, group=group)
+    exchange = ExpertExchange(case.experts, group=group) if ranks > 1 else None
 
     def bank(rows: Any, counts: Any) -> Any:
+        if jagged:
+            return run_jagged(rows, counts, up.bank.weight, down.bank.weight)
         return down(gated_activation(up(rows, counts), "swiglu"), counts)
 
     def step() -> Any:
@@ -101,11 +102,10 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> 
 
     def jagged_step() -> Any:
         routed = choose_experts(tokens, router.weight, case.top_k, aux_coefficient=AUX)
-        run = jagged_moe if exchange is None else exchange.run
-        out = run(tokens, routed.chosen, routed.weights, up.bank.weight, down.bank.weight)
+        out = jagged_moe(tokens, routed.chosen, routed.weights, up.bank.weight, down.bank.weight)
         return differentiate(out, routed.aux_loss, leaves, gradient)
 
-    return jagged_step if jagged else step
+    return jagged_step if jagged and exchange is None else step
 
 
 def make_groups(world: int) -> dict[int, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from ..native.mlp import MLP, gated_activation
 from ..native.router import Routing, TopKRouter, router_z_loss
 from .layers import Build, Layer, Stepped, copy_weights, norm_of_sum, take_weights
 from .parallel.checks import share_of_balance_loss
-from .parallel.exchange import ExpertExchange, JaggedExchange
+from .parallel.exchange import ExpertExchange
 from .sizes import Size
 
 # Routing is a small product that decides a lot: its weight stays in fp32 (ST-MoE, arXiv:2202.08906, section 3).
@@ -67,7 +67,8 @@ class ExpertLayer(Layer):
     Attributes:
         experts: numbers of the experts that lie here.
         exchange: of rows with the other ranks; None where all experts lie here.
-        last: rows sent and received, and the routing map [T, E] bool, of the last pass with an audited exchange.
+        last: rows of each expert as they were permuted, and the routing map [T, E] bool, of the last pass with an
+            audit; None where rows are not permuted on their own.
     """
 
     def __init__(self, size: Size, build: Build) -> None:
@@ -85,8 +86,7 @@ class ExpertLayer(Layer):
         self.down = ExpertGemm(in_features=size.expert_width, out_features=size.hidden, **experts)
         self.exchange: Any = None
         if self.spread.plan.expert_parallel > 1:
-            kind = JaggedExchange if build.forms.moe == "jagged" else ExpertExchange
-            self.exchange = kind(
+            self.exchange = ExpertExchange(
                 size.num_experts, group=self.spread.expert_group, features=build.features, audit=self.spread.audit
             )
         self.last: tuple[Any, Any] | None = None
@@ -161,32 +161,38 @@ class ExpertLayer(Layer):
     def _mix(self, tokens: Any, routing: Any) -> Any:
         """Tokens [T, hidden] through the experts of the router."""
         if self.build.forms.moe != "bridge":
-            mixed = self._mix_at_once(tokens, routing)
+            self._note_path(tokens)
+            if self.exchange is None:
+                return self._mix_at_once(tokens, routing)
+        sent = self.dispatch.permute(tokens, None, routing.routing_map)
+        if self.spread.audit:
+            self.last = sent.rows_per_expert, routing.routing_map.detach()
+        bank = self._run_jagged if self.build.forms.moe == "jagged" else self._run_experts
+        if self.exchange is None:
+            rows = bank(sent.rows, sent.rows_per_expert)
         else:
-            sent = self.dispatch.permute(tokens, None, routing.routing_map)
-            through = self._run_experts if self.exchange is None else self._run_exchanged
-            mixed = self.dispatch.unpermute(through(sent.rows, sent.rows_per_expert), sent.row_map, probs=routing.probs)
-        if self.exchange is not None and self.spread.audit:
-            self.last = self.exchange.counts, routing.routing_map.detach()
-        return mixed
+            rows = self.exchange.run(sent.rows, sent.rows_per_expert, bank)
+        return self.dispatch.unpermute(rows, sent.row_map, probs=routing.probs)
 
     def _run_experts(self, rows: Any, rows_per_expert: Any) -> Any:
         return self.down(gated_activation(self.up(rows, rows_per_expert), "swiglu"), rows_per_expert)
 
-    def _run_exchanged(self, rows: Any, rows_per_expert: Any) -> Any:
-        return self.exchange.run(rows, rows_per_expert, self._run_experts)
+    def _run_jagged(self, rows: Any, rows_per_expert: Any) -> Any:
+        return run_jagged(rows, rows_per_expert, self.up.bank.weight, self.down.bank.weight)
 
     def _mix_at_once(self, tokens: Any, routing: Any) -> Any:
-        """The paths that are one function from tokens to tokens."""
-        up, down, moe = self.up.bank.weight, self.down.bank.weight, self.build.forms.moe
+        """The paths that are one function from tokens to tokens, on one rank."""
+        up, down = self.up.bank.weight, self.down.bank.weight
+        if self.build.forms.moe == "padded":
+            return padded_moe(tokens, routing.routing_map, routing.probs, up, down, features=self.build.features)
+        return jagged_moe(tokens, routing.chosen, routing.weights, up, down)
+
+    def _note_path(self, tokens: Any) -> None:
         if "experts" not in self._choices:
-            why = why_not_fused(tokens, up, down) if moe == "jagged" else ""
+            moe = self.build.forms.moe
+            why = why_not_fused(tokens, self.up.bank.weight, self.down.bank.weight) if moe == "jagged" else ""
             refusal = Refusal(moe, "not-fused", why) if why else None
             self._choices["experts"] = choose("expert_path", [(moe, lambda: refusal), ("loop", lambda: None)])
-        if moe == "padded":
-            return padded_moe(tokens, routing.routing_map, routing.probs, up, down, features=self.build.features)
-        run = jagged_moe if self.exchange is None else self.exchange.run
-        return run(tokens, routing.chosen, routing.weights, up, down)
 
     def _share(self, routing: Any) -> Routing:
         """The routing with this rank's shares of its losses, which sum to those of the whole step.
@@ -203,6 +209,15 @@ class ExpertLayer(Layer):
             probs = plain.logits.softmax(dim=-1)
             aux = self.size.aux_coefficient * share_of_balance_loss(probs, plain.routing_map, spread.token_group)
         return replace(plain, aux_loss=aux / spread.plan.accumulate, z_loss=plain.z_loss * spread.share)
+
+
+def run_jagged(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
+    """The jagged product over rows [R, D] that lie by expert, unweighted: each row as a token of one expert."""
+    experts = torch.arange(len(rows_per_expert), device=rows.device)
+    counts = torch.tensor(rows_per_expert, device=rows.device)
+    chosen = experts.repeat_interleave(counts, output_size=rows.shape[0]).unsqueeze(1)
+    ones = torch.ones(chosen.shape, dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
+    return jagged_moe(rows, chosen, ones, up_weight, down_weight)
 
 
 def build_router(size: Size, device: Any, *, numbered: bool = False) -> TopKRouter:

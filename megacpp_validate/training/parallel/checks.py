@@ -63,24 +63,6 @@ class ReplicaDiverged(CheckFailed):
 # --- tokens
 
 
-@dataclass(frozen=True)
-class TokenCounts:
-    """Rows that one rank sent and received in one dispatch.
-
-    Attributes:
-        sent: [E] rows for each expert of the layer.
-        received: [ranks][E / ranks] rows from each rank of the group for each expert of this one.
-    """
-
-    sent: tuple[int, ...]
-    received: tuple[tuple[int, ...], ...]
-
-    @property
-    def flat(self) -> tuple[int, ...]:
-        """Rows received, by source rank and then by expert."""
-        return tuple(count for source in self.received for count in source)
-
-
 def digest_chunks(rows: Any, sizes: Sequence[int]) -> Any:
     """[C] int64: a number for each chunk, of the bits of its rows and of their order; 0 for a chunk without rows.
 
@@ -131,36 +113,32 @@ def check_rows(stage: str, expected: Any, seen: Any, group: Any) -> None:
         )
 
 
-def check_conservation(counts: TokenCounts, routing_map: Any, group: Any = None) -> None:
-    """Compare the rows at the experts with those that the routers gave them: a collective call, as `check_rows`.
+def check_routed(sent: Sequence[int], routing_map: Any, group: Any = None) -> None:
+    """Compare the rows for each expert with those that the routers chose: a collective call, as `check_rows`.
 
     Args:
-        counts: of this rank's last dispatch.
+        sent: [E] rows of this rank for each expert.
         routing_map: [T, E] bool, of this rank's router.
         group: process group; None is the whole world.
 
     Raises:
-        TokensNotConserved: with the experts and the rank whose rows they are.
+        TokensNotConserved: with the experts and the first rank whose rows they are.
     """
-    ranks, experts = distributed.get_world_size(group), len(counts.sent)
     routed = routing_map.sum(dim=0).to(torch.int64)
-    mine = torch.stack([routed, routed.new_tensor(counts.sent), routed.new_tensor(counts.flat)])
-    table = gather_equal(mine, group).tolist()
-    each, faults = experts // ranks, []
-    for expert in range(experts):
-        owner, local = divmod(expert, each)
-        for source in range(ranks):
-            by_router, sent = table[source][0][expert], table[source][1][expert]
-            received = table[owner][2][source * each + local]
-            if not by_router == sent == received:
-                faults.append((expert, source, f"routed {by_router}, sent {sent}, received {received}"))
+    table = gather_equal(torch.stack([routed, routed.new_tensor([int(count) for count in sent])]), group).tolist()
+    faults = [
+        (rank, expert, by_router, permuted)
+        for rank, counts in enumerate(table)
+        for expert, (by_router, permuted) in enumerate(zip(*counts, strict=True))
+        if by_router != permuted
+    ]
     if faults:
-        shown = "; ".join(f"expert {expert}, rank {source}: {words}" for expert, source, words in faults[:_SHOWN])
+        shown = [f"expert {expert}, rank {rank}: routed {one}, sent {other}" for rank, expert, one, other in faults]
         raise TokensNotConserved(
-            f"rows are lost or doubled on their way to the experts ({len(faults)} places): {shown}. Likely cause: a "
-            "dispatch by another routing map than the router's, or sizes of another step. Next step: pass both the "
-            "same routing.",
-            {"experts": sorted({expert for expert, _, _ in faults}), "source": faults[0][1]},
+            f"rows are lost or doubled on their way to the experts ({len(faults)} places): "
+            f"{'; '.join(shown[:_SHOWN])}. Likely cause: a dispatch by another routing map than the router's. Next "
+            "step: pass both the same routing.",
+            {"experts": sorted({expert for _, expert, _, _ in faults}), "source": faults[0][0]},
         )
 
 

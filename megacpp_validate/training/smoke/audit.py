@@ -15,7 +15,7 @@ from ..expert_layer import ExpertLayer
 from ..gate_run import low_layers
 from ..model import HybridModel
 from ..optimizer import MasterAdamW, local_part
-from ..parallel.checks import TokensNotConserved, check_conservation, check_replicas, digest_tensor
+from ..parallel.checks import check_replicas, check_routed, digest_tensor
 from ..parallel.sharding import RankGroups, Sharded, is_expert
 
 EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
@@ -44,11 +44,8 @@ class Audit:
         self.part_norms: dict[str, list[float]] = {}
         self.stream_norms: dict[str, list[float]] = {}
         self.part, self._given = 0, dict[tuple[int, int], Any]()
-        self._routed: dict[int, list[int]] = {}
         for place, layer in enumerate(model.layers):
             layer.register_forward_hook(partial(self._see, place))
-            if isinstance(layer, ExpertLayer) and layer.exchange is None:
-                self._watch_dispatch(place, layer)
 
     def look(self, optimizer: MasterAdamW) -> None:
         """A collective call, once a step. Raises ReplicaDiverged: ranks hold other bits where they should be alike."""
@@ -155,35 +152,12 @@ class Audit:
         """A collective call of each expert group, after each forward pass.
 
         Raises:
-            TokensNotConserved: what reached the experts is not what the routers gave them.
+            TokensNotConserved: the rows that were permuted are not those that the routers chose.
         """
         for layer in self._model.layers:
             if isinstance(layer, ExpertLayer) and layer.last is not None:
-                check_conservation(*layer.last, self._groups.spread.expert_group)
+                check_routed(*layer.last, self._groups.spread.expert_group)
                 self.dispatches += 1
-
-    def _watch_dispatch(self, place: int, layer: ExpertLayer) -> None:
-        """Where no rows are exchanged, compare the permuted rows with the router's choice."""
-        permute = layer.dispatch.permute
-
-        def note_routed(router: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
-            self._routed[place] = out.routing_map.sum(0).tolist()
-
-        def checked(*given: Any, **named: Any) -> Any:
-            sent = permute(*given, **named)
-            counts = [int(count) for count in sent.rows_per_expert]
-            if counts != self._routed[place]:
-                raise TokensNotConserved(
-                    f"the router of layer {place} gave its experts {self._routed[place]} row(s), and {counts} were "
-                    "permuted. Likely cause: a dispatch by another routing map than the router's. Next step: pass both "
-                    "the same routing.",
-                    {"module": f"layers.{place}"},
-                )
-            self.dispatches += 1
-            return sent
-
-        layer.router.register_forward_hook(note_routed)
-        layer.dispatch.permute = checked  # type: ignore[method-assign]
 
 
 def part_of(parameter: str) -> str:

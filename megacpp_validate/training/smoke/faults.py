@@ -103,7 +103,7 @@ def swap_rows(trainer: Any, _: int) -> None:
 
         return swapped
 
-    exchange.exchange_rows, exchange.start_rows = swapping(exchange.exchange_rows), swapping(exchange.start_rows)
+    exchange.exchange_rows = swapping(exchange.exchange_rows)
 
 
 @_fault("experts-swapped")

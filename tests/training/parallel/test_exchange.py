@@ -1,4 +1,4 @@
-"""The jagged path on 2 and 4 real ranks is that of one, and the path "bridge" over ranks; planted faults are seen."""
+"""Experts on 2 and 4 real ranks compute what one rank does, by both banks; planted faults are seen."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from megacpp_validate.bridge.jagged_experts import jagged_moe
 from megacpp_validate.native.grouped_gemm import grouped_gemm
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.permute import permute, unpermute
+from megacpp_validate.training.expert_layer import run_jagged
 from megacpp_validate.training.parallel import exchange as exchanges
-from megacpp_validate.training.parallel.checks import TokenCounts, TokensNotConserved, check_conservation
-from megacpp_validate.training.parallel.exchange import ExpertExchange, JaggedExchange
+from megacpp_validate.training.parallel.checks import TokensNotConserved, check_routed
+from megacpp_validate.training.parallel.exchange import ExpertExchange
 from tests.training.parallel.gloo_ranks import on_ranks
 
 pytestmark = pytest.mark.thorough
@@ -67,17 +68,23 @@ def differentiate(layer: Any, data: Any) -> dict[str, Any]:
     return dict(zip(("out", *LEAVES), (out.detach(), *torch.autograd.grad(out, given, data.gradient)), strict=True))
 
 
-def by_the_bridge(tokens: Any, chosen: Any, weights: Any, up: Any, down: Any) -> Any:
-    """The path "bridge" over ranks, of its native parts."""
-    routed = torch.zeros(len(tokens), EXPERTS, dtype=torch.bool).scatter(1, chosen, True)
-    probs = torch.zeros(len(tokens), EXPERTS, dtype=weights.dtype).scatter(1, chosen, weights)
-    rows, scale, ids = permute(tokens, probs, routed)
+def run_loop(rows: Any, counts: Any, up: Any, down: Any) -> Any:
+    return grouped_gemm(gated_activation(grouped_gemm(rows, up, list(counts)), "swiglu"), down, list(counts))
 
-    def bank(rows: Any, counts: Any) -> Any:
-        return grouped_gemm(gated_activation(grouped_gemm(rows, up, list(counts)), "swiglu"), down, list(counts))
 
-    out = ExpertExchange(EXPERTS, audit=True).run(rows, routed.sum(0).tolist(), bank)
-    return unpermute(out, ids, num_tokens=len(tokens), row_probs=scale)
+BANKS = {"loop": run_loop, "jagged": run_jagged}
+
+
+def over_ranks(bank: Any, *, audit: bool = True) -> Any:
+    def layer(tokens: Any, chosen: Any, weights: Any, up: Any, down: Any) -> Any:
+        routed = torch.zeros(len(tokens), EXPERTS, dtype=torch.bool).scatter(1, chosen, True)
+        probs = torch.zeros(len(tokens), EXPERTS, dtype=weights.dtype).scatter(1, chosen, weights)
+        rows, scale, ids = permute(tokens, probs, routed)
+        exchange = ExpertExchange(EXPERTS, audit=audit)
+        out = exchange.run(rows, routed.sum(0).tolist(), lambda rows, counts: bank(rows, counts, up, down))
+        return unpermute(out, ids, num_tokens=len(tokens), row_probs=scale)
+
+    return layer
 
 
 def everything_on_a_rank() -> dict[str, Any]:
@@ -85,28 +92,21 @@ def everything_on_a_rank() -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for dtype in BOUNDS:
         mine = part_of(make_data(sum(TOKENS[world]), dtype), world, rank)
-        exchange = JaggedExchange(EXPERTS, audit=dtype == torch.float64)
-        seen[str(dtype)] = differentiate(exchange.run, mine)
+        for name, bank in BANKS.items():
+            seen[f"{name} {dtype}"] = differentiate(over_ranks(bank, audit=dtype == torch.float64), mine)
     mine = part_of(make_data(sum(TOKENS[world])), world, rank)
-    seen["bridge"] = differentiate(by_the_bridge, mine)
     routed = torch.zeros(len(mine.chosen), EXPERTS, dtype=torch.bool).scatter(1, mine.chosen, True)
-    assert exchange.counts is not None
-    check_conservation(exchange.counts, routed)
-    seen["counts"] = exchange.counts
+    sent = routed.sum(0).tolist()
+    check_routed(sent, routed)
     with pytest.raises(TokensNotConserved) as caught:
-        check_conservation(_of_the_next_rank(exchange.counts, rank), routed)
-    seen["counts of the wrong rank"] = caught.value.where
+        check_routed([*sent[:-1], sent[-1] + (rank == 1)], routed)
+    seen["wrong counts"] = caught.value.where
     for stage in ("dispatch", "combine"):
         seen[f"swapped in {stage}"] = _swapped(mine, stage, at_fault=rank == world - 1)
     return seen
 
 
-REAL_START = exchanges.start_rows
-
-
-def _of_the_next_rank(counts: TokenCounts, rank: int) -> TokenCounts:
-    """Rank 0 takes what it got from the last rank for what came from itself."""
-    return TokenCounts(counts.sent, (counts.received[-1], *counts.received[:-1])) if rank == 0 else counts
+REAL = exchanges.exchange_rows
 
 
 def _swapped(mine: Any, stage: str, *, at_fault: bool) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def _swapped(mine: Any, stage: str, *, at_fault: bool) -> dict[str, Any]:
         calls.append(1)
         if at_fault and len(calls) == (1 if stage == "dispatch" else 2):
             rows = rows.flip(0)
-        return REAL_START(rows, *rest)
+        return REAL(rows, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchanges, "start_rows", spoiled)
+        patch.setattr(exchanges, "exchange_rows", spoiled)
         with pytest.raises(TokensNotConserved, match=stage) as caught:
-            JaggedExchange(EXPERTS, audit=True).run(mine.tokens, mine.chosen, mine.weights, mine.up, mine.down)
+            differentiate(over_ranks(run_loop), mine)
     return caught.value.where
 
 
@@ -136,33 +136,23 @@ def far(ranks: list[dict[str, Any]], kind: str, wanted: dict[str, Any]) -> float
     return max(float((found[name] - value).norm() / value.norm()) for name, value in wanted.items())
 
 
+@pytest.mark.parametrize("bank", BANKS)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_ranks_compute_what_one_does(ranks: list[dict[str, Any]], dtype: Any) -> None:
+def test_ranks_compute_what_one_does(ranks: list[dict[str, Any]], dtype: Any, bank: str) -> None:
     data = make_data(sum(TOKENS[len(ranks)]), dtype)
     exact = SimpleNamespace(
         **{name: one.double() if one.is_floating_point() else one for name, one in vars(data).items()}
     )
-    wanted = differentiate(jagged_moe, exact)
-    assert far(ranks, str(dtype), wanted) <= BOUNDS[dtype]
-    if dtype == torch.float64:
-        assert far(ranks, "bridge", wanted) <= BOUNDS[dtype]
-
-
-def test_idle_experts_and_ranks_without_rows(ranks: list[dict[str, Any]]) -> None:
-    world = len(ranks)
+    assert far(ranks, f"{bank} {dtype}", differentiate(jagged_moe, exact)) <= BOUNDS[dtype]
     for name in ("up", "down"):
-        whole = torch.cat([rank[str(torch.float64)][name] for rank in ranks])
+        whole = torch.cat([rank[f"{bank} {dtype}"][name] for rank in ranks])
         assert [not bool(one.any()) for one in whole] == [expert in IDLE for expert in range(EXPERTS)]
-    received = [sum(map(sum, rank["counts"].received)) for rank in ranks]
-    assert received.count(0) == (1 if world == 4 else 0)
-    assert [sum(rank["counts"].sent) for rank in ranks] == [TOP_K * count for count in TOKENS[world]]
 
 
 def test_wrong_counts_and_swapped_rows_are_named(ranks: list[dict[str, Any]]) -> None:
     last = len(ranks) - 1
     for rank in ranks:
-        assert rank["counts of the wrong rank"] == ranks[0]["counts of the wrong rank"]
-        assert rank["counts of the wrong rank"]["source"] in (0, last)
+        assert rank["wrong counts"] == {"experts": [EXPERTS - 1], "source": 1}
         for stage in ("dispatch", "combine"):
             where = rank[f"swapped in {stage}"]
             assert (where["stage"], where["source"]) == (stage, last)
