@@ -233,8 +233,8 @@ class Mamba2Mixer(nn.Module):
         if rows.dim() != 3 or rows.shape[2] != self.hidden:
             raise ValueError(f"the mixer takes rows [B, T, {self.hidden}] and got {tuple(rows.shape)}.")
         directions = self.groups * self.state
-        gate, mixed, steps = self.in_projection(rows).split([self.inner, self.inner + 2 * directions, self.heads], -1)
-        values, ins, outs = self._convolve(mixed).split([self.inner, directions, directions], dim=-1)
+        gate, mixed, steps = self.project(rows)
+        values, ins, outs = mixed.split([self.inner, directions, directions], dim=-1)
         values = values.unflatten(-1, (self.heads, self.head_dim))
         y, _ = (self.scan or ssd_chunked)(
             values,
@@ -247,18 +247,28 @@ class Mamba2Mixer(nn.Module):
         y = y + self.skip.unsqueeze(-1) * values
         return self.out_projection(self._gated_norm(y.flatten(2), gate))
 
-    def _convolve(self, mixed: Any) -> Any:
-        """Causal depthwise convolution and SiLU over [B, T, C]."""
-        taps = self.conv_weight.shape[1]
-        padded = functional.pad(mixed.transpose(1, 2), (taps - 1, 0))
-        convolved = functional.conv1d(padded, self.conv_weight.unsqueeze(1), self.conv_bias, groups=mixed.shape[2])
-        return functional.silu(convolved).transpose(1, 2)
+    def project(self, rows: Any) -> tuple[Any, Any, Any]:
+        """[B, T, hidden] -> gate [B, T, I], values with both directions after the convolution, and steps [B, T, H]."""
+        widths = [self.inner, self.inner + 2 * self.groups * self.state, self.heads]
+        gate, mixed, steps = self.in_projection(rows).split(widths, dim=-1)
+        return gate, convolve(mixed, self.conv_weight, self.conv_bias), steps
+
+    def mean_square(self, gated: Any) -> Any:
+        """[..., I / groups] -> [..., 1]: what the gated norm divides by, squared."""
+        return gated.square().mean(dim=-1, keepdim=True)
 
     def _gated_norm(self, y: Any, gate: Any) -> Any:
         """RMSNorm of y * silu(gate), group by group, as Mamba-2's RMSNormGated with norm_before_gate=False."""
         gated = (at_least_fp32(y) * functional.silu(at_least_fp32(gate))).unflatten(-1, (self.groups, -1))
-        normed = gated * torch.rsqrt(gated.square().mean(dim=-1, keepdim=True) + self.eps)
+        normed = gated * torch.rsqrt(self.mean_square(gated) + self.eps)
         return (normed.flatten(-2) * at_least_fp32(self.norm_weight)).to(y.dtype)
+
+
+def convolve(mixed: Any, weight: Any, bias: Any) -> Any:
+    """Causal depthwise convolution and SiLU over [B, T, C], with weight [C, taps] and bias [C]."""
+    padded = functional.pad(mixed.transpose(1, 2), (weight.shape[1] - 1, 0))
+    convolved = functional.conv1d(padded, weight.unsqueeze(1), bias, groups=mixed.shape[2])
+    return functional.silu(convolved).transpose(1, 2)
 
 
 def at_least_fp32(x: Any) -> Any:

@@ -106,12 +106,10 @@ class AttentionLayer(Layer):
 
     Attributes:
         block: the A-block.
-        graph: CUDA graph of the training pass (`smoke.trainer.capture_attention`); None where nothing was captured.
     """
 
     def __init__(self, size: Size, build: Build) -> None:
         super().__init__()
-        self.graph: Any = None
         self.block = NativeBlock(
             hidden=size.hidden,
             ffn_hidden=size.ffn_hidden,
@@ -126,8 +124,6 @@ class AttentionLayer(Layer):
 
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
         """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
-        if self.graph is not None and torch.is_grad_enabled():
-            return Stepped(self.graph(rows))
         return Stepped(self.block(rows, rope=rope))
 
     def choices(self) -> dict[str, Choice]:

@@ -6,12 +6,13 @@ Widths and tokens are multiples of 16, so that every product of a block can run 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from ..bridge.fp8_scope import Zones
 from . import WrongSize
+from .fields import read_fields, wrong_fields
 from .language import Grammar
 
 Letter = Literal["A", "M", "E", "R"]  # attention, Mamba, mixture of experts, recurrent
@@ -32,12 +33,11 @@ class Forms:
             layer of its own.
         fused_mla_ingress: whether the projections into MLA are one product.
         recompute: whether layers A, M and R keep nothing, and run again in the backward pass.
-        graphs: whether layers A are captured as CUDA graphs.
         expert_backends: which backends of `bridge.expert_gemm` the path "bridge" may ask, in this order.
         low_precision_experts: whether E-layers enter the low-precision scope where there is one.
 
     Raises:
-        WrongSize: an unknown path.
+        WrongSize: values of another type, or an unknown path.
     """
 
     moe: MoePath = "bridge"
@@ -45,15 +45,12 @@ class Forms:
     fused_residual_norm: bool = False
     fused_mla_ingress: bool = False
     recompute: bool = False
-    graphs: bool = False
     expert_backends: tuple[Literal["te", "deep_gemm", "native"], ...] = ("te", "native")
     low_precision_experts: bool = True
 
     def __post_init__(self) -> None:
-        if self.moe not in get_args(MoePath):
-            raise WrongSize(
-                f"unknown path {self.moe!r} to the experts. Next step: one of {', '.join(get_args(MoePath))}."
-            )
+        if faults := list(wrong_fields(self)):
+            raise WrongSize(f"forms are not possible: {'; '.join(faults)}. Next step: change those.")
 
 
 @dataclass(frozen=True)
@@ -156,20 +153,13 @@ class Size:
 
 
 def _faults(size: Size) -> Iterator[str]:
+    faults = list(wrong_fields(size, others=dict.fromkeys(("bf16_first", "bf16_last", "shared_experts"), 0)))
+    numbers = {name: value for name, value in vars(size).items() if type(value) is float}
+    faults += [f"{name} is {one!r}, and is from 0 to below 1" for name, one in numbers.items() if not 0 <= one < 1]
     if not size.pattern or set(size.pattern) - set(get_args(Letter)):
-        yield f"pattern is {size.pattern!r}, and has one of {', '.join(get_args(Letter))} for each layer"
-    if size.attention not in ("gqa", "mla"):
-        yield f"attention is {size.attention!r}, and is 'gqa' or 'mla'"
-    below: list[str] = []
-    for field in fields(size):
-        value, kind = getattr(size, field.name), field.type
-        least = 0 if field.name in ("bf16_first", "bf16_last", "shared_experts") else 1
-        if kind == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            below.append(f"{field.name} is {value!r}, and is a whole number from {least} up")
-        if kind == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
-            below.append(f"{field.name} is {value!r}, and is from 0 to below 1")
-    yield from below
-    if below:
+        faults.append(f"pattern is {size.pattern!r}, and has one of {', '.join(get_args(Letter))} for each layer")
+    yield from faults
+    if faults:
         return  # nothing can be divided by these
     rules = {
         f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}": (
@@ -197,10 +187,7 @@ def read_size(name: str, **changes: Any) -> Size:
     """
     if name not in SIZES:
         raise WrongSize(f"unknown size {name!r}. Next step: choose one of {', '.join(SIZES)}.")
-    known = {field.name for field in fields(Size)}
-    if unknown := sorted(set(changes) - known):
-        raise WrongSize(f"a size has no {', '.join(unknown)}. Next step: change one of {', '.join(sorted(known))}.")
-    return replace(SIZES[name], **changes)
+    return read_fields(Size, {**asdict(SIZES[name]), **changes})
 
 
 SIZES: Final[dict[str, Size]] = {}

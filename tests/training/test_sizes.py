@@ -34,7 +34,7 @@ def test_every_size_goes_together(name: str) -> None:
         ({"top_k": 5}, ["top_k is 5 of 4 experts"]),
         ({"mamba_head_dim": 3}, ["mamba_head_dim 3"]),
         ({"length": 2}, ["length 2 does not exceed the lag 2"]),
-        ({"depth": 3}, ["a size has no depth"]),
+        ({"depth": 3}, ["Size has no depth"]),
         ({"words": 1}, ["language"]),
     ],
 )
@@ -47,7 +47,7 @@ def test_numbers_that_do_not_go_together_are_named(changes: dict[str, Any], word
 def test_unknown_sizes_forms_and_schedules_are_refused() -> None:
     with pytest.raises(WrongSize, match="unknown size 'huge'"):
         read_size("huge")
-    with pytest.raises(WrongSize, match="unknown path 'dense'"):
+    with pytest.raises(WrongSize, match="moe is 'dense'"):
         Forms(moe="dense")  # type: ignore[arg-type]
     with pytest.raises(WrongSize, match="steps 0, warm_up 20, learning_rate -1"):
         Schedule(0, -1)

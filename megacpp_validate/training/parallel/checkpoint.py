@@ -54,7 +54,7 @@ class Resumed:
 
 
 def save_checkpoint(
-    folder: Path, state: Mapping[str, Any], *, step: int, identity: Mapping[str, Any], own: bytes = b"", keep: int = 2
+    folder: Path, state: Mapping[str, Any], *, step: int, identity: Mapping[str, Any], own: bytes = b""
 ) -> Path:
     """Write a checkpoint and make it the latest; a collective call, that raises on all ranks or on none.
 
@@ -64,7 +64,6 @@ def save_checkpoint(
         step: steps that are done.
         identity: of the model: name -> JSON value, such as the fields of its `Size`.
         own: state of this rank alone, of use in a world of the same size.
-        keep: how many are kept, the new one among them.
 
     Returns:
         Its folder.
@@ -80,7 +79,7 @@ def save_checkpoint(
     try:
         _from_first(lambda: path.mkdir(parents=True), CheckpointNotSaved)
         dcp.save({**state, _RUN: json.dumps(run), **_own(own)}, storage_writer=dcp.FileSystemWriter(path))
-        _from_first(lambda: _commit(folder, path, keep), CheckpointNotSaved)
+        _from_first(lambda: _commit(folder, path), CheckpointNotSaved)
     except (CheckpointException, TrainingError) as fault:
         if distributed.get_rank() == 0:
             shutil.rmtree(path, ignore_errors=True)
@@ -130,11 +129,11 @@ def _own(value: bytes) -> dict[str, bytes]:
     return {f"rank/{distributed.get_rank()}of{distributed.get_world_size()}": value} if value else {}
 
 
-def _commit(folder: Path, path: Path, keep: int) -> None:
-    """On the first rank, after all files are written."""
+def _commit(folder: Path, path: Path) -> None:
+    """On the first rank, after all files are written; the checkpoint before is kept too."""
     write_whole(folder / LATEST, path.name)
     others = [old for old in sorted(folder.glob("step-*"), key=lambda old: old.stat().st_mtime_ns) if old != path]
-    for old in others[: max(0, len(others) + 1 - keep)]:
+    for old in others[:-1]:
         shutil.rmtree(old, ignore_errors=True)
 
 

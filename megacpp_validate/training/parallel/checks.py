@@ -164,14 +164,19 @@ def share_of_balance_loss(probs: Any, routing_map: Any, group: Any = None) -> An
     return experts * (assigned / assigned.sum().clamp(min=1) * probs.sum(dim=0)).sum() / tokens
 
 
-def gather_equal(mine: Any, group: Any = None) -> Any:
-    """Tensors of one shape of all ranks, [...] -> [ranks, ...].
+def gather_parts(mine: Any, group: Any = None) -> list[Any]:
+    """Tensors of one shape of all ranks.
 
     By `all_gather`, a name that torch 2.11 and 2.13 share; the one into a whole tensor was renamed in 2.13.
     """
     parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(parts, mine, group=group)
-    return torch.stack(parts)
+    return parts
+
+
+def gather_equal(mine: Any, group: Any = None) -> Any:
+    """Tensors of one shape of all ranks, [...] -> [ranks, ...]."""
+    return torch.stack(gather_parts(mine, group))
 
 
 # --- replicas
@@ -290,16 +295,12 @@ class FiniteWatch:
         self._model = model
         # 0 as long as all is finite: 0 times a NaN or an Inf is NaN, and stays NaN in a sum.
         self._flag = torch.zeros((), device=next(model.parameters()).device)
-        self._random: tuple[Any, Any] = (None, None)
         for module in model.modules():
             module.register_forward_hook(self._see)
-        self.begin()
 
     def begin(self) -> None:
-        """The beginning of a step: what is drawn from here on can be drawn again."""
+        """The beginning of a step."""
         self._flag.zero_()
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._random = torch.get_rng_state(), torch.cuda.get_rng_state() if used else None
 
     def is_finite(self, *values: Any) -> bool:
         """Whether all outputs since `begin` and `values` ([] tensors) are finite on every rank; the host waits."""
@@ -314,13 +315,10 @@ class FiniteWatch:
         Gradients of the model are None after it.
 
         Args:
-            replay: the forward and backward passes of the step, from the weights that it began with.
+            replay: the forward and backward passes of the step, from the weights that it began with; nothing in the
+                model draws random numbers.
             step: its number.
         """
-        cpu, cuda = self._random
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
         self._model.zero_grad(set_to_none=True)
         with look_at_everything(self._model) as looks:
             replay()

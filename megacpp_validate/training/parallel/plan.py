@@ -12,10 +12,11 @@ of one tensor group, are neighbours:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .. import WrongSize
+from ..fields import wrong_fields
 from ..sizes import Size
 
 MESH_NAMES: Final = ("expert_data", "expert", "tensor")
@@ -89,18 +90,11 @@ def refuse_plan(plan: ParallelPlan, size: Size) -> None:
     Raises:
         WrongSize: with all reasons.
     """
-    if faults := list(_number_faults(plan)) or list(_faults(plan, size)):
+    if faults := list(wrong_fields(plan)) or list(_faults(plan, size)):
         raise WrongSize(
             f"the size {size.name!r} cannot be trained by {plan}: {'; '.join(faults)}. Next step: change those "
             "numbers; no process was started."
         )
-
-
-def _number_faults(plan: ParallelPlan) -> Iterator[str]:
-    for one in fields(plan):
-        value, wanted = getattr(plan, one.name), bool if one.name == "sequence_parallel" else int
-        if type(value) is not wanted or (wanted is int and value < 1):
-            yield f"{one.name} is {value!r}, and is {'True or False' if wanted is bool else 'a whole number from 1 up'}"
 
 
 def _faults(plan: ParallelPlan, size: Size) -> Iterator[str]:

@@ -25,12 +25,12 @@ from ...bridge.fused import compiled_scan
 from ...bridge.linear_walker import TE_DTYPES
 from ...bridge.native_block import NativeBlock
 from ...native.block import ABlock
-from ...native.mamba import at_least_fp32, ssd_chunked
+from ...native.mamba import Mamba2Mixer, convolve
 from ...native.mlp import MLP, NormMLP
 from ...native.norms import NormLinear, RMSNorm
 from ..layers import Build, Layer, RecurrentLayer, Stepped, take_weights
 from ..sizes import Letter, Size
-from .checks import mark_split
+from .checks import gather_parts, mark_split
 
 # Not Megatron-LM's mark alone, `tensor_model_parallel`: Transformer Engine puts that on every weight of its linear
 # layers, the experts' too, whether they are split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).
@@ -137,18 +137,18 @@ class TensorBorder:
 
     def enter(self, rows: Any) -> Any:
         """[B, T / tp, hidden] -> [B, T, hidden], on every rank."""
-        return _Collective.apply(rows, gather_positions, scatter_positions, self.group)
+        return _Collective.apply(rows, _gather_positions, _scatter_positions, self.group)
 
     def leave(self, parts: Any) -> Any:
         """[B, T, hidden] -> [B, T / tp, hidden], the sum over the group: the inverse of `enter`."""
-        return _Collective.apply(parts, scatter_positions, gather_positions, self.group)
+        return _Collective.apply(parts, _scatter_positions, _gather_positions, self.group)
 
     def sum_inside(self, parts: Any) -> Any:
         """The sum of tensors of one shape over the group, which every rank goes on with for its own part.
 
         Each rank's gradient of the sum is a part too: they are summed on the way back.
         """
-        return _Collective.apply(parts, sum_parts, sum_parts, self.group)
+        return _Collective.apply(parts, _sum_parts, _sum_parts, self.group)
 
 
 class _Collective(torch.autograd.Function):
@@ -165,24 +165,21 @@ class _Collective(torch.autograd.Function):
         return ctx.back(gradient, ctx.group), None, None, None
 
 
-def gather_positions(rows: Any, group: Any) -> Any:
-    """[B, T / tp, ...] -> [B, T, ...], positions by the order of the ranks; nothing is differentiated."""
-    rows = rows.contiguous()
-    parts = [torch.empty_like(rows) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(parts, rows, group=group)
-    return torch.cat(parts, dim=1)
+def _gather_positions(rows: Any, group: Any) -> Any:
+    """[B, T / tp, ...] -> [B, T, ...], positions by the order of the ranks."""
+    return torch.cat(gather_parts(rows.contiguous(), group), dim=1)
 
 
-def scatter_positions(parts: Any, group: Any) -> Any:
-    """[B, T, ...] -> [B, T / tp, ...], the sum over the group; nothing is differentiated."""
+def _scatter_positions(parts: Any, group: Any) -> Any:
+    """[B, T, ...] -> [B, T / tp, ...], the sum over the group."""
     each = [part.contiguous() for part in parts.chunk(distributed.get_world_size(group), dim=1)]
     mine = torch.empty_like(each[0])
     distributed.reduce_scatter(mine, each, group=group)
     return mine
 
 
-def sum_parts(parts: Any, group: Any) -> Any:
-    """The sum over the group, a new tensor; nothing is differentiated."""
+def _sum_parts(parts: Any, group: Any) -> Any:
+    """The sum over the group, a new tensor."""
     summed = parts.clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(summed, group=group)
     return summed
@@ -319,73 +316,58 @@ class SplitMambaLayer(Layer):
         return self._choices
 
 
-class SplitMambaMixer(nn.Module):
-    """One rank's heads of `native.mamba.Mamba2Mixer` with one group; parameters have no values before they are loaded.
+class SplitMambaMixer(Mamba2Mixer):
+    """One rank's heads of `Mamba2Mixer` with one group; parameters have no values before they are loaded.
 
     Gate, values and steps belong to heads, and a rank has those of its own. The directions b and c are one group's:
     every head reads them, so they are parameters of their own. The gated norm is over the width of all heads: its sum
     of squares is taken over the group.
 
     Attributes:
-        inner, heads: I and H of this rank.
         norm: in front, [hidden]; whole.
-        in_share: [2 * I + H, hidden], rows of gate, values and steps.
+        in_share: [2 * I + H, hidden], rows of gate, values and steps, with I and H of this rank.
         in_directions: [2 * N, hidden], rows of b and c; whole.
         conv_weight, conv_bias: [I, taps] and [I], of the values.
         directions_conv_weight, directions_conv_bias: [2 * N, taps] and [2 * N]; whole.
-        a_log, skip, dt_bias: [H].
-        norm_weight: [I] of the gated norm.
         out_projection: `SplitOut`.
-        scan: called in the place of `ssd_chunked`; None is `ssd_chunked`.
     """
 
     def __init__(self, size: Size, build: Build, border: TensorBorder) -> None:
-        super().__init__()
-        self.size, self.border, hidden, state = size, border, size.hidden, size.mamba_state
-        self.inner = inner = 2 * hidden // build.spread.plan.tensor_parallel
-        self.heads = heads = inner // size.mamba_head_dim
-        self.scan: Any = None
+        made, width = build.made, size.hidden // build.spread.plan.tensor_parallel
+        super().__init__(
+            width,
+            state=size.mamba_state,
+            head_dim=size.mamba_head_dim,
+            chunk=size.chunk,
+            eps=size.eps,
+            dtype=build.dtype,
+            device="meta",
+        )
+        self.to_empty(device=build.device)
+        self.border, self.hidden, directions = border, size.hidden, 2 * size.mamba_state
+        del self.in_projection
 
         def empty(*shape: int) -> Any:
-            return nn.Parameter(torch.empty(*shape, **build.made))
+            return nn.Parameter(torch.empty(*shape, **made))
 
-        self.norm = RMSNorm(hidden, eps=size.eps, **build.made)
-        self.in_share, self.in_directions = empty(2 * inner + heads, hidden), empty(2 * state, hidden)
-        self.conv_weight, self.conv_bias = empty(inner, TAPS), empty(inner)
-        self.directions_conv_weight, self.directions_conv_bias = empty(2 * state, TAPS), empty(2 * state)
-        self.a_log, self.skip, self.dt_bias = empty(heads), empty(heads), empty(heads)
-        self.norm_weight = empty(inner)
-        self.out_projection = SplitOut(inner, hidden, border, **build.made)
+        self.norm = RMSNorm(size.hidden, eps=size.eps, **made)
+        self.in_share, self.in_directions = (
+            empty(2 * self.inner + self.heads, size.hidden),
+            empty(directions, size.hidden),
+        )
+        self.conv_weight, self.conv_bias = empty(self.inner, TAPS), empty(self.inner)
+        self.directions_conv_weight, self.directions_conv_bias = empty(directions, TAPS), empty(directions)
+        self.out_projection = SplitOut(self.inner, size.hidden, border, **made)
 
-    def forward(self, rows: Any) -> Any:
-        """[B, T / tp, hidden] -> the same, without the residual connection."""
+    def project(self, rows: Any) -> tuple[Any, Any, Any]:
+        """[B, T / tp, hidden] -> gate, values with directions, and steps, at all positions."""
         normed = self.border.enter(self.norm(rows))
         gate, values, steps = functional.linear(normed, self.in_share).split([self.inner, self.inner, self.heads], -1)
+        values = convolve(values, self.conv_weight, self.conv_bias)
         directions = functional.linear(normed, self.in_directions)
-        values = _convolve(values, self.conv_weight, self.conv_bias).unflatten(-1, (self.heads, -1))
-        directions = _convolve(directions, self.directions_conv_weight, self.directions_conv_bias)
-        ins, outs = directions.unsqueeze(2).split(self.size.mamba_state, dim=-1)
-        y, _ = (self.scan or ssd_chunked)(
-            values,
-            functional.softplus(at_least_fp32(steps) + at_least_fp32(self.dt_bias)),
-            -at_least_fp32(self.a_log).exp(),
-            ins,
-            outs,
-            chunk=self.size.chunk,
-        )
-        y = y + self.skip.unsqueeze(-1) * values
-        return self.out_projection(self._gated_norm(y.flatten(2), gate))
+        directions = convolve(directions, self.directions_conv_weight, self.directions_conv_bias)
+        return gate, torch.cat([values, directions], dim=-1), steps
 
-    def _gated_norm(self, y: Any, gate: Any) -> Any:
-        """RMSNorm of y * silu(gate) over the width of all ranks, [B, T, I] -> [B, T, I]."""
-        gated = at_least_fp32(y) * functional.silu(at_least_fp32(gate))
-        squares = self.border.sum_inside(gated.square().sum(dim=-1, keepdim=True))
-        normed = gated * torch.rsqrt(squares / (2 * self.size.hidden) + self.size.eps)
-        return (normed * at_least_fp32(self.norm_weight)).to(y.dtype)
-
-
-def _convolve(mixed: Any, weight: Any, bias: Any) -> Any:
-    """Causal depthwise convolution and SiLU over [B, T, C], as `native.mamba.Mamba2Mixer` has it."""
-    padded = functional.pad(mixed.transpose(1, 2), (weight.shape[1] - 1, 0))
-    convolved = functional.conv1d(padded, weight.unsqueeze(1), bias, groups=mixed.shape[2])
-    return functional.silu(convolved).transpose(1, 2)
+    def mean_square(self, gated: Any) -> Any:
+        """Over the width of all ranks."""
+        return self.border.sum_inside(gated.square().sum(dim=-1, keepdim=True)) / (2 * self.hidden)

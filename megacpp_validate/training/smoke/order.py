@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import torch
 
@@ -15,6 +15,7 @@ from ...bridge.features import Features, read_features
 from ...bridge.recipes import TARGETS, RecipeName
 from ...evidence.receipt import write_whole
 from .. import WrongSize
+from ..fields import read_fields, wrong_fields
 from ..optimizer import Schedule
 from ..parallel.launch import Limits, RunEnd, launch
 from ..parallel.plan import ParallelPlan, refuse_plan
@@ -95,7 +96,10 @@ class SmokeOrder:
     fault: str = ""
 
     def __post_init__(self) -> None:
-        if faults := list(_faults(self)):
+        faults = list(wrong_fields(self, least=0, others={"steps": 1}))
+        if not faults and (self.resume or self.checkpoint_every) and not self.checkpoint_folder:
+            faults.append("checkpoints need a checkpoint_folder")
+        if faults:
             raise WrongSize(f"an order is not possible: {'; '.join(faults)}. Next step: change those.")
 
     def read_size(self) -> Size:
@@ -104,7 +108,7 @@ class SmokeOrder:
 
     def read_plan(self) -> ParallelPlan:
         """The plan; unknown fields are refused here, and wrong numbers by `refuse`."""
-        return _read(ParallelPlan, self.plan)
+        return read_fields(ParallelPlan, self.plan)
 
     def read_features(self) -> Features:
         """Parts that may use Transformer Engine."""
@@ -113,7 +117,9 @@ class SmokeOrder:
 
     def read_forms(self) -> Forms:
         """The form of each part."""
-        return _read(Forms, {name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()})
+        return read_fields(
+            Forms, {name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()}
+        )
 
     def read_schedule(self) -> Schedule:
         """Rates of the run."""
@@ -137,15 +143,10 @@ class SmokeOrder:
             WrongZone: zones that overlap.
             UnknownName: unknown features.
         """
-        plan, forms = self.read_plan(), self.read_forms()
+        plan = self.read_plan()
         self.read_features(), self.read_schedule()
         refuse_plan(plan, self.read_size())
-        if forms.graphs and plan.world > 1:
-            raise WrongSize(
-                "graphs hold the addresses of parameters, which FSDP2 and the exchange of rows make anew in each step. "
-                "Next step: capture on one rank, or leave graphs out."
-            )
-        if forms.moe == "padded" and plan.expert_parallel > 1:
+        if self.read_forms().moe == "padded" and plan.expert_parallel > 1:
             raise WrongSize(
                 "the path 'padded' to the experts has no exchange with other ranks. Next step: 'bridge' or 'jagged'."
             )
@@ -184,7 +185,7 @@ def read_order(given: Mapping[str, Any]) -> SmokeOrder:
     Raises:
         WrongSize: unknown keys or wrong values.
     """
-    return _read(SmokeOrder, given)
+    return read_fields(SmokeOrder, given)
 
 
 def run_smoke(
@@ -219,32 +220,3 @@ def run_smoke(
         limits=Limits(whole=limit_s, silent=min(silent_s, limit_s)),
         environment={**order.environment, **(environment or {})},
     )
-
-
-def _read(kind: Any, given: Mapping[str, Any]) -> Any:
-    """A dataclass from its fields; flags are true or false."""
-    known = {one.name: one.default for one in fields(kind)}
-    if unknown := sorted(set(given) - set(known)):
-        raise WrongSize(f"{kind.__name__} has no {', '.join(unknown)}. Next step: it has {', '.join(sorted(known))}.")
-    flags = {name for name, default in known.items() if isinstance(default, bool)}
-    if wrong := sorted(name for name in flags & set(given) if not isinstance(given[name], bool)):
-        raise WrongSize(f"{', '.join(wrong)} are neither true nor false. Next step: set true or false.")
-    return kind(**given)
-
-
-def _faults(order: SmokeOrder) -> Iterator[str]:
-    for one in fields(order):
-        value = getattr(order, one.name)
-        kind = dict if one.default is MISSING else type(one.default)
-        fits = isinstance(value, int | float if kind is float else kind) and (
-            kind is bool or not isinstance(value, bool)
-        )
-        least = 1 if one.name == "steps" else 0
-        if not fits or (kind is int and one.name != "seed" and value < least):
-            yield f"{one.name} is {value!r}, and is of {one.type}{f' from {least} up' if kind is int else ''}"
-    if order.precision not in get_args(Precision):
-        yield f"precision is {order.precision!r}, and is one of {', '.join(get_args(Precision))}"
-    if order.device not in ("cpu", "cuda"):
-        yield f"device is {order.device!r}, and is cpu or cuda"
-    if (order.resume or order.checkpoint_every) and not order.checkpoint_folder:
-        yield "checkpoints need a checkpoint_folder"

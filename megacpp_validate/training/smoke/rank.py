@@ -94,7 +94,7 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
     order, size, plan, audit = trainer.order, trainer.size, trainer.plan, trainer.audit
     failed = fault if isinstance(fault, CheckFailed) else None
     where = {} if failed is None else {"step": trainer.done, **failed.where}
-    resumed, choices = trainer.resumed, {**trainer.model.choices(), **trainer.captured}
+    resumed = trainer.resumed
     return {
         "rank": trainer.rank.rank,
         "check": "" if failed is None else failed.check,  # that failed, and what it names
@@ -106,7 +106,7 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
         "goodput": _account(trainer, ledger),
         "flop_utilisation": _utilisation(trainer),
         "exposed_s": trainer.exposed,
-        "choices": {part: _choice(one) for part, one in choices.items() if one is not None},
+        "choices": {part: _choice(one) for part, one in trainer.model.choices().items() if one is not None},
         "replicas": audit and audit.replicas,
         "dispatches": audit and audit.dispatches,
         "experts_without_gradient": audit and audit.experts_without_gradient(),

@@ -14,21 +14,18 @@ from typing import Any, Final
 import torch
 from torch import distributed, nn
 
-from ...bridge.backends import Choice
 from ...bridge.fp8_scope import (
     SINGLE_OWNER,
     amax_shared_with,
     delayed_scaling_kept,
-    high_precision,
     low_precision,
     pending_amax_kept,
 )
-from ...bridge.graph_capture import capture_graphs
 from ...jit.monitor import mark
 from .. import WrongSize
 from ..language import Language
-from ..layers import AttentionLayer, Build
-from ..model import HybridModel, ScopeFactory, Scopes
+from ..layers import Build
+from ..model import HybridModel, Scopes
 from ..optimizer import MasterAdamW
 from ..parallel.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from ..parallel.checks import FiniteWatch, NotFinite
@@ -113,7 +110,6 @@ class SmokeTrainer:
         sums = self.sharded.sums if self.plan.world > 1 else None
         self.optimizer = MasterAdamW(self.model.named_parameters(), order.read_schedule(), sums=sums)
         self.scope = self._make_scopes()
-        self.captured = self._capture()
         self.watch = FiniteWatch(self.model) if order.watch else None
         self.audit = Audit(self.model, self.sharded, self.groups) if order.audit else None
         self.records: list[StepRecord] = []
@@ -230,14 +226,9 @@ class SmokeTrainer:
     def save(self) -> Path:
         """Write a checkpoint."""
         with self.ledger.phase("checkpoint"):
+            folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
             own = pack_extra_state(self.model) if self._runs_low else b""
-            return save_checkpoint(
-                Path(self.order.checkpoint_folder),
-                self._state(),
-                step=self.done,
-                identity=identity_of(self.order),
-                own=own,
-            )
+            return save_checkpoint(folder, self._state(), step=self.done, identity=identity, own=own)
 
     def resume(self) -> Resumed:
         """Go on from the latest checkpoint. Raises WrongCheckpoint, or WrongSize where it is beyond the end."""
@@ -320,12 +311,6 @@ class SmokeTrainer:
             "step on that rank alone; the weights are those from before it.",
             where,
         )
-
-    def _capture(self) -> dict[str, Choice]:
-        if not self.order.read_forms().graphs:
-            return {}
-        sequences = self.size.batch // self.plan.accumulate
-        return capture_attention(self.model, sequences, None if self.scope is None else self.scope.dense)
 
     def _seconds_inside(self) -> float:
         return 0.0 if self.rank.record is None else self.rank.record.seconds_inside
@@ -446,48 +431,3 @@ def take_extra_state(model: HybridModel, packed: bytes) -> None:
         layer = layers.get(name.removesuffix("._extra_state"))
         if layer is not None and type(layer).set_extra_state is not nn.Module.set_extra_state and value.numel():
             layer.set_extra_state(value)
-
-
-# --- graphs
-#
-# CUDA graphs of the layers A of a model: their training pass is replayed, everything else is launched as before.
-
-
-class TurnedBlock(nn.Module):
-    """An A-block with its rotary tables: what is captured takes rows alone."""
-
-    def __init__(self, block: Any, rope: tuple[Any, Any]) -> None:
-        super().__init__()
-        self.block, self.rope = block, rope
-
-    def forward(self, rows: Any) -> Any:
-        """[B, T, hidden] -> [B, T, hidden]."""
-        return self.block(rows, rope=self.rope)
-
-
-def capture_attention(model: HybridModel, batch: int, scope: ScopeFactory | None) -> dict[str, Choice]:
-    """Capture every layer A that runs once in a pass, in the precision that it is trained in.
-
-    Args:
-        model: on a GPU, in training mode, without hooks; one rank holds all of it.
-        batch: sequences of a pass.
-        scope: of the layers outside of the BF16 zones; None for none.
-
-    Returns:
-        Part, as in layers.4.graph -> "te" where there is a graph now, "native" where there is nothing to capture by.
-    """
-    size, taken = model.size, dict[str, Choice]()
-    for place, layer in enumerate(model.layers):
-        twice = size.mtp and place == len(model.layers) - 1
-        if not isinstance(layer, AttentionLayer) or twice:
-            continue
-        low = scope is not None and not size.zones.is_bf16(place)
-        turned = TurnedBlock(layer.block, (model.cos, model.sin))
-        rows = torch.randn(
-            batch, size.length, size.hidden, device=model.cos.device, dtype=model.build.dtype
-        ).requires_grad_()
-        made = scope() if low and scope is not None else high_precision("a layer of the BF16 zone is captured")
-        taken[f"layers.{place}.graph"] = choice = capture_graphs([turned], [(rows,)], made)  # type: ignore[arg-type]
-        if choice.observed == "te":
-            layer.__dict__["graph"] = turned  # past nn.Module: its parameters are the block's
-    return taken

@@ -1,0 +1,39 @@
+"""Dataclasses that are read from JSON: unknown names and values of another type are refused, all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from . import WrongSize
+
+Read = TypeVar("Read")
+
+
+def read_fields(kind: type[Read], given: Mapping[str, Any]) -> Read:
+    """A dataclass from its fields. Raises WrongSize for a name that is no field's."""
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    if unknown := sorted(set(given) - known):
+        raise WrongSize(f"{kind.__name__} has no {', '.join(unknown)}. Next step: it has {', '.join(sorted(known))}.")
+    return kind(**given)
+
+
+def wrong_fields(value: Any, *, least: int = 1, others: Mapping[str, int] | None = None) -> Iterator[str]:
+    """What is wrong with each field of a dataclass, in words.
+
+    Args:
+        value: the dataclass.
+        least: that a whole number has to be.
+        others: name of a field -> its own least value.
+    """
+    for name, kind in get_type_hints(type(value)).items():
+        one, wanted = getattr(value, name), get_origin(kind) or kind
+        lowest = (others or {}).get(name, least)
+        if wanted is Literal:
+            if one not in get_args(kind):
+                yield f"{name} is {one!r}, and is one of {', '.join(get_args(kind))}"
+        elif wanted is int and (type(one) is not int or one < lowest):
+            yield f"{name} is {one!r}, and is a whole number from {lowest} up"
+        elif type(one) is not wanted and not (wanted is float and type(one) is int):
+            yield f"{name} is {one!r}, and is a {wanted.__name__}"
