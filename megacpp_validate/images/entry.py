@@ -24,7 +24,7 @@ from typing import Final
 
 from packaging.version import Version
 
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
+from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, writing_to
 from ..evidence.receipt import write_whole
 from ..jitcache.layout import ARCH_VARIABLE, MODE_VARIABLE, NVRTC, ROOT_VARIABLE, arch_folder, cache_variables
 from ..process import run_command
@@ -98,9 +98,9 @@ class ImageFacts:
 
 def read_image(variables: Mapping[str, str]) -> ImageFacts:
     """What the variables of a container hold."""
-    names = ("IMAGE", "TARGET", "ARCH", "DRIVER_LEAST", "LOCK_HASH", "IMAGE_DIGEST")
-    name, target, *rest = (variables.get(f"MEGACPP_{one}", "") for one in names)
-    return ImageFacts(name or "this image", target or "cpu", *rest)
+    names = ("ARCH", "DRIVER_LEAST", "LOCK_HASH", "IMAGE_DIGEST")
+    name, target = variables.get("MEGACPP_IMAGE", "this image"), variables.get("MEGACPP_TARGET", "cpu")
+    return ImageFacts(name, target, *(variables.get(f"MEGACPP_{one}", "") for one in names))
 
 
 @dataclass(frozen=True)
@@ -137,27 +137,25 @@ def require_session(session: Session, image: ImageFacts, machine: Machine) -> No
     if session.needs != "gpu" and not (session.needs == "its-target" and image.arch):
         return
     others = [f"{name} ({arch})" for name, arch in machine.gpus if arch != image.arch]
-    rows = (
-        (
-            not machine.gpus,
+    why = ""
+    if not machine.gpus:
+        why = (
             f"no GPU: {session.name} needs one ({image.arch}), and `nvidia-smi` lists none in this container. Likely "
             "cause: --gpus is missing, the host has no NVIDIA driver or no NVIDIA Container Toolkit, or "
-            "NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: `docker run --gpus all ...`",
-        ),
-        (
-            image.driver_least and Version(machine.driver or "0") < Version(image.driver_least),
+            "NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: `docker run --gpus all ...`."
+        )
+    elif image.driver_least and Version(machine.driver) < Version(image.driver_least):
+        why = (
             f"the NVIDIA driver of this machine is {machine.driver}, and the CUDA of {image.name} needs "
-            f"{image.driver_least} or newer. Next step: update the driver of the host",
-        ),
-        (
-            others,
+            f"{image.driver_least} or newer. Next step: update the driver of the host."
+        )
+    elif others:
+        why = (
             f"another architecture: {image.name} is for {image.arch}, and here is {', '.join(others)}. Next step: take "
-            "the image of that architecture, or hand over the right GPUs alone, with --gpus device=N",
-        ),
-    )
-    for refuses, why in rows:
-        if refuses:
-            raise NoEnvironment(f"{why}.")
+            "the image of that architecture, or hand over the right GPUs alone, with --gpus device=N."
+        )
+    if why:
+        raise NoEnvironment(why)
 
 
 def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
@@ -165,22 +163,14 @@ def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
 
     Raises:
         WrongArguments: it cannot be written.
-        InfrastructureFailed: its disk is full.
+        OSError: its disk is full.
     """
     mounted = os.path.ismount(mount)
     folder = mount if mounted else Path(tempfile.gettempdir()) / "receipts"
-    try:
+    with writing_to(folder, "receipts", f'`docker run --user "$(id -u):$(id -g)" -v FOLDER:{MOUNT}`, without `:ro`,'):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder, mounted
-    except OSError as fault:
-        full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise (InfrastructureFailed if full else WrongArguments)(
-            f"receipts cannot be written to {folder}: {fault.strerror}. Likely cause: its disk is full, it is mounted "
-            f"read-only, or the user of this container ({os.geteuid()}:{os.getegid()}) may not write there. Next step: "
-            f'make room; or `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...` '
-            "without `:ro`, with a folder that this user can write."
-        ) from fault
 
 
 def use_caches() -> None:
@@ -196,18 +186,16 @@ def use_caches() -> None:
     if not root or not arch:
         return
     kept, new = arch_folder(Path(root), arch), Path(tempfile.gettempdir()) / "megacpp-jit"
+    if not kept.is_dir() or os.access(kept, os.W_OK):
+        return
     try:
-        if kept.is_dir() and os.access(kept, os.W_OK):
-            return
         for place in (Path(root), *kept.rglob("*")):
-            if place.exists() and not os.access(place, os.R_OK | os.X_OK if place.is_dir() else os.R_OK):
+            if not os.access(place, os.R_OK | os.X_OK if place.is_dir() else os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-        if kept.is_dir() and not arch_folder(new, arch).exists():
+        if not arch_folder(new, arch).exists():
             shutil.copytree(kept, arch_folder(new, arch), copy_function=os.symlink)
             for place in (path for path in new.rglob("*") if path.is_dir()):
                 place.chmod(0o755)  # the sealed folders may be read-only
-        if kept.is_dir():
-            os.environ.update(cache_variables(new, arch, nvrtc=os.environ.get(MODE_VARIABLE) == NVRTC))
     except OSError as fault:
         raise NoEnvironment(
             f"the JIT caches cannot be read, or there is no room for temporary files: {fault}. Likely cause: the user "
@@ -215,6 +203,7 @@ def use_caches() -> None:
             "read-only and nothing is mounted at /tmp, or /tmp is full. Next step: `chmod -R a+rX` of the caches; "
             "`docker run --read-only --tmpfs /tmp ...`."
         ) from fault
+    os.environ.update(cache_variables(new, arch, nvrtc=os.environ.get(MODE_VARIABLE) == NVRTC))
 
 
 def run_child(words: Sequence[str]) -> int:
@@ -225,23 +214,19 @@ def run_child(words: Sequence[str]) -> int:
     """
     # What a terminal sends for its keys reaches the child without us: twice would cut short what it does at the first.
     keys = {signal.SIGINT, signal.SIGQUIT} if os.isatty(0) else set()
-    received: list[int] = []
-    child: subprocess.Popen[bytes] | None = None
+    received, children = list[int](), list[subprocess.Popen[bytes]]()
 
     def forward(number: int, _frame: object) -> None:
         received.append(number)
-        if child is not None and number not in keys:
+        for child in children if number not in keys else ():
             child.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    try:
-        child = subprocess.Popen(list(words))
-        for number in tuple(received):  # that came before there was a child
-            child.send_signal(number)
-        code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    children.append(subprocess.Popen(list(words)))
+    for early in tuple(received):  # before there was a child
+        children[0].send_signal(early)
+    code = children[0].wait()
     if code >= 0:
         return code
     if received:
@@ -270,12 +255,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{', '.join(row.name for row in image.sessions)}; or `megacpp --help`."
         )
     use_caches()
-    try:
-        os.execvp(name, [name, *rest])  # noqa: S606 - a list of words, no shell
-    except OSError as fault:
-        raise WrongArguments(
-            f"{name} cannot be started: {fault.strerror}. Next step: name the program that runs it."
-        ) from fault
+    return os.execvp(name, [name, *rest])  # noqa: S606 - a list of words, no shell
 
 
 def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts) -> int:
@@ -295,22 +275,16 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     words = [*_PYTHON, _CLI, *(word.format(target=image.target) for word in session.verb)]
     words += ["--receipts", str(folder / session.name)] if session.leaves == "receipts" else []
     words += ["--json", str(result)] if keeps else []
-    try:
-        for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
-            file.unlink(missing_ok=True)
-        code = run_child([*words, *arguments])  # of an option that is given twice, the caller's is the last
-        run = {
-            "schema_id": "megacpp-validate/image-run/1", "session": session.name, "arguments": arguments,
-            "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "driver": machine.driver,
-            "gpus": [f"{name} ({arch})" for name, arch in machine.gpus], "exit_code": int(code),
-            "started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 2),
-        }  # fmt: skip
-        write_whole(record, json.dumps(run, indent=2, sort_keys=True) + "\n")
-    except OSError as fault:  # a run that nobody can show later is none that went well
-        raise InfrastructureFailed(
-            f"the record of this run cannot be written to {folder}: {fault}. Likely cause: its disk is full, or the "
-            "folder was removed during the run. Next step: make room, or mount another folder."
-        ) from fault
+    for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
+        file.unlink(missing_ok=True)
+    code = run_child([*words, *arguments])  # of an option that is given twice, the caller's is the last
+    run = {
+        "schema_id": "megacpp-validate/image-run/1", "session": session.name, "arguments": arguments,
+        "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "driver": machine.driver,
+        "gpus": [f"{name} ({arch})" for name, arch in machine.gpus], "exit_code": int(code),
+        "started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 2),
+    }  # fmt: skip
+    write_whole(record, json.dumps(run, indent=2, sort_keys=True) + "\n")
     return code
 
 
@@ -348,6 +322,11 @@ def run_main(arguments: Sequence[str]) -> int:
         return int(fault.exit)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
+    except OSError as fault:  # a run that nobody can show later is none that went well
+        _say(
+            f"{fault}. Likely cause: a full disk, or a folder that was removed. Next step: make room, or mount another."
+        )
+        return int(Exit.INFRASTRUCTURE)
     except Exception as fault:  # Python would end with 1, which says that a release broke
         traceback.print_exc()
         _say(f"unexpected {type(fault).__name__}: {fault}")
