@@ -17,7 +17,7 @@ def image_sign(
     """Attest the SBOM of an image, and sign it by its digest, with a key of one's own.
 
     Exit code 0: it is signed, 1: the registry gives other bytes than the digest says, 2: an argument is wrong, 5:
-    cosign or syft is missing, 6: the registry does not answer.
+    cosign or syft is missing or fails, 6: the registry does not answer.
     """
     from ..images.supply import sign_image
 

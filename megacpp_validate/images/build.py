@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from .. import errors
 from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
+from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from ..process import Ended
@@ -22,7 +23,6 @@ from . import tools
 from .locks import read_image_lock
 from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake, require_base
 
-_TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _MACHINES: Final = {"x86_64": "linux/amd64", "aarch64": "linux/arm64", "amd64": "linux/amd64", "arm64": "linux/arm64"}
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
@@ -81,7 +81,7 @@ class ImagePlans(Frozen):
     @property
     def exit(self) -> Exit:
         """Closed where a target is refused."""
-        return exit_for(breaks=bool(self.refused))
+        return errors.exit_for(breaks=bool(self.refused))
 
 
 class ImageBuild(Frozen):
@@ -307,8 +307,6 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
     Raises:
         WrongArguments: with the first one.
     """
-    if options.tag and not _TAG.match(options.tag):
-        raise WrongArguments(f"{options.tag!r} is not a valid tag. Next step: use letters, digits, dots and dashes.")
     if options.push is not None and not tools.REGISTRY.match(options.push):
         raise WrongArguments(
             f"{options.push!r} is not a registry address. Next step: write host[:port][/prefix], without a scheme, as "
@@ -353,7 +351,7 @@ def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], No
     """
     if not options.targets:
         names = ", ".join(image.target for image in rows.images.image)
-        raise NothingSelected(f"no target is named. Next step: name one of {names}, or give --plan.")
+        raise errors.NothingSelected(f"no target is named. Next step: name one of {names}, or give --plan.")
     planned = plan_all(rows, options)
     if planned.refused:
         raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in planned.refused))
@@ -373,7 +371,7 @@ def _build(
     if not plan.verified:
         report(f"the base of {plan.target} is not verified: {plan.unverified}")
     report(f"building {name}")
-    try:
+    with errors.writing_to(folder, "the receipt and the log", "--receipts"):
         folder.mkdir(parents=True, exist_ok=True)
         digest = bake(engine, plan, name, rows.root, folder / f"{plan.target}.log", report, push=bool(registry))
         build = ImageBuild(
@@ -382,9 +380,4 @@ def _build(
             seconds=round(time.monotonic() - clock, 1),
         )  # fmt: skip
         write_whole(folder / f"{plan.target}.json", build.model_dump_json(indent=2) + "\n")
-    except OSError as fault:
-        raise InfrastructureFailed(
-            f"the receipt of the build cannot be written to {folder}: {fault}. Likely cause: its disk is full, or this "
-            "user may not write there. Next step: make room, or give --receipts a folder that you can write."
-        ) from fault
     return build

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..catalog.images import MACHINES, Base, Image
-from ..errors import Exit, InfrastructureFailed, NoEnvironment
+from ..errors import Exit, InfrastructureFailed, NoEnvironment, writing_to
 from ..evidence.values import Frozen
 from ..jitcache.cache import export_cache
 from . import tools
 from .locks import read_image_lock
 from .plan import ImageRows, find_images
-from .restore import CACHES, IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, verify
-from .supply import check_private_key, find_signature, read_attested_sbom, read_public_key, require_cosign, run_cosign
+from .restore import CACHES, IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, is_signed, verify
+from .supply import find_signature, read_attested_sbom, read_public_key, require_cosign, run_cosign
 
 _RESTORE: Final = Path(__file__).with_name("restore.py")
 _NAME: Final = "io.containerd.image.name"  # by which `docker load` names an image of an OCI layout
@@ -85,12 +85,12 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
         RegistryLies, RegistryUnreachable: the registry does not give the image.
         ToolError: as `jitcache.cache.export_cache`.
         NoEnvironment: cosign is missing.
-        InfrastructureFailed: the disk does not take it; nothing is left.
+        OSError: the disk is full; nothing is left.
     """
     started, out = time.monotonic(), options.out
     image = find_images(rows.images, [options.target])[0]
     files, absent = _gather(rows, options, image)
-    try:
+    with writing_to(out.parent, "the bundle", "--out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as room:
             aside = Path(room, "bundle")
@@ -98,18 +98,10 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
             report("hashing, and reading it back")
             write_sums(aside)
             if options.sign_key:
-                key = ("--key", str(options.sign_key))
-                signature = require_cosign(rows.variables, "sign-blob", *key, str(aside / SUMS))
-                (aside / SIGNATURE).write_text(signature.strip() + "\n", encoding="utf-8")
+                _sign(rows, options, aside)
             verify(aside)
             aside.rename(out)
         os.sync()
-    except OSError as fault:
-        raise InfrastructureFailed(
-            f"the bundle {out} cannot be written: {fault}. Nothing of it is left. Likely cause: the disk of "
-            f"{out.parent} is full, or this user may not write there. Next step: make room, or name another folder "
-            "(--out)."
-        ) from fault
     sizes = Counter[str]()
     for path in (path for path in out.rglob("*") if path.is_file()):
         sizes[path.relative_to(out).parts[0]] += path.stat().st_size
@@ -118,6 +110,22 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
         signed_by=str(options.sign_key or ""), absent=absent, wheels_absent=tuple(without), sizes=dict(sizes),
         seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
+
+
+def _sign(rows: ImageRows, options: BundleOptions, aside: Path) -> None:
+    """Sign the sums of a bundle.
+
+    Raises:
+        ImageRefused: the public key in the bundle is of another pair.
+        NoEnvironment: cosign is missing, or cannot sign with the key.
+    """
+    signature = require_cosign(rows.variables, "sign-blob", "--key", str(options.sign_key), str(aside / SUMS))
+    (aside / SIGNATURE).write_text(signature.strip() + "\n", encoding="utf-8")
+    if options.key and not is_signed(aside / SUMS, aside / SIGNATURE, aside / "cosign.pub"):
+        raise tools.ImageRefused(
+            f"{options.sign_key} and {options.key} are not of one pair. Next step: name both files that `cosign "
+            "generate-key-pair` made."
+        )
 
 
 def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> tuple[dict[str, str], dict[str, str]]:
@@ -129,8 +137,6 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> tuple[dict
         )
     if options.key:
         files["cosign.pub"] = read_public_key(options.key)  # given away: never a private one
-    if options.sign_key:
-        check_private_key(options.sign_key, rows.variables, files.get("cosign.pub", ""))
     if options.jit is None:
         absent["JIT caches"] = "none were named (--jit FOLDER)"
     if options.image is None:

@@ -29,9 +29,6 @@ from .pins import FILE, PinLine, PinNews, check_pins, pin_bases, render_pins
 from .plan import BAKE_FILE, ImageRows, find_images
 from .tools import ImageRefused, call, read_pip_settings, require_program
 
-SESSIONS: Final = "sessions"
-RELEASES: Final = "releases"
-
 _LIMIT_S: Final = 600.0
 # What uv says of an index that does not answer (seen: uv 0.9 to 0.11).
 _SILENT: Final = re.compile(r"Failed to fetch|error sending request|dns error|HTTP status|timed out|Could not connect")
@@ -91,7 +88,8 @@ def run_lock(rows: ImageRows, options: LockOptions, report: Callable[[str], None
     Raises:
         ImageRefused: an argument, the matrix or the file of pins is wrong.
         NoEnvironment: uv is missing, or finds no solution.
-        InfrastructureFailed: the index does not answer, or the disk is full.
+        InfrastructureFailed: the index does not answer.
+        OSError: the disk is full.
         RegistryLies: a registry returns no image index.
     """
     started = time.monotonic()
@@ -109,7 +107,7 @@ def _list_others(rows: ImageRows) -> dict[str, tuple[str, list[Any]]]:
     chosen = {group: groups.get(group) for group in row.groups}
     sessions = [row.python, row.groups, row.without, project["project"]["dependencies"], chosen]
     releases = [rows.images.releases.distribution, *(stack.te for stack in rows.catalog.stacks)]
-    return {SESSIONS: (row.lock, sessions), RELEASES: (rows.images.releases.lock, releases)}
+    return {"sessions": (row.lock, sessions), "releases": (rows.images.releases.lock, releases)}
 
 
 def _hash(inputs: list[Any]) -> str:
@@ -174,7 +172,7 @@ def _write(rows: ImageRows, options: LockOptions, images: Iterable[Image], repor
         lines.append(_compare(rows, options, image.target, image.lock, files[image.lock]))
     for name, (file, wanted) in _list_others(rows).items() if not options.targets else ():
         report(f"locking {name}")
-        files[file] = (_lock_sessions if name == SESSIONS else _lock_releases)(rows, options, wanted)
+        files[file] = (_lock_sessions if name == "sessions" else _lock_releases)(rows, options, wanted)
         lines.append(_compare(rows, options, name, file, files[file]))
     refusals = tuple(filter(None, [*(pin.refusal for pin in pins), *(line.refusal for line in lines)]))
     result = LockResult(tool=rows.tool, check=False, pins=pins, locks=tuple(lines), fits=tuple(fits), refusals=refusals)
@@ -187,20 +185,10 @@ def _write(rows: ImageRows, options: LockOptions, images: Iterable[Image], repor
 
 
 def write_changed(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Write files, each whole or not at all; the names of those that changed.
-
-    Raises:
-        InfrastructureFailed: a file cannot be written.
-    """
+    """Write files, each whole or not at all; the names of those that changed. Raises `OSError`."""
     changed = [name for name, text in files.items() if read_file(root / name) != text]
-    try:
-        for name in changed:
-            write_whole(root / name, files[name])
-    except OSError as fault:
-        raise InfrastructureFailed(
-            f"pins and locks cannot be written: {fault}. Likely cause: the disk is full, or {root / 'containers'} is "
-            "not writable by this user. Next step: correct that; the same command writes what is missing."
-        ) from fault
+    for name in changed:
+        write_whole(root / name, files[name])
     return tuple(changed)
 
 

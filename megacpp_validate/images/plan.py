@@ -15,7 +15,7 @@ from pydantic import Field
 
 from .. import __version__
 from ..catalog.bridge import Catalog, matrix_folder, read_catalog
-from ..catalog.images import MACHINES, Image, Images, Needs, read_images, read_needs
+from ..catalog.images import Image, Images, Needs, read_images, read_needs
 from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, stack_of_words
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
@@ -31,8 +31,6 @@ _OWN: Final = re.compile(r"^[^\s@]+@sha256:[0-9a-f]{64}$")
 _OCI: Final = "org.opencontainers.image"
 # Step -> the argument that names its stage, where a stage of the recipe makes it.
 _STAGES: Final = {"te": "TE", "flash_attention_3": "FLASH_ATTENTION_3", "deep_gemm": "DEEP_GEMM", "jit": "JIT"}
-# What a plan says for people, or what a step reads in the matrix itself.
-_NOT_OF_THE_RECIPE: Final = ("JIT_LIBRARIES", "MACHINE", "TE_VERSION")
 
 
 class ImagePlan(Frozen):
@@ -45,6 +43,8 @@ class ImagePlan(Frozen):
         verified: day on which a registry confirmed that digest; empty where none has, because of `unverified`.
         lock_hash: SHA-256 of the lock's bytes.
         sources: rows of images.toml that are built from a commit.
+        contexts: the repository of each at its commit, as BuildKit fetches it; its submodules are at the commits that
+            it names.
         arguments, labels: of the Dockerfile, and of the image.
     """
 
@@ -61,6 +61,7 @@ class ImagePlan(Frozen):
     steps: tuple[str, ...]
     sources: tuple[str, ...]
     cache_arch: str
+    contexts: dict[str, str] = Field(default_factory=dict)
     arguments: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
 
@@ -150,10 +151,14 @@ class ImageRows:
             tools.LOCK_LABEL: lock.hash,
         }
         arguments = _list_arguments(self.images, image, arch, lock.hash) | {"BASE_IMAGE": start["pulled"]}
+        contexts = {
+            f"{source.id}-source": f"{source.repository.removesuffix('.git')}.git#{source.commit}"
+            for source in map(self.images.find_source, image.sources)
+        }
         return ImagePlan(
             **start, target=target, arch=arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
-            steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, arguments=arguments,
-            labels=labels,
+            steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, contexts=contexts,
+            arguments=arguments, labels=labels,
         )  # fmt: skip
 
     def judge(self, image: Image, lock: ImageLock, own_base: str = "") -> StackFit:
@@ -227,9 +232,7 @@ def _list_arguments(images: Images, image: Image, arch: str, lock_hash: str) -> 
     arguments = {
         "TARGET": image.target,
         "ARCH": arch,
-        "MACHINE": MACHINES[image.platform],
         "CACHE_ARCH": image.cache_arch,
-        "JIT_LIBRARIES": " ".join(image.jit),
         "PYTHON_VERSION": base.python,
         "SYSTEM_SITE_PACKAGES": "1" if base.provides else "0",
         "LOCK": image.lock,
@@ -245,8 +248,7 @@ def _list_arguments(images: Images, image: Image, arch: str, lock_hash: str) -> 
         if row.name in image.pinned:
             arguments[f"{_as_argument(row.name)}_VARIABLES"] = _join(row.variables)
     for source in map(images.find_source, image.sources):
-        for key in ("repository", "commit", "subdirectory"):
-            arguments[f"{_as_argument(source.id)}_{key.upper()}"] = getattr(source, key)
+        arguments[f"{_as_argument(source.id)}_SUBDIRECTORY"] = source.subdirectory
         arguments[f"{_as_argument(source.id)}_VARIABLES"] = _join(source.variables)
     return arguments
 
@@ -277,31 +279,19 @@ def plan_bake(plans: Iterable[ImagePlan]) -> dict[str, Any]:
 
 
 def _describe_target(plan: ImagePlan) -> dict[str, Any]:
-    # The plan's own arguments, less what the named contexts say, and with the stages that its steps need.
-    kept = {
-        key: value
-        for key, value in plan.arguments.items()
-        if not key.endswith(("_REPOSITORY", "_COMMIT")) and key not in _NOT_OF_THE_RECIPE
-    }
+    recipe = {key: value for key, value in plan.arguments.items() if key != "TE_VERSION"}  # which is for people
     stages = {argument: f"{step.replace('_', '-')}-build" for step, argument in _STAGES.items() if step in plan.steps}
     target: dict[str, Any] = {
         "context": ".",
         "dockerfile": DOCKERFILE,
         "target": "image",
         "platforms": [plan.platform],
-        "args": {**kept, **stages, "IMAGE_NAME": plan.labels[f"{_OCI}.title"]},
+        "args": {**recipe, **stages, "IMAGE_NAME": plan.labels[f"{_OCI}.title"]},
         "labels": {key: value for key, value in plan.labels.items() if value},
         "tags": [name_image(plan.target)],
         "attest": ["type=provenance,mode=max"],
     }
-    contexts = {f"{source}-source": _address(plan, source) for source in plan.sources}
-    return target | ({"contexts": contexts} if contexts else {})
-
-
-def _address(plan: ImagePlan, source: str) -> str:
-    """A repository at a commit, as BuildKit fetches it; its submodules are at the commits that it names."""
-    name = _as_argument(source)
-    return f"{plan.arguments[f'{name}_REPOSITORY'].removesuffix('.git')}.git#{plan.arguments[f'{name}_COMMIT']}"
+    return target | ({"contexts": plan.contexts} if plan.contexts else {})
 
 
 # --- does a stack fit? ------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from .locks import LockedPackage, read_image_lock
 from .pins import find_digests
 from .plan import ImagePlan, ImageRows, find_images
 
-PASSWORD: Final = "COSIGN_PASSWORD"  # noqa: S105  the name of a variable
 _LONG_S: Final = 7200.0  # of an image of NVIDIA's cosign reads 12 GB, and syft 40 GB
 _REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest that the push printed"
 _SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` attests the SBOM, and signs the image"
@@ -118,13 +117,9 @@ def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> En
         described = tools.call([cosign, verb, "--help"], variables)
         newer = ["--use-signing-config=false", "--new-bundle-format=false"]  # of cosign 3
         how = ["--yes", "--tlog-upload=false", *(newer if newer[0][:20] in described.words + described.errors else [])]
-    plain = (
-        ["--allow-http-registry", "--allow-insecure-registry"]
-        if image and tools.is_plain_http(image, variables)
-        else []
-    )
-    more = [*words[1:], *([image] if image else [])]
-    return tools.call([cosign, verb, *how, *plain, *more], variables, limit_s=_LONG_S)
+    if image and tools.is_plain_http(image, variables):
+        how += ["--allow-http-registry", "--allow-insecure-registry"]
+    return tools.call([cosign, verb, *how, *words[1:], *filter(None, [image])], variables, limit_s=_LONG_S)
 
 
 def require_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> str:
@@ -136,29 +131,11 @@ def require_cosign(variables: Mapping[str, str], *words: str, image: str = "") -
     done = run_cosign(variables, *words, image=image)
     if done.code:
         raise NoEnvironment(
-            f"`cosign {words[0]}` failed: {done.last_words}. Likely cause: a registry that is down or full, or a "
-            "cosign that this tool does not know (it knows 2 and 3). Next step: correct that and run it again."
+            f"`cosign {words[0]}` failed: {done.last_words}. Likely cause: another file than a private key, not the "
+            "password of the key in COSIGN_PASSWORD, or a registry that is down or full. Next step: correct that and "
+            "run it again."
         )
     return done.words
-
-
-def check_private_key(key: Path, variables: Mapping[str, str], public: str = "") -> None:
-    """Open a private key before anything that takes long.
-
-    Args:
-        public: text of the public key that must belong to it; empty for any.
-
-    Raises:
-        NoEnvironment: cosign is missing.
-        ImageRefused: cosign cannot open the key, or the key is of another pair.
-    """
-    done = run_cosign({PASSWORD: "", **variables}, "public-key", "--key", str(key))
-    if done.code or (public and done.words.split() != public.split()):
-        raise tools.ImageRefused(
-            f"cosign cannot sign with {key}: {done.errors.strip()[-300:] or 'it is of another pair'}"
-            f". Likely cause: another file, or not the password of the key in {PASSWORD}. Next step: name the "
-            "cosign.key that `cosign generate-key-pair` made, and set its password."
-        )
 
 
 def read_public_key(path: Path) -> str:
@@ -185,7 +162,6 @@ def sign_image(rows: ImageRows, image: str, key: Path, report: Callable[[str], N
     """
     variables = rows.variables
     shown = tools.locate_image(image, variables)
-    check_private_key(key, variables)
     row = find_images(rows.images, [tools.read_image(shown, variables).labels.get(tools.TARGET_LABEL, "")])[0]
     report("listing the packages of the image")
     text = make_sbom(shown, row.platform, variables)
@@ -295,14 +271,12 @@ def list_materials(image: tools.PushedImage) -> dict[str, str]:
     return found
 
 
-def _check(name: str, why: str, passed: str, step: str) -> ImageCheck:
-    """A check that fails where there is a reason."""
-    outcome = CheckOutcome.FAIL if why else CheckOutcome.PASS
-    return ImageCheck(name=name, outcome=outcome, says=why or passed, next_step=step if why else "")
-
-
-def _not_run(name: str, why: str, step: str) -> ImageCheck:
-    return ImageCheck(name=name, outcome=CheckOutcome.NOT_RUN, says=why, next_step=step)
+def _check(name: str, why: str, passed: str, step: str, *, ran: bool = True) -> ImageCheck:
+    """A check that fails, or that did not run, where there is a reason."""
+    bad = CheckOutcome.FAIL if ran else CheckOutcome.NOT_RUN
+    return ImageCheck(
+        name=name, outcome=bad if why else CheckOutcome.PASS, says=why or passed, next_step=step if why else ""
+    )
 
 
 def verify_image(
@@ -325,18 +299,17 @@ def verify_image(
         find_images(rows.images, [target])
     if key:
         read_public_key(key)
-    packages: tuple[Package, ...] = ()
-    labelled, checks = "", list[ImageCheck]()
+    packages, labelled, plan = tuple[Package, ...](), "", None
     try:
         found = tools.read_image(shown, rows.variables)
         labelled = found.labels.get(tools.TARGET_LABEL, "")
-        checks.append(_check("digest", "", f"{shown.partition('@')[2]} is the hash of its manifest", ""))
-        plan = None
+        checks = [_check("digest", "", f"{shown.partition('@')[2]} is the hash of its manifest", "")]
         try:
             plan = rows.plan(target or labelled, base)
             checks += _check_plan(rows, found, plan, base)
         except tools.ImageRefused as fault:
-            checks.append(_not_run("plan", f"there is no plan to compare it with: {fault}", "name its --target"))
+            why = f"there is no plan to compare it with: {fault}"
+            checks.append(_check("plan", why, "", "name its --target", ran=False))
         signed, packages = _check_signed(rows, shown, key, plan)
         checks += signed
     except (tools.RegistryLies, tools.ImageRefused) as fault:
@@ -375,18 +348,20 @@ def _check_signed(
 ) -> tuple[list[ImageCheck], tuple[Package, ...]]:
     """Signature and SBOM, and the packages of the SBOM."""
     if key is None:
-        words = "no key was given, so its signer is unknown"
-        return [_not_run(name, words, "name the public key with --key") for name in ("signature", "sbom")], ()
+        why, step = "no key was given, so its signer is unknown", "name the public key with --key"
+        return [_check(name, why, "", step, ran=False) for name in ("signature", "sbom")], ()
     try:
-        unsigned = find_signature(shown, key, rows.variables)
-        signature = _check("signature", unsigned, f"by {key}, over this digest", _SIGN)
+        signature = _check(
+            "signature", find_signature(shown, key, rows.variables), f"by {key}, over this digest", _SIGN
+        )
         packages = read_sbom(read_attested_sbom(shown, key, rows.variables))
     except NoEnvironment as fault:
-        return [_not_run(name, str(fault), "install cosign") for name in ("signature", "sbom")], ()
+        return [_check(name, str(fault), "", "install cosign", ran=False) for name in ("signature", "sbom")], ()
     except ToolError as fault:
         return [signature, _check("sbom", str(fault), "", _SIGN)], ()
     if plan is None:
-        return [signature, _not_run("sbom", "there is no lock to compare it with", "name its --target")], packages
+        why = "there is no lock to compare it with"
+        return [signature, _check("sbom", why, "", "name its --target", ran=False)], packages
     differ = compare_with_lock(packages, read_image_lock(rows.root / plan.lock).packages)
     passed = f"SPDX, signed, {len(packages)} packages, with every package of {plan.lock}"
     return [signature, _check("sbom", differ, passed, _SIGN)], packages

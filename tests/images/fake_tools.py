@@ -123,13 +123,11 @@ def run_cosign(words: list[str]) -> None:
         return
     if not verb.startswith("verify") and verb != "save" and os.environ.get("COSIGN_PASSWORD") != "right":
         sys.exit("reading key: decrypt: encrypted: decryption failed")
+    if verb in ("sign", "attest") and "PRIVATE KEY" not in given["key"].read_text():
+        sys.exit("reading key: no such key")
     if verb == "sign-blob":
         sign = ["openssl", "dgst", "-sha256", "-sign", str(given["key"].with_suffix(".pem")), words[-1]]
         sys.stdout.write(base64.b64encode(subprocess.run(sign, check=True, capture_output=True).stdout).decode() + "\n")
-    elif verb == "public-key":
-        if "PRIVATE KEY" not in (given["key"].read_text() if given["key"].is_file() else ""):
-            sys.exit("reading key: no such key")
-        sys.stdout.write(given["key"].with_suffix(".pub").read_text() + "\n")
     elif verb == "sign":
         Path(f"{kept}.sig").touch()
     elif verb == "attest":

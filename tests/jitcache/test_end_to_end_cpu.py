@@ -160,7 +160,7 @@ def test_carried_to_another_folder_it_is_warm(warm: Path, matrix: Path, tmp_path
 
 
 def test_a_disk_that_gets_full_in_the_middle(matrix: Path) -> None:
-    with small_disk("1200k") as disk:  # TorchInductor keeps 1.5 MB of these two
+    with small_disk("800k") as disk:  # TorchInductor keeps 1.06 MB of these two
         code, text = _ask("prewarm", "--target", "cpu", "--root", disk, "--matrix", matrix)
         assert code == Exit.INFRASTRUCTURE, text
         assert not (disk / "cpu" / "manifest.sha256").exists()
