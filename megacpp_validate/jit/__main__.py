@@ -28,7 +28,7 @@ from typing import Any, Final
 from . import monitor
 from .compiles import seen_since
 from .driver_cache import give_back
-from .tasks import TASKS, JitOrder, Lacking, WrongOrder, read_jit_order
+from .tasks import TASKS, JitOrder, Lacking
 
 _LONGEST: Final = 8000  # characters of a failure
 # Name in the answer -> names of the distribution, the first that is installed.
@@ -127,12 +127,7 @@ def _output(command: list[str]) -> str:
 
 def main() -> int:
     """Run the task of standard input."""
-    try:
-        order = read_jit_order(sys.stdin.read())
-    except WrongOrder as fault:
-        sys.stderr.write(f"{fault}\n")
-        return 2
-    answer = run_task(order)
+    answer = run_task(JitOrder(**json.load(sys.stdin)))
     give_back()
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
     return 0

@@ -16,13 +16,9 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-from uuid import uuid4
+from typing import Final
 
 from .compiles import saw
-
-if TYPE_CHECKING:
-    from filelock import FileLock  # in every stack: torch requires it
 
 VARIABLE: Final = "CUDA_CACHE_PATH"  # else .nv/ComputeCache of the home folder
 SOURCE: Final = "MEGACPP_JIT_DRIVER_CACHE"  # of whoever started this process, where that one works on a copy itself
@@ -31,7 +27,7 @@ _NAMED: Final = "megacpp-cuda-"
 _KERNEL: Final = re.compile(rb"\.text\.([A-Za-z_$][\w$.]{1,160})")  # a section of machine code, named after its kernel
 _NAMELESS: Final = b"PTX"
 _driver_files: Final[set[str]] = set()  # that were there when they were last looked at
-_copies: Final[list[tuple[Path, Path, FileLock, int]]] = []  # source, copy, its lock and its process: one or none
+_copies: Final[list[tuple[Path, Path, int]]] = []  # source, copy and its process: one or none
 _shared: Final[list[str]] = []  # why compiles of the driver are not counted
 
 
@@ -43,7 +39,8 @@ def work_on_copy() -> None:
     """
     if _copies or _shared:
         return
-    copy = Path(tempfile.gettempdir(), f"{_NAMED}{uuid4().hex[:12]}")
+    temporary = Path(tempfile.gettempdir())
+    copy = temporary / f"{_NAMED}{os.getpid()}"
     try:
         source = Path(os.environ.get(SOURCE) or driver_cache())
         found = list_kernels(source)
@@ -51,11 +48,10 @@ def work_on_copy() -> None:
         if size > MOST_BYTES:
             _shared.append(f"{source} has {size >> 20} MiB, too much to be copied for each process")
             return
-        for dead in Path(tempfile.gettempdir()).glob(f"{_NAMED}*[0-9a-f]"):  # of a killed process: its lock is free
-            with suppress(OSError):  # held by a living process, another user's, or gone by now
-                _remove(dead, _lock(dead))
-        lock = _lock(copy)
-        copy.mkdir(mode=0o700)  # after its lock is held: without one it would pass for the copy of a dead process
+        for dead in temporary.glob(f"{_NAMED}*"):  # of a killed process
+            if not Path("/proc", dead.name.removeprefix(_NAMED)).exists():
+                shutil.rmtree(dead, ignore_errors=True)
+        copy.mkdir(mode=0o700)
         for name in found:
             with suppress(FileNotFoundError):  # the driver has removed it meanwhile
                 _put(source / name, copy / name)
@@ -63,7 +59,7 @@ def work_on_copy() -> None:
         shutil.rmtree(copy, ignore_errors=True)
         _shared.append(f"the driver's cache cannot be copied: {getattr(fault, 'strerror', None) or fault}")
         return
-    _copies.append((source, copy, lock, os.getpid()))
+    _copies.append((source, copy, os.getpid()))
     os.environ[SOURCE], os.environ[VARIABLE] = str(source), str(copy)
     atexit.register(give_back)
 
@@ -71,33 +67,18 @@ def work_on_copy() -> None:
 def give_back() -> None:
     """Copy new files to the shared folder and remove the copy. What cannot be written is lost, without an error."""
     while is_private():
-        source, copy, lock, _ = _copies.pop()
+        source, copy, _ = _copies.pop()
         for name in list_kernels(copy):
             if not (source / name).exists():
                 with suppress(OSError):
                     _put(copy / name, source / name)
         os.environ[VARIABLE] = str(source)
-        _remove(copy, lock)
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def is_private() -> bool:
     """Whether the driver's cache is this process's own: a child that was forked shares that of its parent."""
     return bool(_copies) and _copies[-1][-1] == os.getpid()
-
-
-def _lock(copy: Path) -> FileLock:
-    """The lock of a copy, held as long as its process lives. Raises `OSError` where another process holds it."""
-    from filelock import FileLock
-
-    lock = FileLock(f"{copy}.lock", timeout=0, thread_local=False)
-    lock.acquire()
-    return lock
-
-
-def _remove(copy: Path, lock: FileLock) -> None:
-    shutil.rmtree(copy, ignore_errors=True)
-    Path(lock.lock_file).unlink(missing_ok=True)
-    lock.release()
 
 
 def _put(path: Path, place: Path) -> None:
@@ -150,16 +131,16 @@ def look_at_driver() -> None:
         _shared.append(f"files appeared in {driver_cache()}, which other processes write to as well")
 
 
-def name_kernels(files: Iterable[str] | None = None) -> dict[str, str]:
+def name_kernels(files: Iterable[str]) -> dict[str, str]:
     """File -> kernel, of the driver's cache of this process; "PTX" where no name is found.
 
     NVRTC keeps two files a kernel: its machine code, where a section has the name, and what that was made of.
 
     Args:
-        files: relative to the cache; all of them for None.
+        files: relative to the cache.
     """
     texts = {}
-    for name in sorted(_files_of_driver() if files is None else files):
+    for name in sorted(files):
         with suppress(OSError):
             texts[name] = (driver_cache() / name).read_bytes()
     found = {name: match[1] for name, text in texts.items() if (match := _KERNEL.search(text))}

@@ -61,17 +61,6 @@ def start_compiling(*, private: bool = True) -> None:
     watch_compilers()
 
 
-def count_compiles() -> Counter[str]:
-    """How much every compiler has compiled so far; subtract two of these."""
-    look_at_driver()
-    return Counter(one.library for one in seen_since() if not one.cached)
-
-
-def compiled_since(before: Counter[str]) -> dict[str, int]:
-    """What was compiled since, by compiler; only those that compiled anything."""
-    return {name: number for name, number in sorted((count_compiles() - before).items()) if number}
-
-
 def mark() -> int:
     """A position in the list of compiles, for `compiles_since` and `hits_since`."""
     look_at_driver()

@@ -6,24 +6,15 @@ Torch and the bridge are imported by the task that needs them.
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .driver_cache import name_kernels
-from .monitor import unwatched
-
 _ROOM: Final = (__package__ or "megacpp_validate.jit").rpartition(".")[0]
-
-
-class WrongOrder(ValueError):
-    """An order that cannot be read."""
 
 
 class Lacking(Exception):
@@ -61,23 +52,6 @@ class JitOrder:
         return self.setting(name, default).split()
 
 
-def read_jit_order(text: str) -> JitOrder:
-    """An order from its JSON text.
-
-    Raises:
-        WrongOrder: invalid JSON, an unknown or a missing key, or an unknown code.
-    """
-    try:
-        order = JitOrder(**json.loads(text))
-        if order.code not in TASKS:
-            raise ValueError(f"code is {order.code!r}, and is one of {', '.join(TASKS)}")
-    except (TypeError, ValueError) as fault:
-        raise WrongOrder(
-            f"the order of a task cannot be read: {fault}. Next step: use one megacpp-validate on both sides."
-        ) from fault
-    return order
-
-
 def _import(name: str) -> Any:
     """A module of another room, when a task needs it."""
     return importlib.import_module(f"{_ROOM}.{name}")
@@ -97,8 +71,6 @@ def compile_inductor_cpu(order: JitOrder) -> None:
     torch.manual_seed(order.seed)
     rows, width = int(order.setting("rows", "64")), int(order.setting("width", "32"))
     name = order.setting("program", "norm")
-    if name not in PROGRAMS:
-        raise ValueError(f"there is no program {name!r}. Next step: choose one of {', '.join(PROGRAMS)}.")
     compiled = torch.compile(PROGRAMS[name], dynamic=False)
     x = torch.randn(rows, width, requires_grad=True)
     compiled(x).backward()
@@ -137,7 +109,7 @@ def compile_fa4(order: JitOrder) -> None:
 
     Raises:
         Lacking: FlashAttention 4 is not installed.
-        ValueError: an architecture that has no such kernels, or a library that was loaded for another.
+        ValueError: an architecture that has no such kernels.
     """
     name_architecture(order.arch)
     try:
@@ -171,12 +143,10 @@ def name_architecture(arch: str) -> None:
     """Set the architecture that both libraries compile for, before they are loaded.
 
     Raises:
-        ValueError: they have no such architecture, or are loaded already.
+        ValueError: they have no such architecture.
     """
     if arch not in _MULTIPROCESSORS:
         raise ValueError(f"FlashAttention 4 has no {arch!r}. Next step: name one of {', '.join(_MULTIPROCESSORS)}.")
-    if _INTERFACE in sys.modules:
-        raise ValueError(f"{_INTERFACE} is loaded already. Next step: run the task in a process of its own.")
     os.environ["CUTE_DSL_ARCH"] = arch
     os.environ["FLASH_ATTENTION_ARCH"] = re.sub(r"[af]$", "", arch)
     os.environ["FLASH_ATTENTION_NUM_SMS"] = str(_MULTIPROCESSORS[arch])
@@ -239,14 +209,6 @@ def routings(experts: int, rows: int) -> list[list[int]]:
 # Hopper alone: where a product in FP8 takes rows as they lie (`nvte_is_non_tn_fp8_gemm_supported`: 10.x, 11.x), nothing
 # is transposed, and the kernels that cast are precompiled.
 
-_SWITCH: Final = "NVTE_DISABLE_NVRTC"  # of Transformer Engine: kernels that come compiled alone
-_KERNEL: Final = "cast_transpose_optimized_kernel"
-_FORMATS: Final = ("e4m3", "e5m2")  # of what goes forward, and of gradients
-# Files that a sweep leaves at least for each format, two a kernel. By the rule that chooses a kernel (`KernelConfig` of
-# common/transpose/cast_transpose.cu) it leaves six kernels forward and seven backward on 132 SMs, and weights one.
-_FEWEST: Final = 6
-_OFF: Final = ("", "0")  # as Transformer Engine reads its switch: empty is not set
-
 
 def compile_expert_rows(order: JitOrder) -> None:
     """Transformer Engine's casts of an expert bank's rows, for every number of rows that a router may give an expert.
@@ -256,7 +218,6 @@ def compile_expert_rows(order: JitOrder) -> None:
     Raises:
         Lacking: no GPU, or Transformer Engine does not take the calls.
         ValueError: no recipe is named.
-        RuntimeError: the calls did not reach those kernels.
     """
     import torch
 
@@ -278,8 +239,6 @@ def compile_expert_rows(order: JitOrder) -> None:
             for counts in row_counts(of.batch * of.length, experts, gemms.FP8_ROWS_ELSE):
                 _train(bank, counts, scopes.low_precision(target=target, amax_reduction_group=None, recipe=recipe))
     torch.cuda.synchronize()
-    if "transformer_engine" not in unwatched():  # before CUDA 12.9 it compiles in memory, which no cache keeps
-        require_kernels(list(name_kernels().values()))
 
 
 def row_counts(tokens: int, experts: int, align: int) -> Iterator[list[int]]:
@@ -297,27 +256,6 @@ def row_counts(tokens: int, experts: int, align: int) -> Iterator[list[int]]:
     every += every[-1:] * (-len(every) % busy)
     for first in range(0, len(every), busy):
         yield [0, *every[first : first + busy]]
-
-
-def require_kernels(kernels: list[str]) -> None:
-    """Refuse a sweep that left no kernels of several shapes behind, whether it compiled or found them.
-
-    Args:
-        kernels: names of those in the driver's cache of this process, one a file.
-
-    Raises:
-        RuntimeError: too few, or a variable switches these compiles of Transformer Engine off.
-    """
-    if os.environ.get(_SWITCH, "") not in _OFF:
-        raise RuntimeError(f"{_SWITCH} keeps Transformer Engine from compiling these kernels. Next step: unset it.")
-    seen = {name: sum(_KERNEL in kernel and name in kernel for kernel in kernels) for name in _FORMATS}
-    if min(seen.values()) < _FEWEST:
-        found = " and ".join(f"{seen[name]} of {name}" for name in _FORMATS)
-        raise RuntimeError(
-            f"the driver's cache holds {found} of the files of {_KERNEL}, and every number of rows wants {_FEWEST} or "
-            "more of each. Likely cause: this release casts experts' rows by other kernels. Next step: look which ones "
-            "a run compiles late (`jit_verify` names them)."
-        )
 
 
 def _train(bank: Any, counts: list[int], scope: AbstractContextManager[Any]) -> None:
@@ -423,8 +361,6 @@ def compile_triton(order: JitOrder) -> None:
         Lacking: there is no Triton.
     """
     wanted, sizes = order.words("kernels", " ".join(KERNELS)), order.words("sizes", "small")
-    if unknown := sorted(set(wanted) - set(KERNELS)):
-        raise ValueError(f"there are no kernels {', '.join(unknown)}. Next step: choose of {', '.join(KERNELS)}.")
     with compiling_for(order.arch):
         from torch._subclasses.fake_tensor import FakeTensorMode
 

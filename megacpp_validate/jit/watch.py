@@ -79,10 +79,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-    """Replace a function of a module or a class by a wrapper of it, once."""
+    """Replace a function of a module or a class by a wrapper of it."""
     plain = getattr(owner, name)
-    if not hasattr(plain, "__wrapped__"):
-        setattr(owner, name, functools.wraps(plain)(wrapper(plain)))
+    setattr(owner, name, functools.wraps(plain)(wrapper(plain)))
 
 
 # --- TorchInductor ---------------------------------------------------------------------------------------------------
@@ -99,9 +98,8 @@ _SHOWN: Final = 12
 
 
 def _hook_inductor(module: Any) -> None:
-    if not hasattr(module.fx_codegen_and_compile, "__wrapped__"):
-        module.FxGraphCache.load_with_key = staticmethod(_note_hit(module.FxGraphCache.load_with_key))
-        _wrap(module, "fx_codegen_and_compile", _note_graph)
+    module.FxGraphCache.load_with_key = staticmethod(_note_hit(module.FxGraphCache.load_with_key))
+    _wrap(module, "fx_codegen_and_compile", _note_graph)
 
 
 def _note_hit(plain: Any) -> Any:
@@ -144,25 +142,18 @@ _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
 
 
 def _hook_triton(module: Any) -> None:
-    compilation = module.knobs.compilation
-    if not isinstance(compilation.listener, Listener):
-        compilation.listener = Listener(compilation.listener)
+    behind = module.knobs.compilation.listener
 
-
-class Listener:
-    """Triton's compilation listener: notes each kernel, and passes everything on."""
-
-    def __init__(self, behind: Any) -> None:
-        self._behind = behind
-
-    def __call__(self, *args: Any, **passed: Any) -> None:
-        """As Triton calls it."""
+    def note(*args: Any, **passed: Any) -> None:
+        """Note a kernel, and pass everything on."""
         source, metadata, cached = passed.get("src"), passed.get("metadata") or {}, bool(passed.get("cache_hit"))
         seconds = float(getattr(passed.get("times"), "total", 0) or 0) / 1e6  # CompileTimes counts microseconds
         name, shape = str(getattr(source, "name", "") or source or "?"), _signature_of(source, metadata)
         saw("triton", name, shape, 0.0 if cached else seconds, cached=cached, looked_for=str(metadata.get("hash", "")))
-        if self._behind is not None:
-            self._behind(*args, **passed)
+        if behind is not None:
+            behind(*args, **passed)
+
+    module.knobs.compilation.listener = note
 
 
 def _signature_of(source: Any, metadata: Any) -> str:

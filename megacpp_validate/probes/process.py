@@ -181,14 +181,14 @@ def _observe(probe: Any, bench: Bench, run: _Run, torch: Any) -> None:
     """Run the probe and judge what it saw; then run its smallest cases twice more."""
     from .bench import CannotRun
 
-    before = monitor.count_compiles()
+    before = monitor.mark()
     try:
         with run.phase("probe"):
             _work(probe, bench, torch)
     except CannotRun as lacking:
         run.lacking = str(lacking)
     finally:
-        run.warm_up = monitor.compiled_since(before)
+        run.warm_up = dict(sorted(Counter(one.library for one in monitor.compiles_since(before)).items()))
     run.judge()
     if bench.device == "cuda" and run.outcome is Outcome.PASS and not (run.order.quick or run.order.once):
         with run.phase("second-use"):

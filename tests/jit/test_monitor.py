@@ -86,12 +86,10 @@ def test_triton_reports_kernel_signature_and_constants_and_a_hit_is_no_compile(
     module = triton_of(set())
     monkeypatch.setitem(sys.modules, "triton.compiler.compiler", module)
     watch.HOOKS["triton.compiler.compiler"](module)
-    watch.HOOKS["triton.compiler.compiler"](module)
-    moment, before = monitor.mark(), monitor.count_compiles()
+    moment = monitor.mark()
     assert [module.compile(SOURCE) for _ in range(3)] == ["kernel"] * 3
     assert seen(moment) == [("triton", "gate", "up:*bf16 width=512 num_warps=4")]
     assert monitor.compiles_since(moment)[0].seconds == 1.5
-    assert monitor.compiled_since(before) == {"triton": 1}
     assert monitor.hits_since(moment) == {"triton": 2}
 
 

@@ -18,10 +18,7 @@ from megacpp_validate.jit import driver_cache
 from megacpp_validate.jit.__main__ import run_task
 from megacpp_validate.jit.tasks import (
     JitOrder,
-    WrongOrder,
     banks,
-    read_jit_order,
-    require_kernels,
     routings,
     row_counts,
 )
@@ -43,22 +40,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.pop(driver_cache.SOURCE, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("x", "Expecting value"),
-        ("[]", "argument"),
-        ('{"task": "t", "code": "nvcc"}', "code is 'nvcc', and is one of stack"),
-        ('{"task": "t", "code": "stack", "colour": "green"}', "colour"),
-        ('{"code": "stack"}', "task"),
-    ],
-)
-def test_an_order_that_cannot_be_read_is_refused(text: str, words: str) -> None:
-    with pytest.raises(WrongOrder, match="Next step") as refused:
-        read_jit_order(text)
-    assert words in str(refused.value)
-
-
 def test_the_stack_is_told_by_a_process_in_one_line(tmp_path: Path) -> None:
     given = json.dumps({"task": "stack", "code": "stack", "root": str(tmp_path), "arch": "cpu"})
     variables = cache_variables(tmp_path / "jit", "cpu", nvrtc=True)
@@ -70,13 +51,13 @@ def test_the_stack_is_told_by_a_process_in_one_line(tmp_path: Path) -> None:
     assert (told["task"], told["compiled"], told["failure"], told["missing"]) == ("stack", [], "", "")
     assert told["versions"]["torch"] == str(torch.__version__)
     assert told["versions"]["python"]
-    assert told["compiler"]["mode"] == "nvrtc"
+    assert set(told["compiler"]) == {"path", "version"}
     assert isinstance(told["include_paths"], list)
 
 
 def test_what_a_task_raises_or_lacks_is_in_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     told = run_task(JitOrder("t", "inductor_cpu", settings={"program": "no such"}))
-    assert "ValueError: there is no program 'no such'" in told["failure"]
+    assert "KeyError: 'no such'" in told["failure"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for code in ("deep_gemm", "expert_rows"):
         told = run_task(JitOrder("t", code, settings={"size": "small", "recipes": "delayed"}))
@@ -103,22 +84,6 @@ def test_every_number_of_rows_that_an_expert_may_have_is_some_experts(tokens: in
     assert {(len(counts), counts[0]) for counts in calls} == {(experts, 0)}, "else all are cast by one kernel"
     padded = {-(-rows // align) * align for rows in range(1, tokens + 1)}
     assert {rows for counts in calls for rows in counts[1:]} == padded
-
-
-def test_a_sweep_that_did_not_reach_its_kernels_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = "_Z31cast_transpose_optimized_kernelPK13__nv_bfloat16PKfP13__nv_fp8_{}S5_S3_PfS6_mm"
-    forward, backward = [kernel.format("e4m3")] * 12, [kernel.format("e5m2")] * 14
-    require_kernels([*forward, *backward, "PTX"])
-    with pytest.raises(RuntimeError, match="12 of e4m3 and 0 of e5m2"):
-        require_kernels(forward)  # what one H200 kept while every expert had rows: the casts of weights
-    with pytest.raises(RuntimeError, match="0 of e4m3 and 0 of e5m2"):
-        require_kernels([])
-    for off in ("", "0"):  # as Transformer Engine reads it
-        monkeypatch.setenv("NVTE_DISABLE_NVRTC", off)
-        require_kernels([*forward, *backward])
-    monkeypatch.setenv("NVTE_DISABLE_NVRTC", "1")
-    with pytest.raises(RuntimeError, match=r"NVTE_DISABLE_NVRTC keeps .* Next step: unset"):
-        require_kernels([*forward, *backward])
 
 
 def order_of(code: str, arch: str, root: Path, **settings: str) -> dict[str, Any]:
