@@ -16,7 +16,7 @@ import torch
 
 from ..evidence.receipt import Backend
 from ..native.attention import attention as native_attention
-from .bench import DTYPES, Bench, Refusals
+from .bench import DTYPES, Bench
 from .bounds import Roundings
 from .observe import attention_kernels, graph_nodes
 from .references import attend, visible
@@ -183,8 +183,10 @@ def probe(bench: Bench) -> None:
             _check_again(bench, bridge)
     shapes = [(2, heads, _length(bench), 64) for heads in (HEADS, CASES[0].groups, CASES[0].groups)]
     tensors = [torch.ones(shape, dtype=torch.bfloat16, device=bench.device) for shape in shapes]
-    bench.layer_keeps_nothing("bf16", _layer(bench, bridge, CASES[0]), *tensors)
-    bench.refuses_each(_refusals(bench, bridge))
+    layer = _layer(bench, bridge, CASES[0])
+    bench.layer_keeps_nothing("bf16", layer, *tensors)
+    both = partial(layer, *tensors, doc_ids=tensors[0].new_zeros(2, _length(bench)).long(), window=4)
+    bench.refuses("refuses.packed-and-windowed", bench.bridge("errors").MaskConflict, both)
 
 
 def probe_last(bench: Bench) -> None:
@@ -370,38 +372,3 @@ def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]
     if sample.options:
         return math.ceil((blocks + 1) / 2), f"{blocks} partial sums in bf16, then a group's heads summed"
     return math.ceil((share * blocks + 1) / 2) - 1, f"{share * blocks} partial sums in bf16"
-
-
-# --- wrong input ------------------------------------------------------------------------------------------
-
-
-def _refusals(bench: Bench, bridge: Any) -> Refusals:
-    """What must be refused before any kernel, by class, with a next step."""
-    errors, wrong_option = bench.bridge("errors"), bench.bridge("attention").WrongOption
-    make = bridge.Attention
-    sizes = {"num_heads": 8, "head_dim": 64, "num_gqa_groups": 2, "device": bench.device}
-    layer = make(**sizes)
-    query, key = bench.randn(1, 8, 16, 64), bench.randn(1, 2, 16, 64)
-    ids = bench.randint(3, 1, 16)
-    routed = bench.rand(1, 8, 2, 2) < 0.5
-    return {
-        "rank": (errors.WrongShape, lambda: layer(query[0], key[0], key[0])),
-        "layout": (errors.WrongShape, lambda: layer(*(x.transpose(1, 2) for x in (query, key, key)))),
-        "head-size": (errors.WrongShape, lambda: layer(*(x[..., :32] for x in (query, key, key)))),
-        "groups": (errors.WrongShape, lambda: layer(query, query, query)),
-        "lengths": (errors.WrongShape, lambda: layer(query, key[:, :, :8], key[:, :, :8])),
-        "no-tokens": (errors.WrongShape, lambda: layer(query[:, :, :0], key[:, :, :0], key[:, :, :0])),
-        "dtype": (errors.WrongDtype, lambda: layer(query.long(), key.long(), key.long())),
-        "two-dtypes": (errors.WrongDtype, lambda: layer(query, key.bfloat16(), key)),
-        "packed-and-windowed": (errors.MaskConflict, lambda: layer(query, key, key, doc_ids=ids, window=4)),
-        "window-not-causal": (errors.MaskConflict, lambda: layer(query, key, key, window=4, causal=False)),
-        "window-of-none": (wrong_option, lambda: layer(query, key, key, window=0)),
-        "soft-cap-of-none": (wrong_option, lambda: layer(query, key, key, softcap=0.0)),
-        "documents-shape": (errors.WrongShape, lambda: layer(query, key, key, doc_ids=ids[:, :8])),
-        "documents-dtype": (errors.WrongDtype, lambda: layer(query, key, key, doc_ids=ids.float())),
-        "blocks-shape": (errors.WrongShape, lambda: layer(query, key, key, block_mask=routed, block_size=4)),
-        "blocks-without-size": (wrong_option, lambda: layer(query, key, key, block_mask=routed)),
-        "heads-by-groups": (errors.NotDivisible, lambda: make(**{**sizes, "num_gqa_groups": 3})),
-        "heads-by-ranks": (errors.NotDivisible, lambda: make(**sizes, tp_size=4)),
-        "unknown-backend": (errors.UnknownName, lambda: make(**sizes, backends=("te", "fa2"))),
-    }

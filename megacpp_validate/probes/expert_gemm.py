@@ -12,11 +12,11 @@ import torch
 
 from ..evidence.receipt import Backend
 from ..native.grouped_gemm import grouped_gemm_loop
-from .bench import DTYPES, Bench, Refusals
+from .bench import DTYPES, Bench
 from .bounds import Roundings, relative_error
 from .emulation import Product, Recipe, emulated_grouped, operand_roundings
 from .low_precision import check_kept_weights
-from .observe import Enter, recording_argument
+from .observe import Enter
 from .references import block_scaled_experts, expert_bank
 from .trial import Formula, Tensors, Trial, Tried, reference_pass, run_pass, try_again, try_case
 
@@ -137,7 +137,6 @@ def run_bank(layer: Any, bank: Bank, enter: Enter = nullcontext, **options: Any)
 
 def probe(bench: Bench) -> None:
     """Run it."""
-    bridge = bench.bridge()
     for dtype in DTYPES:
         for routing in QUICK if bench.quick else ROUTINGS:
             with bench.scope(f"{dtype}.{routing}"):
@@ -154,12 +153,8 @@ def probe(bench: Bench) -> None:
     if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
         with bench.scope("again"):
             _again(bench)
-            if bench.wants_te:
-                _check_microbatch(bench)
     _uses(bench, recipes)
     _weights(bench)
-    _no_rows(bench)
-    bench.refuses_each(_refusals(bench, bridge))
 
 
 def _trial(layer: Any, bank: Bank, bound: Bound, name: str = "expert_gemm", **more: Any) -> Trial:
@@ -227,16 +222,6 @@ def _again(bench: Bench) -> None:
             bench.same_bits("frozen-rows", [seen["forward"]], [layer(bank.rows.detach(), bank.counts)])
 
 
-def _check_microbatch(bench: Bench) -> None:
-    """Whether FP8 weights are rounded anew is told to Transformer Engine."""
-    bank = _sample(bench, torch.float32, "all-busy")
-    layer = new_layer(bench, bank)
-    for value in (True, False, None):
-        with recording_argument(layer, "is_first_microbatch") as seen:
-            layer(bank.rows, bank.counts, is_first_microbatch=value)
-        bench.check(f"microbatch.{value}", [given for _, given in seen] == [value], f"seen {seen}")
-
-
 def _odd_width(bench: Bench, recipe: Any) -> None:
     """Widths that FP8 does not take: the call goes native, and says why."""
     weights = bench.randn(EXPERTS, 24, 40, scale=40**-0.5).bfloat16()
@@ -280,25 +265,14 @@ def _in_blocks(bench: Bench, routing: str) -> None:
 def _weights(bench: Bench) -> None:
     """Weights map to the native layout and back exactly, whoever holds them; all are ordinary parameters."""
     for name, dtype in DTYPES.items():
-        bank = _empty_bank(bench, bench.randn(EXPERTS, 24, 16, dtype=dtype))
+        rows, gradient = (torch.empty(0, width, dtype=dtype, device=bench.device) for width in (16, 24))
+        bank = Bank(rows, bench.randn(EXPERTS, 24, 16, dtype=dtype), (0,) * EXPERTS, gradient)
         layer, weights = new_layer(bench, bank), bank.weights
         state = layer.native_state_dict()
         same = set(state) == {"weight"} and state["weight"].dtype == dtype and torch.equal(state["weight"], weights)
         bench.check(f"weights.{name}.round-trip", same, f"{', '.join(state)} of {weights.numel()} values, exactly")
         registered = sum(parameter.numel() for parameter in layer.parameters() if parameter.requires_grad)
         bench.check(f"weights.{name}.parameters", registered == weights.numel(), f"{registered} values are trained")
-
-
-def _empty_bank(bench: Bench, weights: Any) -> Bank:
-    rows, gradient = (torch.empty(0, width, dtype=weights.dtype, device=bench.device) for width in (16, 24))
-    return Bank(rows.requires_grad_(), weights, (0,) * EXPERTS, gradient)
-
-
-def _no_rows(bench: Bench) -> None:
-    """No token goes to this rank: no rows, and a gradient of zeros for every weight."""
-    bank = _empty_bank(bench, bench.randn(EXPERTS, 24, 16, dtype=torch.bfloat16))
-    with bench.scope("bf16.no-rows"):
-        _try(bench, new_layer(bench, bank), bank, _summed("bf16"), wanted="native")
 
 
 def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
@@ -318,29 +292,6 @@ def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
         scope, pair = bench.low_precision(recipe), (new_layer(bench, bank), new_layer(bench, bank))
         bench.layer_keeps_nothing(f"fp8.{recipe}", new_layer(bench, bank), rows, counts, enter=scope)
         check_kept_weights(bench, f"fp8.{recipe}.bank", pair, rows, bank.gradient, scope, use)
-
-
-# --- wrong input ------------------------------------------------------------------------------------------
-
-
-def _refusals(bench: Bench, bridge: Any) -> Refusals:
-    """What must be refused before any kernel, by class, with a next step."""
-    errors = bench.bridge("errors")
-    weights = bench.randn(EXPERTS, 24, 16, dtype=torch.bfloat16)
-    layer = new_layer(bench, _empty_bank(bench, weights))
-    rows = bench.randn(15, 16, dtype=torch.bfloat16)
-    sizes = {"num_experts": EXPERTS, "in_features": 16, "out_features": 24, "device": bench.device}
-    return {
-        "rank": (errors.WrongShape, lambda: layer(rows[None], (5, 0, 7, 3))),
-        "width": (errors.WrongShape, lambda: layer(rows[:, :8], (5, 0, 7, 3))),
-        "dtype": (errors.WrongDtype, lambda: layer(rows.float(), (5, 0, 7, 3))),
-        "sum": (errors.TokenCountMismatch, lambda: layer(rows, (5, 0, 7, 2))),
-        "number": (errors.TokenCountMismatch, lambda: layer(rows, (5, 7, 3))),
-        "negative": (errors.TokenCountMismatch, lambda: layer(rows, (5, -1, 8, 3))),
-        "no-experts": (errors.WrongShape, lambda: bridge.ExpertGemm(**{**sizes, "num_experts": 0})),
-        "backend": (errors.UnknownName, lambda: bridge.ExpertGemm(**sizes, backends=("cutlass",))),
-        "weights": (errors.WeightMismatch, lambda: layer.load_native_state_dict({"weight": weights[1:]})),
-    }
 
 
 def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: bool = False) -> Bank:

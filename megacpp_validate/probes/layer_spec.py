@@ -18,7 +18,7 @@ from ..native.mlp import NormMLP
 from ..native.norms import NormLinear, RMSNorm, rms_norm
 from . import emulation as counted
 from . import references as reference
-from .bench import DTYPES, Bench, Refusals
+from .bench import DTYPES, Bench
 from .bounds import Roundings
 from .emulation import emulated_linear, emulated_mlp, steps_of
 from .trial import Formula, Tensors, formula_of, layer_trial, try_case
@@ -59,7 +59,6 @@ def probe(bench: Bench) -> None:
     with bench.scope("spec"):
         _check_tables(bench, spec)
         _check_flags(bench, spec)
-    bench.refuses_each(_refusals(bench, spec))
     _check_unaligned(bench, spec)
     sizes = _Sizes() if bench.device == "cpu" or bench.quick else _Sizes(256, 512, 32, 16, 32, 131)
     with bench.scope("A"):
@@ -115,20 +114,6 @@ def _check_flags(bench: Bench, spec: Any) -> None:
     for preset, wanted in {"off": set(), "experts": {"E"}, "dense": whole - {"E"}}.items():
         left = {kind for kind, found in spec.te_layer_spec(read(preset)).items() if found is not None}
         bench.check(f"preset.{preset}", left == wanted & whole, f"by TE: {', '.join(sorted(left)) or 'none'}")
-
-
-def _refusals(bench: Bench, spec: Any) -> Refusals:
-    """Bad input: an error of the project with the next step."""
-    errors, made = bench.bridge("errors"), {"dtype": torch.float32, "device": bench.device}
-    mixer, double = partial(spec.build_mamba_mixer, 64, state=16, **made), {**made, "dtype": torch.float64}
-    calls: dict[str, tuple[type[BaseException], Callable[[], Any]]] = {
-        "kind": (errors.UnknownName, lambda: spec.kind_spec("X", device=bench.device)),
-        "activation": (errors.UnknownName, lambda: spec.build_mlp(64, 64, activation="tanh", **made)),
-        "recipe": (errors.UnknownName, lambda: mixer(head_dim=8, recipe="fp6")),
-        "head-size": (errors.NotDivisible, lambda: mixer(head_dim=24)),
-        "groups": (errors.NotDivisible, lambda: mixer(head_dim=32, groups=3)),
-    }
-    return {**calls, "dtype": (errors.WrongDtype, lambda: spec.build_norm(64, **double))} if bench.wants_te else calls
 
 
 def _check_unaligned(bench: Bench, spec: Any) -> None:

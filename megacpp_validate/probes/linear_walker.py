@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from .bench import DTYPES, Bench, Refusals, different
+from .bench import DTYPES, Bench, different
 from .bounds import Roundings
 from .emulation import emulated_linear, operand_roundings, steps_of
 from .low_precision import check_kept_weights, takes_microbatch
@@ -111,19 +111,14 @@ def hybrid_tree(device: str) -> Any:
     return tree
 
 
-REFUSED: Final = frozenset({"te-unavailable", "switched-off", "flag-off", "device"})
-
-
 def probe(bench: Bench) -> None:
-    """Decisions, swap, ties, atomicity, checkpoints, refusals; then numbers in every precision."""
+    """Swap, ties, checkpoints; then numbers in every precision."""
     walker = bench.bridge()
-    with bench.scope("plan"):
-        _check_plan(bench, walker)
     with bench.scope("swap"):
         _check_swap(bench, walker)
         _check_pinned(bench, walker)
-        _check_atomic(bench, walker)
-    bench.refuses_each(_refusals(bench, walker))
+    aligned = walker.plan_walk(hybrid_tree(bench.device), recipe="delayed")["narrow.fc1"]
+    bench.check("plan.alignment", (aligned.action, aligned.code) == ("keep", "fp8-alignment"), aligned.reason)
     for name in DTYPES:
         for case in _cases(bench):
             _check_numbers(bench, walker, case, name, None)
@@ -140,28 +135,7 @@ def _is_te(module: Any) -> bool:
     return type(module).__module__.startswith("transformer_engine")
 
 
-# --- decisions and the swap -------------------------------------------------------------------------------------------
-
-
-def _check_plan(bench: Bench, walker: Any) -> None:
-    """Every decision, one by one; and that planning is a dry run."""
-    tree = hybrid_tree(bench.device)
-    before = dict(tree.named_modules())
-    plan = walker.plan_walk(tree)
-    bench.check("dry-run", dict(tree.named_modules()) == before, "the tree after planning")
-    found = {decision.name: decision for decision in plan.decisions}
-    bench.check("names", list(found) == list(EXPECTED), f"{len(found)} decisions: {', '.join(found)}")
-    for name, code in EXPECTED.items():
-        decision = found.get(name)
-        if decision is None:
-            bench.check(name, False, "there is no decision on it")
-            continue
-        wanted = {code} if code != LISTED or bench.wants_te else REFUSED
-        acts = decision.action == ("swap" if code == LISTED and bench.wants_te else "keep")
-        said = f"{decision.action}, {decision.code}: {decision.reason}"
-        bench.check(name, acts and decision.code in wanted and bool(decision.reason), said)
-    aligned = walker.plan_walk(tree, recipe="delayed")["narrow.fc1"]
-    bench.check("alignment", (aligned.action, aligned.code) == ("keep", "fp8-alignment"), aligned.reason)
+# --- the swap --------------------------------------------------------------------------------------------------------
 
 
 def _check_swap(bench: Bench, walker: Any) -> None:
@@ -205,53 +179,6 @@ def _check_pinned(bench: Bench, walker: Any) -> None:
         if code not in (LISTED, "not-listed"):
             module = after.get(name)
             bench.check(f"pinned.{name}", module is before[name], type(module).__qualname__)
-
-
-class _Closed(nn.Module):
-    """A module that takes no other child."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(WIDTH, WIDTH, device=device)
-        self.closed = True
-
-    def add_module(self, name: str, module: Any) -> None:
-        """Refused after construction."""
-        if vars(self).get("closed"):
-            raise RuntimeError(f"{name} cannot be replaced by a {type(module).__name__}")
-        super().add_module(name, module)
-
-
-def _check_atomic(bench: Bench, walker: Any) -> None:
-    """A walk that fails half way leaves the tree as it was."""
-    tree = nn.ModuleDict({"open": holder("Mlp", fc1=nn.Linear(WIDTH, WIDTH, device=bench.device))})
-    tree["closed"] = _Closed(bench.device)
-    before = dict(tree.named_modules())
-    raised = ""
-    try:
-        walker.swap_linears(tree)
-    except RuntimeError as fault:
-        raised = str(fault)
-    untouched = dict(tree.named_modules()) == before
-    bench.check("atomic", untouched and bool(raised) == bench.wants_te, raised or "nothing was raised")
-
-
-def _refusals(bench: Bench, walker: Any) -> Refusals:
-    """Bad input: an error of the project with the next step."""
-    unknown, tree = bench.bridge("errors").UnknownName, hybrid_tree(bench.device)
-    plan = walker.plan_walk(tree)
-
-    def swap_after_a_change() -> None:
-        tree.tied.fc1.register_forward_hook(no_hook)
-        walker.swap_linears(tree, plan)
-
-    return {
-        "no-tree": (walker.NotATree, lambda: walker.plan_walk({"fc1": tree.tied.fc1})),
-        "a-string": (unknown, lambda: walker.plan_walk(tree, include="fc1")),
-        "no-pattern": (unknown, lambda: walker.swap_linears(tree, include=(None,))),
-        "no-recipe": (unknown, lambda: walker.plan_walk(tree, recipe="fp6")),
-        "stale-plan": (walker.PlanMismatch, swap_after_a_change),
-    }
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ Triton tunes) is made in the first calls, or shows in one call and in no other: 
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -107,24 +106,6 @@ def attention_kernels(*outputs: Any) -> tuple[str, ...]:
     """
     names = graph_nodes(*outputs)
     return tuple(kernel for pattern, kernel in _KERNELS if any(pattern.search(name) for name in names))
-
-
-@contextmanager
-def recording_argument(module: Any, name: str) -> Iterator[list[tuple[str, Any]]]:
-    """What Transformer Engine's layers in `module` that know this keyword are given: (class, value) a call."""
-    seen: list[tuple[str, Any]] = []
-
-    def note(layer: Any, _: Any, keywords: dict[str, Any]) -> None:
-        seen.append((type(layer).__name__, keywords.get(name, "left out")))
-
-    layers = [layer for layer in module.modules() if type(layer).__module__.startswith("transformer_engine")]
-    known = [layer for layer in layers if name in inspect.signature(type(layer).forward).parameters]
-    handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in known]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

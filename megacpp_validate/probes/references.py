@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -398,73 +398,68 @@ def round_blocks(values: Any, high: int, power_of_two: bool = False) -> Any:
     return rounded.reshape(filled.shape)[:tall, :wide]
 
 
-class Entry(NamedTuple):
-    """One row: whose copy it is, and for whom."""
-
-    token: int
-    expert: int
+Rows = tuple[Any, Any]
+"""Token and expert of each row of a dispatch, each int64 [R]."""
 
 
-def entries(routing_map: Any, capacity: int | None = None) -> list[Entry]:
+def entries(routing_map: Any, capacity: int | None = None) -> Rows:
     """The rows of a routing map [T, E] in order; an expert takes its first `capacity` tokens."""
-    table = routing_map.tolist()
-    found: list[Entry] = []
-    for expert in range(routing_map.shape[1]):
-        mine = [Entry(token, expert) for token, row in enumerate(table) if row[expert]]
-        found += mine if capacity is None else mine[:capacity]
-    return found
+    tokens: list[int] = []
+    experts: list[int] = []
+    for expert, column in enumerate(routing_map.T.tolist()):
+        mine = [token for token, chosen in enumerate(column) if chosen][:capacity]
+        tokens += mine
+        experts += [expert] * len(mine)
+    device = routing_map.device
+    return torch.tensor(tokens, dtype=torch.int64, device=device), torch.tensor(
+        experts, dtype=torch.int64, device=device
+    )
 
 
-def count(rows: Sequence[Entry], experts: int) -> list[int]:
+def count(rows: Rows, experts: int) -> list[int]:
     """Rows of each expert."""
-    return [sum(1 for entry in rows if entry.expert == expert) for expert in range(experts)]
+    return list(torch.bincount(rows[1], minlength=experts).tolist())
 
 
 def places(counts: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Where each row lies when expert e's rows begin at sizes[0] + ... + sizes[e - 1]."""
-    found: list[int] = []
-    for expert, number in enumerate(counts):
-        first = sum(sizes[:expert])
-        found += range(first, first + number)
-    return found
+    firsts = [sum(sizes[:expert]) for expert in range(len(sizes))]
+    return [first + row for first, number in zip(firsts, counts, strict=True) for row in range(number)]
 
 
-def copied(tokens: Any, rows: Sequence[Entry]) -> Any:
+def copied(tokens: Any, rows: Rows) -> Any:
     """Tokens [T, D] as rows [R, D], bit by bit, in the dtype of the tokens."""
-    return tokens.detach()[[entry.token for entry in rows]]
+    return tokens.detach()[rows[0]]
 
 
-def picked(probs: Any, rows: Sequence[Entry]) -> Any:
+def picked(probs: Any, rows: Rows) -> Any:
     """Probabilities [T, E] of the rows, [R]."""
-    return probs.detach()[[entry.token for entry in rows], [entry.expert for entry in rows]]
+    return probs.detach()[rows]
 
 
-def put_back(values: Any, rows: Sequence[Entry], shape: Any) -> Any:
+def put_back(values: Any, rows: Rows, shape: Any) -> Any:
     """Values of the rows [R] at their token and expert, zeros elsewhere: `shape` is [T, E]."""
-    back = torch.zeros(tuple(shape), dtype=values.dtype, device=values.device)
-    back[[entry.token for entry in rows], [entry.expert for entry in rows]] = values.detach()
+    back = values.new_zeros(tuple(shape))
+    back[rows] = values.detach()
     return back
 
 
 def spread(values: Any, where: Sequence[int], total: int, filling: float = 0.0) -> Any:
     """Rows [R, ...] at the given places among `total`, and `filling` in the others."""
-    laid = torch.full((total, *values.shape[1:]), filling, dtype=values.dtype, device=values.device)
+    laid = values.new_full((total, *values.shape[1:]), filling)
     laid[list(where)] = values.detach()
     return laid
 
 
-def summed(values: Any, rows: Sequence[Entry], tokens: int, weights: Any = None) -> Any:
-    """Rows [R, D] summed into their tokens [T, D] in fp64, each times weights[token, expert] where there are any."""
-    out = torch.zeros(tokens, values.shape[1], dtype=torch.float64, device=values.device)
-    wide = values.detach().double()
-    for number, entry in enumerate(rows):
-        weight = 1.0 if weights is None else weights.detach()[entry.token, entry.expert].double()
-        out[entry.token] += weight * wide[number]
-    return out
+def summed(values: Any, rows: Rows, tokens: int, weights: Any = None) -> Any:
+    """Rows [R, D] summed into their tokens [T, D] in fp64, times weights[token, expert] if given; differentiable."""
+    wide = values.double()
+    if weights is not None:
+        wide = wide * weights.double()[rows][:, None]
+    return wide.new_zeros(tokens, values.shape[1]).index_add(0, rows[0], wide)
 
 
 def reordered(values: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
     """Chunks of rows, cut by `sizes`, with chunk order[0] first, then order[1], and so on."""
-    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
-    rows = [row for chunk in order for row in range(ends[chunk] - sizes[chunk], ends[chunk])]
-    return values.detach()[rows]
+    chunks = values.detach().split(list(sizes))
+    return torch.cat([chunks[chunk] for chunk in order])

@@ -125,6 +125,19 @@ def test_sizes_and_backends_that_cannot_be_are_refused() -> None:
             bank(backends=backends)
 
 
+def test_te_is_told_the_microbatch(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, _ = loaded()
+    forward, seen = layer.bank.forward, list[object]()
+    monkeypatch.setattr(
+        layer.bank,
+        "forward",
+        lambda *args, **more: (seen.append(more["is_first_microbatch"]), forward(*args, **more))[1],
+    )
+    for first in (True, False, None):
+        layer(torch.randn(15, INPUTS), (5, 0, 7, 3), is_first_microbatch=first)
+    assert seen == [True, False, None]
+
+
 def test_without_te_the_reason_is_recorded_once_made_and_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_choices()
     layer, _ = loaded()

@@ -13,14 +13,12 @@ from megacpp_validate.bridge.backends import Refusal
 from megacpp_validate.native import permute as native
 from megacpp_validate.probes import permute as probe
 from tests.probes.planting import (
-    VALUES,
     Fault,
     Plant,
     after,
     changing,
     check_caught,
     failed,
-    in_gradient,
     new_bench,
     putting,
     run_probe,
@@ -45,10 +43,6 @@ def test_te_passes_and_is_seen() -> None:
 
 def first(fault: Fault) -> Fault:
     return lambda given: (fault(given[0]), *given[1:])
-
-
-def second(fault: Fault) -> Fault:
-    return lambda given: (given[0], None if given[1] is None else fault(given[1]), *given[2:])
 
 
 def floating(fault: Fault) -> Fault:
@@ -118,69 +112,26 @@ def drifting(real: Any) -> Any:
     return lambda self, *given, **more: real(self, *given, **more) * drift()
 
 
-def not_checked(name: str) -> Plant:
-    return putting(bridge, name, lambda *given: tuple(given[0]) if name == "check_counts" else None)
-
-
-GRADIENTS = {f"gradient {name}": in_gradient(VALUES[name]) for name in ("zeros", "x1.01", "shuffled")}
-EVERY = {**VALUES, **GRADIENTS}
 ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
-    **{f"rows {name}": (after(bridge, "permute", first(floating(fault))), {"*"}) for name, fault in EVERY.items()},
-    **{
-        f"row_probs {name}": (after(bridge, "permute", second(fault)), {"*prob*"})
-        for name, fault in EVERY.items()
-    },
-    **{
-        f"tokens {name}": (after(bridge, "unpermute", floating(fault)), {"*.sum.*", "*.weighted.*"})
-        for name, fault in EVERY.items()
-    },
     "two rows swapped": (after(bridge, "permute", swap_two_rows), {"fp32.top2.dropped.sum.forward"}),
     "bytes rounded": (
         after(bridge, "permute", first(lambda rows: rows & 0xFE if rows.dtype == torch.uint8 else rows)),
         {"float8_e4m3fn.jagged.rows"},
     ),
-    "chunks rolled": (after(bridge, "sort_chunks", lambda rows: rows.roll(1, 0)), {"bf16.chunks.rows"}),
     "chunks flipped": (after(bridge, "sort_chunks", lambda rows: rows.flip(0)), {"float8_e5m2.jagged.sorted"}),
     "padding is not zero": (after(bridge, "pad_rows", first(floating(lambda rows: rows + 1))), {"bf16.aligned.rows"}),
-    "padded rolled": (after(bridge, "to_padded", lambda padded: padded.roll(1, 1)), {"bf16.padded.rows"}),
-    "capacity of two": (
-        after(bridge, "drop_over_capacity", lambda kept: kept & (kept.cumsum(0) <= 2)), {"bf16.padded.counts"},
-    ),
     "the wrong ones dropped": (after(bridge, "drop_over_capacity", lambda kept: kept.flip(0)), {"bf16.padded.rows"}),
     "padding leaks": (leaking(False), {"bf16.aligned.back.forward"}),
     "padding leaks backward": (leaking(True), {"bf16.aligned.back.grad.rows"}),
-    "no weights": (weighted(0), {"bf16.top2.dropped.weighted.forward"}),
     "weights twice": (weighted(2), {"bf16.top2.dropped.weighted.forward"}),
     "one more": (after(bridge.Dispatch, "permute", off_by(1)), {"bf16.one-token.counts"}),
-    "one less": (after(bridge.Dispatch, "permute", off_by(-1)), {"bf16.one-token.counts"}),
     "zero is no padding": (
         changing(bridge.Dispatch, "_native_permute", zero_is_no_padding), {"bf16.zero-probability.rows"},
     ),
     "map of the first call": (changing(bridge.Dispatch, "_keep", kept_map), {"again.jagged.1.rows"}),
     "not the same twice": (changing(bridge.Dispatch, "unpermute", drifting), {"again.jagged.0.back.bits"}),
-    "routing unchecked": (not_checked("check_routing"), {"refuses.map-dtype"}),
-    "probs unchecked": (not_checked("check_probs"), {"refuses.weights-shape"}),
-    "counts unchecked": (not_checked("check_counts"), {"refuses.counts"}),
-    "rows unchecked": (not_checked("check_rows"), {"refuses.rows"}),
-    "chunks unchecked": (not_checked("check_chunks"), {"refuses.chunk-order"}),
-    "layout unchecked": (not_checked("check_layout"), {"refuses.layout"}),
 }  # fmt: skip
-PARTS: dict[str, tuple[str, Fault, tuple[str, ...]]] = {
-    "rows": ("te_permute", first, ("half zeros", "x1.01", "shuffled", "one NaN", "gradient shuffled")),
-    "row_probs": ("te_permute", second, ("x1.01", "gradient x1.01")),
-    "tokens": ("te_unpermute", lambda fault: fault, ("sign", "x1.01", "gradient zeros")),
-    "chunks": ("te_sort_chunks", lambda fault: fault, ("shuffled", "gradient x1.01")),
-}
 BY_TE: dict[str, tuple[Plant, set[str]]] = {
-    **{
-        f"{part} {name}": (after(bridge, function, place(floating(EVERY[name]))), {"*"})
-        for part, (function, place, names) in PARTS.items()
-        for name in names
-    },
-    "weights not given": (
-        changing(bridge, "te_unpermute", lambda real: lambda *given, **more: real(*given, **{**more, "probs": None})),
-        {"bf16.top2.dropped.weighted.forward"},
-    ),
     "weights on the way there": (after(bridge, "te_permute", weights_on_the_way_there), {"bf16.top2.dropped.rows"}),
     "fallback": (
         putting(bridge, "why_not_te", lambda *_: Refusal("te", "planted", "planted")),
