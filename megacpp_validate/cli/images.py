@@ -27,7 +27,7 @@ def images(
     from .output import write_result
 
     options, rows = fill(build.ImageOptions, locals()), context.images
-    build.check_options(options, rows)
+    build.check_options(options)
     if plan:
         return Answer(build.plan_all(rows, options), "images:describe_plans")
     for built in build.build_all(rows, options, say):

@@ -21,7 +21,7 @@ from ..evidence.values import Frozen
 from ..process import Ended
 from . import tools
 from .locks import read_image_lock
-from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake, require_base
+from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake
 
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _MACHINES: Final = {"x86_64": "linux/amd64", "aarch64": "linux/arm64", "amd64": "linux/amd64", "arm64": "linux/arm64"}
@@ -301,7 +301,7 @@ def explain_build(plan: ImagePlan, name: str, lines: Sequence[str], log: Path) -
 # --- the verb ---------------------------------------------------------------------------------------------------------
 
 
-def check_options(options: ImageOptions, rows: ImageRows) -> None:
+def check_options(options: ImageOptions) -> None:
     """Refuse a wrong argument.
 
     Raises:
@@ -312,11 +312,8 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
             f"{options.push!r} is not a registry address. Next step: write host[:port][/prefix], without a scheme, as "
             "127.0.0.1:5000."
         )
-    if options.own_base:
-        require_base(options.own_base)
     if options.own_base and len(options.targets) != 1:
         raise WrongArguments("--base is for one image. Next step: name the one target that it is for.")
-    find_images(rows.images, options.targets)
 
 
 def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:

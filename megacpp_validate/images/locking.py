@@ -25,7 +25,7 @@ from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from . import locks
-from .pins import FILE, PinLine, PinNews, check_pins, pin_bases, render_pins
+from .pins import FILE, PinLine, PinNews, check_pins, pin_bases
 from .plan import BAKE_FILE, ImageRows, find_images
 from .tools import ImageRefused, call, read_pip_settings, require_program
 
@@ -161,7 +161,7 @@ def _write(rows: ImageRows, options: LockOptions, images: Iterable[Image], repor
         report("reading the digests of bases from registries")
         today = datetime.now(UTC).date().isoformat()
         kept, pins = pin_bases(rows.images, rows.pins, today, options.accept, rows.variables)
-        files[FILE] = render_pins(kept)
+        files[FILE] = kept.render()
     for image in images:
         report(f"locking the packages of {image.target}")
         inputs = locks.gather_inputs(rows.images, image, locks.read_project(rows.root))

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import Field
 
 from ..catalog.images import Base, Images
-from ..evidence.values import Frozen, read_json, read_strict_json
+from ..evidence.values import Frozen, read_json
 from .tools import MIRROR, ImageRefused, RegistryLies, RegistryUnreachable, read_manifest, use_mirror
 
 FILE: Final = "containers/pins.json"
@@ -46,15 +46,19 @@ class Pin(Frozen):
 
 
 class Pins(Frozen):
-    """The whole file, and the SHA-256 of its bytes."""
+    """The whole file."""
 
+    generated_by: str = WRITER
     pins: tuple[Pin, ...] = ()
-    hash: str = ""
 
+    @property
+    def hash(self) -> str:
+        """The SHA-256 of the file."""
+        return sha256(self.render().encode()).hexdigest()
 
-class _File(Frozen):
-    generated_by: str
-    pins: list[Pin]
+    def render(self) -> str:
+        """The text of the file."""
+        return json.dumps(self.model_dump(), indent=2, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
@@ -111,22 +115,22 @@ def read_pins(file: Path) -> Pins:
     Raises:
         PinsDamaged: the file cannot be read, or is not what `nox -s lock` writes.
     """
-    try:
-        data = file.read_bytes()
-        read_strict_json(data)
-        found = Pins(pins=tuple(_File.model_validate_json(data).pins), hash=sha256(data).hexdigest())
-        for pin in found.pins:
-            read_index(pin.document)
-            if pin.index_digest != _hash(pin.document):
-                raise ValueError(f"the index of {pin.base} does not hash to its digest")
-    except FileNotFoundError:
+    if not file.is_file():
         return Pins()
-    except (OSError, ValueError) as fault:  # a ValidationError is a ValueError
+    try:
+        text = file.read_text(encoding="utf-8")
+        found = Pins.model_validate_json(text)
+        wrong = [
+            pin.base for pin in found.pins if pin.index_digest != _hash(pin.document) or not read_index(pin.document)
+        ]
+        if wrong or found.render() != text:
+            raise ValueError(f"it is not what `{WRITER}` writes {wrong}")
+        return found
+    except ValueError as fault:  # a ValidationError is a ValueError
         raise PinsDamaged(
             f"{file} is not a valid file of pins: {' '.join(str(fault).split())[:400]}. Likely cause: it was edited by "
             f"hand. Next step: restore it from version control, or delete it and let `{WRITER}` write it."
         ) from fault
-    return found
 
 
 def _hash(document: str) -> str:
@@ -148,12 +152,6 @@ def read_index(text: str) -> dict[str, str]:
         raise ValueError(f"{text[:60]!r} is not an image index: {fault!r}") from fault
 
 
-def render_pins(pins: tuple[Pin, ...]) -> str:
-    """The text of the file."""
-    rows = [pin.model_dump() for pin in sorted(pins, key=lambda pin: pin.base)]
-    return json.dumps({"generated_by": WRITER, "pins": rows}, indent=2, ensure_ascii=False) + "\n"
-
-
 def find_digests(images: Images, base: Base, pins: Pins) -> BaseDigests:
     """The digests of a base: confirmed ones, else those that the matrix claims."""
     for pin in pins.pins:
@@ -169,7 +167,7 @@ def resolve_tag(images: Images, base: Base, today: str, variables: Mapping[str, 
     """The pin that a registry gives for the tag of a base now.
 
     Raises:
-        NotInRegistry, RegistryLies, RegistryUnreachable: as `tools.read_manifest`.
+        RegistryLies, RegistryUnreachable: as `tools.read_manifest`.
         ImageRefused: there is no image for a platform of the matrix.
     """
     name = f"{base.repository}:{base.tag}"
@@ -191,14 +189,14 @@ def resolve_tag(images: Images, base: Base, today: str, variables: Mapping[str, 
 
 def pin_bases(
     images: Images, pins: Pins, today: str, accepted: frozenset[str], variables: Mapping[str, str]
-) -> tuple[tuple[Pin, ...], tuple[PinLine, ...]]:
-    """The pins that a file should have, and a row a base that an image uses.
+) -> tuple[Pins, tuple[PinLine, ...]]:
+    """The pins that the file should have, and a row a base that an image uses.
 
     Args:
         accepted: tags, or ids of bases, whose digest may change.
 
     Raises:
-        RegistryLies, NotInRegistry, ImageRefused: as `resolve_tag`.
+        RegistryLies, ImageRefused: as `resolve_tag`.
     """
     bases = _list_bases(images)
     kept = {pin.base: pin for pin in pins.pins if pin.base in {base.id for base in bases}}
@@ -227,7 +225,7 @@ def pin_bases(
             line = line.model_copy(update={"news": PinNews.CHANGED, "verified": "", "refusal": refusal})
         kept[base.id] = now
         lines.append(line)
-    return tuple(kept.values()), tuple(lines)
+    return Pins(pins=tuple(kept[name] for name in sorted(kept))), tuple(lines)
 
 
 def check_pins(images: Images, pins: Pins) -> tuple[PinLine, ...]:

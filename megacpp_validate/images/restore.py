@@ -4,11 +4,11 @@
     python3 restore.py                              verify, and list what is inside
     ... --load                                      the image into the Docker Engine of this host
     ... --push 127.0.0.1:5000/repo                  the image and its signatures into a registry, through that engine
-    ... --venv DIR --jit DIR                        the wheelhouse installed; the JIT caches unpacked
+    ... --jit DIR                                   the JIT caches unpacked
     ... --key cosign.pub --id SHA256                refuse what this key has not signed (openssl), or another bundle
 
-Exit codes: 0 done; 1 refused, nothing was installed; 2 wrong arguments; 5 the engine, registry, Python or folder does
-not take it; 6 the disk; 130 interrupted. A folder that exists is refused; a restore that failed leaves none.
+Exit codes: 0 done; 1 refused, nothing was installed; 2 wrong arguments; 5 the engine, registry or folder does not
+take it; 6 the disk; 130 interrupted. A folder that exists is refused; a restore that failed leaves none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +32,6 @@ from typing import Any
 SCHEMA = "megacpp-validate/bundle/3"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig"
 IMAGE, CACHES = "image.tar", "jit.tar"
-_PLACE = r"[\w.-]+(:\d{1,5})?/[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*"
 _COPY = "it was damaged on the way, or not copied whole. Next step: copy it again from where it was written"
 
 
@@ -47,7 +45,7 @@ class Refused(Exception):
 
 
 class NotTaken(Refused):
-    """The engine, registry, interpreter or folder does not take the bundle."""
+    """The engine, registry or folder does not take the bundle."""
 
     code = 5
 
@@ -130,17 +128,15 @@ def unpack_caches(root: Path, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _run(words: list[str], cause: str, variables: dict[str, str] | None = None) -> str:
+def _docker(*words: str) -> str:
     try:
-        return subprocess.run(words, env=variables, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as fault:
         said = (getattr(fault, "stderr", "") or str(fault)).strip()[-800:]
-        step = "correct that, then run it again"
-        raise NotTaken(f"`{' '.join(words)}` failed: {said}. Likely cause: {cause}. Next step: {step}.") from fault
-
-
-def _docker(*words: str) -> str:
-    return _run(["docker", *words], "no Docker Engine runs here, this user may not access it, or its disk is full")
+        raise NotTaken(
+            f"`docker {' '.join(words)}` failed: {said}. Likely cause: no Docker Engine runs here, this user may not "
+            "access it, or its disk is full. Next step: correct that, then run it again."
+        ) from fault
 
 
 def load_image(root: Path, bundle: dict[str, Any], place: str) -> str:
@@ -162,44 +158,16 @@ def load_image(root: Path, bundle: dict[str, Any], place: str) -> str:
     return f"pushed {place}@{found} with its signatures" if place else f"loaded {image['name']} ({found})"
 
 
-def fill_venv(root: Path, venv: Path, python: str) -> None:
-    """Make a virtual environment, and install the wheelhouse: no index, every hash that of the lock.
-
-    Raises:
-        NotTaken: Python or pip fails; the folder is removed.
-    """
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
-    variables = {**kept, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    pip = [str(venv / "bin/python"), "-m", "pip", "install", "--no-index", "--require-hashes", "--no-deps", "--quiet"]
-    wheels = ["--no-cache-dir", "--find-links", str(root / "wheelhouse"), "--requirement", str(root / "lock.txt")]
-    try:
-        _run([python, "-m", "venv", str(venv)], "Debian has venv in a package of its own, python3-venv", variables)
-        _run([*pip, *wheels], "a wheel is for another machine than this", variables)
-    except BaseException:
-        shutil.rmtree(venv, ignore_errors=True)
-        raise
-
-
 def _require_parts(given: argparse.Namespace, bundle: dict[str, Any]) -> None:
     """Refuse, before anything is installed, what cannot be."""
-    root = given.bundle
-    image, absent = given.load or given.push, ", ".join(bundle["wheels_absent"])
+    image = given.load or given.push
     for wrong, why in (
-        (
-            any(os.path.lexists(one) for one in (given.venv, given.jit) if one),
-            "the folder exists already: name another",
-        ),
-        (given.jit and not (root / CACHES).is_file(), "the bundle has no JIT caches: leave --jit out"),
+        (given.jit and os.path.lexists(given.jit), "the folder exists already: name another"),
+        (given.jit and not (given.bundle / CACHES).is_file(), "the bundle has no JIT caches: leave --jit out"),
         (image and not bundle["image"], "the bundle has no image: leave --load and --push out"),
-        (given.venv and absent, f"the bundle has no wheel of {absent}: only the image has them; use --load"),
     ):
         if wrong:
             raise NotTaken(f"{why}.")
-    if given.venv:
-        script = 'import sys; print("%d.%d" % sys.version_info[:2])'
-        found = _run([given.python, "-c", script], "--python names no Python").strip()
-        if found != bundle["python"]:
-            raise NotTaken(f"{given.python} is Python {found}, the wheels are for {bundle['python']}: use --python.")
 
 
 def _restore(given: argparse.Namespace) -> None:
@@ -214,8 +182,6 @@ def _restore(given: argparse.Namespace) -> None:
         _say(load_image(root, bundle, given.push or ""))
     if given.jit:
         unpack_caches(root, given.jit.absolute())
-    if given.venv:
-        fill_venv(root, given.venv.absolute(), given.python)
     image = f"image {bundle['image']['name']}@{bundle['image']['digest']}" if bundle["image"] else "no image"
     _say(f"bundle {name}\n  target {bundle['target']}, {bundle['platform']}, made {bundle['made']}\n  {image}")
     _say("".join(f"  no {what}: {why}\n" for what, why in bundle["absent"].items()), end="")
@@ -226,17 +192,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Verify, then load what the arguments name; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, default=Path(__file__).absolute().parent, help="else this file's folder")
-    for name in ("jit", "venv", "key"):
+    for name in ("jit", "key"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--load", action="store_true")
     parser.add_argument("--id", help="SHA-256 of its SHA256SUMS")
     parser.add_argument("--push", help="HOST:PORT/REPOSITORY")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter for --venv")
     given = parser.parse_args(arguments)
     for wrong, why in (
         ("" in (sys.argv[1:] if arguments is None else arguments), "an option is empty"),
-        (given.id and not re.fullmatch("(sha256:)?[0-9a-fA-F]{64}", given.id), f"--id {given.id} is no SHA-256"),
-        (given.push and not re.fullmatch(_PLACE, given.push), f"--push {given.push} is no repository"),
         (given.key and not (given.key.is_file() and b"BEGIN PUBLIC KEY" in given.key.read_bytes()), "no public key"),
         (given.key and not shutil.which("openssl"), "--key needs openssl"),
     ):

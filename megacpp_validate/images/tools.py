@@ -40,10 +40,6 @@ class ImageRefused(WrongArguments):
     """The matrix or the caller names an image that cannot be planned, pinned, built or bundled."""
 
 
-class NotInRegistry(ImageRefused):
-    """A registry has no such tag."""
-
-
 class RegistryLies(ToolError):
     """A registry returns bytes that do not match the digest."""
 
@@ -144,7 +140,7 @@ def _inspect(shown: str, variables: Mapping[str, str], *options: str) -> str:
     if not done.code:
         return done.words
     if done.code != 127 and re.search("not found|unexpected digest", done.last_words):  # seen: buildx 0.13, 0.29
-        raise (RegistryLies if "@" in shown else NotInRegistry)(
+        raise (RegistryLies if "@" in shown else ImageRefused)(
             f"the registry has no {shown}, or returns other bytes: {done.last_words}. Likely cause: the image was "
             "never pushed there, was removed, or was damaged. Next step: give a tag or digest that the registry has."
         )
@@ -159,7 +155,7 @@ def read_manifest(shown: str, variables: Mapping[str, str]) -> bytes:
     """The bytes of a manifest or an index: of "REPOSITORY:TAG", or of "REPOSITORY@DIGEST".
 
     Raises:
-        NotInRegistry: no such tag.
+        ImageRefused: no such tag.
         RegistryLies: no such digest, or bytes that do not hash to it.
         RegistryUnreachable: no answer, or a refusal.
     """

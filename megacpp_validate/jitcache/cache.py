@@ -6,8 +6,8 @@ of a sealed cache, or, in an image, folders that take new files beside the seale
 hard link a library that writes in place would change what is sealed.
 
 A cache is sealed where `manifest.sha256` lies beside its manifest. An archive holds ARCH/manifest.json,
-ARCH/manifest.sha256, then the files of the manifest in its order, and nothing else: the same cache gives the same
-bytes. An import unpacks everything aside, compares each file with its hash, and renames the folder when all are right.
+ARCH/manifest.sha256, then the files of the manifest in its order, and nothing else. An import unpacks
+everything aside, compares each file with its hash, and renames the folder when all are right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tarfile
 import tempfile
 import time
 import zlib
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -48,7 +47,6 @@ _FOLDER_MODE: Final = 0o755
 _SHARED_FOLDER_MODE: Final = 0o1777
 _SHOWN: Final = 8
 _GROUP: Final = "__grp__"  # Triton's list of the files of one kernel, by absolute path (3.7.1, runtime/cache.py)
-_GZIP_LEVEL: Final = 1  # kernels shrink to about a half at any level
 _COPY: Final = "Nothing was imported. Next step: copy or export it again"
 
 
@@ -328,15 +326,13 @@ def export_cache(folder: Path, target: Path) -> JitCacheResult:
     times = {file.path: file.mtime_ns / 1e9 for file in checked.manifest.files}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as aside:
-        part = Path(aside, "archive")
-        with part.open("xb") as file:
-            zipped = gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) if target.name.endswith("gz") else None
-            with zipped or nullcontext(file) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
-                for path in (layout.MANIFEST, layout.MANIFEST_HASH, *times):
-                    with (folder / path).open("rb") as reader:
-                        info = tarfile.TarInfo(f"{folder.name}/{path}")  # of root's, and read-only
-                        info.size, info.mode, info.mtime = (folder / path).stat().st_size, 0o444, times.get(path, 0)
-                        archive.addfile(info, reader)
+        part, zipped = Path(aside, "archive"), target.name.endswith("gz")
+        with tarfile.open(part, "w:gz", compresslevel=1) if zipped else tarfile.open(part, "w") as archive:
+            for path in (layout.MANIFEST, layout.MANIFEST_HASH, *times):
+                with (folder / path).open("rb") as reader:
+                    info = tarfile.TarInfo(f"{folder.name}/{path}")  # of root's, and read-only
+                    info.size, info.mode, info.mtime = (folder / path).stat().st_size, 0o444, times.get(path, 0)
+                    archive.addfile(info, reader)
         part.replace(target)
     return _describe("export", folder, checked, archive=str(target))
 

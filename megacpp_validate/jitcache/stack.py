@@ -176,17 +176,14 @@ def require_purpose(task: PrewarmTask, answer: Answer) -> Answer:
 
 
 def read_receipt_answer(receipt: Receipt) -> Answer:
-    """What the receipt of a cell reports of compiles; those that it counts and does not list are compiles too."""
+    """What the receipt of a cell reports of compiles."""
     jit = receipt.jit
-    listed = [
-        JitCompile(library=one.library, kernel=one.kernel, shape=one.shape, seconds=max(0.0, one.seconds))
-        for one in jit.compiled
-    ]
-    counted = Counter(jit.warm_up) + Counter(jit.after) - Counter(one.library for one in listed)
-    unlisted = [JitCompile(library=name, kernel="(not listed in the receipt)") for name in counted.elements()]
     reason = f"{receipt.outcome.value}: {receipt.reason}" if receipt.reason else receipt.outcome.value
     return Answer(
-        compiled=(*listed, *unlisted),
+        compiled=tuple(
+            JitCompile(library=one.library, kernel=one.kernel, shape=one.shape, seconds=max(0.0, one.seconds))
+            for one in jit.compiled
+        ),
         hits=jit.hits,
         failure="" if receipt.outcome in (*_GOOD, *_DID_NOT_RUN) else reason,
         missing=reason if receipt.outcome in _DID_NOT_RUN else "",

@@ -90,7 +90,7 @@ class JitVerifyResult(Frozen):
         left_out: tasks of the target that did not run, and why not: "ID: reason".
         missing: ids of tasks that the cache does not have.
         unreported: files of compiled kernels that appeared without a report of a process.
-        unproven: what appeared where no process could watch, in sentences.
+        unproven: files that appeared where no process could watch.
         unwatched: what compiles in memory, where no cache can be warm: "LIBRARY: why".
         notes: of an earlier version, whose processes waited for each other.
         opened_s: seconds to check and to copy the cache into a folder that can be written.
@@ -276,7 +276,7 @@ def _find_unkept(
 def judge_files(
     paths: Iterable[str], rows: Sequence[JitVerifyRow], unwatched: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compiled kernels that appeared without a report of a process, and sentences about those that none could report.
+    """Compiled kernels that appeared without a report of a process, and those that no process could report.
 
     A monitor that misses a compile would call a cold cache warm: so the files count too. Of the driver's cache each
     file must have been reported, since its processes report files (jit/driver_cache.py). A process that cannot work on
@@ -296,9 +296,5 @@ def judge_files(
         reported.add("triton")  # TorchInductor writes its kernels in Triton
     found = [path for path in paths if path not in files and library_of(path) not in reported]
     blind = any(line.startswith(f"{DRIVER}: ") for line in unwatched)
-    apart = [path for path in found if library_of(path) == DRIVER and blind]
-    said = (
-        f"{len(apart)} file(s) appeared in the driver's cache, which could not be watched: {', '.join(apart[:4])}. "
-        "Whether it is warm is not proven"
-    )
-    return tuple(path for path in found if path not in apart), (said,) if apart else ()
+    unproven = tuple(path for path in found if blind and library_of(path) == DRIVER)
+    return tuple(path for path in found if path not in unproven), unproven

@@ -19,9 +19,8 @@ from megacpp_validate.images.pins import (
     find_digests,
     pin_bases,
     read_pins,
-    render_pins,
 )
-from megacpp_validate.images.tools import ImageRefused, NotInRegistry, RegistryLies
+from megacpp_validate.images.tools import ImageRefused, RegistryLies
 from tests.images.fake_tools import FakeRegistry, digest_of, install
 
 TODAY, NGC, TAG = "2026-11-22", "ngc-26.07", "26.07-py3"
@@ -57,7 +56,7 @@ def bases(images: Images, variables: dict[str, str]) -> Bases:
 
 def pin(images: Images, pins: Pins, variables: dict[str, str], *accepted: str) -> tuple[Pins, dict[str, PinLine]]:
     kept, lines = pin_bases(images, pins, TODAY, frozenset(accepted), variables)
-    return Pins(pins=kept), {line.base: line for line in lines}
+    return kept, {line.base: line for line in lines}
 
 
 def find(pins: Pins, base: str = NGC) -> Pin:
@@ -75,7 +74,7 @@ def test_what_a_registry_answers_is_dated(images: Images, bases: Bases, variable
     assert (find(made).index_digest, find(made).verified) == (digest, TODAY)
     known = find_digests(images, images.find_base(NGC), made)
     assert (set(known.digests), known.get("linux/arm64")) == ({"", "linux/amd64", "linux/arm64"}, digest)
-    assert HOST not in render_pins(made.pins)  # the file does not name the mirror
+    assert HOST not in made.render()  # the file does not name the mirror
     assert pin(images, made, variables)[0] == made
 
 
@@ -107,7 +106,7 @@ def test_a_registry_that_is_down_changes_nothing(
 @pytest.mark.parametrize(
     ("body", "kind", "says"),
     [
-        (None, NotInRegistry, r"has no mirror.invalid/nvidia/pytorch:26\.07-py3"),
+        (None, ImageRefused, r"has no mirror.invalid/nvidia/pytorch:26\.07-py3"),
         (b"<html>please log in</html>", RegistryLies, "login page"),
         ({"schemaVersion": 2, "config": {}}, RegistryLies, "one platform"),
         ({"schemaVersion": 2, "manifests": []}, ImageRefused, "has no image for linux/amd64"),
@@ -126,7 +125,7 @@ def test_a_registry_that_lies(
 def test_the_pins_that_are_committed(claimed: Images) -> None:
     file = matrix_folder().parent / "containers" / "pins.json"
     pins = read_pins(file)
-    assert file.read_text() == render_pins(pins.pins), "containers/pins.json was edited by hand: run nox -s lock"
+    assert file.read_text() == pins.render(), "containers/pins.json was edited by hand: run nox -s lock"
     assert {line.news for line in check_pins(claimed, pins)} == {PinNews.CLAIMED}
 
 
@@ -148,8 +147,8 @@ def test_a_digest_needs_what_the_registry_gave(
     images: Images, bases: Bases, variables: dict[str, str], tmp_path: Path, change: dict[str, str]
 ) -> None:
     good, file = find(pin(images, Pins(), variables)[0]), tmp_path / "pins.json"
-    file.write_text(render_pins((good,)))
+    file.write_text(Pins(pins=(good,)).render())
     assert read_pins(file).pins == (good,)
-    file.write_text(render_pins((good.model_copy(update=change),)))
+    file.write_text(Pins(pins=(good.model_copy(update=change),)).render())
     with pytest.raises(PinsDamaged):
         read_pins(file)

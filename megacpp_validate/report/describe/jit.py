@@ -14,6 +14,9 @@ from ..document import Block, Content, Diagnostic, Document, Paragraph, Preforma
 from ..marks import bad, good, mark_exit, mark_of, missing, risk
 from .words import list_cases, list_fields, sum_up, tabulate, tabulate_facts
 
+_UNWATCHED: Final = (
+    "this file appeared in the driver's cache, which could not be watched: whether it is warm is not proven"
+)
 _PREWARM: Final = "`nox -s prewarm -- --target {target} --tasks {task} --root FOLDER`"
 _CAUSES: Final[dict[JitVerdict | JitCause, tuple[str, str]]] = {  # why, and what to do
     JitVerdict.SILENT: (
@@ -65,7 +68,7 @@ def describe_verify(result: JitVerifyResult) -> Document:
         tabulate(result.rows, "task verdict seconds compiled hits"),
         *cold,
         *unreported,
-        *(Paragraph(sentence, missing("unproven")) for sentence in result.unproven),
+        *(Diagnostic(path, missing("unproven"), "files", _UNWATCHED) for path in result.unproven),
         *(Paragraph(note, risk("note")) for note in _list_notes(result)),
         tabulate_facts(list_fields(result, "folder files bytes manifest interpreter opened_s seconds")),
     )
