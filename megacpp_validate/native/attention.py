@@ -47,13 +47,12 @@ def rope_tables(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def apply_rope(x: Any, cos: Any, sin: Any, *, offset: int = 0) -> Any:
+def apply_rope(x: Any, cos: Any, sin: Any) -> Any:
     """Turn each pair of channels by the angle of its position.
 
     Args:
         x: [B, H, T, D], any floating dtype and strides.
-        cos, sin: [at least offset + T, D/2], from `rope_tables`.
-        offset: position of the first row of `x`, where earlier ones are kept elsewhere.
+        cos, sin: [at least T, D/2], from `rope_tables`.
 
     Returns:
         [B, H, T, D] in the dtype of `x`, computed in the wider dtype of `x` and the tables.
@@ -64,12 +63,12 @@ def apply_rope(x: Any, cos: Any, sin: Any, *, offset: int = 0) -> Any:
             f"rotary tables of shapes {tuple(cos.shape)} and {tuple(sin.shape)} do not fit heads of size {width}: each "
             f"must be [T, {width // 2}]. Make them with rope_tables(length, {width})."
         )
-    if offset < 0 or offset + length > cos.shape[0]:
+    if length > cos.shape[0]:
         raise ValueError(
-            f"positions {offset} to {offset + length - 1} are asked for, and the rotary tables hold {cos.shape[0]} "
-            f"from 0. Make them for the longest sequence."
+            f"positions 0 to {length - 1} are asked for, and the rotary tables hold {cos.shape[0]} from 0. Make them "
+            "for the longest sequence."
         )
-    cos, sin = cos[offset : offset + length], sin[offset : offset + length]
+    cos, sin = cos[:length], sin[:length]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -103,8 +102,7 @@ def attention(
         [B, H, T, D] in the dtype of `query`. A row that sees no key is zero, and so are its gradients.
 
     Raises:
-        ValueError: shapes, groups, options or devices that do not fit together.
-        TypeError: dtypes that differ.
+        ValueError: shapes, groups or options that do not fit together.
     """
     check_attention(query, key, value, causal=causal, doc_ids=doc_ids, window=window, softcap=softcap)
     length, key_length = query.shape[2], key.shape[2]
@@ -224,7 +222,7 @@ def _masked_softmax(scores: Any, mask: Any) -> Any:
 def check_attention(
     query: Any, key: Any, value: Any, *, causal: bool, doc_ids: Any | None, window: int | None, softcap: float | None
 ) -> None:
-    """Refuse what no attention can be computed of: ValueError for shapes and options, TypeError for dtypes."""
+    """Refuse shapes and options that no attention can be computed of (ValueError)."""
     shape = query.shape
     fits = query.dim() == key.dim() == 4 and key.shape == value.shape and key.shape[0] == shape[0]
     if not fits or key.shape[3] != shape[3] or key.shape[1] == 0 or shape[1] % key.shape[1]:
@@ -232,19 +230,13 @@ def check_attention(
             f"attention takes query [B, H, T, D] and key and value [B, G, S, D], where G divides H, and got query "
             f"{tuple(shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; transpose(1, 2) puts heads first."
         )
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}; cast them to one.")
     if (window is not None and (window < 1 or not causal)) or (softcap is not None and softcap <= 0):
         raise ValueError(
             f"a window of {window} with causal={causal}, a soft cap of {softcap}: a window is 1 or more, its own key "
             "included, and needs causal=True; a soft cap is positive; None is none."
         )
-    if doc_ids is None:
-        return
-    if tuple(doc_ids.shape) != (shape[0], shape[2]) or key.shape[2] != shape[2] or doc_ids.device != query.device:
+    if doc_ids is not None and (tuple(doc_ids.shape) != (shape[0], shape[2]) or key.shape[2] != shape[2]):
         raise ValueError(
-            f"document ids {tuple(doc_ids.shape)} on {doc_ids.device} for {shape[2]} queries and {key.shape[2]} keys: "
-            f"they are [B, T] = {(shape[0], shape[2])} beside the queries, and there are as many keys as queries."
+            f"document ids {tuple(doc_ids.shape)} for {shape[2]} queries and {key.shape[2]} keys: they are [B, T] = "
+            f"{(shape[0], shape[2])}, and there are as many keys as queries."
         )
-    if doc_ids.is_floating_point() or doc_ids.is_complex():
-        raise TypeError(f"document ids of dtype {doc_ids.dtype}; they are integers, one a token.")

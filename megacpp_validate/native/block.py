@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from .attention import apply_rope, attention
 from .mlp import Activation, NormMLP
-from .norms import INIT_STD, NormLinear, RMSNorm, check_widths
+from .norms import INIT_STD, NormLinear
 
 # --- block ---
 
@@ -55,7 +55,6 @@ class ABlock(nn.Module):
                 f"{num_heads} query heads cannot share {num_gqa_groups} key and value heads evenly; "
                 f"num_gqa_groups must divide num_heads."
             )
-        check_widths(num_heads=num_heads, head_dim=head_dim)
         self.num_heads, self.head_dim, self.num_gqa_groups = num_heads, head_dim, num_gqa_groups
         made = {"dtype": dtype, "device": device}
         self.qkv = NormLinear(hidden, (num_heads + 2 * num_gqa_groups) * head_dim, eps=eps, **made)
@@ -118,9 +117,8 @@ class LatentIngress(nn.Module):
         head_dim: D, of which the last `rope_dim` channels of query and key carry positions.
         latent: width of what keys and values are compressed to.
         rope_dim: even, below D.
-        eps: of the norm of the latent.
         fused: whether the three products over the rows are one, with one weight.
-        latent_norm: the norm of the latent, with `weight` [latent]; made here without it.
+        latent_norm: the norm of the latent, with `weight` [latent].
         dtype, device: of the parameters.
 
     Attributes:
@@ -138,18 +136,12 @@ class LatentIngress(nn.Module):
         head_dim: int,
         latent: int,
         rope_dim: int,
-        eps: float = 1e-5,
+        latent_norm: nn.Module,
         fused: bool = False,
-        latent_norm: Any = None,
         dtype: Any = None,
         device: Any = None,
     ) -> None:
         super().__init__()
-        check_widths(hidden=hidden, num_heads=num_heads, head_dim=head_dim, latent=latent, rope_dim=rope_dim)
-        if rope_dim % 2 or rope_dim >= head_dim:
-            raise ValueError(
-                f"a slice of {rope_dim} channels of a head of {head_dim} for positions: it is even, and leaves some."
-            )
         self.hidden, self.num_heads, self.head_dim = hidden, num_heads, head_dim
         self.query_width, self.latent_width, self.rope_dim = num_heads * head_dim, latent, rope_dim
         self.fused, self.kept = fused, head_dim - rope_dim
@@ -160,20 +152,16 @@ class LatentIngress(nn.Module):
             self.query = nn.Linear(hidden, self.query_width, bias=False, **made)
             self.latent = nn.Linear(hidden, latent, bias=False, **made)
             self.rope_key = nn.Linear(hidden, rope_dim, bias=False, **made)
-        self.latent_norm = RMSNorm(latent, eps=eps, **made) if latent_norm is None else latent_norm
+        self.latent_norm = latent_norm
         self.up = nn.Linear(latent, num_heads * (self.kept + head_dim), bias=False, **made)
-        self.reset_parameters()
+        for name, weight in self.named_parameters():
+            if not name.startswith("latent_norm."):
+                nn.init.normal_(weight, std=INIT_STD)
 
     @property
     def heights(self) -> list[int]:
         """Of the three products over the rows."""
         return [getattr(self, name) for name in INGRESS.values()]
-
-    def reset_parameters(self) -> None:
-        """Weights normal with standard deviation `INIT_STD`; the norm starts as it was made."""
-        for name, weight in self.named_parameters():
-            if not name.startswith("latent_norm."):
-                nn.init.normal_(weight, std=INIT_STD)
 
     def forward(self, normed: Any, cos: Any, sin: Any, *, turn: Turn) -> tuple[Any, Any, Any]:
         """Query, key and value.
@@ -210,8 +198,3 @@ class LatentIngress(nn.Module):
         if not self.fused:
             return self.query(normed), self.latent(normed), self.rope_key(normed)
         return functional.linear(normed, self.weight).split(self.heights, dim=-1)
-
-
-def turn_plainly(rows: Any, cos: Any, sin: Any) -> Any:
-    """`rope.apply_rope` over [B, T, H, D]."""
-    return apply_rope(rows.transpose(1, 2), cos, sin).transpose(1, 2)

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .norms import INIT_STD, NormLinear, check_eps, check_widths, without_autocast
+from .norms import INIT_STD, NormLinear, check_eps, without_autocast
 
 # The ranges from which Mamba-2 draws the initial step and decay.
 DT_RANGE = (1e-3, 1e-1)
 DECAY_RANGE = (1.0, 16.0)
 
 
-def ssd_chunked(
-    x: Any, dt: Any, a: Any, b: Any, c: Any, *, chunk: int, initial_state: Any | None = None
-) -> tuple[Any, Any]:
-    """The recurrence of `ssd_sequential` by chunks: matrix products inside a chunk, a recurrence from one to the next.
+def ssd_chunked(x: Any, dt: Any, a: Any, b: Any, c: Any, *, chunk: int) -> tuple[Any, Any]:
+    """h_t = exp(dt_t a) h_{t-1} + dt_t x_t b_t^T and y_t = h_t c_t, from h = 0.
+
+    By chunks: matrix products inside a chunk, a recurrence from one to the next.
 
     Args:
         x: [B, T, H, P] inputs.
@@ -33,18 +33,24 @@ def ssd_chunked(
         b: [B, T, G, N] input directions; G divides H, and group g serves heads g*H/G to (g+1)*H/G - 1.
         c: [B, T, G, N] output directions.
         chunk: steps a chunk; T need not be a multiple. The scan keeps B * H * T * chunk numbers.
-        initial_state: [B, H, P, N], or None for zeros.
 
     Returns:
         y [B, T, H, P] in the dtype of `x`; the final state [B, H, P, N] in fp32 at least.
     """
-    _check(x, dt, a, b, c, initial_state)
-    check_chunk(chunk)
+    fits = x.dim() == b.dim() == 4 and c.shape == b.shape and dt.shape == x.shape[:3] and a.shape == x.shape[2:3]
+    fits = fits and b.shape[:2] == x.shape[:2] and x.shape[1] > 0 and x.shape[2] % max(b.shape[2], 1) == 0
+    if not fits or chunk < 1:
+        given = {"x": x, "dt": dt, "a": a, "b": b, "c": c}
+        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in given.items())
+        raise ValueError(
+            f"the scan takes x [B, T, H, P], dt [B, T, H], a [H], b and c [B, T, G, N], G dividing H, T and a chunk of "
+            f"1 or more, and got {seen} and a chunk of {chunk}."
+        )
     with without_autocast(x):
-        return _scan_chunks(x, dt, a, b, c, min(chunk, x.shape[1]), initial_state)
+        return _scan_chunks(x, dt, a, b, c, min(chunk, x.shape[1]))
 
 
-def _scan_chunks(x: Any, dt: Any, a: Any, b: Any, c: Any, chunk: int, initial_state: Any | None) -> tuple[Any, Any]:
+def _scan_chunks(x: Any, dt: Any, a: Any, b: Any, c: Any, chunk: int) -> tuple[Any, Any]:
     wide = widest(x, dt, a, b, c)
     groups = b.shape[2]
     # Heads [H] become [G, R]: R heads share the b and c of their group, without a copy. A padded step has dt 0: it
@@ -63,7 +69,7 @@ def _scan_chunks(x: Any, dt: Any, a: Any, b: Any, c: Any, chunk: int, initial_st
     added = torch.einsum("bsmgrp,bsmgn->bsgrpn", leaving, ins)
     since_start = rates.cumsum(dim=-1)
     kept = since_start[..., -1].exp()  # [B, S, G, R]
-    state = _first_state(x, b, initial_state, wide).unflatten(1, (groups, -1))
+    state = torch.zeros_like(added[:, 0])
     entering = []
     for index in range(added.shape[1]):
         entering.append(state)
@@ -71,26 +77,6 @@ def _scan_chunks(x: Any, dt: Any, a: Any, b: Any, c: Any, chunk: int, initial_st
     carried = torch.einsum("bslgn,bsgrpn->bslgrp", outs, torch.stack(entering, dim=1))
     y = y + since_start.exp().movedim(-1, 2).unsqueeze(-1) * carried
     return y.flatten(3, 4).flatten(1, 2)[:, : x.shape[1]].to(x.dtype), state.flatten(1, 2)
-
-
-def ssd_sequential(x: Any, dt: Any, a: Any, b: Any, c: Any, *, initial_state: Any | None = None) -> tuple[Any, Any]:
-    """h_t = exp(dt_t a) h_{t-1} + dt_t x_t b_t^T and y_t = h_t c_t, one step after another.
-
-    Shapes and dtypes as for `ssd_chunked`; the reference, slow.
-    """
-    _check(x, dt, a, b, c, initial_state)
-    wide = widest(x, dt, a, b, c)
-    heads = x.shape[2] // b.shape[2]
-    values, steps, rates = x.to(wide), dt.to(wide), a.to(wide)
-    ins, outs = (item.to(wide).repeat_interleave(heads, dim=2) for item in (b, c))
-    state = _first_state(x, b, initial_state, wide)
-    seen = []
-    for now in range(x.shape[1]):
-        step = steps[:, now, :, None, None]
-        added = values[:, now, :, :, None] * ins[:, now, :, None, :]
-        state = (step * rates[:, None, None]).exp() * state + step * added
-        seen.append((state * outs[:, now, :, None, :]).sum(dim=-1))
-    return torch.stack(seen, dim=1).to(x.dtype), state
 
 
 def segment_sums(x: Any) -> Any:
@@ -112,36 +98,12 @@ def split_chunks(x: Any, chunk: int) -> Any:
     return padded.unflatten(1, (-1, chunk))
 
 
-def check_chunk(chunk: int) -> None:
-    """Refuse a chunk without a step (ValueError)."""
-    if chunk < 1:
-        raise ValueError(f"a chunk of {chunk} steps; pass 1 or more, 64 to 256 are fast.")
-
-
 def widest(*tensors: Any) -> Any:
     """The dtype to compute in: what all promote to, fp32 at least."""
     wide = torch.float32
     for tensor in tensors:
         wide = torch.promote_types(wide, tensor.dtype)
     return wide
-
-
-def _first_state(x: Any, b: Any, initial_state: Any | None, wide: Any) -> Any:
-    if initial_state is not None:
-        return initial_state.to(wide)
-    return torch.zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[3], dtype=wide, device=x.device)
-
-
-def _check(x: Any, dt: Any, a: Any, b: Any, c: Any, initial_state: Any | None) -> None:
-    fits = x.dim() == b.dim() == 4 and c.shape == b.shape and dt.shape == x.shape[:3] and a.shape == x.shape[2:3]
-    fits = fits and b.shape[:2] == x.shape[:2] and x.shape[1] > 0 and x.shape[2] % max(b.shape[2], 1) == 0
-    if not fits or (initial_state is not None and initial_state.shape != (x.shape[0], *x.shape[2:], b.shape[3])):
-        given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "initial_state": initial_state}
-        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in given.items() if item is not None)
-        raise ValueError(
-            f"the scan takes x [B, T, H, P], dt [B, T, H], a [H], b and c [B, T, G, N], G dividing H, T 1 or more, and "
-            f"a state [B, H, P, N] or None, and got {seen}."
-        )
 
 
 class Mamba2Mixer(nn.Module):
@@ -188,7 +150,6 @@ class Mamba2Mixer(nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        check_widths(hidden=hidden, state=state, head_dim=head_dim, expand=expand, groups=groups)
         check_eps(eps)
         inner = expand * hidden
         heads = inner // head_dim
@@ -197,7 +158,6 @@ class Mamba2Mixer(nn.Module):
                 f"an inner width of {inner} ({expand} * {hidden}) with heads of {head_dim}, {groups} groups and {conv} "
                 f"taps: the head size divides the inner width, the groups divide the heads, and there is a tap."
             )
-        check_chunk(chunk)
         self.hidden, self.inner, self.heads, self.head_dim = hidden, inner, heads, head_dim
         self.state, self.groups, self.chunk, self.eps = state, groups, chunk, eps
         self.scan: Any = None
@@ -205,24 +165,17 @@ class Mamba2Mixer(nn.Module):
         mixed = inner + 2 * groups * state
         self.in_projection = NormLinear(hidden, inner + mixed + heads, eps=eps, **made)
         self.conv_weight = nn.Parameter(torch.empty(mixed, conv, **made))
-        self.conv_bias = nn.Parameter(torch.empty(mixed, **made))
+        self.conv_bias = nn.Parameter(torch.zeros(mixed, **made))
         self.a_log = nn.Parameter(torch.empty(heads, **made))
-        self.skip = nn.Parameter(torch.empty(heads, **made))
+        self.skip = nn.Parameter(torch.ones(heads, **made))
         self.dt_bias = nn.Parameter(torch.empty(heads, **made))
-        self.norm_weight = nn.Parameter(torch.empty(inner, **made))
+        self.norm_weight = nn.Parameter(torch.ones(inner, **made))
         self.out_projection = nn.Linear(inner, hidden, bias=False, **made)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """As Mamba-2 starts: steps log-uniform in `DT_RANGE`, decays uniform in `DECAY_RANGE`, skip and norm one."""
-        self.in_projection.reset_parameters()
-        nn.init.normal_(self.out_projection.weight, std=INIT_STD)
-        bound = 1 / math.sqrt(self.conv_weight.shape[1])
+        for projection in (self.in_projection, self.out_projection):
+            nn.init.normal_(projection.weight, std=INIT_STD)
+        bound = 1 / math.sqrt(conv)
         nn.init.uniform_(self.conv_weight, -bound, bound)
-        nn.init.zeros_(self.conv_bias)
-        nn.init.ones_(self.skip)
-        nn.init.ones_(self.norm_weight)
-        with torch.no_grad():
+        with torch.no_grad():  # as Mamba-2 starts: decays uniform, steps log-uniform
             self.a_log.uniform_(*DECAY_RANGE).log_()
             self.dt_bias.uniform_(*(math.log(end) for end in DT_RANGE)).exp_()
             # The inverse of softplus, so that softplus(dt_bias) is the step that was drawn.

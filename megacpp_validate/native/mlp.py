@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .norms import INIT_STD, Normalization, check_eps, check_normalization, check_widths, layer_norm, rms_norm
+from .norms import INIT_STD, Normalization, check_eps, layer_norm, rms_norm
 
 PlainActivation = Literal["gelu", "qgelu", "relu", "srelu", "silu"]
 GatedActivation = Literal["geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu"]
@@ -120,33 +120,21 @@ class MLP(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        check_widths(hidden=hidden, ffn_hidden=ffn_hidden)
         self.hidden, self.ffn_hidden, self.activation = hidden, ffn_hidden, activation
         up = 2 * ffn_hidden if is_gated(activation) else ffn_hidden
         made = {"dtype": dtype, "device": device}
         self.fc1_weight = nn.Parameter(torch.empty(up, hidden, **made))
-        self.fc1_bias = nn.Parameter(torch.empty(up, **made)) if bias else None
+        self.fc1_bias = nn.Parameter(torch.zeros(up, **made)) if bias else None
         self.fc2_weight = nn.Parameter(torch.empty(hidden, ffn_hidden, **made))
-        self.fc2_bias = nn.Parameter(torch.empty(hidden, **made)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Weights normal with standard deviation `INIT_STD`; biases zero."""
+        self.fc2_bias = nn.Parameter(torch.zeros(hidden, **made)) if bias else None
         for weight in (self.fc1_weight, self.fc2_weight):
             nn.init.normal_(weight, std=INIT_STD)
-        for shift in (self.fc1_bias, self.fc2_bias):
-            if shift is not None:
-                nn.init.zeros_(shift)
 
     def forward(self, x: Any) -> Any:
         """[..., hidden] -> [..., hidden]."""
         up = functional.linear(x, self.fc1_weight, self.fc1_bias)
         act: Callable[[Any, Any], Any] = gated_activation if is_gated(self.activation) else activation
         return functional.linear(act(up, self.activation), self.fc2_weight, self.fc2_bias)
-
-    def extra_repr(self) -> str:
-        """Shape and kind, for print()."""
-        return f"{self.hidden}, {self.ffn_hidden}, activation={self.activation}"
 
 
 class NormMLP(MLP):
@@ -175,7 +163,6 @@ class NormMLP(MLP):
         bias: bool = False,
     ) -> None:
         super().__init__(hidden, ffn_hidden, activation=activation, dtype=dtype, device=device, bias=bias)
-        check_normalization(normalization)
         check_eps(eps)
         self.eps, self.normalization = eps, normalization
         shifted = normalization == "LayerNorm"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -36,7 +36,6 @@ def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
     Returns:
         [..., D] in the dtype of `x`, computed in fp32 at least.
     """
-    _check_width(x, weight)
     wide = _wide(x, weight)
     return functional.rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)
 
@@ -53,7 +52,6 @@ def layer_norm(x: Any, weight: Any, bias: Any | None, *, eps: float) -> Any:
     Returns:
         [..., D] in the dtype of `x`, computed in fp32 at least.
     """
-    _check_width(x, weight)
     wide = _wide(x, weight)
     shift = None if bias is None else bias.to(wide)
     return functional.layer_norm(x.to(wide), weight.shape, weight.to(wide), shift, eps).to(x.dtype)
@@ -71,33 +69,10 @@ def _wide(x: Any, weight: Any) -> Any:
     return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
 
 
-def _check_width(x: Any, weight: Any) -> None:
-    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
-        raise ValueError(
-            f"a norm's weight of shape {tuple(weight.shape)} does not fit rows of shape {tuple(x.shape)}: it takes "
-            f"rows [..., D] and a weight [D]. Build the norm with the width of the residual stream."
-        )
-
-
 def check_eps(eps: float) -> None:
     """Refuse an eps under which a norm gives NaN, or zeros (ValueError)."""
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0.0 <= eps < math.inf:
         raise ValueError(f"eps is {eps!r}: it is added to a variance, so it is a finite number from 0 up.")
-
-
-def check_widths(**widths: Any) -> None:
-    """Refuse a layer that has no width (ValueError)."""
-    wrong = {name: width for name, width in widths.items() if width < 1}
-    if wrong:
-        raise ValueError(f"{', '.join(f'{name}={width}' for name, width in wrong.items())}: each is 1 or more.")
-
-
-def check_normalization(name: str) -> None:
-    """Refuse a norm that there is not (ValueError)."""
-    if name not in get_args(Normalization):
-        raise ValueError(
-            f"no normalization is called {name!r}; there are {', '.join(get_args(Normalization))}, written as here."
-        )
 
 
 class RMSNorm(nn.Module):
@@ -106,40 +81,12 @@ class RMSNorm(nn.Module):
     def __init__(self, hidden: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None) -> None:
         super().__init__()
         check_eps(eps)
-        check_widths(hidden=hidden)
         self.eps = eps
-        self.weight = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start as the plain norm."""
-        nn.init.ones_(self.weight)
+        self.weight = nn.Parameter(torch.ones(hidden, dtype=dtype, device=device))
 
     def forward(self, x: Any) -> Any:
         """[..., hidden] -> the same shape and dtype."""
         return rms_norm(x, self.weight, eps=self.eps)
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm with a learned scale `weight` and shift `bias`, both [hidden]."""
-
-    def __init__(self, hidden: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None) -> None:
-        super().__init__()
-        check_eps(eps)
-        check_widths(hidden=hidden)
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start as the plain norm."""
-        nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, x: Any) -> Any:
-        """[..., hidden] -> the same shape and dtype."""
-        return layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
 class NormLinear(nn.Module):
@@ -172,26 +119,16 @@ class NormLinear(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        check_normalization(normalization)
         check_eps(eps)
-        check_widths(in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.eps, self.normalization = eps, normalization
         made = {"dtype": dtype, "device": device}
         shifted = normalization == "LayerNorm"
-        self.layer_norm_weight = nn.Parameter(torch.empty(in_features, **made))
-        self.layer_norm_bias = nn.Parameter(torch.empty(in_features, **made)) if shifted else None
+        self.layer_norm_weight = nn.Parameter(torch.ones(in_features, **made))
+        self.layer_norm_bias = nn.Parameter(torch.zeros(in_features, **made)) if shifted else None
         self.weight = nn.Parameter(torch.empty(out_features, in_features, **made))
-        self.bias = nn.Parameter(torch.empty(out_features, **made)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """The plain norm; weights normal with standard deviation `INIT_STD`; biases zero."""
-        nn.init.ones_(self.layer_norm_weight)
+        self.bias = nn.Parameter(torch.zeros(out_features, **made)) if bias else None
         nn.init.normal_(self.weight, std=INIT_STD)
-        for shift in (self.layer_norm_bias, self.bias):
-            if shift is not None:
-                nn.init.zeros_(shift)
 
     def norm(self, x: Any) -> Any:
         """The norm alone, [..., in_features] -> the same shape and dtype."""
@@ -202,10 +139,6 @@ class NormLinear(nn.Module):
     def forward(self, x: Any) -> Any:
         """[..., in_features] -> [..., out_features]."""
         return functional.linear(self.norm(x), self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Shape and kind, for print()."""
-        return f"{self.in_features}, {self.out_features}, eps={self.eps}, normalization={self.normalization}"
 
 
 # --- autocast ---

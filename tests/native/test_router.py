@@ -74,7 +74,7 @@ def test_gradients_are_right(normalize: bool) -> None:
     router, tokens = make(aux_coefficient=0.3, z_coefficient=0.2, normalize=normalize)
 
     def outputs(tokens: Any, weight: Any) -> tuple[Any, ...]:
-        routing = torch.func.functional_call(router, {"weight": weight}, (tokens,), {"capacity": 2})
+        routing = torch.func.functional_call(router, {"weight": weight}, (tokens,))
         return routing.probs, routing.logits, routing.aux_loss, routing.z_loss
 
     weight = router.weight.detach().clone().requires_grad_()
@@ -85,16 +85,6 @@ def test_capacity_drops_by_number_of_the_token() -> None:
     routing_map = torch.tensor([[1, 0], [1, 1], [1, 1], [0, 1], [1, 1]], dtype=torch.bool)
     kept = drop_over_capacity(routing_map, 2)
     assert kept.int().tolist() == [[1, 0], [1, 1], [0, 1], [0, 0], [0, 0]]
-
-
-def test_what_a_token_loses_to_capacity_is_not_given_to_its_other_experts() -> None:
-    router, tokens = make(aux_coefficient=0.1, z_coefficient=0.1)
-    free, tight = router(tokens), router(tokens, capacity=1)
-    assert tight.routing_map.sum(0).max() == 1
-    assert free.routing_map.sum() > tight.routing_map.sum()
-    torch.testing.assert_close(tight.probs, free.probs * tight.routing_map, rtol=0, atol=0)
-    assert tight.aux_loss == free.aux_loss
-    assert tight.z_loss == free.z_loss
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -115,8 +105,6 @@ def test_wrong_input_is_refused_with_the_shape_that_is_wanted() -> None:
         router(tokens.unsqueeze(0))
     with pytest.raises(ValueError, match=r"\[T, 6\].*\(7, 5\)"):
         router(tokens[:, :5])
-    with pytest.raises(ValueError, match="capacity of -1"):
-        router(tokens, capacity=-1)
     for top_k in (0, 6):
         with pytest.raises(ValueError, match=f"top_k is {top_k} with 5 experts"):
             TopKRouter(6, 5, top_k)
