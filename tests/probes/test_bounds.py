@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.evidence.receipt import Check
-from megacpp_validate.probes.bounds import Roundings, compare, unit_roundoff
+from megacpp_validate.probes.bounds import Roundings, compare
 from megacpp_validate.probes.emulation import emulated_linear, operand_roundings
 
 K = 64
@@ -131,14 +130,6 @@ def test_every_damage_is_seen(precision: str, damage: str, native: bool) -> None
         assert not compare("bad", bad, exact, roundings=roundings, native=out if native else None).passed
 
 
-@pytest.mark.parametrize("damage", ["zeros", "half-zeros", "x0.5", "x2", "sign", "shuffled", "one-row-zero", "one-nan"])
-@pytest.mark.parametrize("shape", [(4, 8), (2, 3, 16), (1, 64), (2, 2, 5, 8)])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_damage_of_a_small_tensor_is_seen(precision: str, shape: tuple[int, ...], damage: str) -> None:
-    out, exact, roundings = PRECISIONS[precision](shape, 0)
-    assert not compare("bad", DAMAGES[damage](out.double()), exact, roundings=roundings).passed
-
-
 @pytest.mark.parametrize("shape", [(4, 8), (7, 33), (64, 64), (2, 3, 5, 16), (1, 257), (300, 2)])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_clean_results_pass(precision: str, shape: tuple[int, ...]) -> None:
@@ -148,21 +139,6 @@ def test_clean_results_pass(precision: str, shape: tuple[int, ...]) -> None:
         assert check.passed, [part for part in check.parts if not part.passed]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_bound_is_tight(precision: str) -> None:
-    """The error that is there takes at least a third of what is allowed."""
-    out, exact, roundings = PRECISIONS[precision]((128, 256), 0)
-    part = part_of(compare("clean", out, exact, roundings=roundings), "relative-error")
-    assert part.observed is not None
-    assert part.bound is not None
-    wanted = 0.02 if precision == "fp32" else 0.33  # this fp32 tensor sums nothing, and sums of K are allowed for
-    assert wanted < part.observed / part.bound < 0.75
-
-
-def part_of(check: Check, name: str) -> Any:
-    return next(part for part in check.parts if part.name == name)
-
-
 # --- what is compared -------------------------------------------------------------------------------------
 
 ONE = Roundings((("bf16", 1),), K)
@@ -170,20 +146,6 @@ ONE = Roundings((("bf16", 1),), K)
 
 def test_what_is_not_there_fails() -> None:
     assert not compare("x", None, torch.ones(2).double(), roundings=ONE).passed
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), (1, 2, 3), ()])
-def test_another_shape_fails_and_says_both(shape: tuple[int, ...]) -> None:
-    check = compare("x", torch.ones(shape), torch.ones(2, 3).double(), roundings=ONE)
-    assert not check.passed
-    assert check.detail == f"shape {shape} instead of (2, 3)"
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (0,), (3, 0)])
-def test_an_empty_tensor_passes_and_says_so(shape: tuple[int, ...]) -> None:
-    check = compare("x", torch.ones(shape), torch.ones(shape).double(), roundings=ONE)
-    assert check.passed
-    assert "empty" in check.detail
 
 
 def test_a_reference_of_zeros_wants_zeros() -> None:
@@ -216,22 +178,11 @@ def test_a_scale_does_not_open_the_door() -> None:
     assert not compare("x", bad, exact, roundings=fp8, scale=float(exact.norm()) * 1.01).passed
 
 
-def test_a_scale_keeps_the_relative_error() -> None:
-    exact = torch.randn(64, 64, generator=seeded(0), dtype=torch.float64)
-    for damage in ("zeros", "x0.5", "sign", "shuffled"):
-        assert not compare("x", DAMAGES[damage](exact), exact, roundings=ONE, scale=float(exact.norm()) * 10).passed
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (3,)])
 def test_clean_results_of_very_few_values_pass(shape: tuple[int, ...]) -> None:
     for seed in range(400):
         exact = torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
         assert compare("clean", exact.bfloat16(), exact, roundings=ONE).passed
-
-
-def test_a_tensor_of_nearly_equal_values_passes() -> None:
-    exact = 1.0 + 1e-3 * torch.rand(8, 8, generator=seeded(0), dtype=torch.float64)
-    assert compare("clean", exact.bfloat16(), exact, roundings=ONE).passed
 
 
 def test_a_tensor_whose_first_half_is_next_to_nothing_passes() -> None:
@@ -243,14 +194,6 @@ def test_a_tensor_whose_first_half_is_next_to_nothing_passes() -> None:
 # --- the bound itself -------------------------------------------------------------------------------------
 
 
-def test_unit_roundoffs() -> None:
-    told = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4, "e5m2": 2.0**-3}
-    assert {name: unit_roundoff(name) for name in told} == told
-    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    for name, dtype in {**dtypes, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}.items():
-        assert unit_roundoff(name) == torch.finfo(dtype).eps / 2
-
-
 def test_roundings_add_as_squares_and_amplify() -> None:
     none = Roundings((), 1).bound()
     one, four = Roundings((("bf16", 1),), 1).bound() - none, Roundings((("bf16", 4),), 1).bound() - none
@@ -258,14 +201,6 @@ def test_roundings_add_as_squares_and_amplify() -> None:
     assert Roundings((("bf16", 1),), 1, amplification=3.0).bound() == pytest.approx(3 * (one + none))
     assert Roundings((), 400).bound() == pytest.approx(20 * none)
     assert Roundings((), 4, sum_format="bf16").bound() == pytest.approx(2 * 2 * 2.0**-8)
-
-
-def test_the_derivation_has_the_numbers_and_the_reason() -> None:
-    text = Roundings(
-        (("e4m3", 2), ("bf16", 1)), 512, amplification=1.5, why="both operands, and the output"
-    ).derivation()
-    for part in ("2 x e4m3, 1 x bf16", "sqrt(512)", "x 1.5", "both operands, and the output", "2^-4", "2^-24"):
-        assert part in text
 
 
 def test_a_bound_that_lets_damage_through_fails_by_itself() -> None:
@@ -296,15 +231,3 @@ def test_one_element_worse_than_native_fails() -> None:
     seen[3, 3] += 6 * float((native - exact).abs().max())
     check = compare("x", seen, exact, roundings=fp8, native=native)
     assert "largest-against-native" in [part.name for part in check.parts if not part.passed]
-
-
-def test_every_part_says_where_its_bound_comes_from() -> None:
-    out, exact, roundings = PRECISIONS["bf16"]((16, 16), 0)
-    check = compare("x", out, exact, roundings=roundings, native=out)
-    assert {"relative-error", "against-native", "largest-against-native", "bound-discriminates", "factor"} <= {
-        part.name for part in check.parts
-    }
-    for part in check.parts:
-        assert part.derivation
-        assert part.bound is not None
-        assert part.bound > 0

@@ -20,7 +20,7 @@ how, path, patience = sys.argv[1:4]
 with (alone if how == "alone" else computing)(path, float(patience)) as held:
     print(held, flush=True)
     if how == "forking" and os.fork() == 0:
-        os.execvp("sleep", ["sleep", "30"])
+        os.execvp("sleep", ["sleep", "8"])
     sys.stdin.readline()
 """
 Other = "subprocess.Popen[str]"

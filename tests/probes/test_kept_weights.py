@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import fp8_scope  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
-from megacpp_validate.diagnosis.checks import CheckKind, read_failed_check  # noqa: E402
 from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
 from megacpp_validate.probes import native_block as block_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
@@ -100,42 +99,6 @@ def test_a_copy_that_is_never_taken_is_seen(monkeypatch: Patch, instead: bool | 
     assert failed(judge(linear)).keys() == {"fp8.kept"}
 
 
-def test_a_new_copy_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
-    """The first microbatch is right, and all others take what was kept before."""
-    from transformer_engine.pytorch.layer import Rounder
-
-    def round_once(self: Any, tensor: Any, role: Any, gemm: int = 0) -> Any:
-        made = self._round(tensor, role, gemm)
-        if role == "weight" and self.first is not None:
-            return made if self.first else self.kept.setdefault(gemm, made)
-        return made
-
-    def round_first(self: Any, tensor: Any, role: Any, gemm: int = 0) -> Any:
-        made = round_once(self, tensor, role, gemm)
-        if role == "weight" and self.first:
-            self.kept.setdefault(gemm, made)
-        return made
-
-    monkeypatch.setattr(Rounder, "round", round_first)
-    assert failed(judge(linear)).keys() == {"fp8.kept"}
-
-
-@pytest.mark.parametrize("gemm", [0, 1])
-def test_each_of_two_weights_counts(monkeypatch: Patch, gemm: int) -> None:
-    from transformer_engine.pytorch.layer import Rounder
-
-    real = Rounder.round
-
-    def stale(self: Any, tensor: Any, role: Any, number: int = 0) -> Any:
-        if role == "weight" and self.first and number == gemm and number in self.kept:
-            return self.kept[number]
-        return real(self, tensor, role, number)
-
-    monkeypatch.setattr(Rounder, "round", stale)
-    for make in (mlp, grouped):
-        assert {"forward", "grad.input"} <= failed(judge(make))["fp8.renewed"]
-
-
 def test_a_transposed_copy_of_the_step_before_is_seen(monkeypatch: Patch) -> None:
     """The output is right; the gradient of the input takes the old weights."""
     from transformer_engine.pytorch.linear import _Linear
@@ -175,43 +138,10 @@ def test_weights_that_never_count_are_seen(monkeypatch: Patch) -> None:
     assert failed(judge(linear)) == {"fp8.renewed": {"other-weights"}}
 
 
-def test_no_number_is_no_copy(monkeypatch: Patch) -> None:
-    from transformer_engine.pytorch.layer import Rounder
-
-    real = Rounder.round
-    monkeypatch.setattr(Rounder, "round", lambda *given: tuple(one * float("nan") for one in real(*given)))
-    bench = judge(linear)
-    assert failed(bench).keys() == {"fp8.renewed", "fp8.kept"}
-
-
 def test_what_the_scope_does_not_change_is_not_judged() -> None:
     bench = judge(linear, enter=nullcontext)
     assert [(check.name, check.passed) for check in bench.checks] == [("fp8.renewed", True)]
     assert bench.checks[0].detail.startswith("not judged")
-
-
-def test_a_backward_pass_in_bf16_takes_the_weights_as_they_are(monkeypatch: Patch) -> None:
-    """It is for the checks of the rounding to tell: here only the output is judged."""
-    from transformer_engine.pytorch.linear import _Linear
-
-    real = _Linear.forward
-
-    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-        out = real(ctx, rows, weight, bias, *rest)
-        ctx.rounder = None
-        ctx.save_for_backward(rows, weight, bias)
-        return out
-
-    monkeypatch.setattr(_Linear, "forward", staticmethod(forward))
-    bench = judge(linear)
-    assert failed(bench) == {}
-    assert [part.name for part in bench.checks[1].parts] == ["forward"]
-
-
-def test_a_failed_check_is_one_of_numbers(monkeypatch: Patch) -> None:
-    told_otherwise(monkeypatch, told=True, instead=False)
-    for check in judge(linear).checks:
-        assert read_failed_check("linear_walker", check).kind is CheckKind.NUMBERS
 
 
 def test_who_cannot_be_told() -> None:
@@ -225,13 +155,6 @@ def test_who_cannot_be_told() -> None:
 
 
 # --- in the probes ----------------------------------------------------------------------------------------
-
-
-def test_the_walker_judges_it_in_every_recipe(monkeypatch: Patch) -> None:
-    told_otherwise(monkeypatch, told=True, instead=False)
-    bench = bench_of("linear_walker")
-    walker_probe.probe(bench)
-    assert failed(bench).keys() == {f"{recipe}.{name}" for recipe in RECIPES for name in ("renewed", "kept")}
 
 
 def test_a_layer_that_cannot_be_told_is_for_the_block_to_tell(monkeypatch: Patch) -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
-import json
-import os
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from megacpp_validate.canary.dynamic.slowdown import compare_timings, measure_noise, split_slowness
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
@@ -35,15 +28,6 @@ CPU = Target("cpu", "")
 IN_FP8 = Target("cpu", "", recipes=("delayed",), production_recipe="delayed", attention=("te",))
 ORDER = Order("fake", "native", CPU, "native", times=True, environment="e1")
 # What is made to sleep: the bridge's class or function that every use of the module goes through.
-SLEEPERS = {
-    "imports": ("fp8_scope", "low_precision"),
-    "attention": ("attention", "Attention.forward"),
-    "linear_walker": ("linear_walker", "nn.Linear.forward"),
-    "expert_gemm": ("expert_gemm", "ExpertGemm.forward"),
-    "permute": ("permute", "Dispatch.permute"),
-    "native_block": ("native_block", "NativeBlock.forward"),
-    "layer_spec": ("layer_spec", "Mamba2Mixer"),
-}
 
 
 class Clock:
@@ -82,7 +66,7 @@ def failed(receipt: Receipt) -> dict[str, str]:
 
 def test_every_bridge_module_is_timed(catalog: Catalog) -> None:
     assert {module.id for module in catalog.modules} == TIMED
-    assert {module.id for module in catalog.modules} == set(MODULES) == set(SLEEPERS)
+    assert {module.id for module in catalog.modules} == set(MODULES)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -110,58 +94,6 @@ def test_a_module_is_timed_on_transformer_engine_in_its_production_recipe(module
         "imports": {"scope"}, "attention": {"bf16"}, "permute": {"bf16"},
     }.get(module, {"bf16", "fp8"})  # fmt: skip
     assert {backend.claimed for backend in receipt.backends} == ({"te"} if module != "imports" else set())
-
-
-def test_the_low_precision_rows_run_in_low_precision(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the scope both rows would be one: here the scope is counted."""
-    from megacpp_validate.bridge import fp8_scope
-
-    entered: list[bool] = []
-    real = fp8_scope.low_precision
-
-    def counting(**options: Any) -> Any:
-        entered.append(True)
-        return real(**options)
-
-    monkeypatch.setattr(fp8_scope, "low_precision", counting)
-    receipt = timed("linear_walker", stack="te2", requested="te", target=IN_FP8)
-    low = next(row for row in receipt.timings if row.name.startswith("fp8.delayed"))
-    assert len(entered) >= 3 * low.uses
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("module", MODULES)
-def test_a_wrapper_that_sleeps_is_found_in_its_module(
-    module: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = {module: timed(module)}
-    noise = measure_noise(first, first)
-    bridge, path = SLEEPERS[module]
-    slept = _make_sleep(monkeypatch, importlib.import_module(f"megacpp_validate.bridge.{bridge}"), path, clock)
-    for seconds, found in ((0.0, []), (0.001, [module] * len(first[module].timings))):
-        slept[:] = [seconds]
-        rows = compare_timings(first, {module: timed(module)}, noise)
-        assert len(rows) == len(first[module].timings) > 0
-        assert [row.module for row in split_slowness(rows).own] == found
-
-
-def _make_sleep(monkeypatch: pytest.MonkeyPatch, owner: Any, path: str, clock: Clock) -> list[float]:
-    """Make what lies there sleep; the list holds for how many seconds."""
-    slept = [0.0]
-    *parents, name = path.split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
-    real = getattr(owner, name)
-    if isinstance(real, type):  # a layer that a builder makes: its in-projection is what is timed
-        inner = importlib.import_module(real.__module__).NormLinear
-        owner, name, real = inner, "forward", inner.forward
-
-    def slow(*args: Any, **options: Any) -> Any:
-        clock.sleep(slept[0])
-        return real(*args, **options)
-
-    monkeypatch.setattr(owner, name, slow)
-    return slept
 
 
 # --- the phase in a probe's process -----------------------------------------------------------------------------------
@@ -261,19 +193,6 @@ def test_a_module_that_is_wrong_is_not_timed(plant: Callable[..., None]) -> None
     assert "speed" not in receipt.seconds
 
 
-def test_nothing_is_timed_unasked(plant: Callable[..., None]) -> None:
-    plant(good)
-    receipt = run_probe(replace(ORDER, times=False))
-    assert (receipt.outcome, receipt.timings) == (Outcome.PASS, ())
-
-
-def test_without_a_speed_there_is_nothing_to_time(plant: Callable[..., None]) -> None:
-    plant(None)
-    assert run_probe(ORDER).outcome is Outcome.PASS
-    receipt = run_probe(replace(ORDER, only_times=True))
-    assert (receipt.outcome, receipt.reason) == (Outcome.ERROR, "the probe checked nothing")
-
-
 def test_who_cannot_be_alone_is_not_timed_and_says_so(
     plant: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,26 +211,3 @@ def test_who_cannot_be_alone_is_not_timed_and_says_so(
         place.parent.mkdir()
         write_receipt(one, place)
         assert read_receipt(place) == one
-
-
-def test_a_turnstile_that_cannot_be_locked_is_an_error(plant: Callable[..., None], tmp_path: Path) -> None:
-    plant(good)
-    receipt = run_probe(replace(ORDER, turnstile=str(tmp_path / "none" / "gpu0")))
-    assert (receipt.outcome, receipt.reason[:19]) == (Outcome.ERROR, "FileNotFoundError: ")
-
-
-def test_a_process_writes_the_times_and_they_read_back(tmp_path: Path) -> None:
-    order = replace(ORDER, probe="imports", turnstile=str(tmp_path / "cpu"))
-    place = tmp_path / f"{order.cell}.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "megacpp_validate.probes", str(place)],
-        input=json.dumps(asdict(order)),
-        text=True,
-        check=True,
-        capture_output=True,
-        env=dict(os.environ, MEGACPP_DISABLE_TE="1"),
-    )
-    receipt = read_receipt(place)
-    assert (done.returncode, receipt.outcome, receipt.environment) == (0, Outcome.PASS, "e1")
-    assert [row.name for row in receipt.timings] == ["scope.entered-50-times"]
-    assert torch.__version__ == receipt.machine.torch
