@@ -6,12 +6,12 @@ loader error means, and what to do about it, comes from the table of failures in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import PurePath
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -33,7 +33,6 @@ _PATCHED: Final = 0.1  # share of files that a person patches; between 2.17.1 an
 # Headers that lay a tensor out: an extension reads its members through what they inline.
 _LAYOUT: Final = ("c10/core/TensorImpl.h", "c10/core/impl/PyObjectSlot.h", "c10/core/impl/SizesAndStrides.h",
                   "c10/core/StorageImpl.h")  # fmt: skip
-Words = Mapping[str, object]
 
 
 class Weight(StrEnum):
@@ -50,21 +49,9 @@ class Weight(StrEnum):
         return list(Weight).index(self)
 
 
-class Aspect(StrEnum):
-    """What a difference is about."""
-
-    IMPORT = "import"
-    MISSING = "missing"
-    VERSION = "version"
-    SECOND_COPY = "second copy"
-    SYMBOL = "symbol"
-    LIBRARY = "library"
-    TORCH_ABI = "torch ABI"
-    PYTHON_ABI = "Python ABI"
-    CUDA_RUNTIME = "CUDA runtime"
-    DRIVER = "driver"
-    METADATA = "metadata"
-    LOOK = "look"
+# What a difference is about.
+Aspect = Literal["import", "missing", "version", "second copy", "symbol", "library", "torch ABI", "Python ABI",
+                 "CUDA runtime", "driver", "metadata", "look"]  # fmt: skip
 
 
 class Difference(Frozen):
@@ -134,50 +121,52 @@ class Kind(NamedTuple):
 
 
 KINDS: Final = {
-    "host": Kind(UNKNOWN, Aspect.LOOK, "{host}", "{wanted}, as the target {target} has", "the doctor did not check "
+    "host": Kind(UNKNOWN, "look", "{host}", "{wanted}, as the target {target} has", "the doctor did not check "
         "what needs it", "run it on a machine of the target {target}, or give --target cpu"),
-    "stack": Kind(NOTE, Aspect.VERSION, "{te}", "{release}, the {which} stack {stack}",
+    "stack": Kind(NOTE, "version", "{te}", "{release}, the {which} stack {stack}",
         "results of that stack do not hold for this one",
         "install transformer-engine=={release}"),
-    "missing": Kind(NOTE, Aspect.MISSING, "`import {id}` finds no module", "{distribution}, for the target {target}",
+    "missing": Kind(NOTE, "missing", "`import {row.id}` finds no module", "{distribution}, for the target {target}",
         "features that need it fall back to native PyTorch", "install {distribution} for torch {torch}, or "
         "name another interpreter with --python"),
-    "import": Kind(BREAKS, Aspect.IMPORT, "{what}", "an import without an error",
+    "import": Kind(BREAKS, "import", "{what}", "an import without an error",
         "every path of it is lost; the bridge falls back", "{advice}"),
-    "patched": Kind(RISK, Aspect.METADATA,
-        "of {compared} files that its installer recorded, {changed} are changed and {gone} are gone: {shown}",
+    "patched": Kind(RISK, "metadata",
+        "of {look.record.compared} files that its installer recorded, {counts}: {shown}",
         "the files of the release in its metadata", "{effect}",
         "install {distribution} again; if the change is a deliberate patch, apply it again"),
-    "copies": Kind(RISK, Aspect.SECOND_COPY, "loaded from {file}; also on the path: {copies}", "one copy",
+    "copies": Kind(RISK, "second copy", "loaded from {look.file}; also on the path: {copies}", "one copy",
         "another order of the path, or another working folder, loads the other copy",
         "take the unwanted copy off PYTHONPATH, or uninstall it"),
-    "unreadable": Kind(RISK, Aspect.LIBRARY, "{extension} cannot be read: {problem}", "a shared library",
-        "the loader refuses it", "install {distribution} {version} again, without pip's cache"),
-    "python": Kind(BREAKS, Aspect.PYTHON_ABI, "`{name}` exists for {tags} only",
-        "one for {soabi} (Python {python}), or for abi3", "the import does not find its compiled half",
+    "unreadable": Kind(RISK, "library", "{extension.file} cannot be read: {extension.problem}", "a shared library",
+        "the loader refuses it", "install {distribution} {look.version} again, without pip's cache"),
+    "python": Kind(BREAKS, "Python ABI", "`{name}` exists for {tags} only",
+        "one for {path.soabi} (Python {path.python}), or for abi3", "the import does not find its compiled half",
         "install {distribution} with this interpreter's own pip"),
-    "reads": Kind(BREAKS, Aspect.TORCH_ABI, "given a {given}, `{call}` answers: {answered}", "the tensor as it is",
+    "reads": Kind(BREAKS, "torch ABI",
+        "given a {call.given}, `{call.name}` answers: {call.answered}", "the tensor as it is",
         "it reads tensor sizes at wrong memory offsets: calls fail, or results are wrong", "{build}"),
-    "not called": Kind(UNKNOWN, Aspect.LOOK, "`{call}` could not be called: {answered}", "its answer to a {given}",
+    "not called": Kind(UNKNOWN, "look",
+        "`{call.name}` could not be called: {call.answered}", "its answer to a {call.given}",
         "whether it reads tensors correctly is unknown", "run the parity of this stack, which computes with it"),
-    "libraries": Kind(NOTE, Aspect.LIBRARY, "`{name}` needs {missing}, which the loader does not find",
+    "libraries": Kind(NOTE, "library", "`{name}` needs {missing}, which the loader does not find",
         "each of them on LD_LIBRARY_PATH, in the loader's cache, or beside torch", "what needs this file fails later",
         "{advice}"),
-    "symbols": Kind(RISK, Aspect.SYMBOL, "`{name}` needs {symbols}, which nothing defines",
+    "symbols": Kind(RISK, "symbol", "`{name}` needs {symbols}, which nothing defines",
         "{owner} of the release that it was built with", "a call that needs it ends the process", "{advice}"),
-    "other torch": Kind(RISK, Aspect.TORCH_ABI, "`{name}` was not built for torch {torch}: {found}",
+    "other torch": Kind(RISK, "torch ABI", "`{name}` was not built for torch {torch}: {found}",
         "a build for torch {torch}", "{how}", "{build}"),
-    "old driver": Kind(BREAKS, Aspect.DRIVER, "driver {driver} runs CUDA {runs}, torch is built for CUDA {built}",
-        "a driver for CUDA {major}", "no kernel starts",
+    "old driver": Kind(BREAKS, "driver", "driver {path.driver} runs CUDA {runs}, torch is built for CUDA {built}",
+        "a driver for CUDA {built.major}", "no kernel starts",
         "install a driver for CUDA {built} or later, or the forward-compatibility package where the GPU is a "
         "data-centre one"),
-    "two files": Kind(RISK, Aspect.SECOND_COPY, "importing {package} loads {title} {found} from {folders}", "one",
+    "two files": Kind(RISK, "second copy", "importing {package} loads {title} {found} from {folders}", "one",
         "the order of imports decides which one runs, and one process may mix both",
         "leave one: remove the system's, or point {home}_HOME at torch's own folder"),
-    "runtimes": Kind(RISK, Aspect.CUDA_RUNTIME, "a process that imports {package} can open {found}",
+    "runtimes": Kind(RISK, "CUDA runtime", "a process that imports {package} can open {found}",
         "one, as torch has", "{says}", "{next}"),
-    "need": Kind(BREAKS, Aspect.VERSION, "{found}", "{title} {range}", "{says}", "{next}"),
-    "library": Kind(BREAKS, Aspect.LIBRARY, "{found}", "{title} {range}", "{says}", "{next}"),
+    "need": Kind(BREAKS, "version", "{found}", "{title} {range}", "{says}", "{next}"),
+    "library": Kind(BREAKS, "library", "{found}", "{title} {range}", "{says}", "{next}"),
 }  # fmt: skip
 # Kinds of difference that are about a file of a package, whatever the version of the package is.
 _OF_A_FILE: Final = frozenset({"unreadable", "python", "libraries", "symbols"})
@@ -202,15 +191,12 @@ class Host:
     needs: Needs
 
     def find(
-        self, kind: str, words: Words, subject: str, breaks: Iterable[str] = (), *, weight: Weight | None = None,
-        source: str = "",
+        self, kind: str, subject: str, breaks: Iterable[str] = (), *, weight: Weight | None = None, source: str = "",
+        **words: Any,
     ) -> Difference:  # fmt: skip
         """A difference of some kind; its words, and those of the host, fill the sentences."""
         row, path = KINDS[kind], self.path
-        known = {
-            "torch": path.torch or "of the stack", "python": path.python, "soabi": path.soabi, "driver": path.driver,
-            "target": self.target.id, **words,
-        }  # fmt: skip
+        known = {"torch": path.torch or "of the stack", "target": self.target.id, "path": path, **words}
         seen, wanted, how, step = (text.format_map(known) for text in row[2:])
         return Difference(
             weight=weight or row.weight, aspect=row.aspect, subject=subject, source=source, seen=seen, wanted=wanted,
@@ -306,20 +292,20 @@ def _judge_stack(host: Host) -> Iterator[Difference]:
     arch = f"sm_{path.capability.replace('.', '')}" if path.gpu else ""
     if target.arch and arch != target.arch:
         gpu = f"{path.gpu} ({arch})" if path.gpu else f"no GPU: {path.no_gpu or 'unknown reason'}"
-        yield host.find("host", {"host": gpu, "wanted": target.arch}, "GPU", host.modules)
+        yield host.find("host", "GPU", host.modules, host=gpu, wanted=target.arch)
     if target.arch and target.machine not in ("", path.machine):
-        yield host.find("host", {"host": path.machine, "wanted": target.machine}, "machine", host.modules)
+        yield host.find("host", "machine", host.modules, host=path.machine, wanted=target.machine)
     differs = te is None or te.public != wanted.te
     if differs and (host.stack is not None or (te is not None and target.arch)):
-        words = {"te": te or "not installed", "release": wanted.te, "stack": wanted.id}
-        words |= {"which": "requested" if host.stack else "production"}
-        breaks, weight = (host.modules, BREAKS) if host.stack else ((), NOTE)
-        yield host.find("stack", words, "Transformer Engine", breaks, weight=weight)
+        which, breaks, weight = ("requested", host.modules, BREAKS) if host.stack else ("production", (), NOTE)
+        yield host.find(
+            "stack", "Transformer Engine", breaks, weight=weight, te=te or "not installed", release=wanted.te,
+            stack=wanted.id, which=which,
+        )  # fmt: skip
     built, runs = read_version(path.torch_cuda), read_version(path.driver_cuda)
     if target.arch and built is not None and runs is not None and runs.major < built.major:
-        words = {"runs": str(runs), "built": str(built), "major": str(built.major)}
         source = "docs.nvidia.com/deploy/cuda-compatibility"
-        yield host.find("old driver", words, "NVIDIA driver", host.modules, source=source)
+        yield host.find("old driver", "NVIDIA driver", host.modules, source=source, runs=runs, built=built)
 
 
 # --- one package ------------------------------------------------------------------------------------------------------
@@ -338,12 +324,12 @@ class _Part:
         """Whether its import does not come to a good end."""
         return self.look.failure is not None or bool(self.look.ended)
 
-    def find(self, kind: str, words: Words, *, weight: Weight | None = None) -> Difference:
+    def find(self, kind: str, weight: Weight | None = None, **words: Any) -> Difference:
         """A difference of this package, which breaks what stands on the package."""
         row, look = self.row, self.look
-        known = {"id": row.id, "file": look.file, "version": look.version, "distribution": row.distributions[0]}
+        words |= {"row": row, "look": look, "distribution": row.distributions[0], "build": self.another_build}
         subject = row.title if kind in _OF_A_FILE else f"{row.title} {look.version}".strip()
-        return self.host.find(kind, {**known, **words}, subject, row.breaks, weight=weight)
+        return self.host.find(kind, subject, row.breaks, weight=weight, **words)
 
     def advise(self, error: str, otherwise: str = "") -> str:
         """What to do about an error of the loader: by the table of failures, else install the package again."""
@@ -370,9 +356,9 @@ def _judge_package(part: _Part) -> Iterator[Difference]:
             unused = one.weight in (BREAKS, UNKNOWN) and not wanted
             yield one.model_copy(update={"weight": NOTE}) if unused else one
     elif wanted and row.required:
-        yield part.find("missing", {}, weight=BREAKS)
+        yield part.find("missing", BREAKS)
     elif wanted:
-        yield part.find("missing", {}).model_copy(update={"breaks": ()})
+        yield part.find("missing").model_copy(update={"breaks": ()})
 
 
 def _judge_import(part: _Part) -> Iterator[Difference]:
@@ -385,16 +371,16 @@ def _judge_import(part: _Part) -> Iterator[Difference]:
         what = f"{what} raises {error[:400]}{f' (at {look.failure.frame})' if look.failure.frame else ''}"
     if part.failed:
         weight = UNKNOWN if look.ended.startswith(NOT_STARTED) else BREAKS
-        yield part.find("import", {"what": what, "advice": part.advise(error)}, weight=weight)
+        yield part.find("import", weight, what=what, advice=part.advise(error))
     if others := (*record.changed, *record.gone):
-        patched = len(others) <= _PATCHED * record.compared
-        effect = "its code differs from the release" if patched else "the release that is there is unknown"
+        weight, effect = UNKNOWN, "the release that is there is unknown"
+        if len(others) <= _PATCHED * record.compared:
+            weight, effect = RISK, "its code differs from the release"
         shown = ", ".join(others[:_MOST]) + (", ..." if len(others) > _MOST else "")
-        numbers = {"compared": record.compared, "changed": len(record.changed), "gone": len(record.gone)}
-        words = {**numbers, "shown": shown, "effect": effect}
-        yield part.find("patched", words, weight=RISK if patched else UNKNOWN)
+        counts = f"{len(record.changed)} are changed and {len(record.gone)} are gone"
+        yield part.find("patched", weight, counts=counts, shown=shown, effect=effect)
     if copies := ", ".join(filter(None, (*look.copies, record.elsewhere))):
-        yield part.find("copies", {"copies": copies})
+        yield part.find("copies", copies=copies)
 
 
 def _judge_compiled(part: _Part) -> Iterator[Difference]:
@@ -405,15 +391,13 @@ def _judge_compiled(part: _Part) -> Iterator[Difference]:
         modules.setdefault(file.file.removesuffix(".so").removesuffix(f".{file.tag}"), []).append(file.tag)
     for module, tags in modules.items():
         if all(tag and tag not in ("abi3", soabi) for tag in tags):  # passed over in silence by the import
-            yield part.find("python", {"name": PurePath(module).name, "tags": ", ".join(tags)})
+            yield part.find("python", name=PurePath(module).name, tags=", ".join(tags))
     for call in look.behaviours:
-        words = {"call": call.name, "given": call.given, "answered": call.answered, "build": part.another_build}
         if call.right is False or (call.right is None and part.host.path.gpu and part.host.wants(part.row)):
-            yield part.find("not called" if call.right is None else "reads", words)
+            yield part.find("not called" if call.right is None else "reads", call=call)
     for extension in look.extensions:
         if extension.problem:
-            words = {"extension": extension.file, "problem": extension.problem}
-            yield part.find("unreadable", words, weight=BREAKS if part.failed else RISK)
+            yield part.find("unreadable", BREAKS if part.failed else RISK, extension=extension)
         else:
             yield from _judge_extension(part, extension, PurePath(extension.file).name)
 
@@ -426,8 +410,8 @@ def _judge_extension(part: _Part, extension: Extension, name: str) -> Iterator[D
     if missing and not extension.loaded:  # packages bring plugins that few can load
         otherwise = f"install what brings {missing[0]}, or put its folder on LD_LIBRARY_PATH"
         advice = part.advise(f"OSError: {missing[0]}: cannot open shared object file", otherwise)
-        words = {"name": name, "missing": ", ".join(missing), "advice": advice}
-        yield part.find("libraries", words, weight=BREAKS if part.failed else NOTE)
+        weight = BREAKS if part.failed else NOTE
+        yield part.find("libraries", weight, name=name, missing=", ".join(missing), advice=advice)
     never_called = {row.symbol for row in host.needed if row.symbol}
     for wanted in extension.wanted:
         owner = owner_of(wanted.symbol)
@@ -439,9 +423,8 @@ def _judge_extension(part: _Part, extension: Extension, name: str) -> Iterator[D
         at_load = [wanted for wanted in symbols if not wanted.lazy] or (symbols if refused else [])
         shown = at_load or symbols
         advice = part.advise(f"ImportError: {name}: undefined symbol: {shown[0].symbol}")
-        words = {"name": name, "symbols": _list_symbols(shown), "owner": owner, "advice": advice}
-        weight = BREAKS if at_load and part.failed else NOTE
-        yield part.find("symbols", words, weight=RISK if extension.loaded else weight)
+        weight = RISK if extension.loaded else BREAKS if at_load and part.failed else NOTE
+        yield part.find("symbols", weight, name=name, symbols=_list_symbols(shown), owner=owner, advice=advice)
     yield from _judge_torch(part, extension, of_torch, refused)
 
 
@@ -463,9 +446,8 @@ def _judge_torch(part: _Part, extension: Extension, symbols: Sequence[Wanted], r
         (NOTE, moved and right, "the call that reads a tensor gave the right answer"),
         (RISK, moved, "it inlines code of another torch; tensor sizes seem to lie at the same offsets"),
     )
-    words = {"name": PurePath(extension.file).name, "found": "; ".join(found), "build": part.another_build}
     for weight, how in [(weight, how) for weight, holds, how in rows if holds][:1]:
-        yield part.find("other torch", {**words, "how": how}, weight=weight)
+        yield part.find("other torch", weight, name=PurePath(extension.file).name, found="; ".join(found), how=how)
 
 
 def _list_symbols(symbols: Sequence[Wanted]) -> str:
@@ -503,9 +485,10 @@ def _judge_need(need: Need, host: Host) -> Iterator[Difference]:
         found, weight, title = f"{need.symbol} is missing", NOTE, host.library(need.of).title
     if found:
         needed = need.version.replace(">=", "at least ").replace("<", "below ") or "any release"
-        words = {"found": found, "title": title, "range": needed, "says": need.says, "next": need.next}
-        kind = "need" if need.kind == "distribution" else "library"
-        yield host.find(kind, words, f"Transformer Engine {host.te}", need.breaks, weight=weight, source=need.source)
+        yield host.find(
+            "need" if need.kind == "distribution" else "library", f"Transformer Engine {host.te}", need.breaks,
+            weight=weight, source=need.source, found=found, title=title, range=needed, says=need.says, next=need.next,
+        )  # fmt: skip
 
 
 def _judge_second_files(host: Host) -> Iterator[Difference]:
@@ -516,8 +499,10 @@ def _judge_second_files(host: Host) -> Iterator[Difference]:
             folders = dict.fromkeys(str(PurePath(file).parent) for files in of_it for file in files)
             if len(folders) > 1:
                 version = ", ".join(map(str, host.reported(row.id))) or "of an unknown version"
-                words = {"package": look.package, "title": row.title, "found": version, "home": row.title.upper()}
-                yield host.find("two files", {**words, "folders": ", ".join(folders)}, row.title, row.breaks)
+                yield host.find(
+                    "two files", row.title, row.breaks, package=look.package, title=row.title, found=version,
+                    folders=", ".join(folders), home=row.title.upper(),
+                )  # fmt: skip
                 break
 
 
@@ -526,15 +511,15 @@ def _judge_runtimes(host: Host) -> Iterator[Difference]:
     look = host.look(TE) or host.look("torch")
     if look is None or len(look.runtimes) < 2:
         return
-    rule = next((need for need in host.needed if need.kind in ("one-runtime", "one-runtime-warned")), None)
-    throws = rule is not None and rule.kind == "one-runtime"
     path = f"; LD_LIBRARY_PATH={host.path.ld_library_path}" if host.path.ld_library_path else ""
-    words = {
-        "package": look.package,
-        "found": ", ".join(f"{name} ({file})" for name, file in look.runtimes.items()) + path,
-        "says": rule.says if rule else "two runtimes in one process do not share their state",
-        "next": rule.next if rule else "leave only torch's own to be found",
-    }
-    breaks = rule.breaks if rule is not None and throws else host.library(_RUNTIME).breaks
-    weight, source = BREAKS if throws else RISK, rule.source if rule else ""
-    yield host.find("runtimes", words, "CUDA runtime", breaks, weight=weight, source=source)
+    found = ", ".join(f"{name} ({file})" for name, file in look.runtimes.items()) + path
+    says, step = "two runtimes in one process do not share their state", "leave only torch's own to be found"
+    breaks, weight, source = host.library(_RUNTIME).breaks, RISK, ""
+    for rule in [need for need in host.needed if need.kind in ("one-runtime", "one-runtime-warned")][:1]:
+        says, step, source = rule.says, rule.next, rule.source
+        if rule.kind == "one-runtime":  # the import throws
+            breaks, weight = rule.breaks, BREAKS
+    yield host.find(
+        "runtimes", "CUDA runtime", breaks, weight=weight, source=source, package=look.package, found=found, says=says,
+        next=step,
+    )  # fmt: skip

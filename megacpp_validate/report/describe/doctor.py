@@ -50,7 +50,7 @@ def _mark_package(look: PackageLook) -> Mark:
 
 def _describe_difference(one: Difference) -> Diagnostic:
     fields = (("wanted", one.wanted), ("breaks", ", ".join(one.breaks)), ("how", one.how), ("source", one.source))
-    name = f"{one.subject}, {one.aspect.value}"
+    name = f"{one.subject}, {one.aspect}"
     return Diagnostic(name, mark_of(one.weight), message=one.seen, fields=fields, help=one.next_step)
 
 

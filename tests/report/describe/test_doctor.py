@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.environments.doctor_rules import Aspect, Difference, DoctorResult, Weight
+from megacpp_validate.environments.doctor_rules import Difference, DoctorResult, Weight
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.doctor_look import Extension, Headers, PackageLook, PathLook, Wanted
 from megacpp_validate.evidence.receipt import Library
@@ -42,7 +42,7 @@ RESULT = DoctorResult(
     differences=(
         Difference(
             weight=Weight.BREAKS,
-            aspect=Aspect.TORCH_ABI,
+            aspect="torch ABI",
             subject="DeepGEMM 0.1.7",
             seen="[red]`_C.so`[/red] says \x1b[31mdim == 2 or dim == 3",
             wanted="a build for torch 2.11.0",
@@ -53,7 +53,7 @@ RESULT = DoctorResult(
         ),
         Difference(
             weight=Weight.NOTE,
-            aspect=Aspect.MISSING,
+            aspect="missing",
             subject="CuTe DSL",
             seen="nothing",
             wanted="one",
