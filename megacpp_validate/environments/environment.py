@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -68,26 +67,15 @@ def list_variables(variables: Mapping[str, str]) -> Iterator[str]:
 
 def read_driver() -> str:
     """The NVIDIA driver of this host; empty where there is none."""
-    try:
-        return _DRIVER.read_text(errors="replace")
-    except OSError:
-        return ""
+    return _DRIVER.read_text(errors="replace") if _DRIVER.is_file() else ""
 
 
 def list_files(folder: Path) -> Iterator[str]:
     """Every file below a folder with its size and time of change, without what Python writes there by itself.
 
-    A folder that links lead to again is listed once: a link to a folder above it would be walked for ever.
+    Links to folders are not followed: they may lead in a circle.
     """
-    seen: set[tuple[int, int]] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        with suppress(OSError):  # it is gone by now: so are its files
-            found = Path(place).stat()
-            if (found.st_dev, found.st_ino) in seen:
-                folders.clear()
-                yield f"{Path(place).relative_to(folder)} again"
-                continue
-            seen.add((found.st_dev, found.st_ino))
+    for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             if not name.endswith(".pyc"):
@@ -100,12 +88,9 @@ def list_site(folder: Path) -> Iterator[str]:
     That is every distribution with the time of its record, every top-level module or package with the time of its
     first file, and the files of the vendor packages that a bridge module stands on.
     """
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder))
-    except OSError:
-        return  # a place on the path that there is not is what Python skips too
-    for name in names:
-        place = folder / name
+    # A place on the path that there is not is what Python skips, too.
+    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = place.name
         if name in _VENDORS and place.is_dir():
             yield from (f"{name}/{line}" for line in list_files(place))
         elif name != "__pycache__" and not name.endswith(".pyc"):
@@ -114,12 +99,10 @@ def list_site(folder: Path) -> Iterator[str]:
 
 
 def _state_file(file: Path, folder: Path) -> str:
-    shown = file.relative_to(folder)
-    try:
-        found = file.stat()
-    except OSError:
-        return f"{shown} -"  # a link to nothing, or a record that a packer left out
-    return f"{shown} {found.st_size} {found.st_mtime_ns}"
+    if not file.exists():
+        return f"{file.relative_to(folder)} -"  # a link to nothing, or a record that a packer left out
+    found = file.stat()
+    return f"{file.relative_to(folder)} {found.st_size} {found.st_mtime_ns}"
 
 
 # --- what an environment has, answered by itself before any probe is started ------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, exit_for, writing_to
-from ..evidence.receipt import Machine, Outcome, Receipt
+from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
@@ -35,7 +34,6 @@ from .plan import (
 )
 from .venv import find_cpu_python
 
-NO_RECEIPT: Final = "there is no receipt"
 _JOBS_WITHOUT: Final = 2
 
 
@@ -91,28 +89,16 @@ class SmokeSession(SessionResult):
 
 
 class SupportCell(Frozen):
-    """What is known of one module in one stack on one target.
-
-    Attributes:
-        outcome: `not-run` where there is no receipt.
-        reason: why, where it is not good.
-        passed, total: checks.
-    """
+    """The outcome of one module in one stack; `not-run` where there is no receipt."""
 
     module: str
     outcome: Outcome
-    reason: str = ""
-    passed: int = 0
-    total: int = 0
 
 
 class SupportRow(Frozen):
-    """One stack on one target, and the machine it was seen on."""
+    """One stack."""
 
     stack: str
-    target: str
-    machine: Machine
-    started: str
     cells: tuple[SupportCell, ...]
 
 
@@ -121,54 +107,29 @@ class SupportGrid(Frozen):
 
     Attributes:
         modules: the columns, in dependency order.
-        rows: by target, then by stack.
+        rows: in the order of the receipts.
         unreadable: files that are no receipts, with what is wrong with each.
     """
 
-    schema_id: Literal["megacpp-validate/support/1"] = "megacpp-validate/support/1"
+    schema_id: Literal["megacpp-validate/support/2"] = "megacpp-validate/support/2"
     modules: tuple[str, ...]
     rows: tuple[SupportRow, ...]
     unreadable: dict[str, str] = Field(default_factory=dict)
 
-    @property
-    def exit(self) -> Exit:
-        """A file that cannot be read is evidence that is missing; the grid judges nothing else."""
-        return exit_for(breaks=False, lacks=bool(self.unreadable))
-
 
 def build_support(receipts: Iterable[Receipt], modules: Sequence[str], unreadable: dict[str, str]) -> SupportGrid:
     """The grid of stacks x modules; a cell without a receipt is `not-run`, never left out."""
-    rows: dict[tuple[str, str], dict[str, Receipt]] = {}
+    stacks: dict[str, dict[str, Outcome]] = {}
     for receipt in receipts:
-        rows.setdefault((receipt.target, receipt.stack), {})[receipt.probe] = receipt
-    return SupportGrid(
-        modules=tuple(modules),
-        rows=tuple(_support_row(*key, rows[key], modules) for key in sorted(rows, key=_natural)),
-        unreadable=unreadable,
-    )
-
-
-def _support_row(target: str, stack: str, found: dict[str, Receipt], modules: Sequence[str]) -> SupportRow:
-    first = min(found.values(), key=lambda receipt: receipt.started)
-    # A probe that died has no machine to tell; any other of the row has.
-    machine = max((receipt.machine for receipt in found.values()), key=lambda machine: len(machine.gpu + machine.torch))
-    cells = tuple(_support_cell(module, found.get(module)) for module in modules)
-    return SupportRow(stack=stack, target=target, machine=machine, started=first.started, cells=cells)
-
-
-def _support_cell(module: str, receipt: Receipt | None) -> SupportCell:
-    if receipt is None:
-        return SupportCell(module=module, outcome=Outcome.NOT_RUN, reason=NO_RECEIPT)
-    passed = sum(check.passed for check in receipt.checks)
-    return SupportCell(
-        module=module, outcome=receipt.outcome, reason=receipt.reason, passed=passed, total=len(receipt.checks)
-    )
-
-
-def _natural(key: tuple[str, str]) -> list[tuple[int, str]]:
-    """Releases in their order: te2.9.0 before te2.12.0."""
-    pieces = re.split(r"(\d+)", "\n".join(key))
-    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
+        stacks.setdefault(receipt.stack, {})[receipt.probe] = receipt.outcome
+    rows = [
+        SupportRow(
+            stack=stack,
+            cells=tuple(SupportCell(module=name, outcome=found.get(name, Outcome.NOT_RUN)) for name in modules),
+        )
+        for stack, found in stacks.items()
+    ]
+    return SupportGrid(modules=tuple(modules), rows=tuple(rows), unreadable=unreadable)
 
 
 # --- running one ------------------------------------------------------------------------------------------------------

@@ -39,8 +39,7 @@ VARIABLE: Final = "MEGACPP_PYTHON"
 _LIMIT_S: Final = 120.0
 _ABOUT: Final = (
     "import json, sys, sysconfig; "
-    "print(json.dumps([sys.version, sys.prefix, sysconfig.get_config_var('EXT_SUFFIX') or '', sys.path, "
-    "sys.executable]))"
+    "print(json.dumps([sys.version, sys.prefix, sysconfig.get_config_var('EXT_SUFFIX') or '', sys.path]))"
 )
 _ADDED: Final = (
     "import json, site, sys; before = list(sys.path); [site.addsitedir(folder) for folder in sys.argv[1:]]; "
@@ -61,14 +60,12 @@ class About(NamedTuple):
         prefix: where it is installed; of a virtual environment, that.
         suffix: how the names of compiled extensions for it end, such as ".cpython-312-x86_64-linux-gnu.so".
         path: where it imports from, in order.
-        executable: its own path; a shim on PATH would choose by the working folder.
     """
 
     version: str
     prefix: str
     suffix: str
     path: tuple[Path, ...]
-    executable: str
 
 
 @dataclass(frozen=True)
@@ -121,8 +118,8 @@ class InterpreterEnvironment:
     @cached_property
     def about(self) -> About:
         """What it reports of itself; asked once. Raises as `ask`."""
-        (version, prefix, suffix, path, executable), _ = self.ask(_ABOUT)
-        return About(version, prefix, suffix, tuple(map(Path, path)), executable)
+        (version, prefix, suffix, path), _ = self.ask(_ABOUT)
+        return About(version, prefix, suffix, tuple(map(Path, path)))
 
     @cached_property
     def identity(self) -> str:
