@@ -57,7 +57,7 @@ class Requirements:
 
     def __init__(self, catalog: Catalog, texts: Sequence[str], matrix: Path | None, target: str = "") -> None:
         self._needs: Needs = read_needs([module.id for module in catalog.modules], matrix)
-        images: Images = read_images({row.id: row.machine for row in catalog.targets}, matrix, catalog.targets)
+        images: Images = read_images([row.id for row in catalog.targets], matrix)
         self._ranges = [row for row in images.range if row.outside == "refused"]
         self._releases = [stack.te for stack in catalog.stacks]
         self.given: Stack = read_given(texts, self._needs, images.base, os.environ, target)
@@ -185,7 +185,7 @@ def run_requirements(
                 found += _find_needs(sources, library, name, mine, cuda, late=late, note=note) if mine else ()
             except (ToolError, NotReadable) as fault:
                 unknown[f"{name} for {distribution} {te}"] = str(fault)
-    ranges = read_images({row.id: row.machine for row in catalog.targets}, matrix, catalog.targets).range
+    ranges = read_images([row.id for row in catalog.targets], matrix).range
     known = tuple(one.model_copy(update={"known": _find_row(one, te, needs, ranges)}) for one in found)
     return WheelRequirements(tool=tool, te=te, cores=tuple(cores), needs=known, unknown=unknown)
 

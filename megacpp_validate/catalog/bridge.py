@@ -10,29 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from ..evidence.selftest import PARAMETERS, Mutant, Takes
+from ..evidence.selftest import Mutant
 from .file import PACKAGE_ROOT, MatrixInvalid, Names, Row, Text, ids_of, matrix_folder, read_rows
 
 __all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
 
 
-def _exists(*parts: str, suffix: str = "") -> AfterValidator:
-    """A validator: the text, with dots for slashes where there is a suffix, names a file of the package."""
-
-    def check(text: str) -> str:
-        place = PACKAGE_ROOT.joinpath(*parts, f"{text.replace('.', '/')}{suffix}" if suffix else text)
-        if not place.is_file():
-            raise ValueError(f"there is no file {place.relative_to(PACKAGE_ROOT)}")
-        return text
-
-    return AfterValidator(check)
-
-
 Scopes = Annotated[list[str], Names("scope"), Field(min_length=1)]  # bridge modules, and files of the bridge
 Targets = Annotated[list[str], Names("target"), Field(min_length=1)]
-Probe = Annotated[str, _exists("probes", suffix=".py")]
 Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
 
 
@@ -42,8 +29,6 @@ class _Cell(Row):
     id: Text
     title: Text
     seconds: int = Field(default=30, ge=0)
-    gpu_memory_mib: int = Field(default=1024, ge=0)
-    compiles: bool = False
 
 
 class BridgeModule(_Cell):
@@ -56,11 +41,9 @@ class BridgeModule(_Cell):
         title: what people call it.
         native: the path it takes without Transformer Engine.
         seconds: what its probe takes, importing and compiling included.
-        gpu_memory_mib: what torch allocates there at the peak, MiB.
-        compiles: it compiles and tunes kernels when it first runs, which takes most of its time.
     """
 
-    files: list[Annotated[str, _exists()]] = Field(min_length=1)
+    files: list[str] = Field(min_length=1)
     depends_on: Annotated[list[str], Names("module")]
     native: str
     seconds: int = Field(default=60, ge=0)
@@ -76,12 +59,12 @@ class ProbeCell(_Cell):
         stands_on: bridge modules that it reaches.
         settings: what tells it from other cells of the same code.
         once: a second use tells nothing, or would take too long.
-        seconds, gpu_memory_mib, compiles: as of a bridge module.
+        seconds: as of a bridge module.
         limit_s: seconds that it may take; 0 for what the session says.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
-    code: Probe
+    code: Text
     stands_on: Scopes
     settings: dict[str, str] = Field(default_factory=dict)
     once: bool = False
@@ -143,16 +126,6 @@ class Planted(Row):
     says: Text
 
 
-def _require_parameters(mutant: Mutant) -> Mutant:
-    """A fault has the parameters that it needs, and no others; the native path reaches it."""
-    takes, given = PARAMETERS.get(mutant.fault, Takes()), set(mutant.parameters)
-    if not takes.needs <= given <= takes.needs | takes.may:
-        raise ValueError(f"{mutant.fault} needs {sorted(takes.needs)}, and may have {sorted(takes.may)}")
-    if mutant.where == "vendor" and mutant.requested == "native":
-        raise ValueError("the native path does not reach a fault in what Transformer Engine returns")
-    return mutant
-
-
 class _BridgeFile(Row):
     module: list[BridgeModule] = Field(min_length=1)
     composition: list[ProbeCell] = Field(default_factory=list)
@@ -176,7 +149,7 @@ class _TargetFile(Row):
 
 
 class _MutantFile(Row):
-    mutant: list[Annotated[Mutant, AfterValidator(_require_parameters)]] = Field(min_length=1)
+    mutant: list[Mutant] = Field(min_length=1)
 
 
 class Catalog(Row):
@@ -212,7 +185,7 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     Raises:
         MatrixInvalid: with every fault of every file.
     """
-    scopes = {*(path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py"))}
+    scopes = [path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py")]
     bridge, fp8, smoke, stacks, targets, mutants = read_rows(folder, _FILES, {"scope": scopes}, _find_faults)
     return Catalog(
         modules=tuple(bridge.module),
@@ -226,15 +199,9 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     )
 
 
-def _find_faults(bridge: _BridgeFile, *files: Row) -> Iterator[str]:
-    """Modules that stand before one on which they depend (blame goes through them in order); mutants of no module."""
+def _find_faults(bridge: _BridgeFile, *_: Row) -> Iterator[str]:
+    """Modules that stand before one on which they depend: blame goes through them in order."""
     modules = ids_of(bridge.module)
     for at, module in enumerate(bridge.module):
         for other in set(module.depends_on) & set(modules[at:]):
             yield f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends"
-    mutants = [mutant for file in files if isinstance(file, _MutantFile) for mutant in file.mutant]
-    for mutant in mutants:
-        if mutant.module not in modules:
-            yield f"mutants.toml: mutant {mutant.id}: module names {mutant.module!r}, which does not exist"
-        if [one.id for one in mutants].count(mutant.id) > 1:
-            yield f"mutants.toml: mutant {mutant.id!r} appears twice"

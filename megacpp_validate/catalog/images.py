@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, cast
 
@@ -12,7 +12,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import Field
 
-from .bridge import Target
 from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, ids_of, read_rows
 
 FILE: Final = "images.toml"
@@ -29,7 +28,8 @@ Pair = Annotated[tuple[str, VersionText], Field(strict=False)]
 MACHINES: Final[dict[str, str]] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 
-def _is_in(version: Version, versions: str) -> bool:
+def is_in(version: Version, versions: str) -> bool:
+    """Whether a version lies in a range; a build of a release counts as the release."""
     return SpecifierSet(versions).contains(version.public, prereleases=True)
 
 
@@ -42,8 +42,7 @@ class Base(Row):
         glibc: its version, which says what wheels it takes.
         provides: name and version of what it brings; an empty version is not known.
         stands_for: distributions whose files it brings in another way.
-        constraints: file with the constraints that pip takes there by itself; empty where there is none.
-        driver_built_for, driver_least: GPU driver that it is made for, and the least that runs it; empty without GPU.
+        driver_least: the least GPU driver that runs it; empty without GPU.
     """
 
     id: Name
@@ -53,8 +52,6 @@ class Base(Row):
     glibc: str = Field(pattern=r"^2\.\d+$")
     provides: list[Pair]
     stands_for: list[Name]
-    constraints: str = ""
-    driver_built_for: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
     driver_least: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
     source: Text
 
@@ -196,36 +193,47 @@ class Source(Row):
     variables: dict[str, str] = Field(default_factory=dict)
 
 
-class Range(Row):
-    """What a component must be for releases of Transformer Engine, where matrix/needs.toml does not say it.
+class Rule(Row):
+    """What releases of Transformer Engine need.
 
     Attributes:
         te: range of releases.
-        component: a part of CUDA, "driver", "python", or a distribution.
-        needs: range that its version must lie in; "<0" where it must not be there.
         with_: it holds only where this is there too ("cuda>=13"); empty for always.
-        targets: rows of targets.toml that it is of; all without.
-        outside: what a version outside of the range means: it does not work, or it works with less.
+        says: what needs it.
+        next: what to do.
+        source: where it is known from.
     """
 
-    id: Name
+    id: Text
     te: VersionRange
-    component: Name
-    needs: Annotated[VersionRange, Field(min_length=1)]
     with_: RequirementText = Field(default="", alias="with")
-    targets: Annotated[list[str], Names("target")] = Field(default_factory=list)
-    outside: Literal["refused", "warned"] = "refused"
     says: Text
     next: Text
     source: Text
 
     def holds_for(self, te: Version) -> bool:
-        """Whether a release has this need; builds of a release count as the release."""
-        return _is_in(te, self.te)
+        """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
+        return is_in(te, self.te)
+
+
+class Range(Rule):
+    """What a component must be for releases of Transformer Engine, where matrix/needs.toml does not say it.
+
+    Attributes:
+        component: a part of CUDA, "driver", "python", or a distribution.
+        needs: range that its version must lie in; "<0" where it must not be there.
+        targets: rows of targets.toml that it is of; all without.
+        outside: what a version outside of the range means: it does not work, or it works with less.
+    """
+
+    component: Name
+    needs: Annotated[VersionRange, Field(min_length=1)]
+    targets: Annotated[list[str], Names("target")] = Field(default_factory=list)
+    outside: Literal["refused", "warned"] = "refused"
 
     def allows(self, version: Version) -> bool:
         """Whether a version is in the range."""
-        return _is_in(version, self.needs)
+        return is_in(version, self.needs)
 
 
 class Images(Row):
@@ -250,31 +258,17 @@ class Images(Row):
         return next(source for source in self.source if source.id == name)
 
 
-def read_images(targets: dict[str, str], folder: Path | None = None, rows: Iterable[Target] = ()) -> Images:
+def read_images(targets: Iterable[str], folder: Path | None = None) -> Images:
     """The images in `folder`.
 
     Args:
-        targets: id of every row of targets.toml -> its machine ("x86_64", "aarch64", or "" for any).
+        targets: ids of the rows of targets.toml.
         folder: of the matrix; the project's own without it.
-        rows: those rows, where what is built for a target is to be held against what the target can do.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    arch = {row.id: f"{row.arch}a" if row.arch else "cpu" for row in rows}
-
-    def find(images: Images) -> Iterator[str]:
-        for image in images.image:
-            where = f"{FILE}: image {image.target}"
-            if targets.get(image.target, "") not in ("", MACHINES[image.platform]):
-                yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
-            if image.cache_arch != (wanted := arch.get(image.target, image.cache_arch)):
-                yield f"{where}: cache_arch {image.cache_arch!r} is not the {wanted!r} of its target"
-            for source in images.source:
-                if (source.id in image.sources) is not (source.id.replace("-", "_") in image.steps):
-                    yield f"{where}: {source.id!r} is in one of `sources` and `steps` alone"
-
-    (images,) = read_rows(folder, {FILE: Images}, {"target": targets}, find)
+    (images,) = read_rows(folder, {FILE: Images}, {"target": list(targets)})
     return cast("Images", images)
 
 
@@ -312,43 +306,28 @@ class CudaLibrary(Row):
     breaks: Annotated[list[str], Names("module")]
 
 
-class Need(Row):
-    """What releases of Transformer Engine need.
+class Need(Rule):
+    """What releases of Transformer Engine need of a library or distribution.
 
     Attributes:
-        te: range of releases.
         kind: "library": a CUDA library as loaded; "distribution": what is installed; "one-runtime": that `dlopen`
             finds one CUDA runtime, "one-runtime-warned" where more are only warned of; "tolerated-symbol": an
             undefined symbol that is never called.
         of: library or distribution.
         version: range that it must lie in; empty for any.
         symbol: of "tolerated-symbol".
-        with_: the need holds only where this distribution is installed, in a range where one is given.
         cuda: major CUDA releases (range) whose core library has the need; empty for any.
-        says: what needs it.
-        next: what to do.
-        source: where it is known from.
     """
 
-    id: Text
-    te: VersionRange = Field(min_length=1)
     kind: Literal["library", "distribution", "one-runtime", "one-runtime-warned", "tolerated-symbol"]
     of: Text
     version: VersionRange = ""
     symbol: str = ""
-    with_: RequirementText = Field(default="", alias="with")
     cuda: VersionRange = ""
     breaks: Annotated[list[str], Names("module")]
-    says: Text
-    next: Text
-    source: Text
-
-    def holds_for(self, te: Version) -> bool:
-        """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
-        return _is_in(te, self.te)
 
     def holds_for_core(self, cuda: int | None) -> bool:
-        """Whether a core library for a major CUDA release has it; None where nobody has told which it is for."""
+        """Whether a core library for a major CUDA release has it; None where the release is unknown."""
         return not self.cuda or cuda is None or SpecifierSet(self.cuda).contains(str(cuda))
 
     @property
@@ -358,11 +337,11 @@ class Need(Row):
 
     def holds_beside(self, version: Version | None) -> bool:
         """Whether it holds beside that distribution in a version; None where the version is not known."""
-        return version is None or _is_in(version, str(Requirement(self.with_).specifier))
+        return version is None or is_in(version, str(Requirement(self.with_).specifier))
 
     def allows(self, version: Version) -> bool:
         """Whether a version is in the range."""
-        return _is_in(version, self.version)
+        return is_in(version, self.version)
 
 
 class Build(Row):
@@ -372,14 +351,6 @@ class Build(Row):
     version: VersionRange = Field(min_length=1)
     torch: VersionRange = Field(min_length=1)
     source: Text
-
-    def is_of(self, version: Version) -> bool:
-        """Whether it says something of a version of the distribution."""
-        return _is_in(version, self.version)
-
-    def is_for(self, torch: Version) -> bool:
-        """Whether it is for a torch."""
-        return _is_in(torch, self.torch)
 
 
 class Needs(Row):

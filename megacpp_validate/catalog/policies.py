@@ -414,24 +414,6 @@ def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp
         MatrixInvalid: with every fault of both files.
     """
     recipes = {target.id: tuple(target.recipes) for target in targets}
-    policy, presets = read_rows(
-        folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, {"target": recipes},
-        lambda policy, presets: _find_policy_faults(policy, presets, recipes),
-    )  # fmt: skip
+    policy, presets = read_rows(folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, {"target": recipes})
     rows = tuple(policy.part), tuple(policy.rule), tuple(policy.multiple), tuple(presets.preset)
     return Fp8Policy(*rows, recipes)
-
-
-def _find_policy_faults(
-    policy: _PolicyFile, presets: _PresetFile, recipes: Mapping[str, tuple[str, ...]]
-) -> Iterator[str]:
-    missing = {recipe for have in recipes.values() for recipe in have} - {row.recipe for row in policy.multiple}
-    yield from (f"{POLICY}: there is no multiple of {recipe}, which a target has" for recipe in sorted(missing))
-    blocks = {part.id: part.block for part in policy.part}
-    for preset in presets.preset:
-        where = f"{PRESETS}: preset {preset.id}"
-        if preset.bf16_first + preset.bf16_last > len(preset.pattern):
-            yield f"{where}: the first {preset.bf16_first} and the last {preset.bf16_last} layers overlap"
-        for part in (part for low in preset.low for part in low.parts):
-            if blocks.get(part, "model") not in ("model", *preset.pattern):
-                yield f"{where}: low names {part}, and no block of {preset.pattern} is {blocks[part]}"

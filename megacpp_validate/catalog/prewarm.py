@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from ..errors import WrongArguments
 from .bridge import Catalog, Targets
@@ -57,15 +57,6 @@ class PrewarmTask(Row):
         return self.settings.get(_CELL_OF.get(self.code, ""), "")
 
 
-def _require_pattern(kernel: str) -> str:
-    try:
-        if re.search(kernel, ""):
-            raise ValueError("the pattern fits every kernel")
-    except re.error as fault:
-        raise ValueError(f"this is not a pattern: {fault}") from fault
-    return kernel
-
-
 class UnkeptKernel(Row):
     """A kernel that no cache keeps: a release compiles it in every process, whatever was prewarmed.
 
@@ -78,14 +69,14 @@ class UnkeptKernel(Row):
     """
 
     library: Library
-    kernel: Annotated[str, Field(min_length=12), AfterValidator(_require_pattern)]
+    kernel: re.Pattern[str]
     releases: list[str] = Field(min_length=1)
     reason: Text
     source: Text
 
     def fits(self, library: str, kernel: str, release: str) -> bool:
         """Whether a compile of a release is one of it."""
-        return library == self.library and release in self.releases and re.search(self.kernel, kernel) is not None
+        return library == self.library and release in self.releases and self.kernel.search(kernel) is not None
 
 
 class _File(Row):

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..catalog.bridge import Stack, Target
-from ..catalog.images import CudaLibrary, Need, Needs, VendorPackage
+from ..catalog.images import CudaLibrary, Need, Needs, VendorPackage, is_in
 from ..diagnosis.next_steps import advise
 from ..diagnosis.rows import owner_of
 from ..errors import Exit, exit_for
@@ -343,7 +343,9 @@ class _Part:
         """What to install where it was built for another torch."""
         text, row = self.host.path.torch, self.row
         torch = read_version(text)
-        known = [one for one in self.host.needs.build if one.of in row.distributions and torch and one.is_for(torch)]
+        known = [
+            one for one in self.host.needs.build if one.of in row.distributions and torch and is_in(torch, one.torch)
+        ]
         if known:
             return f"install {', '.join(f'{one.of}{one.version}' for one in known)}, which is built for this torch"
         return f"build {row.distributions[0]} against torch {text}, or install the torch that it was built for"

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..catalog.images import Base, Needs, Range
+from ..catalog.images import Base, Needs, Range, is_in
 from ..errors import WrongArguments
 from ..evidence.values import Frozen, read_version
 from .doctor_rules import DoctorResult
@@ -300,7 +300,7 @@ def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
     """Wheels that are built for one torch, and do not name it."""
     for name in dict.fromkeys(row.of for row in needs.build if row.of in stack.parts):
         version, rows = stack.version(name), [row for row in needs.build if row.of == name]
-        held = [row for row in rows if version is not None and row.is_of(version)]
+        held = [row for row in rows if version is not None and is_in(version, row.version)]
         for row in held:
             step = f"take a {name} that is built for it, or build it from source"
             says = f"{name} {version} is built for that torch"

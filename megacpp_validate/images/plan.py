@@ -97,7 +97,7 @@ class ImageRows:
     def images(self) -> Images:
         """The rows of images.toml, checked against the targets."""
         targets = self.catalog.targets
-        return read_images({target.id: target.machine for target in targets}, self.matrix, targets)
+        return read_images([target.id for target in targets], self.matrix)
 
     @cached_property
     def needs(self) -> Needs:

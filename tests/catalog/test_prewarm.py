@@ -70,18 +70,6 @@ def test_a_fault_is_named(tmp_path: Path, catalog: Catalog, row: dict[str, str],
     assert any(said in fault for fault in faults_of(lambda: read_prewarm(catalog, _write(tmp_path, row))))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "said"), [("rmsnorm_(fwd_kernel", "not a pattern"), (".*............|", "fits every")]
-)
-def test_a_pattern_that_excuses_everything_is_refused(
-    tmp_path: Path, catalog: Catalog, pattern: str, said: str
-) -> None:
-    words = f'[[unkept]]\nlibrary = "cuda"\nkernel = "{pattern}"\nreleases = ["2.20.2"]\nreason = "x"\nsource = "x"\n'
-    file = _write(tmp_path, {}) / "prewarm.toml"
-    file.write_text(file.read_text(encoding="utf-8") + words, encoding="utf-8")
-    assert said in faults_of(lambda: read_prewarm(catalog, tmp_path))[0]
-
-
 def test_the_kernels_that_no_cache_keeps() -> None:
     """As the monitor named it on one H200, whose name is cut where a receipt cuts it; the same into BF16 is kept."""
     name = (
