@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
@@ -149,12 +148,11 @@ class BisectResult(Frozen):
         return _EXITS.get(self.end, Exit.EVIDENCE_MISSING)
 
 
-# How a search ends where an end point is not what it should be.
-_GOOD_END: Final = {
-    Verdict.GOOD: None, Verdict.BAD: SearchEnd.GOOD_IS_BAD, Verdict.CANNOT_BUILD: SearchEnd.END_UNBUILT,
-    Verdict.CANNOT_TELL: SearchEnd.END_UNTOLD,
+# How a search ends by an end point that has another verdict than it should have.
+_WRONG_END: Final = {
+    Verdict.GOOD: SearchEnd.BAD_IS_GOOD, Verdict.BAD: SearchEnd.GOOD_IS_BAD,
+    Verdict.CANNOT_BUILD: SearchEnd.END_UNBUILT, Verdict.CANNOT_TELL: SearchEnd.END_UNTOLD,
 }  # fmt: skip
-_BAD_END: Final = _GOOD_END | {Verdict.GOOD: SearchEnd.BAD_IS_GOOD, Verdict.BAD: None}
 Point = tuple[str, ...]
 """A value an axis."""
 Probe = Callable[[Mapping[str, str], int], Answer]
@@ -164,10 +162,9 @@ Progress = Callable[[Mapping[str, str], Answer], None]
 
 
 # How receipts name what an axis changes; an axis without a row is taken to be what its folder is said to hold.
-_LOADED_AS: Final[dict[str, tuple[str, ...]]] = {
-    "te": ("transformer_engine",), "torch": ("torch",), "cudnn": ("libcudnn",), "cublas": ("libcublas",),
-    "cudart": ("libcudart",), "nccl": ("libnccl",), "triton": ("triton",), "deep-gemm": ("deep_gemm",),
-    "flash-attn": ("flash_attn", "flash_attn_3", "flash_attn_interface"),
+_LOADED_AS: Final = {
+    "te": "transformer_engine", "torch": "torch", "cudnn": "libcudnn", "cublas": "libcublas", "cudart": "libcudart",
+    "nccl": "libnccl", "triton": "triton", "deep-gemm": "deep_gemm", "flash-attn": "flash_attn",
 }  # fmt: skip
 _OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
 _FORM: Final = "NAME=VALUE:DIR,VALUE:DIR, from the good end to the bad one; VALUE: with no folder is what the host has"
@@ -211,9 +208,8 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
     """
     choose_names("bridge module", [row.id for row in catalog.modules], [options.module])
     if options.static:
-        for name, given in (("--axis", options.axes), ("--target", options.target)):
-            if given:
-                raise WrongArguments(f"{name} belongs to the gpu tier. Next step: leave it out, or add --tier gpu.")
+        if options.axes or options.target:
+            raise WrongArguments("--axis and --target belong to the gpu tier. Next step: add --tier gpu.")
         return search(*_open_sources(catalog, options), options, progress)
     processes, receipts = Processes(), options.answers.absolute() / "receipts"
     axes, probe = _open_stacks(catalog, options, receipts, processes)
@@ -241,11 +237,10 @@ def search(
         WrongArguments: no axis changes.
     """
     started = time.monotonic()
-    names = [axis.name for axis in axes]
     seen: dict[Point, PointResult] = {}
 
     def judge(point: Point) -> Verdict:
-        choices = dict(zip(names, point, strict=True))
+        choices = {axis.name: value for axis, value in zip(axes, point, strict=True)}
         for run in range(0 if point in seen else options.repeat):
             try:
                 answer = probe(choices, run)
@@ -253,7 +248,7 @@ def search(
                 answer = Answer(verdict=Verdict.CANNOT_BUILD, reason=str(fault))
             progress(choices, answer)
             runs = run + (answer.verdict is not Verdict.CANNOT_BUILD)
-            seen[point] = PointResult(choices=point, verdict=answer.verdict, reason=answer.reason, runs=runs)
+            seen[point] = PointResult(choices=point, runs=runs, **answer.model_dump())
             if answer.verdict is not Verdict.GOOD:
                 break
         return seen[point].verdict
@@ -268,11 +263,12 @@ def search(
         )
     turns: list[Turn] = []
     innocent: tuple[str, ...] = ()
-    end = _GOOD_END[judge(points[0])] or _BAD_END[judge(points[-1])]
-    if end is None:
+    if (verdict := judge(points[0])) is not Verdict.GOOD or (verdict := judge(points[-1])) is not Verdict.BAD:
+        end = _WRONG_END[verdict]
+    else:
         good, bad = _halve(points, judge)
         end = SearchEnd.FOUND if bad == good + 1 else SearchEnd.NARROWED
-        turns = _find_turns(points[good : bad + 1], names, seen)
+        turns = _find_turns(points[good : bad + 1], axes, seen)
         alone = tuple(turns[0].first_bad[0] if axis.name == turns[0].axis else axis.values[0] for axis in axes)
         others = tuple(axis.name for axis in axes if len(axis.values) > 1 and axis.name != turns[0].axis)
         if end is SearchEnd.FOUND and others and judge(alone) is Verdict.BAD:
@@ -287,29 +283,29 @@ def search(
 def _halve(points: Sequence[Point], judge: Callable[[Point], Verdict]) -> tuple[int, int]:
     """Indices of the last good and of the first bad point; those between them gave no answer."""
     good, bad = 0, len(points) - 1
-    skipped: set[int] = set()
-    while left := [at for at in range(good + 1, bad) if at not in skipped]:
+    left = set(range(1, bad))
+    while left:
         middle = min(left, key=lambda at: abs(2 * at - good - bad))
+        left.remove(middle)
         match judge(points[middle]):
             case Verdict.GOOD:
                 good = middle
             case Verdict.BAD:
                 bad = middle
-            case _:
-                skipped.add(middle)
+        left &= set(range(good + 1, bad))
     return good, bad
 
 
-def _find_turns(points: Sequence[Point], names: Sequence[str], seen: Mapping[Point, PointResult]) -> list[Turn]:
+def _find_turns(points: Sequence[Point], axes: Sequence[Axis], seen: Mapping[Point, PointResult]) -> list[Turn]:
     """The range from the last good point to the first bad one, by axis."""
     turns: list[Turn] = []
-    for number, name in enumerate(names):
+    for number, axis in enumerate(axes):
         moved = [point for before, point in pairwise(points) if point[number] != before[number]]
         if moved:
             turns.append(
                 Turn(
-                    axis=name,
-                    held={other: value for other, value in zip(names, moved[-1], strict=True) if other != name},
+                    axis=axis.name,
+                    held={one.name: value for one, value in zip(axes, moved[-1], strict=True) if one is not axis},
                     last_good="" if turns else points[0][number],
                     first_bad=tuple(point[number] for point in moved),
                     untold={point[number]: seen[point].reason for point in moved if point != points[-1]},
@@ -373,7 +369,10 @@ def _open_stacks(
         if reason := why_not_here(target, facts):
             raise EvidenceMissing(reason)
         require_torch(facts)
-        seed, stack = options.seed + run, Stack(name_folder(choices), environment, facts)
+        seed, stack = (
+            options.seed + run,
+            Stack("-".join(f"{name}{value}" for name, value in choices.items()), environment, facts),
+        )
         folder = receipts / f"seed-{seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
         running = StackOptions(
             (*dependencies, options.module), seed, times=False, folder=folder,
@@ -396,28 +395,29 @@ def judge_receipts(
     Nothing is known about a module that another module's failure keeps from running, or that ran with another version
     than the point has. A module that ran and is red is bad, whoever is to blame.
     """
-
     by_probe = {receipt.probe: receipt for receipt in receipts}
-    own = by_probe.get(module)
     red = [name for name in below if name in by_probe and not by_probe[name].outcome.is_good]
-    unknown = ""
+    own = by_probe.get(module)
     if own is None or own.outcome is Outcome.NOT_RUN:
-        unknown = f"{module} did not run: {own.reason if own else 'there is no receipt'}"
-    elif own.requested != "te":
-        unknown = f"{module} ran without Transformer Engine: {own.requested_because or own.requested}"
-    elif other := "; ".join(filter(None, (_find_other(own, axis, value) for axis, value in choices.items()))):
-        unknown = other
-    elif trouble := find_machine_trouble(own):
-        unknown = f"the machine failed ({trouble}): {own.reason}"
-    elif own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
+        return _unknown(f"{module} did not run: {own.reason if own else 'there is no receipt'}")
+    if own.requested != "te":
+        return _unknown(f"{module} ran without Transformer Engine: {own.requested_because or own.requested}")
+    for axis, value in choices.items():
+        if other := _find_other(own, axis, value):
+            return _unknown(f"{axis} {value} was to be loaded, and {other} was: the process took another folder")
+    if trouble := find_machine_trouble(own):
+        return _unknown(f"the machine failed ({trouble}): {own.reason}")
+    if own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
         blocker = next((r for r in receipts if r.cell == own.blocked_by), by_probe[red[0]] if red else own)
-        unknown = f"blocked by {blocker.probe}, which is {blocker.outcome.value}: {blocker.reason}"
-    if unknown or own is None:
-        return Answer(verdict=Verdict.CANNOT_TELL, reason=unknown)
+        return _unknown(f"blocked by {blocker.probe}, which is {blocker.outcome.value}: {blocker.reason}")
     if own.outcome.is_good:
         return Answer(verdict=Verdict.GOOD, reason=own.outcome.value)
     also = f"; {', '.join(red)}, on which the module depends, red too" if red else ""
     return Answer(verdict=Verdict.BAD, reason=f"{own.outcome.value}{also}: {own.reason}")
+
+
+def _unknown(reason: str) -> Answer:
+    return Answer(verdict=Verdict.CANNOT_TELL, reason=reason)
 
 
 def find_machine_trouble(receipt: Receipt) -> str:
@@ -431,16 +431,14 @@ def find_machine_trouble(receipt: Receipt) -> str:
 
 
 def _find_other(receipt: Receipt, axis: str, wanted: str) -> str:
-    """The version that was loaded in place of the point's own; empty where it was that, or is not known."""
-    names = _LOADED_AS.get(axis, ())
+    """The versions that were loaded where one is not the wanted one; empty where all are, or none is known.
+
+    Of two copies of a library nobody knows which one computes.
+    """
     loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
-    several = [re.split(r",\s*", one.version) for one in loaded if one.name in names]
-    versions = sorted({version for some in several for version in some if version})
-    taken = [version for version in versions if _is_same(version, wanted)]
-    # Two copies of a shared library: nobody knows which one computes. Two packages are two backends, as FA2 and FA3.
-    if not versions or (taken and (len(versions) == 1 or not names[0].startswith("lib"))):
-        return ""
-    return f"{axis} {wanted} was to be loaded, and {' and '.join(versions)} was: the process took another folder"
+    texts = ", ".join(one.version for one in loaded if one.name == _LOADED_AS.get(axis) and one.version)
+    versions = sorted(set(re.split(r",\s*", texts))) if texts else []
+    return "" if all(_is_same(version, wanted) for version in versions) else " and ".join(versions)
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -464,11 +462,12 @@ def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]]
         pairs = [part.partition(":") for part in rest.split(",")]
         folders = {value: Path(folder) if folder else None for value, _, folder in pairs}
         whole = all(value and colon for value, colon, _ in pairs) and 1 < len(pairs) == len(folders)
-        lacking = [str(folder) for folder in folders.values() if folder is not None and not folder.is_dir()]
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or name in {TE, *(axis.name for axis, _ in found)} or not whole:
-            raise WrongArguments(f"{text!r} is no axis, or is given twice. Next step: write {_FORM}.")
-        if lacking:
-            raise WrongArguments(f"--axis {name}: there is no folder {', '.join(lacking)}. Next step: write {_FORM}.")
+        known = {TE, *(axis.name for axis, _ in found)}
+        lacking = [folder for folder in folders.values() if folder is not None and not folder.is_dir()]
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or name in known or not whole or lacking:
+            raise WrongArguments(
+                f"{text!r} is no axis, is given twice, or names a folder that does not exist. Next step: write {_FORM}."
+            )
         found.append((Axis(name=name, values=tuple(folders)), folders))
     return tuple(found)
 
@@ -503,10 +502,3 @@ def put_axes(environment: InterpreterEnvironment, folders: Mapping[str, Path | N
     ]
     preload = ":".join([*libraries, *over.variables.get("LD_PRELOAD", "").split()])
     return replace(over, variables={**over.variables, "LD_PRELOAD": preload}) if libraries else over
-
-
-def name_folder(choices: Mapping[str, str]) -> str:
-    """A folder name for a point: readable, and unlike that of any other."""
-    text = "\n".join(f"{name}={value}" for name, value in choices.items())
-    shown = re.sub(r"[^A-Za-z0-9.+-]", "_", "-".join(choices.values()))[:60]
-    return f"{shown}-{sha256(text.encode()).hexdigest()[:8]}"
