@@ -15,6 +15,7 @@ import shutil
 import ssl
 import tempfile
 import zipfile
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -227,14 +228,16 @@ def _find_needs(
         note(f"reading {distribution} {version}")
         return _read_defined(sources, distribution, version, names, files)
 
-    groups: dict[tuple[str, str], list[Symbol]] = {}
+    groups: dict[int, list[Symbol]] = {}  # by the index of the first wheel with a symbol; what is added stays
     for symbol in symbols:
         if symbol.name not in defined(versions[0]):
-            groups.setdefault(_find_first(symbol.name, versions, defined), []).append(symbol)
-    for (before, first), group in groups.items():
+            first = bisect_left(versions, True, key=lambda version: symbol.name in defined(version))
+            groups.setdefault(first, []).append(symbol)
+    for first, group in groups.items():
         yield SymbolNeed(
             cuda=cuda, library=library.id, distribution=distribution, symbols=tuple(sorted(one.name for one in group)),
-            first=first, before=before, at_load=not (late and all(one.lazy for one in group)),
+            first=versions[first] if first < len(versions) else "", before=versions[first - 1],
+            at_load=not (late and all(one.lazy for one in group)),
         )  # fmt: skip
 
 
@@ -249,17 +252,6 @@ def _read_defined(
             elf = read_library(wheel, libraries[file])
             found |= {name for name in names if elf.defines(name)}
     return frozenset(found)
-
-
-def _find_first(name: str, versions: Sequence[str], defined: Callable[[str], Collection[str]]) -> tuple[str, str]:
-    """The last version without a symbol and the first with it; a symbol that is added stays."""
-    low, high = 0, len(versions) - 1
-    if name not in defined(versions[high]):
-        return versions[high], ""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if name in defined(versions[middle]) else (middle, high)
-    return versions[low], versions[high]
 
 
 def _find_row(need: SymbolNeed, te: str, needs: Needs, ranges: Sequence[Range]) -> str:

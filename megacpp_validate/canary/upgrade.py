@@ -20,26 +20,12 @@ from pydantic import Field
 
 from ..catalog.bridge import Catalog
 from ..catalog.images import read_needs
+from ..environments import stacks as host_stacks
 from ..environments.environment import read_facts
 from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import SupportGrid, build_support
 from ..environments.interpreter import own_interpreter
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
-from ..environments.stacks import (
-    AGAIN,
-    Spec,
-    Stack,
-    StackOptions,
-    StackRequest,
-    StackRun,
-    find_environments,
-    is_same_release,
-    make_environment,
-    prepare_stacks,
-    read_spec,
-    resolve_environment,
-    run_stacks,
-)
 from ..errors import Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
@@ -130,7 +116,7 @@ class UpgradeResult(Frozen):
     static: tuple[StaticResult, ...] = ()
     firewall: FirewallResult | None = None
     grid: SupportGrid | None = None
-    stacks: tuple[StackRun, ...] = ()
+    stacks: tuple[host_stacks.StackRun, ...] = ()
     steps: tuple[StepResult, ...] = ()
     seconds: dict[str, float] = Field(default_factory=dict)
     unmade: bool = False
@@ -212,7 +198,7 @@ def plan_canary(options: CanaryOptions) -> CanaryPlan:
     releases = options.releases or named
     _require_different(named)
     if options.every_installed:
-        places = find_environments(options.overlays, os.environ, options.python)
+        places = host_stacks.find_environments(options.overlays, os.environ, options.python)
         releases = tuple(place.release for place in places if place.environment is not None)
         releases += tuple(name for name in named if not any(_is_same(name, one) for one in releases))
         _require_step(releases)  # fewer would be judged against the index
@@ -223,7 +209,7 @@ def plan_canary(options: CanaryOptions) -> CanaryPlan:
 
 def _is_same(one: str, other: str) -> bool:
     """Whether two names are one release, spelled alike or not: 2.9 and te2.9.0."""
-    return one == other or is_same_release(one.removeprefix("te"), other.removeprefix("te"))
+    return one == other or host_stacks.is_same_release(one.removeprefix("te"), other.removeprefix("te"))
 
 
 def _require_different(names: Sequence[str]) -> None:
@@ -265,7 +251,7 @@ def compare_pairs(
     needs = Requirements(catalog, options.environment, options.matrix, options.target)
     if len(releases) < 2:
         releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
-        if is_same_release(*releases):
+        if host_stacks.is_same_release(*releases):
             raise NothingSelected(
                 f"{releases[0]} is the newest release on the index: there is no upgrade to judge. Next step: give two "
                 "releases, or --all."
@@ -357,7 +343,7 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
     for folder in folders:
         try:
             found = read_receipts(folder)
-            second = read_receipts(folder / AGAIN).found if (folder / AGAIN).is_dir() else {}
+            second = read_receipts(folder / host_stacks.AGAIN).found if (folder / host_stacks.AGAIN).is_dir() else {}
         except ReceiptInvalid as fault:
             raise WrongArguments(str(fault)) from fault
         if not found.found and not found.unreadable:
@@ -369,7 +355,7 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
         stack = _read_one(f"stack in {folder}", [receipt.stack for receipt in receipts]) or folder.name
         sides.append(StackReceipts(stack, receipts, {one.file.stem: one.reason for one in found.unreadable}))
         cells = tuple(receipt.cell for receipt in receipts)
-        runs.append(StackRun(stack=stack, environment="", folder=str(folder), reused=cells))
+        runs.append(host_stacks.StackRun(stack=stack, environment="", folder=str(folder), reused=cells))
         lost |= {str(one.file): one.reason for one in found.unreadable}
         again = again or {receipt.probe: receipt for receipt in second.values()}
     every = [receipt for side in sides for receipt in side.receipts]
@@ -459,7 +445,7 @@ def _run_on_device(
     """Run the cells of every stack; returns what the gpu tier adds to the result."""
     # A typing error is reported before anything is made.
     selected = [row.id for row in choose_canary_probes(catalog, options.probes)]
-    named = [read_spec(text) for text in options.environments]
+    named = [host_stacks.read_spec(text) for text in options.environments]
     processes = Processes()
     variables = share_cores(os.environ, plan_jobs(options.jobs))
     here = read_facts(own_interpreter(variables), processes)
@@ -467,16 +453,16 @@ def _run_on_device(
     is_gpu, reason = bool(target.arch), why_not_here(target, here)
     requests = _choose_stacks(options, releases, named, variables, progress, looks=not reason)
     if reason:  # nothing is made where nothing can run
-        stacks = tuple(Stack(stack.name, problem=reason) for stack in requests)
+        stacks = tuple(host_stacks.Stack(stack.name, problem=reason) for stack in requests)
     else:
-        stacks = prepare_stacks(requests, processes)
+        stacks = host_stacks.prepare_stacks(requests, processes)
     room = Room(plan_jobs(options.jobs, gpu=is_gpu))
-    running = StackOptions(
+    running = host_stacks.StackOptions(
         options.probes, options.seed, options.times and is_gpu, options.receipts.absolute(), room, options.limit_s,
         variables, options.fresh, progress.cell,
     )  # fmt: skip
     with writing_to(options.receipts, "receipts", "--receipts"):
-        ran = run_stacks(catalog, target, stacks, running, processes)
+        ran = host_stacks.run_stacks(catalog, target, stacks, running, processes)
     sides = [StackReceipts(one.run.stack, tuple(one.receipts.values())) for one in ran]
     again = next((one.again for one in ran if one.again), {})
     return {
@@ -488,14 +474,14 @@ def _run_on_device(
 
 
 def _choose_stacks(
-    options: CanaryOptions, releases: Sequence[str], named: Sequence[Spec], variables: Mapping[str, str],
+    options: CanaryOptions, releases: Sequence[str], named: Sequence[host_stacks.Spec], variables: Mapping[str, str],
     progress: Progress, *, looks: bool,
-) -> tuple[StackRequest, ...]:  # fmt: skip
+) -> tuple[host_stacks.StackRequest, ...]:  # fmt: skip
     """The stacks in the order of the steps; what a person named comes before what the host has."""
-    made = {spec.name: partial(make_environment, spec, variables, options.python) for spec in named}
-    by_name = {name: StackRequest(name, make) for name, make in made.items()}
+    made = {spec.name: partial(host_stacks.make_environment, spec, variables, options.python) for spec in named}
+    by_name = {name: host_stacks.StackRequest(name, make) for name, make in made.items()}
     ids = [release if release in by_name else f"te{release.removeprefix('te')}" for release in releases]
-    found = find_environments(options.overlays, variables, options.python) if looks else ()
+    found = host_stacks.find_environments(options.overlays, variables, options.python) if looks else ()
     for place in found if options.every_installed else ():
         if place.environment is None:  # it lies among the overlays: it was meant to be judged
             progress.note(f"left out: {place.place}: {place.reason}")
@@ -503,6 +489,6 @@ def _choose_stacks(
     requests = []
     for name in ids:
         release = name.removeprefix("te")
-        make = partial(resolve_environment, release, found)
-        requests.append(by_name.get(name) or StackRequest(name, make, release))
+        make = partial(host_stacks.resolve_environment, release, found)
+        requests.append(by_name.get(name) or host_stacks.StackRequest(name, make, release))
     return tuple(requests)

@@ -162,7 +162,7 @@ def read_bisect(ended: Ended) -> Decisions:
     return {
         "end": data["end"],
         "culprits": len(data["culprits"]),
-        "innocent": sorted(map(str, data["innocent"])),
+        "innocent": sorted(map(str, data.get("innocent", ()))),
         "points": [f"{' '.join(row['choices'])} {row['verdict']}" for row in data["points"]],
         "contradictions": len(data.get("contradictions", ())),
     }

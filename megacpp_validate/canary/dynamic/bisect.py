@@ -26,18 +26,12 @@ from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
 from ...diagnosis.diagnose import find_host_fault
 from ...diagnosis.rows import component_named
+from ...environments import stacks as host_stacks
 from ...environments.cell import own_folder
 from ...environments.environment import read_facts, require_torch
 from ...environments.fleet import Room, plan_jobs
 from ...environments.interpreter import InterpreterEnvironment, put_over
 from ...environments.plan import choose_names, find_target, why_not_here
-from ...environments.stacks import (
-    Stack,
-    StackOptions,
-    find_environments,
-    resolve_environment,
-    run_stacks,
-)
 from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt
 from ...evidence.values import Frozen
@@ -127,18 +121,16 @@ class BisectResult(Frozen):
         axes: all of them, also those that do not change.
         culprits: where good turns into bad: one axis, or several where the range covers the end of one and the
             beginning of the next.
-        innocent: axes that change; the module is bad without the change of any of them.
         points: in the order in which they were tried.
     """
 
-    schema_id: Literal["megacpp-validate/bisect/3"] = "megacpp-validate/bisect/3"
+    schema_id: Literal["megacpp-validate/bisect/4"] = "megacpp-validate/bisect/4"
     tool: str
     module: str
     tier: str
     axes: tuple[Axis, ...]
     end: SearchEnd
     culprits: tuple[Turn, ...] = ()
-    innocent: tuple[str, ...] = ()
     points: tuple[PointResult, ...] = ()
     seconds: float = 0.0
 
@@ -161,11 +153,6 @@ Progress = Callable[[Mapping[str, str], Answer], None]
 """Called with a point and its answer after each run."""
 
 
-# How receipts name what an axis changes; an axis without a row is taken to be what its folder is said to hold.
-_LOADED_AS: Final = {
-    "te": "transformer_engine", "torch": "torch", "cudnn": "libcudnn", "cublas": "libcublas", "cudart": "libcudart",
-    "nccl": "libnccl", "triton": "triton", "deep-gemm": "deep_gemm", "flash-attn": "flash_attn",
-}  # fmt: skip
 _OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
 _FORM: Final = "NAME=VALUE:DIR,VALUE:DIR, from the good end to the bad one; VALUE: with no folder is what the host has"
 
@@ -262,20 +249,15 @@ def search(
             "two releases."
         )
     turns: list[Turn] = []
-    innocent: tuple[str, ...] = ()
     if (verdict := judge(points[0])) is not Verdict.GOOD or (verdict := judge(points[-1])) is not Verdict.BAD:
         end = _WRONG_END[verdict]
     else:
         good, bad = _halve(points, judge)
         end = SearchEnd.FOUND if bad == good + 1 else SearchEnd.NARROWED
         turns = _find_turns(points[good : bad + 1], axes, seen)
-        alone = tuple(turns[0].first_bad[0] if axis.name == turns[0].axis else axis.values[0] for axis in axes)
-        others = tuple(axis.name for axis in axes if len(axis.values) > 1 and axis.name != turns[0].axis)
-        if end is SearchEnd.FOUND and others and judge(alone) is Verdict.BAD:
-            innocent = others
     return BisectResult(
         tool=TOOL, module=options.module, tier="static" if options.static else "gpu", axes=tuple(axes), end=end,
-        culprits=tuple(turns), innocent=innocent, points=tuple(seen.values()),
+        culprits=tuple(turns), points=tuple(seen.values()),
         seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
@@ -283,16 +265,16 @@ def search(
 def _halve(points: Sequence[Point], judge: Callable[[Point], Verdict]) -> tuple[int, int]:
     """Indices of the last good and of the first bad point; those between them gave no answer."""
     good, bad = 0, len(points) - 1
-    left = set(range(1, bad))
-    while left:
+    skipped: set[int] = set()
+    while left := [at for at in range(good + 1, bad) if at not in skipped]:
         middle = min(left, key=lambda at: abs(2 * at - good - bad))
-        left.remove(middle)
         match judge(points[middle]):
             case Verdict.GOOD:
                 good = middle
             case Verdict.BAD:
                 bad = middle
-        left &= set(range(good + 1, bad))
+            case _:
+                skipped.add(middle)
     return good, bad
 
 
@@ -354,7 +336,7 @@ def _open_stacks(
     """Releases and libraries as axes, and a probe that runs the module and its dependencies in each environment."""
     specs = read_axes(options.axes)
     target = find_target(catalog, options.target)
-    found = find_environments(options.overlays, os.environ, options.python)
+    found = host_stacks.find_environments(options.overlays, os.environ, options.python)
     known = [one.release for one in found if one.environment is not None]
     with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index
         known += open_sources("static").versions()
@@ -363,25 +345,20 @@ def _open_stacks(
     dependencies = [row.id for row in catalog.modules if row.id in below]
 
     def probe(choices: Mapping[str, str], run: int) -> Answer:
-        environment = resolve_environment(choices[TE], found)
+        environment = host_stacks.resolve_environment(choices[TE], found)
         environment = put_axes(environment, {axis.name: folders[choices[axis.name]] for axis, folders in specs})
         facts = read_facts(environment, processes)
         if reason := why_not_here(target, facts):
             raise EvidenceMissing(reason)
         require_torch(facts)
-        seed, stack = (
-            options.seed + run,
-            Stack("-".join(f"{name}{value}" for name, value in choices.items()), environment, facts),
-        )
+        seed = options.seed + run
+        stack = host_stacks.Stack("-".join(f"{axis}{value}" for axis, value in choices.items()), environment, facts)
         folder = receipts / f"seed-{seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
-        running = StackOptions(
+        running = host_stacks.StackOptions(
             (*dependencies, options.module), seed, times=False, folder=folder,
             room=Room(plan_jobs(gpu=bool(target.arch))), limit_s=options.limit_s, variables=os.environ,
         )  # fmt: skip
-        (ran,) = run_stacks(catalog, target, (stack,), running, processes)
-        for receipt in ran.receipts.values():
-            if find_machine_trouble(receipt):  # shows nothing of the release: the next search runs the cell again
-                (folder / stack.name / f"{receipt.cell}.json").unlink(missing_ok=True)
+        (ran,) = host_stacks.run_stacks(catalog, target, (stack,), running, processes)
         return judge_receipts(options.module, dependencies, tuple(ran.receipts.values()), choices)
 
     return (te, *(axis for axis, _ in specs)), probe
@@ -436,7 +413,8 @@ def _find_other(receipt: Receipt, axis: str, wanted: str) -> str:
     Of two copies of a library nobody knows which one computes.
     """
     loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
-    texts = ", ".join(one.version for one in loaded if one.name == _LOADED_AS.get(axis) and one.version)
+    names = {"transformer_engine" if axis == TE else axis.replace("-", "_"), f"lib{axis}"}
+    texts = ", ".join(one.version for one in loaded if one.name in names and one.version)
     versions = sorted(set(re.split(r",\s*", texts))) if texts else []
     return "" if all(_is_same(version, wanted) for version in versions) else " and ".join(versions)
 

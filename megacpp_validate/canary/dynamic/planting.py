@@ -11,7 +11,6 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,18 +19,10 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import Field, JsonValue, ValidationError
 
 from ... import TOOL
+from ...catalog import planted
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.bridge import Target as TargetRow
-from ...catalog.planted import (
-    EditDoesNotFit,
-    Fp8Fault,
-    PlantedFault,
-    SmokeFault,
-    SmokeFaults,
-    TeFault,
-    read_fp8_faults,
-    read_te_faults,
-)
+from ...catalog.planted import EditDoesNotFit, Fp8Fault, PlantedFault, TeFault
 from ...environments.cell import Cell, own_folder
 from ...environments.environment import read_facts
 from ...environments.faulty_overlay import make_faulty
@@ -47,7 +38,7 @@ from ...environments.plan import (
     plan_row,
     why_not_here,
 )
-from ...environments.stacks import find_environments
+from ...environments.stacks import find_environments, resolve_environment
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
@@ -62,7 +53,6 @@ CLEAN: Final = "clean"  # runs of the copied folder itself: without speeds,
 CLEAN_WHOLE: Final = "clean-whole"  # without speeds and with all shapes,
 CLEAN_TIMED: Final = "clean-timed"  # with speeds,
 CLEAN_AGAIN: Final = "clean-again"  # and with speeds a second time
-_MAKERS: Final = 8  # copies that are made at a time: it is the disk that they wait for
 _Row = TypeVar("_Row", bound=PlantedFault)
 Suite = Literal["blame-score", "fp8-faults"]
 Receipts = Mapping[str, Receipt]
@@ -116,9 +106,9 @@ def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, progress:
     release = options.release or catalog.pinned.te
     known: Sequence[TeFault | Fp8Fault]
     if is_blame:
-        known = read_te_faults(modules, options.matrix)
+        known = planted.read_te_faults(modules, options.matrix)
     else:
-        known = read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
+        known = planted.read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
     faults = choose_faults(known, release, options.faults)
     runs = plan_copies(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
     seen, troubles, where = _run_copies(catalog, target, release, runs, options, progress)
@@ -166,10 +156,9 @@ def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str])
     chosen = [fault for fault in faults if release in fault.releases and fault.id in names]
     if not chosen or len(chosen) < len(set(wanted)):
         lacking = ", ".join(sorted(set(wanted) - {fault.id for fault in chosen})) or "every fault"
-        releases = ", ".join(sorted({one for fault in faults for one in fault.releases}))
         raise WrongArguments(
-            f"{lacking}: not written for Transformer Engine {release}. Next step: choose a release of {releases}, or "
-            "give rows of the matrix a text for this one."
+            f"{lacking}: not written for Transformer Engine {release}. Next step: choose a release that the rows of "
+            "the matrix name, or give them a text for this one."
         )
     return chosen
 
@@ -253,8 +242,8 @@ def _find_trouble(
 ) -> Trouble | None:  # fmt: skip
     """Why a copy cannot be judged beside the clean one: cells are missing, or the clean one is red by itself."""
     cells = run.cells or [module.id for module in modules]
-    sides = {"the clean copy": clean} if run.cells else {"the clean copy": clean, "this copy": copy}
-    for side, receipts in sides.items():
+    sides = (("the clean copy", clean),) if run.cells else (("the clean copy", clean), ("this copy", copy))
+    for side, receipts in sides:
         if missing := [one for one in cells if one not in receipts or receipts[one].outcome is Outcome.NOT_RUN]:
             why = "".join(f": {receipts[one].reason}" for one in missing if one in receipts)
             return Verdict.NOT_RUN, f"{side} has no evidence of {', '.join(missing)}{why}"
@@ -339,13 +328,25 @@ def _run_copies(
     if reason := why_not_here(target, read_facts(bare, processes)):
         where = f"not-run: {reason}"
         return {}, {run.name: (Verdict.NOT_RUN, where) for run in runs}, where
-    found = _find_release(release, options, variables)
+    found = resolve_environment(release, find_environments(options.overlays, variables, options.python))
+    if not found.folders:
+        raise NoEnvironment(
+            f"Transformer Engine {release} is installed into the interpreter itself, which is not copied. Next step: "
+            "name with --overlays the folder that holds it, as `pip install --target` makes one."
+        )
     facts = read_facts(found, processes)
     room = Room(plan_jobs(options.jobs, gpu=bool(target.arch)))
     with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
-        copies = _make_copies(bare, found, release, runs, options, troubles)
         blank = plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
-        cells = list(_plan_cells(catalog, blank, runs, copies, options, folder))
+        cells: list[Cell] = []
+        for run in runs:
+            try:
+                environment = _make_copy(bare, found, release, run, options)
+                cells += _plan_cells(catalog, blank, run, environment, options.limit_s, folder)
+            except EditDoesNotFit as stale:
+                troubles[run.name] = Verdict.NOT_PLANTED, str(stale)
+            except (NoEnvironment, OSError) as why:
+                troubles[run.name] = Verdict.NOT_RUN, f"its copy cannot be made: {why}"
         for timed in (False, True):  # what times waits for what computes to end
             wave = [cell for cell in cells if cell.order.times is timed]
             run_here(wave, room, processes, fresh=False, progress=progress)
@@ -357,61 +358,30 @@ def _run_copies(
     return seen, troubles, f"{facts.executable}, Transformer Engine {release} of {found.folders[0]}, {gpu}"
 
 
-def _find_release(release: str, options: PlantOptions, variables: Mapping[str, str]) -> InterpreterEnvironment:
-    """The stack whose folder copies are made of."""
-    places = find_environments(options.overlays, variables, options.python)
-    usable = {one.release: one.environment for one in reversed(places) if one.environment is not None}
-    found = usable.get(release)
-    if found is None or not found.folders:
-        raise NoEnvironment(
-            f"Transformer Engine {release} lies in no overlay folder of this host (releases here: "
-            f"{', '.join(sorted(usable)) or 'none'}). Likely cause: no --overlays and no MEGACPP_OVERLAYS, or the "
-            "release is installed into the interpreter itself, which is not copied. Next step: name with --overlays "
-            "the folder that holds it, as `pip install --target` makes one."
-        )
-    return found
+def _make_copy(
+    bare: InterpreterEnvironment, found: InterpreterEnvironment, release: str, run: CopyRun, options: PlantOptions
+) -> InterpreterEnvironment:
+    """An environment with a copy of the release, with the fault or without one; a clean run takes the release itself.
 
-
-def _make_copies(
-    bare: InterpreterEnvironment, found: InterpreterEnvironment, release: str, runs: Sequence[CopyRun],
-    options: PlantOptions, troubles: dict[str, Trouble],
-) -> list[InterpreterEnvironment | None]:  # fmt: skip
-    """A copy for each run, with its fault or without one; None where `troubles` gets the reason why there is none."""
+    Raises:
+        EditDoesNotFit: the fault is written for other sources.
+        NoEnvironment, OSError: the copy cannot be made or read.
+    """
     clean, *behind = found.folders
     scratch = options.copies or Path(tempfile.gettempdir(), f"megacpp-te-copies-{os.getuid()}")
-
-    def make(run: CopyRun) -> InterpreterEnvironment | None:
-        try:
-            place = make_faulty(clean, release, run.fault, scratch) if run.against else clean
-            environment = put_over(bare, (place, *behind), f"{run.name} of Transformer Engine {release}")
-            _ = environment.identity  # reads every file, side by side with the other copies
-            return environment
-        except EditDoesNotFit as stale:
-            troubles[run.name] = Verdict.NOT_PLANTED, str(stale)
-        except (NoEnvironment, OSError) as why:
-            troubles[run.name] = Verdict.NOT_RUN, f"its copy cannot be made: {why}"
-        return None
-
-    with ThreadPoolExecutor(_MAKERS) as pool:
-        return list(pool.map(make, runs))
+    place = make_faulty(clean, release, run.fault, scratch) if run.against else clean
+    return put_over(bare, (place, *behind), f"{run.name} of Transformer Engine {release}")
 
 
 def _plan_cells(
-    catalog: Catalog, blank: Order, runs: Sequence[CopyRun], copies: Sequence[InterpreterEnvironment | None],
-    options: PlantOptions, folder: Path,
-) -> Iterator[Cell]:  # fmt: skip
-    """The cells of every run that has a copy."""
-    for run, environment in zip(runs, copies, strict=True):
-        if environment is None:
-            continue
-        rows = choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules
-        for row in rows:
-            own = replace(
-                plan_row(blank, row), seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
-                turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
-            )  # fmt: skip
-            limit = options.limit_s if run.quick else limit_of(row, options.limit_s)
-            yield Cell(environment, own, folder / run.name, limit, row.seconds)
+    catalog: Catalog, blank: Order, run: CopyRun, environment: InterpreterEnvironment, limit_s: float, folder: Path
+) -> Iterator[Cell]:
+    for row in choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules:
+        own = replace(
+            plan_row(blank, row), seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
+            turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
+        )  # fmt: skip
+        yield Cell(environment, own, folder / run.name, limit_s if run.quick else limit_of(row, limit_s), row.seconds)
 
 
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------
@@ -445,7 +415,7 @@ class CellFound(Frozen):
 
 
 def run_smoke_faults(
-    catalog: Catalog, known: SmokeFaults, ids: Sequence[str], options: SessionOptions, progress: Progress
+    catalog: Catalog, known: planted.SmokeFaults, ids: Sequence[str], options: SessionOptions, progress: Progress
 ) -> FaultScore:
     """Run the cells that the target has, and judge every fault. Raises as `run_session`.
 
@@ -504,7 +474,7 @@ def judge_finding(
 
 
 def _judge_smoke(
-    fault: SmokeFault, chosen: SmokeFaults, target: str, found: Mapping[str, CellFound],
+    fault: planted.SmokeFault, chosen: planted.SmokeFaults, target: str, found: Mapping[str, CellFound],
     receipts: Mapping[str, Receipt],
 ) -> FaultResult:  # fmt: skip
     plan = next(plan for plan in chosen.plans if plan.id == fault.plan)

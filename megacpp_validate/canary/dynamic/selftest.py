@@ -17,19 +17,9 @@ from ...environments.interpreter import PACKAGE, host_interpreter
 from ...environments.plan import choose_names
 from ...environments.venv import find_torch_python
 from ...errors import InfrastructureFailed, NoEnvironment
+from ...evidence import selftest as score
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.selftest import (
-    FalseAlarm,
-    Fate,
-    Mutant,
-    MutantResult,
-    RunInvalid,
-    SelftestOrder,
-    SelftestResult,
-    SelftestRun,
-    order_text,
-    read_runs,
-)
+from ...evidence.selftest import Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
 from ...process import Processes
 
 DOUBLE: Final = PACKAGE.parent / "tests" / "te_double"  # the stand-in for Transformer Engine; no wheel has it
@@ -62,7 +52,7 @@ def run_selftest(
     with tempfile.TemporaryDirectory(prefix="megacpp-selftest-") as scratch:
         folder = Path(scratch)
         given, runs, log = (folder / name for name in ("order.json", "runs.jsonl", "log"))
-        given.write_text(order_text(order), encoding="utf-8")
+        given.write_text(score.order_text(order), encoding="utf-8")
         environment = host_interpreter(os.environ, find_torch_python())
         call = environment.call("megacpp_validate.selftest", str(runs), str(jobs), str(limit_s))
         ended = Processes().run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
@@ -72,8 +62,8 @@ def run_selftest(
                 "environment has no torch. Next step: run `nox -s selftest`."
             )
         try:
-            found = read_runs(runs.read_text(encoding="utf-8"))
-        except RunInvalid as fault:
+            found = score.read_runs(runs.read_text(encoding="utf-8"))
+        except score.RunInvalid as fault:
             raise InfrastructureFailed(str(fault)) from fault
     result = judge_selftest(catalog, order, found)
     ended_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -119,7 +109,7 @@ def judge_selftest(catalog: Catalog, order: SelftestOrder, runs: Sequence[Selfte
         modules=tuple(module.id for module in catalog.modules),
         mutants=tuple(_judge_mutant(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
         clean_runs=len(clean) - len(not_run),
-        false_alarms=tuple(FalseAlarm(receipt.cell, run.seed, first_failure(receipt)) for run, receipt in red),
+        false_alarms=tuple(score.FalseAlarm(receipt.cell, run.seed, first_failure(receipt)) for run, receipt in red),
         lost=tuple(lost),
     )
 

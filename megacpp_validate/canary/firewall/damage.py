@@ -294,40 +294,48 @@ def rename(library: Path, pattern: str, end: str) -> tuple[str, str]:
     return old, new
 
 
-def _rename_string(install: Install, file: str, pattern: str, end: str) -> None:
+def rename_string(install: Install, file: str, pattern: str, end: str) -> None:
+    """Change the end of the first string of a library that matches."""
     rename(install.find(file), pattern, end)
 
 
-def _uninstall(install: Install) -> None:
+def uninstall(install: Install) -> None:
+    """Remove the package and all its metadata."""
     shutil.rmtree(install.package)
     for folder in install.site.glob("transformer_engine*.dist-info"):
         shutil.rmtree(folder)
 
 
-def _leave_folders(install: Install) -> None:
-    _uninstall(install)
+def leave_folders(install: Install) -> None:
+    """Leave folders without a single source."""
+    uninstall(install)
     for folder in ("common", "pytorch/module", "pytorch/__pycache__"):
         (install.package / folder).mkdir(parents=True)
     (install.package / "pytorch/__pycache__/__init__.cpython-311.pyc").write_bytes(b"")
 
 
-def _set_variable(install: Install, name: str, value: str) -> None:
+def set_variable(install: Install, name: str, value: str) -> None:
+    """Set an environment variable of the process."""
     install.variables[name] = value
 
 
-def _delete(install: Install, file: str) -> None:
+def delete(install: Install, file: str) -> None:
+    """Delete a file."""
     install.find(file).unlink()
 
 
-def _overwrite(install: Install, file: str, content: str) -> None:
+def overwrite(install: Install, file: str, content: str) -> None:
+    """Replace the content of a file by these characters as bytes."""
     install.write(file, content.encode("latin-1"))
 
 
-def _append(install: Install, file: str, line: str) -> None:
+def append(install: Install, file: str, line: str) -> None:
+    """Add a line to a source of the package."""
     install.edit(file, lambda text: f"{text}\n{line}\n")
 
 
-def _cut_source(install: Install, file: str) -> None:
+def cut_source(install: Install, file: str) -> None:
+    """Cut a source of the package in half."""
     install.edit(file, lambda text: text[: len(text) // 2])
 
 
@@ -341,37 +349,44 @@ def take_out(install: Install, name: str) -> None:
     install.edit("pytorch/__init__.py", change)
 
 
-def _link_second_core(install: Install) -> None:
+def link_second_core(install: Install) -> None:
+    """Put a second core library beside the package."""
     (install.site / "libtransformer_engine.so").symlink_to(install.find(_CORE).resolve())
 
 
-def _replace_core(install: Install, part: str, trial_s: str) -> None:
+def replace_core(install: Install, part: str, trial_s: str) -> None:
+    """Replace the core library by a part of the stand-ins; the bridge tries the import for so many seconds."""
     install.write(_CORE, install.stand_in(part).read_bytes())
     install.variables[_TRIAL] = trial_s
 
 
-def _lose_function(install: Install, name: str) -> None:
+def lose_function(install: Install, name: str) -> None:
+    """Replace the torch extension by one that lacks a function."""
     install.write(_EXTENSION, build_extension(install.root / "older", name).read_bytes())
 
 
-def _set_version(install: Install, distribution: str, version: str) -> None:
+def set_version(install: Install, distribution: str, version: str) -> None:
+    """Change the version in the metadata of a distribution; RELEASE stands for the release."""
     folder = install.find(f"{distribution}-*.dist-info")
     shutil.rmtree(folder)
     write_dist_info(install.site, folder.name.partition("-")[0], version.replace("RELEASE", install.release))
 
 
-def _put_copy_first(install: Install, release: str) -> None:
+def put_copy_first(install: Install, release: str) -> None:
+    """Put the sources of another release first on the path."""
     early = install.root / "checkout"
     early.mkdir()
     shutil.unpack_archive(install.wheels(release, "transformer-engine"), early, "zip")
     install.early.append(early)
 
 
-def _hide(install: Install, *patterns: str) -> None:
+def hide(install: Install, *patterns: str) -> None:
+    """Hide what the interpreter has of these names."""
     install.hidden.update(patterns)
 
 
-def _hide_nvrtc(install: Install) -> None:
+def hide_nvrtc(install: Install) -> None:
+    """Let nothing find NVRTC."""
     install.variables["CUDA_HOME"] = install.variables["CUDA_PATH"] = str(install.stand_in("bare_cuda"))
     install.hidden.add("nvidia")
     ldconfig = install.root / "tools" / "ldconfig"
@@ -381,28 +396,18 @@ def _hide_nvrtc(install: Install) -> None:
     install.variables["PATH"] = f"{ldconfig.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def _add_flash_attention_4(install: Install, version: str) -> None:
+def add_flash_attention_4(install: Install, version: str) -> None:
+    """Install flash-attn-4 without what it needs."""
     shutil.unpack_archive(install.wheels(version, "flash-attn-4"), install.site, "zip")
     install.hidden |= {"cutlass*", "nvidia_cutlass*", "quack*", "tvm_ffi*", "flash_attn*"}
 
 
 ACTIONS: Final[dict[str, Callable[..., object]]] = {
-    "add-flash-attention-4": _add_flash_attention_4,
-    "append": _append,
-    "cut-source": _cut_source,
-    "delete": _delete,
-    "hide": _hide,
-    "hide-nvrtc": _hide_nvrtc,
-    "leave-folders": _leave_folders,
-    "link-second-core": _link_second_core,
-    "lose-function": _lose_function,
-    "overwrite": _overwrite,
-    "put-copy-first": _put_copy_first,
-    "rename-string": _rename_string,
-    "replace-core": _replace_core,
-    "set-variable": _set_variable,
-    "set-version": _set_version,
-    "take-out": take_out,
-    "uninstall": _uninstall,
-}
+    action.__name__: action
+    for action in (
+        add_flash_attention_4, append, cut_source, delete, hide, hide_nvrtc, leave_folders, link_second_core,
+        lose_function, overwrite, put_copy_first, rename_string, replace_core, set_variable, set_version, take_out,
+        uninstall,
+    )
+}  # fmt: skip
 """Name in a row's `do` -> what it does to an install, with the row's other words as arguments."""

@@ -28,19 +28,8 @@ from ...diagnosis.installs import ImportFailure, explain_reason
 from ...errors import Exit, ToolError, WrongArguments, exit_for
 from ...evidence.values import Frozen
 from ...process import Ended, Processes, Stopped, run_command
-from .damage import (
-    ACTIONS,
-    LIMIT_S,
-    CannotBuild,
-    Install,
-    Interpreter,
-    WheelOf,
-    build_stand_ins,
-    lay_out,
-    link_the_rest,
-    make_environment,
-    read_interpreter,
-)
+from . import damage
+from .damage import LIMIT_S, CannotBuild, Install, Interpreter, WheelOf
 
 BRIDGE: Final = Path(__file__).resolve().parents[2] / "bridge"
 _CHILD: Final = Path(__file__).with_name("child.py")
@@ -176,7 +165,7 @@ def run_firewall(
         WrongArguments: a name in `only` that is no case.
     """
     plan = plan_firewall(catalog.pinned.te, only)
-    interpreter = read_interpreter(max(limit_s, LIMIT_S))
+    interpreter = damage.read_interpreter(max(limit_s, LIMIT_S))
     for release in sorted({row.release for row in plan}):
         wheels(release, "transformer-engine")
     done: dict[str, FirewallCase] = {}
@@ -222,7 +211,7 @@ class _Tier:
             shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"))
         (package / "__init__.py").touch()
         try:
-            self.stand_ins = build_stand_ins(self.work / "stand-ins") if compiles else None
+            self.stand_ins = damage.build_stand_ins(self.work / "stand-ins") if compiles else None
         except CannotBuild as fault:
             self.why_none = str(fault)
 
@@ -256,13 +245,13 @@ class _Tier:
 
     def _observe(self, row: Damage, folder: Path) -> dict[str, Any]:
         """Lay out, damage, start the process of the case; returns the fields of the case that were observed."""
-        python, site = make_environment(folder)
+        python, site = damage.make_environment(folder)
         install = Install(row.release, folder, site, self.wheels, self.stand_ins)
-        lay_out(install, row.parts)
+        damage.lay_out(install, row.parts)
         if row.do:
             action, *words = row.do
-            ACTIONS[action](install, *words)
-        path = map(str, (self.work / "bridge", *link_the_rest(install, self.interpreter)))
+            damage.ACTIONS[action](install, *words)
+        path = map(str, (self.work / "bridge", *damage.link_the_rest(install, self.interpreter)))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
         variables = {**inherited, "PYTHONPATH": os.pathsep.join(path), **install.variables}
         answer, ended = self._ask(python, folder, variables)

@@ -145,11 +145,11 @@ def _summarize(result: BisectResult) -> str:
         why = first_sentence(result.points[-1].reason).rstrip("., ") if result.points else "unknown"
         return answer.format(why=why)
     causes = " or ".join(_name(turn.axis) for turn in result.culprits)
-    parts = [f"{'Not Transformer Engine:' if 'te' in result.innocent else 'The cause is'} {causes}."]
+    parts = [f"The cause is {causes}."]
     which = " (one of these)" if result.end is SearchEnd.NARROWED else ""
     several = sum(len(axis.values) > 1 for axis in result.axes) > 1
     for turn in result.culprits:
-        held = f", together with {_join(turn.held)}" if several and not result.innocent else ""
+        held = f", together with {_join(turn.held)}" if several else ""
         first = f"{_name(turn.axis)} {_list(turn.first_bad)}{which}{held}"
         parts.append(f"{result.module} breaks first with {first}; {turn.last_good or 'none'} is the last good one.")
     return " ".join(parts)

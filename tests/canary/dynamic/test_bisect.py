@@ -66,7 +66,7 @@ def turns_of(found: BisectResult) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {turn.axis: (turn.last_good, turn.first_bad) for turn in found.culprits}
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, 30, 60])
+@pytest.mark.parametrize("size", [2, 3, 30])
 def test_every_culprit_of_a_row_of_releases_is_found_in_few_runs(size: int) -> None:
     for turn in range(1, size):
         truth = Truth(({0: turn},))
@@ -91,29 +91,34 @@ def test_ends_that_are_not_as_given_end_the_search(
     untold: dict[Any, Verdict], culprits: Any, end: SearchEnd, code: Exit, points: int
 ) -> None:
     found = find([10], Truth(culprits, untold.get))
-    assert (found.end, found.exit, found.culprits, found.innocent, len(found.points)) == (end, code, (), (), points)
+    assert (found.end, found.exit, found.culprits, len(found.points)) == (end, code, (), points)
     assert found.points[-1].reason
     assert found.points[-1].runs == (end is not SearchEnd.END_UNBUILT)
 
 
-AXES: dict[str, tuple[list[int], tuple[dict[int, int], ...], tuple[str, str, str], dict[str, str], set[str]]] = {
-    "one of two": ([10, 5], ({1: 3},), ("cudnn", "v2", "v3"), {"te": "v9"}, {"te"}),
-    "the last of four": ([3, 4, 2, 9], ({3: 8},), ("flash-attn", "v7", "v8"),
-                         {"te": "v2", "cudnn": "v3", "torch": "v1"}, {"te", "cudnn", "torch"}),
-    "each alone: the first that is moved": ([30, 9], ({0: 17}, {1: 3}), ("te", "v16", "v17"), {"cudnn": "v0"},
-                                            {"cudnn"}),
-    "two together: the second, with the first held": ([10, 5], ({0: 6, 1: 2},), ("cudnn", "v1", "v2"), {"te": "v9"},
-                                                      set()),
-    "an axis that does not change": ([1, 7], ({1: 3},), ("cudnn", "v2", "v3"), {"te": "v0"}, set()),
-}  # fmt: skip
+# Sizes of the axes, culprits, the axis that is found with its last good and first bad value, the values of the others.
+AXES: dict[str, tuple[list[int], tuple[dict[int, int], ...], tuple[str, str, str], dict[str, str]]] = {
+    "one of two": ([10, 5], ({1: 3},), ("cudnn", "v2", "v3"), {"te": "v9"}),
+    "the last of four": (
+        [3, 4, 2, 9],
+        ({3: 8},),
+        ("flash-attn", "v7", "v8"),
+        {"te": "v2", "cudnn": "v3", "torch": "v1"},
+    ),
+    "each alone: the first that is moved": ([30, 9], ({0: 17}, {1: 3}), ("te", "v16", "v17"), {"cudnn": "v0"}),
+    "two together: the second": ([10, 5], ({0: 6, 1: 2},), ("cudnn", "v1", "v2"), {"te": "v9"}),
+    "an axis that does not change": ([1, 7], ({1: 3},), ("cudnn", "v2", "v3"), {"te": "v0"}),
+}
 
 
-@pytest.mark.parametrize("name", AXES)
-def test_the_axis_is_found_and_where_along_it(name: str) -> None:
-    sizes, culprits, (axis, good, bad), held, innocent = AXES[name]
+@pytest.mark.parametrize(("sizes", "culprits", "turn", "held"), AXES.values(), ids=AXES)
+def test_the_axis_is_found_and_where_along_it(
+    sizes: list[int], culprits: tuple[dict[int, int], ...], turn: tuple[str, str, str], held: dict[str, str]
+) -> None:
     truth = Truth(culprits)
     found = find(sizes, truth)
-    assert (turns_of(found), found.end, set(found.innocent)) == ({axis: (good, (bad,))}, SearchEnd.FOUND, innocent)
+    axis, good, bad = turn
+    assert (turns_of(found), found.end) == ({axis: (good, (bad,))}, SearchEnd.FOUND)
     assert found.culprits[0].held == held
     assert max(truth.runs.values()) == 1
 
@@ -134,11 +139,11 @@ def test_releases_without_an_answer_widen_the_range_and_never_move_it(turn: int,
     )
 
 
-def test_a_mix_without_an_answer_leaves_both_axes_and_clears_none() -> None:
+def test_a_mix_without_an_answer_leaves_both_axes() -> None:
     # A new Transformer Engine does not import with the old cuDNN.
     found = find([10, 2], Truth(({0: 6},), lambda p: UNTOLD if (p[0] > 4) != (p[1] > 0) else None))
     assert turns_of(found) == {"te": ("v4", ("v5", "v6", "v7", "v8", "v9")), "cudnn": ("", ("v1",))}
-    assert (found.end, found.innocent) == (SearchEnd.NARROWED, ())
+    assert found.end is SearchEnd.NARROWED
 
 
 def test_a_failure_that_comes_and_goes_is_found_by_repeated_runs() -> None:
@@ -246,7 +251,7 @@ def test_what_the_machine_does_is_no_fault_of_a_release(kind: str, message: str,
         ("torch", "2.11.0", Package("torch", "2.11.0+cu130", "f"), Verdict.GOOD),
         ("torch", "2.11.0", Package("torch", "2.13.0", "f"), Verdict.CANNOT_TELL),
         ("te", "2.17.1", Package("transformer_engine", "2.20.2", "f"), Verdict.CANNOT_TELL),
-        ("my-kernels", "3", Package("my_kernels", "4", "f"), Verdict.GOOD),
+        ("my-kernels", "3", Package("my_kernels", "4", "f"), Verdict.CANNOT_TELL),
     ],
 )
 def test_a_point_that_loaded_something_else_says_nothing(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.firewall import damage
 from megacpp_validate.canary.firewall import run as firewall
 from megacpp_validate.canary.firewall.damage import CannotBuild, Interpreter, read_interpreter
 from megacpp_validate.canary.firewall.run import (
@@ -68,7 +69,7 @@ def run(catalog: Catalog, sources: Sources, interpreter: Interpreter) -> Iterato
         return run_firewall(catalog, only=only, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(firewall, "read_interpreter", lambda _: interpreter)
+        patch.setattr(damage, "read_interpreter", lambda _: interpreter)
         yield go
 
 
@@ -234,7 +235,7 @@ def test_without_a_compiler_the_compiled_cases_are_not_run(run: Run, monkeypatch
     def refuse(_: Path) -> None:
         raise CannotBuild("no C compiler")
 
-    monkeypatch.setattr(firewall, "build_stand_ins", refuse)
+    monkeypatch.setattr(damage, "build_stand_ins", refuse)
     result = run("missing-library", "import-hangs", "absent")
     outcomes = {case.case: case.outcome.value for case in result.cases}
     assert outcomes == {"missing-library": "not-run", "import-hangs": "not-run", "absent": "pass"}
@@ -246,7 +247,7 @@ def test_without_torch_the_cases_that_want_it_are_not_run(
     run: Run, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = replace(interpreter, torch="", problem="torch cannot be imported here")
-    monkeypatch.setattr(firewall, "read_interpreter", lambda _: without)
+    monkeypatch.setattr(damage, "read_interpreter", lambda _: without)
     result = run("undefined-symbol", "metapackage-alone")
     outcomes = {case.case: case.outcome.value for case in result.cases}
     assert outcomes == {
