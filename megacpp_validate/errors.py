@@ -56,6 +56,26 @@ class EvidenceMissing(ToolError):
     exit = Exit.EVIDENCE_MISSING
 
 
+class FileInvalid(EvidenceMissing):
+    """A file that is not what it should be.
+
+    Attributes:
+        file: which one.
+        reason: what is wrong with it, every fault named.
+    """
+
+    kind: ClassVar[str]
+    next_step: ClassVar[str]
+
+    def __init__(self, file: Path, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(
+            f"{file} is not a valid {self.kind}: {reason}. Likely cause: the file was edited, cut short, or written by "
+            f"another version. Next step: {self.next_step}."
+        )
+
+
 class NoEnvironment(ToolError):
     """Sources or an environment cannot be made."""
 

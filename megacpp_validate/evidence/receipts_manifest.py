@@ -7,9 +7,7 @@ https://github.com/openssh/openssh-portable/blob/master/PROTOCOL.sshsig
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,14 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ..errors import InfrastructureFailed, WrongArguments
+from ..errors import InfrastructureFailed, WrongArguments, writing_to
 from ..process import Ended, run_command
 from .receipt import write_whole
 
 MANIFEST: Final = "receipts.sha256"
 SIGNATURE: Final = "receipts.sha256.sig"
 NAMESPACE: Final = "receipts@megacpp-validate"  # so that no signature of another purpose serves here
-_LINE: Final = re.compile(r"([0-9a-f]{64})  (\S.*)")
 _LIMIT_S: Final = 60.0
 
 
@@ -46,24 +43,6 @@ def hash_manifest(hashes: Mapping[str, str]) -> str:
     return hashlib.sha256(render_manifest(hashes).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def read_manifest_text(text: str) -> dict[str, str]:
-    """File -> SHA-256.
-
-    Raises:
-        ManifestInvalid: a line is none of a manifest, or a file is there twice.
-    """
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise ManifestInvalid(f"line {number} of {MANIFEST} is not in the format of `sha256sum`: {line[:80]!r}")
-        sha256, file = match.groups()
-        if file in found:
-            raise ManifestInvalid(f"{MANIFEST} names {file!r} twice")
-        found[file] = sha256
-    return found
-
-
 def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: Mapping[str, str]) -> None:
     """Write the manifest of a folder, and its signature beside it.
 
@@ -75,33 +54,21 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
 
     Raises:
         InfrastructureFailed: there is no ssh-keygen.
-        ManifestInvalid: the key cannot sign, or the folder cannot be written.
+        ManifestInvalid: the key cannot sign.
+        WrongArguments: the folder cannot be written.
     """
     text = render_manifest(hashes)
-    if odd := [file for file in hashes if not file.isprintable() or "\\" in file]:  # `sha256sum` would escape it
-        raise ManifestInvalid(f"{folder} was not signed: the file {odd[0]!r} has an odd name. Next step: rename it.")
-    if not key.is_file():  # a pipe would wait for who writes to it
-        raise ManifestInvalid(
-            f"{folder} was not signed: there is no key in {key}. Next step: name the file of a key; "
-            "`ssh-keygen -t ed25519 -f KEY` makes one."
-        )
     done = _ask(["sign", "-q", "-f", str(key), "-n", NAMESPACE], text.encode(), variables)
     if done.code:
         raise ManifestInvalid(
-            f"{folder} was not signed: {done.last_words}. Likely cause: {key} is not a key, has a passphrase, or is "
-            "readable by other users. Next step: load a key with a passphrase into ssh-agent and name its .pub here."
+            f"{folder} was not signed: {done.last_words}. Likely cause: {key} is missing, is not a key, has a "
+            "passphrase, or is readable by other users. Next step: make a key with `ssh-keygen -t ed25519 -f KEY`; "
+            "load a key with a passphrase into ssh-agent and name its .pub here."
         )
-    try:
+    with writing_to(folder, "a signature", "FOLDER"):
         # The signature first: a manifest that no signature fits yet is refused, and so is a folder half signed.
         write_whole(folder / SIGNATURE, done.words)
         write_whole(folder / MANIFEST, text)
-    except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # a full disk ends every verb in one way
-        raise ManifestInvalid(
-            f"{folder} was not signed: {fault.strerror or fault}. Likely cause: this user may not write to the folder. "
-            "Next step: sign a copy of the folder."
-        ) from fault
 
 
 def verify_folder(
@@ -127,7 +94,8 @@ def verify_folder(
     for principal in dict.fromkeys(row.partition(",")[0] for row in rows):
         done = _ask(["verify", *words, "-I", principal, "-s", str(folder / SIGNATURE)], manifest, variables)
         if not done.code:
-            return principal, read_manifest_text(manifest.decode("utf-8", "surrogateescape"))
+            lines = (line.split("  ", 1) for line in manifest.decode().splitlines())
+            return principal, {file: digest for digest, file in lines}
         last = done.last_words
     raise ManifestInvalid(
         f"{MANIFEST} is not what one of {signers} signed: {last}. Likely cause: another key signed, its date has "

@@ -1,21 +1,12 @@
-"""Values that every host result is made of: frozen models, a source line, the class of a cause; and JSON read strictly.
-
-A JSON text may hide a key that is there twice, numbers that JSON has not, more than is read.
-"""
+"""Values that every host result is made of: frozen models, a source line, the class of a cause."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Final
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from ..errors import EvidenceMissing
 
 
 class Cause(StrEnum):
@@ -52,67 +43,6 @@ def read_version(text: str) -> Version | None:
         return Version(text)
     except InvalidVersion:
         return None
-
-
-class FileInvalid(EvidenceMissing):
-    """A file that is not what it should be.
-
-    Attributes:
-        file: which one.
-        reason: what is wrong with it, every fault named.
-    """
-
-    kind: ClassVar[str]
-    next_step: ClassVar[str]
-
-    def __init__(self, file: Path, reason: str) -> None:
-        self.file = file
-        self.reason = reason
-        super().__init__(
-            f"{file} is not a valid {self.kind}: {reason}. Likely cause: the file was edited, cut short, or written by "
-            f"another version. Next step: {self.next_step}."
-        )
-
-
-def read_strict_json(text: str | bytes) -> Any:
-    """The value of a JSON text that hides nothing.
-
-    Raises:
-        ValueError: it is no JSON, has a key twice in one object, a number that JSON does not have, or is nested deeper
-            than Python reads.
-    """
-    return read_json(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
-
-
-def read_json(text: str | bytes, **hooks: Any) -> Any:
-    """The value of a text, whoever wrote it.
-
-    Args:
-        text: JSON.
-        hooks: of `json.loads`.
-
-    Raises:
-        ValueError: it is no JSON, is refused by a hook, or is nested deeper than Python reads.
-    """
-    try:
-        return json.loads(text, **hooks)
-    except RecursionError as fault:
-        raise ValueError("it is nested too deep") from fault
-
-
-def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} appears twice in one object")
-        found[key] = value
-    return found
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"the number {text} is not finite")
-    return number
 
 
 def list_errors(fault: ValidationError) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import Field
 
 from ..catalog.images import Base, Images
-from ..evidence.values import Frozen, read_json
+from ..evidence.values import Frozen
 from .tools import MIRROR, ImageRefused, RegistryLies, RegistryUnreachable, read_manifest, use_mirror
 
 FILE: Final = "containers/pins.json"
@@ -145,7 +145,7 @@ def read_index(text: str) -> dict[str, str]:
     """
     try:
         # linux/arm64 means its first variant, v8; attestations are of an unknown platform.
-        rows = [row for row in read_json(text)["manifests"] if row["platform"]["os"] != "unknown"]
+        rows = [row for row in json.loads(text)["manifests"] if row["platform"]["os"] != "unknown"]
         rows.sort(key=lambda row: row["platform"].get("variant", "") in ("", "v8"))
         return {f"{row['platform']['os']}/{row['platform']['architecture']}": str(row["digest"]) for row in rows}
     except (KeyError, TypeError, AttributeError) as fault:

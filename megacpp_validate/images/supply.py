@@ -7,6 +7,7 @@ No transparency log: it is on the Internet, and would list every image. SBOM: SP
 from __future__ import annotations
 
 import base64
+import json
 import tempfile
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from ..errors import Exit, NoEnvironment, ToolError, exit_for
-from ..evidence.values import Frozen, read_json
+from ..evidence.values import Frozen
 from ..process import Ended
 from . import tools
 from .locks import LockedPackage, read_image_lock
@@ -206,7 +207,7 @@ def read_sbom(body: Any) -> tuple[Package, ...]:
     """
     found = []
     try:
-        body = read_json(body) if isinstance(body, str) else body
+        body = json.loads(body) if isinstance(body, str) else body
         for row in body["packages"]:
             links = [one["referenceLocator"] for one in row.get("externalRefs", ()) if one["referenceType"] == "purl"]
             kind, _, rest = links[0].removeprefix("pkg:").partition("?")[0].partition("/") if links else ("oci", "", "")
@@ -254,8 +255,8 @@ def read_attested_sbom(shown: str, key: Path, variables: Mapping[str, str]) -> A
     try:
         if done.code:
             raise ValueError(done.last_words)
-        envelope = read_json(done.words.strip().splitlines()[-1])  # of several, the last one counts
-        return read_json(base64.b64decode(envelope["payload"]).decode())["predicate"]
+        envelope = json.loads(done.words.strip().splitlines()[-1])  # of several, the last one counts
+        return json.loads(base64.b64decode(envelope["payload"]).decode())["predicate"]
     except (ValueError, KeyError, IndexError, TypeError) as fault:
         raise tools.RegistryLies(f"no SBOM of this image is attested by {key}: {fault}") from fault
 

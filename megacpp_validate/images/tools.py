@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
-from ..evidence.values import read_json
 from ..process import Ended, run_command
 
 MIRROR: Final = "MEGACPP_REGISTRY_MIRROR"
@@ -194,7 +194,7 @@ def read_image(shown: str, variables: Mapping[str, str]) -> PushedImage:
     read_manifest(shown, variables)
     form = '{"image": {{json .Image}}, "provenance": {{json .Provenance}}}'
     try:
-        body = read_json(_inspect(shown, variables, "--format", form))
+        body = json.loads(_inspect(shown, variables, "--format", form))
         image, provenance = body["image"], body["provenance"] or {}
         if "os" in image:  # of one platform
             name = f"{image['os']}/{image['architecture']}"

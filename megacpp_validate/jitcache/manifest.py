@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ..errors import EvidenceMissing
 from ..evidence.receipt import write_whole
-from ..evidence.values import Frozen, read_strict_json
+from ..evidence.values import Frozen
 from . import layout
 
 SCHEMA: Final = "megacpp-validate/jit-manifest/1"
@@ -220,7 +220,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
             "Next step: take the cache from where it was exported, or prewarm again."
         )
     try:
-        return Manifest.model_validate(read_strict_json(text), strict=False), f"sha256:{sha256(text).hexdigest()}"
+        return Manifest.model_validate_json(text), f"sha256:{sha256(text).hexdigest()}"
     except ValueError as fault:
         raise ManifestInvalid(
             f"the manifest of {folder} is invalid: {fault}. Likely cause: another version wrote it. Next step: prewarm "

@@ -20,8 +20,6 @@ from megacpp_validate.evidence.receipts_manifest import (
     SIGNATURE,
     ManifestInvalid,
     hash_manifest,
-    read_manifest_text,
-    render_manifest,
     sign_folder,
     verify_folder,
 )
@@ -61,9 +59,6 @@ def test_a_folder_without_a_signature_or_signers_is_refused(tmp_path: Path, keys
     sign_folder(tmp_path, HASHES, keys / "team", os.environ)
     with pytest.raises(ManifestInvalid, match="there is no file"):
         verify(tmp_path, keys / "nobody")
-    os.mkfifo(tmp_path / "pipe")  # would wait for who writes to it
-    with pytest.raises(ManifestInvalid, match="no key in"):
-        sign_folder(tmp_path, HASHES, tmp_path / "pipe", os.environ)
     (tmp_path / SIGNATURE).write_text("no signature")
     with pytest.raises(ManifestInvalid, match="is not what one of"):
         verify(tmp_path, keys / "signers")
@@ -85,8 +80,6 @@ def test_a_key_in_several_rows_may_sign_by_any_of_them(tmp_path: Path, keys: Pat
 def test_an_invalid_key_signs_nothing(tmp_path: Path, keys: Path) -> None:
     with pytest.raises(ManifestInvalid, match="Next step"):
         sign_folder(tmp_path, HASHES, keys / "nobody", os.environ)
-    with pytest.raises(ManifestInvalid, match="odd name"):
-        sign_folder(tmp_path, {"a\\b.json": "0" * 64}, keys / "team", os.environ)
     assert not list(tmp_path.iterdir())
 
 
@@ -96,12 +89,6 @@ def test_without_ssh_keygen_nothing_is_signed(tmp_path: Path) -> None:
         sign_folder(tmp_path, HASHES, tmp_path / "key", {"PATH": str(tmp_path)})
 
 
-def test_a_manifest_reads_back_and_names_an_invalid_line() -> None:
-    assert read_manifest_text(render_manifest(HASHES)) == HASHES
-    assert read_manifest_text("") == {}
+def test_the_hash_of_a_manifest_depends_on_files_and_not_on_their_order() -> None:
     changed = HASHES | {"run/a.json": "2" * 64}
     assert hash_manifest(HASHES) == hash_manifest(dict(reversed(HASHES.items()))) != hash_manifest(changed)
-    with pytest.raises(ManifestInvalid, match="line 2"):
-        read_manifest_text(render_manifest(HASHES).replace("1" * 64, "1" * 63))
-    with pytest.raises(ManifestInvalid, match="twice"):
-        read_manifest_text(render_manifest(HASHES) * 2)

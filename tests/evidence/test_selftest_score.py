@@ -48,12 +48,6 @@ def test_wilson_holds_the_proportion(hits: int, more: int) -> None:
     assert 0.0 <= low <= share <= high <= 1.0
 
 
-@pytest.mark.parametrize(("hits", "trials"), [(-1, 3), (4, 3)])
-def test_what_is_no_proportion_is_refused(hits: int, trials: int) -> None:
-    with pytest.raises(ValueError, match="no proportion"):
-        wilson_interval(hits, trials)
-
-
 def test_one_survivor_one_wrong_blame_or_one_alarm_breaks_it() -> None:
     good = MutantResult(MUTANT, Fate.KILLED, ("attention",))
     whole = SelftestResult(("attention",), (good,), 200)

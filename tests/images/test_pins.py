@@ -131,7 +131,7 @@ def test_the_pins_that_are_committed(claimed: Images) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["not json", '{"generated_by": "x", "pins": [], "pins": []}', '{"generated_by": "x", "pins": [{"base": "b"}]}'],
+    ["not json", '{"generated_by": "x", "pins": [{"base": "b"}]}'],
 )  # fmt: skip
 def test_a_file_that_was_edited_by_hand(tmp_path: Path, text: str) -> None:
     (tmp_path / "pins.json").write_text(text)

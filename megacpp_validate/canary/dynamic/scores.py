@@ -18,7 +18,7 @@ from ...diagnosis.culprits import Culprit
 from ...errors import EvidenceMissing, Exit, WrongArguments, exit_for
 from ...evidence.receipt import Outcome
 from ...evidence.selftest import SelftestResult, wilson_interval
-from ...evidence.values import Cause, Frozen, read_strict_json
+from ...evidence.values import Cause, Frozen
 
 SCORE: Final = "docs/evidence/score.json"
 _T = TypeVar("_T", SelftestResult, "FaultScore")
@@ -308,7 +308,6 @@ def _rate(name: str, says: str, hits: int, trials: int, **row: Any) -> Rate:
 def _read(file: Path, model: type[_T], schema: str) -> _T:
     try:
         text = file.read_text(encoding="utf-8")
-        read_strict_json(text)
         found = TypeAdapter(model).validate_json(text)
         if found.schema_id != schema:
             raise ValueError("it is another result")
