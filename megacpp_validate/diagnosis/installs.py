@@ -5,7 +5,8 @@ the three parts (Python sources, core library, torch extension) lie on the path.
 cause is often in which parts are there, of which release, and where. Rows that look at a file do so on this host: where
 the environment lies elsewhere they match nothing, and the rows below them count.
 
-To add a failure that was seen, add a row to `ROWS`: the first row that matches has the answer.
+`ROWS` holds what depends on the installation; the first row that matches has the answer. What the exception alone says
+(a missing symbol, library or package, a driver that is too old) is in the table of failures, `rows.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..evidence.values import Frozen
-from .rows import OWN, component_named, owner_of
+from ..evidence.values import Cause, Frozen
+from .diagnose import diagnose
+from .next_steps import TE_TITLE, advise
 
 SOURCES: Final = "transformer-engine"
 CORES: Final = ("transformer-engine-cu12", "transformer-engine-cu13")
@@ -57,11 +59,6 @@ class Fault(Frozen):
     def is_a(self, *kinds: type[BaseException]) -> bool:
         """Whether it is of one of these built-in classes."""
         return any(kind.__name__ in self.kinds for kind in kinds)
-
-    @property
-    def lacks_te_module(self) -> bool:
-        """Whether a module of Transformer Engine was not found."""
-        return self.is_a(ModuleNotFoundError) and self.name.startswith("transformer_engine")
 
 
 class Install(Frozen):
@@ -106,7 +103,7 @@ class Row(NamedTuple):
     Attributes:
         matches: a pattern of the exception's text, whose named groups are the words, or a function that returns the
             words, None where the row does not match.
-        likely, next_step: with the words as {names}; `library` and `package` belong to the word `symbol`.
+        likely, next_step: with the words as {names}.
         seen: where; empty where `canary/firewall/damage.py` or a test of this table reproduces it.
     """
 
@@ -142,9 +139,7 @@ def _find(faults: tuple[Fault, ...], install: Install) -> LikelyCause | None:
         for fault in faults:
             words = _match(row, fault, install)
             if words is not None:
-                library, package = _owner(str(words.get("symbol", "")))
-                all_words = {"library": library, "package": package, **words}
-                return LikelyCause(row.likely.format_map(all_words), row.next_step.format_map(all_words))
+                return LikelyCause(row.likely.format_map(words), row.next_step.format_map(words))
     return None
 
 
@@ -206,17 +201,17 @@ def _emptied(fault: Fault, _: Install) -> Words | None:
 # --- modules, names and metadata --------------------------------------------------------------------------------------
 
 
-def _module_hidden(fault: Fault, _: Install) -> Words | None:
-    words = _other_module(fault)
+def _module_hidden(fault: Fault, install: Install) -> Words | None:
+    words = _other_module(fault, install)
     return {**words, "file": fault.root_file} if words and fault.root_file and fault.name != words["missing"] else None
 
 
-def _module_gone(fault: Fault, _: Install) -> Words | None:
-    words = _other_module(fault)
+def _module_gone(fault: Fault, install: Install) -> Words | None:
+    words = _other_module(fault, install)
     return {**words, "name": fault.name} if words and fault.root_loaded and fault.name != words["missing"] else None
 
 
-def _other_module(fault: Fault) -> dict[str, str] | None:
+def _other_module(fault: Fault, _: Install) -> dict[str, str] | None:
     """A missing module that is none of Transformer Engine's."""
     if not fault.is_a(ModuleNotFoundError) or not fault.name or fault.name.startswith("transformer_engine"):
         return None
@@ -226,32 +221,6 @@ def _other_module(fault: Fault) -> dict[str, str] | None:
 def _flash_attention_4(fault: Fault, _: Install) -> Words | None:
     of_it = fault.is_a(ImportError) and fault.name.partition(".")[0] in {"cutlass", "quack", "tvm_ffi"}
     return {"name": fault.name} if of_it else None
-
-
-def _name_of(*roots: str, other: bool = False, attribute: bool = False) -> Match:
-    """A name that is not where the sources look for it, by the package that lacks it.
-
-    Args:
-        roots: packages or modules, the latter with a dot.
-        other: any package, instead.
-        attribute: an attribute of any package, too.
-    """
-
-    def match(fault: Fault, _: Install) -> Words | None:
-        owner, name = fault.owner, fault.name
-        if not (fault.is_a(AttributeError) and owner and name):
-            found = re.search(
-                r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'", fault.text
-            )
-            if found is None:
-                return None
-            owner, name = found[2], found[1]
-        root = owner.partition(".")[0]
-        named = any(owner == one if "." in one else re.fullmatch(one, root) for one in roots)
-        of_attribute = attribute and fault.is_a(AttributeError)
-        return {"owner": owner, "name": name, "root": root} if named or other or of_attribute else None
-
-    return match
 
 
 def _no_metadata(fault: Fault, install: Install) -> Words | None:
@@ -269,31 +238,27 @@ def _two_copies(_: Fault, install: Install) -> Words | None:
 # --- libraries and parts ----------------------------------------------------------------------------------------------
 
 
-def _missing_library(of_driver: bool) -> Match:
-    """A shared library that is not there; `of_driver`: one that comes with the NVIDIA driver, and no package has."""
-
-    def match(fault: Fault, _: Install) -> Words | None:
-        found = (
-            re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", fault.text)
-            or re.search(r"^(\w+) shared object not found", fault.text)
-            or (re.search(r"grep '?(lib[\w.]+)", fault.text) if "CalledProcessError" in fault.kinds else None)
-        )
-        if found is None or (_owner(found[1])[1] == _DRIVER) is not of_driver:
-            return None
-        return {"symbol": found[1]}
-
-    return match
+def _known(fault: Fault, _: Install) -> Words | None:
+    """What the table of failures says of the exception alone."""
+    said = f"{fault.kinds[0]}: {fault.text}"
+    step, found = advise(said, TE_TITLE, "the installed torch", "", ""), diagnose(said)
+    if not step or fault.is_a(ModuleNotFoundError):
+        return None
+    component = found.component.removesuffix(" ABI") or "library"
+    likely = f"Transformer Engine was built for another {component}"
+    if found.cause is Cause.ENVIRONMENT:
+        likely = f"the {component} does not fit or is not installed"
+    return {"likely": f"{likely}{f' ({found.missing} is missing)' if found.missing else ''}", "step": step}
 
 
-def _part_lacks(core: bool, extension: bool) -> Match:
-    """Which of the compiled parts are neither installed nor beside a copy."""
-
-    def match(_: Fault, install: Install) -> Words | None:
-        has_core = install.has_core or install.core is not None
-        has_extension = install.has_extension or EXTENSION in install.versions
-        return {} if (not has_core, not has_extension) == (core, extension) else None
-
-    return match
+def _parts_missing(_: Fault, install: Install) -> Words | None:
+    """Compiled parts that are neither installed nor beside a copy."""
+    parts = {
+        "core library (transformer_engine_cu12 or _cu13)": install.has_core or install.core is not None,
+        "torch extension (transformer_engine_torch)": install.has_extension or EXTENSION in install.versions,
+    }
+    missing = [name for name, here in parts.items() if not here]
+    return {"missing": " and no ".join(missing)} if missing else None
 
 
 def _different_releases(_: Fault, install: Install) -> Words | None:
@@ -304,23 +269,6 @@ def _different_releases(_: Fault, install: Install) -> Words | None:
 def _library_gone(_: Fault, install: Install) -> Words | None:
     gone = [name for name, here in ((install.core, install.has_core), (EXTENSION, install.has_extension)) if not here]
     return {"gone": " and ".join(map(str, gone))} if gone else None
-
-
-# The driver is no package; the core library's package has the name of the whole.
-_DRIVER: Final = "the NVIDIA driver"
-
-
-def _owner(symbol: str) -> tuple[str, str]:
-    """The library that a missing symbol or file belongs to, and the package that brings it."""
-    owner = owner_of(symbol)
-    if owner is None:
-        return "another library", f"package that brings {symbol}"
-    if owner == OWN:
-        return "Transformer Engine's core library", "transformer-engine[pytorch]"
-    if owner == "driver":
-        return _DRIVER, _DRIVER
-    package = component_named(owner).package or owner
-    return owner.removesuffix(" ABI"), package.replace("{-cuda}", "").replace("{cuda}", "13 (or -cu12)")
 
 
 def _when(*kinds: type[BaseException], text: str = "", install: Callable[[Install], bool] = lambda _: True) -> Match:
@@ -354,26 +302,18 @@ ROWS: Final = (
         f"remove its __pycache__ folders, or {REINSTALL}"),
     Row(r"(?P<file>\S+?\.so[\w.]*): (?P<what>file too short|invalid ELF header|cannot read file data)",
         "{file} is damaged ({what}), as a full disk or a broken copy leaves it", REINSTALL),
-    Row(r"is already registered!", "the torch extension is none of this process: it is loaded twice, from two builds",
-        REINSTALL, "pybind11.h"),
-    Row(r"does not define module export function|initialization of \w+ failed without raising|Python version mismatch",
-        "the torch extension is none of this process: it was built for another Python, or is damaged", REINSTALL,
+    Row(r"is already registered!|does not define module export function|initialization of \w+ failed without raising|"
+        r"Python version mismatch",
+        "the torch extension was built for another Python or is damaged, or two builds of it are loaded", REINSTALL,
         "CPython importdl.c; pybind11.h"),
     Row(_emptied, "{file} is empty, as a full disk or a copy cut short leaves it", REINSTALL),
-    Row(r"numpy\.\w+ size changed|compiled using NumPy|numpy\.core\.multiarray failed",
-        "a compiled module was built for another numpy than the one that is here",
-        "install the numpy that it was built for (numpy<2, as a rule), or reinstall the package of that module"),
-    Row(r"driver version is insufficient|NVIDIA driver on your system is too old",
-        "the NVIDIA driver is older than what this CUDA runtime needs",
-        "update the driver, or install torch and Transformer Engine for the CUDA that nvidia-smi names"),
     Row(_flash_attention_4,
         "flash-attn-4 is installed without the CuTe DSL (`{name}` is missing), and this release of Transformer Engine "
         "imports it as soon as it sees it",
         "pip install nvidia-cutlass-dsl quack-kernels, or pip uninstall flash-attn-4"),
     Row(_module_hidden, "the file {file} has the name of the package `{missing}` and hides it", RENAME),
     Row(_module_gone, "this `{missing}` has no module {name}", "use the {missing} that this release was made for"),
-    Row(lambda fault, _: _other_module(fault),
-        "Transformer Engine needs the Python package `{missing}`, which is not here", "pip install {missing}"),
+    Row(_other_module, "Transformer Engine needs the Python package `{missing}`", "pip install {missing}"),
     Row(_when(install=lambda install: bool(install.unreadable)),
         "the metadata of {unreadable} cannot be read: damaged, or deleted", REINSTALL),
     Row(_no_metadata,
@@ -388,42 +328,18 @@ ROWS: Final = (
         "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"),
     Row(r"Multiple files found: \[(?P<files>.+?)\](?!\w)", "the libraries of two builds lie beside each other: {files}",
         "remove the one of the older build"),
-    Row(r"(?:\S*/)?(?P<file>[^\s/]+): undefined symbol: (?P<symbol>\w+)",
-        "{file} was built against another build of {library}: it wants the symbol {symbol}, which the one that is "
-        "loaded does not have",
-        "install the {package} that this release was built for (or rebuild the extension against yours), or go back to "
-        "the release that worked", "TE 2.14.1"),
-    Row(r"version [`'](?P<what>GLIBC|GLIBCXX|CXXABI)_(?P<version>[\d.]+)' not found",
-        "the libraries were built on a newer Linux: they want {what} {version}",
-        "use a newer base image, or build the extension on this one", "ld.so"),
-    Row(r"Multiple lib", "two CUDA runtimes are visible to this process",
-        "keep one of them on LD_LIBRARY_PATH and in site-packages", "TE 2.12.0"),
-    Row(_name_of("torch"), "this torch has no `{owner}.{name}`", "use the torch that this release was built for"),
-    Row(_name_of("transformer_engine.pytorch"), "this release moved, renamed or never had `{owner}.{name}`",
+    Row(r"cannot import name '(?P<name>\w+)' from (?:partially initialized module )?"
+        r"'(?P<owner>transformer_engine\.[\w.]+)'",
+        "this release moved, renamed or never had `{owner}.{name}`",
         "run the upgrade canary between a release that has it and this one"),
-    Row(_name_of(r"transformer_engine\w*", attribute=True),
-        "`{owner}` has no `{name}`: the Python sources and the compiled extension are not of one build",
-        f"uninstall all parts, then {INSTALL}"),
-    Row(_name_of(other=True), "this `{root}` has no `{owner}.{name}`",
-        "use the {root} that this release was made for"),
-    Row(_missing_library(of_driver=True),
-        "the shared library {symbol} ({library}) is not installed or not on the loader's path",
-        "run on a GPU host, in a container with its driver (docker run --gpus all)"),
-    Row(_missing_library(of_driver=False),
-        "the shared library {symbol} ({library}) is not installed or not on the loader's path",
-        "pip install {package} for the CUDA of this install, or put its folder on LD_LIBRARY_PATH"),
-    Row(_different_releases,
-        "the parts of Transformer Engine are of different releases ({listed}); a +local suffix counts", UNINSTALL),
-    Row(_part_lacks(core=True, extension=True),
-        "only the Python half is installed (the metapackage): no core library, no torch extension", INSTALL),
-    Row(_part_lacks(core=False, extension=True),
-        "the core library is here, the torch extension (transformer_engine_torch) is not", INSTALL),
-    Row(_part_lacks(core=True, extension=False),
-        "the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL),
-    Row(_library_gone, "{gone} is installed, and its library file is not there", REINSTALL),
     *(Row(pattern, "{what} is older than {version}, the least this release takes",
           "upgrade {what} to {version} or later")
       for pattern in (r"[Mm]inimum (?P<what>\S+) version (?P<version>[\d.]*\d) required",
                       r"requires (?P<what>\w+) (?P<version>[\d.]*\d) or later",
                       r"(?P<what>\w+) (?:version )?>=? ?(?P<version>[\d.]*\d)")),
+    Row(_known, "{likely}", "{step}"),
+    Row(_different_releases,
+        "the parts of Transformer Engine are of different releases ({listed}); a +local suffix counts", UNINSTALL),
+    Row(_parts_missing, "Transformer Engine is incomplete: no {missing}", INSTALL),
+    Row(_library_gone, "{gone} is installed, and its library file is not there", REINSTALL),
 )  # fmt: skip

@@ -63,6 +63,7 @@ STEPS: Final = (
          "{copies}pin {package} to {newer} ({subject} was built against another version)"),
     Step(Cause.ENVIRONMENT, (), "", f"read {_RECEIPT}: {{kind}} comes from outside the process (memory, a scheduler)"),
     Step(Cause.BINARY, ("torch ABI",), "", "rebuild the extension, which was built for another torch, against {torch}"),
+    Step(Cause.BINARY, ("Linux libraries",), "", "{advice}"),
     Step(Cause.BINARY, ("GPU architecture",), "", "rebuild {subject} with NVTE_CUDA_ARCHS for {gpu}"),
     Step(Cause.BINARY, ("component", "missing"), "",
          "pin {package} to the release that {subject} was built for, one that has {missing}{has}; or rebuild {subject} "
@@ -261,7 +262,7 @@ def _describe_component(diagnosis: Diagnosis, version: str, cuda: str) -> dict[s
     suffix = f"-cu{cuda}" if cuda and int(cuda) < 13 else ""
     package = row.package.replace("{-cuda}", suffix).replace("{cuda}", cuda or "12 (or -cu13)")
     return {
-        "missing": diagnosis.missing, "package": package or row.name,
+        "missing": diagnosis.missing, "package": package or row.name or "the package that brings it",
         "newer": f"a release newer than {version}" if version else "the release that this one was built for",
         "has": f" ({version} is loaded)" if version else "",
     }  # fmt: skip

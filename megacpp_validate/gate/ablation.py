@@ -25,7 +25,6 @@ from pydantic import ConfigDict, Field, JsonValue
 from .. import TOOL
 from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
-from ..environments.environment import read_facts
 from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.venv import find_cpu_python
 from ..errors import Exit, NothingSelected, exit_for
@@ -70,7 +69,6 @@ class AblationRun(_Kept):
         ending: "done", or how it ended.
         words: what it said where it did not end well.
         seconds: wall time of the whole run.
-        model: name of its size.
         pattern, parameters: its layers, and how many parameters the whole model has.
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.
@@ -79,7 +77,6 @@ class AblationRun(_Kept):
         losses: of each step, nats a prediction; None where it was no number.
         tokens: a step, on all ranks; 0 where nobody said.
         peak_bytes: most memory that a rank had in use; 0 where it was not measured.
-        versions: of what was loaded.
     """
 
     arm: ArmName
@@ -87,7 +84,6 @@ class AblationRun(_Kept):
     ending: str
     words: str = ""
     seconds: float = 0.0
-    model: str = ""
     pattern: str = ""
     parameters: int = 0
     changes: dict[str, JsonValue] = Field(default_factory=dict)
@@ -98,7 +94,6 @@ class AblationRun(_Kept):
     losses: tuple[float | None, ...] = ()
     tokens: int = 0
     peak_bytes: int = 0
-    versions: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class Change(_Kept):
@@ -427,21 +422,6 @@ def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> d
     return {"off": merge_orders(order, feature.off.as_order), "on": merge_orders(order, feature.on.as_order)}
 
 
-def find_absent(options: AblationOptions, *, gpu: bool, te: bool) -> dict[str, str]:
-    """What a feature may need and this call does not have, with the next step; "" is what every feature needs.
-
-    Args:
-        gpu, te: whether the interpreter sees a GPU and Transformer Engine; neither is looked at on the CPU.
-    """
-    cuda = options.device == "cuda"
-    rows = (
-        ("", cuda and not gpu, "there is no GPU. Next step: run it where there is one, or with --device cpu"),
-        ("gpu", not cuda, "it needs a GPU, and the CPU was requested. Next step: --device cuda"),
-        ("te", cuda and not te, "it needs Transformer Engine. Next step: give an interpreter with it to --python"),
-    )
-    return {need: text for need, absent, text in rows if absent}
-
-
 def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[str], None]) -> AblationResult:
     """Run every feature after the other; each receipt is written when its feature is through.
 
@@ -456,23 +436,16 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
     rows: list[FeatureAblation] = []
     python = find_cpu_python(options.python) if options.device == "cpu" else options.python
     environment, processes = host_interpreter(os.environ, python), Processes()
-    facts = read_facts(environment, processes) if options.device == "cuda" else None
-    absent = find_absent(options, gpu=bool(facts and facts.gpu), te=bool(facts and facts.te))
     of_call = {name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")}
     of_call |= {"tool": TOOL, "commit": read_commit(), "ranks": 1, "interpreter": environment.shown}
     with own_folder(options.receipts):
         for name in options.features:
             feature = posture.find(name)
             orders = plan_arms(posture, feature, options)
-            runs: tuple[AblationRun, ...] = ()
-            if reasons := tuple(absent[need] for need in ("", *feature.needs) if need in absent):
-                decided: dict[str, Any] = {"verdict": Verdict.NOT_JUDGED, "reasons": reasons}
-            else:
-                runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
-                decided = decide_feature(feature, orders, runs, options.pairs)
+            runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
             row = FeatureAblation(
                 feature=name, **feature.model_dump(include={"title", "plain", "source"}), off=orders["off"],
-                on=orders["on"], runs=runs, **of_call, **decided,
+                on=orders["on"], runs=runs, **of_call, **decide_feature(feature, orders, runs, options.pairs),
             )  # fmt: skip
             write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
             rows.append(row)
@@ -527,8 +500,8 @@ def _read_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
     for rank in answer["ranks"][:1]:
         model, steps, goodput = rank["model"], rank["steps"], rank["goodput"]
         fields |= {
-            "model": model["name"], "pattern": model["pattern"], "parameters": model["parameters"],
-            "changes": model["size"], **{name: rank[name] for name in ("features", "forms", "versions")},
+            "pattern": model["pattern"], "parameters": model["parameters"], "changes": model["size"],
+            "features": rank["features"], "forms": rank["forms"],
             "parts": {
                 name: {"requested": part["requested"], "observed": part["observed"]}
                 for name, part in rank["choices"].items()

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import combinations, pairwise
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Final, Literal
 
@@ -216,25 +216,19 @@ def find_refusals(reference: Curves, candidate: Curves, others: Curves = ()) -> 
 
 def find_damage(curve: LossCurve) -> tuple[str, ...]:
     """What is wrong with the record of one run: steps missing, repeated or out of order, numbers not finite."""
-    counts, planned = Counter(curve.steps), range(curve.planned)
-    found = [
-        f"{len(steps)} of {curve.planned} steps are {words}, the first is step {steps[0]}"
-        for words, steps in (
-            ("missing", [step for step in planned if step not in counts]),
-            ("repeated", sorted(step for step, times in counts.items() if times > 1)),
-            ("not planned", sorted(step for step in counts if step not in planned)),
-            ("out of order", [after for before, after in pairwise(curve.steps) if after < before]),
+    found = []
+    pairs = enumerate(zip_longest(curve.steps, range(curve.planned)))
+    if odd := [place for place, (step, planned) in pairs if step != planned]:
+        found.append(
+            f"it has {len(curve.steps)} of {curve.planned} steps; step {odd[0]} is the first that is missing, repeated "
+            "or out of order"
         )
-        if steps
-    ]
     norms = {"gradient norm": curve.gradient_norms}
     norms |= {f"gradient norm of {part}": values for part, values in curve.part_norms.items()}
     losses = {"loss": curve.losses} | {f"loss of {part}": values for part, values in curve.part_losses.items()}
     for name, values in (losses | norms).items():
         odd = [step for step, value in zip(curve.steps, values, strict=False) if not math.isfinite(value)]
-        if len(values) != len(curve.steps):
-            found.append(f"{len(curve.steps)} steps have {len(values)} values of the {name}")
-        elif odd:
+        if odd:
             found.append(f"the {name} of {len(odd)} steps is not finite, the first is step {odd[0]}")
         if (name in norms or name == "loss") and any(value < 0 for value in values):
             found.append(f"a {name} is below 0")
@@ -242,18 +236,12 @@ def find_damage(curve: LossCurve) -> tuple[str, ...]:
 
 
 def _find_wrong_sets(reference: Curves, candidate: Curves) -> Iterator[str]:
-    """Recipes and seeds that do not make pairs."""
-    wrong = sorted({curve.recipe for curve in reference} - {REFERENCE})
-    recipes = sorted({curve.recipe for curve in candidate})
+    """Seeds that do not make pairs."""
     has, got = (Counter(curve.seed for curve in curves) for curves in (reference, candidate))
-    twice = [sorted(seed for seed, times in counted.items() if times > 1) for counted in (has, got)]
+    twice = sorted(seed for counted in (has, got) for seed, times in counted.items() if times > 1)
     lacking, surplus = sorted(has.keys() - got.keys()), sorted(got.keys() - has.keys())
     for broken, text in (
-        (wrong, f"the reference has curves of {', '.join(wrong)}. Next step: give it curves of {REFERENCE} alone"),
-        (len(recipes) > 1, f"the candidate mixes {', '.join(recipes)}. Next step: decide one recipe at a time"),
-        (REFERENCE in recipes, f"the candidate has curves of {REFERENCE}. Next step: give it those of an FP8 recipe"),
-        (twice[0], f"the reference has the seeds {twice[0]} more than once. Next step: give one curve a seed"),
-        (twice[1], f"the candidate has the seeds {twice[1]} more than once. Next step: give one curve a seed"),
+        (twice, f"the seeds {twice} have more than one curve. Next step: give one curve a seed"),
         (len(has) < LEAST_SEEDS,
          f"the reference has {len(has)} of at least {LEAST_SEEDS} seeds. Next step: train more of {REFERENCE}"),
         (lacking, f"the candidate lacks the seeds {lacking} of the reference. Next step: train it with the same seeds"),

@@ -26,20 +26,12 @@ from ..evidence.values import ENVIRONMENT, Cause, Frozen
 from .rules import UNKNOWN, Baseline, Entry, Order, Reason, find_faults, find_newest, is_hard, select_receipts
 
 _CAUSES: Final = {
-    GateRule.SLOWER: (
-        Cause.PERFORMANCE, "time both again on an idle card; if it lasts, bisect it with `nox -s te_bisect`",
-    ),
-    GateRule.MEMORY: (Cause.PERFORMANCE, "measure both again; if it lasts, bisect it with `nox -s te_bisect`"),
-    GateRule.JIT: (
-        Cause.PERFORMANCE, "prewarm its kernels with `nox -s prewarm`, and prove it with `nox -s jit_verify`",
-    ),
-    GateRule.SECOND_COPY: (
-        Cause.ENVIRONMENT, "leave one of them on the path; `nox -s doctor` lists what maps which",
-    ),
-    GateRule.FALLBACK: (
-        Cause.SILENT_FALLBACK, "read the reasons beside that path in the receipt, and request what the target has",
-    ),
-}  # fmt: skip
+    GateRule.SLOWER: (Cause.PERFORMANCE, "time both again on an idle card, then bisect with `nox -s te_bisect`"),
+    GateRule.MEMORY: (Cause.PERFORMANCE, "measure both again, then bisect with `nox -s te_bisect`"),
+    GateRule.JIT: (Cause.PERFORMANCE, "prewarm with `nox -s prewarm`, and verify with `nox -s jit_verify`"),
+    GateRule.SECOND_COPY: (Cause.ENVIRONMENT, "leave one copy on the path; `nox -s doctor` lists what maps which"),
+    GateRule.FALLBACK: (Cause.SILENT_FALLBACK, "read the reasons of that path in the receipt, and request what exists"),
+}
 
 
 class WaiverState(StrEnum):

@@ -23,7 +23,6 @@ from ..evidence.store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_sto
 from .release import GateContext, GateDecision, SignedFolder, decide_release
 from .rules import UNKNOWN, Baseline, Order
 
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
 _CODE: Final = re.compile(rf"[0-9a-f]{{12,64}}|{UNKNOWN}")
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
 
@@ -53,12 +52,9 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
         EvidenceMissing: there is no receipt, or none of the baseline.
         InfrastructureFailed: a run writes to the folder, or there is no ssh-keygen.
     """
-    for given, form, what in (
-        *((code, _CODE, f"the hash of code, of 12 to 64 digits, or {UNKNOWN!r}") for code in options.accept_code),
-        *((commit, _COMMIT, "a full commit hash, the output of `git rev-parse HEAD`") for commit in [options.commit]),
-    ):
-        if given and not form.fullmatch(given):
-            raise WrongArguments(f"{given!r} is not {what}. Next step: give one.")
+    for code in options.accept_code:
+        if not _CODE.fullmatch(code):
+            raise WrongArguments(f"{code!r} is not the hash of code. Next step: give 12 to 64 digits, or {UNKNOWN!r}.")
     store = _read(options.store)
     catalog = read_catalog(matrix)
     policy = read_gate_policy(catalog, matrix)
@@ -93,20 +89,18 @@ def sign_receipts(folder: Path, key: Path) -> str:
 
 
 def _refuse_run(folder: Path) -> None:
-    """End where a run writes its receipts into a folder, into one below it, or into the one around it.
+    """Raise where a run writes its receipts to a folder, to a folder below it, or to its parent.
 
-    A run holds a lock that filelock made. To ask filelock for it would write a file, and a store may be read-only.
+    A run holds a lock of filelock. Taking that lock would create a file, and a store may be read-only.
     """
-    place = Path(os.path.realpath(folder))
-    for each in (place.parent, *(Path(each) for each, _, _ in os.walk(place))):
-        with suppress(OSError):  # nobody ran there, the lock is another user's or a link, or there are no locks
-            handle = os.open(each / RUN_LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    place = folder.resolve()
+    for lock in (place.parent / RUN_LOCK, *place.rglob(RUN_LOCK)):
+        with suppress(FileNotFoundError, PermissionError), lock.open("rb") as stream:
             try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError as fault:
-                raise InfrastructureFailed(f"a run writes its receipts to {each}. Next step: wait for it.") from fault
-            finally:
-                os.close(handle)
+                text = f"a run writes its receipts to {lock.parent}. Next step: wait for it."
+                raise InfrastructureFailed(text) from fault
 
 
 def _read(folder: Path) -> ReceiptStore:
@@ -138,22 +132,19 @@ def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
 def _make_order(options: GateOptions, stack: str, catalog: Catalog, matrix: Path | None) -> Order:
     """With the time of the decision in UTC, and the image digest and lock that the row of the stack pins."""
     at = options.at or datetime.now(UTC).replace(microsecond=0)
-    if not 2000 <= at.year <= 2200:  # beyond, arithmetic of time overflows
-        raise WrongArguments(f"--at {at.isoformat()} is outside the years 2000 to 2200. Next step: give another --at.")
     at = (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
     row = next((row for row in catalog.stacks if row.id == stack), None)
     image, lock = options.image, options.lock
     if row is not None:
         image = image or row.image.rpartition("@")[2]
-        file = (matrix or matrix_folder()).parent / row.lock
         if row.lock and not lock:
-            try:
-                lock = hashlib.sha256(file.read_bytes()).hexdigest()
-            except OSError as fault:
+            file = (matrix or matrix_folder()).parent / row.lock
+            if not file.is_file():
                 raise WrongArguments(
-                    f"the lock {file} of {stack} cannot be read: {fault.strerror or fault}. Likely cause: the matrix "
-                    "was copied without containers/locks. Next step: give --lock its SHA-256, or --matrix a checkout."
-                ) from fault
+                    f"there is no lock {file} of {stack}. Likely cause: the matrix was copied alone. "
+                    "Next step: give --lock its SHA-256, or --matrix a checkout."
+                )
+            lock = hashlib.sha256(file.read_bytes()).hexdigest()
     return Order(stack, at, options.commit, image, lock, options.accept_code)
 
 

@@ -240,11 +240,10 @@ def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
 def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: Order) -> None:
     """A cell that is not required closes the gate by what would close it if it were: unreadable, red, or contradicted.
 
-    What is of another commit, too old, was not run or judged nothing speaks of something else.
+    Receipts of another commit, cells that were not run, and cells that were only timed do not count.
     """
     counting = [entry for entry in entries if entry.required]
     commit = order.commit or (_file(max(counting, key=rank_by_time)).claims.commit if counting else "")
-    oldest = order.at - timedelta(days=rules.kind.max_age_days)
     about: dict[str, list[Entry]] = {}
     for entry in entries:
         head = _file(entry).head
@@ -252,9 +251,7 @@ def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order
             entry.closes |= _file(entry).stem.startswith(own) or entry.cell.startswith(own)
         elif head is not None and entry.is_refused_by(GateRule.NOT_REQUIRED):
             judged = head.outcome is not Outcome.NOT_RUN and not head.only_timed
-            started = rank_by_time(entry)[0]
-            when = oldest <= started <= order.at + CLOCK_SKEW or (_is_red(_file(entry)) and started > order.at)
-            if judged and when and head.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
+            if judged and head.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
                 about.setdefault(entry.cell, []).append(entry)
     for group in about.values():
         *older, newest = sorted(group, key=rank_by_time)

@@ -34,10 +34,6 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "transformer_engine"
 
 
-def attribute_error(owner: str, name: str) -> AttributeError:
-    return AttributeError(f"no {name}", name=name, obj=types.ModuleType(owner))
-
-
 def missing_module(name: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(f"No module named '{name}'", name=name)
 
@@ -68,47 +64,48 @@ SAID = [
     (OSError("/site/libtransformer_engine.so: file too short"), WHOLE,
      r"libtransformer_engine\.so is damaged \(file too short\)", "reinstall"),
     (ImportError("dynamic module does not define module export function (PyInit_transformer_engine_torch)"), WHOLE,
-     "built for another Python, or is damaged", "reinstall"),
-    (ImportError('generic_type: type "DType" is already registered!'), WHOLE, "loaded twice", "reinstall"),
+     "built for another Python or is damaged", "reinstall"),
+    (ImportError('generic_type: type "DType" is already registered!'), WHOLE, "two builds of it", "reinstall"),
     (PermissionError(13, "Permission denied", "/s/te/x.py"), WHOLE, r"/s/te/x\.py .*Permission", "rights"),
     (OSError(116, "Stale file handle", "/nfs/te.py"), WHOLE, r"/nfs/te\.py .*Stale file handle", "mount"),
     (ExceptionGroup("many", [ValueError("x"), OSError("libcudnn.so.9: cannot open shared object file")]), WHOLE,
-     r"libcudnn\.so\.9 \(cuDNN\)", "nvidia-cudnn"),
+     r"cuDNN .*\(libcudnn\.so\.9 is missing", "nvidia-cudnn"),
     (while_handling(ValueError("nothing else"), missing_module("onnxscript")), WHOLE, "needs .*`onnxscript`", "pip"),
     (missing_module("quack.layout_utils"), WHOLE, "flash-attn-4 .*`quack.layout_utils`", "quack-kernels"),
     (missing_module("onnxscript"), WHOLE, "needs the Python package `onnxscript`", "pip install onnxscript"),
     (missing_module("transformer_engine_torch"), {"transformer-engine": "2.20.2", "transformer-engine-cu12": "2.20.2"},
-     "the torch extension .* is not", "pip install"),
+     "no torch extension", "pip install"),
     (missing_module("transformer_engine.pytorch.nothing"), WHOLE, "lacks its module .*leftovers", "remove that folder"),
     (OSError("/s/libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal"), WHOLE,
-     "built against another build of cuBLAS", "install the nvidia-cublas"),
+     "built for another cuBLAS", "pin nvidia-cublas"),
     (ImportError("/s/transformer_engine_torch.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa"), WHOLE,
-     "built against another build of torch", "rebuild the extension"),
+     "built for another torch", "rebuild the extension"),
     (OSError("/lib/libc.so.6: version `GLIBC_2.38' not found (required by libtransformer_engine.so)"), WHOLE,
-     r"a newer Linux: they want GLIBC 2\.38", "newer base image"),
+     r"another Linux libraries .*GLIBC_2\.38", "newer base image"),
     (RuntimeError("Multiple libcudart libraries found: libcudart.so.12 and libcudart.so.13"), WHOLE,
-     "two CUDA runtimes", "keep one"),
-    (attribute_error("transformer_engine_torch", "dbias_dgelu"), WHOLE, "not of one build", "uninstall all parts"),
-    (RuntimeError("CUDA driver version is insufficient for CUDA runtime version"), WHOLE, "NVIDIA driver is older",
-     "update the driver"),
+     "second CUDA runtime", "leave one"),
+    (AttributeError("module 'transformer_engine_torch' has no attribute 'dbias_dgelu'"), WHOLE,
+     "dbias_dgelu is missing", "uninstall all parts"),
+    (RuntimeError("CUDA driver version is insufficient for CUDA runtime version"), WHOLE, "driver does not fit",
+     "upgrade the NVIDIA driver"),
     (AttributeError("odd, and without an object"), WHOLE, "not seen yet", "clean install"),
     (ImportError("cannot import name '_type_utils' from 'torch.onnx' (/t/__init__.py)"), WHOLE,
-     "this torch has no", "use the torch"),
+     "torch does not fit .*_type_utils", "pin torch"),
     (ImportError("cannot import name 'Linear' from 'transformer_engine.pytorch' (/t.py)"), WHOLE,
      "moved, renamed or never had", "upgrade canary"),
-    (ImportError("cannot import name 'rearrange' from 'einops' (/e.py)"), WHOLE, "this `einops` has no",
-     "use the einops"),
-    (OSError("libstrange.so.1: cannot open shared object file"), WHOLE, "another library",
-     "package that brings libstrange"),
-    (RuntimeError("cudnn shared object not found."), WHOLE, r"cudnn \(cuDNN\)", "nvidia-cudnn"),
+    (ImportError("cannot import name 'rearrange' from 'einops' (/e.py)"), WHOLE, "einops does not fit .*rearrange",
+     "pin einops"),
+    (OSError("libstrange.so.1: cannot open shared object file"), WHOLE, r"libstrange\.so\.1 is missing",
+     "install the package"),
+    (RuntimeError("cudnn shared object not found."), WHOLE, "cuDNN does not fit", "nvidia-cudnn"),
     (AssertionError("version mismatch"), {**WHOLE, "transformer-engine-cu13": "2.19.0"},
      "different releases .*2.19.0", "uninstall all"),
     (AssertionError("version mismatch"), {**WHOLE, "transformer-engine-torch": "2.20.2+abc"}, r"2\.20\.2\+abc",
      "uninstall all"),
     (StopIteration(), {"transformer-engine": "1.13.0", "transformer-engine-cu12": "1.13.0"},
-     "torch extension .* is not", "pip install"),
+     "no torch extension", "pip install"),
     (RuntimeError("x"), {"transformer-engine": "2.20.2", "transformer-engine-torch": "2.20.2"},
-     "core library .* is not", "pip install"),
+     "no core library", "pip install"),
 ]  # fmt: skip
 
 

@@ -25,7 +25,6 @@ from megacpp_validate.gate.ablation import (
     compare,
     compare_losses,
     decide_feature,
-    find_absent,
     plan_arms,
     read_features,
 )
@@ -322,13 +321,6 @@ def test_arms_differ_in_the_feature_alone_and_begin_with_the_posture() -> None:
     arms = plan_arms(posture, posture.find("recompute"), asked())
     assert arms["off"]["forms"]["moe"] == "jagged"
     assert (arms["off"]["watch"], arms["off"]["profile"]) == (False, False)  # nobody looks on
-
-
-@pytest.mark.parametrize(
-    ("device", "gpu", "absent"), [("cuda", True, set()), ("cuda", False, {"", "te"}), ("cpu", False, {"gpu"})]
-)
-def test_what_a_feature_may_need_and_is_absent(device: str, gpu: bool, absent: set[str]) -> None:
-    assert set(find_absent(asked(device=device), gpu=gpu, te=gpu)) == absent
 
 
 def test_features_from_what_was_typed() -> None:

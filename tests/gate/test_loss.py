@@ -124,7 +124,6 @@ def put(name: str, value: float) -> Callable[[LossCurve], LossCurve]:
         put("losses", math.nan), put("losses", math.inf), put("losses", -1.0), put("gradient_norms", math.nan),
         put("steps", 49), put("steps", 100), pick(*range(99)), pick(*range(1, STEPS)), pick(),
         pick(*range(51), *range(50, STEPS)), pick(*range(50), *range(51, STEPS)), pick(*reversed(range(STEPS))),
-        lambda curve: replace(curve, losses=curve.losses[:-1]),
         lambda curve: replace(curve, part_norms=curve.part_norms | {"head": (math.nan,) * STEPS}),
     ],
 )  # fmt: skip

