@@ -244,7 +244,7 @@ def _known(fault: Fault, _: Install) -> Words | None:
     step, found = advise(said, TE_TITLE, "the installed torch", "", ""), diagnose(said)
     if not step or fault.is_a(ModuleNotFoundError):
         return None
-    component = found.component.removesuffix(" ABI") or "library"
+    component = found.component.removesuffix(" ABI") or "build"
     likely = f"Transformer Engine was built for another {component}"
     if found.cause is Cause.ENVIRONMENT:
         likely = f"the {component} does not fit or is not installed"
@@ -328,10 +328,11 @@ ROWS: Final = (
         "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"),
     Row(r"Multiple files found: \[(?P<files>.+?)\](?!\w)", "the libraries of two builds lie beside each other: {files}",
         "remove the one of the older build"),
-    Row(r"cannot import name '(?P<name>\w+)' from (?:partially initialized module )?"
-        r"'(?P<owner>transformer_engine\.[\w.]+)'",
-        "this release moved, renamed or never had `{owner}.{name}`",
-        "run the upgrade canary between a release that has it and this one"),
+    *(Row(pattern, "this release moved, renamed or never had `{owner}.{name}`",
+          "run the upgrade canary between a release that has it and this one")
+      for pattern in (r"cannot import name '(?P<name>\w+)' from (?:partially initialized module )?"
+                      r"'(?P<owner>transformer_engine\.[\w.]+)'",
+                      r"module '(?P<owner>transformer_engine\.[\w.]+)' has no attribute '(?P<name>\w+)'")),
     *(Row(pattern, "{what} is older than {version}, the least this release takes",
           "upgrade {what} to {version} or later")
       for pattern in (r"[Mm]inimum (?P<what>\S+) version (?P<version>[\d.]*\d) required",

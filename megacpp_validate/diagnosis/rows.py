@@ -202,6 +202,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(r"failed to map segment from shared object", Cause.ENVIRONMENT, "file permissions",
          seen="ld.so: a folder mounted noexec"),
     Rule(r"version [`']((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found", Cause.BINARY, owned=True, seen="ld.so"),
+    Rule(r"ldconfig -p \| grep '?(lib[\w.]+)", Cause.ENVIRONMENT, owned=True, seen="transformer_engine 2.8.0, NVRTC"),
     Rule(r"(\w+) shared object not found", Cause.ENVIRONMENT, owned=True, seen="transformer_engine/common/__init__.py"),
     Rule(r"[Cc]ould not find shared object file|package version mismatch\. Found|meta package installed", Cause.BINARY,
          seen="transformer_engine/common/__init__.py"),
