@@ -95,7 +95,7 @@ def _refuse_run(folder: Path) -> None:
     """
     place = folder.resolve()
     for lock in (place.parent / RUN_LOCK, *place.rglob(RUN_LOCK)):
-        with suppress(FileNotFoundError, PermissionError), lock.open("rb") as stream:
+        with suppress(OSError), lock.open("rb") as stream:  # no run wrote there, or the lock is another user's
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError as fault:
