@@ -58,32 +58,6 @@ class Fault(StrEnum):
     ENTRY_LOST = "entry-lost"  # a row of a table
 
 
-# Which parameters a fault needs, and which it may have.
-#
-# `tensor`: "output" (where it is not given), "output.1" or "output.rows" of several, "gradient.NAME" of an argument or
-# parameter. `call`: "init" where a class is made; without it the call itself. `only`: the value that is changed; any
-# other stays. `index`: the one item of an answer that is always the same. A fault without a row takes none.
-PARAMETERS: Final[dict[Fault, tuple[set[str], set[str]]]] = {
-    Fault.ZEROS: (set(), {"tensor"}),
-    Fault.HALF_ZEROS: (set(), {"tensor"}),
-    Fault.SCALED: ({"factor"}, {"tensor"}),
-    Fault.NEGATED: (set(), {"tensor"}),
-    Fault.SHUFFLED: (set(), {"tensor"}),
-    Fault.NAN: (set(), {"tensor"}),
-    Fault.ARGUMENT: ({"name", "value"}, {"call", "only"}),
-    Fault.ARGUMENT_SCALED: ({"name", "factor"}, {"call"}),
-    Fault.ARGUMENT_LOST: ({"name"}, {"call"}),
-    Fault.ARGUMENT_ROLLED: ({"name", "axis"}, set()),
-    Fault.MASK_OFF_BY_ONE: ({"name", "axis"}, set()),
-    Fault.HALVES_SWAPPED: ({"name"}, set()),
-    Fault.EXPERTS_EXCHANGED: ({"first", "second"}, set()),
-    Fault.ITEM_LOST: ({"index"}, set()),
-    Fault.ANSWERS: ({"value"}, {"index"}),
-    Fault.SKIPPED: (set(), {"returns"}),
-    Fault.ENTRY_LOST: ({"name"}, set()),
-}
-
-
 @dataclass(frozen=True)
 class Mutant(Strict):
     """One fault, planted in one place: a row of `matrix/mutants.toml`.
@@ -95,7 +69,9 @@ class Mutant(Strict):
         requested: on which path the probes run: "te" (on the double, where there is no GPU) or "native".
         at: the patch point: "attention.native_attention" below `bridge`; or an accessor's name, with the attribute of
             its value after a dot.
-        fault, parameters: what is done there.
+        fault, parameters: what is done there. `tensor`: "output" (the default), "output.1" or "output.rows" of
+            several, "gradient.NAME" of an argument or parameter. `call`: "init" where a class is made; the call itself
+            by default. `only`: the value that is changed. `index`: the item of an answer that is always the same.
         says: what it stands for, in a sentence.
     """
 
