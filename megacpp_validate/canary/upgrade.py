@@ -188,10 +188,7 @@ def plan_canary(options: CanaryOptions) -> CanaryPlan:
         )
     if alone:
         return CanaryPlan(Mode.LIST if options.listing else Mode.SWEEP, releases=options.releases)
-    if unknown := [name for name in tiers if name not in TIERS]:
-        raise WrongArguments(
-            f"There is no tier {', '.join(map(repr, unknown))}. Next step: choose from {','.join(TIERS)}."
-        )
+    choose_names("tier", TIERS, tiers)
     if not tiers:
         raise NothingSelected(f"No tier is selected. Next step: choose from {','.join(TIERS)}.")
     named = tuple(text.partition("=")[0] for text in options.environments)

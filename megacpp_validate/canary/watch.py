@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from filelock import FileLock, Timeout
 from packaging.version import Version
 from pydantic import Field
 
 from ..catalog.bridge import Catalog
 from ..catalog.file import PACKAGE_ROOT
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, exit_for
+from ..errors import Exit, NoEnvironment, ToolError, exit_for
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from .firewall.run import FirewallOutcome
@@ -68,35 +67,27 @@ def run_watch(
         render_issue: the text of an issue: a result and the release that is judged.
 
     Raises:
-        InfrastructureFailed: another run holds the folder.
         NoEnvironment: the index does not list the pinned release.
     """
     pinned = catalog.pinned.te
     judged: list[JudgedRelease] = []
     failed: dict[str, str] = {}
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            for release in plan_watch(listed, {path.stem for path in folder.glob("issues/*.md")}, pinned):
-                progress.note(f"{pinned} -> {release}")
-                source = (PACKAGE_ROOT / "bridge",)  # else a project in the current folder is judged
-                options = CanaryOptions((pinned, release), source, tiers=TIERS, matrix=matrix)
-                try:
-                    result = run_upgrade(catalog, plan_canary(options), options, progress, tool=tool)
-                except ToolError as fault:
-                    failed[release] = str(fault)
-                    continue
-                code, why = decide_release(result)
-                if why:
-                    failed[release] = why
-                    continue
-                issue = folder / "issues" / f"{release}.md"
-                write_whole(issue, render_issue(result, release))
-                judged.append(JudgedRelease(version=release, against=pinned, code=code, issue=str(issue)))
-    except Timeout as fault:
-        raise InfrastructureFailed(
-            f"Another run of the watch holds {folder}. Next step: wait for its end, or give --state another folder."
-        ) from fault
+    for release in plan_watch(listed, {path.stem for path in folder.glob("issues/*.md")}, pinned):
+        progress.note(f"{pinned} -> {release}")
+        source = (PACKAGE_ROOT / "bridge",)  # else a project in the current folder is judged
+        options = CanaryOptions((pinned, release), source, tiers=TIERS, matrix=matrix)
+        try:
+            result = run_upgrade(catalog, plan_canary(options), options, progress, tool=tool)
+        except ToolError as fault:
+            failed[release] = str(fault)
+            continue
+        code, why = decide_release(result)
+        if why:
+            failed[release] = why
+            continue
+        issue = folder / "issues" / f"{release}.md"
+        write_whole(issue, render_issue(result, release))
+        judged.append(JudgedRelease(version=release, against=pinned, code=code, issue=str(issue)))
     return WatchResult(tool=tool, pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed)
 
 

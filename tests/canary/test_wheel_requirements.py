@@ -102,10 +102,6 @@ def test_the_first_wheel_that_defines_a_symbol(  # type: ignore[no-untyped-def]
     assert describe_requirements(result).mark.tone in (Tone.BAD, Tone.MISSING)
 
 
-def test_symbols_that_every_wheel_defines_are_no_requirement(read) -> None:  # type: ignore[no-untyped-def]
-    assert read({"13.0.0.19": BOTH, "13.4.3": BOTH}).needs == ()
-
-
 def test_a_library_without_a_wheel_is_unknown(read) -> None:  # type: ignore[no-untyped-def]
     assert "nvidia-cublas for transformer-engine-cu13 2.14.1" in read({}).unknown
 

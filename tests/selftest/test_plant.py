@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import attention, fp8_scope  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge.attention import Attention  # noqa: E402
 from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
@@ -97,12 +96,6 @@ def test_arguments_are_changed() -> None:
         assert trace.reached == 1
 
 
-def test_a_changed_argument_that_was_so_already_is_not_reached() -> None:
-    with planted(vendor("layernorm_linear", Fault.ARGUMENT, call="init", name="eps", value=0.5)) as trace:
-        te.layernorm_linear.require()(16, 16, eps=0.5, device="cpu")
-    assert trace.reached == 0
-
-
 def attend(length: int = 5) -> Any:
     torch.manual_seed(0)
     query = torch.randn(1, 4, length, 8)
@@ -136,26 +129,6 @@ def test_experts_are_exchanged() -> None:
     torch.testing.assert_close(out[3:], rows()[3:] @ layer.weight0.T)
 
 
-def test_a_method_answers_always_the_same() -> None:
-    with planted(wrapper("fp8_scope.Zones.why_bf16", Fault.ANSWERS, value="")) as trace:
-        assert not fp8_scope.Zones(4, first=1).is_bf16(3)
-        assert trace.reached == 0
-        assert not fp8_scope.Zones(4, first=1).is_bf16(0)
-        assert trace.reached == 1
-
-
-def test_a_class_method_of_the_vendor_is_skipped() -> None:
-    with planted(vendor("fp8_state_manager.reduce_and_update_fp8_tensors", Fault.SKIPPED)) as trace:
-        layer, given = linear(), torch.randn(16, 16)
-        with te.autocast.require()(enabled=True, recipe=te.delayed_scaling.require()()):
-            layer(given)
-        assert layer.fp8_meta["scaling_fwd"].scale.tolist() == [1.0, 1.0, 1.0]
-        assert trace.reached == 1
-    with te.autocast.require()(enabled=True, recipe=te.delayed_scaling.require()()):
-        layer(given)
-    assert float(layer.fp8_meta["scaling_fwd"].scale[0]) != 1.0
-
-
 NATIVE = ("linear", "layernorm_linear", "layernorm_mlp", "grouped_linear", "rmsnorm", "dot_product_attention")
 
 
@@ -186,15 +159,6 @@ def test_a_missing_entry_is_missing() -> None:
         assert te.rmsnorm() is None
         assert "takes this entry point away" in te.rmsnorm.why_missing()
     assert te.rmsnorm() is not None
-
-
-def test_a_row_of_a_table_is_lost() -> None:
-    masks = attention.Masks(doc_ids=torch.zeros(1, 4))
-    with planted(wrapper("attention.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="packed-documents")):
-        assert masks.refused_by("te") is None
-    assert masks.refused_by("te") is not None
-    with planted(wrapper("fp8_scope._RECIPES", Fault.ENTRY_LOST, name="delayed")), pytest.raises(KeyError):
-        fp8_scope._RECIPES["delayed"]
 
 
 GONE: dict[str, Mutant] = {

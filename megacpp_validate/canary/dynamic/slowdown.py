@@ -12,7 +12,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...diagnosis.blame import Order
@@ -210,7 +210,7 @@ def _bound(module: str, timing: Timing, card: Card, noise: CardNoise, *, many: b
 # --- culprits that are good -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Watched:
     """One module that is good and changed, or became slower.
 
@@ -228,7 +228,7 @@ class Watched:
     summary: str
     evidence: tuple[str, ...]
     rows: tuple[TimingChange, ...] = ()
-    others: tuple[str, ...] = ()
+    others: list[str] = field(default_factory=list)
 
 
 def name_changed(
@@ -253,12 +253,11 @@ def name_changed(
         seen = [look(module, *sides_of) for look in _LOOKS] if whole else []
         seen += [_describe_slow(module, slow[module])] if module in slow else []
         for one in filter(None, seen):
-            known = (row for row in found if order.depends(module, row.module) and _explains(row, one))
-            first = next(known, None)
+            first = next((row for row in found if order.depends(module, row.module) and _explains(row, one)), None)
             if first is None:
                 found.append(one)
-            elif module not in first.others:
-                found[found.index(first)] = replace(first, others=(*first.others, module))
+            else:
+                first.others.append(module)
     modules = dict.fromkeys(one.module for one in found)
     return tuple(_name(module, [one for one in found if one.module == module], order, sides) for module in modules)
 

@@ -154,14 +154,6 @@ def test_a_missing_cell_is_no_evidence_whatever_the_others_say(
     assert (row.verdict, "layer_spec" in row.reason) == (Verdict.NOT_RUN, True)
 
 
-def test_a_clean_copy_that_is_red_judges_nothing(catalog: Catalog) -> None:
-    red = new_run(catalog, attention=ATTENTION)
-    plan = plan_copies([new_fault()], controls=1)
-    ((row,), (control,)) = judge(catalog, plan, {CLEAN: red, "faults/fault": red, "controls/control-1": red})
-    assert (row.verdict, "red by itself in attention" in row.reason) == (Verdict.NOT_RUN, True)
-    assert control.reason
-
-
 def test_a_copy_that_cannot_be_made_is_not_judged(catalog: Catalog) -> None:
     plan = plan_copies([new_fault("a"), new_fault("b"), new_fault("c")], controls=1)
     whole = {run.name: new_run(catalog) for run in plan}
@@ -250,11 +242,3 @@ def test_what_is_off_the_path_must_stay_green() -> None:
 def test_without_a_clean_copy_nothing_is_judged(clean: Any, trouble: Any, verdict: Verdict, said: str) -> None:
     found = judge_one(new_fp8(), [SCALE, FINE], clean, *trouble)
     assert (found.verdict, found.green, said in found.reason) == (verdict, None, True)
-
-
-def test_fp8_rates_count_what_was_judged() -> None:
-    caught, lost = judge_one(new_fp8(), [SCALE, FINE]), judge_one(new_fp8(), [FINE])
-    other = judge_one(new_fp8(), [new_receipt(RED, Outcome.FAIL, "x"), FINE])
-    rows = (*[caught] * 40, other, lost)
-    score = new_score(faults=rows)
-    assert (score.right, score.seen, len(score.judged), score.alarms) == (40, 41, 41, (0, 42))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.evidence.values import Cause
 from tests.diagnosis.planted import MODULES
@@ -64,19 +62,3 @@ def test_a_missing_or_torn_receipt_is_lost_and_nobody(catalog: Catalog, module: 
         found = compare_stacks(kept("te2.12.0"), after, catalog.modules)
         assert found.culprits == ()
         assert found.lost == {cell: why}
-
-
-def test_one_cudnn_release_later_with_the_same_te_is_not_te(catalog: Catalog) -> None:
-    """The failure of 2.17.1 where 2.17.1 held before, on another cuDNN: not Transformer Engine."""
-    held = tuple(replace(r, stack="te2.17.1+a", cell=f"te2.17.1+a-h200-{r.probe}", packages=_of(r, "2.17.1"),
-                         libraries=tuple(replace(one, version="9.30.0") if one.name == "libcudnn" else one
-                                         for one in r.libraries)) for r in kept("te2.20.2").receipts)  # fmt: skip
-    found = compare_stacks(StackReceipts("te2.17.1+a", held), kept("te2.17.1"), catalog.modules)
-    (culprit,) = found.culprits
-    assert (culprit.module, culprit.cause, culprit.component) == ("environment", Cause.ENVIRONMENT, "cuDNN")
-    assert culprit.cascades == ("attention", *WITH_ATTENTION)
-    assert "put libcudnn back to 9.30.0" in culprit.next_step
-
-
-def _of(receipt: Receipt, version: str) -> tuple[object, ...]:
-    return tuple(replace(p, version=version) if p.name == "transformer_engine" else p for p in receipt.packages)

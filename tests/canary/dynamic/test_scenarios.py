@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -15,8 +16,10 @@ from megacpp_validate.evidence.values import ENVIRONMENT, Cause
 from tests.diagnosis.planted import (
     CUBLAS,
     CUDNN,
+    KNOWN,
     LIBRARIES,
     MODULES,
+    REACHED,
     blocked,
     clean,
     dies,
@@ -39,6 +42,34 @@ def step(*red: Receipt, before: StackReceipts | None = None, rows: tuple[TimingC
 
 def named(found: StepResult) -> Named:
     return {culprit.module: culprit.cascades for culprit in found.culprits}
+
+
+CAUSES = {"keyword": Cause.API, "numbers": Cause.NUMERICS, "crash": Cause.BINARY, "hang": Cause.PERFORMANCE}
+
+
+def shows(module: str, culprit: str, kind: str) -> Receipt:
+    """How a fault of a culprit looks in a module that it reaches, itself included."""
+    if kind == "numbers":
+        return fails(module, *(KNOWN[culprit][2] if module == culprit else REACHED[culprit][module]))
+    if kind in ("crash", "hang"):
+        return dies(module, "SIGSEGV" if kind == "crash" else "timeout", KNOWN[culprit][1])
+    return raises(module, *keyword(culprit))
+
+
+@pytest.mark.parametrize(("culprit", "kind"), list(product(MODULES, CAUSES)))
+def test_a_culprit_is_named_alone_with_all_or_none_of_what_it_reaches(culprit: str, kind: str) -> None:
+    reached = sorted(REACHED[culprit], key=MODULES.index)
+    for cascade in (reached, reached[:1], []):
+        red = [shows(module, culprit, kind) for module in (culprit, *cascade)]
+        found = step(*red, *red)
+        assert named(found) == {culprit: tuple(cascade)}
+        assert (found.culprits[0].cause, found.lost) == (CAUSES[kind], {})
+
+
+def test_no_receipts_at_all_blame_nobody() -> None:
+    nothing = StackReceipts("te2")
+    found = compare_stacks(nothing, nothing, CATALOG.modules)
+    assert (found.culprits, len(found.lost)) == ((), len(MODULES))
 
 
 def witness(text: str) -> Receipt:

@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.diagnosis.blame import blame
-from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
-from megacpp_validate.evidence.store import read_receipts
+from megacpp_validate.evidence.receipt import Check, Part, Receipt
 from megacpp_validate.evidence.values import Cause
 from tests.diagnosis.planted import MODULES, fails, good
-
-KEPT = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
-
-
-@cache
-def kept(stack: str) -> StackReceipts:
-    return StackReceipts(stack, tuple(read_receipts(KEPT / stack).found.values()))
-
-
-def with_the_layer_run(receipts: StackReceipts) -> StackReceipts:
-    """What 2.17.1 left on an H200, had the layer spec run the layer that it builds: as the block, it meets attention's
-    own exception; what it checked before stays."""
-    by_name = {receipt.probe: receipt for receipt in receipts.receipts}
-    spec, block = by_name["layer_spec"], by_name["native_block"]
-    assert block.failure is not None
-    trace = block.failure.traceback.replace("native_block_samples.py", "whole_layer.py").replace(
-        "probes/native_block.py", "probes/layer_spec.py"
-    )
-    run = replace(
-        spec, outcome=Outcome.ERROR, reason=block.reason, failure=replace(block.failure, traceback=trace),
-        checks=(*spec.checks, Check("bf16.whole.gqa4.forward.repeated", True)), timings=(),
-    )  # fmt: skip
-    return StackReceipts(receipts.stack, tuple((by_name | {"layer_spec": run}).values()))
-
-
-@pytest.mark.parametrize("before", ["te2.12.0", "te2.20.2"])
-def test_attention_that_dies_in_cudnn_is_named_once(catalog: Catalog, before: str) -> None:
-    found = compare_stacks(kept(before), with_the_layer_run(kept("te2.17.1")), catalog.modules)
-    (culprit,) = found.culprits
-    assert (culprit.module, culprit.cause, culprit.component) == ("attention", Cause.ENVIRONMENT, "cuDNN")
-    assert culprit.cascades == ("native_block", "layer_spec")
 
 
 def red(probe: str, *names: str) -> dict[str, Receipt]:

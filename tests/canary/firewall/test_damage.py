@@ -93,12 +93,6 @@ def do(install: Install, case: str) -> None:
     ACTIONS[name](install, *words)
 
 
-def test_a_version_is_changed_in_metadata_only(laid_out: Install) -> None:
-    do(laid_out, "local-version")
-    assert versions(laid_out)["transformer_engine_torch"] == "2.20.2+g1a2b3c4"
-    assert laid_out.find(EXTENSION).is_file()
-
-
 def test_one_re_export_is_taken_out_and_no_other(laid_out: Install) -> None:
     init = laid_out.package / "pytorch" / "__init__.py"
     before = init.read_text().splitlines()

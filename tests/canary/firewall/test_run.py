@@ -126,89 +126,42 @@ def edit(old: str, new: str) -> Callable[[str], str]:
 
 
 TRY_TE = "try:\n    import transformer_engine\nexcept Exception:\n    pass\n"
-# What is planted -> (case, edits of the copy: file, edit, problem that must be reported). Faults that one process can
-# answer for side by side share a copy.
+VERDICT = "return Verdict(False, self._explain(fault))"
+# What is planted -> case, edits of the copy: file, edit, problem that must be reported.
 Edit = tuple[str, Callable[[str], str], str]
-PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
+PLANTED: dict[str, tuple[str, Edit]] = {
     "a module imports TE": (
-        "absent",
-        (
-            (
-                "attention.py",
-                before("class TeAttention", "import transformer_engine"),
-                r"bridge\.attention raised ModuleNotFoundError",
-            ),
-        ),
-    ),
-    "a module imports TE in a try": (
-        "core-without-extension",  # where the import succeeds
-        (("permute.py", edit(FUTURE, f"{FUTURE}\n{TRY_TE}"), "importing the bridge imported transformer_engine"),),
-    ),
+        "absent", ("attention.py", before("class TeAttention", "import transformer_engine"),
+                   r"bridge\.attention raised ModuleNotFoundError")),
+    "a module imports TE in a try": (  # where the import succeeds
+        "core-without-extension", ("permute.py", edit(FUTURE, f"{FUTURE}\n{TRY_TE}"),
+                                   "importing the bridge imported transformer_engine")),
     "the question raises": (
-        "absent",
-        (
-            (
-                "vendor.py",
-                before("        return verdict.usable if", "        raise OSError('planted')"),
-                "asking the bridge raised OSError: planted",
-            ),
-        ),
-    ),
+        "absent", ("vendor.py", before("        return verdict.usable if", "        raise OSError('planted')"),
+                   "asking the bridge raised OSError: planted")),
     "an exception class slips through": (
-        "metapackage-alone",
-        (
-            (
-                "vendor.py",
-                edit("except BaseException as fault:  # OSError", "except ImportError as fault:  # OSError"),
-                "asking the bridge raised RuntimeError",
-            ),
-        ),
-    ),
+        "metapackage-alone", (
+            "vendor.py", edit("except BaseException as fault:  # OS", "except ImportError as fault:  # OS"),
+            "asking the bridge raised RuntimeError")),
     "the reason is empty": (
-        "absent",
-        (
-            (
-                "vendor.py",
-                edit("return Verdict(False, self._explain(fault))", "return Verdict(False, '')"),
-                "the reason does not say",
-            ),
-        ),
-    ),
+        "absent", ("vendor.py", edit(VERDICT, "return Verdict(False, '')"), "the reason does not say")),
     "the verdict is always good": (
-        "absent",
-        (
-            (
-                "vendor.py",
-                edit("return Verdict(False, self._explain", "return Verdict(True, self._explain"),
-                r"is_te_available\(\) is True, not False",
-            ),
-        ),
-    ),
-    "what is said is not as it should be": (
-        "absent",
-        (
-            (
-                "vendor.py",
-                edit('"name": name if', '"name": "" if'),
-                "the reason does not say 'cause: Transformer Engine is not installed'",
-            ),
-            ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''"),
-        ),
-    ),
+        "absent", ("vendor.py", edit(VERDICT, VERDICT.replace("False", "True")),
+                   r"is_te_available\(\) is True, not False")),
+    "a native path is not named": (
+        "absent", ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''")),
     "a module ends the process": (
-        "absent",
-        (("layer_spec.py", before("NATIVE_PATH", "import os\nos.abort()"), r"gave no answer \(signal 6\)"),),
-    ),
-}
+        "absent", ("layer_spec.py", before("NATIVE_PATH", "import os\nos.abort()"),
+                   r"gave no answer \(signal 6\)")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_in_the_bridge_fails_the_tier(run: Run, tmp_path: Path, name: str) -> None:
-    case, edits = PLANTED[name]
-    (found,) = run(case, bridge=plant(tmp_path, *((file, change) for file, change, _ in edits))).cases
+    case, (file, change, problem) = PLANTED[name]
+    (found,) = run(case, bridge=plant(tmp_path, (file, change))).cases
     assert found.outcome is FirewallOutcome.FAIL
-    for _, _, problem in edits:
-        assert re.search(problem, " | ".join(found.problems))
+    assert re.search(problem, " | ".join(found.problems))
 
 
 def test_the_exit_code_is_that_of_the_worst_case(tier: dict[str, FirewallCase]) -> None:
@@ -257,17 +210,6 @@ def test_without_torch_the_cases_that_want_it_are_not_run(
     }
     assert result.torch == "none"
     assert not result.holds
-
-
-def test_another_wheel_that_cannot_be_had_is_one_case_less(run: Run, sources: Sources) -> None:
-    def only_one(version: str, distribution: str) -> Path:
-        if version != "2.20.2":
-            raise SourceUnavailable("offline")
-        return sources.wheel(version, distribution)
-
-    (case,) = run("second-copy", wheels=only_one).cases
-    assert case.outcome is FirewallOutcome.NOT_RUN
-    assert "offline" in case.problems[0]
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
