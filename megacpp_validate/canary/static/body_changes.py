@@ -87,16 +87,12 @@ def _default_meanings(
         if one[name] != other[name] and not _widened(one[name], other[name]):
             yield _meaning(name, one[name], other[name])
     for had in before[0].parameters:
-        if had.name in given or had.name not in after[0].parameters or had.default is None:
-            continue
-        has = after[0].parameters[had.name]
-        if str(has.default) == str(had.default) and str(had.default).replace(".", "").isidentifier():
-            first, second = (
-                _constant_behind(old, before[0], str(had.default)),
-                _constant_behind(new, after[0], str(has.default)),
-            )
+        dotted = str(had.default)
+        same = had.name in after[0].parameters and str(after[0].parameters[had.name].default) == dotted
+        if same and had.name not in given and dotted.replace(".", "").isidentifier():
+            first, second = _constant_behind(old, before[0], dotted), _constant_behind(new, after[0], dotted)
             if first and second and first != second:
-                yield _meaning(had.name, f"{had.default} = {first}", f"{has.default} = {second}")
+                yield _meaning(had.name, f"{dotted} = {first}", f"{dotted} = {second}")
 
 
 def _widened(old: str, new: str) -> bool:

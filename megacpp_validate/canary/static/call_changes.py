@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -265,53 +264,3 @@ def bind(signature: Signature, use: Use) -> Binding:
     if not (use.partial or use.open_keywords or use.open_positionals):
         binding.missing = [p for p in signature.parameters if p.required and p.name not in binding.given]
     return binding
-
-
-_REFUSES_TEXT = frozenset(
-    {"None", "Callable", "int", "float", "bool", "bytes", "list", "dict", "tuple", "List", "Dict"}
-)
-
-
-def compare_literals(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
-    """Texts that a call passes for a field of a checked dataclass whose `Literal` no longer takes them."""
-    if not new.is_checked:
-        return
-    for name, argument in bind(new, use).given.items():
-        had, has = old.named(name), new.named(name)
-        if had is None or has is None or had.annotation == has.annotation:
-            continue
-        texts = [value for value in argument.values or () if isinstance(value, str)]
-        if any(is_refused(has.annotation, text) and not is_refused(had.annotation, text) for text in texts):
-            refusal = f"ValidationError unless {name} is of {has.annotation}"
-            yield Change(ChangeKind.GUARD_ADDED, Impact.BREAKING, parameter=name, old=had.annotation, new=refusal)
-
-
-def is_refused(annotation: str, text: str) -> bool:
-    """Whether an annotation surely takes no such text; what is not known takes everything."""
-    try:
-        kinds = list(_kinds(ast.parse(annotation.strip("'\""), mode="eval").body))
-    except SyntaxError:
-        return False
-    return any(_last_name(kind) == "Literal" for kind in kinds) and not any(_takes(kind, text) for kind in kinds)
-
-
-def _kinds(node: ast.expr) -> Iterator[ast.expr]:
-    match node:
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            yield from (*_kinds(left), *_kinds(right))
-        case ast.Subscript(slice=inner) if _last_name(node) in {"Union", "Optional"}:
-            for one in inner.elts if isinstance(inner, ast.Tuple) else [inner]:
-                yield from _kinds(one)
-        case _:
-            yield node
-
-
-def _takes(kind: ast.expr, text: str) -> bool:
-    if isinstance(kind, ast.Subscript) and _last_name(kind) == "Literal":
-        values = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-        return not all(isinstance(value, ast.Constant) and value.value != text for value in values)
-    return _last_name(kind) not in _REFUSES_TEXT
-
-
-def _last_name(kind: ast.expr) -> str:
-    return ast.unparse(kind.value if isinstance(kind, ast.Subscript) else kind).rpartition(".")[2]

@@ -15,7 +15,7 @@ import griffe
 
 from ...evidence.values import Cause, SourceLine
 from .body_changes import compare_bodies, compare_deprecations
-from .call_changes import bind, call_faults, compare_calls, compare_literals
+from .call_changes import bind, call_faults, compare_calls
 from .findings import Change, ChangeKind, Finding, Impact
 from .gathering import Met, gather
 from .import_time import compare_import_time, deprecated_modules
@@ -26,7 +26,6 @@ from .release import Absent, Found, Release, takes_binary_names
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
     Shape,
-    Signature,
     callee_of,
     enum_values,
     is_context_manager,
@@ -37,7 +36,7 @@ from .shapes import (
     ways_to_name,
 )
 from .surface import BELOW, RESULT, Surface, Symbol, Use, UseKind
-from .wrapping import compare_decorators, is_undecorated
+from .wrapping import is_undecorated
 
 
 @dataclass(frozen=True)
@@ -303,8 +302,10 @@ class _Comparison:
             return
         if one is None or other is None:
             return
-        for change in self._kept_out(use, before, after, one, other):
-            yield self._at(change, before, after)
+        made = made_by(self.new, after)
+        if made is not None and made != made_by(self.old, before):  # a `__new__` beside the constructor
+            for change in call_faults(made, use):
+                yield self._at(change, before, after)
         first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
         for change in compare_calls(one, other, use):
             seen = self._through_constants(change, first, second)
@@ -323,19 +324,6 @@ class _Comparison:
         if not is_known:  # `scope(...)(function)`: what a generator context manager gives is a decorator, too
             return is_decorator(self.old, before) is True and is_decorator(self.new, after) is False
         return not is_called and after.what in {"value", "instance", "module"} and not after.maybe
-
-    def _kept_out(self, use: Use, before: Shape, after: Shape, one: Signature, other: Signature) -> Iterator[Change]:
-        """What refuses a call beside the signature of its constructor."""
-        made = made_by(self.new, after)
-        if made is not None and made != made_by(self.old, before):
-            yield from call_faults(made, use)
-        for one_of, other_of in {
-            (before.obj, after.obj),
-            (callee_of(self.old, before)[0], callee_of(self.new, after)[0]),
-        }:
-            if one_of is not None and other_of is not None:
-                yield from compare_decorators(self.old, self.new, one_of, other_of, use)
-        yield from compare_literals(one, other, use)
 
     def _through_constants(
         self, change: Change, first: griffe.Function | None, second: griffe.Function | None

@@ -12,7 +12,6 @@ from typing import Any, TypeGuard
 import griffe
 
 IGNORES_UNKNOWN = "ignores-unknown-arguments"
-CHECKS_VALUES = "validates-values"
 
 
 class ConstructedDataclasses(griffe.Extension):
@@ -59,7 +58,6 @@ def _construct(cls: griffe.Class, decorator: griffe.Expr | str) -> None:
     )
     if "extra='forbid'" not in str(decorator).replace('"', "'").replace(" ", ""):
         init.labels.add(IGNORES_UNKNOWN)
-    init.labels.add(CHECKS_VALUES)
     cls.set_member("__init__", init)
 
 

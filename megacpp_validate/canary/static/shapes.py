@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import griffe
 
 from . import bodies
-from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
+from .recipes import IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import BELOW, RESULT
 from .syntax_nodes import once_per_node, statements_below, walk
@@ -48,7 +48,6 @@ class Signature:
         parameters: in order.
         ignores_unknown: keywords that are not parameters are dropped without a word.
         open_keywords: there is a `**kwargs` with keys that cannot all be read.
-        is_checked: a call validates values against the annotations (pydantic).
         mentioned: texts in the body of a function with `**kwargs`, any of which may be a key.
         refused: keys of `**kwargs` for which it raises.
     """
@@ -58,7 +57,6 @@ class Signature:
     open_keywords: bool = False
     mentioned: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
-    is_checked: bool = False
 
     def named(self, name: str) -> Parameter | None:
         """The parameter of that name; `*args` and `**kwargs` themselves are none."""
@@ -143,8 +141,7 @@ def signature_of(release: Release, shape: Shape, lineage: Sequence[griffe.Class]
     given = 1 if bound and parameters and parameters[0].kind not in _VARIADIC else 0
     known = [_parameter(p) for p in parameters[given:]]
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
-        labels = function.labels
-        return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in labels, is_checked=CHECKS_VALUES in labels)
+        return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in function.labels)
     extra, is_open, swallows, beyond = _keywords_in(release, function, lineage)
     names = {p.name for p in known}
     known += [p for p in extra if p.name not in names]

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import tokenize
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -71,24 +71,19 @@ def decoded(raw: bytes) -> str:
     return raw.decode(encoding)
 
 
-def why_not_loaded(wheel: str, folder: Path, roots: Iterable[str], fault: Exception) -> str:
+def why_not_loaded(wheel: str, folder: Path, roots: Sequence[str], fault: Exception) -> str:
     """Why the sources of a release, laid out in a folder, could not be loaded, in words to act on."""
-    for root in roots:
+    cause = "damaged sources"
+    for root in reversed(roots):
         file = folder / root.replace(".", "/") / "__init__.py"
         try:
             ast.parse(decoded(file.read_bytes()))
         except FileNotFoundError:
-            return (
-                f"{wheel} holds no {root}: {fault}. Likely cause: an empty placeholder release. "
-                "Next step: choose another release."
-            )
+            cause = f"an empty placeholder release: it holds no {root}"
         except (SyntaxError, ValueError, OSError) as wrong:
-            return (
-                f"{wheel}: {file.relative_to(folder)} cannot be read as Python: {wrong}. Likely cause: an edit in the "
-                f"folder, or code for a newer Python than {sys.version_info.major}.{sys.version_info.minor}. "
-                "Next step: mend the file, or choose another release."
-            )
-    return f"{wheel} cannot be read: {fault}. Likely cause: damaged sources. Next step: choose another release."
+            newer = f"a newer Python than {sys.version_info.major}.{sys.version_info.minor}"
+            cause = f"{file.relative_to(folder)} has an edit that is not finished, or code for {newer}: {wrong}"
+    return f"{wheel} cannot be read: {fault}. Likely cause: {cause}. Next step: choose another release."
 
 
 def _write(path: Path, raw: bytes) -> None:

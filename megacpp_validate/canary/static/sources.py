@@ -215,21 +215,20 @@ class Sources:
 
     def _explain(self, version: str, distribution: str, done: Ended) -> Exception:
         offered = re.search(r"from versions: ([^)]*)\)", done.errors)
-        names = [n for n in (offered[1].split(",") if offered else []) if n.strip() not in {"", "none"}]
-        if names:
-            near = nearest(version, [name.strip() for name in names])
-            if version in self._list("--pre", distribution=distribution)[0]:
-                return SourceUnavailable(
-                    f"{distribution} {version} is on the index without a wheel that can be read here: as a source "
-                    f"distribution alone, or for another platform. Nearest with one: {', '.join(near)}. Next step: "
-                    "choose one of them, or give a folder with its sources."
-                )
-            return UnknownRelease(
-                f"there is no {distribution} {version} on the index. Nearest: {', '.join(near)}. Next step: choose "
-                "one of them; `--list` shows all."
+        names = [n.strip() for n in (offered[1].split(",") if offered else []) if n.strip() not in {"", "none"}]
+        if not names:
+            remarks = [line for line in done.words.splitlines() if "Could not fetch URL" in line]  # at -vv only
+            return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.errors])))
+        near = ", ".join(nearest(version, names))
+        if version in self._list("--pre", distribution=distribution)[0]:
+            return SourceUnavailable(
+                f"{distribution} {version} is on the index as a source distribution or for another platform only. "
+                f"Nearest with a wheel: {near}. Next step: choose one of them, or give a folder with its sources."
             )
-        remarks = [line for line in done.words.splitlines() if "Could not fetch URL" in line]  # said at -vv alone
-        return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.errors])))
+        return UnknownRelease(
+            f"there is no {distribution} {version} on the index. Nearest: {near}. Next step: choose one of them; "
+            "`--list` shows all."
+        )
 
 
 def sort_versions(names: Sequence[str]) -> list[str]:
@@ -256,27 +255,22 @@ def nearest(version: str, names: Sequence[str]) -> list[str]:
 
 
 def _is_version(name: str) -> bool:
-    try:
-        Version(name)
-    except InvalidVersion:
-        return False
-    return True
+    return bool(sort_versions([name]))
 
 
-def _say_unreachable(what: str, stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith("ERROR")] or [
-        line for line in lines if _NO_ANSWER.search(line)
-    ]
-    said = (telling or lines or ["pip said nothing"])[0][:300]
-    if any(_NO_PACKAGE.search(line) for line in telling):
+def _say_unreachable(what: str, said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    unanswered = [line for line in lines if _NO_ANSWER.search(line)]
+    if any(_NO_PACKAGE.search(line) for line in errors):
         cause = "a mirror or proxy that serves an error page in place of the wheel"
-    elif any(_NO_ANSWER.search(line) for line in lines):
+    elif unanswered:
         cause = "the package index cannot be reached from here"
     else:
         cause = "the index has no such package"
+    first = (errors or unanswered or lines or ["nothing"])[0][:300]
     return (
-        f"{what} could not be fetched. pip said: {said} Likely cause: {cause}. Next step: look at `pip config list`; "
+        f"{what} could not be fetched. pip said: {first} Likely cause: {cause}. Next step: look at `pip config list`; "
         "what was fetched before is still in the cache and works offline."
     )
 
