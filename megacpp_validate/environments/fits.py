@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -261,8 +262,9 @@ def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Ma
     names = {canonicalize_name(name) for name in known if name}
     for name, part in stack.parts.items():
         if part.brought_by == _ASKED and name not in names:
-            says, step = "no row knows this name, so nothing is compared with it", "leave it out, or add a row for it"
-            rows = "matrix/needs.toml, matrix/images.toml"
+            near = get_close_matches(name, names, n=1)
+            step = f"write {near[0]}, if you mean that" if near else "leave it out, or add a row for it"
+            says, rows = "no row knows this name, so nothing is compared with it", "matrix/needs.toml, matrix/images.toml"
             yield _compare(
                 stack, "no-row", name, "a name that a row knows", says, step, rows, verdict=FitVerdict.UNKNOWN
             )
