@@ -15,13 +15,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import BoundArguments, Parameter, Signature, signature
 from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from .. import TOOL
 from ..errors import Exit, NothingSelected, ToolError
@@ -122,6 +123,29 @@ def show_event(event: Event) -> None:
         say(f"{count:>7} {'again':12} {name}: {event.note}")
 
 
+# What typer 0.29 calls a type, and what the help shows.
+_PLAIN = {
+    "<str>": "<text>", "<list[str]>": "<text>", "<list[Path]>": "<path>", "<int range>": "<number>",
+    "<float range>": "<number>",
+}  # fmt: skip
+
+
+class _Command(TyperCommand):
+    """A verb whose help names types plainly, as earlier typer does by itself."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters of the verb."""
+        params: Any = super().get_params(ctx)
+        for one in (one for one in params if hasattr(one, "display_type")):
+            name = one.display_type(ctx)
+            one.display_type = partial(_name_type, _PLAIN.get(name, name))
+        return params
+
+
+def _name_type(name: str, *_: Any, **__: Any) -> str:
+    return name
+
+
 app = typer.Typer(
     epilog=EXIT_CODES,
     add_completion=False,
@@ -200,7 +224,7 @@ def verb(described: str = "", *, runs: tuple[str, float] | None = None) -> Calla
         call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in listed}
         call.__doc__ = run.__doc__
-        app.command(run.__name__.replace("_", "-"), epilog=EXIT_CODES)(call)
+        app.command(run.__name__.replace("_", "-"), cls=_Command, epilog=EXIT_CODES)(call)
         return run
 
     return register

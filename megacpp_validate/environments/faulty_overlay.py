@@ -9,7 +9,6 @@ nothing is ever changed in the clean folder. A compiled file of an edited source
 
 from __future__ import annotations
 
-import errno
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from .environment import NoEnvironment, hash_parts, list_files
 
 PACKAGE: Final = "transformer_engine"
 STAMP: Final = ".megacpp-fault"
-_NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
 def make_faulty(clean: Path, release: str, fault: PlantedFault | None, scratch: Path) -> Path:
@@ -78,26 +76,21 @@ def _edit(package: Path, edits: Sequence[Edit]) -> dict[str, str | None]:
     changed: dict[str, str | None] = {}
     for edit in edits:
         file = package / edit.file
-        text = changed[edit.file] if edit.file in changed else file.read_text("utf-8") if file.is_file() else None
+        text = changed.get(edit.file, file.read_text("utf-8") if file.is_file() else None)
         if text is None:
             raise EditDoesNotFit(
                 f"there is no {PACKAGE}/{edit.file} in {package.parent}, or an edit before has removed it. Likely "
                 "cause: the edit was written for another release. Next step: give the fault a text for this one."
             )
-        if edit.delete or edit.rename:
-            changed[edit.file] = None
-            if edit.rename:
-                changed[edit.rename] = text
-        else:
-            changed[edit.file] = edit.change(text)
+        changed[edit.file] = None if edit.delete or edit.rename else edit.change(text)
+        if edit.rename:
+            changed[edit.rename] = text
     return changed
 
 
 def _link(source: str, into: str) -> None:
-    """Put a file into a copy; compiled sources too, with their times."""
+    """Put a file into a copy, by a copy with its times where no link can be made; compiled sources too."""
     try:
         Path(into).hardlink_to(Path(source).resolve())
-    except OSError as fault:
-        if fault.errno not in _NO_LINK:
-            raise
+    except OSError:
         shutil.copy2(source, into)

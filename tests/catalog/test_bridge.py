@@ -11,7 +11,6 @@ from megacpp_validate.catalog.bridge import PACKAGE_ROOT, Catalog, read_catalog
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 MODULES = ["imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec"]
-FILES = ("bridge.toml", "fp8.toml", "moe_smoke.toml", "stacks.toml", "targets.toml", "mutants.toml")
 TE = 'te = "2.12.0"'
 FAULTS = {
     "dangling-pin": ("stacks.toml", 'pinned = "te2.20.2"', 'pinned = "te9"', ["pinned names 'te9'"]),
@@ -54,11 +53,3 @@ def test_faults_of_several_files_are_named_at_once(tmp_path: Path) -> None:
     edit(matrix / "bridge.toml", ("seconds = ", "second = "))
     places = [fault.partition(":")[0] for fault in faults_of(lambda: read_catalog(matrix))]
     assert sorted(places) == ["bridge.toml", "stacks.toml", "targets.toml", "targets.toml"]
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_missing_file_is_the_only_fault(file: str, tmp_path: Path) -> None:
-    matrix = copy_matrix(tmp_path)
-    (matrix / file).unlink()
-    assert [fault.partition(":")[0] for fault in faults_of(lambda: read_catalog(matrix))] == [file]
-    assert len(faults_of(lambda: read_catalog(tmp_path / "nowhere"))) == len(FILES)

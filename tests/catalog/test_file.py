@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import Field
 
 from megacpp_validate.catalog.file import (
-    MatrixInvalid,
     Names,
     RequirementText,
     Row,
@@ -81,10 +77,3 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
     for data in (b"\xef\xbb\xbf" + GOOD.encode(), GOOD.replace("\n", "\r\n").encode()):
         assert read(tmp_path, data) == read(tmp_path, GOOD)
-
-
-@given(cut=st.integers(1, len(GOOD) - 2))
-def test_a_file_that_was_cut_short_is_read_or_refused(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("cut")
-    with suppress(MatrixInvalid):
-        assert read(folder, GOOD[:cut]).part[0].id == "one"

@@ -12,7 +12,6 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.planted import (
-    FP8_FILE,
     SMOKE_FILE,
     Edit,
     EditDoesNotFit,
@@ -47,41 +46,17 @@ WRONG = {
 }
 
 
-FP8_ROW = """
-[[fault]]
-id = "one"
-releases = ["2.20.2"]
-says = "It is wrong."
-cells = ["fp8_delayed"]
-checks = ["*.scale"]
-green = "fp8_current"
-[[fault.edit]]
-file = "pytorch/a.py"
-old = "x"
-new = "y"
-"""
-CELLS = ("fp8_delayed", "fp8_current")
-FP8_WRONG = {
-    "unknown green": (FP8_ROW.replace('"fp8_current"', '"green"'), "green names 'green'"),
-    "no check": (FP8_ROW.replace('["*.scale"]', "[]"), "checks"),
-    "no cell": (FP8_ROW.replace('["fp8_delayed"]', "[]"), "cells"),
-}
-
-
 @pytest.fixture(scope="module")
 def faults(catalog: Catalog) -> tuple[TeFault, ...]:
     return read_te_faults(module.id for module in catalog.modules)
 
 
-@pytest.mark.parametrize("name", [*WRONG, *FP8_WRONG])
+@pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_row_is_refused_and_named(name: str, tmp_path: Path) -> None:
-    for file, rows, read in (
-        (FILE, WRONG, lambda: read_te_faults(["attention"], tmp_path)),
-        (FP8_FILE, FP8_WRONG, lambda: read_fp8_faults(CELLS, tmp_path)),
-    ):
-        if name in rows:
-            (tmp_path / file).write_text(rows[name][0])
-            assert any(fault.startswith(f"{file}: ") and rows[name][1] in fault for fault in faults_of(read))
+    text, says = WRONG[name]
+    (tmp_path / FILE).write_text(text)
+    faults = faults_of(lambda: read_te_faults(["attention"], tmp_path))
+    assert any(fault.startswith(f"{FILE}: ") and says in fault for fault in faults)
 
 
 def test_an_edit_wants_its_text_once() -> None:
@@ -169,21 +144,6 @@ says = "It is wrong."
 caught_by = "watch"
 names = { step = 2, ranks = [1], module = "layers.3" }
 """
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (PLAN + SMOKE_ROW.replace("faults_one", "faults_two"), "plan names 'smoke_faults_two'"),
-        (PLAN + SMOKE_ROW.replace('"watch"', '"wach"'), "caught_by"),
-        (PLAN + SMOKE_ROW + 'way = "fly"\n', "way"),
-        (PLAN + SMOKE_ROW.replace("nan:2", "nan:"), "fault"),
-    ],
-)
-def test_a_wrong_fault_of_the_smoke_run_is_refused(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / SMOKE_FILE).write_text(text)
-    faults = faults_of(lambda: read_smoke_faults(["cpu"], tmp_path))
-    assert any(fault.startswith(f"{SMOKE_FILE}: ") and said in fault for fault in faults)
 
 
 def test_a_cell_of_the_smoke_run_has_its_faults_among_its_settings(tmp_path: Path, catalog: Catalog) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megacpp_validate.bridge.features import PRESETS
 from megacpp_validate.catalog.postures import (
-    FILE,
     Posture,
     merge_orders,
     read_postures,
@@ -17,7 +15,6 @@ from megacpp_validate.catalog.postures import (
 )
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.training.smoke.order import SmokeOrder
-from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +64,3 @@ def test_a_tax_and_a_further_feature_are_on_where_they_are_asked_for(posture: Po
     assert not order.read_features().mamba_in_projection
     with pytest.raises(WrongArguments, match="there is no feature 'fast'"):
         settings_of(posture, {"fast": True})
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("fused_moe = true", "fused_moe = true\nfused_all = true", "speed_defaults names 'fused_all', which does not"),
-        ('id = "mtp"', 'id = "recompute"', "feature 'recompute' appears 2 times"),
-        ('precision = "delayed"', 'forms = { low_precision_experts = true }\nx = "', "cannot be read"),
-    ],
-)
-def test_a_wrong_file_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
-    edit(copy_matrix(tmp_path, FILE) / FILE, (old, new))
-    assert any(said in fault for fault in faults_of(lambda: read_postures(tmp_path)))

@@ -7,29 +7,9 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.prewarm import choose_tasks, read_prewarm, read_unkept
+from megacpp_validate.catalog.prewarm import FILE, choose_tasks, read_prewarm, read_unkept
 from megacpp_validate.jit.tasks import TASKS
-from tests.catalog.refusals import faults_of
-
-ROW = """
-[[task]]
-id = "{id}"
-library = "{library}"
-code = "{code}"
-targets = ["{target}"]
-gpu = {gpu}
-ranks = {ranks}
-settings = {settings}
-"""
-GOOD = {
-    "id": "fa4_d64", "library": "fa4", "code": "fa4", "target": "h200", "gpu": "false", "ranks": "1",
-    "settings": '{ head_dim = "64" }',
-}  # fmt: skip
-
-
-def _write(folder: Path, *rows: dict[str, str]) -> Path:
-    (folder / "prewarm.toml").write_text("".join(ROW.format(**{**GOOD, **row}) for row in rows), encoding="utf-8")
-    return folder
+from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 
 def test_the_projects_own_file(catalog: Catalog) -> None:
@@ -38,6 +18,7 @@ def test_the_projects_own_file(catalog: Catalog) -> None:
     assert codes == {"inductor_cpu", "fa4", "triton", "deep_gemm", "expert_rows", "probe", "smoke"}
     probes = {task.cell for task in tasks if task.code == "probe"}
     assert probes == {module.id for module in catalog.modules} - {"imports"}, "imports compiles nothing"
+    assert {task.code for task in tasks if not task.is_cell} <= set(TASKS)
 
 
 def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_routing(catalog: Catalog) -> None:
@@ -55,19 +36,9 @@ def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_rou
     assert swept == {(size, precision) for size, precision in trained if precision in {"delayed", "current"}} != set()
 
 
-def test_each_tasks_code_is_there(catalog: Catalog) -> None:
-    assert {task.code for task in read_prewarm(catalog) if not task.is_cell} <= set(TASKS)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"code": "probe", "settings": '{ probe = "nun" }'}, "cell names 'nun'"),
-        ({"code": "smoke", "settings": '{ cell = "nun" }'}, "cell names 'nun'"),
-    ],
-)
-def test_a_fault_is_named(tmp_path: Path, catalog: Catalog, row: dict[str, str], said: str) -> None:
-    assert any(said in fault for fault in faults_of(lambda: read_prewarm(catalog, _write(tmp_path, row))))
+def test_a_cell_that_does_not_exist_is_named(tmp_path: Path, catalog: Catalog) -> None:
+    edit(copy_matrix(tmp_path, FILE) / FILE, ('probe = "attention"', 'probe = "nun"'))
+    assert any("cell names 'nun'" in fault for fault in faults_of(lambda: read_prewarm(catalog, tmp_path)))
 
 
 def test_the_kernels_that_no_cache_keeps() -> None:

@@ -42,7 +42,6 @@ def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
         ((tmp_path / "empty", "--output", site), NOTHING, "has 0 receipts"),
         ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is not a decision of the release gate"),
         ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
-        ((EVIDENCE, "--output", site, "--summary", EVIDENCE / "told.txt"), WRONG, "--summary"),
     ):
         done = run(*arguments)
         assert (done.code, words in done.err) == (code, True), done.err
