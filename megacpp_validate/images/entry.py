@@ -32,7 +32,6 @@ from ..process import run_command
 MOUNT: Final = Path("/receipts")
 
 _PYTHON: Final = (sys.executable, "-P", "-m")
-_MODULE: Final = "megacpp_validate.images.entry"
 _CLI: Final = "megacpp_validate.cli"
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -245,8 +244,6 @@ def main(arguments: Sequence[str]) -> int:
     if name in ("--help", "-h", "help"):
         sys.stdout.write(_render_help(image))
         return Exit.OPEN
-    if name == "--health":
-        return _check_health(image)
     if session := find_session(name):
         return _run_session(session, tuple(rest), image)
     if not shutil.which(name):
@@ -286,16 +283,6 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     }  # fmt: skip
     write_whole(record, json.dumps(run, indent=2, sort_keys=True) + "\n")
     return code
-
-
-def _check_health(image: ImageFacts) -> int:
-    """Healthy while a session runs, which reports itself and times itself on these cores; else what doctor says."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = file.read_bytes().decode(errors="replace").split("\0")
-            if _MODULE in words and find_session(words[words.index(_MODULE) + 1]):
-                return Exit.OPEN
-    return min(1, run_child([*_PYTHON, _CLI, "doctor", "--target", image.target]))
 
 
 def _render_help(image: ImageFacts) -> str:

@@ -110,16 +110,6 @@ def test_another_file_under_the_same_version_is_refused(root: Path, run: Run) ->
     assert kept(root)[LOCKS[0]] != before[LOCKS[0]]
 
 
-@pytest.mark.thorough
-def test_a_lock_older_than_the_matrix(root: Path, run: Run) -> None:
-    lock(run, OPEN, "--accept", "1")
-    text = (root / "pyproject.toml").read_text()
-    (root / "pyproject.toml").write_text(text.replace('"tool>=1"', '"tool>=1", "leaf>=0.1"'))
-    assert stale(lock(run, CLOSED, "--check")) == list(LOCKS[:2])
-    lock(run, OPEN, "h200")
-    assert stale(lock(run, CLOSED, "--check")) == [LOCKS[1]]
-
-
 def test_a_digest_that_changed_under_its_tag(root: Path, run: Run, registry: FakeRegistry) -> None:
     assert "the matrix claims it (somebody says so)" in lock(run, CLOSED)["refusals"][0]
     assert kept(root) == {}
@@ -132,14 +122,6 @@ def test_a_digest_that_changed_under_its_tag(root: Path, run: Run, registry: Fak
     assert kept(root) == before  # not the locks either
     lock(run, OPEN, "--accept", "1")
     assert pin(root) == new
-
-
-@pytest.mark.thorough
-def test_a_registry_that_is_down(root: Path, run: Run, registry: FakeRegistry) -> None:
-    Path(registry.root, "down").touch()
-    assert lock(run, OPEN)["pins"][0]["news"] == "claimed"
-    assert json.loads((root / PINS).read_text())["pins"] == []
-    assert "sha256:" + "1" * 64 in (root / BAKE).read_text(), "the claim of the matrix counts"
 
 
 @pytest.mark.thorough

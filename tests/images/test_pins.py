@@ -78,18 +78,6 @@ def test_what_a_registry_answers_is_dated(images: Images, bases: Bases, variable
     assert pin(images, made, variables)[0] == made
 
 
-def test_a_tag_that_moved_is_refused_with_both_digests(images: Images, bases: Bases, variables: dict[str, str]) -> None:
-    old, _ = pin(images, Pins(), variables)
-    new = bases[NGC].put_index(TAG, salt="pushed again")
-    _, lines = pin(images, old, variables)
-    assert lines[NGC].news is PinNews.CHANGED
-    assert all(text in lines[NGC].refusal for text in (find(old).index_digest, new, f"--accept {TAG}"))
-    made, lines = pin(images, old, variables, TAG)
-    assert (lines[NGC].news, lines[NGC].refusal, find(made).index_digest) == (PinNews.VERIFIED, "", new)
-    other = Pins(pins=(find(old).model_copy(update={"tag": "26.06-py3"}),))
-    assert pin(images, other, variables)[1][NGC].news is PinNews.VERIFIED, "the pin of another tag is none"
-
-
 def test_a_registry_that_is_down_changes_nothing(
     images: Images, claimed: Images, bases: Bases, variables: dict[str, str]
 ) -> None:
