@@ -21,6 +21,7 @@ from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 
 from ...bridge.fp8_scope import SINGLE_OWNER
+from ...native.router import load_balancing_loss
 from .. import WrongSize, expert_layer
 from ..expert_layer import ExpertLayer
 from ..optimizer import GradientSums, local_part
@@ -66,9 +67,19 @@ def _fault(name: str, *, everywhere: bool = False) -> Callable[[Plant], Plant]:
     return enter
 
 
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Put `around(real, ...)` in the place of a function of a module or an object."""
+    setattr(owner, name, partial(around, getattr(owner, name)))
+
+
 def _experts(trainer: Any) -> Any:
     """The first E-layer."""
     return next(layer for layer in trainer.model.layers if isinstance(layer, ExpertLayer))
+
+
+def _names_of(trainer: Any, parameters: Iterable[Any]) -> list[str]:
+    wanted = {id(parameter) for parameter in parameters}
+    return [name for name, parameter in trainer.model.named_parameters() if id(parameter) in wanted]
 
 
 # --- rows and experts
@@ -77,33 +88,26 @@ def _experts(trainer: Any) -> Any:
 @_fault("token-dropped")
 def drop_token(trainer: Any, _: int) -> None:
     """The first token of each pass does not reach its experts, though the router gave it to them."""
-    layer = _experts(trainer)
-    permute = layer.dispatch.permute
 
-    def without_first(tokens: Any, probs: Any, routing_map: Any, **options: Any) -> Any:
+    def without_first(permute: Any, tokens: Any, probs: Any, routing_map: Any) -> Any:
         short = routing_map.clone()
         short[0] = False
-        return permute(tokens, probs, short, **options)
+        return permute(tokens, probs, short)
 
-    layer.dispatch.permute = without_first
+    _wrap(_experts(trainer).dispatch, "permute", without_first)
 
 
 @_fault("rows-swapped")
-def swap_rows(trainer: Any, _: int) -> None:
+def swap_rows(*_: Any) -> None:
     """Two rows change places on their way to the experts."""
-    del trainer
 
-    def swapping(move: Any) -> Any:
-        def swapped(rows: Any, *rest: Any) -> Any:
-            if rows.shape[0] > 1:
-                order = torch.arange(rows.shape[0], device=rows.device)
-                order[0], order[-1] = rows.shape[0] - 1, 0
-                rows = rows.index_select(0, order)
-            return move(rows, *rest)
+    def swapped(move: Any, rows: Any, *rest: Any) -> Any:
+        order = list(range(len(rows)))
+        if order:
+            order[0], order[-1] = order[-1], order[0]
+        return move(rows[order], *rest)
 
-        return swapped
-
-    exchange.exchange_rows = swapping(exchange.exchange_rows)
+    _wrap(exchange, "exchange_rows", swapped)
 
 
 @_fault("experts-swapped")
@@ -120,14 +124,12 @@ def swap_experts(trainer: Any, _: int) -> None:
 @_fault("weights-exchanged")
 def exchange_weights(trainer: Any, _: int) -> None:
     """The outputs of the two experts of a token are combined with each other's weights."""
-    layer = _experts(trainer)
-    unpermute = layer.dispatch.unpermute
 
-    def exchanged(rows: Any, row_map: Any, *, probs: Any) -> Any:
+    def exchanged(unpermute: Any, rows: Any, row_map: Any, *, probs: Any) -> Any:
         others = probs.sum(dim=1, keepdim=True) - probs  # of top-2: the weight of the other expert
         return unpermute(rows, row_map, probs=torch.where(probs > 0, others, probs))
 
-    layer.dispatch.unpermute = exchanged
+    _wrap(_experts(trainer).dispatch, "unpermute", exchanged)
 
 
 @_fault("expert-without-gradient")
@@ -145,19 +147,14 @@ def stop_expert(trainer: Any, _: int) -> None:
 
 
 @_fault("balance-not-shared", everywhere=True)
-def keep_balance_apart(trainer: Any, _: int) -> None:
+def keep_balance_apart(*_: Any) -> None:
     """Each rank balances its experts over its own tokens: a mean of products is not a product of means."""
-    del trainer
-    module: Any = expert_layer
-    share = module.share_of_balance_loss
 
-    def own(probs: Any, routing_map: Any, group: Any = None) -> Any:
+    def own(share: Any, probs: Any, routing_map: Any, group: Any) -> Any:
         share(probs, routing_map, group)  # a collective call, which the others make
-        assigned = routing_map.sum(dim=0).to(probs.dtype)
-        mine = probs.shape[1] * (assigned / assigned.sum().clamp(min=1) * probs.sum(dim=0)).sum()
-        return mine / (probs.shape[0] * distributed.get_world_size(group))
+        return load_balancing_loss(probs, routing_map) / distributed.get_world_size(group)
 
-    module.share_of_balance_loss = own
+    _wrap(expert_layer, "share_of_balance_loss", own)
 
 
 @_fault("rope-reversed")
@@ -208,15 +205,15 @@ def make_infinite_gradient(trainer: Any, step: int) -> None:
 @_fault("experts-not-synchronised")
 def keep_experts_apart(trainer: Any, _: int) -> None:
     """The gradients of this rank's experts stay its own, though it takes part in their sum."""
-    sums, experts = trainer.sharded.sums, trainer.sharded.experts
 
-    def reduce(gradients: dict[str, Any]) -> None:
-        kept = {name: gradient.clone() for name, gradient in gradients.items() if name in experts}
-        sums.reduce(gradients)
+    def reduce(real: Any, gradients: dict[str, Any]) -> None:
+        kept = {name: gradients[name].clone() for name in trainer.sharded.experts}
+        real(gradients)
         for name, gradient in kept.items():
             gradients[name].copy_(gradient)
 
-    trainer.optimizer.sums = SimpleNamespace(reduce=reduce, copies=sums.copies)
+    sums = trainer.sharded.sums
+    trainer.optimizer.sums = SimpleNamespace(reduce=partial(reduce, sums.reduce), copies=sums.copies)
 
 
 @_fault("norm-gradient-not-summed", everywhere=True)
@@ -236,20 +233,19 @@ def read_as_first(trainer: Any, _: int) -> None:
 @_fault("pass-lost", everywhere=True)
 def lose_passes(trainer: Any, _: int) -> None:
     """The gradients of all passes of a step but the last are forgotten."""
-    parameters, optimizer = list(trainer.model.parameters()), trainer.optimizer
-    take, add = optimizer.take_gradients, optimizer.add_gradients
+    optimizer, add = trainer.optimizer, trainer.optimizer.add_gradients
 
     def forget(*, first: bool) -> None:  # noqa: ARG001 - as it is called
-        for parameter in parameters:
-            parameter.grad = None
+        trainer.model.zero_grad()
 
-    def take_last(**_: bool) -> Any:
+    def take_last(take: Any, **_: bool) -> Any:
         optimizer.add_gradients = add
         norm = take(first=True)
         optimizer.add_gradients = forget
         return norm
 
-    optimizer.add_gradients, optimizer.take_gradients = forget, take_last
+    optimizer.add_gradients = forget
+    _wrap(optimizer, "take_gradients", take_last)
 
 
 @_fault("gradients-averaged", everywhere=True)
@@ -263,14 +259,14 @@ def average_gradients(trainer: Any, _: int) -> None:
 @_fault("block-gradient-lost")
 def lose_block(trainer: Any, _: int) -> None:
     """One rank loses its part of the gradients of the last but one block."""
-    block = list(trainer.model.layers[-2].parameters())
 
-    def lose() -> None:
-        for parameter in block:
+    def lose(take: Any, **options: bool) -> Any:
+        for parameter in trainer.model.layers[-2].parameters():
             if parameter.grad is not None:
                 local_part(parameter.grad).zero_()
+        return take(**options)
 
-    _before_taking(trainer, lose)
+    _wrap(trainer.optimizer, "take_gradients", lose)
 
 
 @_fault("expert-gradients-late")
@@ -279,15 +275,15 @@ def delay_expert_gradients(trainer: Any, _: int) -> None:
     named = dict(trainer.model.named_parameters())
     kept: dict[str, Any] = {}
 
-    def delay() -> None:
+    def delay(take: Any, **options: bool) -> Any:
         for name in trainer.sharded.experts:
-            gradient = named[name].grad
-            if gradient is not None:
+            if (gradient := named[name].grad) is not None:
                 late = kept.get(name, torch.zeros_like(gradient))
                 kept[name] = gradient.clone()
                 gradient.copy_(late)
+        return take(**options)
 
-    _before_taking(trainer, delay)
+    _wrap(trainer.optimizer, "take_gradients", delay)
 
 
 @_fault("mtp-counted-twice", everywhere=True)
@@ -301,9 +297,8 @@ def count_mtp_twice(trainer: Any, _: int) -> None:
 def skip_update(trainer: Any, step: int) -> None:
     """One rank leaves the second layer as it is in one step, where it holds a part of it alone."""
     optimizer = trainer.optimizer
-    update = optimizer.update
 
-    def skipping(number: int, norm: Any) -> float:
+    def skipping(update: Any, number: int, norm: Any) -> float:
         names = _names_of(trainer, trainer.model.layers[1].parameters()) if number == step else []
         kept = {name: optimizer.master(name).clone() for name in names}
         rate = update(number, norm)
@@ -312,7 +307,7 @@ def skip_update(trainer: Any, step: int) -> None:
         optimizer.round_weights()
         return float(rate)
 
-    optimizer.update = skipping
+    _wrap(optimizer, "update", skipping)
 
 
 @_fault("learning-rate-apart")
@@ -323,9 +318,8 @@ def raise_rate(trainer: Any, _: int) -> None:
 
 
 @_fault("weight-bit-flipped")
-def flip_bit(trainer: Any, step: int) -> After:
+def flip_bit(_: Any, step: int) -> After:
     """One weight of the last layer doubles on one rank, as it does where a bit of its exponent flips."""
-    del trainer
 
     def flip(one: Any) -> None:
         if one.done == step:
@@ -342,22 +336,6 @@ def scale_alone(trainer: Any, _: int) -> None:
     dense = trainer.scope.dense
     alone = partial(dense.func, **{**dense.keywords, "amax_reduction_group": SINGLE_OWNER})
     trainer.scope = replace(trainer.scope, dense=alone)
-
-
-def _names_of(trainer: Any, parameters: Iterable[Any]) -> list[str]:
-    wanted = {id(parameter) for parameter in parameters}
-    return [name for name, parameter in trainer.model.named_parameters() if id(parameter) in wanted]
-
-
-def _before_taking(trainer: Any, change: Callable[[], None]) -> None:
-    """Change gradients before the optimizer takes those of the last pass."""
-    take = trainer.optimizer.take_gradients
-
-    def changed(*, first: bool = True) -> Any:
-        change()
-        return take(first=first)
-
-    trainer.optimizer.take_gradients = changed
 
 
 # --- checkpoints, evaluations, the order of data, and the ranks
@@ -377,69 +355,72 @@ class _OtherOrder:
 @_fault("stale-checkpoint", everywhere=True)
 def save_old_weights(trainer: Any, step: int) -> After:
     """A checkpoint claims its own step, and holds the weights of an earlier one."""
-    kept: dict[str, Any] = {}
-    save = trainer.save
+    kept: list[Any] = []
+
+    def tensors() -> list[Any]:
+        return [one for parts in trainer.optimizer.state_tensors().values() for one in parts.values()]
+
+    def put_back(values: list[Any]) -> None:
+        for tensor, value in zip(tensors(), values, strict=True):
+            tensor.copy_(value)
 
     def remember(one: Any) -> None:
         if one.done == step:
-            kept.update(_copy(one.optimizer.state_tensors()))
+            kept[:] = [tensor.clone() for tensor in tensors()]
 
-    def save_old() -> Any:
-        now = trainer.optimizer.state_tensors()
-        fresh = _copy(now)
-        _put_back(now, kept)
+    def save_old(save: Any) -> Any:
+        fresh = [tensor.clone() for tensor in tensors()]
+        put_back(kept)
         path = save()
-        _put_back(now, fresh)
+        put_back(fresh)
         return path
 
-    trainer.save = save_old
+    _wrap(trainer, "save", save_old)
     return remember
 
 
 @_fault("moments-lost", everywhere=True)
 def lose_moments(trainer: Any, _: int) -> None:
     """A run that is resumed has its weights again, and Adam's first moments are 0."""
-    resume = trainer.resume
 
-    def forgetful() -> Any:
+    def forgetful(resume: Any) -> Any:
         resumed = resume()
         for parts in trainer.optimizer.state_tensors().values():
             parts["exp_avg"].zero_()
         return resumed
 
-    trainer.resume = forgetful
+    _wrap(trainer, "resume", forgetful)
 
 
 @_fault("data-from-the-start", everywhere=True)
 def read_from_the_start(trainer: Any, _: int) -> None:
     """A run that is resumed reads the batches from the first one on."""
-    resume, trainer.language = trainer.resume, _OtherOrder(trainer.language)
+    trainer.language = _OtherOrder(trainer.language)
 
-    def restarting() -> Any:
+    def restarting(resume: Any) -> Any:
         resumed = resume()
         trainer.language.shift = -resumed.step
         return resumed
 
-    trainer.resume = restarting
+    _wrap(trainer, "resume", restarting)
 
 
 @_fault("evaluation-moves-data", everywhere=True)
 def move_data_by_evaluation(trainer: Any, step: int) -> None:
     """An evaluation takes its batch out of those of training, which goes on with the one after it."""
-    validate, trainer.language = trainer.validate, _OtherOrder(trainer.language)
+    trainer.language = _OtherOrder(trainer.language)
 
-    def moving() -> float:
+    def moving(validate: Any) -> float:
         loss = validate()
         trainer.language.shift += trainer.done == step
         return float(loss)
 
-    trainer.validate = moving
+    _wrap(trainer, "validate", moving)
 
 
 @_fault("dies")
-def die(trainer: Any, step: int) -> After:
+def die(_: Any, step: int) -> After:
     """The rank is killed."""
-    del trainer
 
     def kill(one: Any) -> None:
         if one.done == step:
@@ -449,22 +430,11 @@ def die(trainer: Any, step: int) -> After:
 
 
 @_fault("hangs")
-def hang(trainer: Any, step: int) -> After:
+def hang(_: Any, step: int) -> After:
     """The rank does nothing any more."""
-    del trainer
 
     def sleep(one: Any) -> None:
         while one.done == step:
             time.sleep(1)
 
     return sleep
-
-
-def _copy(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {part: value.clone() for part, value in parts.items()} for name, parts in state.items()}
-
-
-def _put_back(state: dict[str, dict[str, Any]], kept: dict[str, dict[str, Any]]) -> None:
-    for name, parts in kept.items():
-        for part, value in parts.items():
-            state[name][part].copy_(value)
