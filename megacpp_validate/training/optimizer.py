@@ -102,6 +102,10 @@ class MasterAdamW:
             eps=schedule.eps,
             fused=True,  # one kernel for all weights, on the CPU and on CUDA: the loop of a small model is the host's
         )
+        for master in self._masters.values():  # as AdamW makes it at the first step; a run that resumes fills it before
+            step = torch.zeros((), device=master.device)
+            moments = {part: torch.zeros_like(master) for part in ("exp_avg", "exp_avg_sq")}
+            self._adam.state[master] = {"step": step, **moments}
 
     def take_gradients(self, *, first: bool = True) -> Any:
         """Move the gradients of the parameters to their copies; [] their norm together, before clipping.
@@ -169,12 +173,7 @@ class MasterAdamW:
         return rate
 
     def rehearse(self) -> None:
-        """An update that moves nothing, before the first one: of zeros, at a rate of 0, and counted as no step.
-
-        A run that has done steps has moments, which zeros would let decay: there nothing is rehearsed.
-        """
-        if self._adam.state:
-            return
+        """An update that moves nothing, before the first one: of zeros, at a rate of 0, and counted as no step."""
         for master in self._masters.values():
             master.grad = torch.zeros_like(master)
         for group in self._adam.param_groups:
@@ -198,17 +197,12 @@ class MasterAdamW:
         return dict(self._named)
 
     def state_tensors(self) -> dict[str, dict[str, Any]]:
-        """Parameter -> "master", "exp_avg", "exp_avg_sq" -> what lies here of it: the tensors themselves.
-
-        There are moments after the first `update`, or `begin_at`.
-        """
-        return {
-            name: {
-                "master": master.detach(),
-                **{part: self._adam.state[master][part] for part in ("exp_avg", "exp_avg_sq")},
-            }
-            for name, master in self._masters.items()
-        }
+        """Parameter -> "master", "exp_avg", "exp_avg_sq" -> what lies here of it: the tensors themselves."""
+        found = {name: dict(self._adam.state[master]) for name, master in self._masters.items()}
+        for name, parts in found.items():
+            del parts["step"]
+            parts["master"] = self.master(name)
+        return found
 
     def master(self, name: str) -> Any:
         """What is kept of a parameter's part here, outside of any graph."""
@@ -222,15 +216,6 @@ class MasterAdamW:
         """Say how many steps the state is of."""
         for state in self._adam.state.values():
             state["step"].fill_(float(step))
-
-    def begin_at(self, step: int) -> None:
-        """Make room for the state of a run that has done so many steps, to be filled by who resumes it."""
-        for master in self._masters.values():
-            self._adam.state[master] = {
-                "step": torch.tensor(float(step), device=master.device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
 
 
 def _master_of(parameter: Any) -> Any:

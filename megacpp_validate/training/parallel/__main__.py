@@ -24,7 +24,6 @@ def main(given: list[str] | None = None) -> int:
     words = sys.argv[1:] if given is None else given
     options = _parse(words)
     try:
-        _refuse(options)
         end = _submit(options, words) if options.slurm is not None else _start(options)
     except (WrongLaunch, SlurmUnavailable) as fault:
         sys.stderr.write(f"{fault}\n")
@@ -50,17 +49,10 @@ def _parse(given: list[str]) -> argparse.Namespace:
     )
     add("module", help="that each rank runs")
     add("arguments", nargs=argparse.REMAINDER)
-    return parser.parse_args(given)
-
-
-def _refuse(options: argparse.Namespace) -> None:
-    host, _, port = options.rdzv_endpoint.rpartition(":")
-    given = bool(host) and port.isdigit() and 0 < int(port) < 65536
-    if not given and (options.rdzv_endpoint or (options.nnodes > 1 and options.slurm is None)):
-        raise WrongLaunch(
-            f"{options.nnodes} host(s) with --rdzv-endpoint {options.rdzv_endpoint!r}. Next step: pass HOST:PORT that "
-            "all hosts reach, as in node-a:29500."
-        )
+    options = parser.parse_args(given)
+    if options.nnodes > 1 and options.slurm is None and not options.rdzv_endpoint:
+        parser.error("several hosts need --rdzv-endpoint HOST:PORT that all of them reach, as in node-a:29500")
+    return options
 
 
 def _start(options: argparse.Namespace) -> RunEnd:

@@ -174,7 +174,8 @@ class SmokeTrainer:
             self.optimizer.take_gradients()
             self._sum_over_ranks(losses)
             self.optimizer.drop_gradients()
-            self.optimizer.rehearse()
+            if not self.done:  # zeros would let the moments of a run that is resumed decay
+                self.optimizer.rehearse()
         if self.audit is not None:
             self.audit.dispatches = looked_at
 
@@ -233,7 +234,6 @@ class SmokeTrainer:
     def resume(self) -> Resumed:
         """Go on from the latest checkpoint. Raises WrongCheckpoint, or WrongSize where it is beyond the end."""
         with self.ledger.phase("checkpoint"):
-            self.optimizer.begin_at(0)
             folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
             self.resumed = load_checkpoint(folder, self._state(), identity=identity)
             self.optimizer.set_step(self.resumed.step)
