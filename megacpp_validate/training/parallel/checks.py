@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -325,8 +325,8 @@ class FiniteWatch:
         self._model.zero_grad(set_to_none=True)
         found: list[Any] = [first_not_finite(looks, step)]
         if distributed.is_initialized():
-            mine, found = found[0], [None] * distributed.get_world_size()
-            distributed.all_gather_object(found, mine)
+            found = found * distributed.get_world_size()
+            distributed.all_gather_object(found, found[0])
         return min(filter(None, found), key=lambda one: (one.order, one.rank), default=None)
 
     def _see(self, module: Any, given: Any, out: Any) -> None:  # noqa: ARG002 - as torch calls it
@@ -336,21 +336,9 @@ class FiniteWatch:
                 self._flag.add_(low * 0).add_(high * 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
-    """One tensor that came up.
-
-    Attributes:
-        module: its name in the model.
-        tensor: which of the module's tensors.
-        finite: [] bool, still on the device.
-        same: equal in all looks at one gradient of an input or output; 0 for others.
-    """
-
-    module: str
-    tensor: str
-    finite: Any
-    same: int = 0
+Look = tuple[str, str, Any, int]
+"""One tensor that came up: its module, which of the module's tensors, whether it is finite ([] bool, still on the
+device), and a number that is equal in all looks at one gradient of an input or output; 0 for others."""
 
 
 @contextmanager
@@ -362,41 +350,35 @@ def look_at_everything(model: Any) -> Iterator[list[Look]]:
     """
     looks: list[Look] = []
 
-    def look(name: str, shown: str, value: Any, same: int = 0) -> None:
+    def look(name: str, shown: str, same: int, value: Any) -> None:
         part = value.to_local() if hasattr(value, "to_local") else value
-        looks.append(Look(name, shown, part.detach().isfinite().all(), same))
+        looks.append((name, shown, part.detach().isfinite().all(), same))
 
     def look_at(name: str, kind: str, values: Any) -> None:
         for part, value in _find_tensors(values):
             shown = f"{kind} {part}".strip()
-            look(name, shown, value)
+            look(name, shown, 0, value)
             if value.requires_grad:
-                value.register_hook(partial(of_gradient, name, f"the {shown}", id(value)))
-
-    def of_gradient(name: str, shown: str, same: int, gradient: Any) -> None:
-        look(name, f"gradient of {shown}", gradient, same)
+                value.register_hook(partial(look, name, f"gradient of the {shown}", id(value)))
 
     def before(name: str, module: Any, given: Any, named: Mapping[str, Any]) -> None:
         for part, parameter in module.named_parameters(recurse=False):
-            look(name, f"parameter {part}", parameter)
+            look(name, f"parameter {part}", 0, parameter)
         look_at(name, "input", given)
         look_at(name, "input", named)
 
     def after(name: str, module: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
         look_at(name, "output", out)
 
-    handles: list[Any] = []
-    try:
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
-            handles.append(module.register_forward_hook(partial(after, name)))
+            hooks.enter_context(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(partial(after, name)))
         for name, parameter in model.named_parameters():
             module, _, part = name.rpartition(".")
-            handles += [parameter.register_hook(partial(of_gradient, module, part, 0))] * parameter.requires_grad
+            if parameter.requires_grad:
+                hooks.enter_context(parameter.register_hook(partial(look, module, f"gradient of {part}", 0)))
         yield looks
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def first_not_finite(looks: Sequence[Look], step: int) -> NonFinite | None:
@@ -405,14 +387,14 @@ def first_not_finite(looks: Sequence[Look], step: int) -> NonFinite | None:
     A gradient that is looked at more than once is named after its consumer, which made it: the hook that was put on
     last, that of the input of the innermost module.
     """
-    fine = torch.stack([look.finite for look in looks]).tolist() if looks else []
+    fine = torch.stack([finite for _, _, finite, _ in looks]).tolist() if looks else []
     if False not in fine:
         return None
     place = chosen = fine.index(False)
-    while looks[place].same and chosen + 1 < len(looks) and looks[chosen + 1].same == looks[place].same:
+    while looks[place][3] and chosen + 1 < len(looks) and looks[chosen + 1][3] == looks[place][3]:
         chosen += 1
     rank = distributed.get_rank() if distributed.is_initialized() else 0
-    return NonFinite(place, rank, step, looks[chosen].module, looks[chosen].tensor)
+    return NonFinite(place, rank, step, *looks[chosen][:2])
 
 
 def _find_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -423,7 +405,7 @@ def _find_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     items: Iterable[tuple[Any, Any]] = ()
     if is_dataclass(value):
-        items = ((field.name, getattr(value, field.name)) for field in fields(value))
+        items = vars(value).items()
     elif isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, tuple | list):

@@ -23,10 +23,8 @@ from typing import Any, Final, Literal
 from ...evidence.receipt import write_whole
 from .. import TrainingError
 from .ranks import (
-    AGENT,
     FOLDER,
     HOST,
-    LAUNCHER,
     STACKS,
     RankRecord,
     end_with_parent,
@@ -170,8 +168,10 @@ def launch(
     finally:
         own.end()
     own.leave(ending)
-    ends = own.await_hosts()
-    return judge(ending, own.traces(ends), limits, time.monotonic() - started, own.lost(ending, ends))
+    ends, seconds = own.await_hosts(), time.monotonic() - started
+    if ending == "not-started":
+        return RunEnd(ending, (), own.why_not_started(), tuple(trace.end for trace in own.traces(ends)), seconds)
+    return judge(ending, own.traces(ends), limits, seconds, lost=hosts.count - len(ends), hosts=tuple(ends))
 
 
 class _OwnRanks:
@@ -189,11 +189,15 @@ class _OwnRanks:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self.folder, self.hosts, self.limits, self.ranks = folder.absolute(), hosts, limits, ranks
         self.log, self._failures = (self.folder / f"host-{self.name}.{kind}" for kind in ("log", "failures"))
-        order = [str(self.folder), str(self._failures), *_torchrun_options(ranks, limits, hosts), "-m", *words]
-        own = {FOLDER: str(self.folder), HOST: self.name, LAUNCHER: str(os.getpid())}
+        options = [
+            f"--nnodes={hosts.count}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--monitor-interval=0.1",
+            f"--rdzv-endpoint={hosts.endpoint}", f"--rdzv-id={hosts.run}",
+            f"--rdzv-conf=join_timeout={max(1, round(limits.joining))}", "-m", *words,
+        ]  # fmt: skip
+        own = {FOLDER: str(self.folder), HOST: self.name}
         with self.log.open("wb") as log:
             self._agent = subprocess.Popen(
-                [sys.executable, "-m", __name__, *order],
+                [sys.executable, "-m", __name__, str(self.folder), str(self._failures), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -276,22 +280,14 @@ class _OwnRanks:
         world = self.hosts.count * self.ranks
         return [read_trace(self.folder, rank, *codes.get(str(rank), (None, 0.0, ""))) for rank in range(world)]
 
-    def lost(self, ending: Ending, ends: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
-        """What happened outside of the ranks, in words, and the hosts that are there; empty where nothing did."""
-        if ending == "not-started":
-            last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            return (
-                f"torchrun started no rank: {''.join(last)}. Likely cause: not all {self.hosts.count} host(s) reached "
-                f"the rendezvous {self.hosts.endpoint} within {self.limits.joining:g} s, or its port is in use. Next "
-                f"step: see {self.log}."
-            ), ()
-        if ending == "stopped" or len(ends) == self.hosts.count:
-            return "", ()
+    def why_not_started(self) -> str:
+        """In words."""
+        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         return (
-            f"{self.hosts.count - len(ends)} of {self.hosts.count} host(s) left no report, and the others were ended. "
-            "Likely cause: the host or its launcher was ended (memory, a reboot, the scheduler), or "
-            f"not all hosts share {self.folder}. Next step: see the system log of that host"
-        ), tuple(ends)
+            f"torchrun started no rank: {''.join(last)}. Likely cause: not all {self.hosts.count} host(s) reached the "
+            f"rendezvous {self.hosts.endpoint} within {self.limits.joining:g} s, or its port is in use. Next step: see "
+            f"{self.log}."
+        )
 
 
 def _read_hosts(folder: Path, hosts: Hosts) -> dict[str, Mapping[str, Any]]:
@@ -316,37 +312,19 @@ class Trace:
     record: RankRecord
     failed_at: float
 
-    @property
-    def rank(self) -> int:
-        """Its number."""
-        return int(self.end["rank"])
-
 
 def read_trace(folder: Path, rank: int, code: int | None, failed_at: float = 0.0, fault: str = "") -> Trace:
     """The traces of a rank in the folder of its run."""
     record, receipt = read_record(rank_path(folder, rank, "collectives")), None
     with suppress(OSError, ValueError):
         receipt = json.loads(rank_path(folder, rank, "json").read_text(encoding="utf-8"))
-    last = record.last.words() if record.last else ""
+    seen = {"last": record.last.words() if record.last else "", "step": record.step, "receipt": receipt}
     log = str(rank_path(folder, rank, "stderr.log"))
-    end = {
-        "rank": rank,
-        "code": code,
-        "fault": fault,
-        "last": last,
-        "step": record.step,
-        "receipt": receipt,
-        "log": log,
-    }
-    return Trace(end, record, failed_at)
+    return Trace({"rank": rank, "code": code, "fault": fault, **seen, "log": log}, record, failed_at)
 
 
 def judge(
-    ending: Ending,
-    traces: Sequence[Trace],
-    limits: Limits,
-    seconds: float,
-    lost: tuple[str, tuple[str, ...]] = ("", ()),
+    ending: Ending, traces: Sequence[Trace], limits: Limits, seconds: float, *, lost: int = 0, hosts: Sequence[str] = ()
 ) -> RunEnd:
     """The end of a run: which ranks are at fault, and in words what happened.
 
@@ -358,30 +336,39 @@ def judge(
         traces: of all ranks, in their order.
         limits: of the run.
         seconds: wall time.
-        lost: what happened outside of the ranks, and the hosts that are there.
+        lost: hosts that left no report.
+        hosts: those that did.
     """
     ranks = tuple(trace.end for trace in traces)
-    happened, hosts = lost
-    if ending == "not-started":
-        return RunEnd(ending, (), happened, ranks, seconds)
-    if ending == "done" and not happened:
-        without = tuple(rank["rank"] for rank in ranks if rank["receipt"] is None)
-        words = f"rank {_list(without)} ended well and left no receipt. Next step: see {ranks[0]['log']}."
-        return RunEnd("no-receipt" if without else "done", without, words if without else "", ranks, seconds)
-    accused = {rank for one in ranks for rank in (one["receipt"] or {}).get("culprits", ())}
+    culprits = tuple(sorted({rank for one in ranks for rank in (one["receipt"] or {}).get("culprits", ())}))
     said = {one["fault"] for one in ranks}
     if ending == "died" and len(ranks) > 1 and len(said) == 1 and (fault := said.pop()):
         words = f"every rank ended the run: {fault}. Logs: {Path(ranks[0]['log']).parent}."
-        return RunEnd(ending, tuple(sorted(accused)), words, ranks, seconds)
-    culprits = tuple(sorted(accused))
-    if happened:
-        ending, culprits = "died", tuple(trace.rank for trace in traces if trace.record.host not in hosts)
-    elif not culprits:  # a run that is late and still moves has no culprit
-        behind = find_behind({trace.rank: trace.record for trace in traces})
+        return RunEnd(ending, culprits, words, ranks, seconds)
+    if lost and ending != "stopped":
+        culprits = tuple(trace.end["rank"] for trace in traces if trace.record.host not in hosts)
+        happened = (
+            f"{lost} of {lost + len(hosts)} host(s) left no report, and the others were ended. Likely cause: the host "
+            "or its launcher was ended (memory, a reboot, the scheduler), or not all hosts share the folder of the "
+            "run. Next step: see the system log of that host"
+        )
+        return RunEnd("died", culprits, _words(happened, culprits, traces), ranks, seconds)
+    if ending == "done":
+        without = tuple(rank["rank"] for rank in ranks if rank["receipt"] is None)
+        words = f"rank {_list(without)} ended well and left no receipt. Next step: see {ranks[0]['log']}."
+        return RunEnd("no-receipt" if without else "done", without, words if without else "", ranks, seconds)
+    if not culprits:  # a run that is late and still moves has no culprit
+        behind = find_behind({trace.end["rank"]: trace.record for trace in traces})
         culprits = {"died": _first_dead(traces) or behind, "hung": behind}.get(ending, ())
-    return RunEnd(
-        ending, culprits, _words(happened or _happened(ending, traces, limits), culprits, traces), ranks, seconds
-    )
+    happened = {
+        "died": "a rank died, and the others were ended",
+        "hung": f"no rank gave a sign of life for {limits.silent:g} s, and all were ended",
+        "late": f"the run was not done after {limits.whole:g} s, and all ranks were ended",
+        "stopped": "the launcher got SIGTERM or SIGINT, and all ranks were ended",
+    }[ending]
+    if ending == "hung" and not all(trace.record.seen_at for trace in traces):
+        happened = f"not every rank had joined after {limits.joining:g} s, and all were ended"
+    return RunEnd(ending, culprits, _words(happened, culprits, traces), ranks, seconds)
 
 
 def _first_dead(traces: Sequence[Trace]) -> tuple[int, ...]:
@@ -390,19 +377,8 @@ def _first_dead(traces: Sequence[Trace]) -> tuple[int, ...]:
     for trace in traces:
         last, code = trace.record.last, trace.end["code"] or 0
         if code < 0 or (code > 0 and not (last is not None and last.state == "raised")):
-            own.append((trace.failed_at, trace.rank))
+            own.append((trace.failed_at, trace.end["rank"]))
     return (min(own)[1],) if own else ()
-
-
-def _happened(ending: Ending, traces: Sequence[Trace], limits: Limits) -> str:
-    if ending == "hung" and not all(trace.record.seen_at for trace in traces):
-        return f"not every rank had joined after {limits.joining:g} s, and all were ended"
-    return {
-        "died": "a rank died, and the others were ended",
-        "hung": f"no rank gave a sign of life for {limits.silent:g} s, and all were ended",
-        "late": f"the run was not done after {limits.whole:g} s, and all ranks were ended",
-        "stopped": "the launcher got SIGTERM or SIGINT, and all ranks were ended",
-    }[ending]
 
 
 def _words(happened: str, culprits: Sequence[int], traces: Sequence[Trace]) -> str:
@@ -413,10 +389,10 @@ def _words(happened: str, culprits: Sequence[int], traces: Sequence[Trace]) -> s
         fault = f"; {end['fault']}" if end["fault"] else ""
         how = "was ended" if code is None else f"ended by {name}"
         lines.append(f"rank {end['rank']} {how}; last collective: {end['last'] or 'none'}{fault}")
-    for end in (trace.end for trace in traces if trace.rank in culprits):
-        with suppress(OSError):
-            tail = Path(end["log"]).read_text(encoding="utf-8", errors="replace").strip()[-_LONGEST_TEXT:]
-            lines.append(f"the log of rank {end['rank']} ({end['log']}) ends: {tail or 'empty'}")
+        if end["rank"] in culprits:
+            with suppress(OSError):
+                tail = Path(end["log"]).read_text(encoding="utf-8", errors="replace").strip()[-_LONGEST_TEXT:]
+                lines.append(f"the log of rank {end['rank']} ({end['log']}) ends: {tail or 'empty'}")
     return "\n".join(lines)
 
 
@@ -432,14 +408,6 @@ def _list(ranks: Sequence[int]) -> str:
 #
 # Standard torchrun prints the exit codes of failed ranks in a table; this process leaves them as JSON, and names log
 # and error files by the rank of the world, not of the host.
-
-
-def _torchrun_options(ranks: int, limits: Limits, hosts: Hosts) -> list[str]:
-    return [
-        f"--nnodes={hosts.count}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--monitor-interval=0.1",
-        f"--rdzv-endpoint={hosts.endpoint}", f"--rdzv-id={hosts.run}",
-        f"--rdzv-conf=join_timeout={max(1, round(limits.joining))}",
-    ]  # fmt: skip
 
 
 def run_agent(folder: Path, failures: Path, options: list[str]) -> int:
@@ -464,8 +432,7 @@ def run_agent(folder: Path, failures: Path, options: list[str]) -> int:
                 env["TORCHELASTIC_ERROR_FILE"] = paths["error.json"][local]
             return LogsDest(stdouts=paths["stdout.log"], stderrs=paths["stderr.log"], error_files=paths["error.json"])
 
-    end_with_parent(int(os.environ[LAUNCHER]))
-    os.environ[AGENT] = str(os.getpid())
+    end_with_parent()
     config, command, words = config_from_args(parse_args(options))
     config.logs_specs = RankLogs(str(folder))
     try:

@@ -31,8 +31,6 @@ from ...evidence.receipt import write_whole
 
 FOLDER: Final = "MEGACPP_RUN_FOLDER"
 HOST: Final = "MEGACPP_RUN_HOST"  # which launcher started the rank
-LAUNCHER: Final = "MEGACPP_LAUNCHER_PID"
-AGENT: Final = "MEGACPP_AGENT_PID"
 STACKS: Final = signal.SIGUSR1  # every thread's stack goes to the log
 _GRACE: Final = 1.0  # seconds a failed rank waits before it exits, so that ranks that fail alike can report it too
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -89,16 +87,9 @@ class Rank:
             write_whole(rank_path(self.folder, self.rank, "json"), json.dumps(value, allow_nan=False))
 
 
-def end_with_parent(parent: int | None) -> None:
-    """Have the kernel kill this process when its parent ends (Linux).
-
-    Args:
-        parent: process id of the expected parent, if known: where another one is the parent, that one is gone already,
-            and this process exits.
-    """
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
-        sys.exit(f"process {parent}, which started this one, is gone")
 
 
 @contextmanager
@@ -112,7 +103,7 @@ def join_ranks(backend: Literal["gloo", "nccl"], *, seconds: float = 600.0) -> I
         seconds: that a collective may take; more than the launcher waits, which names the rank at fault.
     """
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    end_with_parent(int(os.environ[AGENT]) if AGENT in os.environ else None)
+    end_with_parent()
     faulthandler.enable()  # a crash in compiled code leaves its Python frames in the log
     faulthandler.register(STACKS, all_threads=True)
     folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
