@@ -221,7 +221,6 @@ def _trial(bench: Bench, layer: Any, sample: Sample, dtype: str, path: str) -> T
         native=None if "block_mask" in sample.options else sample.native,  # it has no routing
         gradient=sample.gradient,
         code=sample.case.code,
-        marked=True,
         tf32=False,
         scales=_cancelled(sample),
     )

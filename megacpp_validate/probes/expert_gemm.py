@@ -196,7 +196,7 @@ def _plain(bench: Bench, dtype: str, routing: str) -> None:
 def _low_precision(bench: Bench, recipe: Any, routing: str) -> None:
     """One routing under a recipe; each expert has scales of its own."""
     bank = _sample(bench, torch.bfloat16, routing, times=TIMES_IN_FP8)
-    more = {"native": bank.emulated(recipe), "enter": bench.low_precision(recipe), "steps": 2}
+    more = {"native": bank.emulated(recipe), "recipe": recipe}
     bound = partial(operand_roundings, recipe)
     tried = _try(bench, new_layer(bench, bank), bank, bound, f"expert_gemm.{recipe}.{routing}", **more)
     if tried.native is None:

@@ -20,9 +20,9 @@ from . import emulation as counted
 from . import references as reference
 from .bench import DTYPES, Bench
 from .bounds import Roundings
-from .emulation import emulated_linear, emulated_mlp, steps_of
+from .emulation import emulated_linear, emulated_mlp
 from .trial import Formula, Tensors, formula_of, layer_trial, try_case
-from .whole_layer import NAMES, check_whole_layer, new_attention_layer
+from .whole_layer import check_whole_layer
 
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
 FEATURES: Final = {"A": "native_block", "M": "mamba_in_projection", "E": "expert_gemm", "MLP": "mlp", "norm": "norm"}
@@ -61,8 +61,6 @@ def probe(bench: Bench) -> None:
         _check_flags(bench, spec)
     _check_unaligned(bench, spec)
     sizes = _Sizes() if bench.device == "cpu" or bench.quick else _Sizes(256, 512, 32, 16, 32, 131)
-    with bench.scope("A"):
-        _check_attention_layer(bench, spec, sizes)
     with bench.scope("checkpoints"):
         _check_names(bench, spec, sizes)
     for name in DTYPES:
@@ -123,25 +121,6 @@ def _check_unaligned(bench: Bench, spec: Any) -> None:
     codes = [refusal.code for refusal in mixer.choice.refusals]
     right = mixer.choice.observed == "native" and (not bench.wants_te or codes == ["fp8-alignment"])
     bench.check("refuses.alignment", right and type(mixer.in_projection) is NormLinear, ", ".join(codes))
-
-
-def _check_attention_layer(bench: Bench, spec: Any, sizes: _Sizes) -> None:
-    """Kind A is built: names, shapes and dtype of its parameters; `whole_layer` has its numbers."""
-    heads, groups, width = 4, 2, sizes.hidden // 4
-    layer = new_attention_layer(bench, spec, sizes.hidden, sizes.ffn, heads, groups, torch.bfloat16)
-    shapes = {
-        "qkv.layer_norm_weight": (sizes.hidden,),
-        "qkv.weight": ((heads + 2 * groups) * width, sizes.hidden),
-        "out.weight": (sizes.hidden, heads * width),
-        "mlp.layer_norm_weight": (sizes.hidden,),
-        "mlp.fc1_weight": (2 * sizes.ffn, sizes.hidden),
-        "mlp.fc2_weight": (sizes.hidden, sizes.ffn),
-    }
-    wanted = {NAMES[name] if bench.wants_te else name: shape for name, shape in shapes.items()}
-    found = {name: tuple(value.shape) for name, value in layer.named_parameters()}
-    bench.check("parameters", found == wanted, str(found))
-    dtypes = {value.dtype for value in layer.parameters()}
-    bench.check("dtype", dtypes == {torch.bfloat16}, str(dtypes))
 
 
 def _check_names(bench: Bench, spec: Any, sizes: _Sizes) -> None:
@@ -335,11 +314,10 @@ def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, re
         stored = replace(stored, smallest=sizes.hidden * min(shape[0] * shape[1], widest))
     native = row.emulated(recipe) if recipe else row.native(sizes, made, layer)
     given: dict[str, Any] = {"formula": row.formula(sizes), "roundings": row.roundings(sizes, stored), "native": native}
-    given |= {"spread": reference.EXPANDED, "steps": steps_of(recipe), "wanted": row.wanted}
-    enter = bench.low_precision(recipe) if recipe else nullcontext
-    try_case(bench, layer_trial(path, layer, rows, choice, enter=enter, **given))
+    given |= {"spread": reference.EXPANDED, "recipe": recipe, "wanted": row.wanted}
+    try_case(bench, layer_trial(path, layer, rows, choice, **given))
     if row.memory and precision == "bf16":
-        bench.layer_keeps_nothing(path, layer, rows, enter=enter)
+        bench.layer_keeps_nothing(path, layer, rows, enter=bench.low_precision(recipe) if recipe else nullcontext)
 
 
 def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:

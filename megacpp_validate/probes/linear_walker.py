@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 
 from .bench import DTYPES, Bench, different
 from .bounds import Roundings
-from .emulation import emulated_linear, operand_roundings, steps_of
+from .emulation import emulated_linear, operand_roundings
 from .low_precision import check_kept_weights, takes_microbatch
 from .references import linear
 from .trial import Tensors, Trial, try_case
@@ -255,12 +255,11 @@ def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recip
         native=partial(_native, recipe),
         operands={"input": rows, **dict(plain.named_parameters())},
         gradient=gradient,
-        enter=bench.low_precision(recipe) if recipe else nullcontext,
-        steps=steps_of(recipe),
+        recipe=recipe,
     )
     try_case(bench, trial)
     if precision == "bf16" and case.name == "bias":
-        bench.layer_keeps_nothing(trial.path, layer, rows, enter=trial.enter)
+        bench.layer_keeps_nothing(trial.path, layer, rows, enter=bench.low_precision(recipe) if recipe else nullcontext)
 
 
 def _roundings(bench: Bench, case: _Case, precision: str, recipe: str | None, tensor: str) -> Roundings:

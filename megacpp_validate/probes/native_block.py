@@ -21,7 +21,7 @@ from ..native.mlp import is_gated
 from ..native.norms import rms_norm
 from .bench import DTYPES, Bench, different
 from .bounds import Roundings
-from .emulation import block_roundings, emulated_linear, emulated_mlp, precision_of, steps_of
+from .emulation import block_roundings, emulated_linear, emulated_mlp, precision_of
 from .low_precision import check_kept_weights, check_layers_in_low_precision, watching_layers
 from .observe import graph_nodes
 from .references import Sizes, block_step, visible
@@ -199,13 +199,14 @@ def block_trial(
         recipe: that its products are rounded by.
         more: of the trial.
     """
-    wanted = block_step(sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen(), sample.rope)
+    given = (sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen(), sample.rope)
+    wanted, shares = block_step(*given)
     batch, length, hidden = sample.rows.shape
     ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * sample.case.width
     smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
     # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
     independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
-    exact = parted({"forward": wanted.out, **{f"grad.{name}": one for name, one in wanted.gradients.items()}}, sample)
+    exact = parted(wanted, sample)
     # The weight of a single key is 1, so its score has no gradient: what is left is small beside that of the values.
     alone = {f"grad.{name}": float(exact["grad.qkv.weight.value"].norm()) for name in independent if length == 1}
     stored = "fp32" if sample.rows.dtype == torch.float32 else "bf16"
@@ -214,7 +215,7 @@ def block_trial(
         name, by_te = tensor.removeprefix("grad."), choice().observed == "te"
         return block_roundings(
             name,
-            wanted.shares,
+            shares,
             precision_of(stored, tf32=by_te and sample.rows.is_cuda, recipe=recipe),
             max(joint, batch * length, hidden, ffn),
             gated=is_gated(sample.case.activation),
@@ -223,8 +224,10 @@ def block_trial(
 
     native = native_formula(sample) if recipe is None else emulated_formula(sample, recipe)
     operands = parted({"rows": sample.rows, **sample.weights}, sample)
-    given = {"operands": operands, "exact": exact, "scales": alone, "gradient": sample.gradient, "marked": True, **more}
-    return Trial(path, call, leaves, choice, native, roundings, native, **given)
+    return Trial(
+        path, call, leaves, choice, native, roundings, native, operands=operands, exact=exact, scales=alone,
+        gradient=sample.gradient, recipe=recipe, **more,
+    )  # fmt: skip
 
 
 def parted(tensors: Tensors, sample: Sample) -> dict[str, Any]:
@@ -337,9 +340,9 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
         # With branches as large as elsewhere, what each adds to the other's errors would widen FP8 bounds beyond use.
         sample, path = new_sample(bench, case, torch.bfloat16, branches=0.5), f"fp8.{recipe}.{case.name}"
         layer = new_layer(bench, bridge, sample)
-        trial = layer_trial(path, layer, sample, recipe=recipe, enter=enter, ran_as=f"native_block.{path}")
+        trial = layer_trial(path, layer, sample, recipe=recipe, ran_as=f"native_block.{path}")
         with watching_layers(_low_layers(layer)) as watched:
-            try_case(bench, replace(trial, steps=steps_of(recipe)))
+            try_case(bench, trial)
         check_layers_in_low_precision(bench, path, recipe, watched)
         if case is GATED:
             bench.layer_keeps_nothing(f"fp8.{recipe}", layer, sample.rows, enter=enter, rope=sample.rope)

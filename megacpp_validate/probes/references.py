@@ -257,25 +257,10 @@ class Shares:
     attention_back: float
 
 
-@dataclass(frozen=True)
-class BlockStep:
-    """What one forward and backward pass gives.
-
-    Attributes:
-        out: [B, T, hidden].
-        gradients: "rows" and every weight by native name.
-        shares: of its parts.
-    """
-
-    out: Any
-    gradients: dict[str, Any]
-    shares: Shares
-
-
 def block_step(
     rows: Any, weights: Mapping[str, Any], gradient: Any, sizes: Sizes, seen: Any, rope: tuple[Any, Any] | None
-) -> BlockStep:
-    """The whole block and every gradient, in fp64.
+) -> tuple[dict[str, Any], Shares]:
+    """A pass of the whole block in fp64, with "grad.rows" and the gradient of every weight by native name.
 
     Args:
         rows: [B, T, hidden].
@@ -305,7 +290,8 @@ def block_step(
         stream_back=_share(back, made[0]),
         attention_back=_share(made[0] - back, made[0]),
     )
-    return BlockStep(out.detach(), dict(zip(("rows", *leaves), made, strict=True)), shares)
+    gradients = {f"grad.{name}": one for name, one in zip(("rows", *leaves), made, strict=True)}
+    return {"forward": out.detach(), **gradients}, shares
 
 
 def _share(part: Any, whole: Any) -> float:

@@ -17,7 +17,8 @@ from torch.func import functional_call
 
 from .bench import VENDOR_BACKENDS, Bench
 from .bounds import Roundings
-from .observe import Enter, marking_vendor_layers
+from .emulation import Recipe, steps_of
+from .observe import Enter
 
 Tensors = Mapping[str, Any]
 Formula = Callable[[Tensors], Any]
@@ -105,10 +106,10 @@ class Trial:
         wanted: the backend that must run, where it is not the requested one.
         code: of the refusal that Transformer Engine must give; any backend may take the call then.
         ran_as: name of the row of backends; the path without one.
-        enter: scope of the forward pass.
+        enter: scope of the forward pass; that of `recipe`, if there is one, in `try_case`.
+        recipe: of the layer's products.
         steps: how many passes are run; the last one counts.
         repeated: whether the last two outputs must have the same bits; the check is "forward.repeated".
-        marked: whether layers of vendors that leave no name in the graph are marked in it; see `observe`.
         tf32: whether plain PyTorch multiplies fp32 on a GPU as TF32, as Transformer Engine does.
         spread: as of `reference_pass`.
         exact: the pass in fp64, where it is known before.
@@ -131,9 +132,9 @@ class Trial:
     code: str = ""
     ran_as: str = ""
     enter: Enter = nullcontext
+    recipe: Recipe | None = None
     steps: int = 1
     repeated: bool = False
-    marked: bool = False
     tf32: bool = True
     spread: tuple[str, ...] = ()
     exact: Mapping[str, Any] | None = None
@@ -144,7 +145,7 @@ class Trial:
     def run(self) -> dict[str, Any]:
         """One pass of the layer."""
         # cuDNN convolves fp32 as fp32 here, not as TF32, which is torch's default.
-        with marking_vendor_layers() if self.marked else nullcontext(), _tf32(torch.backends.cudnn, allowed=False):
+        with _tf32(torch.backends.cudnn, allowed=False):
             return run_pass(self.call, self.leaves, self.gradient, self.enter)
 
 
@@ -158,6 +159,8 @@ class Tried(NamedTuple):
 
 def try_case(bench: Bench, trial: Trial) -> Tried:
     """Run one case, record what ran it, and hold the output and every gradient to the formula."""
+    if trial.recipe is not None:
+        trial = replace(trial, enter=bench.low_precision(trial.recipe), steps=steps_of(trial.recipe))
     if trial.gradient is None:
         with torch.no_grad():
             out = trial.call()

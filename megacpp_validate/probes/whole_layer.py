@@ -12,7 +12,7 @@ import torch
 
 from .bench import DTYPES, Bench
 from .bounds import low_precision_ran, relative_error
-from .emulation import EMULATED, operand_roundings, steps_of
+from .emulation import EMULATED, operand_roundings
 from .native_block import HEADS, Case, Sample, block_trial, check_layers_ran, new_sample, parted
 from .trial import Tried, try_case
 
@@ -41,10 +41,7 @@ def check_whole_layer(bench: Bench, spec: Any) -> None:
     for name in DTYPES:
         cases = (PLAIN, SMALL_ROWS) if not bench.quick else (SMALL_ROWS if name == "fp32" else PLAIN,)
         for case in cases:
-            sample, path = (
-                new(case, DTYPES[name]),
-                f"{name}.whole.{case.name}",
-            )
+            sample, path = new(case, DTYPES[name]), f"{name}.whole.{case.name}"
             # In training mode: what drops anything out gives other values each time. Backward passes may sum in any
             # order.
             tried = _try(bench, spec, sample, path, steps=2, repeated=True)
@@ -53,12 +50,8 @@ def check_whole_layer(bench: Bench, spec: Any) -> None:
     recipes = [recipe for recipe in bench.recipes if recipe in EMULATED] if bench.wants_te else []
     for recipe in recipes[:1] if bench.quick else recipes:  # the probe tells of any other
         # With larger branches, what each adds to the other's errors would widen FP8 bounds beyond use.
-        sample, path = (
-            new(PLAIN, torch.bfloat16, branches=0.5),
-            f"{recipe}.whole.{PLAIN.name}",
-        )
-        more = {"recipe": recipe, "enter": bench.low_precision(recipe), "steps": steps_of(recipe)}
-        tried = _try(bench, spec, sample, path, **more)
+        sample, path = new(PLAIN, torch.bfloat16, branches=0.5), f"{recipe}.whole.{PLAIN.name}"
+        tried = _try(bench, spec, sample, path, recipe=recipe)
         if tried is not None:
             _check_low_precision(bench, f"{path}.grad.applied", tried, recipe, sample)
 
@@ -87,33 +80,29 @@ def _check_low_precision(bench: Bench, name: str, tried: Tried, recipe: Any, sam
     bench.check_parts(name, *parts)
 
 
-def new_attention_layer(bench: Bench, spec: Any, hidden: int, ffn: int, heads: int, groups: int, dtype: Any) -> Any:
-    """The layer of kind A as the bridge builds it; the native one where Transformer Engine is not requested."""
-    made = {"dtype": dtype, "device": bench.device}
-    if not bench.wants_te:
-        return spec.native_layer_spec()["A"](hidden, ffn, heads, hidden // heads, groups, **made)
-    sizes = {"hidden": hidden, "ffn_hidden": ffn, "num_heads": heads, "num_gqa_groups": groups}
-    return spec.te_attention_layer(**sizes, layer_number=1, **made)
-
-
 def _new_layer(bench: Bench, spec: Any, sample: Sample, path: str) -> tuple[Any, Any]:
     """The layer as the bridge builds it, with the weights of a sample, and what was chosen.
 
     It is None where it has other parameters: a check has failed, and there is nothing to compare.
     """
     hidden, ffn = sample.weights["mlp.fc2_weight"].shape
+    made = {"dtype": sample.rows.dtype, "device": bench.device}
     choice = spec.kind_spec("A", device=bench.device).choice
-    layer = new_attention_layer(bench, spec, hidden, ffn, HEADS, GROUPS, sample.rows.dtype)
+    if bench.wants_te:
+        sizes = {"hidden": hidden, "ffn_hidden": ffn, "num_heads": HEADS, "num_gqa_groups": GROUPS}
+        layer, names = spec.te_attention_layer(**sizes, layer_number=1, **made), NAMES
+    else:
+        layer = spec.native_layer_spec()["A"](hidden, ffn, HEADS, hidden // HEADS, GROUPS, **made)
+        names = {name: name for name in NAMES}
     own, order = dict(layer.named_parameters()), _interleaved(sample)
-    wanted = {NAMES[name] if bench.wants_te else name: tuple(value.shape) for name, value in sample.weights.items()}
-    found = {name: tuple(parameter.shape) for name, parameter in own.items()}
+    wanted = {names[name]: (tuple(value.shape), value.dtype) for name, value in sample.weights.items()}
+    found = {name: (tuple(parameter.shape), parameter.dtype) for name, parameter in own.items()}
     bench.check(f"{path}.parameters", found == wanted, str(found))
     if found != wanted:
         return None, choice
     with torch.no_grad():
         for name, weight in sample.weights.items():
-            moved = weight[order] if bench.wants_te and name == "qkv.weight" else weight
-            own[NAMES[name] if bench.wants_te else name].copy_(moved)
+            own[names[name]].copy_(weight[order] if bench.wants_te and name == "qkv.weight" else weight)
     return layer.train(), choice
 
 

@@ -13,6 +13,7 @@ import torch
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.observe import marking_vendor_layers
 from megacpp_validate.probes.order import Order, Target
 
 RECIPES = ("delayed", "current", "block")
@@ -43,9 +44,10 @@ def fp8_bench(name: str, recipe: str = "", recipes: tuple[str, ...] = RECIPES, *
 def run_probe(module: Any, requested: str = "native", recipes: tuple[str, ...] = (), **more: Any) -> Bench:
     """A bench on which a probe ran, and what it keeps for the end."""
     bench = new_bench(module.__name__.rpartition(".")[2], requested, recipes, **more)
-    module.probe(bench)
-    if hasattr(module, "probe_last"):
-        module.probe_last(bench)
+    with marking_vendor_layers():
+        module.probe(bench)
+        if hasattr(module, "probe_last"):
+            module.probe_last(bench)
     return bench
 
 
@@ -58,7 +60,7 @@ def check_caught(bench: Bench, probe: Callable[[Bench], object], plant: Plant, w
     """Each pattern of names must fail, where a probe runs over a fault; what the fault breaks after it is no matter."""
     with Patch.context() as patch:
         plant(patch)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), marking_vendor_layers():
             probe(bench)
     found = failed(bench)
     missing = [name for name in wanted if not any(fnmatch(one, name) for one in found)]

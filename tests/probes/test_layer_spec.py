@@ -137,8 +137,8 @@ FAULTS: dict[str, tuple[Plant, set[str]]] = {
     "queries of the row before": (
         of_recurrence(lambda real, q, *rest, **named: real(q.roll(1, 1), *rest, **named)), {"bf16.recurrent.forward"},
     ),
-    "attention of another shape": (argument("te_attention_layer", num_gqa_groups=4), {"A.parameters"}),
-    "attention of another dtype": (argument("te_attention_layer", dtype=torch.float32), {"A.dtype"}),
+    "attention of another shape": (argument("te_attention_layer", num_gqa_groups=4), {"*.whole.*.parameters"}),
+    "attention of another dtype": (argument("te_attention_layer", dtype=torch.float32), {"bf16.whole.gqa4.parameters"}),
 }  # fmt: skip
 
 

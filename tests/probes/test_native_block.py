@@ -15,6 +15,7 @@ from megacpp_validate.bridge import native_block as bridge
 from megacpp_validate.bridge.backends import Choice, Refusal
 from megacpp_validate.probes import native_block as probe
 from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.observe import marking_vendor_layers
 from megacpp_validate.probes.whole_layer import check_whole_layer
 from tests.probes.planting import (
     RECIPES,
@@ -144,7 +145,8 @@ def test_recipes_without_a_reference_and_recipes_that_are_refused(monkeypatch: P
 
 def whole(bench: Bench) -> None:
     torch.manual_seed(bench.order.seed)
-    check_whole_layer(bench, spec)
+    with marking_vendor_layers():
+        check_whole_layer(bench, spec)
 
 
 @pytest.mark.parametrize("requested", ["native", "te"])
