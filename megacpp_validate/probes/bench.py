@@ -22,7 +22,6 @@ BRIDGE: Final = "megacpp_validate.bridge"
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
 SDPA: Final = "sdpa"  # torch's attention, which no vendor calls: beside one, a part of the path fell back
-Refusals = Mapping[str, tuple[type[BaseException], Callable[[], Any]]]
 
 
 class CannotRun(Exception):
@@ -267,11 +266,6 @@ class Bench:
         if words:
             missing = [word for word in words if word not in said]
             self.check(f"{name}.says", not missing, f"without {', '.join(missing)}: {said}" if missing else "")
-
-    def refuses_each(self, calls: Refusals, prefix: str = "refuses.") -> None:
-        """Each of some calls must raise its class of error; the checks are `refuses.NAME`."""
-        for name, (error, call) in calls.items():
-            self.refuses(f"{prefix}{name}", error, call)
 
     def refused_by_te(self, name: str, choice: Any, code: str) -> None:
         """Transformer Engine must have refused with this code alone, and another backend taken the call."""

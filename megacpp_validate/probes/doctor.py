@@ -32,15 +32,14 @@ from dataclasses import asdict, replace
 from functools import cache
 from hashlib import sha256
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from ..evidence.doctor_look import Behaviour, Distribution, Extension, Headers, PackageLook, PathLook, Record
 from ..evidence.receipt import Failure
-from .doctor_elf import find_compiled, group_cuda, look_at, open_runtimes, read_driver_cuda, read_mapped
-from .fingerprint import PACKAGES, find_copies, read_libraries, read_packages, read_version
-from .identify import read_gpu
+from .doctor_elf import find_compiled, group_cuda, look_at, open_runtimes, read_driver_cuda
+from .fingerprint import PACKAGES, find_copies, read_libraries, read_mapped, read_packages, read_version
+from .identify import find_package, read_gpu
 from .process import describe
 
 _TORCHS_OWN: Final = re.compile(r"lib(?:torch\w*|c10\w*|shm)\.so")
@@ -81,7 +80,7 @@ def look_at_path() -> PathLook:
 
 def _read_torch(what: str) -> str:
     """A value of torch's own version file, without importing torch."""
-    for folder in _find("torch")[0]:
+    for folder in find_package("torch")[0]:
         with suppress(OSError):
             text = (folder / "version.py").read_text(encoding="utf-8")
             if found := re.search(rf"^{what}(?::[^=]*)? = '([^']*)'", text, re.MULTILINE):
@@ -99,29 +98,17 @@ def _list_distributions() -> Iterator[Distribution]:
                 yield Distribution(name, version, str(one.locate_file("")), of_torch)
 
 
-def _find(top: str) -> tuple[tuple[Path, ...], Path | None]:
-    """The folders of a top-level package and its first file; finding it runs none of its code."""
-    try:
-        spec = find_spec(top)
-    except Exception:
-        spec = None
-    if spec is None:
-        return (), None
-    first = Path(spec.origin) if spec.origin and spec.has_location else None
-    return tuple(map(Path, spec.submodule_search_locations or ())), first
-
-
 # --- one package ------------------------------------------------------------------------------------------------------
 
 
 def look_at_package(name: str) -> PackageLook:
     """Import one package after torch, and report what came of it."""
     top = name.partition(".")[0]
-    folders, first = _find(top)
+    folders, first = find_package(top)
     if not folders and first is None:
         return PackageLook(name, installed=False)
     names = PACKAGES.get(top, (top,))
-    if top != "torch" and _find("torch")[0]:
+    if top != "torch" and find_package("torch")[0]:
         _import("torch")
     before, start = set(read_mapped()), time.perf_counter()
     failure = _import(name) or _find_no_code(name, folders)
@@ -240,7 +227,7 @@ _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 def find_headers() -> Path | None:
     """The headers beside the torch that is loaded, or that would be."""
-    include = next((folder / "include" for folder in _find("torch")[0]), None)
+    include = next((folder / "include" for folder in find_package("torch")[0]), None)
     return include if include is not None and include.is_dir() else None
 
 

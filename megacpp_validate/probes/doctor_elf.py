@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..evidence.doctor_look import Extension, Wanted
+from .fingerprint import read_mapped
 
 # Libraries of which a second file in one process is a finding.
 _CUDA: Final = re.compile(r"lib(?:cudart|cublas|cublasLt|cudnn\w*|nccl|nvrtc|transformer_engine)\.so[.\d]*")
@@ -157,17 +158,6 @@ def _read_sources(data: bytes, count: int) -> dict[int, int]:
 
 
 # --- what is loaded, and what the loader finds ------------------------------------------------------------------------
-
-
-def read_mapped(maps: Path = Path("/proc/self/maps")) -> tuple[Path, ...]:
-    """Every file that this process has mapped as code or data of a library, and the interpreter itself."""
-    program = os.path.realpath("/proc/self/exe")
-    try:
-        lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
-    except OSError:  # not Linux
-        return ()
-    files = {line[5] for line in lines if len(line) == 6 and line[5].startswith("/")}
-    return tuple(Path(file) for file in sorted(files) if ".so" in file or file == program)
 
 
 def group_cuda(files: Iterable[Path]) -> dict[str, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from typing import Final
 
 from ..evidence.receipt import Library, Machine, Package
 
+MAPS: Final = Path("/proc/self/maps")
 # Module -> the distributions that may have brought it, first match wins.
 PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "torch": ("torch",),
@@ -49,16 +50,22 @@ def read_packages() -> tuple[Package, ...]:
     return tuple(packages)
 
 
-def read_libraries(maps: Path = Path("/proc/self/maps")) -> tuple[Library, ...]:
-    """Every CUDA library that this process has mapped; a second copy of one is a second file."""
+def read_mapped(maps: Path = MAPS) -> tuple[Path, ...]:
+    """Every file that this process has mapped as code or data of a library, and the interpreter itself."""
+    program = os.path.realpath("/proc/self/exe")
     try:
-        text = maps.read_text(encoding="utf-8", errors="replace")
+        lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError:  # not Linux
         return ()
-    files = sorted({line.split(maxsplit=5)[5] for line in text.splitlines() if ".so" in line and "/" in line})
-    libraries = []
+    files = {line[5] for line in lines if len(line) == 6 and line[5].startswith("/")}
+    return tuple(Path(file) for file in sorted(files) if ".so" in file or file == program)
+
+
+def read_libraries(maps: Path = MAPS) -> tuple[Library, ...]:
+    """Every CUDA library that this process has mapped; a second copy of one is a second file."""
+    files, libraries = read_mapped(maps), []
     for name, (function, weights) in _LIBRARIES.items():
-        mapped = tuple(file for file in files if re.fullmatch(rf"{name}\.so[.\d]*", Path(file).name))
+        mapped = tuple(str(file) for file in files if re.fullmatch(rf"{name}\.so[.\d]*", file.name))
         if mapped:
             versions = dict.fromkeys(filter(None, (_ask_version(file, function, weights) for file in mapped)))
             libraries.append(Library(name, ", ".join(versions), mapped))

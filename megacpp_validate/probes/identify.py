@@ -10,10 +10,11 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from .fingerprint import read_version
 
 _LIMIT_S = 30.0
 _QUERY = "name,compute_cap,driver_version,memory.total"
@@ -26,9 +27,9 @@ def identify() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "machine": platform.machine(),
-        "torch": _version("torch"),
-        "te": _version("transformer-engine"),
-        "te_folder": _folder("transformer_engine"),
+        "torch": read_version(("torch",)),
+        "te": read_version(("transformer-engine",)),
+        "te_folder": next(map(str, find_package("transformer_engine")[0]), ""),
         "gpu": gpu,
         "why_no_gpu": why_no_gpu,
     }
@@ -54,22 +55,16 @@ def read_gpu() -> tuple[dict[str, str] | None, str]:
     return dict(zip(("name", "capability", "driver", "memory_mib"), fields, strict=True)), ""
 
 
-def _version(distribution: str) -> str:
-    """The version that is on the path first; empty where there is none, or its metadata is damaged."""
+def find_package(top: str) -> tuple[tuple[Path, ...], Path | None]:
+    """The folders of a top-level package and its first file; finding it runs none of its code."""
     try:
-        return metadata.version(distribution) or ""
-    except Exception:
-        return ""
-
-
-def _folder(package: str) -> str:
-    """Where a top-level package would be imported from; finding it runs none of its code."""
-    try:
-        spec = find_spec(package)
-    except Exception:
-        return ""
-    places = (spec.submodule_search_locations or []) if spec else []
-    return next(iter(places), "")
+        spec = find_spec(top)
+    except Exception:  # a damaged install raises what it likes
+        spec = None
+    if spec is None:
+        return (), None
+    first = Path(spec.origin) if spec.origin and spec.has_location else None
+    return tuple(map(Path, spec.submodule_search_locations or ())), first
 
 
 if __name__ == "__main__":

@@ -220,12 +220,8 @@ def _is_restored(bench: Bench) -> bool:
 
 
 def _check_refusals(bench: Bench) -> None:
-    scope, errors, target, low = (
-        bench.bridge("fp8_scope"),
-        bench.bridge("errors"),
-        bench.order.target,
-        bench.low_precision,
-    )
+    scope, errors = bench.bridge("fp8_scope"), bench.bridge("errors")
+    target, low = bench.order.target, bench.low_precision
     other = "h200" if target.id in ("cpu", "b200", "gb10") else "b200"
     calls: dict[str, tuple[type[BaseException], Any]] = {
         **{one: (errors.WrongTarget, low(one)) for one in scope.RECIPES if one not in target.recipes},
@@ -234,7 +230,8 @@ def _check_refusals(bench: Bench) -> None:
         "another-target": (errors.WrongTarget, low(target=other)),
         "no-group": (scope.AmaxGroupMissing, low(amax_reduction_group=[0])),
     }
-    bench.refuses_each(calls, "scope.refuses.")
+    for name, (error, call) in calls.items():
+        bench.refuses(f"scope.refuses.{name}", error, call)
 
 
 def _check_second_entry(bench: Bench) -> None:

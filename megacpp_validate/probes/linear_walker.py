@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 
 from .bench import DTYPES, Bench, different
 from .bounds import Roundings
-from .emulation import emulated_linear, operand_roundings
+from .emulation import Product, Recipe, emulated_linear, operand_roundings
 from .low_precision import check_kept_weights, takes_microbatch
 from .references import linear
 from .trial import Tensors, Trial, try_case
@@ -209,7 +209,7 @@ def _cases(bench: Bench, pad: int = 1) -> list[_Case]:
     return cases if not bench.quick else cases[:1] + cases[2:3] + cases[4:]
 
 
-def _swapped_layer(bench: Bench, walker: Any, case: _Case, dtype: Any, recipe: str | None) -> tuple[Any, Any, Any]:
+def _swapped_layer(bench: Bench, walker: Any, case: _Case, dtype: Any, recipe: Recipe | None) -> tuple[Any, Any, Any]:
     """A plain layer, what the walker makes of it, and its choice. Weights give outputs of size 1."""
     wide, narrow = case.widths
     plain = nn.Linear(wide, narrow, bias=case.bias, dtype=dtype, device=bench.device)
@@ -241,7 +241,7 @@ def _padded(layer: Any, case: _Case, rows: Any) -> Any:
     return out.reshape(*rows.shape[:-1], -1)
 
 
-def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recipe: str | None) -> None:
+def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recipe: Recipe | None) -> None:
     """Forward and every gradient of one layer against fp64, and against native PyTorch in the same precision."""
     plain, layer, choice = _swapped_layer(bench, walker, case, DTYPES[precision], recipe)
     rows, gradient = _inputs(bench, case, DTYPES[precision])
@@ -262,7 +262,7 @@ def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recip
         bench.layer_keeps_nothing(trial.path, layer, rows, enter=bench.low_precision(recipe) if recipe else nullcontext)
 
 
-def _roundings(bench: Bench, case: _Case, precision: str, recipe: str | None, tensor: str) -> Roundings:
+def _roundings(bench: Bench, case: _Case, precision: str, recipe: Recipe | None, tensor: str) -> Roundings:
     """What is rounded on the way to a tensor; the bias and its gradient are never rounded to FP8."""
     (wide, narrow), count = case.widths, math.prod(case.rows)
     tf32 = precision == "fp32" and bench.wants_te and bench.device == "cuda"
@@ -271,10 +271,14 @@ def _roundings(bench: Bench, case: _Case, precision: str, recipe: str | None, te
             why = "summed beside a TF32 product, whose operands it may share"
             return Roundings((("tf32", 1), ("fp32", 1)), count, why=why)
         return Roundings(((precision, 1),), count, why="a sum of the gradient as it came, rounded once")
-    products = {"forward": ("forward", wide), "grad.input": ("dgrad", narrow), "grad.weight": ("wgrad", count)}
+    products: dict[str, tuple[Product, int]] = {
+        "forward": ("forward", wide),
+        "grad.input": ("dgrad", narrow),
+        "grad.weight": ("wgrad", count),
+    }
     product, length = products[tensor]
     if recipe:
-        found = operand_roundings(recipe, product, length, precision)  # type: ignore[arg-type]
+        found = operand_roundings(recipe, product, length, precision)
     elif tf32:
         why = "TE multiplies fp32 as TF32 (CUBLAS_COMPUTE_32F_FAST_TF32): both operands, then the result"
         found = Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
@@ -284,7 +288,7 @@ def _roundings(bench: Bench, case: _Case, precision: str, recipe: str | None, te
     return replace(found, independent=min(count * narrow, count * wide, wide * narrow))
 
 
-def _native(recipe: Any, given: Tensors) -> Any:
+def _native(recipe: Recipe | None, given: Tensors) -> Any:
     """The same layer in plain PyTorch, its operands rounded as the recipe does."""
     rows, weight, bias = given["input"], given["weight"], given.get("bias")
     return emulated_linear(rows, weight, recipe, bias) if recipe else functional.linear(rows, weight, bias)
@@ -293,7 +297,7 @@ def _native(recipe: Any, given: Tensors) -> Any:
 # --- FP8 --------------------------------------------------------------------------------------------------------------
 
 
-def _check_kept(bench: Bench, walker: Any, recipe: str) -> None:
+def _check_kept(bench: Bench, walker: Any, recipe: Recipe) -> None:
     """A swapped layer that is told the microbatch takes the weights of this step, in FP8, and no others."""
     case = _cases(bench)[0]
     told, plain = (_swapped_layer(bench, walker, case, torch.bfloat16, recipe)[1] for _ in range(2))
@@ -304,7 +308,7 @@ def _check_kept(bench: Bench, walker: Any, recipe: str) -> None:
     check_kept_weights(bench, recipe, (told, plain), rows, gradient, bench.low_precision(recipe))
 
 
-def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:
+def _check_unpadded(bench: Bench, walker: Any, recipe: Recipe) -> None:
     """Seven rows without padding: refused before anything is computed, or right; never silently wrong."""
     case = _Case("unpadded", (64, 96), (7,))
     plain, layer, _ = _swapped_layer(bench, walker, case, torch.bfloat16, recipe)
@@ -317,4 +321,4 @@ def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:
         return
     operands = {"input": rows, **dict(plain.named_parameters())}
     wanted = linear({name: one.double() for name, one in operands.items()})
-    bench.compare(f"{recipe}.unpadded", out, wanted, roundings=operand_roundings(recipe, "forward", 64))  # type: ignore[arg-type]
+    bench.compare(f"{recipe}.unpadded", out, wanted, roundings=operand_roundings(recipe, "forward", 64))

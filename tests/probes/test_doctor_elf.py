@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megacpp_validate.canary.firewall.damage import rename
-from megacpp_validate.probes.doctor_elf import NotReadable, find_compiled, group_cuda, look_at, read_elf, read_mapped
+from megacpp_validate.probes.doctor_elf import NotReadable, find_compiled, group_cuda, look_at, read_elf
+from megacpp_validate.probes.fingerprint import read_mapped
 
 LIBRARIES = Path(torch.__file__).parent / "lib"
 C10 = LIBRARIES / "libc10.so"
