@@ -24,7 +24,6 @@ def te_bisect(
         tuple[str, ...],
         typer.Option("--axis", help="NAME=VALUE:DIR,VALUE:DIR: a site folder a value, from good to bad; repeated."),
     ] = (),
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of a point; one bad run makes the point bad.")] = 1,
 ) -> Result:
     """Which release is the first that breaks a module, and is it Transformer Engine at all?
 

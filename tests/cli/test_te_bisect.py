@@ -66,7 +66,7 @@ def test_the_first_bad_release_is_named_and_closes_in_every_form(run: Run, index
     assert "nox -s te_canary -- 2.10.0 2.11.0" in flat
     assert said.err.count("\n") <= 5
     again = run("2.8.0", "2.13.0", "--module", "linear_walker", "--format", "markdown")
-    assert "| 2.11.0 | ✗ bad | 1 |" in again.out
+    assert "| 2.11.0 | ✗ bad |" in again.out
     (turn,) = json.loads(run("2.8.0", "2.13.0", "--module", "linear_walker", "--format", "json").out)["culprits"]
     assert (turn["last_good"], turn["first_bad"]) == ("2.10.0", ["2.11.0"])
 

@@ -70,10 +70,9 @@ class Answer(Frozen):
 
 
 class PointResult(Answer):
-    """One point: a value an axis, in the order of the axes; `runs` counts the runs that were started there."""
+    """One point: a value an axis, in the order of the axes."""
 
     choices: tuple[str, ...]
-    runs: int = 0
 
 
 class Turn(Frozen):
@@ -147,10 +146,10 @@ _WRONG_END: Final = {
 }  # fmt: skip
 Point = tuple[str, ...]
 """A value an axis."""
-Probe = Callable[[Mapping[str, str], int], Answer]
-"""Judges a point, a value an axis, in its run 0, 1, ...; raises `NoEnvironment` where nothing can be built there."""
+Probe = Callable[[Mapping[str, str]], Answer]
+"""Judges a point, a value an axis; raises `NoEnvironment` where nothing can be built there."""
 Progress = Callable[[Mapping[str, str], Answer], None]
-"""Called with a point and its answer after each run."""
+"""Called with each point and its answer."""
 
 
 _OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
@@ -165,8 +164,6 @@ class BisectOptions:
         good, bad: releases of Transformer Engine.
         static: judge by sources; else by probes on `target`.
         axes: NAME=VALUE:DIR,VALUE:DIR each.
-        repeat: runs of a point; one bad run makes the point bad.
-        seed: of the first run of a point; each further one has the next.
         limit_s: seconds that one probe may take.
         answers: folder of the receipts; a cell with a receipt there is not run again.
     """
@@ -179,7 +176,6 @@ class BisectOptions:
     overlays: tuple[Path, ...] = ()
     python: str = ""
     axes: tuple[str, ...] = ()
-    repeat: int = 1
     seed: int = 0
     limit_s: float = 300.0
     answers: Path = Path(".megacpp/bisect")
@@ -228,16 +224,12 @@ def search(
 
     def judge(point: Point) -> Verdict:
         choices = {axis.name: value for axis, value in zip(axes, point, strict=True)}
-        for run in range(0 if point in seen else options.repeat):
-            try:
-                answer = probe(choices, run)
-            except NoEnvironment as fault:
-                answer = Answer(verdict=Verdict.CANNOT_BUILD, reason=str(fault))
-            progress(choices, answer)
-            runs = run + (answer.verdict is not Verdict.CANNOT_BUILD)
-            seen[point] = PointResult(choices=point, runs=runs, **answer.model_dump())
-            if answer.verdict is not Verdict.GOOD:
-                break
+        try:
+            answer = probe(choices)
+        except NoEnvironment as fault:
+            answer = Answer(verdict=Verdict.CANNOT_BUILD, reason=str(fault))
+        progress(choices, answer)
+        seen[point] = PointResult(choices=point, **answer.model_dump())
         return seen[point].verdict
 
     points = [tuple(axis.values[0] for axis in axes)]
@@ -311,7 +303,7 @@ def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis,
     require_listed((options.good, options.bad), versions)
     source = read_bridge(catalog)
 
-    def probe(choices: Mapping[str, str], _: int) -> Answer:
+    def probe(choices: Mapping[str, str]) -> Answer:
         """Bad where a breaking finding touches the module, also one that the good end has already."""
         good, release = sources.release(options.good), sources.release(choices[TE])
         with without_garbage_collection():
@@ -344,18 +336,17 @@ def _open_stacks(
     below = read_order(catalog.modules).below[options.module]
     dependencies = [row.id for row in catalog.modules if row.id in below]
 
-    def probe(choices: Mapping[str, str], run: int) -> Answer:
+    def probe(choices: Mapping[str, str]) -> Answer:
         environment = host_stacks.resolve_environment(choices[TE], found)
         environment = put_axes(environment, {axis.name: folders[choices[axis.name]] for axis, folders in specs})
         facts = read_facts(environment, processes)
         if reason := why_not_here(target, facts):
             raise EvidenceMissing(reason)
         require_torch(facts)
-        seed = options.seed + run
         stack = host_stacks.Stack("-".join(f"{axis}{value}" for axis, value in choices.items()), environment, facts)
-        folder = receipts / f"seed-{seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
+        folder = receipts / f"seed-{options.seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
         running = host_stacks.StackOptions(
-            (*dependencies, options.module), seed, times=False, folder=folder,
+            (*dependencies, options.module), options.seed, times=False, folder=folder,
             room=Room(plan_jobs(gpu=bool(target.arch))), limit_s=options.limit_s, variables=os.environ,
         )  # fmt: skip
         (ran,) = host_stacks.run_stacks(catalog, target, (stack,), running, processes)

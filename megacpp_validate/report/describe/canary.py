@@ -116,8 +116,7 @@ def describe_bisect(result: BisectResult) -> Document:
     """The answer, every point that was tried, and what contradicts the answer."""
     moving = [number for number, axis in enumerate(result.axes) if len(axis.values) > 1]
     rows: tuple[tuple[Content, ...], ...] = tuple(
-        (*(row.choices[at] for at in moving), mark_of(row.verdict), str(row.runs), first_sentence(row.reason))
-        for row in result.points
+        (*(row.choices[at] for at in moving), mark_of(row.verdict), first_sentence(row.reason)) for row in result.points
     )
     facts: dict[str, Content] = {}
     for turn in result.culprits:
@@ -129,13 +128,12 @@ def describe_bisect(result: BisectResult) -> Document:
             f"{name}: no answer": tuple(f"{value}: {first_sentence(why)}" for value, why in turn.untold.items()),
         }
     step = _ENDS[result.end][1] if result.end in _ENDS else _find_next_step(result.culprits[0])
-    runs = count(sum(point.runs for point in result.points), "run")
-    facts |= {"cost": f"{count(result.points, 'point')}, {runs}, {result.seconds:.0f} s", "next step": step}
+    facts |= {"cost": f"{count(result.points, 'point')}, {result.seconds:.0f} s", "next step": step}
     summary = f"{_summarize(result)} Judged by the {result.tier} tier."
     found = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
     case = Diagnostic(result.module, found, "te_bisect", summary, help=step, seconds=result.seconds)
     mark = missing("no answer") if result.end in (SearchEnd.END_UNTOLD, SearchEnd.END_UNBUILT) else found
-    table = Table((*(_name(result.axes[at].name) for at in moving), "verdict", "runs", "reason"), rows)
+    table = Table((*(_name(result.axes[at].name) for at in moving), "verdict", "reason"), rows)
     return Document(f"First bad release for {result.module}", summary, mark, (table, tabulate_facts(facts)), (case,))
 
 

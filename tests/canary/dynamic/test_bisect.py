@@ -37,10 +37,9 @@ class Truth:
 
     culprits: tuple[dict[int, int], ...]
     untold: Callable[[tuple[int, ...]], Verdict | None] = lambda _: None
-    is_bad_in: int = 0  # the run in which a bad point shows it
     runs: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
-    def __call__(self, choices: Mapping[str, str], run: int) -> Answer:
+    def __call__(self, choices: Mapping[str, str]) -> Answer:
         point = tuple(int(value[1:]) for value in choices.values())
         self.runs[point] += 1
         untold = self.untold(point)
@@ -49,15 +48,15 @@ class Truth:
         if untold:
             return Answer(verdict=untold, reason=f"{untold.value} at {point}")
         bad = any(all(point[axis] >= turn for axis, turn in one.items()) for one in self.culprits)
-        return Answer(verdict=BAD if bad and run >= self.is_bad_in else GOOD, reason="seen")
+        return Answer(verdict=BAD if bad else GOOD, reason="seen")
 
 
-def find(sizes: Sequence[int], truth: Truth, repeat: int = 1) -> BisectResult:
+def find(sizes: Sequence[int], truth: Truth) -> BisectResult:
     axes = [
         Axis(name=name, values=tuple(f"v{number}" for number in range(size)))
         for name, size in zip(NAMES, sizes, strict=False)
     ]
-    return search(axes, truth, BisectOptions("v0", "v9", "attention", static=False, repeat=repeat))
+    return search(axes, truth, BisectOptions("v0", "v9", "attention", static=False))
 
 
 def turns_of(found: BisectResult) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -91,7 +90,6 @@ def test_ends_that_are_not_as_given_end_the_search(
     found = find([10], Truth(culprits, untold.get))
     assert (found.end, found.exit, found.culprits, len(found.points)) == (end, code, (), points)
     assert found.points[-1].reason
-    assert found.points[-1].runs == (end is not SearchEnd.END_UNBUILT)
 
 
 # Sizes of the axes, culprits, the axis that is found with its last good and first bad value, the values of the others.
@@ -142,14 +140,6 @@ def test_a_mix_without_an_answer_leaves_both_axes() -> None:
     found = find([10, 2], Truth(({0: 6},), lambda p: UNTOLD if (p[0] > 4) != (p[1] > 0) else None))
     assert turns_of(found) == {"te": ("v4", ("v5", "v6", "v7", "v8", "v9")), "cudnn": ("", ("v1",))}
     assert found.end is SearchEnd.NARROWED
-
-
-def test_a_failure_that_comes_and_goes_is_found_by_repeated_runs() -> None:
-    truth = Truth(({0: 9},), is_bad_in=2)
-    assert find([20], truth).end is SearchEnd.BAD_IS_GOOD
-    found = find([20], truth, repeat=3)
-    assert turns_of(found) == {"te": ("v8", ("v9",))}
-    assert {point.runs for point in found.points} == {3}
 
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
