@@ -1,4 +1,4 @@
-"""Culprits: cases of red modules with class, component, evidence and next step, from the receipts of both sides."""
+"""Culprits: cases of red modules with cause, component, evidence and next step."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ _LONGEST: Final = 600
 _QUOTED: Final = 200  # characters of an exception in the summary; the evidence has it whole
 # What NVTE_ERROR puts before its message (transformer_engine/common/util/logging.h); the evidence keeps it.
 _PLACE: Final = re.compile(r"^\S+\.\w+:\d+ in function [\w:~<>]+(?:\([^)]*\))?: ")
-# What a fault of Transformer Engine or of the bridge shows as; a machine, a library or a time limit is none between
-# modules.
+# Causes that a combination of modules can have. Machines, libraries and time limits are not faults of a combination.
 _OF_MODULES: Final = frozenset({Cause.API, Cause.NUMERICS, Cause.SILENT_FALLBACK})
 
 
 class Culprit(Frozen):
-    """One cause, and all that is filed under it.
+    """One cause, with everything that is filed under it.
 
     Attributes:
-        module: the first module in dependency order that shows it; `ENVIRONMENT` where every module shares it.
-        cause: its class.
-        component: what is at fault below Transformer Engine: "cuDNN", "cuBLAS", "CUDA runtime", "torch ABI",
-            "flash-attn"; empty where it is Transformer Engine or the bridge.
-        signature: what makes failures one failure.
-        summary: what was seen, in a sentence.
-        evidence: the lines that show it: exception, frame, checks out of bounds, versions that differ, timings.
-        entry_points: of Transformer Engine, as the bridge names them.
+        module: the first module in dependency order with this failure; `ENVIRONMENT` where several modules share it.
+        cause: class of the cause.
+        component: at fault below Transformer Engine: "cuDNN", "cuBLAS", "CUDA runtime", "torch ABI", "flash-attn";
+            empty for Transformer Engine and the bridge.
+        signature: identity of the failure.
+        summary: what was observed, in a sentence.
+        evidence: exception, frame, checks out of bounds, versions that differ, timings.
+        entry_points: of Transformer Engine, by the names of the bridge.
         next_step: what to do.
-        cascades: modules that are red, slower or changed by it, in dependency order.
-        green: every check passed, and something else changed: time, kernel, memory, late compiles.
+        cascades: modules that are red, slower or changed because of the culprit, in dependency order.
+        green: every check passed; time, kernel, memory or late compiles changed.
     """
 
     module: str
@@ -67,19 +66,19 @@ class Culprit(Frozen):
 
     @property
     def is_slowdown(self) -> bool:
-        """Whether it is slower, and nothing of it is red: its evidence is timings."""
+        """Whether the module is only slower: its evidence is timings."""
         return self.cause is Cause.PERFORMANCE and self.signature.startswith("slower")
 
 
 def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs: Needs | None) -> tuple[Culprit, ...]:
-    """Who is to blame for the red receipts of one stack, with nothing to compare them with: for the release gate.
+    """The culprits of the red receipts of one stack, without a comparison: for the release gate.
 
-    Every red receipt is a culprit, or a cascade of one; what the host did is nobody's.
+    Every red receipt becomes a culprit or a cascade; faults of the host have no culprit.
 
     Args:
-        receipts: of one stack on one target; several of one probe are the red one.
+        receipts: of one stack on one target; of several receipts of a probe the red one counts.
         modules: in dependency order.
-        needs: what releases are known to need.
+        needs: requirements of releases.
     """
     found = worst_of(receipts)
     hosts = {name for name, one in found.items() if find_host_fault(one)}
@@ -96,7 +95,7 @@ def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs
 
 
 def _name_alone(receipt: Receipt) -> Culprit:
-    """A cell that nobody is blamed for: a composition, or what the host did."""
+    """A red cell without a culprit: a composition, or a fault of the host."""
     found = diagnose(receipt)
     return Culprit(
         module=receipt.probe, cause=found.cause, component=found.component, signature="", summary=receipt.reason,
@@ -105,11 +104,11 @@ def _name_alone(receipt: Receipt) -> Culprit:
 
 
 def file_cases(reds: Sequence[Red], seen: Mapping[str, Receipt], order: Order, sides: Sides) -> tuple[Case, ...]:
-    """Red modules filed by cause; what their layers share, in Transformer Engine or below it, is one case."""
+    """Red modules by cause; a shared part of Transformer Engine, or a shared component below it, is one case."""
     cases = share_cases(file_reds(reds, seen, order), order)
     if not sides.changed:
         return cases
-    # The release is the same and something below it is not: that broke them, whatever they say.
+    # Same release, another version below it: that version is at fault, whatever the failures say.
     groups: dict[str, list[Case]] = {}
     kept: list[Case] = []
     for case in cases:
@@ -123,7 +122,7 @@ def file_cases(reds: Sequence[Red], seen: Mapping[str, Receipt], order: Order, s
 def name_culprits(
     cases: Sequence[Case], seen: Mapping[str, Receipt], order: Order, sides: Sides
 ) -> tuple[list[Culprit], dict[str, str]]:
-    """Culprits, and module -> what it is filed under. What failed in the same way before is nobody's doing now.
+    """Culprits, and module -> its culprit. A failure that existed before has no culprit.
 
     Args:
         seen: receipts of all modules.
@@ -133,7 +132,7 @@ def name_culprits(
     for case in cases:
         first = case.first
         under |= dict.fromkeys((red.module for red in case.filed), case.name)
-        # That a composition is red which was not run before says nothing of the step.
+        # A red composition that did not run before is no regression.
         first_seen = first.module not in order.names and (
             first.before is None or first.before.outcome is Outcome.NOT_RUN
         )
@@ -143,7 +142,7 @@ def name_culprits(
 
 
 def _component_of(red: Red, sides: Sides) -> str:
-    """The component that is at fault where the release is the same and these components are not."""
+    """The component at fault where the release is the same and other components changed."""
     own = red.diagnosis.component
     if own in sides.changed:
         return own
@@ -153,7 +152,7 @@ def _component_of(red: Red, sides: Sides) -> str:
 
 
 def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], before: str) -> Culprit:
-    """A composition that is red where no module is, as a culprit of a class of its own; any other as it is."""
+    """A red composition without a red module gets the cause BOUNDARY; any other culprit stays as it is."""
     red = [name for name in USES if is_red(seen.get(name))]
     if red or case.name != case.first.module or culprit.cause not in _OF_MODULES:
         return culprit
@@ -161,7 +160,7 @@ def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], be
         says = "Each bridge module passes alone: the fault lies in their combination."
         step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which "
         step += f"the run passes is incompatible; stay on {before} until then"
-    elif culprit.cause is Cause.API and case.first.raised is None:  # a contract of its own, which no module has
+    elif culprit.cause is Cause.API and case.first.raised is None:  # a contract of the composition
         says = "Not every bridge module was run beside it: the fault may lie in one module or in their combination."
         step = f"run the bridge modules in both releases first (`nox -s h200_parity`); stay on {before} until then"
     else:
@@ -171,7 +170,7 @@ def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], be
 
 
 def _name_culprit(case: Case, sides: Sides) -> Culprit:
-    """A case of red modules as a culprit."""
+    """The culprit of a case."""
     first, diagnosis = case.first, case.first.diagnosis
     if case.shared is not None:
         cause = diagnosis.cause if diagnosis.component == case.shared and not sides.changed else Cause.ENVIRONMENT
@@ -191,12 +190,12 @@ def _name_culprit(case: Case, sides: Sides) -> Culprit:
 
 
 def cut(text: str, longest: int) -> str:
-    """A text, or as many whole words of it as fit."""
+    """A text, cut after a word."""
     return text if len(text) <= longest else f"{text[: longest - 1].rsplit(' ', 1)[0]}…"
 
 
 def _summary(case: Case, diagnosis: Diagnosis, before: str) -> str:
-    """What was seen, in a sentence, and what is known of the module before."""
+    """What was observed, and the result of the module in the first stack."""
     first, raised = case.first, case.first.raised
     others = f" (and {len(case.members) - 1} more modules)" if case.shared is not None and case.others else ""
     who = f"{first.module}{others}"
@@ -221,7 +220,7 @@ def _summary(case: Case, diagnosis: Diagnosis, before: str) -> str:
 
 
 def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
-    """The lines that show a failure: exception and frames, checks, paths, versions."""
+    """Evidence of a failure: exception and frames, checks, backends, versions."""
     lines: list[str] = []
     if red.raised is not None:
         frames = (red.raised.frame, *red.raised.bridge[-1:])
@@ -254,7 +253,7 @@ def _describe_check(check: Check) -> str:
 
 
 def _entry_points(case: Case) -> tuple[str, ...]:
-    """Accessors of the bridge that the failure is about: named by it, else all that its module uses."""
+    """Accessors that the failure names, else all accessors of its module."""
     red = case.first
     if named := case.part.shows if case.part is not None else red.entries:
         order = (*USES.get(red.module, ()), *(name for names in USES.values() for name in names))

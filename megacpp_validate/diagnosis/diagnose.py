@@ -1,7 +1,7 @@
-"""What a failure says and means: what was raised and where, its signature, its cause, and whether the host did it.
+"""Diagnosis of one failure: what was raised and where, its signature, its cause, and whether the host is at fault.
 
-What an exception says of itself comes before where it was raised, and that before what its class is commonly raised
-for. All patterns of failures are rows of `rows.py`.
+The text of an exception counts before the frame that raised it, and the frame before the class of the exception. All
+patterns are rows of `rows.py`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,11 @@ from typing import Final
 
 from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt
 from ..evidence.values import Cause
+from . import rows
 from .checks import CheckKind, FailedCheck, read_failed_checks
-from .rows import (
-    CALL_ERRORS,
-    CRASHES,
-    HOST_FAULTS,
-    OF_THE_PROGRAM,
-    OWN,
-    PYTHON_RULES,
-    RULES,
-    SYSTEM,
-    VARYING,
-    WANTED,
-    WANTS,
-    framed_by,
-    owner_of,
-    said_by,
-)
 
-# Packages whose frame says where a fault lies. Not torch: a fault of any layer passes through its `_call_impl` and its
-# autograd engine, or does not, by how the probe calls it.
+# Packages whose frames locate a fault. Not torch: whether a fault passes through `_call_impl` or the autograd engine
+# depends on how the probe calls the layer.
 _VENDORS: Final = (
     "transformer_engine", "transformer_engine_torch", "flash_attn", "flash_attn_interface", "flash_attn_3", "deep_gemm",
     "cutlass", "quack", "triton", "liger_kernel", "cudnn",
@@ -55,7 +40,7 @@ _ENDED: Final = re.compile(
 )
 _BEGINS: Final = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Exit|Missing|Interrupt)): (.*)", re.DOTALL)
 _SHOWN: Final = 400  # characters of a signature's text
-_COMPILED: Final = tuple((re.compile(pattern), new) for pattern, new in VARYING)
+_COMPILED: Final = tuple((re.compile(pattern), new) for pattern, new in rows.VARYING)
 
 
 @dataclass(frozen=True)
@@ -64,10 +49,10 @@ class Raised:
 
     Attributes:
         kind: exception class without its module, a signal, "exit status N", "timeout".
-        text: as it came.
-        frame: innermost frame of vendor code, torch's too: "package/file.py in function"; empty where there is none.
-        died: it is how a process ended, and its text its last words.
-        traceback: whole.
+        text: unchanged.
+        frame: innermost frame of vendor code or torch: "package/file.py in function"; empty for none.
+        died: the process died; `text` is the end of its log.
+        traceback: the whole traceback.
     """
 
     kind: str
@@ -78,7 +63,7 @@ class Raised:
 
     @property
     def vendor_frame(self) -> str:
-        """The frame, where it is one that tells whose fault it is."""
+        """The frame if it lies in a vendor package; empty otherwise."""
         return self.frame if _package(self.frame) in _VENDORS else ""
 
     @property
@@ -89,12 +74,12 @@ class Raised:
 
     @property
     def line(self) -> str:
-        """In one line."""
+        """Class and text in one line."""
         return " ".join(f"{self.kind}: {self.text}".split()) if self.text else self.kind
 
 
 def read_raised(receipt: Receipt) -> Raised:
-    """What a red receipt raised; where it keeps no failure, what its reason says."""
+    """What a red receipt raised; read from its reason where it has no failure."""
     failure = receipt.failure
     if failure is not None:
         return _read_failure(failure, receipt.outcome)
@@ -122,10 +107,10 @@ def _read_failure(failure: Failure, outcome: Outcome) -> Raised:
 
 
 def _first_cause(trace: str) -> tuple[str, str, str] | None:
-    """Class, text and block of what a chain began with; None where it is no chain, or began with something else.
+    """Class, text and block of the first exception of a chain; None without a chain.
 
-    `raise X from Y` means that Y is the cause. An exception that came up while another was handled may be a second
-    fault: there the first one counts only if it is a library's or an accelerator's, whose errors are sticky.
+    `raise X from Y` means that Y is the cause. An exception that was raised while another one was handled may be a
+    second fault: then the first one counts only if a library or an accelerator raised it, whose errors are sticky.
     """
     pieces = re.split(f"({re.escape(_CAUSE_OF)}|{re.escape(_DURING)})", trace)
     chosen: tuple[str, str, str] | None = None
@@ -133,19 +118,19 @@ def _first_cause(trace: str) -> tuple[str, str, str] | None:
         after = block.rpartition('  File "')[2]
         said = _LAST_LINE.search(after)
         text = after[said.start(2) :].strip() if said and said[2] is not None else ""
-        if said is None or (between == _DURING and not (CRASHES.search(text) or said_by(text))):
+        if said is None or (between == _DURING and not (rows.CRASHES.search(text) or rows.said_by(text))):
             break
         chosen = _bare(said[1]), text, block
     return chosen
 
 
 def below_the_path(frame: str) -> str:
-    """A frame from its package on and without the line: "package/file.py in function"."""
+    """A frame relative to its package and without the line: "package/file.py in function"."""
     file, _, function = frame.partition(" in ")
     file = re.sub(r":\d+$", "", file.strip())
     below = _INSTALLED.match(file) or _BELOW.search(file)
     shown = below[1] if below else file.rpartition("/")[2] if file.startswith("/") else file
-    # The double stands for the vendor.
+    # The stand-in of the tests counts as the vendor.
     shown = re.sub(r"^megacpp_validate/", "", shown).removeprefix("tests/te_double/")
     return f"{shown} in {function}" if function and shown else shown
 
@@ -176,14 +161,14 @@ def _bare(kind: str) -> str:
 
 @dataclass(frozen=True)
 class Signature:
-    """What makes two failures one, whichever module, install, run or release shows them.
+    """Identity of a failure, independent of module, installation, run and release.
 
     Attributes:
         what: exception class, signal, "timeout"; "fail" where checks failed and nothing was raised.
-        frame: innermost frame of vendor code, from its package on and without the line; empty where there is none.
-        text: without paths, addresses, numbers, shapes, versions, process ids and cells. Names are kept: an undefined
-            symbol or a lost keyword is the point.
-        checks: kinds of the checks that failed, sorted, each once.
+        frame: innermost frame of vendor code, relative to its package and without the line; empty for none.
+        text: without paths, addresses, numbers, shapes, versions, process ids and cells. Names stay, because a missing
+            symbol or keyword identifies a failure.
+        checks: kinds of the failed checks, sorted, each once.
     """
 
     what: str
@@ -200,9 +185,9 @@ class Signature:
 
 
 def sign(receipt: Receipt) -> Signature | None:
-    """The signature of a receipt's failure; None where it is good, or says nothing.
+    """The signature of a receipt's failure; None for good receipts and `not-run`.
 
-    A blocked one has that of what blocks it, as far as its reason says.
+    A blocked receipt has the signature of the failure that its reason names.
     """
     if receipt.outcome.is_good or receipt.outcome is Outcome.NOT_RUN:
         return None
@@ -210,20 +195,20 @@ def sign(receipt: Receipt) -> Signature | None:
         kinds = {check.shown for check in read_failed_checks(receipt)}
         return Signature("fail", checks=tuple(sorted(kinds)) or ("unknown",))
     raised = read_raised(receipt)
-    if raised.died:  # its last words are a log: what else ran then, in which order
+    if raised.died:  # the text is a log, which differs from run to run
         return Signature(raised.kind, raised.frame)
     return Signature(raised.kind, raised.vendor_frame, normalise(raised.text))
 
 
 def is_same(one: Signature | None, other: Signature | None) -> bool:
-    """Whether two failures are one. Of checks: the later one has no kind that the earlier one had not."""
+    """Whether two failures are the same. Of checks: every kind of the later failure occurs in the earlier one."""
     if one is None or other is None:
         return False
     return set(other.checks) <= set(one.checks) if one.checks and other.checks else one == other
 
 
 def normalise(text: str) -> str:
-    """A text without what varies between two sightings of one fault. Normalising again changes nothing."""
+    """A text without what differs between two occurrences of one failure. Idempotent."""
     text, made = "", text[:20_000]
     for _ in range(8):
         if text == made:
@@ -237,7 +222,7 @@ def normalise(text: str) -> str:
 
 # --- causes -----------------------------------------------------------------------------------------------------------
 
-# Raised by who was handed something wrong, outside of vendor code: where checks failed before it, they saw what.
+# Raised outside of vendor code by the receiver of a wrong value: failed checks before it show the value.
 _FOLLOWS: Final = frozenset(
     {"KeyError", "IndexError", "AttributeError", "AssertionError", "RuntimeError", "ValueError"}
 )
@@ -251,11 +236,11 @@ _MISSING: Final = re.compile(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a failure means.
+    """The cause of a failure.
 
     Attributes:
-        component: at fault below Transformer Engine; empty where none is.
-        missing: the symbol, library, package, keyword or name that is missing or unknown; empty where none is.
+        component: at fault below Transformer Engine; empty for none.
+        missing: symbol, library, package, keyword or name that is missing or unknown; empty for none.
     """
 
     cause: Cause
@@ -264,7 +249,7 @@ class Diagnosis:
 
 
 def diagnose(failure: Receipt | str) -> Diagnosis:
-    """What a red receipt, or an exception as "class: text", means. Of a receipt that is not red, nothing of use."""
+    """The cause of a red receipt, or of an exception as "class: text". Undefined for receipts that are not red."""
     if isinstance(failure, str):
         kind, _, text = failure.partition(": ")
         return _diagnose_raised(Raised(_bare(kind), text, died=bool(_BY_SIGNAL.match(kind))))
@@ -280,13 +265,13 @@ def diagnose(failure: Receipt | str) -> Diagnosis:
 
 
 def may_follow(raised: Raised) -> bool:
-    """Whether it is what checks that failed before it lead to: raised outside of vendor code, over a value."""
+    """Whether failed checks can have caused it: raised outside of vendor code because of a value."""
     return raised.kind in _FOLLOWS and not raised.vendor_frame
 
 
 def diagnose_checks(checks: Sequence[FailedCheck]) -> Diagnosis:
-    """The cause of checks that failed, where nothing was raised beside them."""
-    # FlashAttention and DeepGEMM have checks of their own.
+    """The cause of failed checks where the probe itself raised nothing."""
+    # Checks of FlashAttention and DeepGEMM carry their names.
     owners = {"fa3": "flash-attn", "fa4": "flash-attn", "deep_gemm": "DeepGEMM"}
     found = {next((owners[word] for word in check.name.split(".") if word in owners), "") for check in checks}
     component = found.pop() if len(found) == 1 else ""
@@ -300,7 +285,7 @@ def diagnose_checks(checks: Sequence[FailedCheck]) -> Diagnosis:
     if CheckKind.BACKEND in kinds:
         return Diagnosis(Cause.SILENT_FALLBACK, component)
     if CheckKind.NUMBERS in kinds:
-        # Every value is in bounds, and is not that of the recipe that was requested: another recipe ran.
+        # Every value is within bounds and differs from the requested recipe: another recipe ran.
         names = [check.name for check in checks if check.kind is CheckKind.NUMBERS]
         another = all(name.endswith((".applied", ".blocks")) for name in names)
         return Diagnosis(Cause.SILENT_FALLBACK if another else Cause.NUMERICS, component)
@@ -308,48 +293,48 @@ def diagnose_checks(checks: Sequence[FailedCheck]) -> Diagnosis:
 
 
 def _diagnose_raised(raised: Raised) -> Diagnosis:
-    """The cause of an exception, or of how a process ended."""
+    """The cause of an exception, or of the end of a process."""
     found = _find_row(raised)
     if found:
         return found
-    frame, text = framed_by(raised.vendor_frame), raised.text
-    if SYSTEM.match(text):
+    frame, text = rows.framed_by(raised.vendor_frame), raised.text
+    if rows.SYSTEM.match(text):
         return Diagnosis(Cause.ENVIRONMENT, frame)
-    if raised.kind in CALL_ERRORS:
+    if raised.kind in rows.CALL_ERRORS:
         refuses = frame and raised.kind in ("ValueError", "AssertionError", "NotImplementedError")
         return Diagnosis(Cause.ENVIRONMENT if refuses else Cause.API, frame, _missing(raised))
-    if CRASHES.search(text):
-        return Diagnosis(Cause.BINARY, framed_by(raised.frame))
+    if rows.CRASHES.search(text):
+        return Diagnosis(Cause.BINARY, rows.framed_by(raised.frame))
     if not raised.died:
         return Diagnosis(Cause.API, frame, _missing(raised))
     cause = Cause.BINARY
-    if raised.kind == "timeout":  # all that is known is that the cell takes too long
+    if raised.kind == "timeout":  # only the duration is known
         cause = Cause.PERFORMANCE
     elif raised.kind in FROM_OUTSIDE or raised.kind in ("SIGXCPU", "no-receipt"):  # memory, a scheduler, a full disk
         cause = Cause.ENVIRONMENT
-    return Diagnosis(cause, framed_by(raised.frame))
+    return Diagnosis(cause, rows.framed_by(raised.frame))
 
 
 def _find_row(raised: Raised) -> Diagnosis | None:
-    """By the tables: a loader's error, a missing Python name, a library's own error, a version that is required."""
+    """By the tables: an error of the loader, a missing Python name, an error of a library, a required version."""
     said = f"{raised.kind}: {raised.text}"
-    for rule in RULES:
+    for rule in rows.RULES:
         if found := re.search(rule.pattern, said):
             name = found[1] if found.re.groups else ""
-            owner = owner_of(name) if rule.owned else rule.component
-            # A part of Transformer Engine itself that is missing: nothing around it is at fault.
-            own = rule.owned and owner == OWN
-            return Diagnosis(Cause.BINARY if own else rule.cause, owner or OWN, name)
-    if package := next((found[1] for rule in PYTHON_RULES if (found := re.search(rule, raised.text))), None):
-        if package.startswith("transformer_engine_torch"):  # the sources and the compiled extension are of two builds
-            return Diagnosis(Cause.BINARY, OWN, _missing(raised))
+            owner = rows.owner_of(name) if rule.owned else rule.component
+            # A part of Transformer Engine itself is missing: nothing below it is at fault.
+            own = rule.owned and owner == rows.OWN
+            return Diagnosis(Cause.BINARY if own else rule.cause, owner or rows.OWN, name)
+    if package := next((found[1] for rule in rows.PYTHON_RULES if (found := re.search(rule, raised.text))), None):
+        if package.startswith("transformer_engine_torch"):  # sources and extension come from two builds
+            return Diagnosis(Cause.BINARY, rows.OWN, _missing(raised))
         if re.match(r"transformer_engine(?:_cu\d+)?(?:\.|$)", package):
-            return Diagnosis(Cause.API, OWN, _missing(raised))
-        return Diagnosis(Cause.ENVIRONMENT, owner_of(package) or package.partition(".")[0], _missing(raised))
-    if component := said_by(said):
+            return Diagnosis(Cause.API, rows.OWN, _missing(raised))
+        return Diagnosis(Cause.ENVIRONMENT, rows.owner_of(package) or package.partition(".")[0], _missing(raised))
+    if component := rows.said_by(said):
         return Diagnosis(Cause.API if raised.kind in ("TypeError", "AttributeError") else Cause.ENVIRONMENT, component)
-    if needs := WANTS.search(raised.text):
-        return Diagnosis(Cause.ENVIRONMENT, WANTED.get(needs["name"].lower(), "flash-attn"))
+    if needs := rows.WANTS.search(raised.text):
+        return Diagnosis(Cause.ENVIRONMENT, rows.WANTED.get(needs["name"].lower(), "flash-attn"))
     return None
 
 
@@ -360,11 +345,11 @@ def _missing(raised: Raised) -> str:
 
 # --- faults of the host -----------------------------------------------------------------------------------------------
 
-# As the launcher of ranks writes of a run (training/parallel/launch.py): all of them, and which one is at fault.
+# In the report of all ranks by the launcher (training/parallel/launch.py).
 _AT_FAULT: Final = re.compile(r"At fault: rank (\d+(?:, \d+)*)\.")
 _KILLED: Final = re.compile(r"^rank \d+ ended by (SIG(?:HUP|INT|KILL|TERM)|exit status (?:129|130|137|143))\b")
-# What a shell or a container engine makes of a process that a signal ended: 128 and its number (SIGHUP, SIGINT,
-# SIGKILL, SIGTERM). 139 is a segmentation fault, which is none.
+# Exit status of a shell or a container engine for a signal: 128 and its number (SIGHUP, SIGINT, SIGKILL, SIGTERM). A
+# segmentation fault (139) does not come from outside.
 _BY_NUMBER: Final = frozenset({"exit status 129", "exit status 130", "exit status 137", "exit status 143"})
 _MIB: Final = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10}
 NO_SPACE: Final = os.strerror(errno.ENOSPC)
@@ -372,10 +357,9 @@ NOT_STARTED: Final = "the process could not be started"  # as `environments.cell
 
 
 def find_host_fault(receipt: Receipt) -> str:
-    """The fault of the host that a red receipt is red for; empty where it is good, or red for anything else.
+    """The host fault that made a receipt red; empty where the receipt is good or red for another reason.
 
-    Such a receipt is no evidence, of a breakage or of anything else. Checks that failed before count for themselves:
-    where one of them is of no such fault, the receipt is not either.
+    Such a receipt is no evidence. Every failed check of it must show a host fault too.
     """
     outcome, failure = receipt.outcome, receipt.failure
     if outcome.is_good or outcome in (Outcome.NOT_RUN, Outcome.BLOCKED, Outcome.TIMEOUT):
@@ -390,7 +374,7 @@ def find_host_fault(receipt: Receipt) -> str:
 
 
 def find_retry_fault(receipt: Receipt) -> str:
-    """The infrastructure fault of a receipt, as "name: what happened"; empty where the receipt is an answer."""
+    """The infrastructure fault of a receipt, as "name: what happened"; empty where the receipt is evidence."""
     if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
         return f"killed: its process was ended from outside, by {receipt.failure.type}"
     if receipt.outcome is Outcome.NOT_RUN and NO_SPACE in receipt.reason:
@@ -401,24 +385,24 @@ def find_retry_fault(receipt: Receipt) -> str:
 
 
 def _read_host_fault(text: str) -> str:
-    """The fault of the host that "class: text" names; empty where it names none, or a fault of the program too."""
-    if named := _AT_FAULT.search(text):  # of a run of many ranks those at fault count: the others only lost them
+    """The host fault that "class: text" names; empty for none, and where it also names a fault of the program."""
+    if named := _AT_FAULT.search(text):  # the other ranks only lost contact
         ranks = named[1].replace(", ", "|")
         ended = re.findall(rf"^rank (?:{ranks}) (?:was ended|ended by) .*$", text, re.MULTILINE)
         said = re.findall(rf"^rank (?:{ranks}) said last .*", text, re.MULTILINE | re.DOTALL)
         text = "\n".join([*ended, *said])
-    if OF_THE_PROGRAM.search(text):
+    if rows.OF_THE_PROGRAM.search(text):
         return ""
     if killed := _KILLED.search(text):
         return f"a rank was ended from outside, by {killed[1]}"
-    return next((row.says for row in HOST_FAULTS if re.search(row.pattern, text)), "") or _find_full_gpu(text)
+    return next((row.says for row in rows.HOST_FAULTS if re.search(row.pattern, text)), "") or _find_full_gpu(text)
 
 
 def _find_full_gpu(text: str) -> str:
-    """Other processes have the GPU's memory: more of it than this one, which would fit if it were alone.
+    """Other processes hold more GPU memory than this process, which would fit if it ran alone.
 
-    As torch writes it (c10/cuda/CUDACachingAllocator.cpp). In a container its own process may be listed by a number,
-    like the others: what it has beside torch's allocator is not known then, and nobody else is accused.
+    Reads the text of c10/cuda/CUDACachingAllocator.cpp. In a container the text may list this process by number, like
+    the others: then its memory beside torch's allocator is unknown, and the answer is empty.
     """
     words = ("Tried to allocate ", r"total capaci?ty of ", "of which ", "this process has ")
     found = [re.search(rf"{word}(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", text) for word in words]

@@ -1,8 +1,8 @@
-"""What to do about a culprit: the package to pin, the file to mend, the copy to remove. One table of sentences.
+"""The next step for a culprit: a package to pin, a file to change, a copy to remove. One table of sentences.
 
-Versions and paths come from the receipts, what a release needs from rows of `matrix/needs.toml` that the caller gives:
-a missing symbol names its row whichever the release is; else a row is about the release that broke, the component at
-fault and the module that lost it, and never about what is already loaded in a version that fits.
+Versions and paths come from the receipts; requirements of releases are rows of `matrix/needs.toml`, which the caller
+passes. A missing symbol selects its row for every release. Otherwise a row must match the release that broke, the
+component at fault and the module, and the loaded version must violate the row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Step(NamedTuple):
     """A next step: the first row whose class of cause, tags and pattern fit a failure.
 
     Attributes:
-        tags: what must hold for the failure: the name of a component, or a tag that `_choose` finds.
+        tags: all must apply: the name of the component, or a tag of `_choose`.
         says: pattern of the exception in one line; empty for any.
         step: format string with names of `_describe_component` and `_describe_failure`. Unless it begins with
             "{back}", the release to go back to follows.
@@ -102,7 +102,7 @@ STEPS: Final = (
          "step{search}"),
     Step(Cause.PERFORMANCE, (), "", "run {cell} alone with a longer --limit to tell slow from hung{where}"),
 )  # fmt: skip
-# Where nothing that failed names what is at fault, and several libraries changed: what a module stands on first.
+# For failures that name no component while several libraries changed: the libraries of a module, most likely first.
 _STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
     "attention": ("cuDNN", "flash-attn", "torch"), "native_block": ("cuBLAS", "cuDNN", "torch"),
     "linear_walker": ("cuBLAS", "torch"), "expert_gemm": ("cuBLAS", "DeepGEMM", "torch"),
@@ -116,7 +116,7 @@ Needs: TypeAlias = Any
 
 
 class VersionChange(Frozen):
-    """A package or library as loaded that is not the same on both sides; empty where it was not loaded."""
+    """A package or library whose loaded version differs between the two sides; empty where it was not loaded."""
 
     name: str
     before: str
@@ -124,11 +124,11 @@ class VersionChange(Frozen):
 
 
 class Second(NamedTuple):
-    """A library or package that is there twice.
+    """A library or package with several copies.
 
     Attributes:
-        kept: the copy that lies where torch or the package index put it, or the one that is loaded.
-        others: the rest.
+        kept: the copy that torch or a wheel installed; of packages the loaded copy.
+        others: the other copies.
     """
 
     name: str
@@ -138,14 +138,14 @@ class Second(NamedTuple):
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides of a step.
+    """The two stacks that are compared.
 
     Attributes:
         before, after: names of the stacks.
-        same_release: both sides have one release of Transformer Engine.
-        versions: what else changed.
+        same_release: both stacks have the same release of Transformer Engine.
+        versions: other packages and libraries that differ.
         files: bridge files by module: "bridge/attention.py".
-        needs: what releases are known to need; None where that is unknown.
+        needs: requirements of releases; None where they are unknown.
     """
 
     before: str
@@ -157,7 +157,7 @@ class Sides:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Components of another version where the release of Transformer Engine is the same; empty otherwise."""
+        """Components whose versions differ, if the release of Transformer Engine is the same; empty otherwise."""
         names = (
             loaded_as(row.name) or ("CUDA runtime" if row.name == "cuda" else row.name)
             for row in self.versions
@@ -166,27 +166,27 @@ class Sides:
         return tuple(dict.fromkeys(name for name in names if name != "gpu"))
 
     def stands_on(self, module: str) -> str:
-        """The component that changed and that a module stands on first; empty where none changed."""
+        """The changed component that a module most likely depends on; empty where none changed."""
         changed = self.changed
         return next((name for name in _STANDS_ON.get(module, ()) if name in changed), next(iter(changed), ""))
 
     def way_back(self, held: bool) -> str:
-        """Which release to use, as the end of a sentence, where the culprit held on the first side, or did not."""
+        """The stack to return to, as the end of a sentence. `held`: the culprit passed in the first stack."""
         return f"stay on {self.before}" if held else "choose another release than this one"
 
     @property
     def releases(self) -> tuple[str, ...]:
-        """Both sides as two different releases, which can be searched between; empty otherwise."""
+        """The two releases, if the stacks are named after two different ones; empty otherwise."""
         found = tuple(row[1] for row in map(_RELEASE.fullmatch, (self.before, self.after)) if row)
         return found if len(set(found)) == 2 and not self.same_release else ()
 
     def search(self, module: str) -> str:
-        """How to find the release between, as the end of a sentence; empty where there is no range of releases."""
+        """The bisect command, as the end of a sentence; empty without two releases."""
         search = f"; `te_bisect -- {' '.join(self.releases)} --module {module}` finds the release that brought it"
         return search if self.releases else ""
 
     def moved(self, component: str) -> VersionChange | None:
-        """The row of a component among what changed; any row where only one changed."""
+        """The version change of a component; if only one version changed, that one."""
         rows = [row for row in self.versions if row.before and row.after]
         mine = [row for row in rows if component in (loaded_as(row.name), row.name)]
         return next(iter(mine), rows[0] if len(rows) == 1 else None)
@@ -196,10 +196,10 @@ class Sides:
 
 
 def next_step(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Sequence[str] = ()) -> str:
-    """What to do about a culprit that is red.
+    """The next step for a red culprit.
 
     Args:
-        cascades: modules that are red by the culprit.
+        cascades: modules that are red because of the culprit.
     """
     back = sides.way_back(red.was_good)
     if sides.same_release and not red.fits_no_call and (moved := sides.moved(diagnosis.component)) is not None:
@@ -217,12 +217,12 @@ def next_step(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Sequence[s
 
 
 def advise(error: str, subject: str, torch: str, cuda: str, driver: str) -> str:
-    """What to do about an import or loader error of a package; empty where no row of the table of failures is about it.
+    """The next step for an import or loader error of a package; empty where no row of the table matches.
 
     Args:
         error: as "class: text".
         subject: the package that does not load.
-        torch, cuda, driver: versions of torch and of the driver, and the major CUDA release that torch is built for.
+        torch, cuda, driver: version of torch, CUDA major version of torch, version of the driver.
     """
     found = diagnose(error)
     of_te = found.missing and subject == TE_TITLE
@@ -234,14 +234,14 @@ def advise(error: str, subject: str, torch: str, cuda: str, driver: str) -> str:
 
 
 def slow_step(module: str, component: str, sides: Sides, slowest: str) -> str:
-    """What to do about a module that became slower, or a component that slows it."""
+    """The next step for a slower module, or for the component that makes it slower."""
     if component and (moved := sides.moved(component)) is not None:
         return f"put {moved.name} back to {moved.before} (it is {moved.after} now), or accept {slowest}"
     return f"{sides.way_back(True)}, or accept {slowest}{sides.search(module)}"
 
 
 def _choose(diagnosis: Diagnosis, tags: set[str], said: str, words: Mapping[str, str]) -> str:
-    """The sentence of the first row that fits."""
+    """The sentence of the first matching row."""
     component = component_named(diagnosis.component)
     known = {
         "component": component.name, component.name: component.name, "advice": component.advice,
@@ -254,7 +254,7 @@ def _choose(diagnosis: Diagnosis, tags: set[str], said: str, words: Mapping[str,
 
 
 def _describe_component(diagnosis: Diagnosis, version: str, cuda: str) -> dict[str, str]:
-    """Words about the component at fault.
+    """Words for the component at fault.
 
     NVIDIA ships nvidia-cudnn-cu12 and -cu13, and since CUDA 13 nvidia-cublas without a suffix.
     """
@@ -269,18 +269,14 @@ def _describe_component(diagnosis: Diagnosis, version: str, cuda: str) -> dict[s
 
 
 def _describe_failure(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Sequence[str]) -> dict[str, str]:
-    """Everything that a sentence can name."""
-    receipt, raised, machine, component = (
-        red.receipt,
-        red.raised or Raised("", ""),
-        red.receipt.machine,
-        diagnosis.component,
-    )
+    """Words for the sentences of `STEPS`."""
+    receipt, machine, component = red.receipt, red.receipt.machine, diagnosis.component
+    raised = red.raised or Raised("", "")
     said = " ".join(raised.text.split())
     called = re.match(r"([\w.]+)\(\)", said)
     inner = raised.bridge[-1].partition(" in ")[0] if raised.bridge else ""
     if raised.kind == "VendorEntryMissing":
-        inner = "bridge/imports.py"  # where every name of Transformer Engine is written
+        inner = "bridge/imports.py"  # only this file names symbols of Transformer Engine
     first = {kind: next((check.name for check in red.checks if check.kind is kind), "") for kind in CheckKind}
     version = version_of(component, receipt)
     now = f" (its version is {version} now)" if version else ""
@@ -316,7 +312,7 @@ def _describe_failure(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Se
 
 
 def _why_passed_over(red: Red) -> str:
-    """Why another path ran than was requested."""
+    """Why another backend ran than was requested."""
     fell = {check.name for check in red.checks if check.kind is CheckKind.BACKEND}
     reasons = (f"it was passed over because {why}" for row in red.fallbacks for why in row.reasons)
     said = (" ".join(one.detail.split()) for one in red.receipt.checks if one.name in fell and one.detail)
@@ -327,7 +323,7 @@ def _why_passed_over(red: Red) -> str:
 
 
 def find_need(red: Red, diagnosis: Diagnosis, needs: Needs) -> Need | None:
-    """The row that a failure is about; None where no row is, or nothing is known to be missing."""
+    """The violated requirement that explains a failure; None where there is none."""
     rows = [need for need in needs.need if need.version and _is_unmet(need, red.receipt)]
     if diagnosis.missing:
         named = next((row for row in rows if diagnosis.missing in (row.symbol, *row.says.split())), None)
@@ -337,18 +333,18 @@ def find_need(red: Red, diagnosis: Diagnosis, needs: Needs) -> Need | None:
     if diagnosis.component:
         component = component_named(diagnosis.component)
         return next((row for row in mine if row.of in (*component.loaded, component.package)), None)
-    # A crash that names nothing: the one library that is known to be too old is the first thing to mend.
+    # A crash that names nothing: the only library that is known to be too old is the most likely cause.
     crashed = diagnosis.cause is Cause.BINARY and not diagnosis.missing
     return mine[0] if crashed and len(mine) == 1 and mine[0].kind == "library" else None
 
 
 def _is_unmet(need: Need, receipt: Receipt) -> bool:
-    """Whether a version as loaded lies outside of the range; of what was not seen loaded nothing is known."""
+    """Whether a loaded version lies outside of the range; False where no version was recorded."""
     return any(not need.allows(version) for version in _versions(need.of, receipt))
 
 
 def _versions(name: str, receipt: Receipt) -> Iterator[Version]:
-    """Versions of a library, or of the packages that a distribution is imported as."""
+    """Loaded versions of a library, or of the packages of a distribution."""
     names = {name, *(loaded for row in COMPONENTS if row.package == name for loaded in row.loaded)}
     loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
     texts = (one.strip() for row in loaded if row.name in names for one in row.version.split(","))
@@ -356,7 +352,7 @@ def _versions(name: str, receipt: Receipt) -> Iterator[Version]:
 
 
 def _broke(need: Need, red: Red) -> bool:
-    """Whether the release that broke has this need; one that was not met before either, and did no harm, did not."""
+    """Whether the release that broke has this need, and the stack before it did not violate it without harm."""
 
     def needed(receipt: Receipt) -> bool:
         """Whether the release of a receipt has the need."""
@@ -368,7 +364,7 @@ def _broke(need: Need, red: Red) -> bool:
 
 
 def _pin(need: Need, needs: Needs, red: Red) -> str:
-    """What the matrix knows to be needed, and what is there instead."""
+    """The required version, the loaded version, and why the release needs it."""
     brought = next((row.distributions for row in needs.library if row.id == need.of), [need.of])
     of_cuda = (name for name in brought if len(brought) > 1 and name.endswith(f"-cu{cuda_major(red.receipt)}"))
     has = ", ".join(map(str, _versions(need.of, red.receipt)))
@@ -383,10 +379,9 @@ def _pin(need: Need, needs: Needs, red: Red) -> str:
 
 
 def compare_versions(before: Receipts, after: Receipts) -> tuple[VersionChange, ...]:
-    """Packages and libraries as loaded, torch, CUDA, the driver, Python and the GPU, where they are not the same.
+    """Differences of loaded packages and libraries, torch, CUDA, driver, Python and GPU; not Transformer Engine.
 
-    Only cells that ran to their end on both sides are compared: one that died half way had not loaded all it would. Of
-    the others, what has one version on either side is. Transformer Engine itself is the release, and not in it.
+    A cell that died has not loaded everything: of such cells only names with one version on each side are compared.
     """
     found: dict[str, tuple[str, str]] = {}
     for probe in sorted(before.keys() & after.keys()):
@@ -402,7 +397,7 @@ def compare_versions(before: Receipts, after: Receipts) -> tuple[VersionChange, 
 
 
 def release_of(receipts: Receipts) -> str:
-    """The release of Transformer Engine, as loaded, else as the stack is named; empty where neither tells."""
+    """The loaded release of Transformer Engine, else the release in the name of the stack; empty if unknown."""
     for _, receipt in sorted(receipts.items()):
         for package in receipt.packages:
             if package.name == TE and package.version:
@@ -412,22 +407,22 @@ def release_of(receipts: Receipts) -> str:
 
 
 def version_of(component: str, receipt: Receipt) -> str:
-    """The version of a component that a receipt says was loaded; empty where it says none."""
+    """The loaded version of a component; empty if the receipt has none."""
     found = _loaded(receipt)
     return next((found[name] for name in component_named(component).loaded if found.get(name)), "")
 
 
 def cuda_major(receipt: Receipt) -> str:
-    """Such as "13"; empty where the receipt does not tell."""
+    """CUDA major version, such as "13"; empty if unknown."""
     said = re.match(r"(\d+)", receipt.machine.cuda) or re.search(r"\+cu(\d\d)", receipt.machine.torch)
     return said[1] if said else ""
 
 
 def second_copies(receipt: Receipt, component: str) -> tuple[Second, ...]:
-    """Libraries and packages of a component of which this process had more than one file."""
+    """Libraries and packages of a component with more than one copy in this process."""
     found = [Second(row.name, row.file, row.other_copies) for row in receipt.packages]
     for library in receipt.libraries:
-        # What pip put beside torch is what torch was built for.
+        # torch was built for the copy that pip installed with it.
         files = sorted(dict.fromkeys(library.files), key=lambda file: ("/nvidia/" not in file, "/torch/" not in file))
         found += [Second(library.name, files[0], tuple(files[1:]))] if files else []
     return tuple(row for row in found if row.name in component_named(component).loaded and row.others)
@@ -443,6 +438,6 @@ def _loaded(receipt: Receipt) -> dict[str, str]:
 
 
 def shorter(path: str) -> str:
-    """The end of a path, enough to find it by."""
+    """The last four parts of a path."""
     parts = PurePath(path).parts
     return path if len(parts) <= 4 else str(PurePath("...", *parts[-4:]))

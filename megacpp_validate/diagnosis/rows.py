@@ -1,8 +1,8 @@
-"""The one table of failures: what a text, a symbol or a frame says -> cause, component, what to do, where seen.
+"""The table of failures: text, symbol or frame -> cause, component, next step, and where the failure was seen.
 
-`COMPONENTS` names what lies below Transformer Engine and can be at fault instead of it. `RULES` gives the class of
-cause. `HOST_FAULTS` are what a host does to any cell, `JOB_ENDS` what a scheduler does. To add a failure that was seen,
-add a row: the first row that matches has the answer.
+`COMPONENTS` lists the libraries and resources below Transformer Engine that can be at fault. `RULES` gives the class of
+cause. `HOST_FAULTS` lists faults of the host, `JOB_ENDS` ends of Slurm jobs. To add a failure that was seen, add a row:
+the first row that matches decides.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final
 
 from ..evidence.values import Cause
 
-# No component: the core library of Transformer Engine itself, of another build than what calls it.
+# No component: the core library of Transformer Engine itself comes from another build than its caller.
 OWN: Final = ""
 TORCH: Final = "torch"  # its Python side; its compiled side is "torch ABI"
 
 
 @dataclass(frozen=True)
 class Component:
-    """A component. The owner of a symbol is stronger evidence than a word in a text, and that than a frame.
+    """A component. The owner of a symbol is stronger evidence than a word in a text; a frame is the weakest.
 
     Attributes:
-        symbols: pattern of a symbol, soname or Python package that belongs to the component; matched from the start.
-        says: pattern of what its exceptions say.
+        symbols: pattern of its symbols, sonames and Python packages; matched from the start.
+        says: pattern of the texts of its exceptions.
         frames: pattern of its frames, "package/file.py in function"; matched from the start.
-        loaded: names in a receipt's packages and libraries.
-        package: distribution that brings it, "{cuda}" for the major version of CUDA, "{-cuda}" with a suffix before 13.
-        advice: what to do, whichever the release is, with names of `next_steps`; empty where versions decide.
-        seen: where the patterns come from.
+        loaded: its names in the packages and libraries of a receipt.
+        package: its distribution; "{cuda}" stands for the CUDA major version, "{-cuda}" for a suffix before CUDA 13.
+        advice: next step for any release, with names of `next_steps`; empty where the next step depends on versions.
+        seen: source of the patterns.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Rule:
 
     Attributes:
         component: at fault; empty for Transformer Engine itself.
-        owned: the first group is a symbol, a library or a package, and its owner is the component.
+        owned: the owner of the symbol, library or package in the first group is the component.
         seen: where the text was seen.
     """
 
@@ -61,14 +61,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class HostFault:
-    """A fault of the host: the same cell may hold a minute later, in every release."""
+    """A fault of the host: the same cell may pass a minute later, with any release."""
 
     pattern: str
     says: str
     seen: str
 
 
-# First match wins: a text of cuBLAS names CUDA, too.
+# The first match decides: texts of cuBLAS name CUDA too.
 COMPONENTS: Final[tuple[Component, ...]] = (
     Component("second CUDA runtime", says=r"Multiple lib(?:cuda|nv|cu)\w* libraries found", loaded=("libcudart",),
               advice="leave one CUDA runtime: remove the second libcudart (on LD_LIBRARY_PATH, or in site-packages)",
@@ -189,9 +189,8 @@ COMPONENTS: Final[tuple[Component, ...]] = (
 )  # fmt: skip
 OF_THE_HOST: Final = frozenset({"GPU hardware", "disk", "host limits", "host memory", "shared memory"})
 
-# A symbol that a compiled part wants and does not find is a fault of how that part was built (binary), although another
-# version of the library would cure it: the library itself does what it says. A library that answers with an error is
-# one of the environment: each part is whole, and the two do not fit.
+# A missing symbol is a fault of the build (binary), although another version of the library cures it. An error that a
+# library returns is a fault of the environment: both parts are intact and do not fit together.
 RULES: Final[tuple[Rule, ...]] = (
     Rule(r"undefined symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="TE 2.14.1; DeepGEMM 0.2.1"),
     Rule(r"symbol lookup error.*?: [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
@@ -221,12 +220,12 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(r"^(?:OSError|ImportError): (?:\S*/)?([\w.+-]+\.so[\w.]*): ", Cause.BINARY, owned=True,
          seen="glibc, elf/dl-load.c"),
 )  # fmt: skip
-# A module or a name of a Python package that is missing.
+# A missing module, or a missing name of a Python package.
 PYTHON_RULES: Final = (
     r"No module named '([\w.]+)'", r"cannot import name '\w+' from (?:partially initialized module )?'([\w.]+)'",
     r"module '([\w.]+)' has no attribute",
 )  # fmt: skip
-# A release that looks at a version and says what it needs: "requires cuDNN 9.12.0 or later, but ... is 9.1.0".
+# A release checks a version and reports the requirement: "requires cuDNN 9.12.0 or later, but ... is 9.1.0".
 WANTS: Final = re.compile(
     r"(?:requires?|needs?|wants?|expects?|minimum|at least|only supported (?:with|by|on)|upgrade)\b[^.;]{0,60}?"
     r"\b(?P<name>cuDNN|cuBLAS(?:Lt)?|NCCL|(?:NVIDIA |CUDA )?driver|CUDA|PyTorch|torch|flash[-_ ]?attn|FlashAttention|"
@@ -238,9 +237,9 @@ WANTED: Final = {
     "nvidia driver": "driver", "cuda driver": "driver", "cuda": "CUDA runtime", "pytorch": TORCH, "torch": TORCH,
     "triton": "triton", "numpy": "numpy", "python": "Python",
 }  # fmt: skip
-# An error of the system over a file or a process is none of a call, unless the file is Transformer Engine's own.
+# An OS error about a file or a process is no API break, unless the file is Transformer Engine's own.
 SYSTEM: Final = re.compile(r"\[Errno \d+\](?!.*transformer_engine)")
-# What a call raises that does not fit.
+# Exceptions of a call that does not match the API.
 CALL_ERRORS: Final = frozenset({
     "TypeError", "AttributeError", "ImportError", "ModuleNotFoundError", "KeyError", "NameError", "AssertionError",
     "ValueError", "NotImplementedError", "IndexError", "VendorEntryMissing", "NoBackend", "DeprecationWarning",
@@ -252,9 +251,9 @@ CRASHES: Final = re.compile(
     r"CUDA (?:driver |runtime )?[Ee]rror: |invalid resource handle|CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
 )
 
-# A lasting fault (a full disk, a driver, a library) is none of these: blame says what to do about it. Nor is a rank
-# that was lost (ncclRemoteError, "Connection closed by peer", a watchdog): other ranks say that. In doubt a
-# text is no fault of the host. Xid 13, 31, 43 and 45 are what a program does itself.
+# Lasting faults (a full disk, a driver, a library) are not listed: blame gives their next step. A lost rank
+# (ncclRemoteError, "Connection closed by peer", a watchdog) is not listed: the report of another rank has the cause.
+# In doubt a text is not a fault of the host. Xid 13, 31, 43 and 45 are faults of the program.
 HOST_FAULTS: Final[tuple[HostFault, ...]] = (
     HostFault(r"uncorrectable ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
               "the GPU's memory has an error that cannot be corrected",
@@ -264,13 +263,13 @@ HOST_FAULTS: Final[tuple[HostFault, ...]] = (
     HostFault(r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE",
               "a link between GPUs failed", "CUDA Runtime API, cudaError_t 220"),
     HostFault(r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
-              "another process has the GPU for itself", "CUDA Runtime API, cudaError_t 46"),
+              "another process uses the GPU exclusively", "CUDA Runtime API, cudaError_t 46"),
     HostFault(r"[Ee]rror(?: 802)?: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
-              "the GPU's fabric manager does not run",
+              "the fabric manager of the GPUs does not run",
               "CUDA Runtime API, cudaError_t 802; torch: huggingface/huggingface_hub/issues/4134"),
     HostFault(r"(?:cudaErrorMps|CUDA_ERROR_MPS_)(?!ClientTerminated|CLIENT_TERMINATED)\w+|"
               r"MPS client failed to connect|between the MPS server and the MPS client failed|MPS server is not ready",
-              "the daemon that shares the GPU (MPS) does not answer", "CUDA Runtime API, cudaError_t 805 to 809"),
+              "the MPS daemon, which shares the GPU, does not answer", "CUDA Runtime API, cudaError_t 805 to 809"),
     HostFault(r"Failed to initialize NVML: (?:Unknown Error|GPU is lost)", "the container lost its GPUs",
               "github.com/NVIDIA/nvidia-container-toolkit/issues/1397"),
     HostFault(r"slurmstepd: error: .*(?:CANCELLED AT|oom[-_]kill|unable to add pids|Slurmd could not execve)|"
@@ -288,13 +287,13 @@ HOST_FAULTS: Final[tuple[HostFault, ...]] = (
     HostFault(r"\bOSError: \[Errno 16\] [^:']*: '[^']*' -> '", "a file that another host holds open was not replaced",
               "errno EBUSY of a rename on NFS: github.com/pytorch/pytorch/issues/173679"),
 )  # fmt: skip
-# What a program does itself: in one text with a fault of the host, nobody knows which came first.
+# Faults of the program: beside a fault of the host in one text, the order of the two is unknown.
 OF_THE_PROGRAM: Final = re.compile(
     r"illegal memory access|illegal instruction|misaligned address|device-side assert|\bSIG(?:SEGV|ABRT|BUS|FPE|ILL)\b|"
     r"exit status 13[245689]\b|Xid \(PCI:[^)]*\): (?:13|31|43|45)\b|\b(?:nan|inf)\b",
     re.IGNORECASE,
 )
-# Slurm's words (squeue(1), JOB STATE CODES) for ends that say nothing of what the job ran: such a job is run again.
+# Slurm states (squeue(1), JOB STATE CODES) that say nothing about the program: the job is submitted again.
 JOB_ENDS: Final = {
     "NODE_FAIL": "node-fail: the node was lost",
     "PREEMPTED": "preempted: another job took its place",
@@ -305,8 +304,8 @@ JOB_ENDS: Final = {
     "OUT_OF_MEMORY": "out-of-memory: the job took more memory than it was given",
     "REVOKED": "revoked: another cluster has it",
 }
-# What varies between two sightings of one failure, and what takes its place. In this order: each pattern is written for
-# what the ones before it leave. What replaces has no digit and no slash, so that normalising again changes nothing.
+# What differs between two occurrences of one failure, and its replacement. The order matters: each pattern expects the
+# replacements of the patterns before it. Replacements have no digit and no slash, so normalising is idempotent.
 VARYING: Final[tuple[tuple[str, str], ...]] = (
     (r"\x1b\[[0-9;]*m", ""),  # colours of a log
     # Boilerplate that torch adds to every asynchronous error, or to none, by build.
@@ -336,12 +335,12 @@ _BY_NAME: Final = {component.name: component for component in COMPONENTS}
 
 
 def component_named(name: str) -> Component:
-    """The row of a component; a row with nothing but its name where the table has none."""
+    """The row of a component; a row with only a name where the table has none."""
     return _BY_NAME.get(name) or Component(name, loaded=(name,))
 
 
 def owner_of(symbol: str) -> str | None:
-    """Whose a symbol, shared library or Python package is; `OWN` where it is Transformer Engine's; None if unknown."""
+    """The component of a symbol, shared library or Python package; `OWN` for Transformer Engine, None if unknown."""
     if _OWN_LIBRARY.match(symbol):
         return OWN
     if symbol.partition(".")[0] == "torch":
@@ -350,17 +349,17 @@ def owner_of(symbol: str) -> str | None:
 
 
 def said_by(text: str) -> str:
-    """The component that an exception's own text names; empty where there is none."""
+    """The component that the text of an exception names; empty for none."""
     return next((row.name for row in COMPONENTS if row.says and re.search(row.says, text)), "")
 
 
 def framed_by(frame: str) -> str:
-    """The component that a frame, "package/file.py in function", lies in; empty where it is none of them."""
+    """The component of a frame, "package/file.py in function"; empty for none."""
     return next((row.name for row in COMPONENTS if row.frames and re.match(row.frames, frame)), "")
 
 
 def loaded_as(name: str) -> str:
-    """The component that a package or library of a receipt is; empty where it is none of them."""
+    """The component of a package or library of a receipt; empty for none."""
     if name == "torch":
         return TORCH
     return next((row.name for row in COMPONENTS if name in row.loaded and row.name != "second CUDA runtime"), "")

@@ -186,20 +186,17 @@ def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDe
     """Judge every receipt of a store, in any order, and decide."""
     rules, order, files = context.rules, context.order, tuple(files)
     entries = select_receipts(files, rules, order)
-    counting: dict[str, Receipt] = {}
-    beside: dict[str, Receipt] = {}  # red receipts that close the gate and do not count for their cells
     for entry in entries:
-        red = entry.is_refused_by(GateRule.CONTRADICTED, GateRule.OUTCOME)
-        if entry.file is not None and (entry.required or red):
+        if entry.required or entry.is_refused_by(GateRule.CONTRADICTED, GateRule.OUTCOME):
             try:
-                (counting if entry.required else beside)[entry.cell] = context.load(entry.file)
+                entry.whole = context.load(entry.file)
             except ReceiptInvalid as fault:
                 entry.refuse(GateRule.UNREADABLE, fault.reason, closes=True)
+    counting = {entry.cell: entry.whole for entry in entries if entry.required and entry.whole is not None}
     required = list(_judge_required(entries, counting, context))
     others = [entry for entry in entries if not entry.required]
     for entry in others:
-        red = entry.is_refused_by(GateRule.CONTRADICTED, GateRule.OUTCOME)  # a green one beside it is not what it was
-        _judge_other(entry, beside.get(entry.cell) if red else None, counting, context)
+        _judge_other(entry, counting, context)
     judged = (*required, *others, *_list_lost(files, context))
     closed = any(entry.closes for entry in judged)
     newest, baseline, signed = find_newest(counting), context.baseline, context.signed
@@ -214,7 +211,7 @@ def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDe
         exit_code=exit_for(breaks=any(entry.breaks for entry in judged), lacks=closed).value,
         judged_at=order.at.isoformat(), cells=tuple(_verdict(entry, context) for entry in judged),
         missing=tuple(lacking), waivers=tuple(_list_waivers(context, judged)),
-        culprits=_name_culprits(judged, counting, beside, context),
+        culprits=_name_culprits(judged, context),
         codes=tuple(sorted({one.code or UNKNOWN for one in counting.values()} - {hash_code()})),
         signed_by=signed.signer if signed is not None else "", rules_sha256=rules.sha256,
         receipts_sha256=hash_manifest({one.file: one.sha256 for one in files}), **carried,
@@ -227,8 +224,8 @@ def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], c
     for probe in context.rules.probes:
         cell = context.own + probe
         entry = found.get(cell)
-        if entry is None or entry.file is None:
-            refused = [one.file.shown for one in entries if one.file and cell in (one.cell, one.file.stem)]
+        if entry is None:
+            refused = [one.file.shown for one in entries if cell in (one.cell, one.file.stem)]
             entry = Entry(cell, probe=probe, required=True)
             entry.refuse(GateRule.MISSING, f"no receipt of it counts; refused: {', '.join(refused[:3]) or 'none'}")
         else:
@@ -244,18 +241,19 @@ def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], c
         yield entry
 
 
-def _judge_other(entry: Entry, whole: Receipt | None, counting: Mapping[str, Receipt], context: GateContext) -> None:
+def _judge_other(entry: Entry, counting: Mapping[str, Receipt], context: GateContext) -> None:
     """A receipt that does not count: its own reason, and that it is not what was signed.
 
     One that a fault of the host made red takes back no younger one, and is no breakage by itself.
     """
+    whole = entry.whole
     if whole is not None and (fault := find_host_fault(whole)):
         text = f"it met a fault of the host, which is no evidence about its module: {fault}"
         contradicts = entry.is_refused_by(GateRule.CONTRADICTED)
         entry.refuse(GateRule.SUPERSEDED if contradicts else GateRule.NOT_RUN, text, closes=not contradicts)
     elif whole is not None and entry.is_refused_by(GateRule.CONTRADICTED):
         entry.refuse(GateRule.CONTRADICTED, entry.reasons[0].text, closes=True, hard=is_hard(whole, counting))
-    unsigned = _find_unsigned(entry.file, context) if context.signed and entry.file else []
+    unsigned = _find_unsigned(entry.file, context) if context.signed else []
     entry.reasons += unsigned
     _hold_off(entry, context)
     entry.closes = bool(unsigned) or (entry.closes and bool(entry.standing))
@@ -266,7 +264,7 @@ def _list_lost(files: Iterable[ReceiptFile], context: GateContext) -> Iterator[E
     if context.signed is not None:
         for file in map(show_file, sorted(context.signed.hashes.keys() - {one.file for one in files})):
             path = PurePosixPath(file)
-            entry = Entry(path.name.removesuffix(".json"), str(path.parent))
+            entry = Entry(path.name.removesuffix(".json"), run=str(path.parent))
             entry.refuse(GateRule.SIGNATURE, f"{context.signed.signer} signed {file}, and it is not there", closes=True)
             entry.standing = entry.reasons
             yield entry
@@ -286,14 +284,13 @@ def _find_unsigned(one: ReceiptFile, context: GateContext) -> list[Reason]:
 
 def _verdict(entry: Entry, context: GateContext) -> CellVerdict:
     fields: dict[str, Any] = {}
-    if entry.file is None:
-        fields = {"stack": context.order.stack, "target": context.rules.target.id} if entry.required else {}
-    else:
-        fields["receipt_sha256"] = entry.file.sha256
-        if (head := entry.file.head) is not None:
-            fields |= {"stack": head.stack, "target": head.target, "outcome": head.outcome}
+    if (head := entry.file.head) is not None:
+        fields = {"stack": head.stack, "target": head.target, "outcome": head.outcome}
+    elif entry.required:
+        fields = {"stack": context.order.stack, "target": context.rules.target.id}
     return CellVerdict(
         cell=entry.cell, run=entry.run, probe=entry.probe, required=entry.required, closes=entry.closes,
+        receipt_sha256=entry.file.sha256,
         accepted=entry.required and not entry.standing, warnings=tuple(entry.warnings), waived_by=entry.waived_by,
         rules=tuple(reason.rule for reason in entry.reasons), reasons=tuple(reason.text for reason in entry.reasons),
         **fields,
@@ -334,9 +331,7 @@ def _holds(waiver: ReleaseWaiver, context: GateContext) -> bool:
 # --- Who closes the gate. ---
 
 
-def _name_culprits(
-    judged: Sequence[Entry], counting: Mapping[str, Receipt], beside: Mapping[str, Receipt], context: GateContext
-) -> tuple[Culprit, ...]:
+def _name_culprits(judged: Sequence[Entry], context: GateContext) -> tuple[Culprit, ...]:
     """In dependency order, those that several modules share first.
 
     Receipts that are of something else, or too old, are no evidence of who did it. A culprit that a waiver holds off,
@@ -345,7 +340,8 @@ def _name_culprits(
     catalog, needs = context.known
     disowned = {one.cell for one in judged if one.required and one.disowned}
     red = {one.probe for one in judged if one.breaks and one.stands_against(GateRule.OUTCOME, GateRule.CONTRADICTED)}
-    seen = {cell: receipt for cell, receipt in {**counting, **beside}.items() if cell not in disowned}
+    ranked = sorted(judged, key=lambda one: not one.required)  # a red receipt beside one that counts comes after it
+    seen = {one.cell: one.whole for one in ranked if one.whole is not None and one.cell not in disowned}
     found = list(_share(row for one in judged if one.required for row in _name_own(one)))
     if red:
         blamed = blame_receipts(tuple(seen.values()), catalog.modules, needs)

@@ -91,13 +91,18 @@ class Reason:
         return self.rule in BREAKAGES
 
 
+NO_FILE: Final = ReceiptFile("", "", None)
+
+
 @dataclass
 class Entry:
     """A file of the store, or a required cell without any, on its way to a verdict.
 
     Attributes:
         cell: its id, or what its file is called where that cannot be read.
+        file: `NO_FILE` for a cell without any.
         run: folder below the store.
+        whole: the receipt, of what counts and of red ones that close the gate.
         required: whether it is what is judged for a required cell.
         reasons: why it is refused; empty where it counts.
         standing: those of them that no waiver holds off.
@@ -105,9 +110,10 @@ class Entry:
     """
 
     cell: str
+    file: ReceiptFile = NO_FILE
     run: str = ""
     probe: str = ""
-    file: ReceiptFile | None = None
+    whole: Receipt | None = None
     required: bool = False
     reasons: list[Reason] = field(default_factory=list)
     standing: list[Reason] = field(default_factory=list)
@@ -147,7 +153,7 @@ def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order
     required = {own + probe for probe in rules.probes}
     entries, groups = [], dict[str, list[Entry]]()
     for one in sorted(files, key=lambda one: one.file):
-        entry = Entry(one.cell, one.run, one.head.probe if one.head is not None else "", one)
+        entry = Entry(one.cell, one, one.run, one.head.probe if one.head is not None else "")
         entries.append(entry)
         fault = next(_find_misfits(one, required, rules, order), None)
         if fault is not None:
@@ -159,7 +165,7 @@ def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order
         newest.required = True
         for entry in older:
             if not _contradict(entry, newest, rules):
-                entry.refuse(GateRule.SUPERSEDED, f"{_file(newest).shown} is younger")
+                entry.refuse(GateRule.SUPERSEDED, f"{newest.file.shown} is younger")
     if rules.kind.others == "close":
         _close_by_others(entries, own, rules, order)
     return entries
@@ -167,14 +173,8 @@ def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order
 
 def rank_by_time(entry: Entry) -> tuple[datetime, bool, str]:
     """The newest last; of one second the red one."""
-    one = _file(entry)
-    started = read_time(one.head.started) if one.head is not None else None
-    return started or datetime.max.replace(tzinfo=UTC), _is_red(one), one.file
-
-
-def _file(entry: Entry) -> ReceiptFile:
-    assert entry.file is not None  # only a missing cell has none
-    return entry.file
+    started = read_time(entry.file.head.started) if entry.file.head is not None else None
+    return started or datetime.max.replace(tzinfo=UTC), _is_red(entry.file), entry.file.file
 
 
 def _find_misfits(
@@ -224,13 +224,13 @@ def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
 
     A commit from which files differed names no state of them: what was wrong there may have been mended since.
     """
-    old, now, age = _file(older).claims, _file(newest).claims, rank_by_time(newest)[0] - rank_by_time(older)[0]
+    old, now, age = older.file.claims, newest.file.claims, rank_by_time(newest)[0] - rank_by_time(older)[0]
     same = all(getattr(old, name) == getattr(now, name) for name in ("commit", "environment", "image_digest"))
     red = old.outcome in _CONTRADICTS and old.outcome is not now.outcome
     if not (same and red and age <= timedelta(days=rules.kind.max_age_days)) or old.commit.endswith(DIRTY):
         return False
     text = (
-        f"it is {old.outcome.value}, and {_file(newest).shown} of the same commit and environment is "
+        f"it is {old.outcome.value}, and {newest.file.shown} of the same commit and environment is "
         f"{now.outcome.value}: an intermittent failure counts as a failure"
     )
     older.refuse(GateRule.CONTRADICTED, text, closes=True, hard=False)
@@ -243,20 +243,20 @@ def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order
     Receipts of another commit, cells that were not run, and cells that were only timed do not count.
     """
     counting = [entry for entry in entries if entry.required]
-    commit = order.commit or (_file(max(counting, key=rank_by_time)).claims.commit if counting else "")
+    commit = order.commit or (max(counting, key=rank_by_time).file.claims.commit if counting else "")
     about: dict[str, list[Entry]] = {}
     for entry in entries:
-        head = _file(entry).head
+        head = entry.file.head
         if entry.is_refused_by(GateRule.UNREADABLE, GateRule.NAME):
-            entry.closes |= _file(entry).stem.startswith(own) or entry.cell.startswith(own)
+            entry.closes |= entry.file.stem.startswith(own) or entry.cell.startswith(own)
         elif head is not None and entry.is_refused_by(GateRule.NOT_REQUIRED):
             judged = head.outcome is not Outcome.NOT_RUN and not head.only_timed
             if judged and head.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):
                 about.setdefault(entry.cell, []).append(entry)
     for group in about.values():
         *older, newest = sorted(group, key=rank_by_time)
-        if _is_red(_file(newest)):
-            text = f"{_file(newest).claims.outcome.value}, and {rules.kind.id} requires every cell green"
+        if _is_red(newest.file):
+            text = f"{newest.file.claims.outcome.value}, and {rules.kind.id} requires every cell green"
             newest.refuse(GateRule.OUTCOME, text, closes=True)
         for entry in older:
             _contradict(entry, newest, rules)
