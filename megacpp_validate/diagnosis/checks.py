@@ -1,7 +1,7 @@
-"""What kind of check failed, in which precision and direction, and over which entry points: read from its name.
+"""Kind, precision, direction and entry points of a failed check, read from its name.
 
-The names are the probes' own. A name that no row below knows is still a failed check: of contract where nothing was
-measured, else of numbers, over everything that its module uses.
+Probes define the names. A check whose name no row below matches has the kind "contract" if nothing was measured, else
+"numbers", and concerns every entry point of its module.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SCOPE: Final = (
     "fp8_state_manager",
 )  # fmt: skip
 
-FIREWALL: Final = "imports"  # what every module stands on, and whose low-precision scope every layer is run in
-# Module -> accessors of what it uses.
+FIREWALL: Final = "imports"  # every module depends on it, and every layer runs in its low-precision scope
+# Module -> accessors that it uses.
 USES: Final[dict[str, tuple[str, ...]]] = {
     "imports": (*SCOPE, "checkpoint", "make_graphed_callables"),
     "attention": ("dot_product_attention",),
@@ -37,8 +37,8 @@ USES: Final[dict[str, tuple[str, ...]]] = {
 }
 BLOCK: Final = "native_block"
 
-# Probe -> (pattern of a check's name, accessors), first match wins. What matches none is about all that it uses. Other
-# vendors stand beside them by the name of the bridge's file: their checks are about nothing of Transformer Engine.
+# Probe -> (pattern of a check's name, accessors); the first match decides, no match means every accessor of the module.
+# Checks of other vendors have the name of the bridge's file: they do not concern Transformer Engine.
 _CHECKS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
     "imports": ((r"^recompute\.", ("checkpoint",)),),
     "attention": ((r"(?:^|\.)fa[34]\.", ("flash_attention",)),),
@@ -63,7 +63,7 @@ _CHECKS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
         (r"^A\.|\.A$", ("transformer_layer",)),
     ),
 }
-# Class or function of Transformer Engine as a text, a frame or the graph shows it -> accessor.
+# Class or function of Transformer Engine in texts, frames and the autograd graph -> accessor.
 _NAMES: Final[dict[str, str]] = {
     "DotProductAttention": "dot_product_attention", "LayerNormLinear": "layernorm_linear",
     "LayerNormMLP": "layernorm_mlp", "GroupedLinear": "grouped_linear", "TransformerLayer": "transformer_layer",
@@ -76,8 +76,7 @@ _NAMES: Final[dict[str, str]] = {
     "NVFP4BlockScaling": "nvfp4_block_scaling", "FP8GlobalStateManager": "fp8_state_manager",
     "checkpoint": "checkpoint", "make_graphed_callables": "make_graphed_callables",
 }  # fmt: skip
-# File of Transformer Engine -> accessors whose code it is. Files that many share (module/base.py, gemm.py) are in no
-# row: they tell nothing.
+# File of Transformer Engine -> accessors that it implements. Shared files (module/base.py, gemm.py) have no row.
 _FILES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (r"pytorch/attention\b|cpp_extensions/fused_attn|fused_attn_\w+\.cu", ("dot_product_attention",)),
     (r"pytorch/(?:module/)?linear\.py", ("linear",)),
@@ -96,10 +95,10 @@ class SharedPart:
     """Code of Transformer Engine that several entry points run.
 
     Attributes:
-        name: in a sentence.
-        where: file below transformer_engine/, or what calls it.
-        shows: accessors of all that run it; each has to be wrong.
-        may_show: accessors of those that run it by another way into the same file, and may be wrong.
+        name: for sentences.
+        where: file below transformer_engine/, or its functions.
+        shows: accessors that run it: a fault shows in each of them.
+        may_show: accessors that enter the same file another way: a fault may show in them.
     """
 
     name: str
@@ -108,7 +107,7 @@ class SharedPart:
     may_show: frozenset[str] = frozenset()
 
 
-# Read in the sources of 2.12.0, 2.17.1 and 2.20.2: who imports `general_gemm`, and who ends in `rmsnorm_fwd`.
+# From the sources of 2.12.0, 2.17.1 and 2.20.2: users of `general_gemm` and of `rmsnorm_fwd`.
 SHARED_PARTS: Final = (
     SharedPart("the matrix product", "pytorch/cpp_extensions/gemm.py",
                frozenset({"linear", "layernorm_linear", "layernorm_mlp"}), frozenset({"grouped_linear"})),
@@ -117,7 +116,7 @@ SHARED_PARTS: Final = (
 
 
 def entries_of_symbol(path: str) -> frozenset[str]:
-    """Accessors that a dotted name of Transformer Engine stands for; a layer of several parts stands for each part."""
+    """Accessors of a dotted name of Transformer Engine; a composed layer has the accessors of its parts."""
     name = path.rpartition(".")[2]
     if name in ("TransformerLayer", "MultiheadAttention"):
         return frozenset((*USES[BLOCK], _NAMES.get(name, BLOCK)))
@@ -126,7 +125,7 @@ def entries_of_symbol(path: str) -> frozenset[str]:
 
 
 def entries_of_check(probe: str, check: Check) -> frozenset[str] | None:
-    """Accessors that a check can be about; None where it can be any that its module uses."""
+    """Accessors that a check concerns; None for any accessor of its module."""
     words = check.name.split(".")
     if words[0] == "accessor":
         return frozenset(words[1:2])
@@ -139,7 +138,7 @@ def entries_of_check(probe: str, check: Check) -> frozenset[str] | None:
 
 
 def entries_in(text: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Accessors whose class or function a text names, and of the files that it shows, each once, in that order."""
+    """Accessors of the classes, functions and files that a text names, without duplicates."""
     known = None if among is None else frozenset(among)
     found = [_NAMES[name] for name in re.findall(r"\w+", text) if name in _NAMES]
     found += re.findall(r"entry point `(\w+)`", text)
@@ -153,15 +152,15 @@ class CheckKind(StrEnum):
     """What a failed check means."""
 
     NUMBERS = "numbers"  # out of bounds, not finite, another dtype or shape
-    MEMORY = "memory"  # what calls keep on the device for good
-    BACKEND = "backend"  # another path ran than was asked for
-    ENTRY = "entry"  # an entry point that is not there
-    RAISED = "raised"  # something was raised where nothing should be, or another class of it
-    CONTRACT = "contract"  # what is refused, kept, restored, named or supported is not as agreed
+    MEMORY = "memory"  # device memory that calls never free
+    BACKEND = "backend"  # another backend ran than requested
+    ENTRY = "entry"  # a missing entry point
+    RAISED = "raised"  # an unexpected exception
+    CONTRACT = "contract"  # a refusal, a kept value, a name or a supported feature differs from the contract
 
 
 class Precision(StrEnum):
-    """What was computed in; a fault in one shows in the ones below it, not in the ones above."""
+    """Precision of a computation; a fault in one precision shows in lower ones, not in higher ones."""
 
     FP32 = "fp32"
     HALF = "bf16"  # and fp16
@@ -196,10 +195,10 @@ class FailedCheck:
     """One check that failed.
 
     Attributes:
-        backward: it is about gradients; None where a name does not tell.
-        entries: accessors of the entry points that it can be about; None where it can be any.
-        raised: what its detail says was raised, as "class: text"; empty where nothing was.
-        shape: a tensor of another shape came out.
+        backward: whether it checks gradients; None if unknown.
+        entries: accessors that it concerns; None for any.
+        raised: exception in its detail, as "class: text"; empty for none.
+        shape: an output had the wrong shape.
     """
 
     name: str
@@ -212,12 +211,12 @@ class FailedCheck:
 
     @property
     def of_scope(self) -> bool:
-        """Whether a fault of the low-precision scope that it shows reaches the layers inside of the scope."""
+        """Whether the fault of the low-precision scope affects layers inside the scope."""
         return not self.name.startswith(("refuses", "availability", "support", "scope.refuses", "scope.second-entry"))
 
     @property
     def shown(self) -> str:
-        """Its kind as a signature keeps it: not which case, nor how many."""
+        """Kind for signatures, without the case."""
         if self.kind is CheckKind.RAISED:
             return f"raised {self.raised.partition(':')[0]}"
         if self.kind is CheckKind.ENTRY:
@@ -229,12 +228,12 @@ class FailedCheck:
 
 
 def read_failed_checks(receipt: Receipt) -> tuple[FailedCheck, ...]:
-    """Every failed check of a receipt, in its order."""
+    """Failed checks of a receipt, in its order."""
     return tuple(read_failed_check(receipt.probe, check) for check in receipt.checks if not check.passed)
 
 
 def read_failed_check(probe: str, check: Check) -> FailedCheck:
-    """What a failed check of a probe means."""
+    """Kind, precision, direction and entry points of a failed check."""
     words = check.name.split(".")
     kind, raised = _kind(check, words)
     shape = kind is CheckKind.NUMBERS and bool(re.search(r"\bshape\b|\] instead of ", check.detail))
@@ -250,7 +249,7 @@ def _kind(check: Check, words: list[str]) -> tuple[CheckKind, str]:
     if not check.parts and (found := _RAISED.search(detail)):
         return CheckKind.RAISED, f"{found[1].rpartition('.')[2]}: {found[2]}"
     if _says_nothing_finite(check):
-        return CheckKind.NUMBERS, ""  # also where what failed asks which precision it was: NaN is in none
+        return CheckKind.NUMBERS, ""  # also for checks of the precision: NaN has none
     if words[-1] == "memory":
         return CheckKind.MEMORY, ""
     failed = {part.name for part in check.parts if not part.passed}
@@ -265,7 +264,7 @@ def _kind(check: Check, words: list[str]) -> tuple[CheckKind, str]:
 
 
 def _says_nothing_finite(check: Check) -> bool:
-    """Whether what was measured is no number: of a part, a receipt keeps None in place of NaN."""
+    """Whether the measured value is not finite; a receipt stores None for NaN."""
     if not check.parts:
         return bool(_NO_NUMBER.search(check.detail))
     failed = [part.observed for part in check.parts if not part.passed]
@@ -278,13 +277,13 @@ _CONTRACT: Final = re.compile(r"(?:refuses|scope|support|availability|plan|swap|
 
 
 def _precision(words: list[str]) -> Precision:
-    if "restored" in words:  # a scope that is left open is around everything after it
+    if "restored" in words:  # a scope that stays open affects everything after it
         return Precision.ANY
     known = {"fp32": Precision.FP32} | dict.fromkeys(_HALF, Precision.HALF) | dict.fromkeys(_LOW, Precision.LOW)
     return next((known[word] for word in words if word in known), Precision.ANY)
 
 
 def _stem(name: str) -> str:
-    """A name without its case: its first word, and its last one where that is no number."""
+    """First and last word of a name."""
     words = name.split(".")
     return ".".join(dict.fromkeys((words[0], words[-1]))) if len(words) > 1 else name
