@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from megacpp_validate.probes.fingerprint import read_libraries, read_packages
+from megacpp_validate.probes.fingerprint import read_libraries, read_packages, read_version
 from megacpp_validate.probes.identify import identify, read_gpu
 
 
@@ -100,6 +100,7 @@ def test_identify_imports_no_torch_and_tells_what_is_there(tmp_path: Path) -> No
 
 
 def test_te_is_seen_by_its_metadata_or_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megacpp_validate.probes.identify.read_version", read_version.__wrapped__)  # it is cached
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").write_text("raise SystemExit('never run')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
