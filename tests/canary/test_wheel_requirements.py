@@ -102,10 +102,6 @@ def test_the_first_wheel_that_defines_a_symbol(  # type: ignore[no-untyped-def]
     assert describe_requirements(result).mark.tone in (Tone.BAD, Tone.MISSING)
 
 
-def test_a_library_without_a_wheel_is_unknown(read) -> None:  # type: ignore[no-untyped-def]
-    assert "nvidia-cublas for transformer-engine-cu13 2.14.1" in read({}).unknown
-
-
 def test_what_is_bound_at_the_first_call_fails_no_import(read) -> None:  # type: ignore[no-untyped-def]
     (need,) = read({"13.0.0.19": OLD, "13.4.3": BOTH}, "import os\nMODE = os.RTLD_LAZY\n").needs
     assert (need.at_load, need.known) == (False, "")

@@ -166,17 +166,6 @@ def test_a_copy_that_cannot_be_made_is_not_judged(catalog: Catalog) -> None:
     assert control.reason == "no GPU"
 
 
-def new_result(verdict: Verdict) -> FaultResult:
-    return FaultResult(fault="f", module="attention", cause=Cause.API, release=RELEASE, says="s", verdict=verdict)
-
-
-@pytest.mark.parametrize("verdict", list(Verdict))
-def test_only_right_and_caught_are_good(verdict: Verdict) -> None:
-    score = new_score(faults=(new_result(verdict),))
-    assert (score.breaks or score.lacks) is (verdict not in (Verdict.RIGHT, Verdict.CAUGHT))
-    assert score.lacks is (verdict is Verdict.NOT_RUN)
-
-
 # --- the cells of FP8 -------------------------------------------------------------------------------------
 
 FINE = new_receipt(GREEN)

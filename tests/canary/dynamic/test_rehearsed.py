@@ -83,10 +83,6 @@ APART = [
     ("attention-and-permute", "checkpoint-removed"),
     ("linear-aborts", "permute-two-of-three"),
     ("linear-ignores-fp8", "attention-and-permute"),
-    ("rmsnorm-zero-centered-default", "permute-hangs"),
-    ("grouped-out-of-memory", "attention-new-required"),
-    ("chunks-wrong", "mlp-nan-wgrad"),
-    ("unpermute-probs-grad-lost", "rmsnorm-exits"),
 ]
 
 

@@ -13,7 +13,7 @@ from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, comp
 from megacpp_validate.catalog.bridge import Catalog, read_catalog
 from megacpp_validate.diagnosis.blame import Change
 from megacpp_validate.evidence.receipt import Backend, Check, Outcome, Receipt
-from megacpp_validate.evidence.values import ENVIRONMENT, Cause
+from megacpp_validate.evidence.values import Cause
 from tests.diagnosis.planted import (
     CUDNN,
     MODULES,
@@ -123,20 +123,6 @@ def test_before_it_says_nothing_either_and_what_is_red_now_is_named() -> None:
     now = compare_stacks(before, stack_of("te2", fails("attention", "bf16.gqa4.d64.forward")), CATALOG.modules)
     assert [culprit.module for culprit in now.culprits] == ["attention"]
     assert "There is no result for it on" in now.culprits[0].summary
-
-
-@pytest.mark.parametrize(("said", "component"), [
-    (("OSError", "[Errno 28] No space left on device: '/c/x'"), "disk"),
-    (("RuntimeError", "can't start new thread"), "host limits"),
-    (("RuntimeError", "a worker is killed by signal: Bus error. It may be out of shared memory."), "shared memory"),
-])  # fmt: skip
-def test_what_lasts_until_somebody_mends_it_is_the_environments_and_no_modules(
-    said: tuple[str, str], component: str
-) -> None:
-    (found,) = of_clean(raises("permute", *said)).culprits
-    assert (found.module, found.component, found.cascades) == (ENVIRONMENT, component, ("permute",))
-    others = of_clean(raises("permute", *said), fails("attention", "bf16.gqa4.d64.forward")).culprits
-    assert {culprit.module for culprit in others} == {ENVIRONMENT, "attention"}
 
 
 # --- what was there before --------------------------------------------------------------------------------------------
