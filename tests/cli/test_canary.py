@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -132,37 +130,6 @@ def test_an_unreachable_index_and_an_empty_cache(run: Run, own_cache: Path) -> N
     assert not [path for path in own_cache.rglob("*") if path.is_file()]
     assert run("te-canary").code == NO_ENVIRONMENT
     assert run("te-canary", "--list").code == NO_ENVIRONMENT
-
-
-def as_process(*arguments: str) -> Said:
-    command = [sys.executable, "-m", "megacpp_validate.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return Said(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.mark.thorough
-def test_a_sweep_and_the_first_bad_release(index: None) -> None:
-    said = as_process("te-canary", "--all", "--format", "json")
-    assert said.code == OPEN, said.err
-    steps = [
-        (step["new"]["version"], any(row["verdict"] == "breaks" for row in step["modules"]))
-        for step in json.loads(said.out)["steps"]
-    ]
-    assert steps == [("2.9.0", False), ("2.10.0", True), ("2.11.0", False)]
-    assert [line for line in said.err.splitlines() if "->" in line] == [
-        "1/3 2.8.0 -> 2.9.0", "2/3 2.9.0 -> 2.10.0", "3/3 2.10.0 -> 2.11.0",
-    ]  # fmt: skip
-
-    said = as_process("te-canary", "--first-bad", "linear_walker")
-    assert said.code == CLOSED
-    assert "`linear_walker` breaks first in 2.10.0; 2.9.0 is the last good release" in " ".join(said.out.split())
-
-    said = as_process("te-canary", "--first-bad", "permute", "--format", "json")
-    assert said.code == OPEN
-    assert json.loads(said.out)["schema_id"] == "megacpp-validate/sweep/1"
-
-    said = as_process("te-canary", "2.8.0", "2.9.0", "--first-bad", "linear_walker")
-    assert said.code == OPEN
 
 
 # --- anyone's code ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -47,24 +46,10 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     return make
 
 
-PARSERS: dict[str, Callable[[str], object]] = {
-    "json": json.loads,
-    "junit": ElementTree.fromstring,
-    "html": lambda text: text.index("<!") + text.index("</html>"),
-    "github": lambda text: text.index("::warning "),
-    "markdown": lambda text: text.index("| imports | ○ not run |"),
-    "table": lambda text: text.index("○ not run"),
-}
-
-
-@pytest.mark.parametrize("fmt", PARSERS)
-def test_without_the_gpu_nothing_runs_nothing_is_written_and_nothing_is_green(
-    fmt: str, run: Run, tmp_path: Path
-) -> None:
-    said = run("parity", "--target", "b200", "--format", fmt)
-    assert said.code == MISSING
-    assert said.err == ""
-    PARSERS[fmt](said.out)
+def test_without_the_gpu_nothing_runs_nothing_is_written_and_nothing_is_green(run: Run, tmp_path: Path) -> None:
+    said = run("parity", "--target", "b200", "--format", "markdown")
+    assert (said.code, said.err) == (MISSING, "")
+    assert "| imports | ○ not run |" in said.out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -91,18 +91,10 @@ def test_every_mutant_killed_and_blamed_rightly_and_no_alarm_is_open(run: Run, k
     assert "bf16.forward" in said.out
 
 
-@pytest.mark.parametrize("red", ["", "imports"], ids=["a survivor", "a wrong blame"])
-def test_a_mutant_that_lives_or_is_blamed_wrongly_closes(
-    run: Run, catalog: Catalog, planted: dict[str, Mutant], clean: str, red: str
-) -> None:
+def test_a_mutant_that_lives_closes(run: Run, catalog: Catalog, planted: dict[str, Mutant], clean: str) -> None:
     first, second = planted.values()
-    said = run(Planter(line(catalog, first, first.module) + line(catalog, second, red) + clean))
-    assert said.code == CLOSED
-    assert second.id in said.out
-    assert first.id not in said.out
-    shown = " ".join(said.out.split())
-    assert f"{second.id} {'killed' if red else 'survived'}" in shown
-    assert ("blamed imports" if red else "every probe was good blamed nobody") in shown
+    said = run(Planter(line(catalog, first, first.module) + line(catalog, second) + clean))
+    assert (said.code, f"{second.id} survived" in said.flat) == (CLOSED, True)
 
 
 def test_lost_runs_are_never_green(run: Run, catalog: Catalog, killed: str, clean: str) -> None:

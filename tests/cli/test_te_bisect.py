@@ -71,17 +71,6 @@ def test_the_first_bad_release_is_named_and_closes_in_every_form(run: Run, index
     assert (turn["last_good"], turn["first_bad"]) == ("2.10.0", ["2.11.0"])
 
 
-def test_ends_that_are_not_what_was_said_are_told_with_what_they_showed(run: Run, index: None) -> None:
-    good = run("2.12.0", "2.13.0", "--module", "linear_walker")
-    assert good.code == WRONG
-    assert "The good end is bad already" in good.out
-    assert "in_features" in " ".join(good.out.split())
-    bad = run("2.8.0", "2.10.0", "--module", "linear_walker")
-    assert bad.code == WRONG
-    assert "The bad end is good" in bad.out
-    assert "--tier gpu" in bad.out
-
-
 WRONG_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
     "no-module": (["2.8.0", "2.13.0", "--module", "linear"], ["'linear'", "linear_walker"]),
     "no-release": (["2.8.0", "2.13.9", "--module", "permute"], ["2.13.9", "Nearest: 2.12.0, 2.13.0"]),
