@@ -487,5 +487,5 @@ def _choose_stacks(
     for name in ids:
         release = name.removeprefix("te")
         make = partial(host_stacks.resolve_environment, release, found)
-        requests.append(by_name.get(name) or host_stacks.StackRequest(name, make, release))
+        requests.append(by_name.get(name) or host_stacks.StackRequest(name, make))
     return tuple(requests)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..catalog.planted import Edit, EditDoesNotFit, PlantedFault
-from .environment import NoEnvironment, hash_parts, list_files
+from .environment import hash_parts, list_files
 
 PACKAGE: Final = "transformer_engine"
 STAMP: Final = ".megacpp-fault"
@@ -34,15 +34,9 @@ def make_faulty(clean: Path, release: str, fault: PlantedFault | None, scratch: 
         scratch: where copies lie, each in a folder named after its fault.
 
     Raises:
-        NoEnvironment: there is no Transformer Engine in `clean`.
         EditDoesNotFit: an edit wants a text or a file that is not there, or is there twice.
         OSError: the copy cannot be written.
     """
-    if not (clean / PACKAGE / "__init__.py").is_file():
-        raise NoEnvironment(
-            f"{clean} holds no {PACKAGE}/__init__.py. Likely cause: the folder of another package, or one that was not "
-            "unpacked whole. Next step: name the site folder that Transformer Engine was installed into."
-        )
     edits = fault.edits_for(release) if fault is not None else ()
     edited = _edit(clean / PACKAGE, edits)
     place = scratch.absolute() / f"te-{release}" / (fault.id if fault is not None else "clean-copy")

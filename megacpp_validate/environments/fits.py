@@ -140,7 +140,7 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
     """A stack that is given as "component=version"; "component=" is there in an unknown version.
 
     Raises:
-        WrongArguments: a word has another form, a version is none, or a component is given twice.
+        WrongArguments: a word has another form, or a version is none.
     """
     found, names = dict[str, Part](), _BY_FILE | (_name_distributions(needs) if needs else {})
     for word in words:
@@ -149,8 +149,6 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
         name, why = names.get(name, name), ""
         if not sign or not name or (version and read_version(version) is None):
             why = "is not COMPONENT=VERSION. Next step: write cublas=13.1.0.3, or cublas= for an unknown version"
-        elif name in found:
-            why = "names a component that is given twice. Next step: give the one that is loaded"
         elif name in LIBRARIES.values() and version.isdecimal() and int(version) >= 1000:  # cudnnGetVersion(): 91100
             why = "is a version as the library itself counts it. Next step: write 91100 as 9.11.0"
         if why:

@@ -192,23 +192,13 @@ def _first_on_path(path: str) -> str | None:
 
 
 def show_package(variables: Mapping[str, str]) -> Path:
-    """A folder from which this package can be imported, and nothing else: the checkout, or a folder with a link to it.
-
-    Raises:
-        NoEnvironment: the link cannot be made.
-    """
+    """A folder that shows this package and nothing else to Python: the checkout, or one with a link to the package."""
     if (PACKAGE.parent / "pyproject.toml").is_file():
         return PACKAGE.parent
     door = environments_folder(variables) / f"door-{hash_parts((str(PACKAGE),))[:12]}"
-    try:
-        door.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # of an earlier run, or one beside this
-            (door / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
-    except OSError as fault:
-        raise NoEnvironment(
-            f"a link to this package cannot be made in {door}: {fault.strerror or fault}. Likely cause: that folder "
-            "belongs to another user. Next step: name another one in MEGACPP_ENVIRONMENTS."
-        ) from fault
+    door.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # of an earlier run, or one beside this
+        (door / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
     return door
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
-from ..errors import Exit, NothingSelected, WrongArguments, exit_for
+from ..errors import Exit, NothingSelected, exit_for
 from ..evidence.receipt import Outcome, cell_id, write_receipt
 from ..evidence.values import Frozen
 from ..probes.order import Order
@@ -192,8 +192,6 @@ def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell
         NothingSelected: what is named has nothing in common.
     """
     names = [spec.name for spec in options.specs]
-    if len(set(names)) < len(names):
-        raise WrongArguments("two environments have one name. Next step: give each a name of its own.")
     rows: list[BridgeModule | ProbeCell] = [
         *catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke,
     ]  # fmt: skip
@@ -325,7 +323,7 @@ def _prepare_stacks(
             make = partial(host_interpreter, variables, python)
         else:
             make = partial(resolve_environment, row.te, found)
-        requests.append(StackRequest(name, make, row.te if row is not None and spec is None else ""))
+        requests.append(StackRequest(name, make))
     return dict(zip(keys, prepare_stacks(requests, processes), strict=True))
 
 

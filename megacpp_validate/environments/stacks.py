@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 from packaging.version import Version
 
@@ -30,7 +30,6 @@ from .fleet import Progress, Ran, Room, run_here
 from .interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
 from .plan import choose_canary_probes, plan_blank, plan_row, why_not_here
 
-Way = Literal["overlay", "python"]
 VARIABLE: Final = "MEGACPP_OVERLAYS"
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
@@ -52,12 +51,12 @@ class Spec:
 
     Attributes:
         name: what receipts and reports call it.
-        way: how it is made usable.
+        way: "overlay" or "python".
         value: folders, or an interpreter.
     """
 
     name: str
-    way: Way
+    way: str
     value: str
 
 
@@ -69,12 +68,11 @@ def read_spec(text: str) -> Spec:
     """
     name, _, rest = text.partition("=")
     way, _, value = rest.partition(":")
-    ways: dict[str, Way] = {known: known for known in get_args(Way)}
-    if not _NAME.fullmatch(name) or way not in ways or not value:
+    if not _NAME.fullmatch(name) or way not in ("overlay", "python") or not value:
         raise WrongArguments(
             f"{text!r} is not an environment. Next step: write {_FORM}; a name has letters, digits, '.', '_', '+'."
         )
-    return Spec(name, ways[way], value)
+    return Spec(name, way, value)
 
 
 def make_environment(spec: Spec, variables: Mapping[str, str], python: str = "") -> InterpreterEnvironment:
@@ -233,12 +231,10 @@ class StackRequest:
     Attributes:
         name: its id in cells, folders and reports.
         make: makes it usable; raises `NoEnvironment`.
-        release: of Transformer Engine that it must have; empty where the name is a person's own.
     """
 
     name: str
     make: Callable[[], InterpreterEnvironment]
-    release: str = ""
 
 
 @dataclass(frozen=True)
@@ -270,14 +266,6 @@ def _prepare(request: StackRequest, processes: Processes) -> Stack:
         _ = environment.identity  # raises here where the environment cannot be read
     except NoEnvironment as fault:
         return Stack(request.name, problem=str(fault))
-    if request.release and not is_same_release(facts.te, request.release):
-        has = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine whose metadata can be read"
-        return Stack(
-            request.name,
-            problem=f"{request.name} stands for Transformer Engine {request.release}, and {environment.shown} has "
-            f"{has}. Likely cause: the folder or image holds another release than its name. Next step: check what it "
-            f"holds ({environment.because}).",
-        )
     return Stack(request.name, environment, facts)
 
 

@@ -12,7 +12,7 @@ from megacpp_validate.environments.matrix import MatrixOptions, MatrixRun, choos
 from megacpp_validate.environments.plan import UnknownTarget
 from megacpp_validate.environments.slurm import Cluster
 from megacpp_validate.environments.stacks import read_spec
-from megacpp_validate.errors import NothingSelected, WrongArguments
+from megacpp_validate.errors import NothingSelected
 
 
 def options(*targets: str, **more: Any) -> MatrixOptions:
@@ -47,7 +47,6 @@ def test_what_is_selected(catalog: Catalog) -> None:
         ({"probes": ("atention",)}, UnknownTarget, "there is no probe 'atention'"),
         ({"cells": ("native-cpu-no",)}, UnknownTarget, "there is no cell 'native-cpu-no'"),
         ({"stacks": ("te2.17.1",)}, NothingSelected, "nothing in common"),
-        ({"environments": ("one", "one")}, WrongArguments, "one name"),
     ],
 )
 def test_what_does_not_exist_is_refused(

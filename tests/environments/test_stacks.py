@@ -115,19 +115,17 @@ def test_stacks_are_made_and_asked_what_they_have(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(stacks, "read_facts", lambda made, processes: has[made.name])
     wanted = [
-        StackRequest("te2.20.2", lambda: Named("one"), "2.20.2"),
-        StackRequest("te2.14.1", lambda: Named("two"), "2.14.1"),
-        StackRequest("te2.17.1", lambda: Named("one"), "2.17.1"),
+        StackRequest("te2.20.2", lambda: Named("one")),
+        StackRequest("te2.14.1", lambda: Named("two")),
+        StackRequest("te2.17.1", lambda: Named("one")),
         StackRequest("mine", lambda: Named("one")),
-        StackRequest("te1", fails("uv says no"), "1"),
+        StackRequest("te1", fails("uv says no")),
         StackRequest("bare", lambda: Named("bare")),
     ]
     found = {stack.name: stack for stack in prepare_stacks(wanted, Processes())}
-    assert [name for name, made in found.items() if not made.problem] == ["te2.20.2", "te2.14.1", "mine"]
+    assert [name for name, made in found.items() if not made.problem] == ["te2.20.2", "te2.14.1", "te2.17.1", "mine"]
     assert found["te1"].problem == "uv says no"
-    assert "stands for Transformer Engine 2.17.1, and named has Transformer Engine 2.20.2" in found["te2.17.1"].problem
     assert "has no torch" in found["bare"].problem
-    assert all("Next step" in found[name].problem for name in ("te2.17.1", "bare"))
 
 
 def test_the_target_is_that_of_the_gpu(catalog: Catalog) -> None:
