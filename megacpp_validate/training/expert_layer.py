@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -121,13 +121,6 @@ class ExpertLayer(Layer):
         """
         banks = {f"{name}.weight": getattr(self, name).native_state_dict()["weight"] for name in ("up", "down")}
         return {name: weight.detach().clone() for name, weight in self._rest().items()} | banks
-
-    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take such weights, exactly."""
-        rest = dict(state)
-        for name in ("up", "down"):
-            getattr(self, name).load_native_state_dict({"weight": rest.pop(f"{name}.weight")})
-        take_weights(self._rest(), rest)
 
     def load_drawn(self, router: Any, shared: MLP | None, experts: Any) -> None:
         """Take first weights, rounded to the dtypes here.

@@ -28,7 +28,7 @@ from ...native.block import ABlock
 from ...native.mamba import Mamba2Mixer, convolve
 from ...native.mlp import MLP, NormMLP
 from ...native.norms import NormLinear, RMSNorm
-from ..layers import Build, Layer, RecurrentLayer, Stepped, take_weights
+from ..layers import Build, Layer, MambaLayer, RecurrentLayer, Stepped, take_weights
 from ..sizes import Letter, Size
 from .checks import gather_parts, mark_split
 
@@ -63,46 +63,44 @@ def build_split_layer(letter: Letter, size: Size, build: Build, whole: Mapping[s
     return layer
 
 
+# Weights of which each rank has a share; the others are whole on all of them.
+SHARED: Final = {
+    "A": ("qkv.weight", "out.weight", "mlp.fc1_weight", "mlp.fc2_weight"),
+    "R": ("in_projection.weight", "input_bias", "forget_bias", "norm_weight", "out_projection.weight"),
+    "M": ("in_share", "conv_weight", "conv_bias", "a_log", "skip", "dt_bias", "norm_weight", "out_projection.weight"),
+}
+COLUMNS: Final = ("out.weight", "mlp.fc2_weight", "out_projection.weight")  # split by columns, the others by rows
+
+
 def cut_weights(letter: Letter, size: Size, state: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     """One rank's share of the native weights of a whole layer; M's under the names of `SplitMambaMixer`.
 
     A weight is a row of segments along one axis, such as queries, keys and values: of each a rank has whole heads or
     columns. A plain chunk of the weight would give the first ranks only queries and the last only values.
     """
+    queries, groups, width = size.num_heads * size.head_dim, size.num_gqa_groups * size.head_dim, size.ffn_hidden
+    heads, inner = size.recurrent_heads, 2 * size.hidden
+    keys, values, steps = heads * size.recurrent_key_dim, heads * size.recurrent_value_dim, inner // size.mamba_head_dim
+    segments = {
+        "qkv.weight": [queries, groups, groups],
+        "mlp.fc1_weight": [width, width],
+        "in_projection.weight": [keys, keys, values, values, heads, heads],
+        "in_share": [inner, inner, steps],
+    }
 
-    def share(weight: Any, *lengths: int, axis: int = 0) -> Any:
-        parts = weight.split(lengths or [weight.shape[axis]], dim=axis)
+    def share(name: str, weight: Any) -> Any:
+        axis = int(name in COLUMNS)
+        parts = weight.split(segments.get(name, weight.shape[axis]), dim=axis)
         return torch.cat([part.chunk(ranks, dim=axis)[rank] for part in parts], dim=axis)
 
-    if letter == "A":
-        queries, keys, width = size.num_heads * size.head_dim, size.num_gqa_groups * size.head_dim, size.ffn_hidden
-        return {
-            **state,
-            "qkv.weight": share(state["qkv.weight"], queries, keys, keys),
-            "out.weight": share(state["out.weight"], axis=1),
-            "mlp.fc1_weight": share(state["mlp.fc1_weight"], width, width),
-            "mlp.fc2_weight": share(state["mlp.fc2_weight"], axis=1),
-        }
-    if letter == "R":
-        heads = size.recurrent_heads
-        keys, values = heads * size.recurrent_key_dim, heads * size.recurrent_value_dim
-        projected = share(state["in_projection.weight"], keys, keys, values, values, heads, heads)
-        shared = {name: share(state[name]) for name in ("input_bias", "forget_bias", "norm_weight")}
-        out = share(state["out_projection.weight"], axis=1)
-        return {**state, **shared, "in_projection.weight": projected, "out_projection.weight": out}
-    inner, directions = 2 * size.hidden, 2 * size.mamba_state
-    gate, values, of_directions, steps = state["in_projection.weight"].split(
-        [inner, inner, directions, inner // size.mamba_head_dim]
-    )
-    own = {
-        "norm.weight": state["in_projection.layer_norm_weight"],
-        "in_share": torch.cat([share(gate), share(values), share(steps)]),
-        "in_directions": of_directions,
-        "out_projection.weight": share(state["out_projection.weight"], axis=1),
-    }
-    for name in ("conv_weight", "conv_bias"):
-        own[name], own[f"directions_{name}"] = share(state[name][:inner]), state[name][inner:]
-    return own | {name: share(state[name]) for name in ("a_log", "skip", "dt_bias", "norm_weight")}
+    whole = dict(state)
+    if letter == "M":
+        projected = whole.pop("in_projection.weight").split([inner, inner, 2 * size.mamba_state, steps])
+        whole["in_share"], whole["in_directions"] = torch.cat([*projected[:2], projected[3]]), projected[2]
+        whole["norm.weight"] = whole.pop("in_projection.layer_norm_weight")
+        for name in ("conv_weight", "conv_bias"):
+            whole[name], whole[f"directions_{name}"] = state[name][:inner], state[name][inner:]
+    return {name: share(name, weight) if name in SHARED[letter] else weight for name, weight in whole.items()}
 
 
 def share_parameters(model: Any) -> set[str]:
@@ -284,13 +282,11 @@ class SplitRecurrentLayer(RecurrentLayer):
         _mark(self, [block.in_projection.layer_norm_weight])
 
 
-class SplitMambaLayer(Layer):
+class SplitMambaLayer(MambaLayer):
     """M: this rank's heads of the Mamba-2 mixer, and the residual connection around it."""
 
-    inner = "mixer"
-
     def __init__(self, size: Size, build: Build, border: TensorBorder) -> None:
-        super().__init__()
+        Layer.__init__(self)
         self.mixer = SplitMambaMixer(size, build, border)
         refused = why_not_te(build.features, "mamba_in_projection", build.device) or Refusal(
             "te",
@@ -301,19 +297,7 @@ class SplitMambaLayer(Layer):
         self._choices = {"in_projection": choose("layer_spec", (("te", lambda: refused), ("native", lambda: None)))}
         if build.forms.compiled_scan:
             self.mixer.scan, self._choices["scan"] = compiled_scan(build.device)
-        mixer = self.mixer
-        _mark(
-            self,
-            [mixer.in_directions, mixer.directions_conv_weight, mixer.directions_conv_bias, mixer.norm.weight],
-        )
-
-    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:  # noqa: ARG002 - every layer is called alike
-        """[B, T / tp, hidden] -> the same."""
-        return Stepped(rows + self.mixer(rows))
-
-    def choices(self) -> dict[str, Choice]:
-        """Of the in-projection and the scan."""
-        return self._choices
+        _mark(self, [one for name, one in self.mixer.named_parameters() if name not in SHARED["M"]])
 
 
 class SplitMambaMixer(Mamba2Mixer):

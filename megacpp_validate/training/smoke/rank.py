@@ -143,13 +143,10 @@ def _jit(warm_at: int | None) -> dict[str, Any]:
     """Kernels that this rank compiled just in time, and whether in its first steps or after them."""
     every = compiles_since()
     warm = len(every) - (0 if warm_at is None else len(compiles_since(warm_at)))
-    rows = [
-        {
-            **{name: getattr(one, name) for name in ("library", "kernel", "shape", "seconds")},
-            "when": "warm-up" if place < warm else "after",
-        }
-        for place, one in enumerate(every)
-    ]
+    names = ("library", "kernel", "shape", "seconds")
+    rows = [{name: getattr(one, name) for name in names} for one in every]
+    for place, row in enumerate(rows):
+        row["when"] = "warm-up" if place < warm else "after"
     return {"compiled": rows, **describe_jit()}
 
 
