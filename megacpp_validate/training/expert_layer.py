@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -11,51 +11,18 @@ import torch
 from ..bridge.backends import Choice, Refusal, choose
 from ..bridge.expert_gemm import ExpertGemm, TeExpertBank
 from ..bridge.fused import choose_residual_norm
-from ..bridge.jagged_experts import choose_experts, jagged_moe, why_not_fused
+from ..bridge.jagged_experts import jagged_moe, why_not_fused
 from ..bridge.layer_spec import build_norm
 from ..bridge.permute import Dispatch, padded_moe
 from ..native.mlp import MLP, gated_activation
-from ..native.router import Routing, TopKRouter, router_z_loss
-from .layers import Build, Layer, Stepped, copy_weights, norm_of_sum, take_weights
+from ..native.router import Routing, TopKRouter
+from .layers import Build, Layer, Stepped, norm_of_sum, take_weights
 from .parallel.checks import share_of_balance_loss
 from .parallel.exchange import ExpertExchange
 from .sizes import Size
 
 # Routing is a small product that decides a lot: its weight stays in fp32 (ST-MoE, arXiv:2202.08906, section 3).
 ROUTER_DTYPE: Final = torch.float32
-
-
-@dataclass(frozen=True, eq=False)
-class NumberedRouting(Routing):
-    """A routing with the numbers of the chosen experts.
-
-    Attributes:
-        chosen: int64 [T, k].
-        weights: [T, k] fp32 at least.
-    """
-
-    chosen: Any
-    weights: Any
-
-
-class NumberingRouter(TopKRouter):
-    """The same router, which also gives the chosen experts by number."""
-
-    def forward(self, tokens: Any) -> NumberedRouting:
-        """Route, as `TopKRouter` does."""
-        found = choose_experts(
-            tokens, self.weight, self.top_k, aux_coefficient=self.aux_coefficient, normalize=self.normalize
-        )
-        nothing = torch.zeros_like(found.logits)
-        return NumberedRouting(
-            probs=nothing.scatter(1, found.chosen, found.weights),
-            routing_map=nothing.bool().scatter(1, found.chosen, True),
-            logits=found.logits,
-            aux_loss=found.aux_loss,
-            z_loss=self.z_coefficient * router_z_loss(found.logits),
-            chosen=found.chosen,
-            weights=found.weights,
-        )
 
 
 class ExpertLayer(Layer):
@@ -76,7 +43,7 @@ class ExpertLayer(Layer):
         self.size, self.build, self.spread = size, build, build.spread
         made = {"features": build.features, **build.made}
         self.norm = build_norm(size.hidden, eps=size.eps, **made)
-        self.router = build_router(size, build.device, numbered=build.forms.moe == "jagged")
+        self.router = build_router(size, build.device)
         self.shared = build_shared(size, build.dtype, build.device)
         self.dispatch = Dispatch(size.num_experts, features=build.features)
         self.experts = self.spread.plan.local_experts(self.spread.rank, size.num_experts)
@@ -129,11 +96,9 @@ class ExpertLayer(Layer):
             router, shared: modules of a whole layer, in fp32.
             experts: up [2F, hidden], the gate first, and down [hidden, F] of each expert of this rank, one at a time.
         """
-        drawn = {"router": router, "shared": shared}
         rest = {"norm.weight": torch.ones_like(self.norm.weight)}
-        for part, module in drawn.items():
-            weights = {} if module is None else copy_weights(module)
-            rest |= {f"{part}.{name}": weight for name, weight in weights.items()}
+        for part, module in (("router", router), ("shared", shared)):
+            rest |= {f"{part}.{name}": one.detach() for name, one in (module.named_parameters() if module else ())}
         take_weights(self._rest(), rest)
         with torch.no_grad():
             for place, both in enumerate(experts):
@@ -178,7 +143,8 @@ class ExpertLayer(Layer):
         up, down = self.up.bank.weight, self.down.bank.weight
         if self.build.forms.moe == "padded":
             return padded_moe(tokens, routing.routing_map, routing.probs, up, down, features=self.build.features)
-        return jagged_moe(tokens, routing.chosen, routing.weights, up, down)
+        weights, chosen = routing.probs.topk(self.size.top_k, dim=-1)  # of one that is 0 any number will do
+        return jagged_moe(tokens, chosen, weights, up, down)
 
     def _note_path(self, tokens: Any) -> None:
         if "experts" not in self._choices:
@@ -187,21 +153,18 @@ class ExpertLayer(Layer):
             refusal = Refusal(moe, "not-fused", why) if why else None
             self._choices["experts"] = choose("expert_path", [(moe, lambda: refusal), ("loop", lambda: None)])
 
-    def _share(self, routing: Any) -> Routing:
+    def _share(self, routing: Routing) -> Routing:
         """The routing with this rank's shares of its losses, which sum to those of the whole step.
 
         The z-loss is a mean over tokens. The load-balancing loss multiplies two means; the one without a gradient is
         counted over all ranks. Both are of one pass: plans agree that accumulate alike.
         """
         spread = self.spread
-        plain = Routing(**{one.name: getattr(routing, one.name) for one in fields(Routing)})  # known to FSDP2
-        if spread.share == 1 and spread.token_group is None:
-            return plain
-        aux = plain.aux_loss
+        aux = routing.aux_loss
         if spread.token_group is not None:
-            probs = plain.logits.softmax(dim=-1)
-            aux = self.size.aux_coefficient * share_of_balance_loss(probs, plain.routing_map, spread.token_group)
-        return replace(plain, aux_loss=aux / spread.plan.accumulate, z_loss=plain.z_loss * spread.share)
+            probs = routing.logits.softmax(dim=-1)
+            aux = self.size.aux_coefficient * share_of_balance_loss(probs, routing.routing_map, spread.token_group)
+        return replace(routing, aux_loss=aux / spread.plan.accumulate, z_loss=routing.z_loss * spread.share)
 
 
 def run_jagged(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
@@ -213,9 +176,9 @@ def run_jagged(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_w
     return jagged_moe(rows, chosen, ones, up_weight, down_weight)
 
 
-def build_router(size: Size, device: Any, *, numbered: bool = False) -> TopKRouter:
-    """The router of an E-layer, in fp32; `numbered` where the path to the experts takes their numbers."""
-    return (NumberingRouter if numbered else TopKRouter)(
+def build_router(size: Size, device: Any) -> TopKRouter:
+    """The router of an E-layer, in fp32."""
+    return TopKRouter(
         size.hidden,
         size.num_experts,
         size.top_k,

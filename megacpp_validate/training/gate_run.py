@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -101,8 +101,8 @@ class GateTrainer:
         self._watch = HistoryWatch(self.model)
         self._watched = {1, 24, run.steps // 2, run.steps - 2}
         self._digest = hashlib.sha256()
-        self._losses: list[dict[str, float]] = []
-        self._norms: list[dict[str, float]] = []
+        self._losses: dict[str, list[float]] = {}
+        self._norms: dict[str, list[float]] = {}
         self._quantizers: tuple[QuantizerSeen, ...] = ()
         self._histories: list[HistorySeen] = []
 
@@ -111,14 +111,15 @@ class GateTrainer:
         for step in range(self.run.steps):
             if not self.step(step):
                 break
-        losses, norms = _columns(self._losses), _columns(self._norms)
+        losses, norms = ({name: tuple(row) for name, row in of.items()} for of in (self._losses, self._norms))
+        reported = losses.pop("reported")
         return LossCurve(
             recipe=self.run.recipe,
             seed=self.run.seed,
             data=self._digest.hexdigest(),
             planned=self.run.steps,
-            steps=tuple(range(len(self._losses))),
-            losses=losses.pop("reported"),
+            steps=tuple(range(len(reported))),
+            losses=reported,
             gradient_norms=norms.pop("all"),
             part_losses=losses,
             part_norms=norms,
@@ -137,9 +138,10 @@ class GateTrainer:
         norms = {"all": norm, **self.optimizer.norms_by(self.model.part_of)}
         numbers = torch.stack([one.detach().float() for one in (*named.values(), *norms.values())]).tolist()
         # Nine digits tell every fp32 number from its neighbours; what more a double has would only make a larger file.
-        self._losses.append({name: _round(value, 9) for name, value in zip(named, numbers, strict=False)})
-        of_parts = zip(norms, numbers[len(named) :], strict=True)
-        self._norms.append({name: _round(value, 9 if name == "all" else 6) for name, value in of_parts})
+        for name, value in zip(named, numbers, strict=False):
+            self._losses.setdefault(name, []).append(_round(value, 9))
+        for name, value in zip(norms, numbers[len(named) :], strict=True):
+            self._norms.setdefault(name, []).append(_round(value, 9 if name == "all" else 6))
         fine = all(map(math.isfinite, numbers))
         if fine:
             self.optimizer.update(step, norm)
@@ -156,10 +158,6 @@ class GateTrainer:
             self._watch.remember()
         if step in (1, self.run.steps - 1):
             self._quantizers = see_quantizers(self.model)
-
-
-def _columns(rows: list[dict[str, float]]) -> dict[str, tuple[float, ...]]:
-    return {name: tuple(row[name] for row in rows) for name in rows[0]}
 
 
 def _round(value: float, digits: int) -> float:
@@ -215,7 +213,7 @@ class Lesson:
 
     def to(self, device: Any) -> Lesson:
         """The same on a device."""
-        return Lesson(*(getattr(self, one.name).to(device, non_blocking=True) for one in fields(self)))
+        return Lesson(*(one.to(device, non_blocking=True) for one in vars(self).values()))
 
 
 class GateData:

@@ -39,15 +39,6 @@ def run(recipe: str = "bf16", **changes: Any) -> GateRun:
     return replace(made, **changes)
 
 
-def test_a_lesson_depends_on_its_step_and_the_seed_alone() -> None:
-    first, again, other = GateData(TINY), GateData(TINY), GateData(TINY, seed=1)
-    for step in (0, 7):
-        assert torch.equal(first.lesson(step).tokens, again.lesson(step).tokens)
-        assert torch.equal(first.lesson(step).levels, again.lesson(step).levels)
-    assert not torch.equal(first.lesson(0).levels, first.lesson(1).levels)
-    assert not torch.equal(first.lesson(0).tokens, other.lesson(0).tokens)
-
-
 def test_targets_are_the_next_letter_and_at_gauges_the_level() -> None:
     lesson = GateData(TINY).lesson(3)
     letters = torch.ones(TINY.length, dtype=torch.bool)
@@ -110,13 +101,6 @@ def test_a_run_leaves_a_whole_curve() -> None:
     assert curve.losses[SPIKE_STEP] == pytest.approx(curve.losses[SPIKE_STEP - 1], abs=0.2)
 
 
-def test_data_are_those_of_the_seed_of_the_data_and_weights_those_of_the_other() -> None:
-    first, again, seed, data = (GateTrainer(run(**c)).train() for c in ({}, {}, {"seed": 1}, {"data_seed": 1}))
-    assert first == again
-    assert (first.data == seed.data, first.losses == seed.losses) == (True, False)
-    assert first.data != data.data
-
-
 def test_a_number_that_is_not_finite_ends_the_run_and_stays_in_the_curve() -> None:
     trainer = GateTrainer(run())
 
@@ -147,3 +131,10 @@ def test_every_part_runs_on_transformer_engine(recipe: str) -> None:
     }
     assert native <= {"layers.1.in_projection"}  # the width of `tiny` there is no multiple of 16
     assert len(curve.steps) == 10
+
+
+def test_data_are_those_of_the_seed_of_the_data_and_weights_those_of_the_other() -> None:
+    first, again, seed, data = (GateTrainer(run(**c)).train() for c in ({}, {}, {"seed": 1}, {"data_seed": 1}))
+    assert first == again
+    assert (first.data == seed.data, first.losses == seed.losses) == (True, False)
+    assert first.data != data.data

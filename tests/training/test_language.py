@@ -51,23 +51,6 @@ def test_the_floor_is_what_the_language_itself_scores(grammar: Grammar, length: 
     assert float(scores.mean()) == pytest.approx(grammar.floor(length), abs=5 * spread + 1e-9)
 
 
-def test_probabilities_of_all_tokens_sum_to_one() -> None:
-    language = Language(SMALL, seed=5)
-    said = language.batch(0, 1, 6)
-    for place in range(1, 6):
-        others = said.repeat(SMALL.vocabulary, 1)
-        others[:, place] = torch.arange(SMALL.vocabulary)
-        likely = language.surprise(others[:, : place + 1])[:, -1].neg().exp()
-        assert float(likely.sum()) == pytest.approx(1.0)
-
-
-def test_what_cannot_be_said_is_infinitely_surprising() -> None:
-    grammar = Grammar(8, 8, 2)
-    language = Language(grammar, seed=0)
-    noise = torch.randint(64, (4, 50), generator=torch.Generator().manual_seed(0))
-    assert math.isinf(float(language.surprise(noise).mean()))
-
-
 def test_a_batch_depends_on_seed_and_step_alone() -> None:
     language = Language(SMALL, seed=1)
     first = language.batch(5, 4, 9)

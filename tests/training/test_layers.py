@@ -105,21 +105,6 @@ def test_what_is_still_to_be_added_is_added_first(forms: Forms) -> None:
     assert (step.added is not None) == forms.fused_residual_norm, "what its own norm could not take is left to the next"
 
 
-def test_weights_go_from_one_form_to_the_other_bit_by_bit() -> None:
-    separate, fused = build(), MlaLayer(SIZE, FUSED)
-    state = separate.native_state_dict()
-    assert sorted(state) == sorted(NAMES)
-    fused.load_native_state_dict(state)
-    again = fused.native_state_dict()
-    assert sorted(again) == sorted(state)
-    assert all(torch.equal(state[name], again[name]) for name in NAMES)
-    assert sum(weight.numel() for weight in fused.parameters()) == sum(weight.numel() for weight in state.values())
-    again["query.weight"].zero_()
-    assert torch.equal(fused.native_state_dict()["query.weight"], state["query.weight"]), "a copy"
-    assert fused.choices()["ingress"].observed == "fused"
-    assert separate.choices()["ingress"].observed == "separate"
-
-
 @pytest.mark.usefixtures("te_double")
 @pytest.mark.parametrize("forms", [Forms(), Forms(fused_mla_ingress=True)], ids=["separate", "fused"])
 def test_a_build_by_transformer_engine_is_the_same_layer(forms: Forms) -> None:

@@ -24,6 +24,8 @@ def main(given: list[str] | None = None) -> int:
     words = sys.argv[1:] if given is None else given
     options = _parse(words)
     try:
+        if options.nnodes > 1 and options.slurm is None and not options.rdzv_endpoint:
+            raise WrongLaunch("several hosts need --rdzv-endpoint HOST:PORT that all reach, as in node-a:29500.")
         end = _submit(options, words) if options.slurm is not None else _start(options)
     except (WrongLaunch, SlurmUnavailable) as fault:
         sys.stderr.write(f"{fault}\n")
@@ -49,10 +51,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
     )
     add("module", help="that each rank runs")
     add("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args(given)
-    if options.nnodes > 1 and options.slurm is None and not options.rdzv_endpoint:
-        parser.error("several hosts need --rdzv-endpoint HOST:PORT that all of them reach, as in node-a:29500")
-    return options
+    return parser.parse_args(given)
 
 
 def _start(options: argparse.Namespace) -> RunEnd:

@@ -166,11 +166,10 @@ class SmokeOrder:
                 f"the target {row.id} has no recipe {self.recipe}. Next step: another target, or one of "
                 f"{', '.join((*PLAIN, *row.recipes))}."
             )
-        world = self.read_plan().world
-        if self.device == "cuda" and (found := torch.cuda.device_count()) < world:
+        if self.device == "cuda" and (found := torch.cuda.device_count()) < self.read_plan().world:
             raise WrongSize(
-                f"the plan is of {world} rank(s), each with a GPU of its own, and {found} are visible. Next step: "
-                f"plan for {found}, or see CUDA_VISIBLE_DEVICES; no process was started."
+                f"each rank takes a GPU of its own, and {found} are visible. Next step: plan for {found} rank(s), or "
+                "see CUDA_VISIBLE_DEVICES; no process was started."
             )
 
     def write(self, folder: Path) -> str:

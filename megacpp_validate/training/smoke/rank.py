@@ -185,9 +185,12 @@ def _series(norms: dict[str, list[float]]) -> dict[str, list[Any]]:
 
 
 def _choice(choice: Any) -> dict[str, Any]:
-    refusals = [f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals]
-    codes = [refusal.code for refusal in choice.refusals]
-    return {"requested": choice.requested, "observed": choice.observed, "refusals": refusals, "codes": codes}
+    return {
+        "requested": choice.requested,
+        "observed": choice.observed,
+        "refusals": [f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals],
+        "codes": [refusal.code for refusal in choice.refusals],
+    }
 
 
 def _number(value: Any) -> Any:

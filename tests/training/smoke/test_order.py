@@ -47,7 +47,7 @@ EXPERTS = {"world": 2, "data": 2, "expert_parallel": 2}
         ({"forms": {"recompute": "false"}}, "recompute is 'false', and is a bool"),
         ({"forms": {"speed": True}}, "Forms has no speed"),
         ({"forms": {"moe": "padded"}, "plan": EXPERTS}, "no exchange with other ranks"),
-        ({"device": "cuda", "changes": {"batch": 1024}, "plan": {"world": 512, "data": 512}}, "each with a GPU"),
+        ({"device": "cuda", "changes": {"batch": 1024}, "plan": {"world": 512, "data": 512}}, "each rank takes a GPU"),
     ],
 )
 def test_impossible_orders_are_refused(

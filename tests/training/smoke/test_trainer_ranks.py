@@ -66,15 +66,6 @@ def test_every_plan_reproduces_one_rank(planned: list[list[dict[str, Any]]], kin
     assert (first["replicas"] > 0) == (kind != "experts")
 
 
-def test_the_way_to_the_experts_that_waits_for_nothing_reproduces_one_rank() -> None:
-    given = {"forms": {"moe": "jagged"}, "audit": True}
-    wanted, most = one_rank(**given)
-    for seen in on_ranks(2, train, {**given, "plan": EXPERTS}):
-        assert_follows(seen, wanted, most)
-        assert seen["dispatches"] == 3
-        assert seen["lacking"] == []
-
-
 def test_evaluation_changes_nothing_where_parameters_are_shared_out() -> None:
     given = {"precision": "fp32", "plan": DATA, "steps": 4}
     for plain, validated in on_ranks(2, train_all, [given, {**given, "validate_every": 1}]):
