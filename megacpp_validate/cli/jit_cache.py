@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .app import Context, Result, fill, verb
+from .app import Context, Result, verb
 from .options import Root
 
 Action = Literal["check", "seal", "export", "import", "open"]
@@ -11,7 +11,7 @@ Action = Literal["check", "seal", "export", "import", "open"]
 
 @verb("jit:describe_cache")
 def jit_cache(
-    context: Context,
+    context: Context,  # noqa: ARG001 - every verb has one
     action: Annotated[Action, "What is done with the cache."],
     place: Annotated[Path | None, "Archive (.tar, .tar.gz) to export or import."] = None,
     /,
@@ -25,7 +25,7 @@ def jit_cache(
     Every action compares each file with its hash. Exit code 0: done, 1: the cache was changed, 2: a refused archive or
     folder, 4: no cache with a manifest, 6: a full disk. `jit-verify` compares the cache with the stack.
     """
-    from ..jitcache.cache import CacheOptions, run_cache
+    from ..jitcache.cache import run_cache
     from ..jitcache.stack import find_root
 
-    return run_cache(find_root(root), fill(CacheOptions, locals()))
+    return run_cache(find_root(root), action, place, arch=arch, work=work, shared=shared)

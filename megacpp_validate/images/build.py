@@ -24,7 +24,6 @@ from .locks import read_image_lock
 from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake
 
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
-_MACHINES: Final = {"x86_64": "linux/amd64", "aarch64": "linux/arm64", "amd64": "linux/amd64", "arm64": "linux/arm64"}
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
 _STEP: Final = re.compile(r"#\d+ \[.*bash /steps/(\w+)\.sh")
@@ -126,14 +125,13 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers: its client, versions, the platforms that it can build, and whether it has a bridge."""
+    """An engine that answers: its client, versions, and the platforms that it can build."""
 
     docker: str
     variables: Mapping[str, str] = field(repr=False)
     version: str
     buildx: str
     platforms: tuple[str, ...]
-    has_bridge: bool
 
     def ask(self, *words: str, limit_s: float = 60.0, folder: Path | None = None) -> Ended:
         """Run the client to its end; the caller judges its exit code."""
@@ -147,21 +145,20 @@ def find_engine(variables: Mapping[str, str]) -> Engine:
         NoEnvironment: no client, no answer, or no buildx.
     """
     docker = tools.require_program("docker", variables)
-    info = tools.call([docker, "info", "--format", "{{.ServerVersion}} {{.Architecture}}"], variables)
-    version, _, machine = info.words.strip().partition(" ")
-    buildx = tools.call([docker, "buildx", "version"], variables)
-    if info.code or not machine or buildx.code:
-        said = info.last_words if info.code or not machine else buildx.last_words
+    info, buildx, builder = (
+        tools.call([docker, *words], variables)
+        for words in (("info", "--format", "{{.ServerVersion}}"), ("buildx", "version"), ("buildx", "inspect"))
+    )
+    version = info.words.strip()
+    if info.code or not version or buildx.code:
+        said = info.last_words if info.code or not version else buildx.last_words
         raise NoEnvironment(
             f"{docker} cannot reach a Docker Engine with buildx: {said}. Likely cause: the engine is not running, this "
             "user may not access it, or docker-buildx is not installed. Next step: start it; or as root on Debian, "
             '`eval "$(containers/docker_engine up)"` starts one with a registry.'
         )
-    bridges = tools.call([docker, "network", "ls", "--quiet", "--filter", "driver=bridge"], variables)
-    listed = re.findall(r"Platforms:(.*)$", tools.call([docker, "buildx", "inspect"], variables).words, re.MULTILINE)
-    platforms = (_MACHINES.get(machine, machine), *re.findall(r"linux/[\w/]+", " ".join(listed)))
-    release = next(iter(buildx.words.split()[1:2]), "")
-    return Engine(docker, variables, version, release, tuple(dict.fromkeys(platforms)), bool(bridges.words.strip()))
+    platforms = re.findall(r"linux/[\w/]+", " ".join(re.findall(r"Platforms:(.*)", builder.words)))
+    return Engine(docker, variables, version, next(iter(buildx.words.split()[1:2]), ""), tuple(platforms))
 
 
 # --- one build --------------------------------------------------------------------------------------------------------
@@ -208,7 +205,7 @@ def plan_build(plan: ImagePlan, name: str, engine: Engine, folder: Path, *, push
     if jobs := variables.get("MEGACPP_BUILD_JOBS"):
         target["args"]["JOBS"] = jobs
     words = [f"fs.read={real}" for place in places.values() for real in dict.fromkeys((place, place.resolve()))]
-    if network := variables.get("MEGACPP_BUILD_NETWORK", "" if engine.has_bridge else "host"):
+    if network := variables.get("MEGACPP_BUILD_NETWORK"):
         target["network"] = network
         words += ["network.host"] if network == "host" else []
     (folder / "bake.json").write_text(json.dumps(document), encoding="utf-8")
@@ -236,10 +233,9 @@ def bake(
         fresh: take nothing from the engine's cache.
 
     Raises:
-        NoEnvironment: the engine cannot build for that platform, or the build failed by itself. No tag is set or moved.
+        NoEnvironment: the build failed by itself. No tag is set or moved.
         InfrastructureFailed: the same build may go well another time.
     """
-    require_platform(engine, plan)
     lines = list[str]()
 
     def read_line(line: str) -> None:

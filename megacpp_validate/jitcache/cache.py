@@ -50,6 +50,9 @@ _GROUP: Final = "__grp__"  # Triton's list of the files of one kernel, by absolu
 _COPY: Final = "Nothing was imported. Next step: copy or export it again"
 
 
+Action = Literal["check", "seal", "export", "import", "open"]
+
+
 class JitCacheResult(Frozen):
     """What was done with a sealed cache.
 
@@ -85,47 +88,35 @@ class JitCacheResult(Frozen):
         return Exit.OPEN
 
 
-@dataclass(frozen=True)
-class CacheOptions:
-    """What to do, and with what.
+def run_cache(
+    root: Path, action: Action, place: Path | None = None, *, arch: str = "", work: Path | None = None,
+    shared: bool = False,
+) -> JitCacheResult:  # fmt: skip
+    """One action on a cache below a root.
 
-    Attributes:
+    Args:
         place: archive to export to, or to import.
         arch: of the cache; the only one below the root where it is empty.
         work: root of the working copy of `open`.
         shared: of `seal`: any user may add files beside the sealed ones.
-    """
-
-    action: Literal["check", "seal", "export", "import", "open"]
-    place: Path | None = None
-    arch: str = ""
-    work: Path | None = None
-    shared: bool = False
-
-
-def run_cache(root: Path, options: CacheOptions) -> JitCacheResult:
-    """One action on a cache below a root.
 
     Raises:
         ToolError: by the class of what is wrong.
         OSError: a disk is full, or a folder cannot be written.
     """
-    started, action = time.monotonic(), options.action
-    place, work = (Path(one or "").absolute() for one in (options.place, options.work))
-    if action in ("export", "import") and options.place is None:
-        raise WrongArguments("no archive is named. Next step: name one such as jit.tar.gz.")
-    if action == "open" and options.work is None:
-        raise WrongArguments("no folder is named. Next step: name a folder that you can write with --work.")
-    folder = root if action == "import" else _find_folder(root, options.arch)
+    started = time.monotonic()
+    if (action in ("export", "import") and place is None) or (action == "open" and work is None):
+        raise WrongArguments("no archive, or no folder, is named. Next step: name jit.tar.gz, or --work FOLDER.")
+    folder = root if action == "import" else _find_folder(root, arch)
     if action == "import":
-        result = import_cache(place, root)
+        result = import_cache(Path(place or "").absolute(), root)
     elif action == "export":
-        result = export_cache(folder, place)
+        result = export_cache(folder, Path(place or "").absolute())
     elif action == "open":
-        result = open_working(folder, check_sealed(folder), work)
+        result = open_working(folder, check_sealed(folder), Path(work or "").absolute())
     else:
         if action == "seal":
-            seal(folder, shared=options.shared)
+            seal(folder, shared=shared)
         result = _describe(action, folder, check_files(folder), sealed=is_sealed(folder))
     return result.model_copy(update={"seconds": round(time.monotonic() - started, 2)})
 

@@ -28,9 +28,6 @@ from .layout import DRIVER, arch_folder, cache_arch, find_products, library_of, 
 from .manifest import JitCompile, Manifest, StackDifference, compare_stack
 from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, find_root, open_stack, run_tasks, select_tasks
 
-# Of a whole target, and of a part: whoever reads the verdict on a target must not find the other in its place.
-_VERDICT: Final = "jit_verify-{target}.json"
-_IN_PART: Final = "jit_verify-{target}.part.json"
 _NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/driver_cache.py)
 
 
@@ -196,8 +193,8 @@ def run_verify(
 
 
 def name_verdict(result: JitVerifyResult) -> str:
-    """The name of the file in which a verdict is kept."""
-    return (_IN_PART if result.left_out else _VERDICT).format(target=result.target)
+    """The name of the file: who reads the verdict on a target must not find that on a part of it in its place."""
+    return f"jit_verify-{result.target}{'.part' if result.left_out else ''}.json"
 
 
 def run_on_copy(

@@ -92,7 +92,7 @@ def test_what_is_not_known_is_shown_as_the_step_printed_it(plan: ImagePlan) -> N
 
 
 def test_another_architecture_is_refused_before_anything_is_pulled(catalog: Catalog) -> None:
-    engine = Engine("docker", {}, "28", "0.29", ("linux/amd64",), has_bridge=False)
+    engine = Engine("docker", {}, "28", "0.29", ("linux/amd64",))
     with pytest.raises(NoEnvironment, match=r"image for gb10 is linux/arm64, and this engine builds linux/amd64"):
         require_platform(engine, read_plans("gb10")[0])
 
@@ -115,9 +115,9 @@ def test_what_a_host_lends_stays_outside_of_arguments_and_labels(plan: ImagePlan
     (tmp_path / "pip.ini").write_text("[global]\nindex-url = https://user:secret@index/simple\ntimeout = 60\n")
     variables = {
         "PIP_FIND_LINKS": str(tmp_path), "PIP_CERT": str(tmp_path / "ca.crt"), "PATH": "/usr/bin:/bin",
-        "PIP_CONFIG_FILE": str(tmp_path / "pip.ini"), "MEGACPP_BUILD_JOBS": "4",
+        "PIP_CONFIG_FILE": str(tmp_path / "pip.ini"), "MEGACPP_BUILD_JOBS": "4", "MEGACPP_BUILD_NETWORK": "host",
     }  # fmt: skip
-    engine = Engine("docker", variables, "28", "0.29", ("linux/amd64",), has_bridge=False)
+    engine = Engine("docker", variables, "28", "0.29", ("linux/amd64",))
     words = plan_build(plan, NAME, engine, tmp_path, push=True)
     text = (tmp_path / "bake.json").read_text()
     target = json.loads(text)["target"]["cpu"]
@@ -132,9 +132,9 @@ def test_what_a_host_lends_stays_outside_of_arguments_and_labels(plan: ImagePlan
     settings = read_pip_settings(variables)
     assert (settings["find-links"], settings["timeout"]) == ([str(tmp_path)], ["60"]), "a variable and a file"
     assert "find-links" not in render_pip_conf(settings), "a folder of the host means nothing in a build"
-    bridged = Engine("docker", {"PATH": "/bin"}, "28", "0.29", (), has_bridge=True)
+    bridged = Engine("docker", {"PATH": "/bin"}, "28", "0.29", ())
     assert "network.host" not in plan_build(plan, NAME, bridged, tmp_path)
-    wrong = Engine("docker", {"MEGACPP_BUILD_WHEELS": "/nowhere"}, "28", "0.29", (), has_bridge=True)
+    wrong = Engine("docker", {"MEGACPP_BUILD_WHEELS": "/nowhere"}, "28", "0.29", ())
     with pytest.raises(ImageRefused, match="/nowhere does not exist"):
         plan_build(plan, NAME, wrong, tmp_path)
 
