@@ -174,12 +174,11 @@ class PushedImage:
     """An image in a registry.
 
     Attributes:
-        platforms: of the images under its digest ("linux/amd64").
-        labels: in which the images of all platforms agree.
-        provenance: platform -> SLSA predicate that buildx attached.
+        platform: "linux/amd64".
+        provenance: SLSA predicate that buildx attached; empty for none.
     """
 
-    platforms: tuple[str, ...]
+    platform: str
     labels: Mapping[str, str]
     provenance: Mapping[str, Any]
 
@@ -196,15 +195,13 @@ def read_image(shown: str, variables: Mapping[str, str]) -> PushedImage:
     try:
         body = json.loads(_inspect(shown, variables, "--format", form))
         image, provenance = body["image"], body["provenance"] or {}
-        if "os" in image:  # of one platform
-            name = f"{image['os']}/{image['architecture']}"
-            image, provenance = {name: image}, {name: provenance}
-        labels = [dict((one.get("config") or {}).get("Labels") or {}).items() for one in image.values()]
-        agreed = {key: value for key, value in labels[0] if all((key, value) in one for one in labels)}
-        found = {name: one["SLSA"] for name, one in provenance.items() if one.get("SLSA")}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
+        if "os" not in image:  # rows by platform, of which an image of this project has one
+            ((name, image),) = image.items()
+            provenance = provenance.get(name) or {}
+        labels = (image.get("config") or {}).get("Labels") or {}
+        return PushedImage(f"{image['os']}/{image['architecture']}", labels, provenance.get("SLSA") or {})
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise ImageRefused(
             f"{shown} is not an image: {fault!r}. Likely cause: the digest is that of something else, or another tool "
             "wrote it. Next step: give the digest that `docker buildx build --push` printed."
         ) from fault
-    return PushedImage(tuple(image), agreed, found)
