@@ -15,9 +15,8 @@ from pydantic import Field
 from ..catalog.bridge import Catalog
 from ..catalog.file import PACKAGE_ROOT
 from ..errors import Exit, NoEnvironment, ToolError, exit_for
-from ..evidence.receipt import write_whole
+from ..evidence.receipt import Outcome, write_whole
 from ..evidence.values import Frozen
-from .firewall.run import FirewallOutcome
 from .upgrade import CanaryOptions, Progress, UpgradeResult, plan_canary, run_upgrade
 
 TIERS: Final = "static,firewall"
@@ -116,6 +115,6 @@ def decide_release(result: UpgradeResult) -> tuple[Exit, str]:
     cases = result.firewall.cases if result.firewall is not None else ()
     if any(step.breaks for step in result.static):
         return Exit.CLOSED, ""
-    if other := [f"{case.case}: {case.outcome.value}" for case in cases if case.outcome is not FirewallOutcome.PASS]:
+    if other := [f"{case.case}: {case.outcome.value}" for case in cases if case.outcome is not Outcome.PASS]:
         return Exit.EVIDENCE_MISSING, f"the import firewall does not hold on earlier releases: {', '.join(other)}"
     return Exit.OPEN, ""

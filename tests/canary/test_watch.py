@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary import watch
-from megacpp_validate.canary.firewall.run import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.canary.firewall.run import FirewallCase, FirewallResult
 from megacpp_validate.canary.upgrade import CanaryPlan, Progress, UpgradeResult
 from megacpp_validate.canary.watch import WatchResult, decide_release, plan_watch, run_watch
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit, NoEnvironment, ToolError
+from megacpp_validate.evidence.receipt import Outcome
 from tests.report.describe.canary_results import GONE, static
 
 LISTED = ("2.8.0", "2.20.2", "2.21.0", "2.22.0")
 
 
-def result(*, breaks: bool = False, **firewall: FirewallOutcome) -> UpgradeResult:
+def result(*, breaks: bool = False, **firewall: Outcome) -> UpgradeResult:
     """What the canary says of a release; a firewall case is named by what was laid out."""
     cases = tuple(
         FirewallCase(case="absent", damage="", release=name.replace("_", ".").removeprefix("te"), compiled="none",
@@ -32,10 +33,10 @@ def result(*, breaks: bool = False, **firewall: FirewallOutcome) -> UpgradeResul
 @pytest.mark.parametrize(
     ("found", "code", "word"),
     [
-        (result(te2_8_0=FirewallOutcome.PASS), Exit.OPEN, ""),
-        (result(breaks=True, te2_8_0=FirewallOutcome.FAIL), Exit.CLOSED, ""),
-        (result(te2_8_0=FirewallOutcome.FAIL), Exit.EVIDENCE_MISSING, "absent: fail"),
-        (result(te2_8_0=FirewallOutcome.NOT_RUN), Exit.EVIDENCE_MISSING, "absent: not-run"),
+        (result(te2_8_0=Outcome.PASS), Exit.OPEN, ""),
+        (result(breaks=True, te2_8_0=Outcome.FAIL), Exit.CLOSED, ""),
+        (result(te2_8_0=Outcome.FAIL), Exit.EVIDENCE_MISSING, "absent: fail"),
+        (result(te2_8_0=Outcome.NOT_RUN), Exit.EVIDENCE_MISSING, "absent: not-run"),
     ],
 )
 def test_the_verdict_on_a_release(found: UpgradeResult, code: Exit, word: str) -> None:

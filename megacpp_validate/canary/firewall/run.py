@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any, Final, Literal
 
@@ -26,6 +25,7 @@ from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.planted import Damage, read_damages
 from ...diagnosis.installs import ImportFailure, explain_reason
 from ...errors import Exit, ToolError, WrongArguments, exit_for
+from ...evidence.receipt import Outcome
 from ...evidence.values import Frozen
 from ...process import Ended, Processes, Stopped, run_command
 from . import damage
@@ -36,14 +36,6 @@ _CHILD: Final = Path(__file__).with_name("child.py")
 _PACKAGE: Final = "megacpp_validate.bridge"
 _STEERING: Final = ("PYTHON", "MEGACPP_", "NVTE_", "VIRTUAL_ENV")  # variables that no process inherits
 _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
-
-
-class FirewallOutcome(StrEnum):
-    """How one case ended."""
-
-    PASS = "pass"  # noqa: S105 - an outcome, not a password
-    FAIL = "fail"
-    NOT_RUN = "not-run"
 
 
 class FirewallCase(Frozen):
@@ -67,7 +59,7 @@ class FirewallCase(Frozen):
     damage: str
     release: str
     compiled: str
-    outcome: FirewallOutcome
+    outcome: Outcome
     available: bool | None = None
     reason: str = ""
     native_paths: dict[str, str] = Field(default_factory=dict)
@@ -88,12 +80,12 @@ class FirewallResult(Frozen):
     @property
     def holds(self) -> bool:
         """Whether every case ran and passed."""
-        return bool(self.cases) and all(case.outcome is FirewallOutcome.PASS for case in self.cases)
+        return bool(self.cases) and all(case.outcome is Outcome.PASS for case in self.cases)
 
     @property
     def breaks(self) -> bool:
         """Whether a case ran and failed."""
-        return any(case.outcome is FirewallOutcome.FAIL for case in self.cases)
+        return any(case.outcome is Outcome.FAIL for case in self.cases)
 
     @property
     def exit(self) -> Exit:
@@ -218,7 +210,7 @@ class _Tier:
     def run_case(self, row: Damage) -> FirewallCase:
         """Run one case in an environment of its own, which is removed afterwards."""
         started, folder = time.monotonic(), self.work / row.id
-        found: dict[str, Any] = {"outcome": FirewallOutcome.NOT_RUN}
+        found: dict[str, Any] = {"outcome": Outcome.NOT_RUN}
         if why := self._why_not(row):
             found["problems"] = (why,)
         else:
@@ -239,7 +231,7 @@ class _Tier:
             return self.interpreter.problem
         if row.parts and self.stand_ins is None:
             return self.why_none
-        if row.baseline and self.done[row.baseline].outcome is not FirewallOutcome.PASS:
+        if row.baseline and self.done[row.baseline].outcome is not Outcome.PASS:
             return f"{row.baseline} is not available here: this case proves nothing"
         return ""
 
@@ -257,7 +249,7 @@ class _Tier:
         answer, ended = self._ask(python, folder, variables)
         problems = judge(row, self.modules, answer, ended)
         return {
-            "outcome": FirewallOutcome.FAIL if problems else FirewallOutcome.PASS,
+            "outcome": Outcome.FAIL if problems else Outcome.PASS,
             "available": answer.available if answer else None,
             "reason": _choose_reason(row, answer).replace(str(folder), "ENVIRONMENT") if answer else "",
             "native_paths": {one.id: one.native for one in self.modules} if answer and not problems else {},

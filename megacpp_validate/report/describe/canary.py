@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
-from ...canary.firewall.run import FirewallCase, FirewallOutcome, FirewallResult
+from ...canary.firewall.run import FirewallCase, FirewallResult
 from ...canary.requirements import SymbolNeed, WheelRequirements
+from ...evidence.receipt import Outcome
 from ...text import count, first_sentence
 from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Table
 from ..marks import bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
@@ -40,7 +41,7 @@ def summarize_firewall(result: FirewallResult) -> str:
 def describe_firewall(result: FirewallResult, *, verbose: bool = False) -> Document:
     """One row a case that holds; every other case in full, and all of them where requested."""
     cases = tuple(map(_diagnose_case, result.cases))
-    brief = [] if verbose else [case for case in result.cases if case.outcome is FirewallOutcome.PASS]
+    brief = [] if verbose else [case for case in result.cases if case.outcome is Outcome.PASS]
     rows = tuple((case.case, mark_of(case.outcome), split_reason(case.reason)[0] or "available") for case in brief)
     shown = (row for row, case in zip(cases, result.cases, strict=True) if case not in brief)
     table = Table(("damaged install", "verdict", "cause that the bridge reports"), rows)

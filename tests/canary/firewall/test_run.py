@@ -19,7 +19,6 @@ from megacpp_validate.canary.firewall import run as firewall
 from megacpp_validate.canary.firewall.damage import CannotBuild, Interpreter, read_interpreter
 from megacpp_validate.canary.firewall.run import (
     FirewallCase,
-    FirewallOutcome,
     FirewallResult,
     plan_firewall,
     run_firewall,
@@ -27,6 +26,7 @@ from megacpp_validate.canary.firewall.run import (
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit, WrongArguments
+from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.process import Ended
 from tests.running_processes import hearing_signals
 
@@ -87,7 +87,7 @@ def test_the_bridge_stands_on_a_damaged_install(
     if interpreter.problem and case not in FAST:
         pytest.skip(f"not-run: {interpreter.problem}")
     found = tier.get(case) or {one.case: one for one in run(case).cases}[case]
-    assert (found.problems, found.outcome) == ((), FirewallOutcome.PASS)
+    assert (found.problems, found.outcome) == ((), Outcome.PASS)
     assert found.available is (case == "optional-symbol-gone")
 
 
@@ -95,7 +95,7 @@ def test_the_undamaged_install_is_available(tier: dict[str, FirewallCase], inter
     if interpreter.problem:
         pytest.skip(f"not-run: {interpreter.problem}")
     case = tier["undamaged-2.20.2"]  # nobody asked for it: the cases that lean on it did
-    assert (case.outcome, case.available, case.reason) == (FirewallOutcome.PASS, True, "")
+    assert (case.outcome, case.available, case.reason) == (Outcome.PASS, True, "")
     assert case.compiled == "stand-in"
 
 
@@ -160,13 +160,13 @@ PLANTED: dict[str, tuple[str, Edit]] = {
 def test_a_planted_fault_in_the_bridge_fails_the_tier(run: Run, tmp_path: Path, name: str) -> None:
     case, (file, change, problem) = PLANTED[name]
     (found,) = run(case, bridge=plant(tmp_path, (file, change))).cases
-    assert found.outcome is FirewallOutcome.FAIL
+    assert found.outcome is Outcome.FAIL
     assert re.search(problem, " | ".join(found.problems))
 
 
 def test_the_exit_code_is_that_of_the_worst_case(tier: dict[str, FirewallCase]) -> None:
     def end(*outcomes: str) -> Exit:
-        cases = tuple(tier["absent"].model_copy(update={"outcome": FirewallOutcome(word)}) for word in outcomes)
+        cases = tuple(tier["absent"].model_copy(update={"outcome": Outcome(word)}) for word in outcomes)
         return FirewallResult(tool="test", python="", torch="", cases=cases).exit
 
     assert end("pass", "pass") == Exit.OPEN
@@ -177,7 +177,7 @@ def test_the_exit_code_is_that_of_the_worst_case(tier: dict[str, FirewallCase]) 
 def test_a_bridge_that_hangs_fails_the_tier_in_time(run: Run, tmp_path: Path) -> None:
     bridge = plant(tmp_path, ("permute.py", before("NATIVE_PATH", "import time\ntime.sleep(3600)")))
     (case,) = run("absent", bridge=bridge, limit_s=4.0).cases
-    assert case.outcome is FirewallOutcome.FAIL
+    assert case.outcome is Outcome.FAIL
     assert "killed after 4 s" in case.problems[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.canary.firewall.run import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.canary.firewall.run import FirewallCase, FirewallResult
 from megacpp_validate.canary.static.findings import (
     ChangeKind,
     Finding,
@@ -13,6 +13,7 @@ from megacpp_validate.canary.static.findings import (
     StaticResult,
     Sweep,
 )
+from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.values import Cause, SourceLine
 
 MODULES = ("imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec")
@@ -136,10 +137,10 @@ REASON = (
     "OSError: libtransformer_engine.so: undefined symbol: cublasLtGrouped. Likely cause: cuBLAS is older "
     "than the one it was built with. Next step: upgrade it."
 )
-PASS, FAIL, NOT_RUN = FirewallOutcome.PASS, FirewallOutcome.FAIL, FirewallOutcome.NOT_RUN
+PASS, FAIL, NOT_RUN = Outcome.PASS, Outcome.FAIL, Outcome.NOT_RUN
 
 
-def case(name: str, damage: str, outcome: FirewallOutcome, **more: object) -> FirewallCase:
+def case(name: str, damage: str, outcome: Outcome, **more: object) -> FirewallCase:
     values: dict[str, object] = {"available": False, "native_paths": NATIVE, "ended": "exit", "seconds": 0.4, **more}
     return FirewallCase(
         case=name, damage=damage, release="2.20.2", compiled="none", outcome=outcome, **values

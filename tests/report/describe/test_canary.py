@@ -6,7 +6,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.bisect import Verdict
-from megacpp_validate.canary.firewall.run import FirewallOutcome, FirewallResult
+from megacpp_validate.canary.firewall.run import FirewallResult
+from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.report.describe.canary import describe_bisect, describe_firewall, split_reason
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
@@ -33,7 +34,7 @@ def test_the_firewall_holds_only_where_every_case_does(result: FirewallResult, t
 def test_what_holds_is_one_row(snapshot: SnapshotAssertion) -> None:
     text = render_terminal(describe_firewall(FIREWALL))
     for case in CASES:
-        assert (case.damage[:20] in text) is (case.outcome is not FirewallOutcome.PASS)
+        assert (case.damage[:20] in text) is (case.outcome is not Outcome.PASS)
     assert text == snapshot
 
 

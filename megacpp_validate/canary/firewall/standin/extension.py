@@ -8,8 +8,8 @@ as they compare the two while they are imported; cuDNN has a version that every 
 import importlib
 import importlib.util
 import sys
-import types
 from typing import Any
+from unittest.mock import MagicMock
 
 LACKS: set[str] = set()  # names that this build does not have; the build fills it
 
@@ -51,23 +51,6 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-class _Declarations(types.ModuleType):
-    """A module in which Triton kernels can be declared: a decorator gives its function back."""
-
-    __version__ = "3.0.0"
-    __path__: list[str] = []  # noqa: RUF012 - what makes it a package
-
-    def __call__(self, *given: Any, **_named: object) -> Any:
-        return given[0] if len(given) == 1 and isinstance(given[0], types.FunctionType) else self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = _Declarations(f"{self.__name__}.{name}")
-        setattr(self, name, found)
-        return found
-
-
 class _FindTriton:
     """Finds every module of a Triton that is not there."""
 
@@ -77,11 +60,11 @@ class _FindTriton:
             return None
         return importlib.util.spec_from_loader(name, cls(), is_package=True)  # type: ignore[arg-type]
 
-    def create_module(self, spec: Any) -> types.ModuleType:
-        return _Declarations(spec.name)
+    def create_module(self, spec: Any) -> Any:
+        return MagicMock(name=spec.name, __version__="3.0.0", __path__=[])  # kernels can be declared, none runs
 
-    def exec_module(self, _: types.ModuleType) -> None:
-        """Nothing to run: what is asked for is made then."""
+    def exec_module(self, _: Any) -> None:
+        """Nothing to run: a mock makes what is asked for."""
 
 
 def _stand_in_for_triton() -> None:
