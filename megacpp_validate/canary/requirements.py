@@ -27,6 +27,7 @@ from urllib.request import Request, urlopen
 
 from packaging.version import Version
 
+from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
@@ -154,7 +155,7 @@ class WheelRequirements(Frozen):
 
 
 def run_requirements(
-    catalog: Catalog, te: str, matrix: Path | None, *, tool: str, note: Callable[[str], None] = lambda _: None
+    catalog: Catalog, te: str, matrix: Path | None, *, note: Callable[[str], None] = lambda _: None
 ) -> WheelRequirements:
     """Read the core wheels of a release, and the wheels of the libraries that they need.
 
@@ -188,7 +189,7 @@ def run_requirements(
                 unknown[f"{name} for {distribution} {te}"] = str(fault)
     ranges = read_images([row.id for row in catalog.targets], matrix).range
     known = tuple(one.model_copy(update={"known": _find_row(one, te, needs, ranges)}) for one in found)
-    return WheelRequirements(tool=tool, te=te, cores=tuple(cores), needs=known, unknown=unknown)
+    return WheelRequirements(tool=TOOL, te=te, cores=tuple(cores), needs=known, unknown=unknown)
 
 
 def _read_core(sources: Sources, distribution: str, te: str) -> tuple[CoreWheel, tuple[Symbol, ...]]:

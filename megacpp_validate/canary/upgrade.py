@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
+from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import read_needs
 from ..environments import stacks as host_stacks
@@ -230,9 +231,7 @@ def list_releases() -> tuple[str, ...]:
     return tuple(open_sources("static").versions())
 
 
-def compare_pairs(
-    catalog: Catalog, releases: Sequence[str], options: CanaryOptions, *, tool: str
-) -> tuple[StaticResult, ...]:
+def compare_pairs(catalog: Catalog, releases: Sequence[str], options: CanaryOptions) -> tuple[StaticResult, ...]:
     """The static tier for each release and the next; fewer than two are completed by the pin and the index.
 
     Raises:
@@ -255,14 +254,12 @@ def compare_pairs(
             )
     source = read_chosen(choose_roots(options.source, Path.cwd()), catalog)
     return tuple(
-        run_pair(*read_pair(sources, old, new), source, tool=tool, verbose=options.verbose, requirements=needs)
+        run_pair(*read_pair(sources, old, new), source, tool=TOOL, verbose=options.verbose, requirements=needs)
         for old, new in pairwise(releases)
     )
 
 
-def compare_every_pair(
-    catalog: Catalog, ends: Sequence[str], options: CanaryOptions, progress: Progress, *, tool: str
-) -> Sweep:  # fmt: skip
+def compare_every_pair(catalog: Catalog, ends: Sequence[str], options: CanaryOptions, progress: Progress) -> Sweep:
     """The static tier for every adjacent pair of releases on the index, between two ends where they are given.
 
     Raises:
@@ -284,23 +281,19 @@ def compare_every_pair(
     first, last = (*ends, *(readable[0], readable[-1])[len(ends) :])
     require_listed((first, last), versions)
     one, other = sorted((versions.index(first), versions.index(last)))
-    sweep = run_sweep(versions[one : other + 1], sources, catalog, tool=tool, roots=roots, progress=progress.pair)
+    sweep = run_sweep(versions[one : other + 1], sources, catalog, tool=TOOL, roots=roots, progress=progress.pair)
     if not sweep.steps:
         raise NothingSelected("No two releases could be read: there is nothing to compare. Next step: see --list.")
     return sweep
 
 
-def run_firewall_tier(
-    catalog: Catalog, progress: Progress, *, tool: str, jobs: int = 2, **options: Any
-) -> FirewallResult:
+def run_firewall_tier(catalog: Catalog, progress: Progress, **options: Any) -> FirewallResult:
     """The firewall tier on releases of the index; `options` are those of `run_firewall`."""
     wheels = open_sources("firewall").wheel
-    return run_firewall(catalog, wheels, tool=tool, jobs=jobs, progress=progress.case, **options)
+    return run_firewall(catalog, wheels, progress=progress.case, **options)
 
 
-def run_upgrade(
-    catalog: Catalog, plan: CanaryPlan, options: CanaryOptions, progress: Progress, *, tool: str
-) -> UpgradeResult:
+def run_upgrade(catalog: Catalog, plan: CanaryPlan, options: CanaryOptions, progress: Progress) -> UpgradeResult:
     """Run the tiers of a plan; the one that needs nothing comes first.
 
     Raises:
@@ -313,18 +306,18 @@ def run_upgrade(
         started = time.monotonic()
         if tier == "static":
             named = [release.removeprefix("te") for release in releases]
-            parts["static"] = compare_pairs(catalog, named, options, tool=tool)
+            parts["static"] = compare_pairs(catalog, named, options)
             if len(releases) < 2:  # as the pin and the index completed them
                 releases = (parts["static"][0].old.version, parts["static"][0].new.version)
         elif tier == "firewall":
-            parts["firewall"] = run_firewall_tier(catalog, progress, tool=tool)
+            parts["firewall"] = run_firewall_tier(catalog, progress)
         else:
             parts |= _run_on_device(catalog, options, releases, progress)
         seconds[tier] = round(time.monotonic() - started, 2)
-    return UpgradeResult(tool=tool, tiers=plan.tiers, seconds=seconds, **parts)
+    return UpgradeResult(tool=TOOL, tiers=plan.tiers, seconds=seconds, **parts)
 
 
-def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | None, *, tool: str) -> UpgradeResult:
+def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | None) -> UpgradeResult:
     """Judge the step from each folder of receipts to the next; runs nothing.
 
     Raises:
@@ -360,7 +353,7 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
     probes = {receipt.probe for receipt in every} | {module.id for module in catalog.modules if lost}
     judged = _judge(catalog, target, sides, again, probes, lost, matrix)
     seconds = {"gpu": round(time.monotonic() - started, 2)}
-    return UpgradeResult(tool=tool, target=target, tiers=("gpu",), stacks=tuple(runs), seconds=seconds, **judged)
+    return UpgradeResult(tool=TOOL, target=target, tiers=("gpu",), stacks=tuple(runs), seconds=seconds, **judged)
 
 
 def _judge(

@@ -12,6 +12,7 @@ from typing import Final, Literal
 from packaging.version import Version
 from pydantic import Field
 
+from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.file import PACKAGE_ROOT
 from ..errors import Exit, NoEnvironment, ToolError, exit_for
@@ -56,7 +57,7 @@ class WatchResult(Frozen):
 
 def run_watch(
     catalog: Catalog, folder: Path, listed: Sequence[str], render_issue: Callable[[UpgradeResult, str], str],
-    progress: Progress, *, tool: str, matrix: Path | None = None,
+    progress: Progress, *, matrix: Path | None = None,
 ) -> WatchResult:  # fmt: skip
     """Judge every release that is new, oldest first, and write an issue text for each.
 
@@ -76,7 +77,7 @@ def run_watch(
         source = (PACKAGE_ROOT / "bridge",)  # else a project in the current folder is judged
         options = CanaryOptions((pinned, release), source, tiers=TIERS, matrix=matrix)
         try:
-            result = run_upgrade(catalog, plan_canary(options), options, progress, tool=tool)
+            result = run_upgrade(catalog, plan_canary(options), options, progress)
         except ToolError as fault:
             failed[release] = str(fault)
             continue
@@ -87,7 +88,7 @@ def run_watch(
         issue = folder / "issues" / f"{release}.md"
         write_whole(issue, render_issue(result, release))
         judged.append(JudgedRelease(version=release, against=pinned, code=code, issue=str(issue)))
-    return WatchResult(tool=tool, pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed)
+    return WatchResult(tool=TOOL, pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed)
 
 
 def plan_watch(listed: Sequence[str], judged: Collection[str], pinned: str) -> tuple[str, ...]:

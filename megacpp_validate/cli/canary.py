@@ -74,15 +74,15 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
     """The result of the mode that the options select, with its description."""
     from ..canary import upgrade
 
-    catalog, tool, plan = context.catalog, context.tool, upgrade.plan_canary(options)
+    catalog, plan = context.catalog, upgrade.plan_canary(options)
     if plan.mode is upgrade.Mode.LIST:
         return "\n".join(upgrade.list_releases())
     if plan.mode is upgrade.Mode.PAIR:
-        (pair,) = upgrade.compare_pairs(catalog, plan.releases, options, tool=tool)
+        (pair,) = upgrade.compare_pairs(catalog, plan.releases, options)
         return Answer(pair, "static:describe_static")
     if plan.mode is upgrade.Mode.UPGRADE:
-        result = upgrade.run_upgrade(catalog, plan, options, context.progress, tool=tool)
+        result = upgrade.run_upgrade(catalog, plan, options, context.progress)
         return Answer(result, "upgrade:describe_upgrade")
-    sweep = upgrade.compare_every_pair(catalog, plan.releases, options, context.progress, tool=tool)
+    sweep = upgrade.compare_every_pair(catalog, plan.releases, options, context.progress)
     found = sweep.first_bad(options.first_bad_in) if options.first_bad_in else None
     return Answer(found, "static:describe_static") if found else Answer(sweep, "static:describe_sweep")

@@ -16,4 +16,4 @@ def compare_receipts(
     """Who is to blame for the steps between folders of receipts? Runs nothing: they may be of another machine."""
     from ..canary.upgrade import compare_receipts as compare
 
-    return compare(context.catalog, (before, *after), context.matrix, tool=context.tool)
+    return compare(context.catalog, (before, *after), context.matrix)

@@ -18,5 +18,5 @@ def import_firewall(
     """Can the bridge be imported, and does it say why, whatever is wrong with an install of Transformer Engine?"""
     from ..canary.upgrade import run_firewall_tier
 
-    options = {"only": only, "limit_s": limit_s}
-    return run_firewall_tier(context.catalog, context.progress, tool=context.tool, jobs=jobs, **options)
+    options = {"only": only, "limit_s": limit_s, "jobs": jobs}
+    return run_firewall_tier(context.catalog, context.progress, **options)

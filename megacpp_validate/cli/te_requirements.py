@@ -19,4 +19,4 @@ def te_requirements(
     """
     from ..canary.requirements import run_requirements
 
-    return run_requirements(context.catalog, te, context.matrix, tool=context.tool, note=say)
+    return run_requirements(context.catalog, te, context.matrix, note=say)

@@ -28,10 +28,10 @@ def te_watch(
     from ..report.describe.upgrade import describe_release
     from ..report.render.markdown import render_markdown
 
-    catalog, matrix, tool = context.catalog, context.matrix, context.tool
+    catalog, matrix = context.catalog, context.matrix
 
     def render(found: UpgradeResult, release: str) -> str:
-        page = describe_release(found, release, run_requirements(catalog, release, matrix, tool=tool, note=say))
+        page = describe_release(found, release, run_requirements(catalog, release, matrix, note=say))
         return f"# {page.title}\n\n{render_markdown(page)}"
 
-    return run_watch(catalog, state, list_releases(), render, context.progress, tool=tool, matrix=matrix)
+    return run_watch(catalog, state, list_releases(), render, context.progress, matrix=matrix)

@@ -65,7 +65,7 @@ def test_each_new_release_is_judged_once_and_one_without_a_verdict_again(
         return answer
 
     def look() -> WatchResult:
-        return run_watch(catalog, tmp_path, LISTED, lambda _, release: f"# {release}\n", Progress(), tool="t")
+        return run_watch(catalog, tmp_path, LISTED, lambda _, release: f"# {release}\n", Progress())
 
     monkeypatch.setattr(watch, "run_upgrade", canary)
     first = look()

@@ -70,7 +70,7 @@ def read(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # 
             files = {"nvidia/cu13/lib/libcublasLt.so.13": compile_library(tmp_path / "lt.so", code)}
             write_wheel(tmp_path / "index", "nvidia_cublas", version, files, f"manylinux_2_{17 + len(version) % 3}")
         matrix = copy_matrix(tmp_path / "matrix") if not (tmp_path / "matrix").exists() else tmp_path / "matrix"
-        return run_requirements(catalog, "2.14.1", matrix, tool="t")
+        return run_requirements(catalog, "2.14.1", matrix)
 
     return run
 

@@ -23,21 +23,13 @@ from ...catalog import planted
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...catalog.planted import EditDoesNotFit, Fp8Fault, PlantedFault, TeFault
+from ...environments import plan as planning
 from ...environments.cell import Cell, own_folder
 from ...environments.environment import read_facts
 from ...environments.faulty_overlay import make_faulty
 from ...environments.fleet import Progress, Room, plan_jobs, run_here, share_cores
 from ...environments.host_session import SessionOptions, run_session
 from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
-from ...environments.plan import (
-    choose_fp8_cells,
-    choose_names,
-    find_target,
-    limit_of,
-    plan_blank,
-    plan_row,
-    why_not_here,
-)
 from ...environments.stacks import find_environments, resolve_environment
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
@@ -100,7 +92,7 @@ def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, progress:
         WrongArguments, NoEnvironment: no such row or target; no interpreter, or no such release.
     """
     started = time.monotonic()
-    target = find_target(catalog, options.target)
+    target = planning.find_target(catalog, options.target)
     is_blame = suite == "blame-score"
     modules = tuple(module.id for module in catalog.modules if is_blame)
     release = options.release or catalog.pinned.te
@@ -152,7 +144,7 @@ def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str])
     Raises:
         WrongArguments: an id that no row has, or that is not written for the release.
     """
-    names = choose_names("fault", [fault.id for fault in faults], tuple(wanted))
+    names = planning.choose_names("fault", [fault.id for fault in faults], tuple(wanted))
     chosen = [fault for fault in faults if release in fault.releases and fault.id in names]
     if not chosen or len(chosen) < len(set(wanted)):
         lacking = ", ".join(sorted(set(wanted) - {fault.id for fault in chosen})) or "every fault"
@@ -325,7 +317,7 @@ def _run_copies(
     processes = Processes()
     variables = share_cores(os.environ, plan_jobs(options.jobs))
     bare = host_interpreter(variables, options.python)
-    if reason := why_not_here(target, read_facts(bare, processes)):
+    if reason := planning.why_not_here(target, read_facts(bare, processes)):
         where = f"not-run: {reason}"
         return {}, {run.name: (Verdict.NOT_RUN, where) for run in runs}, where
     found = resolve_environment(release, find_environments(options.overlays, variables, options.python))
@@ -337,7 +329,7 @@ def _run_copies(
     facts = read_facts(found, processes)
     room = Room(plan_jobs(options.jobs, gpu=bool(target.arch)))
     with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
-        blank = plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
+        blank = planning.plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
         cells: list[Cell] = []
         for run in runs:
             try:
@@ -376,12 +368,14 @@ def _make_copy(
 def _plan_cells(
     catalog: Catalog, blank: Order, run: CopyRun, environment: InterpreterEnvironment, limit_s: float, folder: Path
 ) -> Iterator[Cell]:
-    for row in choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules:
+    for row in planning.choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules:
         own = replace(
-            plan_row(blank, row), seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
+            planning.plan_row(blank, row), seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
             turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
         )  # fmt: skip
-        yield Cell(environment, own, folder / run.name, limit_s if run.quick else limit_of(row, limit_s), row.seconds)
+        yield Cell(
+            environment, own, folder / run.name, limit_s if run.quick else planning.limit_of(row, limit_s), row.seconds
+        )
 
 
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------
@@ -425,8 +419,8 @@ def run_smoke_faults(
     Raises:
         WrongArguments: an id that no row has.
     """
-    chosen = known.select(choose_names("fault", [fault.id for fault in known.faults], ids))
-    row = find_target(catalog, options.target)
+    chosen = known.select(planning.choose_names("fault", [fault.id for fault in known.faults], ids))
+    row = planning.find_target(catalog, options.target)
     cells = tuple(cell for cell in chosen.cells() if row.id in cell.targets)
     receipts: dict[str, Receipt] = {}
     found: dict[str, CellFound] = {}

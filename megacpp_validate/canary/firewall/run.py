@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from ... import TOOL
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.planted import Damage, read_damages
 from ...diagnosis.installs import ImportFailure, explain_reason
@@ -133,7 +134,6 @@ def run_firewall(
     catalog: Catalog,
     wheels: WheelOf,
     *,
-    tool: str,
     only: Collection[str] = (),
     limit_s: float = LIMIT_S,
     jobs: int = 2,
@@ -146,7 +146,6 @@ def run_firewall(
         catalog: for the bridge's modules, and the release that most cases lay out.
         wheels: (version, distribution) -> path of its verified pure-Python wheel. What it raises for a release that is
             laid out goes through; a case that needs another distribution is not run then.
-        tool: name and version of this tool, for the record.
         only: ids of the cases; none for all.
         limit_s: seconds after which a process that has not answered is ended.
         jobs: cases at a time.
@@ -174,7 +173,7 @@ def run_firewall(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     cases = tuple(done[row.id] for row in plan)
-    return FirewallResult(tool=tool, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases)
+    return FirewallResult(tool=TOOL, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases)
 
 
 @dataclass

@@ -65,7 +65,7 @@ def run(catalog: Catalog, sources: Sources, interpreter: Interpreter) -> Iterato
             pytest.skip(f"not-run: {fault}")
 
     def go(*only: str, **options: object) -> FirewallResult:
-        settings = {"wheels": wheels, "tool": "test", "jobs": 2, **options}
+        settings = {"wheels": wheels, "jobs": 2, **options}
         return run_firewall(catalog, only=only, **settings)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -111,8 +111,8 @@ def test_every_tier_is_told_and_every_format_lists_what_was_judged() -> None:
 
 def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EVIDENCE)  # the width of a table is that of its names
-    result = compare_receipts(catalog, [Path("te2.12.0"), Path("te2.17.1")], None, tool="t")
-    text = render_terminal(describe_upgrade(result.model_copy(update={"seconds": {"gpu": 1.0}})))
+    result = compare_receipts(catalog, [Path("te2.12.0"), Path("te2.17.1")], None)
+    text = render_terminal(describe_upgrade(result.model_copy(update={"tool": "t", "seconds": {"gpu": 1.0}})))
     assert text == snapshot
 
 
