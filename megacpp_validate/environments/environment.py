@@ -7,14 +7,12 @@ holds gigabytes.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import platformdirs
-from pydantic import ValidationError
 
 from ..errors import NoEnvironment
 from ..evidence.values import Frozen
@@ -43,8 +41,7 @@ _VENDORS: Final = frozenset({
     "transformer_engine_torch",
 })  # fmt: skip
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-_IDENTIFY: Final = "megacpp_validate.probes.identify"
-_IDENTIFY_S: Final = 90.0  # a cold disk and an nvidia-smi that wakes the driver take their time
+_IDENTIFY: Final = "import json; from megacpp_validate.probes.identify import identify; print(json.dumps(identify()))"
 
 
 def environments_folder(variables: Mapping[str, str]) -> Path:
@@ -147,20 +144,8 @@ def read_facts(environment: InterpreterEnvironment, processes: Processes) -> Fac
     Raises:
         NoEnvironment: its interpreter cannot be started, is too old, or answers in another form.
     """
-    with tempfile.TemporaryDirectory(prefix="megacpp-facts-") as folder:
-        answer, log = Path(folder, "facts.json"), Path(folder, "log")
-        words = ""
-        try:
-            call = environment.call(_IDENTIFY, str(answer))
-            ended = processes.run(call, folder=Path(folder), limit_s=_IDENTIFY_S, log=log)
-            words = f"{ended.how}; its output: {ended.last_words}"
-            return Facts.model_validate_json(answer.read_bytes())
-        except (OSError, ValidationError) as fault:
-            raise NoEnvironment(
-                f"{environment.shown} does not report its packages ({words or fault}). Likely cause: it does not "
-                "exist, it is a Python older than 3.11, or another megacpp-validate comes first on its path. Next "
-                "step: start it by hand, or give another with --python."
-            ) from fault
+    facts: Facts = environment.ask("-c", _IDENTIFY, read=Facts.model_validate_json, processes=processes)[0]
+    return facts
 
 
 def require_torch(facts: Facts) -> None:

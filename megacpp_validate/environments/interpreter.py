@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..evidence.receipt import hash_code
-from ..process import Call, run_command
+from ..process import Call, Processes, run_command
 from .environment import (
     NoEnvironment,
     environments_folder,
@@ -37,6 +37,7 @@ from .environment import (
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 VARIABLE: Final = "MEGACPP_PYTHON"
 _LIMIT_S: Final = 120.0
+_CAUSE: Final = "it is no Python of 3.11 or newer, or another megacpp-validate comes first on its path"
 _ABOUT: Final = (
     "import json, sys, sysconfig; "
     "print(json.dumps([sys.version, sys.prefix, sysconfig.get_config_var('EXT_SUFFIX') or '', sys.path]))"
@@ -94,31 +95,37 @@ class InterpreterEnvironment:
         return Call((*self.python, "-P", "-u", "-m", module, *arguments), self.variables)
 
     def ask(
-        self, code: str, *arguments: str, cause: str = "a Python older than 3.11, or a damaged one"
-    ) -> tuple[Any, str]:
-        """The value that one line of Python prints there as JSON on its last line, and what Python warns of.
+        self, *words: str, read: Callable[[str], Any] = json.loads, cause: str = _CAUSE,
+        processes: Processes | None = None,
+    ) -> tuple[Any, str]:  # fmt: skip
+        """What Python prints there as JSON on its last line, and what it warns of.
+
+        Args:
+            words: arguments of Python: `-c CODE` or `-m MODULE`, and theirs.
+            read: makes a value of the line.
+            cause: the likely cause of a failure.
+            processes: stops the process when it stops all of its own.
 
         Raises:
             NoEnvironment: the interpreter does not start, or prints something else.
         """
+        said, command = "", [*self.python, "-P", *words]
         try:
-            ended = run_command(
-                [*self.python, "-P", "-c", code, *arguments], limit_s=_LIMIT_S, variables=self.variables, apart=True
-            )
-            words = ended.last_words
+            ended = run_command(command, limit_s=_LIMIT_S, variables=self.variables, apart=True, processes=processes)
+            said = ended.last_words
             if ended.code == 0:
-                return json.loads(ended.words.splitlines()[-1]), " ".join(ended.errors.split())[-300:]
+                return read(ended.words.splitlines()[-1]), " ".join(ended.errors.split())[-300:]
         except (OSError, ValueError, LookupError) as fault:
-            words = str(fault)
+            said = said or str(fault)
         raise NoEnvironment(
-            f"{self.shown} cannot be queried: {words}. Likely cause: {cause}. Next step: start it by hand, or give "
+            f"{self.shown} cannot be queried: {said}. Likely cause: {cause}. Next step: start it by hand, or give "
             "another Python with --python."
         )
 
     @cached_property
     def about(self) -> About:
         """What it reports of itself; asked once. Raises as `ask`."""
-        (version, prefix, suffix, path), _ = self.ask(_ABOUT)
+        (version, prefix, suffix, path), _ = self.ask("-c", _ABOUT)
         return About(version, prefix, suffix, tuple(map(Path, path)))
 
     @cached_property
@@ -251,7 +258,7 @@ def put_over(host: InterpreterEnvironment, folders: Sequence[Path], because: str
     names = ", ".join(map(str, site))
     variables = {**host.variables, "PYTHONPATH": _join(site, host.variables.get("PYTHONPATH", ""))}
     cause = f"a line in the .pth files of {names} ends the interpreter"
-    entries, warnings = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
+    entries, warnings = replace(host, variables=variables).ask("-c", _ADDED, *map(str, site), cause=cause)
     # A path that does not exist adds nothing, and one of another host would be found first.
     added = [Path(entry) for entry in entries if Path(entry).is_dir()]
     variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))

@@ -1,11 +1,7 @@
-"""What an interpreter has, told in a second and without importing any of it: torch, Transformer Engine, GPU, driver.
-
-python -m megacpp_validate.probes.identify FACTS.json
-"""
+"""What an interpreter has, told in a second and without importing any of it: torch, Transformer Engine, GPU, driver."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -65,7 +61,3 @@ def find_package(top: str) -> tuple[tuple[Path, ...], Path | None]:
         return (), None
     first = Path(spec.origin) if spec.origin and spec.has_location else None
     return tuple(map(Path, spec.submodule_search_locations or ())), first
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(identify()), encoding="utf-8")
