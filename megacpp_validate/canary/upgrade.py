@@ -442,10 +442,10 @@ def _run_on_device(
     target = find_target(catalog, options.target) if options.target else choose_target(catalog, [here])
     is_gpu, reason = bool(target.arch), why_not_here(target, here)
     requests = _choose_stacks(options, releases, named, variables, progress, looks=not reason)
-    if reason:  # nothing is made where nothing can run
-        stacks = tuple(host_stacks.Stack(stack.name, problem=reason) for stack in requests)
-    else:
-        stacks = host_stacks.prepare_stacks(requests, processes)
+    stacks = [  # nothing is made where nothing can run
+        host_stacks.Stack(name, problem=reason) if reason else host_stacks.prepare_stack(name, make, processes)
+        for name, make in requests.items()
+    ]
     room = Room(plan_jobs(options.jobs, gpu=is_gpu))
     running = host_stacks.StackOptions(
         options.probes, options.seed, options.times and is_gpu, options.receipts.absolute(), room, options.limit_s,
@@ -466,19 +466,15 @@ def _run_on_device(
 def _choose_stacks(
     options: CanaryOptions, releases: Sequence[str], named: Sequence[host_stacks.Spec], variables: Mapping[str, str],
     progress: Progress, *, looks: bool,
-) -> tuple[host_stacks.StackRequest, ...]:  # fmt: skip
+) -> dict[str, host_stacks.Make]:  # fmt: skip
     """The stacks in the order of the steps; what a person named comes before what the host has."""
     made = {spec.name: partial(host_stacks.make_environment, spec, variables, options.python) for spec in named}
-    by_name = {name: host_stacks.StackRequest(name, make) for name, make in made.items()}
-    ids = [release if release in by_name else f"te{release.removeprefix('te')}" for release in releases]
+    ids = [release if release in made else f"te{release.removeprefix('te')}" for release in releases]
     found = host_stacks.find_environments(options.overlays, variables, options.python) if looks else ()
     for place in found if options.every_installed else ():
         if place.environment is None:  # it lies among the overlays: it was meant to be judged
             progress.note(f"left out: {place.place}: {place.reason}")
     _require_step(ids)
-    requests = []
-    for name in ids:
-        release = name.removeprefix("te")
-        make = partial(host_stacks.resolve_environment, release, found)
-        requests.append(by_name.get(name) or host_stacks.StackRequest(name, make))
-    return tuple(requests)
+    return {
+        name: made.get(name) or partial(host_stacks.resolve_environment, name.removeprefix("te"), found) for name in ids
+    }

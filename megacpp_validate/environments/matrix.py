@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -26,17 +26,17 @@ from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
 from .fleet import Progress, Ran, Room, plan_jobs, read_gpus, run_cells, run_here, share_cores
-from .interpreter import InterpreterEnvironment, host_interpreter, read_commit
+from .interpreter import host_interpreter, read_commit
 from .plan import LOCK_HASH, SWITCH, choose_names, find_target, limit_of, plan_row, why_not_here
 from .slurm import Cluster, SlurmJobs, list_options, plan_job
 from .stacks import (
+    Make,
     Spec,
     Stack,
-    StackRequest,
     find_environments,
     make_environment,
     plan_blank_on,
-    prepare_stacks,
+    prepare_stack,
     resolve_environment,
 )
 from .venv import find_cpu_python
@@ -311,20 +311,20 @@ def _prepare_stacks(
     specs = {spec.name: spec for spec in options.specs}
     looks = any(stack != NATIVE and stack not in specs for stack, _ in keys)
     found = find_environments(options.overlays, options.variables, options.python) if looks else ()
-    requests, releases = [], {row.id: row for row in catalog.stacks}
+    stacks, releases = dict[tuple[str, bool], Stack](), {row.id: row for row in catalog.stacks}
     for name, gpus in keys:
         python = options.python if gpus else find_cpu_python(options.python)
         variables = _variables_of(name, options.variables, gpus=gpus)
         spec, row = specs.get(name), releases.get(name)
-        make: Callable[[], InterpreterEnvironment]
+        make: Make
         if spec is not None:
             make = partial(make_environment, spec, variables, python)
         elif row is None:
             make = partial(host_interpreter, variables, python)
         else:
             make = partial(resolve_environment, row.te, found)
-        requests.append(StackRequest(name, make))
-    return dict(zip(keys, prepare_stacks(requests, processes), strict=True))
+        stacks[name, gpus] = prepare_stack(name, make, processes)
+    return stacks
 
 
 def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Mapping[str, str]:

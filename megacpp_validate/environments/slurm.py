@@ -19,7 +19,7 @@ from typing import Annotated, Final, cast
 
 from pydantic import Field, StringConstraints
 
-from ..catalog.file import MatrixInvalid, read_rows
+from ..catalog.file import read_rows
 from ..diagnosis.diagnose import find_retry_fault
 from ..diagnosis.rows import JOB_ENDS
 from ..errors import InfrastructureFailed
@@ -70,12 +70,13 @@ def read_cluster(path: Path | None, targets: Sequence[str]) -> Cluster:
     """
     if path is None:
         return Cluster()
+
+    def find(cluster: Cluster) -> list[str]:
+        unknown = [name for name in cluster.target if name not in targets]
+        return [f"{path.name}: target.{name}: there is no such target" for name in unknown]
+
     place = path.absolute()
-    (cluster,) = read_rows(place.parent, {place.name: Cluster})
-    if unknown := [
-        f"{path.name}: target.{name}: there is no such target" for name in cluster.target if name not in targets
-    ]:
-        raise MatrixInvalid(unknown)
+    (cluster,) = read_rows(place.parent, {place.name: Cluster}, find=find)
     return cast("Cluster", cluster)
 
 

@@ -39,6 +39,7 @@ _PACKAGE: Final = "transformer_engine"
 _EXTENSION: Final = "transformer_engine_torch"
 _UNREADABLE: Final = f"the metadata of {_PACKAGE} there names no release; install it again"
 _FORM: Final = "NAME=overlay:DIR[:DIR...] or NAME=python:PATH"
+Make = Callable[[], InterpreterEnvironment]  # makes a stack usable; raises `NoEnvironment`
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]*")
 
 
@@ -225,19 +226,6 @@ def is_same_release(one: str, other: str) -> bool:
 
 
 @dataclass(frozen=True)
-class StackRequest:
-    """A stack to be made usable.
-
-    Attributes:
-        name: its id in cells, folders and reports.
-        make: makes it usable; raises `NoEnvironment`.
-    """
-
-    name: str
-    make: Callable[[], InterpreterEnvironment]
-
-
-@dataclass(frozen=True)
 class Stack:
     """A stack, as far as it came.
 
@@ -253,20 +241,16 @@ class Stack:
     problem: str = ""
 
 
-def prepare_stacks(requests: Sequence[StackRequest], processes: Processes) -> tuple[Stack, ...]:
-    """Make every stack usable and read what it has."""
-    return tuple(_prepare(request, processes) for request in requests)
-
-
-def _prepare(request: StackRequest, processes: Processes) -> Stack:
+def prepare_stack(name: str, make: Make, processes: Processes) -> Stack:
+    """Make a stack usable and read what it has."""
     try:
-        environment = request.make()
+        environment = make()
         facts = read_facts(environment, processes)
         require_torch(facts)
         _ = environment.identity  # raises here where the environment cannot be read
     except NoEnvironment as fault:
-        return Stack(request.name, problem=str(fault))
-    return Stack(request.name, environment, facts)
+        return Stack(name, problem=str(fault))
+    return Stack(name, environment, facts)
 
 
 # --- their cells ------------------------------------------------------------------------------------------------------
@@ -338,7 +322,7 @@ def run_stacks(
 
     Args:
         catalog, target: what the cells are planned by.
-        stacks: as `prepare_stacks` gave them.
+        stacks: as `prepare_stack` gave them.
         options: what is run on each, and how.
         processes: that the cells' processes are among.
 

@@ -23,9 +23,8 @@ from megacpp_validate.environments.stacks import (
     Spec,
     Stack,
     StackOptions,
-    StackRequest,
     find_environments,
-    prepare_stacks,
+    prepare_stack,
     read_spec,
     resolve_environment,
     run_stacks,
@@ -114,15 +113,15 @@ def test_stacks_are_made_and_asked_what_they_have(tmp_path: Path, monkeypatch: p
             self.name, self.call = name, environment.call
 
     monkeypatch.setattr(stacks, "read_facts", lambda made, processes: has[made.name])
-    wanted = [
-        StackRequest("te2.20.2", lambda: Named("one")),
-        StackRequest("te2.14.1", lambda: Named("two")),
-        StackRequest("te2.17.1", lambda: Named("one")),
-        StackRequest("mine", lambda: Named("one")),
-        StackRequest("te1", fails("uv says no")),
-        StackRequest("bare", lambda: Named("bare")),
-    ]
-    found = {stack.name: stack for stack in prepare_stacks(wanted, Processes())}
+    wanted = {
+        "te2.20.2": lambda: Named("one"),
+        "te2.14.1": lambda: Named("two"),
+        "te2.17.1": lambda: Named("one"),
+        "mine": lambda: Named("one"),
+        "te1": fails("uv says no"),
+        "bare": lambda: Named("bare"),
+    }
+    found = {name: prepare_stack(name, make, Processes()) for name, make in wanted.items()}
     assert [name for name, made in found.items() if not made.problem] == ["te2.20.2", "te2.14.1", "te2.17.1", "mine"]
     assert found["te1"].problem == "uv says no"
     assert "has no torch" in found["bare"].problem
