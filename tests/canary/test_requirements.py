@@ -51,7 +51,7 @@ def test_requirements_of_a_step(old: str, new: str, env: str, found: dict[str, F
 
 
 def test_a_name_that_no_row_knows_is_refused(catalog: Catalog) -> None:
-    with pytest.raises(WrongArguments, match=r"'cublass'.*Next step: leave it out"):
+    with pytest.raises(WrongArguments, match=r"'cublass'.*Next step: write cublas"):
         Requirements(catalog, ["cublass=13.1"], None)
 
 

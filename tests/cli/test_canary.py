@@ -105,7 +105,7 @@ WRONG_ARGUMENTS = {
     "no-such-tier": (["2.8.0", "2.9.0", "--tiers", "static,gpus"], ["'gpus'", "firewall", "Next step"]),
     "risks-of-a-list": (["--list", "--fail-on", "risk"], ["--fail-on", "Next step"]),
     "no-environment": (["2.8.0", "2.9.0", "--env", "nowhere.txt"], ["nowhere.txt", "pip freeze", "Next step"]),
-    "environment-of-no-row": (["2.8.0", "2.9.0", "--env", "cublass=13.1"], ["'cublass'", "leave it out"]),
+    "environment-of-no-row": (["2.8.0", "2.9.0", "--env", "cublass=13.1"], ["'cublass'", "write cublas"]),
     "environment-in-a-sweep": (["--all", "--env", "cublas=13.1"], ["--env", "Next step"]),
     "environment-without-the-tier": (["--tiers", "gpu", "--env", "cublas=13.1"], ["--env", "Next step"]),
     "no-such-release-in-a-sweep": (["--all", "2.9.7", "2.11.0"], ["2.9.7", "Nearest: 2.8.0, 2.9.0", "Next step"]),
