@@ -108,9 +108,9 @@ class AttentionLayer(Layer):
         block: the A-block.
     """
 
-    def __init__(self, size: Size, build: Build) -> None:
+    def __init__(self, size: Size, build: Build, **split: Any) -> None:
         super().__init__()
-        self.block = NativeBlock(
+        self.block: Any = NativeBlock(
             hidden=size.hidden,
             ffn_hidden=size.ffn_hidden,
             num_heads=size.num_heads,
@@ -119,6 +119,7 @@ class AttentionLayer(Layer):
             activation="swiglu",
             eps=size.eps,
             features=build.features,
+            **split,
             **build.made,
         )
 

@@ -268,7 +268,9 @@ class HybridModel(nn.Module):
         with high_precision(self.size.zones.why_bf16("mtp")):
             step = self._run_layer(len(self.layers) - 1, Stepped(join(stream, self.embedding(ahead))))
             _, normed = norm_of_sum(self.norm, step.rows, step.added, self.size.eps)
-            summed = _summed_loss(self.head(normed), targets)
+            logits = self.head(normed).flatten(0, 1)
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            summed = functional.cross_entropy(wide, targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
         predictions = batch * max(length - 1, 1) * plan.data * plan.accumulate
         return self.size.mtp_coefficient * summed / predictions
 
@@ -392,12 +394,6 @@ def targets_of(tokens: Any, here: range) -> tuple[Any, Any]:
     positions = slice(here.start, here.stop)
     behind = functional.pad(tokens[:, 2:], (0, 1), value=NO_TARGET)
     return tokens[:, 1:][:, positions], behind[:, positions]
-
-
-def _summed_loss(logits: Any, targets: Any) -> Any:
-    """[] the cross-entropies of logits [B, T, V] summed, nats, in fp32 at least; `NO_TARGET` counts nothing."""
-    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    return functional.cross_entropy(wide, targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
 
 
 # --- trajectory

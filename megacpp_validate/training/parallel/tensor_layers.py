@@ -19,16 +19,15 @@ from torch import distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ...bridge.backends import Choice, Refusal, choose
+from ...bridge.backends import Refusal, choose
 from ...bridge.features import why_not_te
 from ...bridge.fused import compiled_scan
 from ...bridge.linear_walker import TE_DTYPES
-from ...bridge.native_block import NativeBlock
 from ...native.block import ABlock
 from ...native.mamba import Mamba2Mixer, convolve
 from ...native.mlp import MLP, NormMLP
 from ...native.norms import NormLinear, RMSNorm
-from ..layers import Build, Layer, MambaLayer, RecurrentLayer, Stepped, take_weights
+from ..layers import AttentionLayer, Build, Layer, MambaLayer, RecurrentLayer, take_weights
 from ..sizes import Letter, Size
 from .checks import gather_parts, mark_split
 
@@ -220,52 +219,30 @@ class SplitOut(nn.Linear):
         return self.border.leave(super().forward(x))
 
 
-class SplitAttentionLayer(Layer):
+class SplitAttentionLayer(AttentionLayer):
     """A: this rank's heads and columns of the A-block, of plain layers or of Transformer Engine's."""
 
     def __init__(self, size: Size, build: Build, border: TensorBorder) -> None:
-        super().__init__()
         ranks = build.spread.plan.tensor_parallel
         refused = why_not_te(build.features, "native_block", build.device)
         if refused is None and build.dtype not in TE_DTYPES:
             refused = Refusal("te", "dtype", f"Transformer Engine has no layers in {build.dtype}")
-        self._choice: Choice | None = None
-        widths = {"num_heads": size.num_heads, "num_gqa_groups": size.num_gqa_groups, "ffn_hidden": size.ffn_hidden}
         if refused is None:
-            self.block: Any = NativeBlock(
-                hidden=size.hidden,
-                head_dim=size.head_dim,
-                activation="swiglu",
-                eps=size.eps,
-                features=build.features,
-                tp_size=ranks,
-                tp_group=border.group,
-                sequence_parallel=True,
-                **widths,
-                **build.made,
-            )
+            super().__init__(size, build, tp_size=ranks, tp_group=border.group, sequence_parallel=True)
         else:
-            self._choice = choose("native_block", (("te", lambda: refused), ("native", lambda: None)))
-            self.block = _split_block(size, border, {name: width // ranks for name, width in widths.items()}, build)
+            Layer.__init__(self)
+            self.block = _split_block(size, border, ranks, build)
+            self.block.choice = choose("native_block", (("te", lambda: refused), ("native", lambda: None)))
         _mark(self, [one for name, one in self.block.named_parameters() if name.endswith("layer_norm_weight")])
 
-    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
-        """[B, T / tp, hidden] -> the same; `rope` is (cos, sin), each [at least T, D/2]."""
-        return Stepped(self.block(rows, rope=rope))
 
-    def choices(self) -> dict[str, Choice]:
-        """Of the block."""
-        choice = self._choice or self.block.choice
-        return {} if choice is None else {"block": choice}
-
-
-def _split_block(size: Size, border: TensorBorder, widths: Mapping[str, Any], build: Build) -> Any:
+def _split_block(size: Size, border: TensorBorder, ranks: int, build: Build) -> Any:
     """The native block with this rank's widths, whose layers meet the stream at the border."""
-    made = build.made
-    block = ABlock(size.hidden, head_dim=size.head_dim, eps=size.eps, **widths, **{**made, "device": "meta"})
+    made, heads, groups = build.made, size.num_heads // ranks, size.num_gqa_groups // ranks
+    block = ABlock(size.hidden, size.ffn_hidden // ranks, heads, size.head_dim, groups, eps=size.eps, device="meta")
     block.qkv = SplitNormLinear(size.hidden, block.qkv.out_features, size.eps, border, **made)
     block.out = SplitOut(block.out.in_features, size.hidden, border, **made)
-    block.mlp = SplitNormMLP(size.hidden, widths["ffn_hidden"], eps=size.eps, **made)
+    block.mlp = SplitNormMLP(size.hidden, size.ffn_hidden // ranks, eps=size.eps, **made)
     block.mlp.border = border
     return block
 
