@@ -88,13 +88,6 @@ def test_it_is_its_formula_forward_and_backward(name: str, groups: int) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def test_no_row_depends_on_a_later_one() -> None:
-    block, rows = make_block(), make_rows().requires_grad_()
-    (gradient,) = torch.autograd.grad(block(rows, rope=tables())[:, 4].sum(), rows)
-    assert (gradient[:, 5:] == 0).all()
-    assert (gradient[:, :5].abs().sum(-1) > 0).all()
-
-
 def test_wrong_input_is_refused_with_the_next_step() -> None:
     with pytest.raises(ValueError, match=r"8 query heads cannot share 3.*must divide"):
         make_block(3)

@@ -53,18 +53,6 @@ def test_each_row_meets_the_weight_of_its_expert(split: list[int], function: Any
         torch.testing.assert_close(rows.grad[row], grad[row] @ weight[expert])
 
 
-@pytest.mark.parametrize("split", [[0], [0, 0], []])
-def test_no_rows_still_reach_the_weight(split: list[int]) -> None:
-    rows = torch.zeros(0, K, requires_grad=True)
-    weight = torch.randn(len(split), N, K, requires_grad=True)
-    out = grouped_gemm(rows, weight, split)
-    assert out.shape == (0, N)
-    if split:
-        out.sum().backward()
-        assert weight.grad.shape == weight.shape
-        assert not weight.grad.any()
-
-
 @pytest.mark.parametrize("split", [split for split in SPLITS if sum(split)])
 def test_the_fused_path_gives_what_the_loop_gives(split: list[int]) -> None:
     results = []

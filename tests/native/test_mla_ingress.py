@@ -40,15 +40,6 @@ def tables(length: int = LENGTH) -> Any:
     return rope_tables(length, ROPE, dtype=torch.float64)
 
 
-def test_shapes_and_memory() -> None:
-    for fused in (False, True):
-        for heads in make(fused=fused)(rows(), *tables(), turn=turn_plainly):
-            assert heads.shape == (2, HEADS, LENGTH, WIDTH)
-        query, key, _ = make(fused=fused)(rows(), *tables(), turn=turn_plainly)
-        assert query.transpose(1, 2).is_contiguous()
-        assert key.transpose(1, 2).is_contiguous()
-
-
 def test_both_forms_have_the_same_weights_and_numbers() -> None:
     plain, fused = make(), make(fused=True)
     assert list(plain.named_weights()) != []

@@ -120,26 +120,6 @@ def test_gradients_are_right() -> None:
     assert torch.autograd.gradgradcheck(dispatch, (tokens, probs))
 
 
-@pytest.mark.parametrize(("tokens", "experts"), [(4, 3), (1, 1), (0, 3)])
-def test_nothing_routed(tokens: int, experts: int) -> None:
-    source = rows_of(tokens).requires_grad_()
-    probs = torch.rand(tokens, experts, dtype=torch.float64, requires_grad=True)
-    rows, row_probs, row_ids = permute(source, probs, torch.zeros(tokens, experts, dtype=torch.bool))
-    assert rows.shape == (0, 3)
-    assert row_probs.shape == row_ids.shape == (0,)
-    idle = [0] * experts
-    padded, sizes = pad_rows(rows, idle, 16)
-    assert padded.shape == (0, 3)
-    assert sizes == idle
-    back = from_padded(to_padded(unpad_rows(padded, idle, 16), idle, 2), idle)
-    merged = unpermute(back, row_ids, num_tokens=tokens, row_probs=row_probs)
-    assert merged.shape == (tokens, 3)
-    assert not merged.any()
-    merged.sum().backward()
-    assert not source.grad.any()
-    assert not probs.grad.any()
-
-
 class SumDtypes(TorchDispatchMode):
     """Keeps the dtype of every index_add: a CPU's adds up in fp32 whatever its dtype, a GPU's does not."""
 
@@ -165,20 +145,6 @@ def test_low_precision_rows_are_summed_in_fp32_both_ways() -> None:
     assert merged.dtype == torch.bfloat16
     assert merged.eq(512).all()
     assert tokens.grad.eq(512).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
-def test_one_byte_payloads_travel_as_they_are(dtype: Any) -> None:
-    tokens = torch.randn(4, 16).mul(8).abs().to(dtype)
-    routing_map = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
-    rows, _, row_ids = permute(tokens, None, routing_map)
-    per_expert = routing_map.sum(0).tolist()
-    assert rows.dtype == dtype
-    assert rows.view(torch.uint8).equal(tokens.view(torch.uint8)[row_ids])
-    padded, _ = pad_rows(rows, per_expert, 16)
-    assert padded.dtype == dtype
-    assert unpad_rows(padded, per_expert, 16).view(torch.uint8).equal(rows.view(torch.uint8))
-    assert from_padded(to_padded(rows, per_expert, 2), per_expert).view(torch.uint8).equal(rows.view(torch.uint8))
 
 
 def test_wrong_input_is_refused_and_says_what_is_wanted() -> None:

@@ -71,20 +71,6 @@ def test_low_precision_rounds_once_forward_and_backward(name: str, kind: str) ->
         assert check.passed, check
 
 
-@pytest.mark.parametrize(("rows", "weights"), [("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16")])
-def test_mixed_dtypes_keep_the_dtype_of_the_rows(rows: str, weights: str) -> None:
-    x, weight, bias = make((6, 48))
-    x, weight, bias = x.to(DTYPES[rows]), weight.to(DTYPES[weights]), bias.to(DTYPES[weights])
-    exact = x.double(), weight.double(), bias.double()
-    once = Roundings(((rows, 1),), 48)
-    for seen, wanted in (
-        (rms_norm(x, weight, eps=EPS), rms_formula(*exact[:2])),
-        (layer_norm(x, weight, bias, eps=EPS), layer_formula(*exact)),
-    ):
-        assert seen.dtype == x.dtype
-        assert compare("mixed", seen, wanted, roundings=once).passed
-
-
 @pytest.mark.parametrize("normalization", ["RMSNorm", "LayerNorm"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_norm_linear_is_norm_then_linear(normalization: Any, bias: bool) -> None:

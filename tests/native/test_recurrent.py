@@ -107,15 +107,6 @@ def test_the_block_is_what_it_says(length: int) -> None:
         assert close(one, other)
 
 
-def test_no_row_sees_a_later_one() -> None:
-    block, rows = block_of(), torch.randn(B, 10, 8, dtype=torch.float64)
-    changed = rows.clone()
-    changed[:, 6] += 1
-    before, after = block(rows), block(changed)
-    assert close(after[:, :6], before[:, :6], 1e-14)
-    assert (after[:, 6:] - before[:, 6:]).abs().amax(dim=-1).gt(1e-6).all()
-
-
 def test_wrong_input_is_refused_with_the_shapes_that_are_wanted() -> None:
     query, key, value, gate_in, forget = make(6)
     run = matrix_recurrence_chunked

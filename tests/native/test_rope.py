@@ -55,15 +55,6 @@ def test_low_precision_rounds_once_forward_and_backward(name: str) -> None:
     assert compare("gradient", low.grad, exact.grad, roundings=roundings).passed
 
 
-def test_tables_hold_far_out() -> None:
-    cos, sin = rope_tables(131072, 64)
-    assert cos.dtype == sin.dtype == torch.float32
-    for channel in range(32):
-        wanted = cmath.exp(1j * 131071 * 10000.0 ** (-channel / 32))
-        # Half a unit in the last place of fp32, and what fp64 leaves of an angle of 1.3e5.
-        assert abs(complex(cos[-1, channel], sin[-1, channel]) - wanted) < 2**0.5 * 2.0**-25 + 2.0**-34
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -76,3 +67,12 @@ def test_tables_hold_far_out() -> None:
 def test_wrong_input_is_refused_with_the_next_step(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_tables_hold_far_out() -> None:
+    cos, sin = rope_tables(131072, 64)
+    assert cos.dtype == sin.dtype == torch.float32
+    for channel in range(32):
+        wanted = cmath.exp(1j * 131071 * 10000.0 ** (-channel / 32))
+        # Half a unit in the last place of fp32, and what fp64 leaves of an angle of 1.3e5.
+        assert abs(complex(cos[-1, channel], sin[-1, channel]) - wanted) < 2**0.5 * 2.0**-25 + 2.0**-34

@@ -11,7 +11,6 @@ import torch
 from megacpp_validate.native.router import (
     TopKRouter,
     choose_top_k,
-    drop_over_capacity,
     load_balancing_loss,
     router_z_loss,
 )
@@ -79,12 +78,6 @@ def test_gradients_are_right(normalize: bool) -> None:
 
     weight = router.weight.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(outputs, (tokens.requires_grad_(), weight))
-
-
-def test_capacity_drops_by_number_of_the_token() -> None:
-    routing_map = torch.tensor([[1, 0], [1, 1], [1, 1], [0, 1], [1, 1]], dtype=torch.bool)
-    kept = drop_over_capacity(routing_map, 2)
-    assert kept.int().tolist() == [[1, 0], [1, 1], [0, 1], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
