@@ -87,7 +87,7 @@ class ExpertLayer(Layer):
         E are the experts that lie here. Shared experts add shared.fc1_weight and shared.fc2_weight.
         """
         banks = {f"{name}.weight": getattr(self, name).native_state_dict()["weight"] for name in ("up", "down")}
-        return {name: weight.detach().clone() for name, weight in self._rest().items()} | banks
+        return {name: weight.detach().clone() for name, weight in self.named_weights().items()} | banks
 
     def load_drawn(self, router: Any, shared: MLP | None, experts: Any) -> None:
         """Take first weights, rounded to the dtypes here.
@@ -99,7 +99,7 @@ class ExpertLayer(Layer):
         rest = {"norm.weight": torch.ones_like(self.norm.weight)}
         for part, module in (("router", router), ("shared", shared)):
             rest |= {f"{part}.{name}": one.detach() for name, one in (module.named_parameters() if module else ())}
-        take_weights(self._rest(), rest)
+        take_weights(self.named_weights(), rest)
         with torch.no_grad():
             for place, both in enumerate(experts):
                 for gemm, weight in zip((self.up, self.down), both, strict=True):
@@ -107,7 +107,7 @@ class ExpertLayer(Layer):
                     into = bank.weight_of(place) if isinstance(bank, TeExpertBank) else bank.weight[place]
                     into.copy_(weight)
 
-    def _rest(self) -> dict[str, Any]:
+    def named_weights(self) -> dict[str, Any]:
         """The weights of everything but the experts."""
         parts = {"norm": self.norm, "router": self.router, "shared": self.shared}
         return {

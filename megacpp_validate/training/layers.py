@@ -87,18 +87,25 @@ class Layer(nn.Module):
         """Part -> backend that its last call used; empty before the first call."""
         return {}
 
+    def named_weights(self) -> dict[str, Any]:
+        """The weights themselves under native names, of a layer that Transformer Engine does not hold."""
+        return dict(getattr(self, self.inner).named_parameters())
+
     def native_state_dict(self) -> dict[str, Any]:
         """A copy of the weights under native names."""
-        inner = getattr(self, self.inner)
-        return inner.native_state_dict() if hasattr(inner, "native_state_dict") else copy_weights(inner)
+        inner: Any = getattr(self, self.inner, None)
+        if hasattr(inner, "native_state_dict"):
+            return inner.native_state_dict()
+        return {name: weight.detach().clone() for name, weight in self.named_weights().items()}
 
     def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take such weights, exactly."""
-        inner = getattr(self, self.inner)
+        inner: Any = getattr(self, self.inner, None)
         if hasattr(inner, "load_native_state_dict"):
             inner.load_native_state_dict(state)
         else:
-            take_weights(dict(inner.named_parameters()), state)
+            with torch.no_grad():  # so that parts of a fused weight are views of it that may be written to
+                take_weights(self.named_weights(), state)
 
 
 class AttentionLayer(Layer):
@@ -254,21 +261,13 @@ class MlaLayer(Layer):
         seen = {**self._choices, **{name: part.choice for name, part in parts.items()}}
         return seen if self.attention.choice is None else {**seen, "attention": self.attention.choice}
 
-    def native_state_dict(self) -> dict[str, Any]:
-        """A copy of the weights under the names of the plain form, the same for both forms of the ingress.
+    def named_weights(self) -> dict[str, Any]:
+        """The weights under the names of the plain form, the same for both forms of the ingress.
 
         norm.weight, query.weight [H * D, hidden], latent.weight [kv_latent, hidden], rope_key.weight
         [rope_dim, hidden], latent_norm.weight, up.weight (`LatentIngress`), out.weight [hidden, H * D],
         mlp.layer_norm_weight, mlp.fc1_weight, mlp.fc2_weight.
         """
-        return {name: weight.detach().clone() for name, weight in self._named_weights().items()}
-
-    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take such weights, exactly."""
-        with torch.no_grad():  # so that parts of a fused weight are views of it that may be written to
-            take_weights(self._named_weights(), state)
-
-    def _named_weights(self) -> dict[str, Any]:
         return {
             "norm.weight": self.norm.weight,
             **self.ingress.named_weights(),
@@ -288,11 +287,6 @@ def norm_of_sum(norm: Any, rows: Any, added: Any, eps: float) -> tuple[Any, Any]
         return rows, norm(rows)
     summed, normed = add_rms_norm(rows, added, norm.weight, eps)
     return summed, normed
-
-
-def copy_weights(module: Any) -> dict[str, Any]:
-    """The parameters, copied, without extra state of Transformer Engine."""
-    return {name: value.detach().clone() for name, value in module.named_parameters()}
 
 
 def take_weights(held: Mapping[str, Any], state: Mapping[str, Any]) -> None:

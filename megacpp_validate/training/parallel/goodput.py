@@ -149,23 +149,16 @@ PEAK: Final[dict[str, dict[str, float]]] = {"h200": {"bf16": 989.5e12, "fp8": 19
 
 
 def training_flops(size: Size) -> float:
-    """FLOPs a token, forward and backward, of the whole model; what is recomputed does not count."""
-    return (1 + BACKWARD) * sum(forward_flops(size).values())
-
-
-def forward_flops(size: Size) -> dict[str, float]:
-    """Kind of block, "head", and "mtp" where there is one -> FLOPs a token, forward, of all of its blocks.
+    """FLOPs a token, forward and backward, of the whole model; what is recomputed does not count.
 
     The head of the token after the next one is a projection of two widths to one, the last block and the head again;
     it is counted at every position, as it is computed.
     """
-    kinds: dict[str, float] = {}
-    for letter in size.letters:
-        kinds[letter] = kinds.get(letter, 0.0) + block_flops(letter, size)
-    kinds["head"] = head = 2.0 * size.hidden * size.vocabulary
+    head = 2.0 * size.hidden * size.vocabulary
+    forward = sum(block_flops(letter, size) for letter in size.letters) + head
     if size.mtp:
-        kinds["mtp"] = 2.0 * 2 * size.hidden * size.hidden + block_flops(size.letters[-1], size) + head
-    return kinds
+        forward += 2.0 * 2 * size.hidden * size.hidden + block_flops(size.letters[-1], size) + head
+    return (1 + BACKWARD) * forward
 
 
 def block_flops(letter: Letter, size: Size) -> float:

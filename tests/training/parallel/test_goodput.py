@@ -14,7 +14,8 @@ from megacpp_validate.training.parallel.goodput import (
     NS,
     PHASES,
     Ledger,
-    forward_flops,
+    block_flops,
+    training_flops,
 )
 from megacpp_validate.training.sizes import read_size
 
@@ -68,7 +69,9 @@ def test_flops_are_two_a_weight_that_a_token_meets(changes: dict[str, int]) -> N
             if weight.dim() > 1 and "conv" not in weight_name:
                 part = size.top_k / size.num_experts if weight_name.startswith(("up", "down")) else 1.0
                 weights[letter] = weights.get(letter, 0.0) + part * weight.numel()
-    kinds = forward_flops(size)
+    kinds = {letter: block_flops(letter, size) * size.letters.count(letter) for letter in set(size.letters)}
+    kinds["head"] = 2.0 * size.hidden * size.vocabulary
+    assert (training_flops(size) > 3 * sum(kinds.values())) == size.mtp
     attention = 2 * 2.0 * size.num_heads * size.head_dim * (size.length + 1) / 2
     kinds["A"] -= attention * size.letters.count("A")
     kinds["M"] -= 2.0 * 4 * (2 * size.hidden + 2 * size.mamba_state) + 5.0 * 2 * size.hidden * size.mamba_state
