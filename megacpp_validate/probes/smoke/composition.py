@@ -21,7 +21,7 @@ from ...training.smoke.order import SmokeOrder
 from ...training.smoke.trainer import SmokeTrainer
 from ..bench import Bench
 from .reproduce import TWINS, Reference, compare_trajectories, depth_of
-from .runs import Trajectory
+from .runs import Trajectory, check_backends
 
 STEPS: Final = 6
 
@@ -43,9 +43,9 @@ def probe(bench: Bench) -> None:
     try:
         trained = check_run(bench, "bf16", order)
         native = train_reference(replace(order, features={"preset": "off"}))
-        for verdict in compare_trajectories(trained, native):
-            kind = "forward" if verdict.quantity == "loss" else "grad"
-            bench.checks.append(verdict.as_check(f"bf16.train.{kind}"))
+        for quantity, check in compare_trajectories(trained, native).items():
+            kind = "forward" if quantity == "loss" else "grad"
+            bench.checks.append(replace(check, name=f"bf16.train.{kind}.{quantity}"))
         recipe: Any = bench.order.target.production_recipe
         if bench.wants_te and recipe and recipe in bench.recipes:
             check_run(bench, recipe, replace(order, precision=recipe))
@@ -59,21 +59,13 @@ def check_run(bench: Bench, name: str, order: SmokeOrder) -> Trajectory:
     losses = ", ".join(f"{record.loss:.4f}" for record in trainer.records)
     # A step that is not finite raises before this.
     bench.check(f"{name}.train.finite", len(trainer.records) == order.steps, f"losses {losses}")
+    rows = []
     for part, choice in trainer.model.choices().items():
         requested = choice.requested if bench.wants_te else "native"
         reasons = tuple(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
-        row = Backend(f"{name}.{part}", requested, choice.observed, (choice.observed,), reasons)
-        bench.backends.append(row)
-        said = "; ".join((f"requested {requested}, claimed {choice.observed}", *reasons))
-        bench.check(f"{row.path}.backend", took_requested(row), said)
+        rows.append(Backend(f"{name}.{part}", requested, choice.observed, (choice.observed,), reasons))
+    check_backends(bench, name, rows)
     return trajectory_of(trainer)
-
-
-def took_requested(row: Backend) -> bool:
-    """Whether a part ran on the requested backend; where that is native, on any that is not a vendor's."""
-    if row.requested == "native":
-        return row.claimed not in ("te", "fa3", "fa4", "deep_gemm")
-    return row.claimed == row.requested
 
 
 def train_reference(order: SmokeOrder) -> Reference:

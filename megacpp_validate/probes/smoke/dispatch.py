@@ -1,7 +1,6 @@
 """Both ways to the experts, against one formula in fp64: padded batches, and jagged rows that the host never counts.
 
-Equal results within what is rounded on either way, forward and every gradient; no assignment is lost; both timed,
-the jagged way by stage.
+Equal results within what is rounded on either way, forward and every gradient; no assignment is lost; both timed.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
 
-from ...bridge.jagged_experts import BACKWARD_STAGES, FORWARD_STAGES, jagged_moe, sort_by_expert, why_not_fused
+from ...bridge.backends import Choice, forget_choices, recorded_choices
+from ...bridge.jagged_experts import jagged_moe, sort_by_expert, why_not_fused
 from ...bridge.permute import padded_moe
 from ..bench import Bench
 from ..bounds import Roundings
@@ -30,24 +30,33 @@ def probe(bench: Bench) -> None:
     chosen, dtype = inputs["chosen"], "bf16" if bench.device == "cuda" else "fp32"
     wanted = _run(reference, {name: _wide(value) for name, value in inputs.items()})
     ways: dict[str, Callable[..., Any]] = {"padded": padded, "jagged": jagged}
-    seen = {name: _run(way, inputs) for name, way in ways.items()}
-    for name, found in seen.items():
-        for tensor, value in found.items():
-            bench.compare(
-                f"{dtype}.{name}.{tensor}", value, wanted[tensor], roundings=_roundings(tensor, dtype, inputs)
-            )
-    why = why_not_fused(inputs["tokens"], inputs["up"], inputs["down"])
+    for name, way in ways.items():
+        forget_choices()
+        seen = _run(way, inputs)
+        check_path(bench, name, recorded_choices(), seen["forward"])
+        for tensor, value in seen.items():
+            roundings = _roundings(tensor, dtype, inputs)
+            bench.compare(f"{dtype}.{name}.{tensor}", value, wanted[tensor], roundings=roundings)
     if bench.device == "cuda":
+        why = why_not_fused(inputs["tokens"], inputs["up"], inputs["down"])
         waits = why or find_waits(lambda: _run(jagged, inputs))
         bench.check("jagged.on-the-device", not waits, waits or "forward and backward never waited for the device")
     lost = find_lost(chosen, inputs["up"].shape[0])
     spent = ", ".join(f"{name} {_time(bench, way, inputs):.3f} ms" for name, way in ways.items())
     said = lost or f"each of {chosen.numel()} assignments has one row, at its expert"
     bench.check("tokens.conserved", not lost, f"{said}; forward and backward: {spent}")
-    if bench.device == "cuda" and not why:
-        stages = time_stages(inputs)
-        told = ", ".join(f"{stage} {ms:.3f}" for stage, ms in stages.items())
-        bench.check("jagged.stages", len(stages) == len(FORWARD_STAGES) + len(BACKWARD_STAGES), f"ms: {told}")
+
+
+def check_path(bench: Bench, way: str, choices: Iterable[Choice], out: Any) -> None:
+    """The backends of one way: as the bridge recorded them for its calls, and as the graph of the output shows them.
+
+    The jagged way has no backend to choose: its kernels are the bridge's own.
+    """
+    made = [Choice("jagged_moe", "native", "native", ())] if way == "jagged" else list(choices)
+    bench.check(f"{way}.parts", bool(made), f"{len(made)} calls report their backend")
+    for choice in made:
+        wanted = "native" if way == "jagged" else ""
+        bench.ran_on(f"dispatch.{way}.{choice.module}", choice, out, wanted=wanted)
 
 
 def find_lost(chosen: Any, num_experts: int) -> str:
@@ -132,36 +141,13 @@ def reference(given: Mapping[str, Any]) -> Any:
     return out
 
 
-def time_stages(inputs: Inputs) -> dict[str, float]:
-    """Stage -> milliseconds on the device, the median of several uses."""
-    spent: dict[str, list[float]] = {stage: [] for stage in (*FORWARD_STAGES, *BACKWARD_STAGES)}
-    for _ in range(ROUNDS):
-        marks: list[tuple[str, Any]] = []
-
-        def mark(stage: str, marks: list[tuple[str, Any]] = marks) -> None:
-            marks.append((stage, _event()))
-
-        began = _event()
-        out = jagged_moe(inputs["tokens"], inputs["chosen"], inputs["weights"], inputs["up"], inputs["down"], mark=mark)
-        middle = _event()
-        out.backward(inputs["gradient"])
-        torch.cuda.synchronize()
-        before = began
-        for stage, event in marks:
-            before = middle if stage == BACKWARD_STAGES[0] else before
-            if stage in spent:  # the first mark of a backward pass ends no stage: the next one begins there
-                spent[stage].append(before.elapsed_time(event))
-            before = event
-    return {stage: statistics.median(times) for stage, times in spent.items() if times}
-
-
 def _run(way: Callable[[Mapping[str, Any]], Any], inputs: Inputs) -> dict[str, Any]:
     """Output and gradients by name."""
     leaves = [inputs[name] for name in ("tokens", "weights", "up", "down")]
     out = way(inputs)
     gradients = torch.autograd.grad(out, leaves, inputs["gradient"])
     names = ("grad.tokens", "grad.weights", "grad.up", "grad.down")
-    return {"forward": out.detach(), **dict(zip(names, gradients, strict=True))}
+    return {"forward": out, **dict(zip(names, gradients, strict=True))}
 
 
 def _roundings(tensor: str, dtype: str, inputs: Inputs) -> Roundings:
@@ -190,9 +176,3 @@ def _time(bench: Bench, way: Callable[[Mapping[str, Any]], Any], inputs: Inputs)
             torch.cuda.synchronize()
         times.append(1000 * (time.perf_counter() - began))
     return statistics.median(times[1:])
-
-
-def _event() -> Any:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event

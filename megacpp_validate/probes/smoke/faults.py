@@ -19,7 +19,7 @@ from torch import distributed
 from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
 from .composition import train_reference
-from .reproduce import Reference, compare_trajectories, locate_departure
+from .reproduce import Reference, compare_trajectories, follows, locate_departure
 from .runs import Run, Runs, Trajectory, open_runs
 
 SAVED_AT: Final = 3  # step of the checkpoint that runs are resumed from
@@ -168,11 +168,12 @@ def find_departure(seen: Trajectory, reference: Reference, *, parts: bool = True
     """
     if not seen.losses:
         return []
-    departs = [one for one in compare_trajectories(seen, reference.cut(len(seen.losses))) if not one.follows]
+    found = compare_trajectories(seen, reference.cut(len(seen.losses)))
+    departs = [f"{quantity} {check.detail}" for quantity, check in found.items() if not follows(check)]
     step, module = locate_departure(seen, reference)
     if not departs and not (parts and step >= 0):
         return []
-    words = f"{departs[0].words if departs else 'a part alone'}; first at step {step}, in {module or 'no part alone'}"
+    words = f"{departs[0] if departs else 'a part alone'}; first at step {step}, in {module or 'no part alone'}"
     return [Finding("reproduce", {"step": step, "module": module}, words)]
 
 

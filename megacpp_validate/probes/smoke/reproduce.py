@@ -34,7 +34,7 @@ from ...evidence.loss_curve import Depth
 from ...evidence.receipt import Check, Part
 from ...training.sizes import Size
 from ..bench import Bench
-from .runs import Run, Runs, Series, Trajectory, open_runs
+from .runs import Run, Runs, Series, Trajectory, check_parts, open_runs
 
 MULTIPLE: Final = 8.0
 TWINS: Final = (2, 4, 8)  # passes that the sequences of a step are split into
@@ -76,35 +76,15 @@ class Reference:
         return replace(self, run=self.run.cut(0, steps), twins=twins)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether one quantity follows its reference.
+def compare_trajectories(plan: Trajectory, reference: Reference) -> dict[str, Check]:
+    """Whether a run follows the reference as its twins do: quantity -> its check, named after it.
 
-    Attributes:
-        quantity: "loss" or "grad_norm".
-        follows: whether it stayed within its bound at every step.
-        step: at which it came closest to its bound, or went furthest over it.
-        check: the check, named after the quantity; it fails too where a bound would let pass a gradient that is not
-            summed, or half an update that is not made.
-        words: what is off; empty where it follows.
+    The first part of a check is whether the run stays within its bound at every step. The others fail where a bound
+    would let pass a gradient that is not summed, or half an update that is not made.
     """
-
-    quantity: str
-    follows: bool
-    step: int
-    check: Check
-    words: str = ""
-
-    def as_check(self, name: str) -> Check:
-        """With its bounds, as NAME.QUANTITY."""
-        return replace(self.check, name=f"{name}.{self.quantity}")
-
-
-def compare_trajectories(plan: Trajectory, reference: Reference) -> tuple[Verdict, ...]:
-    """Whether a run follows the reference as its twins do: a verdict each on losses and gradient norms."""
     base = reference.depth.floor(reference.precision)
-    return tuple(
-        _compare(
+    return {
+        name: _compare(
             name,
             plan.series[name],
             reference.run.series[name],
@@ -112,7 +92,12 @@ def compare_trajectories(plan: Trajectory, reference: Reference) -> tuple[Verdic
             base * (2 if name == "grad_norm" else 1),
         )
         for name in reference.run.series
-    )
+    }
+
+
+def follows(check: Check) -> bool:
+    """Whether a run stays within the bound of a check of `compare_trajectories`, whatever the bound is worth."""
+    return bool(check.parts) and check.parts[0].passed
 
 
 def bounds_of(twins: Sequence[Series], floor: float) -> tuple[float, ...]:
@@ -125,19 +110,18 @@ def bounds_of(twins: Sequence[Series], floor: float) -> tuple[float, ...]:
     return tuple(bounds)
 
 
-def _compare(name: str, plan: Series, reference: Series, twins: Sequence[Series], floor: float) -> Verdict:
+def _compare(name: str, plan: Series, reference: Series, twins: Sequence[Series], floor: float) -> Check:
     if fault := _find_fault({"the plan": plan, "the reference": reference}, twins):
-        return Verdict(name, False, 0, Check(name, False, detail=fault), fault)
+        return Check(name, False, detail=fault)
     bounds = bounds_of(twins, floor)
     seen = [_deviation(value, wanted) for value, wanted in zip(plan, reference, strict=True)]
     worst = max(range(len(seen)), key=lambda step: seen[step] / bounds[step])
-    follows = seen[worst] <= bounds[worst]
     derivation = (
         f"{MULTIPLE:g} x the largest deviation of {len(twins) - 1} twins up to that step, and "
         f"{floor:.2g} x sqrt(step + 1) of rounding"
     )
     parts = [
-        Part("deviation", seen[worst], bounds[worst], follows, derivation),
+        Part("deviation", seen[worst], bounds[worst], seen[worst] <= bounds[worst], derivation),
         Part("bound-discriminates", bounds[0], MOST, bounds[0] <= MOST, WHY_MOST),
     ]
     if name == "loss":
@@ -145,9 +129,7 @@ def _compare(name: str, plan: Series, reference: Series, twins: Sequence[Series]
         lost = min((bound / by for bound, by in zip(bounds, changed, strict=True) if by > 0), default=math.inf)
         why = "least share of the change of the loss that a bound lets pass: one of two ranks that does not update"
         parts.append(Part("update-discriminates", lost, LOST, lost <= LOST, why))
-    check = Check(name, all(part.passed for part in parts), tuple(parts), f"worst at step {worst}")
-    words = "" if follows else f"{name} deviates by {seen[worst]:.1e} of {bounds[worst]:.1e} at step {worst}"
-    return Verdict(name, follows, worst, check, words)
+    return Check(name, all(part.passed for part in parts), tuple(parts), f"worst at step {worst}")
 
 
 def _find_fault(named: dict[str, Series], twins: Sequence[Series]) -> str:
@@ -158,9 +140,9 @@ def _find_fault(named: dict[str, Series], twins: Sequence[Series]) -> str:
     for who, values in (named | {f"twin {number}": twin for number, twin in enumerate(twins)}).items():
         if len(values) != steps:
             return f"{who} has {len(values)} of {steps} steps"
-        for step, value in enumerate(values):
-            if value is None or not math.isfinite(value):
-                return f"{who} is not finite at step {step}"
+        bad = [step for step, value in enumerate(values) if value is None or not math.isfinite(value)]
+        if bad:
+            return f"{who} is not finite at step {bad[0]}"
     return ""
 
 
@@ -206,6 +188,7 @@ def probe(bench: Bench) -> None:
         plan = runs.run("plan")
         alone = run_reference(runs)
         if have_ended(bench, plan, *alone):
+            check_parts(bench, plan, alone[0])
             check_follows(bench, "reproduces", plan.trajectory, reference_of(alone))
 
 
@@ -237,7 +220,8 @@ def have_ended(bench: Bench, *runs: Run) -> bool:
 
 def check_follows(bench: Bench, name: str, seen: Trajectory, reference: Reference) -> None:
     """A check on losses and one on gradient norms; a third one that fails names the first step and module off."""
-    checks = [verdict.as_check(name) for verdict in compare_trajectories(seen, reference)]
+    found = compare_trajectories(seen, reference)
+    checks = [replace(check, name=f"{name}.{quantity}") for quantity, check in found.items()]
     bench.checks += checks
     if all(check.passed for check in checks) or not seen.streams:
         return

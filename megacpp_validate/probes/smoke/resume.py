@@ -8,7 +8,7 @@ from pathlib import Path
 from ...training.parallel.checkpoint import LATEST
 from ..bench import Bench
 from .reproduce import check_follows, have_ended, reference_of, run_reference
-from .runs import Run, Runs, Trajectory, open_runs
+from .runs import Run, Runs, Trajectory, check_parts, open_runs
 
 
 def probe(bench: Bench) -> None:
@@ -25,6 +25,7 @@ def probe(bench: Bench) -> None:
         elsewhere = Path(shutil.copytree(saved, runs.folder / "checkpoints-elsewhere"))
         resumed = runs.run("resumed", **saving, resume=True)
         if have_ended(bench, whole, resumed):
+            check_parts(bench, whole, resumed)
             check_same_bits(bench, whole, resumed)
             resume_elsewhere(bench, runs, whole, elsewhere)
 

@@ -21,11 +21,12 @@ from ...training.parallel.plan import ParallelPlan
 from ...training.parallel.slurm import SlurmUnavailable, submit
 from ...training.sizes import Size, read_size
 from ...training.smoke.order import RANK, SILENT_S, SmokeOrder, run_smoke
-from ..bench import Bench
+from ..bench import VENDOR_BACKENDS, Bench
 
 LIMIT_S: Final = 300.0
-# Refusals that are not fallbacks: what the order left out, and a bank that no token reached in its last pass.
-_AS_ORDERED: Final = frozenset({"flag-off", "no-rows"})
+# Refusals that are not fallbacks: what the order left out, what Transformer Engine has no layer for under the order's
+# plan, and a bank that no token reached in its last pass.
+_AS_ORDERED: Final = frozenset({"flag-off", "tensor-parallel", "no-rows"})
 # Settings of a row that are fields of an order by themselves.
 _FIELDS: Final = ("learning_rate", "warm_up", "validate_every", "deterministic", "rehearse")
 Series = Sequence[float | None]
@@ -160,20 +161,19 @@ class Runs:
         Args:
             given: name -> fields of `SmokeOrder` that are changed.
         """
-        places: Queue[dict[str, str]] = Queue()
+        places = Queue[dict[str, str]]()
         for place in _places(self.bench.device):
             places.put(place)
 
-        def train(name: str, order: SmokeOrder) -> Run:
+        def train(name: str) -> Run:
             place = places.get()
             try:
-                return self.train(name, order, place)
+                return self.train(name, self.order(**given[name]), place)
             finally:
                 places.put(place)
 
-        orders = {name: self.order(**changes) for name, changes in given.items()}
         with ThreadPoolExecutor(max(1, places.qsize())) as pool:
-            return [self._keep(run) for run in pool.map(train, orders, orders.values())]
+            return [self._keep(run) for run in pool.map(train, given)]
 
     def train(self, name: str, order: SmokeOrder, place: Mapping[str, str] | None = None) -> Run:
         """Run an order to its end; the receipt keeps nothing of it. `place`: variables of its ranks."""
@@ -231,13 +231,11 @@ def record_of(run: Run) -> TrainingRecord:
         for phase, used in receipt["goodput"]["peak_bytes"].items():
             peaks[phase] = max(peaks.get(phase, 0), used)
     changed = " ".join(f"{name}={value}" for name, value in order.changes.items())
+    numbers = ("loss", "perfect", "grad_norm")
     steps = tuple(
-        TrainingStep(
-            step["step"], read_number(step["loss"]), read_number(step["perfect"]), read_number(step["grad_norm"]),
-            step["seconds"],
-        )
+        TrainingStep(step["step"], **{name: read_number(step[name]) for name in numbers}, seconds=step["seconds"])
         for step in first["steps"]
-    )  # fmt: skip
+    )
     return TrainingRecord(
         name=run.name,
         model=f"{size.name} {changed}".strip(),
@@ -258,6 +256,29 @@ def record_of(run: Run) -> TrainingRecord:
         flop_utilisation=first["flop_utilisation"],
         peak_bytes=peaks,
     )
+
+
+def check_backends(bench: Bench, name: str, rows: Sequence[Backend]) -> None:
+    """Put the backends of a run's parts on record: each took the requested one, and a run without any fails."""
+    bench.backends.extend(rows)
+    bench.check(f"{name}.parts", bool(rows), f"{len(rows)} parts report their backend")
+    for row in rows:
+        said = f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}"
+        bench.check(f"{row.path}.backend", took_requested(row), "; ".join((said, *row.reasons)))
+
+
+def took_requested(row: Backend) -> bool:
+    """Whether a part ran on the requested backend; where that is native, on any that is not a vendor's."""
+    if row.requested == "native":
+        return row.claimed not in VENDOR_BACKENDS
+    return row.claimed == row.requested
+
+
+def check_parts(bench: Bench, *runs: Run) -> None:
+    """Every part of these runs ran on the requested backend, on every rank."""
+    for run in runs:
+        rows = backends_of(run, wants_te=bench.wants_te, native=bench.setting("native").split())
+        check_backends(bench, run.name, rows)
 
 
 def backends_of(run: Run, *, wants_te: bool, native: Sequence[str] = ()) -> list[Backend]:

@@ -11,9 +11,8 @@ from ...training.language import Grammar, Language, step_probabilities
 from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
 from ..fp8.quantizers import KINDS, TENSORS, wanted_block, wanted_format
-from .composition import took_requested
 from .reproduce import MULTIPLE, have_ended
-from .runs import Run, Runs, Series, backends_of, open_runs, read_number
+from .runs import Run, Runs, Series, check_parts, open_runs, read_number
 
 LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
 SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
@@ -43,7 +42,7 @@ def check_run(bench: Bench, run: Run) -> None:
     check_ranks(bench, run, *LOOKS)
     size = run.size
     bench.checks.append(judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch))
-    check_backends(bench, run)
+    check_parts(bench, run)
     if run.order.recipe is not None and bench.wants_te:
         check_low_precision(bench, run, run.order.recipe)
 
@@ -144,16 +143,6 @@ def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Gramm
     )  # fmt: skip
     detail = f"of a floor of {grammar.floor(length + 1):.4f} nats"
     return Check(f"{name}.learns", all(part.passed for part in parts), parts, detail)
-
-
-def check_backends(bench: Bench, run: Run) -> None:
-    """Every part ran on the requested backend, on every rank."""
-    rows = backends_of(run, wants_te=bench.wants_te, native=bench.setting("native").split())
-    bench.backends.extend(rows)
-    bench.check(f"{run.name}.parts", bool(rows), f"{len(rows)} parts say what they took")
-    for row in rows:
-        said = f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}"
-        bench.check(f"{row.path}.backend", took_requested(row), "; ".join((said, *row.reasons)))
 
 
 def check_low_precision(bench: Bench, run: Run, recipe: str) -> None:

@@ -13,12 +13,14 @@ import torch
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke import dispatch
+from tests.probes.planting import failed
 
 
 def looked_at() -> set[str]:
     bench = Bench(Order("smoke_dispatch", "s", Target("cpu", ""), "native", quick=True, stands_on=("permute",)))
     dispatch.probe(bench)
-    assert len(bench.checks) == 11
+    assert len(bench.checks) == 15
+    assert {row.path for row in bench.backends} == {"dispatch.padded.permute", "dispatch.jagged.jagged_moe"}
     assert re.search(r"padded [\d.]+ ms, jagged [\d.]+ ms", bench.checks[-1].detail)
     return {check.name.removeprefix("fp32.") for check in bench.checks if not check.passed}
 
@@ -43,9 +45,16 @@ PLANTED: dict[str, Callable[[Any], Any]] = {
 def test_a_way_that_is_wrong_is_seen(wrong: Callable[[Any], Any], way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(dispatch, way)
     monkeypatch.setattr(dispatch, way, lambda given: wrong(right(given)))
-    failed = looked_at()
-    assert f"{way}.forward" in failed
-    assert all(name.startswith(way) for name in failed)
+    red = looked_at()
+    assert f"{way}.forward" in red
+    assert all(name.startswith(way) for name in red)
+
+
+def test_a_way_without_a_recorded_backend_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "recorded_choices", dict)
+    bench = Bench(Order("smoke_dispatch", "s", Target("cpu", ""), "native", quick=True, stands_on=("permute",)))
+    dispatch.probe(bench)
+    assert failed(bench) == {"padded.parts"}
 
 
 def shifted(ends: Any) -> Any:

@@ -15,8 +15,16 @@ import pytest
 from megacpp_validate.evidence.receipt import Quantizer
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.order import Order, Target
-from megacpp_validate.probes.smoke.composition import took_requested
-from megacpp_validate.probes.smoke.runs import Run, Runs, backends_of, open_runs, read_plan, record_of
+from megacpp_validate.probes.smoke.runs import (
+    Run,
+    Runs,
+    backends_of,
+    check_parts,
+    open_runs,
+    read_plan,
+    record_of,
+    took_requested,
+)
 from megacpp_validate.probes.smoke.train import (
     check_low_precision,
     check_run,
@@ -260,6 +268,22 @@ def test_a_fallback_that_was_not_asked_for_fails() -> None:
     assert [(row.requested, took_requested(row)) for row in rows] == [("native", True)]
     (row,) = backends_of(run_of(left_by(0)), wants_te=True, native=["block"])
     assert row.requested == "native"
+
+
+def took(observed: str, *codes: str) -> dict[str, Any]:
+    return {"requested": "te", "observed": observed, "refusals": [], "codes": list(codes)}
+
+
+@pytest.mark.parametrize(("choices", "wanted"), [
+    ({}, {"plan.parts"}),  # ranks that report no backend are no evidence
+    ({"layers.0.block": took("native")}, {"plan.layers.0.block.backend"}),
+    ({"layers.0.block": took("te"), "layers.1.in_projection": took("native", "tensor-parallel")}, set()),
+])  # fmt: skip
+def test_what_the_ranks_ran_on_is_on_record(choices: dict[str, Any], wanted: set[str]) -> None:
+    bench = new_bench("te")
+    check_parts(bench, run_of(left_by(0) | {"choices": choices}))
+    assert failed(bench) == wanted
+    assert len(bench.backends) == len(choices)
 
 
 def test_the_record_has_what_the_report_tells() -> None:
