@@ -103,8 +103,9 @@ def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> Non
     for job, end in zip(jobs, ended, strict=True):
         said = f"{end.said.get('seconds', 0):.0f} s, {end.said.get('peak_mib', 0):.0f} MiB"
         bench.check(f"{job.name}.ended", end.status == 0, f"exit {end.status}: {end.words or said}")
-        curve = _read(job.path)
-        if curve is None:
+        try:
+            curve = json.loads(job.path.read_text(encoding="utf-8"))  # as it was written; the host reads it strictly
+        except (OSError, ValueError):
             bench.check(f"{job.name}.curve", False, "the run left no curve")
             continue
         _check_curve(bench, job, curve)
@@ -115,15 +116,6 @@ def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> Non
         bench.check(f"{job.name}.backends", bool(backends) and not other, said)
         if job.recipe != REFERENCE and job.seed == jobs[0].seed:
             _see_casts(bench, job, curve)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """The curve as it was written; the host reads it strictly."""
-    try:
-        curve = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return curve if isinstance(curve, dict) else None
 
 
 def _check_curve(bench: Bench, job: Job, curve: dict[str, Any]) -> None:

@@ -7,16 +7,14 @@ What the lane refuses, and every step out of its order, is plain Python: tests/b
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed import FileStore, destroy_process_group, init_process_group, is_initialized
+from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.profiler import ProfilerActivity, profile
@@ -79,18 +77,13 @@ def sharding(mesh: Any) -> Callable[[Any], object]:
 @contextmanager
 def one_rank(device: str) -> Iterator[Any]:
     """A mesh of this rank alone: FSDP2 as it is, with nobody to share with."""
-    mine = not is_initialized()
     if device == "cuda":
         torch.cuda.set_device(torch.cuda.current_device())  # else the mesh guesses, and warns that it does
-    with tempfile.TemporaryDirectory() as folder:
-        if mine:
-            store = FileStore(str(Path(folder, "store")), 1)
-            init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
-        try:
-            yield init_device_mesh(device, (1,))
-        finally:
-            if mine:
-                destroy_process_group()
+    init_process_group("nccl" if device == "cuda" else "gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh(device, (1,))
+    finally:
+        destroy_process_group()
 
 
 def probe(bench: Bench) -> None:

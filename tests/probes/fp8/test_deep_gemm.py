@@ -15,7 +15,7 @@ from megacpp_validate.probes.bench import Bench, CannotRun  # noqa: E402
 from megacpp_validate.probes.fp8 import deep_gemm as probed  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
-from tests.probes.planting import Plant, after, before, failed  # noqa: E402
+from tests.probes.planting import Plant, after, failed  # noqa: E402
 from tests.probes.planting import changing as patched  # noqa: E402
 
 
@@ -88,27 +88,8 @@ def scales_of_tensors(whole: Any) -> Any:
     return cast
 
 
-def e5m2(whole: Any) -> Any:
-    """Values as E5M2 holds them."""
-
-    def cast(*given: Any, **how: Any) -> Any:
-        rows, columns = whole(*given, **how)
-        return tuple(
-            None
-            if one is None
-            else one._replace(values=one.values.float().to(torch.float8_e5m2).to(torch.float8_e4m3fn))
-            for one in (rows, columns)
-        )
-
-    return cast
-
-
 def halves(tensor: Any) -> Any:
     return tensor * 0.5
-
-
-def rolled(weight: Any) -> Any:
-    return weight.roll(1, 0)
 
 
 def turned_scales(cast: Any) -> Any:
@@ -129,7 +110,6 @@ def _bf16_weight_gradient(whole: Any) -> Any:
 
 FAULTS: dict[str, tuple[Plant, str]] = {
     "bf16 in its place": (in_bf16, "contiguous.uneven.forward.rounded"),
-    "output halved": (after(deep_gemm, "_multiply", halves), "contiguous.uneven.forward"),
     "gradient of the weights halved": (
         after(deep_gemm, "_weight_gradient", halves), "contiguous.even.grad.weight0",
     ),
@@ -137,11 +117,9 @@ FAULTS: dict[str, tuple[Plant, str]] = {
         patched(deep_gemm, "_GroupedFp8", _bf16_weight_gradient),
         "contiguous.even.grad.weight.rounded",
     ),
-    "experts rolled": (before(deep_gemm, "cast_weight", rolled), "contiguous.even.forward"),
     "one scale for all rows": (
         patched(deep_gemm, "cast_tokens", scales_of_tensors), "contiguous.uneven.forward.of-rounded-operands",
     ),
-    "E5M2": (patched(deep_gemm, "cast_tokens", e5m2), "contiguous.uneven.grad.rows"),
     "scales of the turned weight flipped": (
         after(deep_gemm, "cast_weight", turned_scales), "contiguous.even.grad.rows.of-rounded-operands",
     ),
@@ -149,9 +127,6 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "a cast that is a bit off": (
         after(deep_gemm, "cast_tokens", lambda made: (a_bit_off(made[0]), made[1])),
         "casts.plain.tokens.none",
-    ),
-    "a weight cast a bit off": (
-        after(deep_gemm, "cast_weight", a_bit_off), "casts.plain.weight",
     ),
 }  # fmt: skip
 
@@ -172,13 +147,3 @@ def test_a_fallback_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = failed(run())
     assert "contiguous.uneven.expert_gemm.backend" in found
     assert "contiguous.uneven.operands.e4m3" in found
-
-
-def test_where_kernels_are_compiled_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DG_JIT_USE_NVRTC", raising=False)
-    monkeypatch.delenv("DG_JIT_CACHE_DIR", raising=False)
-    made = deep_gemm.compiler()
-    assert (made.mode, made.cache.name) == ("nvcc", ".deep_gemm")
-    monkeypatch.setenv("DG_JIT_USE_NVRTC", "1")
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/kernels")
-    assert (deep_gemm.compiler().mode, str(deep_gemm.compiler().cache)) == ("nvrtc", "/kernels")

@@ -64,11 +64,6 @@ def stale_weights(again: Any, layer: Any, first: dict[int, Any], rows: Any) -> A
     return out
 
 
-def stuck(again: Any, layer: Any, first: dict[int, Any], rows: Any) -> Any:
-    out = again(rows)
-    return out - out.detach() + first.setdefault(id(layer), out.detach().clone()) if layer.training else out
-
-
 def frozen_amax(again: Any, layer: Any, _: Any, rows: Any) -> Any:
     out = again(rows)
     for state in module("graph")._states(layer) if layer.training else ():
@@ -90,10 +85,6 @@ def no_gradient(again: Any, layer: Any, _: Any, rows: Any) -> Any:
     return out
 
 
-def in_evaluation(again: Any, layer: Any, _: Any, rows: Any) -> Any:
-    return again(rows) * (1.0 if layer.training else 1.5)
-
-
 def cast_anew(patch: Patch) -> None:
     graph = module("graph")
     real = graph._forward
@@ -107,10 +98,6 @@ def cast_anew(patch: Patch) -> None:
 
 def given_back(patch: Patch) -> None:
     patch.setattr(te.make_graphed_callables, "_found", (lambda modules, *_, **__: modules, ""))
-
-
-def no_graphs(patch: Patch) -> None:
-    patch.setattr(te.make_graphed_callables, "_found", (None, "this release has none"))
 
 
 def evaluation_rolls(patch: Patch) -> None:
@@ -131,15 +118,12 @@ def amax_left_behind(patch: Patch) -> None:
 
 FAULTS: dict[str, tuple[Plant, str, set[str]]] = {
     "stale input": (replay(stale_input), "current", {"forward", "grad"}),
-    "stuck": (replay(stuck), "current", {"forward", "outputs-move"}),
     "stale weights": (replay(stale_weights), "current", {"forward", "grad"}),
     "frozen amax": (replay(frozen_amax), "delayed", {"history", "scale", "cached.history"}),
     "evaluation spoils": (replay(evaluation_spoils), "delayed", {"scale", "forward"}),
     "no gradient": (replay(no_gradient), "block", {"grad", "cached.grad"}),
-    "in evaluation": (replay(in_evaluation), "block", {"eval-fp8", "eval-bf16"}),
     "cast anew in each micro-batch": (cast_anew, "delayed", {"cached.history"}),
     "modules given back as they are": (given_back, "current", {"replayed", "cached.replayed"}),
-    "a release without graphs": (no_graphs, "current", {"replayed", "cached.replayed"}),
     "an evaluation that rolls": (evaluation_rolls, "delayed", {"evaluation-leaves-no-trace"}),
     "an amax left behind": (amax_left_behind, "delayed", {"evaluation-leaves-no-trace"}),
 }

@@ -122,24 +122,17 @@ def frozen_scale(patch: Patch) -> None:
     patch.setattr(layer, "round_tensor", lambda tensor, top, **_: layer.round_scaled(tensor, torch.ones(()), top))
 
 
-def another_recipe(patch: Patch) -> None:
-    patch.setattr(fp8_scope, "te_delayed_scaling", lambda **_: te_fp8.te_current_scaling())
-
-
 E4M3 = putting(te_fp8, "te_format", lambda name: te.fp8_format.require().E4M3)
 zero_step_empties = after_update(lambda state, history: None if history[0].any() else state.amax_history.zero_())
 FAULTS: dict[str, tuple[str, Plant, str]] = {
     "supports it": ("mxfp8", support(True, ""), "te-refuses"),
-    "supports it in its scope": ("mxfp8", support(True, ""), "te-scope-refuses"),
     "says nothing": ("mxfp8", support(False, "no."), "te-says-why"),
     "own scope lets it in": ("mxfp8", putting(fp8_scope, "te_scope", lambda **_: contextlib.nullcontext()),
                              "te-scope-refuses"),
     "bridge lets it in": ("mxfp8", bridge_lets_it_in, "bridge-refuses"),
     "stays on": ("mxfp8", putting(fp8_scope, "reset_te_state", lambda: None), "te-stays-off"),
     "gradients in E4M3": ("current", E4M3, "linear.dgrad.gradient.quantizer"),
-    "gradients of wgrad in E4M3": ("delayed", E4M3, "mlp.wgrad.gradient.quantizer"),
     "activations in E5M2": ("delayed", with_cast(activations_in_e5m2), "linear.forward.input.quantizer"),
-    "another recipe": ("delayed", another_recipe, "linear.forward.weight.quantizer"),
     "weights by rows": ("block", with_cast(weights_by_rows), "linear.dgrad.weight.quantizer"),
     "second product in bf16": ("current", product_in_bf16("layernorm_mlp", "_LayerNormMLP", 1),
                                "mlp.forward.weight.quantizer"),
@@ -148,9 +141,7 @@ FAULTS: dict[str, tuple[str, Plant, str]] = {
     "zero step leaves the history": ("delayed", plant_kernel, "zero-step"),
     "zero step empties the history": ("delayed", zero_step_empties, "zero-step"),
     "frozen scale": ("current", frozen_scale, "shares.steady.input"),
-    "frozen scale saturates": ("current", frozen_scale, "shares.spiked.input"),
     "one scale a tensor": ("block", one_scale_a_tensor, "shares.spiked.gradient"),
-    "scale a bit off": ("current", with_scale_of(lambda _, scale: scale * (1 + 2.0**-20)), "scale.normal.input"),
     "scale of zeros": ("current", with_scale_of(lambda amax, scale: torch.where(amax > 0, scale, 0.5)),
                        "scale.zero.gradient"),
     "a power of two": ("current", with_scale_of(lambda _, scale: scale.log2().floor().exp2()), "scale.large.weight"),
@@ -201,7 +192,6 @@ REFUSED: dict[str, tuple[Plant, str]] = {
     "layer not named": (with_not_finite(lambda what, name, *rest: (what, "one", *rest)), "nan.second-input.says"),
     "step not named": (with_not_finite(lambda what, name, step, *rest: (what, name, step + 1, *rest)),
                        "nan.gradient.says"),
-    "tensor not named": (with_not_finite(lambda what, *rest: ("tensor", *rest)), "nan.weight.says"),
     "infinity called NaN": (with_not_finite(lambda what, name, step, _, *rest: (what, name, step, float("nan"), *rest)),
                             "infinity.input.says"),
     "NaN left out": (nan_is_left_out, "nan.first-input"),

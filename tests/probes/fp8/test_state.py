@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.emulation import DelayedRule, DelayedTensors, next_state
-from megacpp_validate.probes.fp8.scopes import UNPICKLING, check_resumed, check_scopes, unpickling_allowed
+from megacpp_validate.probes.fp8.scopes import check_resumed, check_scopes
 from megacpp_validate.probes.fp8.state import check_casts, check_delayed_state, default_update
 from tests.probes.planting import (
     Patch,
@@ -66,13 +65,6 @@ def test_what_is_right_passes(te_double: None, judge: Callable[[Bench], None], s
         assert judge is scopes or {name.split(".")[1] for name in failed(told)} == {"zero"}
 
 
-def test_nothing_that_was_counted_stays_wrapped(te_double: None) -> None:
-    manager = te.fp8_state_manager.require()
-    plain = vars(manager)["reduce_and_update_fp8_tensors"]
-    scopes(fp8_bench("recipe"))
-    assert vars(manager)["reduce_and_update_fp8_tensors"] is plain
-
-
 # --- one layer --------------------------------------------------------------------------------------------------------
 
 
@@ -87,11 +79,6 @@ def updating(change: Callable[[Any, Any], None]) -> Plant:
 
 def oldest_does_not_count(plain: Any, state: Any) -> None:
     state.amax_history[1].zero_()
-    plain(state)
-
-
-def most_recent(plain: Any, state: Any) -> None:
-    state.recipe = te.delayed_scaling.require()(amax_history_len=16, amax_compute_algo="most_recent")
     plain(state)
 
 
@@ -113,13 +100,6 @@ def amax_after_the_cast(state: Any, tensor: Any, index: int, out: Any) -> Any:
     if tensor.numel():
         state.amax_history[0, index] = out.abs().amax()
     return out
-
-
-def columns_swapped(plain: Any) -> Any:
-    swap = {0: 1, 1: 0}
-    return lambda self, tensor, index: plain(
-        self, tensor, swap.get(index, index) if self.amax_history.shape[1] > 2 else index
-    )
 
 
 def own_scale(plain: Any) -> Any:
@@ -151,9 +131,7 @@ frozen = after_update(lambda state, _: state.scale.fill_(1.0))
 STATE: dict[str, tuple[Plant, str, str]] = {
     "never rolls": (after_update(lambda state, history: state.amax_history.copy_(history)), "normal.input.history", ""),
     "frozen": (frozen, "first.gradient.scale", "history"),
-    "margin": (after_update(lambda state, _: state.scale.div_(2.0)), "normal.weight.scale", "history"),
     "a bit off": (after_update(lambda state, _: state.scale.mul_(1.0 + 2.0**-21)), "normal.input.scale", "history"),
-    "power of two": (after_update(lambda s, _: s.scale.copy_(s.scale.log2().floor().exp2())), "normal.input.scale", ""),
     "zero resets": (
         after_update(lambda s, history: s.scale.copy_(torch.where(history.amax(dim=0) == 0, 1.0, s.scale))),
         "zero.input.scale", "after-spike.",
@@ -162,9 +140,7 @@ STATE: dict[str, tuple[Plant, str, str]] = {
         after_update(lambda state, history: state.amax_history[0].copy_(history[0])), "first.input.history", "scale",
     ),
     "oldest does not count": (updating(oldest_does_not_count), "after-spike.gradient.scale", "history"),
-    "most recent": (updating(most_recent), "after-spike.input.scale", "history"),
     "amax of another tensor": (rounding(amax_of_another_tensor), "others", "input"),
-    "amax swapped": (changing(delayed_state, "round", columns_swapped), "spike.weight.history", "gradient"),
     "amax after the cast": (rounding(amax_after_the_cast), "spike.input.history", ""),
     "backward once a step": (once_for_several(), "accumulated-late.gradient.history", "state.accumulated."),
 }  # fmt: skip
@@ -178,11 +154,7 @@ def test_a_fault_of_one_layer(te_double: None, plant: Plant, caught: str, not_ca
 
 CASTS: dict[str, tuple[Plant, str]] = {
     "frozen": (frozen, "steady.input"),
-    "frozen gradient": (frozen, "steady.gradient"),
-    "frozen weight": (frozen, "steady.weight"),
     "own scale": (changing(delayed_state, "round", own_scale), "spike.input"),
-    "spike forgotten": (updating(most_recent), "shrunk.gradient"),
-    "four times": (after_update(lambda state, _: state.scale.mul_(4.0)), "steady.input"),
     "not cast at all": (rounding(lambda state, tensor, index, out: tensor.float()), "shrunk.input"),
     "small values flushed": (
         rounding(lambda s, tensor, index, out: torch.where(out.abs() * s.scale[index] < 2.0**-6, 0.0, out)),
@@ -305,25 +277,15 @@ def bare(plain: Any) -> Any:
     return operand
 
 
-def twice_forward(plain: Any, forward: bool) -> None:
-    for _ in range(1 + forward):
-        plain(forward=forward)
-
-
 SCOPES: dict[str, tuple[Plant, str]] = {
     "every module is the first": (first_is(True), "linear.gradient.history"),
     "no module is the first": (first_is(False), "updates.backward"),
-    "forward twice": (all_updates(twice_forward), "norm-linear.input.history"),
     "one backward update for two scopes": (once_for_several(), "mlp.gradient.history"),
     "only the first state": (all_updates(only_the_first_state), "experts.weight.history"),
     "last amax wins": (one_amax_wins(of_first=False), "linear.gradient.amax"),
-    "first amax wins": (one_amax_wins(of_first=True), "linear.input.amax"),
     "mlp shares its input": (sharing("input", 2), "mlp.input.scale"),
-    "mlp shares its weight": (sharing("weight", 2), "mlp.weight.amax"),
-    "mlp shares its gradient": (sharing("grad", 2), "mlp.gradient.scale"),
     "mlp swaps its gradients": (swapped("grad", 2), "mlp.gradient.scale"),
     "experts share their input": (sharing("input", 3), "experts.input.amax"),
-    "experts one off": (swapped("weight", 3), "experts.weight.scale"),
     "saved operand loses its scale": (
         changing(partial(module, "gemm"), "_product", saved_operand_loses_its_scale), "norm-linear.input.kept",
     ),
@@ -374,15 +336,10 @@ def no_state(patch: Patch) -> None:
 
 RESUMED: dict[str, tuple[Plant, str]] = {
     "gradient scale is one": (loading(lambda meta, _: meta["scaling_bwd"].scale.fill_(1.0)), "fresh.linear.step"),
-    "gradient scale stays": (loading(stays("scaling_bwd", "scale", 1)), "used.mlp.loaded"),
     "history stays": (loading(stays("scaling_fwd", "amax_history", 0)), "used.experts.state"),
     "history one row off": (
         loading(lambda meta, _: meta["scaling_bwd"].amax_history.copy_(meta["scaling_bwd"].amax_history.roll(1, 0))),
         "fresh.norm-linear.loaded",
-    ),
-    "second product dropped": (loading(lambda meta, _: meta["scaling_fwd"].scale[3:].fill_(1.0)), "fresh.mlp.step"),
-    "another rule from then on": (
-        loading(lambda meta, _: setattr(meta["scaling_bwd"], "top", 448.0)), "fresh.linear.state",
     ),
     "not saved": (no_state, "used.experts.step"),
 }  # fmt: skip
@@ -391,14 +348,3 @@ RESUMED: dict[str, tuple[Plant, str]] = {
 @pytest.mark.parametrize(("plant", "caught"), RESUMED.values(), ids=RESUMED)
 def test_a_fault_of_what_is_loaded(te_double: None, plant: Plant, caught: str) -> None:
     check_caught(fp8_bench("recipe"), resumed, plant, {f"resumed.{caught}"})
-
-
-@pytest.mark.parametrize("before", [None, "0"])
-def test_the_variable_for_unpickling_is_put_back(monkeypatch: Patch, before: str | None) -> None:
-    monkeypatch.delenv(UNPICKLING, raising=False)
-    if before is not None:
-        monkeypatch.setenv(UNPICKLING, before)
-    with pytest.raises(ZeroDivisionError), unpickling_allowed():  # noqa: PT012
-        assert os.environ[UNPICKLING] == "1"
-        _ = 1 // 0
-    assert os.environ.get(UNPICKLING) == before

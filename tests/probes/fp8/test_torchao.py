@@ -111,9 +111,7 @@ FAULTS: dict[str, tuple[str, Plant, set[str]]] = {
     "a graph of other layers": ("tensorwise", other_layers, {"compiled.products"}),
     "compiling gives up": ("tensorwise", not_compiled, {"compiled.regions"}),
     "rowwise": ("tensorwise", ran_as("rowwise"), {"*.operands"}),
-    "tensorwise": ("rowwise", ran_as("tensorwise"), {"*.operands"}),
     "all in FP8": ("rowwise_with_gw_hp", ran_as("rowwise"), {"eager.products"}),
-    "gradient in bf16": ("rowwise", ran_as("rowwise_with_gw_hp"), {"eager.products"}),
     "dequantizes": ("tensorwise", eager(dequantizing), {"eager.silent"}),
     "scaled output": (
         "tensorwise", eager(after(LAYER, "forward", lambda out: out * 1.03)),

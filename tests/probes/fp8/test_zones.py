@@ -105,11 +105,8 @@ def minds_the_scope(patch: Patch) -> None:
 BOTH = ("operands", "in-bf16")
 FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
     "first is low": (places, staying(4), {f"layer0.{what}" for what in BOTH}),
-    "last is low": (places, staying(0), {f"layer4.{what}" for what in BOTH}),
     "second is bf16": (places, staying(0, 1, 4), {"layer1.operands"}),
-    "one before last is bf16": (places, staying(0, 3, 4), {"layer3.operands", "layer3.blocks.3.mlp.layers"}),
     "a head is low": (places, staying(0, 4, heads=("mtp",)), {f"lm_head.{what}" for what in BOTH}),
-    "another head is low": (places, staying(0, 4, heads=("lm_head",)), {f"mtp.{what}" for what in BOTH}),
     "inside somebody's scope": (
         places, around_all, {f"{place}.{what}" for place in ("layer0", "layer4", "lm_head", "mtp") for what in BOTH},
     ),

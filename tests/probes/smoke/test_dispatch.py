@@ -36,7 +36,6 @@ def dropped(out: Any) -> Any:
 PLANTED: dict[str, Callable[[Any], Any]] = {
     "doubled": lambda out: 2 * out,
     "a-token-dropped": dropped,
-    "tokens-swapped": lambda out: out.roll(1, 0),
 }
 
 
@@ -63,7 +62,6 @@ def shifted(ends: Any) -> Any:
 
 MISPLACED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a-row-at-the-next-expert": (lambda order: replace(order, ends=shifted(order.ends)), "an expert has"),
-    "the-last-rows-without-expert": (lambda order: replace(order, ends=order.ends - 2), "an expert has"),
     "an-assignment-twice": (lambda order: replace(order, order=order.order.clone().index_fill_(
         0, torch.tensor([0]), int(order.order[1]))), "no row, or several"),
     "rows-turned-round": (lambda order: replace(order, order=order.order.flip(0)), "at another expert"),

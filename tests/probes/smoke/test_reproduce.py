@@ -79,11 +79,8 @@ MISSING_NORM = math.sqrt(1 - 0.75 / 40)
 PLANTED: dict[str, tuple[Trajectory, set[str]]] = {
     "one-norm-gradient-not-summed": (norms_times(MISSING_NORM), {"grad_norm"}),
     "a-share-that-is-half": (losses_moved(-1.7), {"loss"}),
-    "gradients-averaged-instead-of-summed": (norms_times(0.5), {"grad_norm"}),
-    "a-token-dropped": (losses_moved(3.4 / 256), {"loss"}),
     "wrong-from-the-fifth-step-on": (losses_moved(1e-6, start=5), {"loss"}),
     "a-last-step-alone": (norms_times(1 + 1e-8, start=STEPS - 1), {"grad_norm"}),
-    "a-ulp-of-fp32": (losses_moved(3.4 * 2**-24), {"loss"}),
 }
 
 
@@ -96,7 +93,6 @@ def test_what_a_plan_can_be_wrong_by_does_not_follow(plan: Trajectory, wrong: se
 
 DAMAGED = {
     "not-finite": (replace(REFERENCE, losses=(*LOSSES[:-1], math.nan)), "the plan is not finite at step 9"),
-    "no-number": (replace(REFERENCE, losses=(None, *LOSSES[1:])), "the plan is not finite at step 0"),
     "short": (replace(REFERENCE, losses=LOSSES[:-1]), "the plan has 9 of 10 steps"),
 }
 

@@ -112,22 +112,14 @@ def account_of(phase: str, seconds: float) -> Callable[[dict[str, Any]], None]:
 PLANTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a-step-not-finite": (put("steps", 3, "grad_norm", "nan"), "plan.steps.rank1"),
     "a-step-missing": (lambda receipt: receipt["steps"].pop(), "plan.steps.rank1"),
-    "a-step-twice": (lambda receipt: receipt["steps"].insert(3, receipt["steps"][3]), "plan.steps.rank1"),
     "a-value-found-by-the-watch": (put("check", "watch"), "plan.steps.rank1"),
     "an-expert-without-gradient": (put("experts_without_gradient", ["layers.2 expert 3"]), "plan.experts.rank1"),
-    "nobody-looked-at-experts": (put("experts_without_gradient", None), "plan.experts.rank1"),
-    "nobody-counted-tokens": (put("dispatches", None), "plan.tokens.rank1"),
     "tokens-counted-in-some-steps": (put("dispatches", STEPS - 1), "plan.tokens.rank1"),
-    "nobody-compared-replicas": (put("replicas", None), "plan.replicas.rank1"),
     "replicas-that-nobody-compared": (put("alike", 1), "plan.replicas.rank1"),
-    "nobody-says-what-is-alike": (put("alike", None), "plan.replicas.rank1"),
     "an-expert-that-never-moved": (put("unmoved", ["layers.2.up expert 3"]), "plan.moved.rank1"),
-    "nobody-looked-at-what-moved": (put("unmoved", None), "plan.moved.rank1"),
     "tokens-that-were-not-counted": (put("goodput", "tokens", 2559), "plan.counted.rank1"),
     "an-account-that-lacks-time": (put("goodput", "whole_s", 3.5), "plan.account.rank1"),
     "an-account-without-steps": (account_of("step", 0), "plan.account.rank1"),
-    "an-account-without-start-up": (account_of("start-up", 0), "plan.account.rank1"),
-    "an-account-without-data": (account_of("data", 0), "plan.account.rank1"),
     "longer-than-the-launcher-was-there": (account_of("step", 1.8), "plan.clock.rank1"),
 }
 
@@ -199,13 +191,10 @@ def with_row(**row: str) -> Callable[[dict[str, Any]], None]:
 
 LOW: dict[str, tuple[Callable[[dict[str, Any]], object], str, str]] = {
     "nothing-was-cast": (put("quantizers", []), "casts", "layers.1.in_projection has no quantizer of gradient, input"),
-    "nobody-looked": (put("quantizers", None), "casts", "layers.2.up has no quantizer of"),
-    "an-expert-bank-in-bf16": (without("layers.2.down.bank.inner"), "casts", "layers.2.down has no quantizer of"),
     "a-gradient-in-bf16": (without("layers.3.block.mlp", "gradient"), "casts", "layers.3.block has no quantizer"),
     "another-recipe": (put("quantizers", 0, "kind", "Float8BlockQuantizer"), "casts", "wanted Float8Quantizer"),
     "another-format": (put("quantizers", 2, "format", "e4m3"), "casts", "wanted Float8Quantizer float8_e5m2"),
     "a-zone-that-casts": (with_row(layer="layers.0.block.qkv"), "casts", "layers.0.block.qkv stays in BF16"),
-    "a-head-that-casts": (with_row(layer="head"), "casts", "head stays in BF16"),
     "nothing-took-it": (lambda one: (one["choices"].clear(), put("quantizers", [])(one)), "casts", "no part"),
     "scales-that-nobody-compared": (put("scales", 0), "scales", "0 scales"),
 }  # fmt: skip

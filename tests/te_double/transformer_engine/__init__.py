@@ -1,7 +1,7 @@
 """A double of Transformer Engine in plain torch, for the logic of wrappers on a CPU. It is not Transformer Engine.
 
-Entry points, signatures and parameter names are those that `bridge.imports` consumes, as of 2.20; a keyword that
-Transformer Engine does not know is a TypeError here too, and what the double does not do is a NotImplementedError.
+Entry points and parameter names are those that `bridge.imports` and its callers use, as of 2.20. Any other keyword is a
+TypeError, and what the double does not do is a NotImplementedError.
 FP8 is emulated by rounding to torch's float8 types. No number measured with it says anything about a GPU: its version,
 `0.0.0+double`, says so in every receipt.
 

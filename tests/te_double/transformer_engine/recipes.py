@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 
 class _Largest(NamedTuple):
@@ -64,17 +64,11 @@ class DelayedScaling(Recipe):
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = 1024
     amax_compute_algo: Literal["max", "most_recent"] = "max"
-    scaling_factor_compute_algo: Any = None
     reduce_amax: bool = True
-    fp8_dpa: bool = False
-    fp8_mha: bool = False
-    backward_override: str | None = None
 
     def __post_init__(self) -> None:
         if self.fp8_format is Format.E5M2:
             raise AssertionError("Pure E5M2 training is not supported.")
-        if self.scaling_factor_compute_algo is not None or self.backward_override is not None:
-            raise NotImplementedError("the double of Transformer Engine takes no scaling algorithm of your own")
 
 
 @dataclass
@@ -86,9 +80,6 @@ class Float8CurrentScaling(Recipe):
     fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
     fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
-    fp8_dpa: bool = False
-    fp8_mha: bool = False
-    backward_override: str | None = None
 
 
 @dataclass
@@ -103,26 +94,13 @@ class Float8BlockScaling(Recipe):
     fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=True)
     fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
-    fp8_dpa: bool = False
-    fp8_mha: bool = False
-    backward_override: str | None = None
-
-    def __post_init__(self) -> None:
-        wanted = self.x_block_scaling_dim, self.w_block_scaling_dim, self.grad_block_scaling_dim
-        if wanted != (1, 2, 1):
-            raise NotImplementedError("the double of Transformer Engine has blocks of 1 x 128 by 128 x 128 only")
 
 
 @dataclass
 class MXFP8BlockScaling(Recipe):
     """One scale a block of 32 values; the double can make it, and refuses to run it as an H200 does."""
 
-    margin: int = 0
     fp8_format: Format = Format.E4M3
-    fp8_dpa: bool = False
-    fp8_mha: bool = False
-    backward_override: str | None = None
-    enable_2d_quantization: bool = False
 
 
 @dataclass
@@ -131,10 +109,5 @@ class NVFP4BlockScaling(Recipe):
 
     disable_rht: bool = False
     disable_stochastic_rounding: bool = False
-    disable_2d_quantization: bool = False
-    row_scaled_activation: bool = False
     fp4_format: Format = Format.E2M1
     fp8_format: Format = Format.E4M3
-    fp8_dpa: bool = False
-    fp8_mha: bool = False
-    backward_override: str | None = None

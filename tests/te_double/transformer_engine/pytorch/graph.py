@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from .gemm import Mark
-from .layer import only_defaults
 from .quantization import FP8GlobalStateManager as Manager
 
 
@@ -24,37 +23,18 @@ def make_graphed_callables(
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
     sample_kwargs: Any = None,
-    fp8_enabled: Any = None,
-    fp8_calibrating: bool | None = None,
-    fp8_recipe: Any = None,
-    fp8_group: Any = None,
-    fp8_weight_caching: bool | None = None,
-    enabled: Any = None,
-    calibrating: bool | None = None,
+    enabled: bool = False,
     recipe: Any = None,
     amax_reduction_group: Any = None,
-    cache_quantized_params: bool | None = None,
-    _order: Any = None,
-    _num_layers_per_chunk: Any = None,
-    pool: Any = None,
-    retain_graph_in_backward: bool = False,
-    _reuse_graph_input_output_buffers: bool = False,
+    cache_quantized_params: bool = False,
     clone_param_grads_on_return: bool = True,
-    pre_warmup_hook: Any = None,
-    post_warmup_hook: Any = None,
-    capture_time_hooks: Any = None,
 ) -> Any:
     """The modules, whose training passes from now on run in this recipe wherever they are, on copies of their inputs.
 
     As the real ones they take part in amax reduction where a scope around them ends, and broadcast what they are given.
     """
-    done = ("num_warmup_iters", "allow_unused_input", "sample_kwargs", "fp8_enabled", "fp8_calibrating", "fp8_recipe",
-            "fp8_group", "fp8_weight_caching", "enabled", "calibrating", "recipe", "amax_reduction_group",
-            "cache_quantized_params")  # fmt: skip
-    only_defaults(make_graphed_callables, locals(), done)
-    is_on = bool(enabled if enabled is not None else fp8_enabled)
-    taken = (recipe if recipe is not None else fp8_recipe) if is_on else None
-    cached = bool(cache_quantized_params if cache_quantized_params is not None else fp8_weight_caching)
+    is_on, cached = bool(enabled), bool(cache_quantized_params)
+    taken = recipe if is_on else None
     one = not isinstance(modules, tuple)
     for module, samples in zip((modules,) if one else modules, (sample_args,) if one else sample_args, strict=True):
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:

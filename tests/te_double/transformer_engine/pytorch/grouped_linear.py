@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .gemm import Gemm
-from .layer import TransformerEngineBaseModule, only_defaults
+from .layer import TransformerEngineBaseModule
 
 ALIGN = 16  # rows of a group in FP8
 
@@ -25,45 +25,18 @@ class GroupedLinear(TransformerEngineBaseModule):
         num_gemms: int,
         in_features: int,
         out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Any = None,
-        rng_tracker_name: str | None = None,
-        init_method: Any = None,
         bias: bool = True,
-        return_bias: bool = False,
         params_dtype: Any = None,
-        parallel_mode: str | None = None,
         device: Any = "cuda",
-        ub_overlap_rs: bool = False,
-        ub_overlap_ag: bool = False,
-        ub_name: str | None = None,
-        delay_wgrad_compute: bool = False,
-        save_original_input: bool = False,
-        single_grouped_weight: bool = False,
-        single_grouped_bias: bool = False,
-        name: str | None = None,
-        use_grouped_tensor: bool | None = None,
     ) -> None:
-        only_defaults(GroupedLinear.__init__, locals(), ("bias", "params_dtype", "device", "init_method", "name"))
         super().__init__(num_gemms)
         self.num_gemms, self.in_features, self.out_features = num_gemms, in_features, out_features
         self.use_bias = bias
         weights = {f"weight{expert}": out_features for expert in range(num_gemms)}
         self.add_weights(weights, in_features, bias, params_dtype, device)
 
-    def forward(
-        self,
-        inp: Any,
-        m_splits: Sequence[int] | Any,
-        is_first_microbatch: bool | None = None,
-        out: Any = None,
-        dgrad_out: Any = None,
-    ) -> Any:
+    def forward(self, inp: Any, m_splits: Sequence[int] | Any, is_first_microbatch: bool | None = None) -> Any:
         """Rows [R, in_features] with `m_splits` summing to R -> [R, out_features]."""
-        only_defaults(GroupedLinear.forward, locals(), ("is_first_microbatch",))
         sizes = m_splits.tolist() if isinstance(m_splits, torch.Tensor) else list(m_splits)
         if len(sizes) != self.num_gemms:
             raise ValueError(f"Shape of splits ({len(sizes)}) does not match number of GEMMs ({self.num_gemms}).")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -21,19 +20,31 @@ DTYPES = torch.float32, torch.float16, torch.bfloat16  # what TE's kernels take
 Role = Literal["input", "weight", "grad"]
 
 
-def only_defaults(function: Callable[..., Any], given: dict[str, Any], done: Collection[str]) -> None:
+# Options that the bridge passes, each with the one value that the double takes: there is one rank, and one kind of
+# attention.
+ALONE = {
+    "attention_type": "self",
+    "core_attention_bias_type": "no_bias",
+    "parallel_mode": None,
+    "sequence_parallel": False,
+    "set_parallel_mode": False,
+    "tp_group": None,
+    "tp_size": 1,
+}
+
+
+def check_alone(options: dict[str, Any]) -> None:
     """Refuse what Transformer Engine has and the double does not do.
 
-    Args:
-        function: whose signature holds the defaults.
-        given: its arguments by name.
-        done: names that the double acts on.
+    Raises:
+        TypeError: an option that nobody passes.
+        NotImplementedError: another value than that of `ALONE`.
     """
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in ("self", *done) or parameter.default is inspect.Parameter.empty:
-            continue
-        if given[name] != parameter.default:
-            raise NotImplementedError(f"the double of Transformer Engine does not do {name}={given[name]!r}")
+    for name, value in options.items():
+        if name not in ALONE:
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+        if value != ALONE[name]:
+            raise NotImplementedError(f"the double of Transformer Engine does not do {name}={value!r}")
 
 
 class Float8Tensor(torch.nn.Parameter):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from .gemm import Gemm
-from .layer import TransformerEngineBaseModule, check_fp8_shape, only_defaults
+from .layer import TransformerEngineBaseModule, check_alone, check_fp8_shape
 from .rmsnorm import add_norm, normalize
 
 
@@ -53,39 +53,15 @@ class LayerNormMLP(TransformerEngineBaseModule):
         hidden_size: int,
         ffn_hidden_size: int,
         eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        return_bias: bool = False,
-        get_rng_state_tracker: Any = None,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        init_method: Any = None,
         bias: bool = True,
         normalization: str = "LayerNorm",
         activation: str = "gelu",
-        activation_params: Any = None,
-        output_layer_init_method: Any = None,
-        fuse_wgrad_accumulation: bool = False,
         params_dtype: Any = None,
-        return_layernorm_output: bool = False,
-        return_layernorm_output_gathered: bool = False,
-        seq_length: int | None = None,
-        micro_batch_size: int | None = None,
-        set_parallel_mode: bool = False,
         zero_centered_gamma: bool = False,
         device: Any = "cuda",
-        ub_overlap_ag: bool = False,
-        name: str | None = None,
-        ub_overlap_rs: bool = False,
-        ub_overlap_rs_dgrad: bool = False,
-        ub_bulk_dgrad: bool = False,
-        ub_bulk_wgrad: bool = False,
-        delay_wgrad_compute: bool = False,
-        symmetric_ar_type: str | None = None,
-        checkpoint: bool = False,
+        **alone: Any,
     ) -> None:
-        done = ("eps", "bias", "normalization", "activation", "params_dtype", "zero_centered_gamma", "device",
-                "init_method", "output_layer_init_method", "seq_length", "micro_batch_size", "name")  # fmt: skip
-        only_defaults(LayerNormMLP.__init__, locals(), done)
+        check_alone(alone)
         if activation not in _PLAIN and activation not in _GATED:
             raise NotImplementedError(f"the double of Transformer Engine has no activation {activation!r}")
         super().__init__(num_gemms=2)

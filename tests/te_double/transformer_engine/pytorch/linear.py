@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .gemm import Gemm
-from .layer import TransformerEngineBaseModule, check_fp8_shape, only_defaults
+from .layer import TransformerEngineBaseModule, check_alone, check_fp8_shape
 from .rmsnorm import add_norm, normalize
 
 
@@ -70,45 +70,19 @@ class Linear(_OneGemm):
         self,
         in_features: int,
         out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Any = None,
-        rng_tracker_name: str | None = None,
-        init_method: Any = None,
         bias: bool = True,
-        return_bias: bool = False,
         params_dtype: Any = None,
-        parallel_mode: str | None = None,
         parameters_split: Any = None,
         device: Any = "cuda",
-        ub_overlap_ag: bool = False,
-        ub_overlap_rs: bool = False,
-        ub_overlap_rs_dgrad: bool = False,
-        ub_bulk_dgrad: bool = False,
-        ub_bulk_wgrad: bool = False,
-        ub_name: str | None = None,
-        delay_wgrad_compute: bool = False,
-        symmetric_ar_type: str | None = None,
-        save_original_input: bool = False,
         name: str | None = None,
+        **alone: Any,
     ) -> None:
-        only_defaults(
-            Linear.__init__, locals(), ("bias", "params_dtype", "parameters_split", "device", "init_method", "name")
-        )
+        check_alone(alone)
         super().__init__(in_features, out_features, parameters_split, bias, params_dtype, device)
         self.name = name
 
-    def forward(
-        self,
-        inp: Any,
-        is_first_microbatch: bool | None = None,
-        fp8_output: bool | None = False,
-        fp8_grad: bool | None = False,
-    ) -> Any:
+    def forward(self, inp: Any, is_first_microbatch: bool | None = None) -> Any:
         """[..., in_features] -> [..., out_features]."""
-        only_defaults(Linear.forward, locals(), ("is_first_microbatch",))
         return self.multiply(inp, is_first_microbatch, _Linear)
 
 
@@ -120,49 +94,22 @@ class LayerNormLinear(_OneGemm):
         in_features: int,
         out_features: int,
         eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Any = None,
-        init_method: Any = None,
         bias: bool = True,
         normalization: str = "LayerNorm",
-        return_bias: bool = False,
         params_dtype: Any = None,
-        parallel_mode: str | None = None,
-        return_layernorm_output: bool = False,
-        return_layernorm_output_gathered: bool = False,
         parameters_split: Any = None,
         zero_centered_gamma: bool = False,
         device: Any = "cuda",
-        ub_overlap_ag: bool = False,
-        ub_overlap_rs: bool = False,
-        ub_overlap_rs_dgrad: bool = False,
-        ub_bulk_wgrad: bool = False,
-        ub_bulk_dgrad: bool = False,
-        ub_name: str | None = None,
-        delay_wgrad_compute: bool = False,
-        symmetric_ar_type: str | None = None,
-        name: str | None = None,
+        **alone: Any,
     ) -> None:
-        done = ("eps", "bias", "normalization", "params_dtype", "parameters_split", "zero_centered_gamma", "device",
-                "init_method", "name")  # fmt: skip
-        only_defaults(LayerNormLinear.__init__, locals(), done)
+        check_alone(alone)
         super().__init__(
             in_features, out_features, parameters_split, bias, params_dtype, device, normalization, zero_centered_gamma
         )
         self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
 
-    def forward(
-        self,
-        inp: Any,
-        is_first_microbatch: bool | None = None,
-        fp8_output: bool | None = False,
-        fp8_grad: bool | None = False,
-    ) -> Any:
+    def forward(self, inp: Any, is_first_microbatch: bool | None = None) -> Any:
         """[..., in_features] -> [..., out_features]."""
-        only_defaults(LayerNormLinear.forward, locals(), ("is_first_microbatch",))
         return self.multiply(inp, is_first_microbatch, _LayerNormLinear)
 
     def norm(self, rows: Any) -> Any:

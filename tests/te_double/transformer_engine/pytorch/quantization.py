@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -164,13 +164,10 @@ class autocast:  # noqa: N801 - Transformer Engine's name
         calibrating: bool = False,
         recipe: Recipe | None = None,
         amax_reduction_group: Any = None,
-        _graph: bool = False,
     ) -> None:
         self._told = {"calibrating": calibrating, "recipe": recipe, "group": amax_reduction_group}
         self._enabled = enabled
         self._kept: tuple[Any, ...] | None = None
-        if _graph:
-            raise NotImplementedError("the double of Transformer Engine captures no graphs")
 
     def __enter__(self) -> autocast:
         if self._kept is not None:
@@ -188,23 +185,15 @@ class autocast:  # noqa: N801 - Transformer Engine's name
 
 
 def fp8_autocast(
-    enabled: bool = True,
-    calibrating: bool = False,
-    fp8_recipe: Recipe | None = None,
-    fp8_group: Any = None,
-    _graph: bool = False,
+    enabled: bool = True, calibrating: bool = False, fp8_recipe: Recipe | None = None, fp8_group: Any = None
 ) -> autocast:
     """The same by its name before 2.9."""
-    return autocast(enabled, calibrating, fp8_recipe, fp8_group, _graph)
+    return autocast(enabled, calibrating, fp8_recipe, fp8_group)
 
 
 @contextmanager
-def quantized_model_init(
-    enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False
-) -> Iterator[None]:
+def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None) -> Iterator[None]:
     """A scope in which layers are made with quantized weights."""
-    if preserve_high_precision_init_val:
-        raise NotImplementedError("the double of Transformer Engine keeps no high-precision copies")
     kept = FP8GlobalStateManager.parameters, FP8GlobalStateManager.recipe
     FP8GlobalStateManager.parameters = enabled
     FP8GlobalStateManager.recipe = DelayedScaling() if recipe is None else recipe
@@ -214,10 +203,6 @@ def quantized_model_init(
         FP8GlobalStateManager.parameters, FP8GlobalStateManager.recipe = kept
 
 
-@contextmanager
-def fp8_model_init(
-    enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False
-) -> Iterator[None]:
+def fp8_model_init(enabled: bool = True, recipe: Recipe | None = None) -> AbstractContextManager[None]:
     """The same by its name before 2.9."""
-    with quantized_model_init(enabled, recipe, preserve_high_precision_init_val):
-        yield
+    return quantized_model_init(enabled, recipe)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .gemm import Mark
-from .layer import DTYPES, only_defaults
+from .layer import DTYPES
 
 
 class _RMSNorm(Mark):
@@ -42,26 +42,16 @@ class RMSNorm(torch.nn.Module):
 
     def __init__(
         self,
-        normalized_shape: int | None = None,
+        normalized_shape: int,
         eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
-        params_dtype: Any = None,
         zero_centered_gamma: bool = False,
-        hidden_size: int | None = None,
-        *,
         device: Any = None,
         dtype: Any = None,
-        sm_margin: int = 0,
     ) -> None:
-        done = ("normalized_shape", "eps", "params_dtype", "zero_centered_gamma", "hidden_size", "device", "dtype")
-        only_defaults(RMSNorm.__init__, locals(), done)
         super().__init__()
-        size = normalized_shape if normalized_shape is not None else hidden_size
-        if not isinstance(size, int):
-            raise NotImplementedError("the double of Transformer Engine normalizes one axis")
         start = torch.zeros if zero_centered_gamma else torch.ones
         self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        self.weight = torch.nn.Parameter(start(size, device=device, dtype=dtype or params_dtype))
+        self.weight = torch.nn.Parameter(start(normalized_shape, device=device, dtype=dtype))
 
     def forward(self, inp: Any) -> Any:
         """[..., hidden] -> [..., hidden]."""
