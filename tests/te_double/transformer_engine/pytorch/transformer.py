@@ -15,14 +15,17 @@ class MultiheadAttention(torch.nn.Module):
     """Norm and projection, attention, projection. Rows of the first weight lie interleaved by group, as TE's."""
 
     def __init__(
-        self, hidden: int, heads: int, groups: int, width: int, eps: float, norm: str, bias: bool, interleaved: bool,
-        form: str, mask: str, dropout: float, dtype: Any, device: Any,
+        self, hidden: int, heads: int, groups: int, width: int, eps: float, norm: str, bias: bool, fused: bool,
+        interleaved: bool, form: str, mask: str, dropout: float, dtype: Any, device: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.heads, self.groups, self.width, self.interleaved = heads, groups, width, interleaved
         made = {"bias": bias, "params_dtype": dtype, "device": device}
-        out = (heads + 2 * groups) * width
-        self.layernorm_qkv = LayerNormLinear(hidden, out, eps=eps, normalization=norm, **made)
+        widths = {"query": heads * width, "key": groups * width, "value": groups * width}
+        split = None if fused else widths
+        self.layernorm_qkv = LayerNormLinear(
+            hidden, sum(widths.values()), eps=eps, normalization=norm, parameters_split=split, **made
+        )
         self.core_attention = DotProductAttention(
             heads, width, num_gqa_groups=groups, attention_dropout=dropout, qkv_format=form, attn_mask_type=mask
         )
@@ -52,13 +55,12 @@ class TransformerLayer(torch.nn.Module):
         normalization: str = "LayerNorm", device: Any = "cuda", attn_input_format: str = "sbhd",
     ) -> None:  # fmt: skip
         super().__init__()
-        if not fuse_qkv_params:
-            raise NotImplementedError("the double of Transformer Engine keeps query, key and value in one weight")
         self.hidden_dropout = hidden_dropout
         self.self_attention = MultiheadAttention(
             hidden_size, num_attention_heads, num_gqa_groups or num_attention_heads,
-            kv_channels or hidden_size // num_attention_heads, layernorm_epsilon, normalization, bias,
-            qkv_weight_interleaved, attn_input_format, self_attn_mask_type, attention_dropout, params_dtype, device,
+            kv_channels or hidden_size // num_attention_heads, layernorm_epsilon, normalization, bias, fuse_qkv_params,
+            fuse_qkv_params and qkv_weight_interleaved, attn_input_format, self_attn_mask_type,
+            attention_dropout, params_dtype, device,
         )  # fmt: skip
         self.layernorm_mlp = LayerNormMLP(
             hidden_size, ffn_hidden_size, eps=layernorm_epsilon, bias=bias, normalization=normalization,
