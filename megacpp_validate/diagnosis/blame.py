@@ -128,10 +128,8 @@ class Red:
         if self.raised is None:
             known = [check.entries for check in self.checks]
             return frozenset[str]().union(*filter(None, known)) if known and all(known) else None
-        texts = self.raised.text, self.raised.frame
-        # Accessors of other modules come last: the layer that a probe uses, the recipe that a layer takes.
-        found = (*(entries_in(text, self.uses) for text in texts), *(entries_in(text) for text in texts))
-        return next((frozenset(names) for names in found if names), None)
+        found = entries_in(self.raised.text) or entries_in(self.raised.frame)
+        return frozenset(found) if found else None
 
     @property
     def reach(self) -> frozenset[str] | None:
@@ -201,14 +199,9 @@ def is_one_failure(one: Red, other: Red) -> bool:
 
 
 def _explains_exception(cause: Red, effect: Red) -> Link:
-    """For an effect that raised: the same exception in a check of the cause, or a wrong value from the cause."""
+    """For an effect that raised: whether a wrong value from the cause can explain the exception."""
     raised = effect.raised
     assert raised is not None
-    lost = (check for check in cause.checks if check.kind is CheckKind.ENTRY and check.entries and effect.entries)
-    if any(check.raised and check.raised[:200] in raised.line for check in cause.checks):
-        return Link.SAME
-    if any(check.entries & effect.entries for check in lost):  # type: ignore[operator]
-        return Link.SAME
     if cause.raised is not None and not cause.checks:
         return Link.NONE
     if raised.kind == effect.receipt.outcome.value:  # no text that distinguishes the failure
@@ -224,19 +217,16 @@ def _explains_checks(cause: Red, effect: Red) -> bool:
     """Whether every failed check of the effect can follow from the cause."""
     if not cause.receipt.checks and not effect.receipt.checks:
         return cause.receipt.outcome is Outcome.FAIL or cause.receipt.failure is None  # no details on either side
-    checks = [check for check in effect.checks if check.name != "second-use"] or list(effect.checks)
-    return bool(checks) and all(_explains_check(cause, effect, check) for check in checks)
+    return bool(effect.checks) and all(_explains_check(cause, effect, check) for check in effect.checks)
 
 
 def _explains_check(cause: Red, effect: Red, check: FailedCheck) -> bool:
-    if cause.raised is not None and check.raised and cause.raised.text[:200] in check.raised:
-        return True
     # In the block every layer contributes to the gradient of each layer.
     whole = check.entries is None or (effect.module == BLOCK and check.kind is CheckKind.NUMBERS)
     about = effect.uses if whole else check.entries
     if cause.module == FIREWALL:  # every layer runs in its scope
         return any(
-            _meet(one.entries, about) if one.kind is CheckKind.ENTRY else one.of_scope and _is_reached(one, check)
+            _meet(one.entries, about) if one.kind is CheckKind.ENTRY else _is_reached(one, check)
             for one in cause.checks
         )
     if not _meet(cause.reach, about):
@@ -251,7 +241,7 @@ def _leads_to(one: FailedCheck, check: FailedCheck) -> bool:
     if check.kind in (CheckKind.BACKEND, CheckKind.CONTRACT, CheckKind.ENTRY):
         return one.kind in (CheckKind.BACKEND, CheckKind.CONTRACT, CheckKind.RAISED) and _is_reached(one, check)
     if check.kind is CheckKind.RAISED:
-        return one.kind is CheckKind.RAISED or one.shape
+        return one.kind is CheckKind.RAISED
     # A broken contract makes numbers wrong in any precision; a wrong forward pass makes gradients wrong.
     return one.kind is CheckKind.CONTRACT or (_is_reached(one, check) and (not one.backward or check.backward is True))
 
@@ -443,9 +433,6 @@ def _root_of(effect: Red, earlier: Sequence[Red], roots: dict[str, Red], order: 
     """The culprit of a module; the module itself where no other failure explains it."""
     found: list[tuple[Link, Red]] = []
     for cause in earlier:
-        # A culprit with the same failure in the first stack, where the module passed, does not explain the module.
-        if roots[cause.module].is_old and effect.was_good and not effect.is_blocked:
-            continue
         link = explains(cause, effect)
         if not order.depends(effect.module, cause.module):  # independent modules: only the same specific failure counts
             alone = effect.is_blocked or len(cause.signature.text) >= _DISTINCT or bool(cause.signature.frame)

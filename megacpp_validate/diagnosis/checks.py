@@ -198,7 +198,6 @@ class FailedCheck:
         backward: whether it checks gradients; None if unknown.
         entries: accessors that it concerns; None for any.
         raised: exception in its detail, as "class: text"; empty for none.
-        shape: an output had the wrong shape.
     """
 
     name: str
@@ -207,12 +206,6 @@ class FailedCheck:
     backward: bool | None
     entries: frozenset[str] | None
     raised: str = ""
-    shape: bool = False
-
-    @property
-    def of_scope(self) -> bool:
-        """Whether the fault of the low-precision scope affects layers inside the scope."""
-        return not self.name.startswith(("refuses", "availability", "support", "scope.refuses", "scope.second-entry"))
 
     @property
     def shown(self) -> str:
@@ -236,10 +229,9 @@ def read_failed_check(probe: str, check: Check) -> FailedCheck:
     """Kind, precision, direction and entry points of a failed check."""
     words = check.name.split(".")
     kind, raised = _kind(check, words)
-    shape = kind is CheckKind.NUMBERS and bool(re.search(r"\bshape\b|\] instead of ", check.detail))
     backward = True if _BACKWARD.intersection(words) else False if _FORWARD.intersection(words) else None
     entries = entries_of_check(probe, check)
-    return FailedCheck(check.name, kind, _precision(words), backward, entries, raised, shape)
+    return FailedCheck(check.name, kind, _precision(words), backward, entries, raised)
 
 
 def _kind(check: Check, words: list[str]) -> tuple[CheckKind, str]:
@@ -277,8 +269,6 @@ _CONTRACT: Final = re.compile(r"(?:refuses|scope|support|availability|plan|swap|
 
 
 def _precision(words: list[str]) -> Precision:
-    if "restored" in words:  # a scope that stays open affects everything after it
-        return Precision.ANY
     known = {"fp32": Precision.FP32} | dict.fromkeys(_HALF, Precision.HALF) | dict.fromkeys(_LOW, Precision.LOW)
     return next((known[word] for word in words if word in known), Precision.ANY)
 

@@ -263,13 +263,13 @@ HOST_FAULTS: Final[tuple[HostFault, ...]] = (
     HostFault(r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE",
               "a link between GPUs failed", "CUDA Runtime API, cudaError_t 220"),
     HostFault(r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
-              "another process uses the GPU exclusively", "CUDA Runtime API, cudaError_t 46"),
+              "another process has the GPU for itself", "CUDA Runtime API, cudaError_t 46"),
     HostFault(r"[Ee]rror(?: 802)?: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
-              "the fabric manager of the GPUs does not run",
+              "the GPU's fabric manager does not run",
               "CUDA Runtime API, cudaError_t 802; torch: huggingface/huggingface_hub/issues/4134"),
     HostFault(r"(?:cudaErrorMps|CUDA_ERROR_MPS_)(?!ClientTerminated|CLIENT_TERMINATED)\w+|"
               r"MPS client failed to connect|between the MPS server and the MPS client failed|MPS server is not ready",
-              "the MPS daemon, which shares the GPU, does not answer", "CUDA Runtime API, cudaError_t 805 to 809"),
+              "the daemon that shares the GPU (MPS) does not answer", "CUDA Runtime API, cudaError_t 805 to 809"),
     HostFault(r"Failed to initialize NVML: (?:Unknown Error|GPU is lost)", "the container lost its GPUs",
               "github.com/NVIDIA/nvidia-container-toolkit/issues/1397"),
     HostFault(r"slurmstepd: error: .*(?:CANCELLED AT|oom[-_]kill|unable to add pids|Slurmd could not execve)|"

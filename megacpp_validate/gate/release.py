@@ -1,6 +1,6 @@
-"""Whether receipts let a release through: rules and receipts in, open or closed out, a reason for every receipt. Pure.
+"""The release gate: rules and receipts in, open or closed out, with a reason for every receipt. Pure.
 
-Whole receipts come through a function, blame comes from `diagnosis`, and the time of the decision is an argument.
+A function of the context loads receipts, `diagnosis` names culprits, and the time of the decision is an argument.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _CAUSES: Final = {
 
 
 class WaiverState(StrEnum):
-    """What a waiver does on a day."""
+    """Effect of a waiver on a day."""
 
     HOLDS = "holds"
     EXPIRED = "expired"
-    NOT_NEEDED = "not-needed"  # its rule refuses nothing of its cell
+    NOT_NEEDED = "not-needed"  # its cell does not break its rule
 
 
 class GateWaiver(ReleaseWaiver):
-    """A waiver, and what it does on the day of a decision.
+    """A waiver, and its effect on the day of the decision.
 
     Attributes:
-        in_vain: whether it is of an import, of NaN or Inf, which stand although its day has not come.
+        in_vain: whether it has not expired and concerns an import, NaN or Inf, which it cannot cover.
     """
 
     state: WaiverState
@@ -54,19 +54,19 @@ class GateWaiver(ReleaseWaiver):
 
 
 class CellVerdict(Frozen):
-    """One receipt, or one required cell without any.
+    """One receipt, or one required cell without a receipt.
 
     Attributes:
-        cell: its id, or what its file is called where that cannot be read.
-        run: folder below the store; "." for the store itself, empty where there is no receipt.
-        outcome: None where there is no receipt, or an invalid one.
-        required: whether it is what was judged for a cell that the release requires.
-        accepted: whether it is evidence that its cell holds; of a required one, whether its cell lets the gate open.
+        cell: id of the cell, or the name of an unreadable file.
+        run: folder below the store; "." for the store itself, empty without a receipt.
+        outcome: None without a valid receipt.
+        required: whether the receipt counts for a required cell.
+        accepted: whether the receipt is evidence that the required cell passes.
         closes: whether it keeps the gate closed.
-        rules: that it breaks, in the order of `reasons`; those that a waiver holds off too.
-        warnings: what a person should know and no rule refuses.
-        waived_by: owner of the waiver that holds off what it breaks; empty where none does.
-        receipt_sha256: of its bytes; empty where there are none.
+        rules: broken rules in the order of `reasons`, waived ones included.
+        warnings: findings that break no rule.
+        waived_by: owners of the waivers that cover broken rules; empty for none.
+        receipt_sha256: of the file; empty without a file.
     """
 
     cell: str
@@ -86,18 +86,18 @@ class CellVerdict(Frozen):
 
 
 class GateDecision(Frozen):
-    """Open or closed, and why. The same receipts, rules and time give the same decision, byte for byte.
+    """Open or closed, and why. The same receipts, rules and time give the same bytes.
 
     Attributes:
         release: kind of release, as `matrix/gate.toml` names it.
-        exit_code: 0 open; 1 closed by a breakage; 4 closed because evidence is missing, and no breakage is seen.
+        exit_code: 0 open; 1 closed by a breakage; 4 closed only because evidence is missing.
         cells: required ones in the order of the matrix, then every other receipt by its place.
-        missing: required cells that no receipt is accepted as evidence of, because evidence is missing.
-        culprits: whose breakages close it, in dependency order.
-        commit, image_digest, lock_hash: that the accepted receipts carry; empty where they carry none.
-        codes: hashes of the code of receipts that count, where it is not this checkout's; "unknown" for none.
-        signed_by: who signed the folder; empty where no signature was requested.
-        baseline: stack that speed and memory were compared with; empty where none was.
+        missing: required cells without accepted evidence.
+        culprits: of the breakages that close the gate, in dependency order.
+        commit, image_digest, lock_hash: of the newest receipt that counts; empty if it has none.
+        codes: code hashes of receipts that count, except the hash of this checkout; "unknown" for no hash.
+        signed_by: signer of the folder; empty if no signature was requested.
+        baseline: stack with which speed and memory were compared; empty for none.
         rules_sha256: of the rules that were applied, with their waivers.
         receipts_sha256, baseline_sha256: of the manifests: the lines that `sha256sum` writes, sorted by file.
         judged_at: ISO 8601, UTC.
@@ -127,7 +127,7 @@ class GateDecision(Frozen):
 
     @property
     def exit(self) -> Exit:
-        """The code that the verb ends with."""
+        """Exit code of the verb."""
         return Exit(self.exit_code)
 
     @property
@@ -137,18 +137,18 @@ class GateDecision(Frozen):
 
     @property
     def closing(self) -> tuple[CellVerdict, ...]:
-        """What keeps the gate closed."""
+        """Entries that keep the gate closed."""
         return tuple(cell for cell in self.cells if cell.closes)
 
 
 @dataclass(frozen=True)
 class SignedFolder:
-    """What somebody signed of a store.
+    """The signature of a store.
 
     Attributes:
-        signer: who; empty where there is no signature by one who may sign.
-        hashes: file -> SHA-256, as it was signed.
-        problem: why there is no such signature.
+        signer: empty without a valid signature of an allowed signer.
+        hashes: file -> SHA-256, as signed.
+        problem: why there is no valid signature.
     """
 
     signer: str = ""
@@ -158,15 +158,15 @@ class SignedFolder:
 
 @dataclass(frozen=True)
 class GateContext:
-    """What a decision is made by.
+    """Inputs of a decision.
 
     Attributes:
-        load: gives the whole receipt of a file; raises ReceiptInvalid.
+        load: reads the whole receipt of a file; raises ReceiptInvalid.
         rules: of the kind of release and the target.
-        order: stack, time, and what receipts must carry.
-        known: modules in dependency order, and what releases need: for blame.
-        baseline: to compare speed and memory with; None where there is none.
-        signed: what the folder was signed as; None where no signature was requested.
+        order: stack, time, and required values of receipts.
+        known: modules in dependency order and requirements of releases, for blame.
+        baseline: None for no comparison of speed and memory.
+        signed: None if no signature was requested.
     """
 
     load: Callable[[ReceiptFile], Receipt]
@@ -178,7 +178,7 @@ class GateContext:
 
     @property
     def own(self) -> str:
-        """What the names of cells of the judged stack and target begin with."""
+        """Prefix of the cell ids of the judged stack and target."""
         return f"{self.order.stack}-{self.rules.target.id}-"
 
 
@@ -242,9 +242,9 @@ def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], c
 
 
 def _judge_other(entry: Entry, counting: Mapping[str, Receipt], context: GateContext) -> None:
-    """A receipt that does not count: its own reason, and that it is not what was signed.
+    """Judge a receipt that does not count.
 
-    One that a fault of the host made red takes back no younger one, and is no breakage by itself.
+    A receipt that is red because of a host fault contradicts no younger one and is no breakage.
     """
     whole = entry.whole
     if whole is not None and (fault := find_host_fault(whole)):
@@ -260,7 +260,7 @@ def _judge_other(entry: Entry, counting: Mapping[str, Receipt], context: GateCon
 
 
 def _list_lost(files: Iterable[ReceiptFile], context: GateContext) -> Iterator[Entry]:
-    """What was signed and is not there."""
+    """Signed files that are missing."""
     if context.signed is not None:
         for file in map(show_file, sorted(context.signed.hashes.keys() - {one.file for one in files})):
             path = PurePosixPath(file)
@@ -297,11 +297,11 @@ def _verdict(entry: Entry, context: GateContext) -> CellVerdict:
     )  # fmt: skip
 
 
-# --- Waivers: leave to release with a breakage that is known; missing evidence cannot be waived into being. ---
+# --- Waivers: they cover known breakages, never missing evidence. ---
 
 
 def _hold_off(entry: Entry, context: GateContext) -> None:
-    """Set which reasons stand, and who answers for those that do not."""
+    """Set the reasons that no waiver covers, and the owners of waivers."""
     owners = {
         one.rule: one.owner
         for one in reversed(context.rules.waivers)
@@ -313,7 +313,7 @@ def _hold_off(entry: Entry, context: GateContext) -> None:
 
 
 def _list_waivers(context: GateContext, judged: Iterable[Entry]) -> Iterator[GateWaiver]:
-    """What each waiver of this release does for the judged stack and target."""
+    """The effect of each waiver of this release on the judged stack and target."""
     broken = {(one.cell, reason.rule) for one in judged for reason in one.reasons}
     standing = {(one.cell, reason.rule) for one in judged for reason in one.standing}
     for one in context.rules.waivers:
@@ -332,10 +332,9 @@ def _holds(waiver: ReleaseWaiver, context: GateContext) -> bool:
 
 
 def _name_culprits(judged: Sequence[Entry], context: GateContext) -> tuple[Culprit, ...]:
-    """In dependency order, those that several modules share first.
+    """Culprits in dependency order, shared ones first.
 
-    Receipts that are of something else, or too old, are no evidence of who did it. A culprit that a waiver holds off,
-    with all that is filed under it, closes nothing and is not named.
+    Receipts of another stack, target or time do not count. A culprit whose cells are all waived is not listed.
     """
     catalog, needs = context.known
     disowned = {one.cell for one in judged if one.required and one.disowned}
@@ -351,7 +350,7 @@ def _name_culprits(judged: Sequence[Entry], context: GateContext) -> tuple[Culpr
 
 
 def _share(rows: Iterable[Culprit]) -> Iterator[Culprit]:
-    """What several modules meet below Transformer Engine is one culprit: the environment."""
+    """The same cause and component in several modules is one culprit: the environment."""
     groups: dict[tuple[Cause, str], list[Culprit]] = {}
     for row in rows:
         groups.setdefault((row.cause, row.component or row.module), []).append(row)
@@ -361,7 +360,7 @@ def _share(rows: Iterable[Culprit]) -> Iterator[Culprit]:
 
 
 def _name_own(entry: Entry) -> Iterator[Culprit]:
-    """What a green receipt breaks, one culprit a cause and component; a red one has its culprit already."""
+    """Culprits of the broken rules of a green receipt, one for each cause and component."""
     found: dict[tuple[Cause, str], list[Reason]] = {}
     for reason in () if entry.disowned or entry.stands_against(GateRule.OUTCOME) else entry.standing:
         if reason.rule in _CAUSES:

@@ -1,8 +1,7 @@
-"""The rules of the release gate: which receipt counts for each required cell, and what is wrong with it. Pure.
+"""The rules of the release gate: which receipt counts for each required cell, and which rules it breaks. Pure.
 
-The newest receipt of a cell counts, and never one beside it: where it is bad, an older good one is no way out. How much
-slower or larger than the release before is too much is a rule, too: `slowdown`, `memory` and `memory_floor_mib` of
-matrix/gate.toml.
+The newest receipt of a cell counts: an older good receipt never replaces a newer bad one. Limits of speed and memory
+are `slowdown`, `memory` and `memory_floor_mib` of matrix/gate.toml.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ CLOCK_SKEW: Final = timedelta(minutes=5)  # between two machines
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 _CONTRADICTS: Final = (Outcome.FAIL, Outcome.ERROR, Outcome.IMPORT_ERROR)
 _DISOWNING: Final = (GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA)
-UNKNOWN: Final = "unknown"  # stands for the code of a receipt that does not name it
-PLAIN: Final = frozenset({"native", "sdpa"})  # what a path of plain PyTorch is claimed as, and observed as
-_CLOCK: Final = "cuda-events"  # time of the device: healthy releases differ by 39% in time of the host
+UNKNOWN: Final = "unknown"  # code of a receipt without a code hash
+PLAIN: Final = frozenset({"native", "sdpa"})  # names of backends of plain PyTorch
+_CLOCK: Final = "cuda-events"  # device time: the host time of healthy releases differs by 39%
 _JIT_AFTER: Final = 0  # kernels that may be compiled after warm-up
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 _HARD: Final = (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
-_RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # what a stack is called after
-# What no waiver holds off, by the words of an exception: an import, and a number that is not finite, also within a
-# name (`grad_nan`, `hasNaN`); none of info, nano, tenant.
+_RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # in the name of a stack
+# Texts that no waiver covers: failed imports, and numbers that are not finite, also within a name (`grad_nan`,
+# `hasNaN`); not info, nano, tenant.
 _HARD_WORDS: Final = re.compile(
     r"(?<![a-z])(?:(?:is_?)?(?:[qs]?nans?|infs?)|is_?finite|infinit\w*)(?![a-z])"
     r"|(?<![a-z])(?:non[- _]?finite|not (?:finite|a number))(?![a-z])"
@@ -45,7 +44,7 @@ _HARD_WORDS: Final = re.compile(
     re.IGNORECASE,
 )
 _DENIES: Final = re.compile(r"(?i:\w error(?!\w)|out of bounds?|fail(?:ed|ure)?(?!\w))|\w(?:Error|Exception)(?!\w)")
-# What a launcher repeats a cell for: the names of `environments.slurm` and `diagnosis.diagnose.find_retry_fault`.
+# Faults for which a launcher repeats a cell: names of `environments.slurm` and `diagnosis.diagnose.find_retry_fault`.
 _RETRIED: Final = {named.partition(":")[0] for named in JOB_ENDS.values()} | {
     "killed", "disk-full", "not-started", "no-receipt", "gone"
 }  # fmt: skip
@@ -58,9 +57,9 @@ class Order:
 
     Attributes:
         stack: id.
-        at: time of the decision; the gate has no clock of its own.
-        commit, image, lock: that receipts must carry; empty for whatever they carry, but the same in all.
-        codes: what the hash of the code of receipts may begin with, beside that of this checkout.
+        at: time of the decision.
+        commit, image, lock: required in every receipt; empty for any value that all receipts share.
+        codes: accepted prefixes of code hashes, beside the hash of this checkout.
     """
 
     stack: str
@@ -76,8 +75,8 @@ class Reason:
     """Why a receipt is rejected.
 
     Attributes:
-        hard: no waiver holds it off: an import, NaN or Inf, or no evidence.
-        component: below Transformer Engine that it is about; empty where it is none.
+        hard: no waiver covers it: an import, NaN or Inf, or missing evidence.
+        component: at fault below Transformer Engine; empty for none.
     """
 
     rule: GateRule
@@ -87,7 +86,7 @@ class Reason:
 
     @property
     def breaks(self) -> bool:
-        """Whether it is a breakage, and not a lack of evidence."""
+        """Whether the rule is a breakage; otherwise evidence is missing."""
         return self.rule in BREAKAGES
 
 
@@ -99,13 +98,13 @@ class Entry:
     """A file of the store, or a required cell without any, on its way to a verdict.
 
     Attributes:
-        cell: its id, or what its file is called where that cannot be read.
-        file: `NO_FILE` for a cell without any.
+        cell: id of the cell, or the name of an unreadable file.
+        file: `NO_FILE` for a cell without a receipt.
         run: folder below the store.
-        whole: the receipt, of what counts and of red ones that close the gate.
-        required: whether it is what is judged for a required cell.
-        reasons: why it is refused; empty where it counts.
-        standing: those of them that no waiver holds off.
+        whole: the receipt, if it counts, or if it is red and closes the gate.
+        required: whether it counts for a required cell.
+        reasons: broken rules; empty for an accepted receipt.
+        standing: reasons that no waiver covers.
         closes: whether it keeps the gate closed.
     """
 
@@ -122,25 +121,25 @@ class Entry:
     waived_by: str = ""
 
     def refuse(self, rule: GateRule, text: str, *, closes: bool = False, hard: bool = True) -> None:
-        """Refuse it for this reason alone."""
+        """Refuse the entry for this reason alone."""
         self.reasons, self.closes = [Reason(rule, text, hard)], closes
 
     def is_refused_by(self, *rules: GateRule) -> bool:
-        """Whether its first reason is of one of these rules."""
+        """Whether the first reason has one of these rules."""
         return bool(self.reasons) and self.reasons[0].rule in rules
 
     def stands_against(self, *rules: GateRule) -> bool:
-        """Whether one of these rules stands against it."""
+        """Whether a reason that no waiver covers has one of these rules."""
         return any(reason.rule in rules for reason in self.standing)
 
     @property
     def disowned(self) -> bool:
-        """Whether it is of something else than is judged, so that whatever it shows is no breakage of this."""
+        """Whether the receipt belongs to another stack, target or time, so that it proves no breakage."""
         return self.stands_against(*_DISOWNING)
 
     @property
     def breaks(self) -> bool:
-        """Whether it closes the gate by a breakage."""
+        """Whether a breakage closes the gate."""
         return self.closes and not self.disowned and any(reason.breaks for reason in self.standing)
 
 
@@ -148,7 +147,7 @@ class Entry:
 
 
 def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order) -> list[Entry]:
-    """An entry for every file, sorted by file; those that count are required and have no reasons yet."""
+    """An entry for every file, sorted by file; entries that count are `required` and have no reasons yet."""
     own = f"{order.stack}-{rules.target.id}-"
     required = {own + probe for probe in rules.probes}
     entries, groups = [], dict[str, list[Entry]]()
@@ -172,7 +171,7 @@ def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order
 
 
 def rank_by_time(entry: Entry) -> tuple[datetime, bool, str]:
-    """The newest last; of one second the red one."""
+    """Sort key: the newest receipt is last; of the same second, the red one."""
     started = read_time(entry.file.head.started) if entry.file.head is not None else None
     return started or datetime.max.replace(tzinfo=UTC), _is_red(entry.file), entry.file.file
 
@@ -180,9 +179,9 @@ def rank_by_time(entry: Entry) -> tuple[datetime, bool, str]:
 def _find_misfits(
     one: ReceiptFile, required: set[str], rules: GateRules, order: Order
 ) -> Iterator[tuple[GateRule, str, bool]]:
-    """Why a file is no receipt of a required cell, as far as it shows that alone: rule, text, and whether it closes.
+    """Rules for which a file alone is no receipt of a required cell: rule, text, and whether it closes the gate.
 
-    It closes where it may hide what there is to see of a required cell.
+    It closes the gate where it may hide the result of a required cell.
     """
     head, hides = one.head, one.leads_out or not required.isdisjoint((one.stem, one.cell))
     if head is None:
@@ -220,9 +219,9 @@ def _find_misfits(
 
 
 def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
-    """Refuse an older receipt that is red where the newest one, of the same sources, is not; else leave it alone.
+    """Refuse an older red receipt that contradicts the newest one of the same commit and environment.
 
-    A commit from which files differed names no state of them: what was wrong there may have been mended since.
+    A commit with local changes does not identify the sources: the fault may have been fixed since.
     """
     old, now, age = older.file.claims, newest.file.claims, rank_by_time(newest)[0] - rank_by_time(older)[0]
     same = all(getattr(old, name) == getattr(now, name) for name in ("commit", "environment", "image_digest"))
@@ -238,7 +237,7 @@ def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
 
 
 def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: Order) -> None:
-    """A cell that is not required closes the gate by what would close it if it were: unreadable, red, or contradicted.
+    """A cell that is not required closes the gate if it is unreadable, red or contradicted.
 
     Receipts of another commit, cells that were not run, and cells that were only timed do not count.
     """
@@ -271,11 +270,11 @@ def _is_red(one: ReceiptFile) -> bool:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What speed and memory are compared with.
+    """Receipts with which speed and memory are compared.
 
     Attributes:
         stack: id.
-        receipts: by probe, those that are good.
+        receipts: good receipts by probe.
         sha256: of the manifest of its store.
     """
 
@@ -291,12 +290,12 @@ Finding = Reason | str
 def find_faults(
     receipt: Receipt, rules: GateRules, order: Order, counting: Mapping[str, Receipt], baseline: Baseline | None
 ) -> Iterator[Finding]:
-    """Everything that the rules refuse of a receipt, and what they let pass with a warning.
+    """Broken rules of a receipt, and warnings.
 
     Args:
-        counting: every receipt that counts, by cell: what blocks one may be another, and what the newest carries, every
-            other one must carry.
-        baseline: to compare speed and memory with; None where there is none.
+        counting: every receipt that counts, by cell: one may block another, and all must share the commit, image and
+            environment of the newest.
+        baseline: None for no comparison of speed and memory.
     """
     newest = find_newest(counting) or receipt
     yield from (Reason(rule, text) for rule, broken, text in _compare(receipt, rules, order, newest) if broken)
@@ -308,19 +307,19 @@ def find_faults(
     for found in _find_growth(receipt, rules, baseline):
         if found.breaks or (receipt.outcome.is_good and rules.kind.baseline == "required"):
             yield found
-        elif receipt.outcome.is_good:  # what a red receipt did not come to measure is no fault
+        elif receipt.outcome.is_good:  # a red receipt may lack measurements
             yield found.text
 
 
 def find_newest(receipts: Mapping[str, Receipt]) -> Receipt | None:
-    """The newest receipt; of several of one second, the last by cell."""
+    """The newest receipt; of the same second, the last by cell."""
     return max(receipts.values(), key=lambda one: (read_time(one.started) or _OLDEST, one.cell), default=None)
 
 
 def _compare(
     receipt: Receipt, rules: GateRules, order: Order, newest: Receipt
 ) -> Iterator[tuple[GateRule, object, str]]:
-    """Rule, whether the receipt breaks it, and how: it is of what is judged, young enough, and of one environment."""
+    """Rule, whether the receipt breaks it, and text: stack, target, age and one environment."""
     kind, arch, machine, first = rules.kind, rules.target.arch, receipt.machine, newest.machine
     good = receipt.outcome.is_good
     age = order.at - (read_time(receipt.started) or _OLDEST)
@@ -332,7 +331,7 @@ def _compare(
     yield GateRule.REQUESTED, receipt.requested != rules.requested, text
 
     form = _RELEASE.fullmatch(receipt.stack)
-    named = rules.stacks.get(receipt.stack) or (form[1] if form else "")  # a person's own name has no release in it
+    named = rules.stacks.get(receipt.stack) or (form[1] if form else "")  # other names contain no release
     loaded = {row.version.partition("+")[0] for row in receipt.packages if row.name == "transformer_engine"}
     te = receipt.requested == "te"
     unloaded = te and receipt.outcome is Outcome.PASS and not loaded
@@ -373,14 +372,14 @@ def _schema(receipt: Receipt) -> int:
 
 
 def _find_code(receipt: Receipt, rules: GateRules, order: Order) -> Iterator[Reason]:
-    """Receipts of other code than this checkout's, and checks that this checkout's code makes and a receipt lacks."""
+    """Receipts of other code than this checkout, and missing checks of receipts of this checkout."""
     code, own = receipt.code or UNKNOWN, hash_code()
     if code == own:
         lacking = sorted({*rules.checks.get(receipt.probe, ())} - {check.name for check in receipt.checks})
         if lacking and receipt.outcome.is_good:
             text = f"{len(lacking)} checks of this cell are not in it, the first is {lacking[0]}"
             yield Reason(GateRule.CHECKS, text, hard=True)
-    elif not any(code.startswith(accepted) for accepted in order.codes):  # of accepted code the checks are unknown
+    elif not any(code.startswith(accepted) for accepted in order.codes):  # the checks of accepted code are unknown
         text = f"code {code[:12]} produced it, and this checkout has {own[:12]}; --accept-code {code[:12]} accepts it"
         yield Reason(GateRule.CODE, text, hard=True)
 
@@ -410,12 +409,12 @@ def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Rec
 
 
 def find_root(receipt: Receipt, counting: Mapping[str, Receipt]) -> Receipt | None:
-    """What stands in a blocked one's way; itself where it is not blocked; None where that is not there."""
+    """The receipt that blocks a blocked one, None if it is missing; any other receipt itself."""
     return counting.get(receipt.blocked_by) if receipt.outcome is Outcome.BLOCKED else receipt
 
 
 def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
-    """An import that fails, what it blocks, and a number that is none: no waiver holds these off."""
+    """Whether no waiver covers the failure: failed imports, what they block, numbers that are not finite."""
     root = find_root(receipt, counting)
     if root is None or root.probe == IMPORTS or root.outcome in _HARD:
         return True
@@ -432,7 +431,9 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
 
 def _find_compiles(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
     late = [row for row in receipt.jit.compiled if row.when == "after"]
-    after = Counter(row.library for row in late) | Counter(receipt.jit.after)  # training ranks are in the list alone
+    after = Counter(row.library for row in late) | Counter(
+        receipt.jit.after
+    )  # compiles of training ranks are only in the list
     if after.total() > _JIT_AFTER:
         numbers = ", ".join(f"{name} {number}" for name, number in sorted(after.items()))
         kernels = ", ".join(sorted({row.kernel for row in late})[:3])
@@ -461,11 +462,11 @@ def _find_copies(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
 
 
 def _find_fallbacks(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
-    if receipt.requested == "native":  # what takes Transformer Engine there is refused where a receipt is read
+    if receipt.requested == "native":  # the reader of receipts refuses Transformer Engine there
         return
     for path in receipt.backends:
         known, ran = {path.claimed, *rules.shows.get(path.claimed, ())}, set(path.observed)
-        # What runs plain PyTorch beside its own backend fell back in part; a vendor's kernels call no such function.
+        # Plain PyTorch beside the claimed backend is a partial fallback; kernels of vendors call none of its functions.
         if path.requested == path.claimed and (not ran or (known & ran and not (PLAIN & ran) - known)):
             continue
         seen = f", and ran {', '.join(path.observed)}" if path.observed else ""
@@ -475,7 +476,7 @@ def _find_fallbacks(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
 
 
 def _allow(reason: Reason, shown: str, receipt: Receipt, rules: GateRules) -> Finding:
-    """The reason, or a warning where a row of the rules lets it pass."""
+    """The reason, or a warning where an [[allow]] row matches."""
     for row in rules.allowances:
         is_for = row.rule is reason.rule and receipt.probe in (row.probes or [receipt.probe])
         if is_for and fnmatchcase(shown, row.shows):
@@ -487,7 +488,7 @@ def _allow(reason: Reason, shown: str, receipt: Receipt, rules: GateRules) -> Fi
 
 
 def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> Iterator[Reason]:
-    """What is slower or larger than in the baseline, and what cannot be compared."""
+    """Slower or larger than the baseline, or not comparable."""
     before = baseline.receipts.get(receipt.probe) if baseline is not None else None
     if baseline is None or before is None:
         why = "there is no baseline" if baseline is None else f"the baseline {baseline.stack} has no good receipt of it"
@@ -518,6 +519,6 @@ def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) 
 
 
 def _measure(receipt: Receipt) -> dict[str, float]:
-    """Median times of the device in ms, and the peak of memory in MiB; 0 was not measured."""
+    """Median device times in ms, and peak memory in MiB; without values that were not measured."""
     rows = {row.name: row.median_ms for row in receipt.timings if row.clock == _CLOCK}
     return {name: value for name, value in {**rows, _MEMORY: receipt.peak_memory_mib}.items() if value > 0.0}

@@ -44,26 +44,6 @@ def test_every_rule_has_a_preset_that_it_refuses_for_no_other_reason(policy: Fp8
     assert alone == {rule.id for rule in policy.rules}
 
 
-# What the project has tried and rolled back, by the words of its plan: held here too, so that taking a preset and its
-# rule out together is seen.
-ROLLED_BACK = {
-    "every-layer": "FP8 for all layers",
-    "mamba-scan": "scan-heavy paths of Mamba",
-    "tied-embeddings": "tied embeddings",
-    "routers": "routers",
-    "score-projections": "score projections",
-    "graphs-and-recompute": "graphs and selective recompute, all at once, without named owners",
-}
-
-
-@pytest.mark.parametrize(("name", "words"), ROLLED_BACK.items(), ids=ROLLED_BACK.keys())
-def test_what_was_rolled_back_stands_in_the_matrix_and_is_refused(policy: Fp8Policy, name: str, words: str) -> None:
-    (preset,) = (preset for preset in policy.presets if preset.id == name)
-    decision = decide(policy, preset)
-    assert decision.outcome is PresetOutcome.ROLLED_BACK
-    assert any(words in refusal.refuses for refusal in decision.refusals)
-
-
 def test_a_rule_that_is_taken_out_is_missed(policy: Fp8Policy) -> None:
     """Also where another rule refuses the preset still."""
     (preset,) = (preset for preset in policy.presets if preset.id == "mamba-scan")
