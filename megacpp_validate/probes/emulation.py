@@ -391,78 +391,64 @@ class Count:
         return Roundings(tuple(step for step in steps if step[1]), length, why=why, independent=independent)
 
 
-_NORM: Final = {"forward": Count(1), "input": Count(1), "weight": Count(1)}
-_NORM_LINEAR: Final = {
-    "forward": Count(2, 2),  # normed; the result
-    "input": Count(2, 1, 1),  # the gradient of what was normed; the result
-    "layer_norm_weight": Count(2, 1, 1),
-    "weight": Count(2, 1, 1),  # normed; the result
-}
-_GATED_MLP: Final = {
-    # Both halves of the up-projection carry normed and themselves; their product twice that, SiLU, itself; the result.
-    "forward": Count(7, 6),
-    # The gradient of the product; times SiLU' and the other half, each with two; its own; normed's; the result.
-    "input": Count(8, 6, 2),
-    "layer_norm_weight": Count(8, 6, 2),
-    "fc1_weight": Count(8, 6, 2),
-    "fc2_weight": Count(7, 5, 1),
-}
-_PLAIN_MLP: Final = {
-    "forward": Count(5, 4),
-    "input": Count(6, 4, 2),
-    "layer_norm_weight": Count(6, 4, 2),
-    "fc1_weight": Count(6, 4, 2),
-    "fc2_weight": Count(5, 3, 1),
-}
-
-
-def norm_roundings(name: str, precision: Precision, length: int) -> Roundings:
-    """RMSNorm alone: statistics and products in fp32, rounded once; in fp32 itself four operations each."""
-    count = _NORM[name.removeprefix("grad.")] if precision.stored != "fp32" else Count(4)
-    return count.roundings(precision, length, "statistics in fp32, the result rounded")
-
-
-def norm_linear_roundings(name: str, precision: Precision, length: int) -> Roundings:
-    """Norm, then a linear layer."""
-    return _NORM_LINEAR[name.removeprefix("grad.")].roundings(
-        precision, length, "the normed rows or their gradient, and the result"
-    )
-
-
-def mlp_roundings(name: str, precision: Precision, length: int, *, gated: bool) -> Roundings:
-    """Norm, up-projection, activation, down-projection."""
-    table: Mapping[str, Count] = _GATED_MLP if gated else _PLAIN_MLP
-    why = "normed, up-projection, activation, down-projection; backward their gradients times what was kept"
-    return table[name.removeprefix("grad.")].roundings(precision, length, why)
-
-
-def mixer_roundings(name: str, precision: Precision, length: int) -> Roundings:
-    """The Mamba-2 mixer: its in-projection by TE or not, the rest in torch with an fp32 scan."""
-    count = Count(12, 2) if name == "forward" else Count(20, 3, 2)
-    why = (
+# Kind of layer -> how often something is rounded on the way to each tensor ("": any other), and what that is.
+LAYERS: Final[dict[str, tuple[dict[str, Count], str]]] = {
+    "norm": ({"": Count(1)}, "statistics in fp32, the result rounded"),
+    "norm_linear": (
+        {
+            "forward": Count(2, 2),  # normed; the result
+            "": Count(2, 1, 1),  # of the input, the gradient of what was normed; of the weight, normed; the result
+        },
+        "the normed rows or their gradient, and the result",
+    ),
+    "gated_mlp": (
+        {
+            # Both halves of the up-projection carry normed and themselves; their product twice that, SiLU, itself; the
+            # result.
+            "forward": Count(7, 6),
+            # The gradient of the product; times SiLU' and the other half, each with two; its own; normed's; the result.
+            "": Count(8, 6, 2),
+            "fc2_weight": Count(7, 5, 1),
+        },
+        "normed, up-projection, activation, down-projection; backward their gradients times what was kept",
+    ),
+    "plain_mlp": (
+        {"forward": Count(5, 4), "": Count(6, 4, 2), "fc2_weight": Count(5, 3, 1)},
+        "normed, up-projection, activation, down-projection; backward their gradients times what was kept",
+    ),
+    "mixer": (  # the in-projection by TE or not, the rest in torch with an fp32 scan
+        {"forward": Count(12, 2), "": Count(20, 3, 2)},
         "x carries normed, projection, convolution and SiLU (4), dt and decay 2 each, b and c enter as sums in which "
-        "theirs average out; then scan, skip, gate, norm and out-projection; each gradient that and its own way back"
-    )
-    return _widened(name, count.roundings(precision, length, why))
-
-
-def recurrent_roundings(name: str, precision: Precision, length: int) -> Roundings:
-    """The matrix-state recurrent block: projections in its dtype, the recurrence in fp32."""
-    count = Count(5) if name == "forward" else Count(24)
-    why = (
+        "theirs average out; then scan, skip, gate, norm and out-projection; each gradient that and its own way back",
+    ),
+    "recurrent": (  # projections in the layer's dtype, the recurrence in fp32
+        {"forward": Count(5), "": Count(24)},
         "each row reads itself most: v carries normed and projection, the output gate 2, then y, norm and product, and "
         "q, k and the gates (8) for what it reads of others; the branch is half of the stream, so a quarter of that in "
-        "the output, and the result; each gradient carries that and its own way back"
-    )
-    return _widened(name, count.roundings(precision, length, why))
+        "the output, and the result; each gradient carries that and its own way back",
+    ),
+}
 
 
-def _widened(name: str, roundings: Roundings) -> Roundings:
-    """For one number a head: the errors of eight numbers have a norm of up to twice its expectation (chi-square)."""
-    if name.removeprefix("grad.") not in EXPANDED:
-        return roundings
-    why = f"{roundings.why}; the norm of so few errors scatters by 2"
-    return replace(roundings, amplification=2.0, why=why)
+def layer_roundings(kind: str, name: str, precision: Precision, length: int) -> Roundings:
+    """What is rounded on the way to a tensor of a layer.
+
+    Args:
+        kind: of the layer, as in `LAYERS`.
+        name: "forward", or "grad." and the name of a leaf.
+        precision: of what is stored and multiplied.
+        length: products in the longest sum.
+    """
+    counts, why = LAYERS[kind]
+    tensor = name.removeprefix("grad.")
+    count = counts.get(tensor, counts[""])
+    if kind == "norm" and precision.stored == "fp32":
+        count = Count(4)  # four operations, each rounded to fp32
+    found = count.roundings(precision, length, why)
+    if tensor not in EXPANDED:
+        return found
+    # One number a head: the errors of eight numbers have a norm of up to twice its expectation (chi-square).
+    return replace(found, amplification=2.0, why=f"{why}; the norm of so few errors scatters by 2")
 
 
 WRITTEN: Final = Count(1.0)
@@ -470,7 +456,7 @@ WRITTEN: Final = Count(1.0)
 ATTENDED: Final = Count(5.0, 2.0)
 # That, the output projection and its operands.
 ATTENTION: Final = ATTENDED + Count(1.0, 2.0)
-# Output of a gated and a plain MLP, of its input exact: see `layer_roundings`.
+# Output of a gated and a plain MLP, of its input exact: see `LAYERS`.
 MLP: Final = {True: Count(7.0, 6.0), False: Count(5.0, 4.0)}
 # Its gradients of input, norm and up-projection.
 MLP_BACK: Final = {True: Count(8.0, 6.0, 2.0), False: Count(6.0, 4.0, 2.0)}

@@ -19,7 +19,6 @@ from ..native.norms import NormLinear, RMSNorm, rms_norm
 from . import emulation as counted
 from . import references as reference
 from .bench import DTYPES, Bench
-from .bounds import Roundings
 from .emulation import emulated_linear, emulated_mlp
 from .trial import Formula, Tensors, formula_of, layer_trial, try_case
 from .whole_layer import check_whole_layer
@@ -165,7 +164,7 @@ class _Row(NamedTuple):
         name: of the checks, after the precision.
         make: bench, spec, sizes and what a layer is made with -> the layer and its `Choice`.
         formula: sizes -> the layer in fp64.
-        roundings: sizes, precision -> of a tensor by its name.
+        kind: of `counted.LAYERS`.
         native: sizes, what a layer is made with, the layer -> the same in plain PyTorch; None where TE has nothing.
         emulated: recipe -> the same under it.
         size: of the rows: 1, or so small that eps counts; in a recipe it is 1.
@@ -176,7 +175,7 @@ class _Row(NamedTuple):
     name: str
     make: Callable[..., tuple[Any, Any]]
     formula: Callable[[_Sizes], Formula]
-    roundings: Callable[[_Sizes, counted.Precision], Callable[[str], Roundings]]
+    kind: str
     native: Callable[..., Formula | None] = lambda *_: None
     emulated: Callable[[Any], Formula | None] = lambda _: None
     size: float = 1.0
@@ -189,7 +188,7 @@ def _norm_row(case: str, size: float, *, memory: bool) -> _Row:
         f"norm.{case}",
         lambda bench, spec, sizes, made: _chosen(bench.filled(spec.build_norm(sizes.hidden, eps=EPS, **made))),
         lambda _: lambda given: reference.rms_norm(given["input"], given["weight"], EPS),
-        lambda sizes, precision: partial(counted.norm_roundings, precision=precision, length=sizes.hidden),
+        "norm",
         lambda *_: lambda given: rms_norm(given["input"], given["weight"], eps=EPS),
         size=size,
         memory=memory,
@@ -204,7 +203,7 @@ def _mlp_row(activation: Any, size: float, *, gated: bool) -> _Row:
             bench.filled(spec.build_mlp(sizes.hidden, sizes.ffn, **options, **made))
         ),
         lambda _: partial(reference.mlp, **options),
-        lambda sizes, precision: partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=gated),
+        "gated_mlp" if gated else "plain_mlp",
         lambda sizes, made, _: formula_of(NormMLP(sizes.hidden, sizes.ffn, **options, **made)),
         lambda recipe: partial(emulated_mlp, recipe=recipe, **options),
         size=size,
@@ -271,7 +270,7 @@ IN_PROJECTION: Final = _Row(
     "in_projection",
     _in_projection,
     lambda _: partial(reference.norm_linear, eps=EPS),
-    lambda sizes, precision: partial(counted.norm_linear_roundings, precision=precision, length=sizes.hidden),
+    "norm_linear",
     _plain_projection,
     lambda recipe: partial(_rows_by_norm, recipe=recipe),
     size=SMALL,
@@ -284,16 +283,14 @@ SCANS: Final = (
         "mixer",
         lambda bench, spec, sizes, made: _chosen(_mixer(bench, spec, sizes, made)),
         lambda sizes: partial(reference.mamba_mixer, **sizes.mixer, eps=EPS),
-        lambda sizes, precision: partial(counted.mixer_roundings, precision=precision, length=2 * sizes.hidden),
+        "mixer",
         _plain_mixer,
     ),
     _Row(
         "recurrent",
         _recurrent,
         _by_recurrence,
-        lambda sizes, precision: partial(
-            counted.recurrent_roundings, precision=replace(precision, operand="", gradient=""), length=sizes.hidden
-        ),
+        "recurrent",
         wanted="native",
     ),
 )
@@ -313,7 +310,11 @@ def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, re
         widest = layer.out_features if row is IN_PROJECTION else sizes.ffn
         stored = replace(stored, smallest=sizes.hidden * min(shape[0] * shape[1], widest))
     native = row.emulated(recipe) if recipe else row.native(sizes, made, layer)
-    given: dict[str, Any] = {"formula": row.formula(sizes), "roundings": row.roundings(sizes, stored), "native": native}
+    if row.kind == "recurrent":  # plain PyTorch multiplies fp32 as fp32
+        stored = replace(stored, operand="", gradient="")
+    length = {"gated_mlp": sizes.ffn, "plain_mlp": sizes.ffn, "mixer": 2 * sizes.hidden}.get(row.kind, sizes.hidden)
+    roundings = partial(counted.layer_roundings, row.kind, precision=stored, length=length)
+    given: dict[str, Any] = {"formula": row.formula(sizes), "roundings": roundings, "native": native}
     given |= {"spread": reference.EXPANDED, "recipe": recipe, "wanted": row.wanted}
     try_case(bench, layer_trial(path, layer, rows, choice, **given))
     if row.memory and precision == "bf16":

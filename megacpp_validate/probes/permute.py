@@ -126,7 +126,6 @@ def probe(bench: Bench) -> None:
         **{f"bf16.{name}": partial(_padded, **layout) for name, layout in PADDED.items()},
         "bf16.without-probs": _without_probs,
         "bf16.zero-probability": _zero_probability,
-        "bf16.gradient-of-probs-alone": _gradient_of_probs_alone,
     }
     for name, part in parts.items():
         with bench.scope(name):
@@ -281,17 +280,6 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
     wanted[::3] = 0
     _exact(bench, "rows", sent.rows, wanted)
     _exact(bench, "row_probs", sent.row_probs, picked(routed.probs, rows))
-
-
-def _gradient_of_probs_alone(bench: Bench, bridge: Any) -> None:
-    """Frozen tokens beside probabilities that are trained: a gradient that Transformer Engine 2.12 does not give."""
-    routed, dispatch = route(bench, MIXED, torch.bfloat16), bridge.Dispatch(EXPERTS)
-    routed.probs.requires_grad_()
-    sent = dispatch.permute(*routed)
-    bench.ran_on("permute", dispatch.choice, sent.row_probs, wanted="native")
-    of_probs = bench.randn(*sent.row_probs.shape)
-    sent.row_probs.backward(of_probs)
-    _exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.laid().rows, routed.probs.shape))
 
 
 def _again(bench: Bench, bridge: Any) -> None:

@@ -144,10 +144,6 @@ def test_clean_results_pass(precision: str, shape: tuple[int, ...]) -> None:
 ONE = Roundings((("bf16", 1),), K)
 
 
-def test_what_is_not_there_fails() -> None:
-    assert not compare("x", None, torch.ones(2).double(), roundings=ONE).passed
-
-
 def test_a_reference_of_zeros_wants_zeros() -> None:
     zeros = torch.zeros(4, 4).double()
     assert compare("x", torch.zeros(4, 4), zeros, roundings=ONE).passed
@@ -170,25 +166,11 @@ def test_what_is_no_number_fails_wherever_it_is(where: str, value: float) -> Non
     assert not check.passed
 
 
-def test_a_scale_does_not_open_the_door() -> None:
-    exact = torch.randn(256, 64, generator=seeded(0), dtype=torch.float64)
-    fp8 = operand_roundings("current", "forward", K)
-    bad = DAMAGES["one-row-zero"](exact)
-    assert not compare("x", bad, exact, roundings=fp8).passed
-    assert not compare("x", bad, exact, roundings=fp8, scale=float(exact.norm()) * 1.01).passed
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (3,)])
 def test_clean_results_of_very_few_values_pass(shape: tuple[int, ...]) -> None:
     for seed in range(400):
         exact = torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
         assert compare("clean", exact.bfloat16(), exact, roundings=ONE).passed
-
-
-def test_a_tensor_whose_first_half_is_next_to_nothing_passes() -> None:
-    exact = torch.randn(8, 64, generator=seeded(0), dtype=torch.float64)
-    exact[:4] *= 1e-6
-    assert compare("clean", exact.bfloat16(), exact, roundings=ONE).passed
 
 
 # --- the bound itself -------------------------------------------------------------------------------------

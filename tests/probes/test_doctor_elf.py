@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.probes.doctor_elf import NotReadable, find_compiled, group_cuda, look_at, read_elf
@@ -54,19 +50,6 @@ def test_what_is_no_library_is_not_readable(tmp_path: Path, image: bytes) -> Non
     with pytest.raises(NotReadable):
         read_elf(file)
     assert look_at(file, read_mapped()).problem
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(places=st.lists(st.tuples(st.integers(16, len(SMALL) - 1), st.integers(0, 255)), max_size=40))
-def test_a_damaged_library_never_does_worse_than_to_be_unreadable(places: list[tuple[int, int]]) -> None:
-    image = bytearray(SMALL)
-    for place, value in places:
-        image[place] = value
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        file.write(image)
-        file.flush()
-        with suppress(NotReadable):
-            read_elf(Path(file.name))
 
 
 def test_a_file_as_it_was_shipped_wants_nothing(copy: Path) -> None:

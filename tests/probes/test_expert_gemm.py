@@ -76,14 +76,6 @@ ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
     "a weight without a gradient": (
         product(weights=lambda weights: weights.detach()), {"bf16.middle-idle.grad.weight0"},
     ),
-    "weights of the first call": (stale(), {"again.1.middle-idle.forward"}),
-    "frozen rows go another way": (
-        product(lambda rows: rows if rows.requires_grad else rows * 1.1), {"again.0.all-busy.frozen-rows"},
-    ),
-    "state rounded": (
-        after(expert_gemm.ExpertGemm, "native_state_dict", lambda made: {k: v * 1.001 for k, v in made.items()}),
-        {"weights.fp32.round-trip"},
-    ),
 }  # fmt: skip
 FORWARD = (expert_gemm.TeExpertBank, "forward")
 

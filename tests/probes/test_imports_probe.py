@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -41,11 +40,6 @@ def test_clean_on_the_native_path(off: None) -> None:
     }
 
 
-def test_the_native_path_imports_nothing_of_transformer_engine(off: None) -> None:
-    run("native", NATIVE)
-    assert "transformer_engine" not in sys.modules
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_clean_on_the_double(te_double: None, seed: int) -> None:
     bench = run("te", DOUBLE, seed)
@@ -59,14 +53,6 @@ def test_clean_on_the_double(te_double: None, seed: int) -> None:
         "fp8.current": ("te",),
         "fp8.block": ("te",),
     }
-
-
-def test_switched_off_on_a_host_that_has_it(te_double: None, off: None) -> None:
-    """The kill switch: the row has recipes, the scope does nothing, and says why."""
-    bench = run("native", DOUBLE)
-    assert failed(bench) == []
-    assert bench.backends[0].claimed == "native"
-    assert "MEGACPP_DISABLE_TE=1" in bench.backends[0].reasons[0]
 
 
 # --- planted: the firewall --------------------------------------------------------------------------------

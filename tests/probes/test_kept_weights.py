@@ -14,9 +14,8 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge import fp8_scope  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
-from megacpp_validate.probes import native_block as block_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.low_precision import check_kept_weights, takes_microbatch  # noqa: E402
+from megacpp_validate.probes.low_precision import check_kept_weights  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
 Patch = pytest.MonkeyPatch
@@ -99,24 +98,6 @@ def test_a_copy_that_is_never_taken_is_seen(monkeypatch: Patch, instead: bool | 
     assert failed(judge(linear)).keys() == {"fp8.kept"}
 
 
-def test_a_transposed_copy_of_the_step_before_is_seen(monkeypatch: Patch) -> None:
-    """The output is right; the gradient of the input takes the old weights."""
-    from transformer_engine.pytorch.linear import _Linear
-
-    real = _Linear.forward
-    kept: dict[int, Any] = {}
-
-    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, rounder: Any, *rest: Any) -> Any:
-        out = real(ctx, rows, weight, bias, rounder, *rest)
-        if rounder is not None and rounder.first is not None:
-            by_columns, rounded, bias = ctx.to_save
-            ctx.save_for_backward(by_columns, kept.setdefault(id(rounder.kept), rounded), bias)
-        return out
-
-    monkeypatch.setattr(_Linear, "forward", staticmethod(forward))
-    assert failed(judge(linear)) == {"fp8.renewed": {"grad.input"}, "fp8.kept": {"grad.input"}}
-
-
 def test_weights_that_never_count_are_seen(monkeypatch: Patch) -> None:
     """Both layers take their first weights for good: they agree, and not with their weights."""
     from transformer_engine.pytorch.layer import Rounder, TransformerEngineBaseModule
@@ -144,16 +125,6 @@ def test_what_the_scope_does_not_change_is_not_judged() -> None:
     assert bench.checks[0].detail.startswith("not judged")
 
 
-def test_who_cannot_be_told() -> None:
-    layer = linear()
-    assert takes_microbatch(layer)
-    layer.forward = lambda inp: inp
-    assert not takes_microbatch(layer)
-    layer.forward = lambda inp, **options: (inp, options)
-    assert takes_microbatch(layer)
-    assert not takes_microbatch(torch.nn.Linear(2, 2))
-
-
 # --- in the probes ----------------------------------------------------------------------------------------
 
 
@@ -162,13 +133,3 @@ def test_a_layer_that_cannot_be_told_is_for_the_block_to_tell(monkeypatch: Patch
     bench = bench_of("linear_walker", "current")
     walker_probe._check_kept(bench, bench.bridge(), "current")
     assert [(check.name, check.passed) for check in bench.checks] == [("current.microbatch", True)]
-
-
-@pytest.mark.parametrize(("layer", "kind"), [("qkv", "layernorm_linear"), ("out", "linear"), ("mlp", "layernorm_mlp")])
-def test_the_block_judges_each_of_its_layers(monkeypatch: Patch, layer: str, kind: str) -> None:
-    told = getattr(te, kind).require()
-    real = told.start
-    monkeypatch.setattr(told, "start", lambda self, inp, first=None: real(self, inp, False if first else first))
-    bench = bench_of("native_block", "delayed")
-    block_probe._check_kept(bench, bench.bridge(), "delayed")
-    assert failed(bench).keys() == {f"fp8.delayed.{layer}.{name}" for name in ("renewed", "kept")}

@@ -67,14 +67,6 @@ def test_te_requested_and_not_there_is_no_pass() -> None:
         run("te")
 
 
-def one_global_switch(real: Any) -> Any:
-    def table(features: Any = spec.PRODUCTION) -> dict[str, Any]:
-        found = real(features)
-        return found if None not in (found["MLP"], found["norm"]) else dict.fromkeys(found)
-
-    return table
-
-
 def mlp_refused(real: Any) -> Any:
     off = Refusal("te", "device", "not today")
     return lambda features, name, device: off if name == "mlp" else real(features, name, device)
@@ -119,21 +111,14 @@ FAULTS: dict[str, tuple[Plant, set[str]]] = {
         changing(spec, "te_layer_spec", lambda real: lambda *given: {**real(*given), "norm": RMSNorm}),
         {"spec.te.norm"},
     ),
-    "one switch for all": (changing(spec, "te_layer_spec", one_global_switch), {"spec.flag.mlp", "spec.flag.norm"}),
     "fallback": (changing(spec, "why_not_te", mlp_refused), {"spec.chosen.MLP", "fp32.mlp.gelu.backend"}),
     "silent fallback": (putting(spec, "te_mlp", NormMLP), {"fp32.mlp.*.backend"}),
     "no alignment": (putting(spec, "_why_not_aligned", lambda *_: None), {"refuses.alignment"}),
-    "checkpoints": (putting(spec, "keep_checkpoints_plain", torch.nn.Sequential), {"checkpoints.norm"}),
     "projection's norm": (
         faulty("te_mamba_in_projection", lambda forward, rows: forward(rows - rows.mean(-1, keepdim=True))),
         {"fp32.in_projection.forward", "bf16.mixer.forward"},
     ),
     "a chunk forgotten": (of_scan(forget_between), {"bf16.mixer.forward", "bf16.mixer.grad.input"}),
-    "b and c swapped": (of_scan(lambda real, x, dt, a, b, c: real(x, dt, a, c, b)), {"bf16.mixer.forward"}),
-    "gate of another row": (
-        changing(mamba.Mamba2Mixer, "_gated_norm", lambda real: lambda self, y, gate: real(self, y, gate.roll(1, 1))),
-        {"bf16.mixer.forward"},
-    ),
     "queries of the row before": (
         of_recurrence(lambda real, q, *rest, **named: real(q.roll(1, 1), *rest, **named)), {"bf16.recurrent.forward"},
     ),

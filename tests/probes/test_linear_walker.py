@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -85,12 +84,6 @@ def building(change: Callable[[Any], object]) -> Plant:
     return changing(linear_walker, "_build", make)
 
 
-def shared_built_twice(real: Any) -> Any:
-    return lambda tree, layers: real(
-        tree, {name: copy.deepcopy(layer) if "experts_again" in name else layer for name, layer in layers.items()}
-    )
-
-
 def opened(patch: Any) -> None:
     patch.setattr(linear_walker, "is_wrapper", lambda _: False)
     patch.setattr(linear_walker, "wraps_child", lambda *_: False)
@@ -123,24 +116,13 @@ def without_weight_gradient(forward: Any, rows: Any) -> Any:
 
 FAULTS: dict[str, tuple[Plant, set[str]]] = {
     "router": (without("moe-router"), {"swap.pinned.blocks.1.moe.gate"}),
-    "n-gram": (without("ngram-hash"), {"swap.ngram_hash.q_proj"}),
     "wrapper opened": (opened, {"swap.pinned.blocks.0.attn.v_proj.base_layer"}),
-    "hooks lost": (
-        putting(linear_walker, "_by_state", lambda *_: None), {"swap.blocks.0.attn.k_proj"},
-    ),
     "alignment": (putting(linear_walker, "_by_numbers", lambda *_: None), {"plan.alignment"}),
     "siblings lost": (
         changing(linear_walker, "read_places", lost_siblings), {"swap.blocks.1.moe.experts.0.w1"},
     ),
-    "not shared": (changing(linear_walker, "_put", shared_built_twice), {"swap.tie.shared"}),
     "checkpoints": (
         building(lambda layer: layer.register_buffer("scale", torch.ones(1))), {"swap.state-dict", "swap.loads-native"},
-    ),
-    "weights not handed over": (
-        changing(
-            linear_walker, "_build", lambda _: lambda linear, name: linear_walker.TeLinear(linear, name=name).inner
-        ),
-        {"swap.weights", "swap.tie.linears", "fp32.bias.forward"},
     ),
     "native instead": (faulty(by_torch), {"fp32.bias.backend", "delayed.bias.backend"}),
     "strides ignored": (

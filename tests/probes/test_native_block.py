@@ -78,19 +78,6 @@ def exchange(function: str, name: str, fault: Fault) -> Plant:
     return after(bridge, function, faulty)
 
 
-def silent_fallback(patch: Patch) -> None:
-    owners: list[Any] = []
-    made = bridge.NativeBlock.__init__
-    both = lambda block, **sizes: (made(block, **sizes), owners.append(block))[0]  # noqa: E731
-
-    def plain(block: Any, rows: Any, *, rope: Any, is_first_microbatch: Any) -> Any:
-        owner = [made for made in owners if made.te is block][-1]
-        return torch.func.functional_call(owner._plain[0], owner._weights(), (rows,), {"rope": rope})
-
-    patch.setattr(bridge.NativeBlock, "__init__", both)
-    patch.setattr(bridge.TeBlock, "forward", plain)
-
-
 def grows(real: Any) -> Any:
     def forward(layer: Any, rows: Any, **options: Any) -> Any:
         calls = layer.__dict__["_calls"] = layer.__dict__.get("_calls", 0) + 1
@@ -104,7 +91,6 @@ REFUSAL = Refusal("te", "planted", "it does not want to")
 BY_TE: dict[str, tuple[Plant, set[str]]] = {
     "another-dtype": (after(bridge.TeBlock, "forward", lambda x: x.double()), {"bf16.gqa1.d64.gelu.dtype"}),
     "keys-as-values": (edit("qkv", weight_names=["query_weight", "value_weight", "key_weight"]), FORWARD),
-    "silent-fallback": (silent_fallback, {"native_block.bf16.*.backend", "bf16.*.layers"}),
     "fallback": (putting(bridge, "_why_not_made_of_te", lambda *_: REFUSAL), {"native_block.bf16.*.backend"}),
     "heads-rolled": (exchange("to_te", "qkv.query_weight", lambda w: w.roll(64, 0)), {"weights.*.round-trip"}),
     "kept-rounded": (exchange("to_native", "out.weight", lambda w: w * 1.01), {"weights.*.round-trip"}),
@@ -128,16 +114,6 @@ def test_a_fault_of_the_path_by_te_is_seen(plant: Plant, wanted: set[str]) -> No
 @pytest.mark.parametrize(("plant", "wanted"), ON_NATIVE.values(), ids=ON_NATIVE)
 def test_a_fault_of_the_native_path_is_seen(plant: Plant, wanted: set[str]) -> None:
     check_caught(new_bench("native_block"), probe.probe, plant, wanted)
-
-
-@pytest.mark.usefixtures("te_double")
-def test_recipes_without_a_reference_and_recipes_that_are_refused(monkeypatch: Patch) -> None:
-    bench = run("te", ("delayed", "nvfp4"))  # the double has no such GPU
-    assert failed(bench) == set()
-    said = {check.name: check.detail for check in bench.checks}
-    assert "see imports" in said["fp8.nvfp4.supported"]
-    monkeypatch.setattr(Bench, "recipes", ("nvfp4",))
-    assert failed(run("te", ("nvfp4",))) == {"fp8.nvfp4.reference"}
 
 
 # --- as the layer of the spec -----------------------------------------------------------------------------------------

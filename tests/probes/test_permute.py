@@ -96,16 +96,6 @@ def zero_is_no_padding(real: Any) -> Any:
     )
 
 
-def weights_on_the_way_there(given: Any) -> Any:
-    rows, row_probs, row_map = given
-    has_weights = len(row_probs) == len(rows) and rows.dtype.is_floating_point
-    return rows * row_probs[:, None].to(rows.dtype) if has_weights else rows, row_probs, row_map
-
-
-def kept_map(real: Any) -> Any:
-    return lambda self, *given: self.__dict__.setdefault("_kept", real(self, *given))
-
-
 def drifting(real: Any) -> Any:
     calls: list[Any] = []
     drift = lambda: (calls.append(0), 1 + 2.0**-23 * (len(calls) % 2))[1]  # noqa: E731
@@ -118,21 +108,15 @@ ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
         after(bridge, "permute", first(lambda rows: rows & 0xFE if rows.dtype == torch.uint8 else rows)),
         {"float8_e4m3fn.jagged.rows"},
     ),
-    "chunks flipped": (after(bridge, "sort_chunks", lambda rows: rows.flip(0)), {"float8_e5m2.jagged.sorted"}),
     "padding is not zero": (after(bridge, "pad_rows", first(floating(lambda rows: rows + 1))), {"bf16.aligned.rows"}),
-    "the wrong ones dropped": (after(bridge, "drop_over_capacity", lambda kept: kept.flip(0)), {"bf16.padded.rows"}),
-    "padding leaks": (leaking(False), {"bf16.aligned.back.forward"}),
     "padding leaks backward": (leaking(True), {"bf16.aligned.back.grad.rows"}),
-    "weights twice": (weighted(2), {"bf16.top2.dropped.weighted.forward"}),
     "one more": (after(bridge.Dispatch, "permute", off_by(1)), {"bf16.one-token.counts"}),
     "zero is no padding": (
         changing(bridge.Dispatch, "_native_permute", zero_is_no_padding), {"bf16.zero-probability.rows"},
     ),
-    "map of the first call": (changing(bridge.Dispatch, "_keep", kept_map), {"again.jagged.1.rows"}),
     "not the same twice": (changing(bridge.Dispatch, "unpermute", drifting), {"again.jagged.0.back.bits"}),
 }  # fmt: skip
 BY_TE: dict[str, tuple[Plant, set[str]]] = {
-    "weights on the way there": (after(bridge, "te_permute", weights_on_the_way_there), {"bf16.top2.dropped.rows"}),
     "fallback": (
         putting(bridge, "why_not_te", lambda *_: Refusal("te", "planted", "planted")),
         {"bf16.top2.dropped.permute.bf16.top2.dropped.backend", "float8_e4m3fn.jagged.claimed"},

@@ -113,13 +113,6 @@ def test_a_cell_of_another_code_reaches_its_bridge_modules_and_accuses_the_one_t
     assert receipt.reason.startswith("megacpp_validate.bridge.broken cannot be imported")
 
 
-def test_only_what_needs_transformer_engine_is_blocked_without_it(plant: Plant) -> None:
-    plant(good)
-    order = replace(ORDER, requested="te", stack="te2")
-    assert run_probe(order).outcome is Outcome.BLOCKED
-    assert run_probe(replace(order, needs_te=False)).outcome is Outcome.PASS
-
-
 def test_a_probe_that_checks_nothing_is_an_error(plant: Plant) -> None:
     plant(lambda bench: None)
     receipt = run_probe(ORDER)
@@ -157,15 +150,6 @@ def test_what_a_probe_raises_is_an_error_and_keeps_the_checks_before_it(
     assert receipt.failure is not None
     assert "in probe" in receipt.failure.frame
     assert "test_process.py" in receipt.failure.traceback
-
-
-def test_an_interrupt_goes_through(plant: Plant) -> None:
-    def probe(bench: Bench) -> None:
-        raise KeyboardInterrupt
-
-    plant(probe)
-    with pytest.raises(KeyboardInterrupt):
-        run_probe(ORDER)
 
 
 def test_the_innermost_vendor_frame_is_told_from_its_package_on(

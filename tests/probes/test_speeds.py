@@ -25,7 +25,6 @@ from megacpp_validate.probes.speeds import Stopwatch, Use
 MODULES = ("imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec")
 pytestmark = pytest.mark.usefixtures("what_is_old_rests")
 CPU = Target("cpu", "")
-IN_FP8 = Target("cpu", "", recipes=("delayed",), production_recipe="delayed", attention=("te",))
 ORDER = Order("fake", "native", CPU, "native", times=True, environment="e1")
 # What is made to sleep: the bridge's class or function that every use of the module goes through.
 
@@ -81,19 +80,6 @@ def test_a_module_is_timed_without_being_judged(module: str) -> None:
     assert all(check.name.startswith("speed.") for check in receipt.checks)
     assert {"speed-warm-up", "speed"} <= set(receipt.seconds)
     assert not {"probe", "second-use", "last", "waiting"} & set(receipt.seconds)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_is_timed_on_transformer_engine_in_its_production_recipe(module: str, te_double: None) -> None:
-    receipt = timed(module, stack="te2", requested="te", target=IN_FP8)
-    assert (receipt.outcome, receipt.reason) == (Outcome.PASS, "")
-    names = {row.name.partition(".forward")[0] for row in receipt.timings}
-    recipes = {name.partition(".")[0] for name in names}
-    assert recipes == {
-        "imports": {"scope"}, "attention": {"bf16"}, "permute": {"bf16"},
-    }.get(module, {"bf16", "fp8"})  # fmt: skip
-    assert {backend.claimed for backend in receipt.backends} == ({"te"} if module != "imports" else set())
 
 
 # --- the phase in a probe's process -----------------------------------------------------------------------------------
@@ -172,18 +158,6 @@ def test_a_use_that_raises_fails_the_cell_and_keeps_what_was_earned(plant: Calla
     assert receipt.reason == "1 of 3 checks failed: speed.bad.ran"
     assert [row.name for row in receipt.timings] == ["good"]
     assert receipt.checks[0].name == "one"
-
-
-def test_a_speed_that_cannot_be_made_fails_the_cell(plant: Callable[..., None]) -> None:
-    def speed(watch: Stopwatch) -> None:
-        raise TypeError("no such argument")
-
-    plant(speed)
-    for order in (ORDER, replace(ORDER, only_times=True)):
-        receipt = run_probe(order)
-        assert receipt.outcome is Outcome.FAIL
-        assert failed(receipt) == {"speed.ran": "TypeError: no such argument"}
-        assert receipt.timings == ()
 
 
 def test_a_module_that_is_wrong_is_not_timed(plant: Callable[..., None]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge.backends import Choice
 from megacpp_validate.evidence.receipt import Timing
 from megacpp_validate.probes import speeds as module
 from megacpp_validate.probes.bench import Bench
@@ -165,16 +164,6 @@ def test_what_raises_is_a_check_that_failed_and_stops_no_other_use(
     assert [row.name for row in watch.run()] == ["good", "good.host"]
     assert failed(bench) == {"speed.bad.ran": f"{type(fault).__name__}: {fault}"}
     assert [check.name for check in bench.checks] == ["speed.bad.ran", "speed.good.ran"]
-
-
-def test_a_use_that_fell_back_is_told(te_double: None) -> None:
-    """Nobody takes the time of the native path for Transformer Engine's."""
-    bench = new_bench("te")
-    weight = torch.ones(2, requires_grad=True)
-    watch = Stopwatch(bench)
-    watch.add("bf16", lambda: Use(lambda: weight * 2, lambda: Choice("fake", "te", "native")))
-    watch.run()
-    assert list(failed(bench)) == ["speed.bf16.backend"]
 
 
 class Card:
