@@ -20,7 +20,7 @@ from .bench import DTYPES, Bench
 from .bounds import Roundings
 from .observe import attention_kernels, graph_nodes
 from .references import attend, visible
-from .trial import Tensors, Trial, try_again, try_case
+from .trial import Tensors, Trial, try_case
 
 # Architectures on which every release from 2.12.0 to 2.20.2 has cuDNN's attention for what the wrapper hands on: half
 # precision, head sizes 64 and 128, two tokens or more, causal or unmasked, no dropout (`get_attention_backend` in
@@ -124,14 +124,6 @@ PLAIN: Final = (
     ("fp32", Case("gqa4.d64.blocks.scale", scale=SCALE, options=("block_mask", "block_size"), code="block-routing")),
     ("fp32", Case("gqa4.d64.blocks.no-mask", causal=False, options=("block_mask", "block_size"), code="block-routing")),
 )
-AGAIN: Final = (
-    Case("first"),
-    Case("others"),
-    Case("window", options=("window",), code="local-window"),
-    Case("plain"),
-    Case("one-token", length=1, code="one-token"),
-    Case("longer", extra=3),
-)
 FLASH: Final = {
     "fa3": (Case("gqa4.d128", width=128), Case("gqa4.d64.window", extra=5, options=("window",))),
     "fa4": (Case("gqa4.d128", width=128), Case("gqa4.d64.soft-cap", extra=5, options=("softcap",))),
@@ -179,8 +171,6 @@ def probe(bench: Bench) -> None:
     if bench.device == "cpu":
         for name, case in PLAIN:
             _run(bench, bridge, case, name)
-        with bench.scope("again"):
-            _check_again(bench, bridge)
     shapes = [(2, heads, _length(bench), 64) for heads in (HEADS, CASES[0].groups, CASES[0].groups)]
     tensors = [torch.ones(shape, dtype=torch.bfloat16, device=bench.device) for shape in shapes]
     layer = _layer(bench, bridge, CASES[0])
@@ -231,22 +221,6 @@ def _layer(bench: Bench, bridge: Any, case: Case, flash: str = "") -> Any:
     backends = (flash,) if flash else bridge.BACKENDS if bench.wants_te else ("te", "sdpa")
     sizes = {"num_heads": case.heads, "head_dim": case.width, "num_gqa_groups": case.groups}
     return bridge.Attention(**sizes, softmax_scale=case.scale, backends=backends, device=bench.device)
-
-
-def _check_again(bench: Bench, bridge: Any) -> None:
-    """One object called again: with the same tensors, others, other options and another length.
-
-    What it kept of the call before must give the same bits for the same call, and decide nothing about another one.
-    """
-    layer = _layer(bench, bridge, CASES[0])
-    for case in AGAIN:
-        trial = _trial(bench, layer, _sample(bench, case, torch.float32), "fp32", case.name)
-        try_again(bench, replace(trial, checks_dtype=False))
-        if case.code:
-            bench.refused_by_te(f"{case.name}.choice", layer.choice, case.code)
-        else:
-            right = (layer.choice.observed == "te") is bench.wants_te
-            bench.check(f"{case.name}.choice", right, f"{layer.choice.observed} took it")
 
 
 def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:

@@ -18,7 +18,7 @@ from .emulation import Product, Recipe, emulated_grouped, operand_roundings
 from .low_precision import check_kept_weights
 from .observe import Enter
 from .references import block_scaled_experts, expert_bank
-from .trial import Formula, Tensors, Trial, Tried, reference_pass, run_pass, try_again, try_case
+from .trial import Formula, Tensors, Trial, Tried, reference_pass, run_pass, try_case
 
 # Rows of each expert, multiplied by an odd number: on a GPU because it is fast, and in FP8 because the errors of a few
 # rows do not average out in the gradient of a weight (N x K values from only (N + K) x rows roundings).
@@ -150,9 +150,6 @@ def probe(bench: Bench) -> None:
         _odd_width(bench, recipes[0])
     if bench.wants_te:
         _deep_gemm(bench)
-    if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
-        with bench.scope("again"):
-            _again(bench)
     _uses(bench, recipes)
     _weights(bench)
 
@@ -205,21 +202,6 @@ def _low_precision(bench: Bench, recipe: Any, routing: str) -> None:
         error, own = (relative_error(one[name], tried.wanted[name]) for one in (tried.seen, tried.native))
         said = f"relative error {error:.3g}; half of the recipe's own {own:.3g}"
         bench.check(f"{name}.rounded", error >= own / 2, said)
-
-
-def _again(bench: Bench) -> None:
-    """One object called again: the same bits for the same call; others for other rows, routings and weights."""
-    layer = new_layer(bench, _sample(bench, torch.float32, "all-busy"))
-    for index, routing in enumerate(("all-busy", "middle-idle", "all-busy")):
-        bank = _sample(bench, torch.float32, routing)
-        with torch.no_grad():  # as an optimizer does
-            held = list(layer.parameters())
-            pieces = (bank.weights,) if len(held) == 1 else bank.weights.unbind(0)
-            for into, given in zip(held, pieces, strict=True):
-                into.copy_(given)
-        with bench.scope(f"{index}.{routing}"):
-            seen = try_again(bench, _trial(layer, bank, _summed("fp32"))).seen
-            bench.same_bits("frozen-rows", [seen["forward"]], [layer(bank.rows.detach(), bank.counts)])
 
 
 def _odd_width(bench: Bench, recipe: Any) -> None:

@@ -111,14 +111,17 @@ def hybrid_tree(device: str) -> Any:
     return tree
 
 
+REFUSED: Final = frozenset({"te-unavailable", "switched-off", "flag-off", "device"})
+
+
 def probe(bench: Bench) -> None:
-    """Swap, ties, checkpoints; then numbers in every precision."""
+    """Decisions, swap, ties, checkpoints; then numbers in every precision."""
     walker = bench.bridge()
+    with bench.scope("plan"):
+        _check_plan(bench, walker)
     with bench.scope("swap"):
         _check_swap(bench, walker)
         _check_pinned(bench, walker)
-    aligned = walker.plan_walk(hybrid_tree(bench.device), recipe="delayed")["narrow.fc1"]
-    bench.check("plan.alignment", (aligned.action, aligned.code) == ("keep", "fp8-alignment"), aligned.reason)
     for name in DTYPES:
         for case in _cases(bench):
             _check_numbers(bench, walker, case, name, None)
@@ -135,7 +138,28 @@ def _is_te(module: Any) -> bool:
     return type(module).__module__.startswith("transformer_engine")
 
 
-# --- the swap --------------------------------------------------------------------------------------------------------
+# --- decisions and the swap -------------------------------------------------------------------------------------------
+
+
+def _check_plan(bench: Bench, walker: Any) -> None:
+    """Every decision, one by one; and that planning is a dry run."""
+    tree = hybrid_tree(bench.device)
+    before = dict(tree.named_modules())
+    plan = walker.plan_walk(tree)
+    bench.check("dry-run", dict(tree.named_modules()) == before, "the tree after planning")
+    found = {decision.name: decision for decision in plan.decisions}
+    bench.check("names", list(found) == list(EXPECTED), f"{len(found)} decisions: {', '.join(found)}")
+    for name, code in EXPECTED.items():
+        decision = found.get(name)
+        if decision is None:
+            bench.check(name, False, "there is no decision on it")
+            continue
+        wanted = {code} if code != LISTED or bench.wants_te else REFUSED
+        acts = decision.action == ("swap" if code == LISTED and bench.wants_te else "keep")
+        said = f"{decision.action}, {decision.code}: {decision.reason}"
+        bench.check(name, acts and decision.code in wanted and bool(decision.reason), said)
+    aligned = walker.plan_walk(tree, recipe="delayed")["narrow.fc1"]
+    bench.check("alignment", (aligned.action, aligned.code) == ("keep", "fp8-alignment"), aligned.reason)
 
 
 def _check_swap(bench: Bench, walker: Any) -> None:

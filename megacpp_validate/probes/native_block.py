@@ -25,7 +25,7 @@ from .emulation import block_roundings, emulated_linear, emulated_mlp, precision
 from .low_precision import check_kept_weights, check_layers_in_low_precision, watching_layers
 from .observe import graph_nodes
 from .references import Sizes, block_step, visible
-from .trial import Formula, Tensors, Trial, try_again, try_case
+from .trial import Formula, Tensors, Trial, try_case
 
 HEADS: Final = 8
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
@@ -288,8 +288,6 @@ def probe(bench: Bench) -> None:
     recipes = bench.judged_recipes("fp8.")
     for recipe in recipes:
         _run_recipe(bench, bridge, recipe)
-    if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
-        _check_again(bench, bridge)
     _check_weights(bench, bridge)
     for recipe in recipes:
         _check_kept(bench, bridge, recipe)
@@ -318,19 +316,6 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
         check_layers_ran(bench, path, out, LAYERS)
     if case is PLAIN and dtype == "bf16":
         bench.layer_keeps_nothing(dtype, layer, sample.rows, rope=sample.rope)
-
-
-def _check_again(bench: Bench, bridge: Any) -> None:
-    """One object called again: the same bits for the same call; others for other rows, options, weights and tables."""
-    layer = new_layer(bench, bridge, new_sample(bench, GATED, torch.float32))
-    odd = replace(ODD, activation=GATED.activation)
-    for index, case in enumerate((GATED, GATED, REFUSED[1], REFUSED[0], odd, GATED)):
-        sample, path = new_sample(bench, case, torch.float32), f"again.{index}.{case.name}"
-        layer.load_native_state_dict(sample.weights)
-        try_again(bench, layer_trial(path, layer, sample))
-        codes = [refusal.code for refusal in layer.choice.refusals]
-        right = codes == [case.code] if bench.wants_te and case.code else not bench.wants_te or not codes
-        bench.check(f"{path}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
 
 
 def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:

@@ -130,8 +130,6 @@ def probe(bench: Bench) -> None:
     for name, part in parts.items():
         with bench.scope(name):
             part(bench, bridge)
-    if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
-        _again(bench, bridge)
     _chunks(bench, bridge)
     _payloads(bench, bridge)
     _check_memory(bench, bridge)
@@ -160,13 +158,9 @@ def _summed_once(case: Case, dtype: str, what: str, *, weighted: bool = False) -
     return Roundings(steps, case.top_k, why=why)
 
 
-def _check_numbers(bench: Bench, sent: Any, laid: Laid) -> None:
+def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: Laid, *, probs: bool = True) -> None:
     seen, wanted = (list(sent.tokens_per_expert), list(sent.rows_per_expert)), (laid.counts, laid.sizes)
     bench.check("counts", seen == wanted, f"tokens and rows of each expert {seen}; wanted {wanted}")
-
-
-def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: Laid, *, probs: bool = True) -> None:
-    _check_numbers(bench, sent, laid)
     _exact(bench, "rows", sent.rows, laid.lay(copied(routed.tokens, laid.rows)))
     if probs:
         _exact(bench, "row_probs", sent.row_probs, laid.lay(picked(routed.probs, laid.rows)))
@@ -280,33 +274,6 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
     wanted[::3] = 0
     _exact(bench, "rows", sent.rows, wanted)
     _exact(bench, "row_probs", sent.row_probs, picked(routed.probs, rows))
-
-
-def _again(bench: Bench, bridge: Any) -> None:
-    """One object with another map each time, the caller's numbers given or not; the same bits for the same call."""
-    for layout in ({}, *PADDED.values()):
-        dispatch = bridge.Dispatch(EXPERTS, **layout)
-        for index, given in enumerate((False, True, False)):
-            routed = route(bench, MIXED, torch.float32, grad=True)
-            numbers = {"rows_per_expert": routed.laid().counts} if given else {}
-            with bench.scope(f"again.{''.join(layout) or 'jagged'}.{index}"):
-                _call_twice(bench, dispatch, routed, routed.laid(**layout), numbers)
-
-
-def _call_twice(bench: Bench, dispatch: Any, routed: Routed, laid: Laid, numbers: dict[str, Any]) -> None:
-    try:
-        sent, twice = (dispatch.permute(*routed, **numbers) for _ in range(2))
-    except ValueError as fault:  # the caller's numbers and the map that is kept do not fit
-        return bench.check("call", False, str(fault))
-    _check_numbers(bench, sent, laid)
-    copies = copied(routed.tokens, laid.rows)
-    _exact(bench, "rows", sent.rows, laid.lay(copies))
-    _exact(bench, "bits", twice.rows, sent.rows)
-    back, again = (dispatch.unpermute(one.rows, one.row_map, probs=routed.probs) for one in (sent, twice))
-    _exact(bench, "back.bits", again, back)
-    reference = summed(copies, laid.rows, len(routed.tokens), routed.probs)
-    rounded = _summed_once(MIXED, "fp32", "a token's rows summed", weighted=True)
-    return bench.compare("back", back, reference, roundings=rounded)
 
 
 # --- chunks and payloads ---------------------------------------------------------------------

@@ -177,14 +177,6 @@ def try_case(bench: Bench, trial: Trial) -> Tried:
     return _compare(bench, trial, seen, plainly=choice.observed in VENDOR_BACKENDS)
 
 
-def try_again(bench: Bench, trial: Trial) -> Tried:
-    """Run one case twice: the same bits, and right. What kept something of the call before it shows."""
-    seen, again = trial.run(), trial.run()
-    with bench.scope(trial.path):
-        bench.same_bits("bits", seen.values(), again.values())
-    return _compare(bench, trial, again, plainly=False)
-
-
 def _compare(bench: Bench, trial: Trial, seen: dict[str, Any], *, plainly: bool) -> Tried:
     operands, native = trial.operands or trial.leaves, None
     wanted, scales = trial.exact, trial.scales

@@ -115,10 +115,8 @@ REFUSAL = Refusal("te", "planted", "it does not want to")
 BY_TE: dict[str, tuple[Plant, set[str]]] = {
     "fallback": (
         putting(bridge.Attention, "_why_not_te", lambda layer, query: REFUSAL),
-        {"attention.fp32.*.backend", "again.first.choice", "again.longer.choice"},
+        {"attention.fp32.*.backend"},
     ),
-    "kept-for-other-options": (kept_by(lambda query: query.shape), {"again.window.forward"}),
-    "kept-for-another-shape": (kept_by(lambda query: query.dtype), {"again.one-token.choice"}),
     "grouped-queries-unfused": (unfused_groups, {"bf16.gqa4.d64.odd.kernel.backend", "fp16.*.kernel.backend"}),
 }
 
@@ -137,16 +135,10 @@ def grows(real: Any) -> Any:
     return forward
 
 
-def noisy(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    return plain_attention(query, key, value * (1 + 1e-7 * torch.rand(value.shape)).to(value.dtype), **options)
-
-
 OTHERS: dict[str, tuple[Plant, set[str]]] = {
     "false-claim": (
         putting(bridge, "choose", lambda name, candidates: Choice(name, "te", "te", ())), {"attention.*.backend"},
     ),
-    "second-call": (changing(bridge.Attention, "forward", grows), {"again.first.bits", "again.others.forward"}),
-    "noise-below-every-bound": (putting(bridge, "native_attention", noisy), {"again.first.bits"}),
     "wrong-block": (
         changing(bridge, "visible_keys", lambda real: lambda *given: real(*given).roll(1, -2)),
         {"bf16.gqa4.d64.blocks.forward"},

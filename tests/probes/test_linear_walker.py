@@ -104,11 +104,6 @@ def faulty(change: Callable[[Any, Any], Any]) -> Plant:
     return changing(linear_walker, "TeLinear", make)
 
 
-def by_torch(forward: Any, rows: Any) -> Any:
-    layer = forward.__self__
-    return nn.functional.linear(rows, layer.weight, layer.bias if layer.use_bias else None)
-
-
 def without_weight_gradient(forward: Any, rows: Any) -> Any:
     forward.__self__.weight.requires_grad_(False)
     return forward(rows)
@@ -124,7 +119,6 @@ FAULTS: dict[str, tuple[Plant, set[str]]] = {
     "checkpoints": (
         building(lambda layer: layer.register_buffer("scale", torch.ones(1))), {"swap.state-dict", "swap.loads-native"},
     ),
-    "native instead": (faulty(by_torch), {"fp32.bias.backend", "delayed.bias.backend"}),
     "strides ignored": (
         faulty(lambda forward, rows: forward(rows.as_strided(rows.shape, torch.empty(rows.shape).stride()))),
         {"fp32.transposed.forward", "bf16.transposed.forward"},

@@ -99,9 +99,6 @@ ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
     "false-claim": (
         putting(bridge, "choose", lambda name, candidates: Choice(name, "te", "te", ())), {"native_block.*.backend"},
     ),
-    "second-call": (
-        changing(bridge.NativeBlock, "forward", grows), {"again.0.gqa4.d64.swiglu.bits", "again.1.*.forward"},
-    ),
 }  # fmt: skip
 
 

@@ -74,14 +74,6 @@ def leaking(gradient: bool) -> Plant:
     return changing(bridge, "unpad_rows", make)
 
 
-def weighted(times: int) -> Plant:
-    def unpermute(rows: Any, ids: Any, *, num_tokens: int, row_probs: Any = None) -> Any:
-        weights = row_probs if row_probs is None else row_probs**times
-        return native.unpermute(rows, ids, num_tokens=num_tokens, row_probs=weights)
-
-    return putting(bridge, "unpermute", unpermute)
-
-
 def off_by(number: int) -> Fault:
     def counted(sent: Any) -> Any:
         counts = (sent.rows_per_expert[0] + number, *sent.rows_per_expert[1:])
@@ -96,12 +88,6 @@ def zero_is_no_padding(real: Any) -> Any:
     )
 
 
-def drifting(real: Any) -> Any:
-    calls: list[Any] = []
-    drift = lambda: (calls.append(0), 1 + 2.0**-23 * (len(calls) % 2))[1]  # noqa: E731
-    return lambda self, *given, **more: real(self, *given, **more) * drift()
-
-
 ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
     "two rows swapped": (after(bridge, "permute", swap_two_rows), {"fp32.top2.dropped.sum.forward"}),
     "bytes rounded": (
@@ -114,7 +100,6 @@ ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
     "zero is no padding": (
         changing(bridge.Dispatch, "_native_permute", zero_is_no_padding), {"bf16.zero-probability.rows"},
     ),
-    "not the same twice": (changing(bridge.Dispatch, "unpermute", drifting), {"again.jagged.0.back.bits"}),
 }  # fmt: skip
 BY_TE: dict[str, tuple[Plant, set[str]]] = {
     "fallback": (
