@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from ..errors import WrongArguments
 from ..evidence.receipt import READABLE
@@ -189,6 +189,18 @@ class _GateWaiverFile(Row):
     waiver: list[ReleaseWaiver]
 
 
+class CellEvidence(Row):
+    """What every good run of a cell leaves, as recorded.
+
+    Attributes:
+        checks: name -> number of parts that it is measured by.
+        backends: paths of the module of which the backend that ran is recorded.
+    """
+
+    checks: dict[str, Count]
+    backends: list[str]
+
+
 class GateRules(Row):
     """What one kind of release requires of one target.
 
@@ -196,7 +208,7 @@ class GateRules(Row):
         probes: required, in the order of the matrix.
         shows: claimed backend -> other names under which it may be observed.
         stacks: id -> release of Transformer Engine, of every stack that the matrix has.
-        checks: probe -> checks that it makes; a probe that has not run on the target yet is not there.
+        evidence: probe -> what its cell leaves; a probe that has not run on the target yet is not there.
     """
 
     kind: ReleaseKind
@@ -208,7 +220,7 @@ class GateRules(Row):
     shows: dict[str, list[str]]
     waivers: tuple[ReleaseWaiver, ...]
     stacks: dict[str, str]
-    checks: dict[str, list[str]]
+    evidence: dict[str, CellEvidence]
 
     @property
     def sha256(self) -> str:
@@ -224,7 +236,7 @@ class GatePolicy:
     catalog: Catalog
     file: _GateFile
     waivers: tuple[ReleaseWaiver, ...]
-    checks: dict[str, dict[str, list[str]]]
+    evidence: dict[str, dict[str, CellEvidence]]
 
     def choose(self, release: str, target: str) -> GateRules:
         """What a kind of release requires of a target.
@@ -246,7 +258,7 @@ class GatePolicy:
             requested=row.requested, probes=tuple(_list_probes(row, self.catalog)), unsupported=tuple(row.unsupported),
             allowances=tuple(one for one in allowed if release in one.releases and target in one.targets),
             shows=self.file.shows, waivers=tuple(one for one in self.waivers if one.release == release),
-            stacks={stack.id: stack.te for stack in self.catalog.stacks}, checks=self.checks.get(target, {}),
+            stacks={stack.id: stack.te for stack in self.catalog.stacks}, evidence=self.evidence.get(target, {}),
         )  # fmt: skip
 
 
@@ -274,10 +286,13 @@ def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy
         {"target": ids_of(catalog.targets), "probe": every}, lambda rules, _: _find_gate_faults(rules, catalog),
     )  # fmt: skip
     try:
-        checks = json.loads((folder or matrix_folder()).joinpath(CHECKS).read_text(encoding="utf-8"))
+        evidence = _EVIDENCE.validate_json((folder or matrix_folder()).joinpath(CHECKS).read_bytes())
     except (OSError, ValueError) as fault:
         raise MatrixInvalid([f"{CHECKS}: cannot be read: {fault}"]) from fault
-    return GatePolicy(catalog, rules, tuple(waivers.waiver), checks)
+    return GatePolicy(catalog, rules, tuple(waivers.waiver), evidence)
+
+
+_EVIDENCE: Final = TypeAdapter(dict[str, dict[str, CellEvidence]])
 
 
 def _find_gate_faults(rules: _GateFile, catalog: Catalog) -> Iterator[str]:

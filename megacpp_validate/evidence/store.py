@@ -6,6 +6,7 @@ verified and its head is read, because nine tenths of a receipt are its checks; 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import statistics
@@ -120,6 +121,8 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
         (path.stem != receipt.cell, f"it holds the cell {receipt.cell!r}, which its name does not say"),
         (good and failed, f"outcome {outcome} with the failed check {', '.join(failed[:1])}"),
         (good and not receipt.checks, f"outcome {outcome} with no check at all"),
+        (len({check.name for check in receipt.checks}) < len(receipt.checks), "it has a check twice"),
+        (outcome is Outcome.PASS and receipt.machine.gpu and not receipt.libraries, "no library as loaded on a GPU"),
         (good and receipt.failure, f"outcome {outcome} over the failure {receipt.failure and receipt.failure.type}"),
         (good and receipt.blocked_by, f"outcome {outcome}, and blocked by {receipt.blocked_by}"),
         (good and not all(map(_is_whole, receipt.training)), f"outcome {outcome} over a training run with a bad step"),
@@ -145,7 +148,9 @@ def _find_false_verdicts(check: Check) -> Iterator[str]:
     """Verdicts that are not those of the numbers beside them, as `probes.bounds` decides them."""
     for part in check.parts:
         said = f"check {check.name}: its part {part.name}"
-        if part.observed is None or part.bound is None:
+        if not part.derivation:
+            yield f"{said} has a bound without a derivation"
+        if part.observed is None or part.bound is None or math.isinf(part.bound):
             # NaN, or Inf in both: where the check failed its other parts show it, and a floor holds for Inf.
             if check.passed:
                 yield f"{said} has no number, and the check passed"
@@ -159,10 +164,14 @@ def _find_false_verdicts(check: Check) -> Iterator[str]:
 
 def _find_false_backends(receipt: Receipt) -> Iterator[str]:
     """Paths that took another side than was requested, in a cell that passed."""
-    looked = [check.name for check in receipt.checks if check.name.endswith(".backend")]
-    if looked and not receipt.backends:
-        yield f"{len(looked)} checks of the path that was taken, the first is {looked[0]}, and no path is on record"
+    said = [check for check in receipt.checks if check.name.endswith(".backend")]
+    if said and not receipt.backends:
+        yield f"{len(said)} checks of the path that was taken, the first is {said[0].name}, and no path is on record"
     for row in receipt.backends:
+        words = f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}"
+        denied = [check.name for check in said if check.name.endswith(f"{row.path}.backend") and check.detail != words]
+        if denied:
+            yield f"check {denied[0]} denies its path, which {words}"
         took_te = row.claimed == "te" and "te" in row.observed
         any_te = "te" in (row.requested, row.claimed, *row.observed)
         if (row.requested == "te" and not took_te) or (receipt.requested == "native" and any_te):

@@ -372,14 +372,18 @@ def _schema(receipt: Receipt) -> int:
 
 
 def _find_code(receipt: Receipt, rules: GateRules, order: Order) -> Iterator[Reason]:
-    """Receipts of other code than this checkout, and missing checks of receipts of this checkout."""
+    """Receipts of other code than this checkout's, and what a run of this code leaves and a receipt lacks."""
     code, own = receipt.code or UNKNOWN, hash_code()
     if code == own:
-        lacking = sorted({*rules.checks.get(receipt.probe, ())} - {check.name for check in receipt.checks})
-        if lacking and receipt.outcome.is_good:
-            text = f"{len(lacking)} checks of this cell are not in it, the first is {lacking[0]}"
-            yield Reason(GateRule.CHECKS, text, hard=True)
-    elif not any(code.startswith(accepted) for accepted in order.codes):  # the checks of accepted code are unknown
+        known = rules.evidence.get(receipt.probe)
+        if known is not None and receipt.outcome.is_good:
+            parts = {check.name: len(check.parts) for check in receipt.checks}
+            lacking = [f"check {name}" for name, number in known.checks.items() if parts.get(name, -1) < number]
+            lacking += [f"backend of {path}" for path in {*known.backends} - {row.path for row in receipt.backends}]
+            if lacking:
+                text = f"{len(lacking)} checks, parts of checks or backends of this cell are not in it: {min(lacking)}"
+                yield Reason(GateRule.CHECKS, text, hard=True)
+    elif not any(code.startswith(accepted) for accepted in order.codes):  # of accepted code the checks are unknown
         text = f"code {code[:12]} produced it, and this checkout has {own[:12]}; --accept-code {code[:12]} accepts it"
         yield Reason(GateRule.CODE, text, hard=True)
 

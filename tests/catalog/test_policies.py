@@ -36,7 +36,7 @@ def test_the_rules_of_the_gate_that_are_shipped(catalog: Catalog) -> None:
     policy = read_gate_policy(catalog)
     rules, golden = policy.choose("te-upgrade", "h200"), policy.choose("release", "h200")
     assert rules.probes == tuple(module.id for module in catalog.modules)
-    assert rules.checks.keys() >= {*rules.probes}
+    assert rules.evidence.keys() >= {*rules.probes}
     assert set(golden.probes) > {cell.id for cell in catalog.fp8}
     assert rules.sha256 != policy.choose("nightly", "h200").sha256
     assert policy.waivers == ()

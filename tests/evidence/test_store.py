@@ -184,6 +184,13 @@ FAULTS: dict[str, tuple[Change, str]] = {  # as a broken producer would seal the
     "te-claimed-and-never-seen": (passed_on(claimed="te"), "attention.bf16 requested te, claims te, shows sdpa"),
     "te-seen-and-not-claimed": (passed_on(observed=["te"]), "attention.bf16 requested te, claims sdpa, shows te"),
     "native-requested-and-te-seen": (passed_on("native", observed=["te"]), "pass where native was requested"),
+    "a-check-twice": (lambda data: data["checks"].append(data["checks"][0]), "a check twice"),
+    "a-bound-from-nowhere": (part(derivation=""), "without a derivation"),
+    "words-that-deny-the-path": (
+        lambda data: (passed_on(claimed="te", observed=["te"])(data),
+                      data["checks"][0].update(name="attention.bf16.backend", detail="seen native")),
+        "denies its path, which requested te, claimed te, seen te"),
+    "a-pass-on-a-gpu-without-a-library": (passed(libraries=[]), "no library as loaded"),
     "a-backend-that-was-checked-and-is-not-there": (
         lambda data: (passed()(data), data["checks"][0].update(name="bf16.backend")), "no path is on record"),
 }  # fmt: skip

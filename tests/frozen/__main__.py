@@ -17,7 +17,7 @@ from typing import Any
 from megacpp_validate.evidence.receipt import receipt_text
 
 from .cells import list_orders, run_cells
-from .compare import HOME, differences, read_rows, row_of, write_checks, write_json, write_rows
+from .compare import HOME, differences, read_rows, row_of, write_evidence, write_json, write_rows
 from .layers import hash_layers
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--receipts", nargs="+", type=Path, help="folders; of a cell in several, the last one counts")
     given = parser.parse_args()
     if given.verb == "checks":
-        write_checks()
+        write_evidence()
         return 0
     if given.receipts:
         found = _compare_receipts(given.verb, given.receipts, given.only)

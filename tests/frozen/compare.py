@@ -130,23 +130,33 @@ def read_rows(name: str) -> dict[str, Any]:
     return dict(kept)
 
 
-def required_checks() -> dict[str, dict[str, list[str]]]:
-    """Target -> probe -> names of the checks that every run makes, of good cells; speeds are timed only on request."""
-    renamed, found = read_renamed(), dict[str, dict[str, list[str]]]()
+def required_evidence() -> dict[str, dict[str, Row]]:
+    """Target -> probe -> what every good run of the cell leaves: checks with their number of parts, and backends.
+
+    Speeds are timed only on request.
+    """
+    renamed, found = read_renamed(), dict[str, dict[str, Row]]()
     for name, stack in (("h200", "te2.20.2-h200-"), ("cpu", "native-cpu-")):
         for cell, row in read_rows(name).items():
             rules = _rules_of(cell, renamed)
-            names = (_moved(check, rules).name for check in row["checks"] if not check.startswith("speed."))
+            checks = {
+                _moved(check, rules).name: len(parts) - 1
+                for check, parts in row["checks"].items()
+                if not check.startswith("speed.")
+            }
+            checks.pop("", None)
             if cell.startswith(stack) and "." not in cell.removeprefix(stack) and row["outcome"] in GOOD:
-                found.setdefault(name, {})[cell.removeprefix(stack)] = sorted({*names} - {""})
+                paths = {path for one in row["backends"] if not (path := one.partition(": ")[0]).startswith("speed")}
+                kept = {"checks": dict(sorted(checks.items())), "backends": sorted(paths)}
+                found.setdefault(name, {})[cell.removeprefix(stack)] = kept
     return found
 
 
-def write_checks() -> None:
-    """Write them to the matrix, a line a probe, for the release gate."""
+def write_evidence() -> None:
+    """Write what the release gate requires of each cell to the matrix, a line a probe."""
     targets = (
         f' "{target}": {{\n' + ",\n".join(f'  "{probe}": {json.dumps(row)}' for probe, row in probes.items()) + "\n }"
-        for target, probes in required_checks().items()
+        for target, probes in required_evidence().items()
     )
     CHECKS.write_text("{\n" + ",\n".join(targets) + "\n}\n", encoding="utf-8")
 

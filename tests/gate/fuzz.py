@@ -2,7 +2,8 @@
 
     python -m tests.gate.fuzz [--each 20] [--seed 0] [--output docs/evidence/gate_fuzz.json]
 
-The base is the committed release folder of Transformer Engine 2.20.2 on an H200. A class is one way to damage, edit or
+The base is a receipt of this checkout's code for each module, with every check and backend that matrix/checks.json
+requires. A class is one way to damage, edit or
 swap receipts. An edit is tried twice: as somebody who edits the file leaves it, and sealed again, as a program that
 writes receipts would leave it. An edited file must never open the gate. A file that is sealed again is closed by the
 content's own rule where there is one; the table names the classes that only a signature can tell (`only-signed`).
@@ -23,12 +24,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from megacpp_validate.catalog.bridge import Catalog, read_catalog
+from megacpp_validate.catalog.policies import read_gate_policy
+from megacpp_validate.evidence.receipt import hash_code
 from tests.replay.harness import ROOT, call
-from tests.replay.receipts import Receipt, sealed
+from tests.replay.receipts import AT_WORDS, PROBES, STACK, TARGET, Receipt, backend, check, good, part, sealed
 
-BASE: Final = ROOT / "docs/evidence/h200/te2.20.2"
-OTHER: Final = ROOT / "docs/evidence/h200/te2.12.0"
-DAY: Final = "2026-11-22"
+WORDS: Final = "requested te, claimed te, seen te"  # of a check of the backend, as the probes write them
+
+
+def own(catalog: Catalog, probe: str, **changes: Any) -> Receipt:
+    """A receipt of this checkout's code, with every check and backend that the cell leaves."""
+    known = read_gate_policy(catalog).choose("te-upgrade", TARGET).evidence[probe]
+    checks = [
+        check(name, *(part(f"part-{number}") for number in range(parts)), detail="" if parts else WORDS)
+        for name, parts in known.checks.items()
+    ]
+    backends = [backend(path, "te", "te", "te") for path in known.backends]
+    return good(probe, **({"checks": checks, "backends": backends, "code": hash_code()} | changes))
 
 
 def _set(*path: str | int, to: Any) -> Callable[[Receipt, random.Random], None]:
@@ -65,6 +78,11 @@ def _drop_row(name: str) -> Callable[[Receipt, random.Random], None]:
     return edit
 
 
+def _deny_backend(data: Receipt, rng: random.Random) -> None:
+    words = [one for one in data["checks"] if one["detail"] == WORDS and one["name"].endswith(".backend")]
+    rng.choice(words or data["checks"])["detail" if words else "passed"] = "requested te, claimed te, seen native"
+
+
 # --- Edits of one receipt: class -> (edit, whether a rule beside the seal closes the gate). ---
 
 EDITS: Final[dict[str, tuple[Callable[[Receipt, random.Random], object], bool]]] = {
@@ -99,7 +117,7 @@ EDITS: Final[dict[str, tuple[Callable[[Receipt, random.Random], object], bool]]]
     ),
     "bound widened": (_part(lambda part: part.update(bound=part["bound"] * (0.1 if part["at_least"] else 10))), False),
     "derivation blanked": (_part(lambda part: part.update(derivation="")), True),
-    "detail: native ran": (_set("checks", 0, "detail", to="requested te, claimed te, seen native"), True),
+    "detail: native ran": (_deny_backend, True),
     "backend not observed": (_set("backends", "*", "observed", to=[]), True),
     "backend ran native": (_set("backends", "*", "observed", to=["native"]), True),
     "backend claims native": (_set("backends", "*", "claimed", to="native"), True),
@@ -113,7 +131,7 @@ EDITS: Final[dict[str, tuple[Callable[[Receipt, random.Random], object], bool]]]
     "another torch than the others": (_set("machine", "torch", to="2.9.0"), True),
     "no packages": (_set("packages", to=[]), True),
     "another version of TE": (
-        lambda data, _: [p.update(version="2.12.0") for p in data["packages"] if p["name"] == "transformer_engine"], True,
+        _set("packages", 0, "version", to="2.12.0"), True,
     ),
     "a second copy of TE": (_set("packages", 0, "other_copies", to=["/other/site-packages"]), True),
     "no libraries": (_set("libraries", to=[]), True),
@@ -150,13 +168,19 @@ def _flip(content: bytes, rng: random.Random) -> bytes:
     return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
 
 
+def _change_digit(content: bytes, rng: random.Random) -> bytes:
+    places = [at for at, byte in enumerate(content) if 48 <= byte <= 57]
+    at = rng.choice(places)
+    return content[:at] + bytes([48 + (content[at] - 48 + rng.randrange(1, 10)) % 10]) + content[at + 1 :]
+
+
 DAMAGE: Final[dict[str, Callable[[bytes, random.Random], bytes]]] = {
     "a bit flipped": _flip,
     "up to 5,000 bytes cut out": _cut,
     "cut short": lambda content, rng: content[: rng.randrange(len(content))],
     "empty": lambda _, __: b"",
     "zeros": lambda content, _: bytes(len(content)),
-    "a digit changed": lambda content, rng: _digit(content, rng),
+    "a digit changed": _change_digit,
     "indented anew": lambda content, _: json.dumps(json.loads(content)).encode(),
     "twice in one file": lambda content, _: content + content,
     "a list around it": lambda content, _: b"[" + content + b"]",
@@ -164,12 +188,6 @@ DAMAGE: Final[dict[str, Callable[[bytes, random.Random], bytes]]] = {
     "lines of Windows": lambda content, _: content.replace(b"\n", b"\r\n"),
     "no text": lambda _, rng: rng.randbytes(490),
 }
-
-
-def _digit(content: bytes, rng: random.Random) -> bytes:
-    places = [at for at, byte in enumerate(content) if 48 <= byte <= 57]
-    at = rng.choice(places)
-    return content[:at] + bytes([48 + (content[at] - 48 + rng.randrange(1, 10)) % 10]) + content[at + 1 :]
 
 
 # --- Changes to the folder: class -> (change, whether it may open the gate, and why). ---
@@ -188,7 +206,8 @@ def _swap(folder: Path, rng: random.Random) -> None:
 
 def _of_another_release(folder: Path, rng: random.Random) -> None:
     file = _pick(folder, rng)
-    file.write_bytes((OTHER / file.name.replace("te2.20.2", "te2.12.0")).read_bytes())
+    data = json.loads(file.read_text())
+    file.write_text(sealed(data | {"stack": "te2.12.0", "cell": data["cell"].replace("2.20.2", "2.12.0")}))
 
 
 def _by_hand(folder: Path, _: random.Random) -> None:
@@ -209,17 +228,18 @@ FOLDER: Final[dict[str, tuple[Callable[[Path, random.Random], object], str]]] = 
     "a receipt removed": (lambda folder, rng: _pick(folder, rng).unlink(), ""),
     "all receipts removed": (lambda folder, _: [file.unlink() for file in folder.glob("*.json")], ""),
     "two receipts swapped": (_swap, ""),
-    "a receipt renamed": (lambda folder, rng: (f := _pick(folder, rng)).rename(f.with_name("te2.20.2-h200-x.json")), ""),
+    "a receipt renamed": (lambda folder, rng: (f := _pick(folder, rng)).rename(f.with_name(f"{STACK}-x.json")), ""),
     "a receipt of another release, renamed": (_of_another_release, ""),
     "seven receipts written by hand": (_by_hand, ""),
     "a red receipt of the same commit beside it": (_red_beside, ""),
     "a link out of the store": (
-        lambda folder, rng: (f := _pick(folder, rng)).unlink() or f.symlink_to(BASE / f.name), "",
+        lambda folder, rng: (f := _pick(folder, rng)).rename(folder.parent / f.name).is_file()
+        and f.symlink_to(folder.parent / f.name), "",
     ),
     "a folder in place of a receipt": (lambda folder, rng: (f := _pick(folder, rng)).unlink() or f.mkdir(), ""),
     "a text file beside": (lambda folder, _: (folder / "notes.txt").write_text("x"), "it is no receipt"),
     "a good copy in a second run": (
-        lambda folder, _: shutil.copytree(BASE, folder / "again", ignore=shutil.ignore_patterns("again")),
+        lambda folder, _: shutil.copytree(folder, folder / "again", ignore=shutil.ignore_patterns("again")),
         "the same evidence twice is still evidence",
     ),
 }  # fmt: skip
@@ -230,18 +250,18 @@ class Fuzz:
 
     def __init__(self, work: Path, seed: int) -> None:
         self.store, self.work, self.rng = work / "store", work, random.Random(seed)
-        codes = {json.loads(file.read_text())["code"] for file in BASE.glob("*.json")}
-        self.accept = [word for code in sorted(codes) for word in ("--accept-code", code)]
+        catalog = read_catalog()
+        self.base = {f"{STACK}-{TARGET}-{probe}.json": sealed(own(catalog, probe)) for probe in PROBES}
 
     def opens(self, change: Callable[[Path], object]) -> bool:
         """Whether the gate opens after a change of the folder."""
         shutil.rmtree(self.store, ignore_errors=True)
         self.store.mkdir()
-        for file in BASE.glob("*.json"):
-            shutil.copyfile(file, self.store / file.name)
+        for name, text in self.base.items():
+            (self.store / name).write_text(text, encoding="utf-8")
         change(self.store)
-        words = "release-gate", str(self.store), "--stack", "te2.20.2", "--target", "h200", "--at", DAY
-        return call([*words, *self.accept, "--format", "json"], self.work).code == 0
+        words = "release-gate", str(self.store), "--stack", STACK, "--target", TARGET, "--at", AT_WORDS
+        return call([*words, "--format", "json"], self.work).code == 0
 
     def edit(self, change: Callable[[Receipt, random.Random], object], *, again: bool) -> bool:
         """Whether an edited receipt opens the gate; `again`: sealed again."""
@@ -279,7 +299,7 @@ def run(each: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gate-fuzz-") as folder, contextlib.chdir(ROOT):
         fuzz = Fuzz(Path(folder), seed)
         if not fuzz.opens(lambda _: None):
-            raise SystemExit(f"{BASE} itself does not open the gate: nothing can be learnt from it")
+            raise SystemExit("the receipts without a change do not open the gate: nothing can be learnt from them")
         for name, (edit, has_rule) in EDITS.items():
             add(name, "edited", lambda edit=edit: fuzz.edit(edit, again=False))  # type: ignore[misc]
             right = "" if has_rule else "only-signed"
@@ -301,10 +321,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     found = run(options.each, options.seed)
-    for row in found["rows"]:
-        if row["opened"]:
-            print(f"{row['class']}, {row['way']}: {row['opened']} of {row['mutations']} {row['right'] or 'WRONG'}")
-    print(f"{found['classes']} classes, {found['mutations']} mutations, {found['wrong']} wrong openings")
+    lines = [
+        f"{row['class']}, {row['way']}: {row['opened']} of {row['mutations']} {row['right'] or 'WRONG'}"
+        for row in found["rows"] if row["opened"]
+    ]  # fmt: skip
+    lines += [f"{found['classes']} classes, {found['mutations']} mutations, {found['wrong']} wrong openings"]
+    sys.stdout.write("\n".join(lines) + "\n")
     if options.output:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return int(found["wrong"] > 0)

@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
-from megacpp_validate.catalog.policies import GateRule, read_gate_policy
-from megacpp_validate.evidence.receipt import READABLE, hash_code
+from megacpp_validate.catalog.policies import GateRule
+from megacpp_validate.evidence.receipt import READABLE
 from megacpp_validate.evidence.receipts_manifest import MANIFEST
 from megacpp_validate.evidence.store import read_store
 from megacpp_validate.gate.release import GateDecision
 from megacpp_validate.gate.release_folder import GateOptions, decide_folder
 from tests.command_line import Run, Said, make_run
+from tests.gate.fuzz import own
 from tests.replay.gate import copy_matrix
 from tests.replay.receipts import (
     AT,
@@ -56,13 +57,6 @@ def decide(store: Path, matrix: Path | None = None, **options: Any) -> GateDecis
     return decide_folder(GateOptions(store, "te-upgrade", **given), matrix)
 
 
-def own(catalog: Catalog, probe: str, **changes: Any) -> dict[str, Any]:
-    """A receipt of this checkout's code, with every check that the cell makes."""
-    names = read_gate_policy(catalog).choose("te-upgrade", TARGET).checks[probe]
-    checks = [check(name, part()) for name in names]
-    return good(probe, **({"checks": checks, "code": hash_code()} | changes))
-
-
 def test_receipts_of_this_code_open_and_those_of_other_code_only_where_it_is_accepted(
     catalog: Catalog, tmp_path: Path
 ) -> None:
@@ -85,8 +79,11 @@ def test_receipts_of_this_code_open_and_those_of_other_code_only_where_it_is_acc
 def test_fewer_checks_than_the_cell_makes_are_lost_evidence(probe: str, catalog: Catalog, tmp_path: Path) -> None:
     put(tmp_path, *(own(catalog, probe) for probe in PROBES))
     whole = own(catalog, probe)
-    for checks in (whole["checks"][1:], whole["checks"][:1]):
-        put(tmp_path, whole | {"checks": checks})
+    lost = whole["checks"][1:], whole["checks"][:1], [one | {"parts": one["parts"][:1]} for one in whole["checks"]]
+    for changes in (*({"checks": checks} for checks in lost), {"backends": whole["backends"][1:]}):
+        if changes in ({"checks": whole["checks"]}, {"backends": whole["backends"]}):
+            continue
+        put(tmp_path, whole | changes)
         decision = decide(tmp_path, accept_code=())
         assert decision.exit == MISSING
         assert [cell.rules for cell in decision.closing] == [(GateRule.CHECKS,)]
