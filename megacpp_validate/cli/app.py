@@ -15,14 +15,26 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import BoundArguments, Parameter, Signature, signature
 from pathlib import Path
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 import typer
-from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from .. import TOOL
 from ..errors import Exit, NothingSelected, ToolError
@@ -123,27 +135,7 @@ def show_event(event: Event) -> None:
         say(f"{count:>7} {'again':12} {name}: {event.note}")
 
 
-# What typer 0.29 calls a type, and what the help shows.
-_PLAIN = {
-    "<str>": "<text>", "<list[str]>": "<text>", "<list[Path]>": "<path>", "<int range>": "<number>",
-    "<float range>": "<number>",
-}  # fmt: skip
-
-
-class _Command(TyperCommand):
-    """A verb whose help names types plainly, as earlier typer does by itself."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """The parameters of the verb."""
-        params: Any = super().get_params(ctx)
-        for one in (one for one in params if hasattr(one, "display_type")):
-            name = one.display_type(ctx)
-            one.display_type = partial(_name_type, _PLAIN.get(name, name))
-        return params
-
-
-def _name_type(name: str, *_: Any, **__: Any) -> str:
-    return name
+_METAVARS: Final = {str: "TEXT", Path: "PATH", int: "NUMBER", float: "NUMBER"}
 
 
 app = typer.Typer(
@@ -168,14 +160,21 @@ def _check_output(output: Path | None) -> Path | None:
 
 LARGEST_SEED = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed
 LONGEST_LIMIT_S = 604_800.0  # a week. More is a typing error, and infinity is no time of a job
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights and inputs.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, metavar="NUMBER", help="Seed of weights and inputs.")]
 Limit = Annotated[
-    float, typer.Option("--limit", min=1, max=LONGEST_LIMIT_S, help="Seconds that one cell, task or import may take.")
+    float,
+    typer.Option(
+        "--limit", min=1, max=LONGEST_LIMIT_S, metavar="SECONDS", help="Seconds that one cell, task or import may take."
+    ),
 ]
-Python = Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")]
-Receipts = Annotated[Path, typer.Option(help="Folder for the receipts and logs.")]
-_MATRIX = Annotated[Path | None, typer.Option(help="Folder of the matrix files.")]
-_OUTPUT = Annotated[Path | None, typer.Option(help="Write the result to this file.", callback=_check_output)]
+Python = Annotated[
+    str, typer.Option(metavar="PATH", help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")
+]
+Receipts = Annotated[Path, typer.Option(metavar="PATH", help="Folder for the receipts and logs.")]
+_MATRIX = Annotated[Path | None, typer.Option(metavar="PATH", help="Folder of the matrix files.")]
+_OUTPUT = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Write the result to this file.", callback=_check_output)
+]
 _FORMAT = Annotated[Format, typer.Option("--format", help="Form of the result.")]
 _VERBOSE = Annotated[bool, typer.Option("--verbose", help="List everything: each check, case, change or need.")]
 _AS_JSON = Annotated[Path | None, typer.Option("--json", hidden=True)]  # the entry point of an image keeps it
@@ -224,7 +223,7 @@ def verb(described: str = "", *, runs: tuple[str, float] | None = None) -> Calla
         call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in listed}
         call.__doc__ = run.__doc__
-        app.command(run.__name__.replace("_", "-"), cls=_Command, epilog=EXIT_CODES)(call)
+        app.command(run.__name__.replace("_", "-"), epilog=EXIT_CODES)(call)
         return run
 
     return register
@@ -243,9 +242,16 @@ def _adapt(one: Parameter) -> tuple[Parameter, Callable[[Any], Any]]:
         kind = GenericAlias(list, get_args(kind)[:1])
         kind, default = (kind | None, None) if default == () else (kind, default)
         converts = converts or [lambda values: tuple(values or ())]
+    if isinstance(about, OptionInfo):
+        about.metavar = about.metavar or _name_type(kind)
     annotation = Annotated.__class_getitem__((kind, about))  # type: ignore[attr-defined]
     adapted = one.replace(kind=Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     return adapted, converts[0] if converts else lambda value: value
+
+
+def _name_type(kind: Any) -> str | None:
+    """What the help calls a type; of a list or an optional the type inside."""
+    return _METAVARS.get(kind) or next(filter(None, map(_name_type, get_args(kind))), None)
 
 
 def fill(kind: type[_T], given: Mapping[str, Any], **more: Any) -> _T:

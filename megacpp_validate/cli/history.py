@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from .app import Result, verb
+from .app import Context, Result, verb
 from .options import Cells, Store
 
 
 @verb("receipt:describe_history")
 def history(
+    context: Context,
     store: Store = Path(".megacpp/receipts"),
     /,
     cell: Cells = (),
@@ -23,5 +24,7 @@ def history(
     were named can be read.
     """
     from ..evidence.history import read_history
+    from .output import require_apart
 
+    require_apart(store, context.output, "--output")
     return read_history(store, cell or None)

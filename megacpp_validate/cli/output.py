@@ -98,6 +98,19 @@ def require_output(output: Path | None) -> None:
         raise _explain(output, OSError(number, os.strerror(number)))
 
 
+def require_apart(folder: Path, file: Path | None, option: str) -> None:
+    """Refuse a file to write among the files that are read: it could replace one.
+
+    Raises:
+        WrongArguments: the file lies in the folder.
+    """
+    if file is not None and file.resolve().is_relative_to(folder.resolve()):
+        raise WrongArguments(
+            f"{file} lies in the folder {folder}, which is read: it could replace one of its files. Next step: give "
+            f"{option} a file elsewhere."
+        )
+
+
 def _explain(output: Path | None, fault: OSError) -> ToolError:
     what = f"the result cannot be written to {output or 'standard output'}: {fault.strerror or fault}"
     if output is None or fault.errno in (errno.ENOSPC, errno.EDQUOT):

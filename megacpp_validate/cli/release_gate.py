@@ -33,7 +33,7 @@ def release_gate(
     signers: Annotated[Path | None, "Who may sign: an allowed_signers file of ssh-keygen(1)."] = None,
     at: Annotated[
         datetime | None,
-        typer.Option(formats=_FORMS, help="Time of the decision, UTC; a day means its end."),
+        typer.Option(formats=_FORMS, metavar="TIME", help="Time of the decision, UTC; a day means its end."),
         _end_of_day,
     ] = None,
 ) -> Result:
@@ -43,5 +43,9 @@ def release_gate(
     missing, stale, of something else, or not what was signed. 6: a run writes to the folder.
     """
     from ..gate.release_folder import GateOptions, decide_folder
+    from .output import require_apart
 
-    return decide_folder(fill(GateOptions, locals()), context.matrix)
+    options = fill(GateOptions, locals())
+    for folder in filter(None, (store, baseline)):
+        require_apart(folder, context.output, "--output")
+    return decide_folder(options, context.matrix)

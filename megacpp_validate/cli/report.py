@@ -18,7 +18,7 @@ def report(
         Path, typer.Option("--output", help="Folder of the pages; replaced whole if a report wrote it.")
     ] = Path(".megacpp/report"),
     gate: Annotated[tuple[Path, ...], "A decision of release-gate in JSON; may be repeated."] = (),
-    output: Annotated[Path | None, typer.Option("--summary", help="File for the summary.")] = None,  # noqa: ARG001
+    output: Annotated[Path | None, typer.Option("--summary", help="Write the summary to this file.")] = None,
 ) -> Result:
     """Write receipts as pages over releases, targets and runs. Open index.html in the folder that it names.
 
@@ -27,6 +27,9 @@ def report(
     from datetime import UTC, datetime
 
     from ..report.site.build import write_report
+    from .output import require_apart
 
+    require_apart(store, output, "--summary")
+    require_apart(folder, output, "--summary")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     return write_report(context.catalog, store, folder, gate, made_at, context.matrix)
