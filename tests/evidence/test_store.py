@@ -188,7 +188,7 @@ FAULTS: dict[str, tuple[Change, str]] = {  # as a broken producer would seal the
     "a-bound-from-nowhere": (part(derivation=""), "without a derivation"),
     "words-that-deny-the-path": (
         lambda data: (passed_on(claimed="te", observed=["te"])(data),
-                      data["checks"][0].update(name="attention.bf16.backend", detail="requested te, claimed te, seen native")),
+                      data["checks"][0].update(name="x.backend", detail="requested te, claimed te, seen native")),
         "which no path on record did"),
     "a-pass-on-a-gpu-without-a-library": (passed(libraries=[]), "no library as loaded"),
     "a-backend-that-was-checked-and-is-not-there": (
