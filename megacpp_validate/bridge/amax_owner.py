@@ -48,20 +48,17 @@ def reduction_of(owner: Any) -> tuple[Any, bool]:
     if owner is SINGLE_OWNER:
         return None, False
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    world = torch.distributed.get_world_size() if ready else 1
     step = "Next step: pass the process group of the ranks that hold this shard, or SINGLE_OWNER."
-    if owner is None and world > 1:
-        raise AmaxGroupMissing(
-            f"amax_reduction_group is None among {world} ranks, which Transformer Engine takes for all of them. {step}"
-        )
     if owner is None:
+        if ready and torch.distributed.get_world_size() > 1:
+            raise AmaxGroupMissing(
+                f"amax_reduction_group is None, and Transformer Engine would reduce over all ranks. {step}"
+            )
         return None, True
-    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER if ready else None
-    is_outside = ready and type(owner) is type(outside) and owner == outside
-    if not is_outside and not (ready and isinstance(owner, torch.distributed.ProcessGroup)):
-        raise AmaxGroupMissing(f"amax_reduction_group is {owner!r}, which is no process group. {step}")
-    if torch.distributed.get_rank(owner) < 0:  # new_group gives the ranks outside a member of no group
-        raise AmaxGroupMissing(f"this rank is not in its amax_reduction_group: that of another shard. {step}")
+    # `new_group` returns to the ranks outside of the group something else than a group.
+    is_group = ready and isinstance(owner, torch.distributed.ProcessGroup)
+    if not is_group or torch.distributed.get_rank(owner) < 0:
+        raise AmaxGroupMissing(f"amax_reduction_group {owner!r} is no process group of this rank. {step}")
     return owner, True
 
 

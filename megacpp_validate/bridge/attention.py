@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from typing import Any, Final, Literal
 
 import torch
@@ -24,8 +22,7 @@ from .features import PRODUCTION, Features, why_not_te
 from .flash_attention import KERNELS, flash_attention, why_not_flash
 from .recipes import TE_DTYPES
 
-# --- attention masks ---
-# What a call of attention may ask for besides a causal mask, who refuses it, and what cannot be asked at once.
+# --- masks: the options of a call besides causality, and the backends that refuse them ---
 
 Backend = Literal["te", "fa3", "fa4", "sdpa"]
 BACKENDS: Final[tuple[Backend, ...]] = ("te", "fa3", "fa4", "sdpa")
@@ -39,10 +36,10 @@ class RefusedOption:
     """One option of a call that some backends never take.
 
     Attributes:
-        code: short and stable; what receipts and tests compare.
+        code: short and stable; receipts and tests compare it.
         option: name of the option of the call.
-        backends: who refuses it.
-        reason: for a person, with the way out.
+        backends: the backends that refuse the option.
+        reason: why, with the next step.
     """
 
     code: str
@@ -87,7 +84,7 @@ REFUSED_OPTIONS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """What one call asks for.
+    """The mask options of one call.
 
     Attributes:
         causal: whether a query sees no later key.
@@ -107,51 +104,37 @@ class Masks:
     block_size: int | None = None
 
     def refused_by(self, backend: Backend) -> Refusal | None:
-        """The first row of `REFUSED_OPTIONS` that this backend refuses this call for."""
+        """Why this backend refuses the call: the first row of `REFUSED_OPTIONS` that applies; None where none does."""
         for row in REFUSED_OPTIONS:
             if backend in row.backends and getattr(self, row.option) is not None:
                 return Refusal(backend, row.code, row.reason)
         return None
 
-    def check(self, batch: int, heads: int, length: int, device: Any = None) -> None:
-        """Refuse what cannot be asked of `heads` heads over `length` tokens; reads no tensor's values.
-
-        A mask must lie on `device`; None leaves that to the caller.
+    def check(self, batch: int, heads: int, length: int, device: Any) -> None:
+        """Refuse options that `heads` heads over `length` tokens cannot have; reads no tensor's values.
 
         Raises:
-            MaskConflict: two kinds of mask that cannot hold at once.
-            WrongOption: a value that makes no sense, or a block mask without its size.
+            MaskConflict: two kinds of mask that contradict each other.
+            WrongOption: a window or soft cap that is not positive, or a block mask without its size.
             WrongShape, WrongDtype, WrongTarget: a mask of another shape or dtype, or on another device.
         """
-        if not isinstance(self.causal, bool):
-            raise WrongOption(f"causal is {self.causal!r}. Next step: give True or False.")
         _check_conflicts(self)
+        for name in ("window", "softcap", "block_size"):
+            if (number := getattr(self, name)) is not None and not is_positive(number):
+                raise WrongOption(f"{name} is {number!r}. Next step: pass a positive number, or leave out {name}.")
         for name in ("doc_ids", "block_mask"):
-            _check_tensor(name, getattr(self, name), device)
+            # Not every kernel raises for a mask on another device; some return garbage.
+            if (mask := getattr(self, name)) is not None and mask.device != device:
+                raise WrongTarget(f"{name} lies on {mask.device}. Next step: {name}.to({str(device)!r}).")
         if self.doc_ids is not None:
             _check_doc_ids(self.doc_ids, batch, length)
-        if self.window is not None and (not _is_whole(self.window) or self.window < 1):
-            raise WrongOption(
-                f"window is {self.window!r}: a query must at least see itself. Next step: give a number of keys, 1 or "
-                "more, or None for all of them."
-            )
-        if self.softcap is not None and not is_positive(self.softcap):
-            raise WrongOption(
-                f"softcap is {self.softcap!r}: logits are capped at plus and minus that. Next step: give a positive "
-                "number, or None for no cap."
-            )
         if self.block_mask is not None or self.block_size is not None:
             _check_blocks(self.block_mask, self.block_size, batch, heads, length)
 
 
-def is_positive(number: Any) -> bool:
-    """Whether this is a number of Python, finite and above zero."""
-    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
-    return real and math.isfinite(number) and number > 0
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, numbers.Integral) and not isinstance(number, bool)
+def is_positive(number: float) -> bool:
+    """Whether a number is finite and above zero."""
+    return math.isfinite(number) and number > 0
 
 
 def visible_keys(masks: Masks, length: int, device: Any) -> Any:
@@ -168,63 +151,40 @@ def _check_conflicts(masks: Masks) -> None:
     given = [name for name in ("doc_ids", "window", "block_mask") if getattr(masks, name) is not None]
     if len(given) > 1:
         raise MaskConflict(
-            f"{' and '.join(given)} are given at once; each of them alone decides which keys a query sees, and no "
-            "backend combines them. Next step: give one of them."
+            f"{' and '.join(given)} are given together; each alone decides which keys a query sees, and no backend "
+            "combines them. Next step: pass one of them."
         )
     if masks.window is not None and not masks.causal:
-        raise MaskConflict(
-            "window is given with causal=False; a local window ends at the query itself, so it is causal. Next step: "
-            "leave causal on, or leave out window."
-        )
+        raise MaskConflict("a local window ends at the query, so it is causal. Next step: leave out causal=False.")
     if masks.softcap is not None and masks.block_mask is not None:
-        raise MaskConflict(
-            "softcap and block_mask are given at once; no backend caps the logits of routed blocks. Next step: give "
-            "one of them."
-        )
-
-
-def _check_tensor(name: str, mask: Any, device: Any) -> None:
-    """Refuse a mask that is no tensor or lies elsewhere: not every kernel would raise, and some give garbage."""
-    if mask is None:
-        return
-    if not torch.is_tensor(mask):
-        raise WrongOption(f"{name} is a {type(mask).__name__}; wanted a tensor. Next step: torch.tensor({name}).")
-    if device is not None and mask.device != device:
-        raise WrongTarget(
-            f"{name} lies on {mask.device}, and what it masks on {device}. Next step: {name}.to({str(device)!r})."
-        )
+        raise MaskConflict("no backend caps the logits of routed blocks. Next step: pass softcap or block_mask alone.")
 
 
 def _check_doc_ids(doc_ids: Any, batch: int, length: int) -> None:
     if tuple(doc_ids.shape) != (batch, length):
         raise WrongShape(
-            f"doc_ids have shape {tuple(doc_ids.shape)}, wanted [B, T] = {(batch, length)}: one document number a "
-            "token. Next step: number the documents of each row."
+            f"doc_ids have shape {tuple(doc_ids.shape)}, wanted [B, T] = {(batch, length)}: one document number for "
+            "each token. Next step: number the documents of each row."
         )
     if doc_ids.dtype not in _INTEGERS:
         raise WrongDtype(f"doc_ids are {doc_ids.dtype}; wanted integers. Next step: doc_ids.to(torch.int32).")
 
 
 def _check_blocks(block_mask: Any, size: int | None, batch: int, heads: int, length: int) -> None:
-    if block_mask is None or size is None or not _is_whole(size) or size < 1:
-        raise WrongOption(
-            f"block_mask and block_size belong together, and block_size ({size!r}) must be 1 or more. Next step: give "
-            "both, or neither."
-        )
+    if block_mask is None or size is None:
+        raise WrongOption("block_mask and block_size belong together. Next step: pass both, or neither.")
     if block_mask.dtype != torch.bool:
         raise WrongDtype(f"block_mask is {block_mask.dtype}; wanted bool. Next step: block_mask.bool().")
     blocks = math.ceil(length / size)
     shape = tuple(block_mask.shape)
-    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads) and shape[2:] == (blocks, blocks)
-    if not fits:
+    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != (blocks, blocks):
         raise WrongShape(
             f"block_mask has shape {shape}, wanted [B or 1, H or 1, T / {size}, T / {size}] = "
-            f"{(batch, heads, blocks, blocks)}, the last block counted where it is not full. Next step: route over all "
-            "blocks of the sequence."
+            f"{(batch, heads, blocks, blocks)}, rounded up. Next step: route over all blocks of the sequence."
         )
 
 
-# --- attention ---
+# --- the layer ---
 
 NATIVE_PATH = "torch.nn.functional.scaled_dot_product_attention"
 
@@ -277,9 +237,10 @@ class TeAttention(nn.Module):
     def forward(self, query: Any, key: Any, value: Any, *, mask: Literal["causal", "no_mask"] = "causal") -> Any:
         """Query [B, H, T, D], key and value [B, G, T, D] -> [B, H, T, D].
 
-        What lies in memory as [B, T, H, D] is taken as it is; anything else is copied. TE does not look at strides: it
-        reads a transposed view as if it were contiguous and gives wrong numbers without a word (2.20.2 on an H200,
-        2026-11-21, relative error 1.2).
+        Tensors that lie in memory as [B, T, H, D] are not copied; all others are. TE ignores strides: it reads a
+        transposed view as if the view were contiguous, and returns wrong numbers without an error (2.20.2 on an H200,
+        2026-11-21, relative error 1.2). Contiguous tensors also pass the check of packed layouts that 2.19 added for
+        torch.compile, whatever their values.
         """
         batch, heads, length, width = query.shape
         rows = self._modules["inner"](  # nn.Module's own look-up costs a microsecond
@@ -297,27 +258,27 @@ class TeAttention(nn.Module):
 class Attention(nn.Module):
     """Scaled dot-product self-attention over [B, H, T, D]; RoPE is applied before the call.
 
-    The backends are asked in order, and the first that does not refuse takes the call; `choice` says which one that was
-    and why those before it were passed over.
+    The first backend in the given order that does not refuse takes the call; `choice` records that backend and the
+    reasons of those before it.
 
     Args:
         num_heads: query heads H, of all tensor-parallel ranks.
         head_dim: D.
         num_gqa_groups: key and value heads G, of all ranks; divides H. Query head h uses group h // (H / G).
         softmax_scale: factor on the scores; None is 1 / sqrt(D).
-        backends: which backends may be asked, in this order; "sdpa" is plain PyTorch and takes everything.
-        features: whether Transformer Engine may be taken.
-        device: where it will run, which decides whether TE's layer is made; the current kind of device without it.
+        backends: backends to ask, in this order; "sdpa" is plain PyTorch and takes every call.
+        features: whether Transformer Engine may be used.
+        device: where the module runs, which decides whether TE's layer is built; by default "cuda" where CUDA is
+            available, else "cpu".
         tp_size, tp_group: tensor parallelism over heads; tensors then hold this rank's H / tp_size heads.
 
     Attributes:
         choice: of the last call; None before the first.
 
     Raises:
-        NotDivisible: heads, groups and ranks that do not divide.
-        WrongOption: a scale that is no positive number, or sizes that are no whole ones.
-        UnknownName: a backend that there is not.
-        WrongTarget: a device that torch does not know.
+        NotDivisible: heads, groups and ranks do not divide.
+        WrongOption: a scale that is not positive.
+        UnknownName: an unknown backend.
     """
 
     def __init__(
@@ -336,9 +297,8 @@ class Attention(nn.Module):
         super().__init__()
         check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
         check_backends(backends, BACKENDS)
-        _check_scale(softmax_scale)
-        if device is not None:
-            check_device(device)
+        if softmax_scale is not None and not is_positive(softmax_scale):
+            raise WrongOption(f"softmax_scale is {softmax_scale!r}. Next step: pass a positive number, or None.")
         self.heads, self.groups, self.head_dim = num_heads // tp_size, num_gqa_groups // tp_size, head_dim
         self.softmax_scale = softmax_scale
         self.backends, self.features = tuple(backends), features
@@ -373,7 +333,7 @@ class Attention(nn.Module):
         """Attend.
 
         Args:
-            query: [B, H, T, D]; fp32, fp16, bf16, or fp64 (which only "sdpa" takes).
+            query: [B, H, T, D]; fp32, fp16, bf16, or fp64 ("sdpa" only).
             key, value: [B, G, T, D], same dtype and device.
             causal: whether a query sees no later key.
             doc_ids: [B, T] integers, packed documents: a query sees only keys of its own document.
@@ -384,18 +344,18 @@ class Attention(nn.Module):
             block_size: tokens in a block.
 
         Returns:
-            [B, H, T, D] in the dtype of `query`, inside an autocast region too; rows that see nothing are zero.
+            [B, H, T, D] in the dtype of `query`, also inside an autocast region; rows that see no key are zero.
 
         Raises:
             WrongShape, WrongDtype, WrongTarget: tensors of another rank, layout, size, dtype or device.
-            MaskConflict, WrongOption: options that cannot hold.
-            NoBackend: every backend that may be asked refuses.
+            MaskConflict, WrongOption: contradicting or invalid options.
+            NoBackend: every backend refuses.
         """
         call = (
             query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device, key.device,
             value.device, causal, window, softcap, block_size,
         )  # fmt: skip
-        decided = self._decided  # checked, chosen and recorded anew only where the call differs from the last one
+        decided = self._decided  # a call like the last one is not checked, chosen and recorded again
         if decided is not None and doc_ids is None and block_mask is None and decided[0] == call:
             _, taken, kind = decided
         else:
@@ -416,11 +376,11 @@ class Attention(nn.Module):
         return f"heads={self.heads}, groups={self.groups}, head_dim={self.head_dim}, backends={self.backends}"
 
     def _decide(self, query: Any, key: Any, value: Any, masks: Masks, call: tuple[object, ...]) -> Choice:
-        """Check a call and choose its backend; what is kept goes past nn.Module, whose own assignment is slow."""
+        """Check a call and choose its backend; `__dict__` is written because nn.Module's own assignment is slow."""
         self._check(query, key, value)
         masks.check(query.shape[0], query.shape[1], query.shape[2], query.device)
-        # Backends after the one that takes the call are not asked: to ask FlashAttention 3 loads another CUDA runtime,
-        # on which Transformer Engine 2.12 gives up ("Multiple libcudart libraries found", seen 2026-11-21).
+        # Backends after the chosen one are not asked: asking FlashAttention 3 loads another CUDA runtime, and then
+        # Transformer Engine 2.12 raises "Multiple libcudart libraries found" (seen 2026-11-21).
         taken = choose("attention", [(name, partial(self._refusal, name, query, masks)) for name in self.backends])
         is_plain = masks.doc_ids is None and masks.block_mask is None
         self.__dict__.update(choice=taken, _decided=(call, taken, query.device.type) if is_plain else None)
@@ -443,20 +403,18 @@ class Attention(nn.Module):
         if query.dtype not in TE_DTYPES:
             return Refusal("te", "dtype", f"Transformer Engine has no attention in {query.dtype}")
         if self.te is None:
-            return Refusal("te", "made-elsewhere", "the module was made for a device without Transformer Engine")
+            return Refusal("te", "made-elsewhere", "the module was built for a device without Transformer Engine")
         return None
 
     def _check(self, query: Any, key: Any, value: Any) -> None:
-        wanted_query = f"[B, {self.heads}, T, {self.head_dim}]"
-        wanted_key = f"[B, {self.groups}, T, {self.head_dim}]"
         shape = tuple(query.shape)
         fits = len(shape) == 4 and shape[1] == self.heads and shape[3] == self.head_dim and shape[0] > 0 < shape[2]
         keys = (shape[0], self.groups, shape[2], self.head_dim) if fits else ()
         if not fits or tuple(key.shape) != keys or tuple(value.shape) != keys:
             raise WrongShape(
-                f"query {shape}, key {tuple(key.shape)}, value {tuple(value.shape)}; wanted query {wanted_query}, key "
-                f"and value {wanted_key} of the same batch and length, none of them empty. Likely cause: another "
-                "layout ([B, T, H, D] or [T, B, H, D]), or heads of another split. Next step: transpose to heads first."
+                f"query {shape}, key {tuple(key.shape)}, value {tuple(value.shape)}; wanted [B, {self.heads}, T, "
+                f"{self.head_dim}], and key and value [B, {self.groups}, T, {self.head_dim}], not empty. Likely cause: "
+                "another layout ([B, T, H, D] or [T, B, H, D]). Next step: transpose to heads first."
             )
         if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
             raise WrongDtype(
@@ -471,40 +429,12 @@ class Attention(nn.Module):
 
 
 def check_heads(heads: int, groups: int, head_dim: int, tp_size: int) -> None:
-    """Refuse head counts that do not divide.
-
-    Raises:
-        NotDivisible: the text says what does not divide what.
-        WrongOption: one that is no whole number.
-    """
-    sizes = (heads, groups, head_dim, tp_size)
-    if not all(isinstance(size, Integral) and not isinstance(size, bool) for size in sizes):
-        raise WrongOption(
-            f"heads, groups, head size and ranks {sizes!r}: each must be a whole number. Next step: int()."
-        )
-    if min(sizes) < 1 or heads % groups or heads % tp_size or groups % tp_size:
+    """Refuse head counts that do not divide (NotDivisible)."""
+    if min(heads, groups, head_dim, tp_size) < 1 or heads % groups or heads % tp_size or groups % tp_size:
         raise NotDivisible(
-            f"{heads} query heads of size {head_dim} in {groups} groups over {tp_size} ranks of a tensor group: each 1 "
-            "or more, groups divide heads, and a rank takes whole heads and whole groups. Next step: choose "
-            f"num_gqa_groups among the divisors of {heads}, and tp_size among those of the groups."
-        )
-
-
-def check_device(device: Any) -> None:
-    """Refuse what names no device (WrongTarget): it would only say later, and less clearly, that TE is not there."""
-    try:
-        torch.device(device)
-    except (RuntimeError, TypeError) as fault:
-        raise WrongTarget(
-            f"device is {device!r}, which is none: {fault}. Next step: pass one such as 'cuda' or 'cpu'."
-        ) from fault
-
-
-def _check_scale(scale: float | None) -> None:
-    if scale is not None and not is_positive(scale):
-        raise WrongOption(
-            f"softmax_scale is {scale!r}: scores are multiplied by it. Next step: give a positive number, or None for "
-            "1 / sqrt(head_dim)."
+            f"{heads} query heads of size {head_dim} in {groups} groups over {tp_size} tensor-parallel ranks: each is "
+            "1 or more, groups divide heads, and ranks divide groups. Next step: choose num_gqa_groups among the "
+            f"divisors of {heads}, and tp_size among the divisors of num_gqa_groups."
         )
 
 
@@ -528,7 +458,7 @@ def _block_attention(query: Any, key: Any, value: Any, masks: Masks, scale: floa
     sees_any = seen.any(dim=-1, keepdim=True)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    # A row that sees nothing is let see everything, so that no kernel makes NaN of it, and is zeroed afterwards.
+    # A query without visible keys sees all keys, so that no kernel returns NaN, and is zeroed afterwards.
     with without_autocast(query):
         out = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen | ~sees_any, scale=scale)
     return out.masked_fill(~sees_any, 0.0)

@@ -1,19 +1,17 @@
-"""Which backend a wrapper was asked for, which one it took, and why: recorded, never silent.
+"""The requested backend of a wrapper, the observed backend, and the reasons of a fallback.
 
-A wrapper asks its candidates in order; each answers with None (it can) or a `Refusal` with its reason. The outcome
-is a `Choice`, kept on the wrapper, added to this process's record, and logged once if it is a fallback. A call that
-torch.compile traces is not recorded: a graph has no locks and no logs, and the choice is made once for all its runs.
+A wrapper asks its candidates in order; each returns None (it can) or a `Refusal` with its reason. The outcome is a
+`Choice`, kept on the wrapper, and logged once if it is a fallback. A call that torch.compile traces is not logged.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
-import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import torch
 
 from .errors import BridgeError, UnknownName
 
@@ -63,8 +61,7 @@ class NoBackend(BridgeError, RuntimeError):
 
 Candidate = tuple[str, Callable[[], Refusal | None]]
 
-_lock = threading.Lock()
-_record: Counter[Choice] = Counter()
+_logged: Final[set[Choice]] = set()
 
 
 def check_backends(backends: Sequence[str], known: Sequence[str]) -> None:
@@ -85,7 +82,7 @@ def check_backends(backends: Sequence[str], known: Sequence[str]) -> None:
 
 
 def choose(module: str, candidates: Sequence[Candidate]) -> Choice:
-    """The first candidate that does not refuse, recorded except under torch.compile.
+    """The first candidate that does not refuse; a fallback is logged once, except under torch.compile.
 
     Raises:
         NoBackend: all of them refuse, or there is none.
@@ -95,36 +92,21 @@ def choose(module: str, candidates: Sequence[Candidate]) -> Choice:
         refusal = ask()
         if refusal is None:
             choice = Choice(module, candidates[0][0], backend, tuple(refusals))
-            if not _is_traced():
-                _remember(choice)
+            if choice.fell_back and not torch.compiler.is_compiling():
+                _log_fallback(choice)
             return choice
         refusals.append(refusal)
     reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refusals) or "there is no candidate"
     raise NoBackend(f"no backend of {module} can take this call. {reasons}")
 
 
-def recorded_choices() -> dict[Choice, int]:
-    """Every choice of this process and how often it was made."""
-    with _lock:
-        return dict(_record)
-
-
 def forget_choices() -> None:
-    """Start the record anew."""
-    with _lock:
-        _record.clear()
+    """Log every fallback again at its next call."""
+    _logged.clear()
 
 
-def _is_traced() -> bool:
-    """Whether torch.compile or torch.export is following this call; without importing torch, which may not be here."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.compiler.is_compiling())
-
-
-def _remember(choice: Choice) -> None:
-    with _lock:
-        _record[choice] += 1
-        first = _record[choice] == 1
-    if first and choice.fell_back:
+def _log_fallback(choice: Choice) -> None:
+    if choice not in _logged:
+        _logged.add(choice)
         reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
         LOG.warning("%s takes %s instead of %s. %s", choice.module, choice.observed, choice.requested, reasons)

@@ -9,7 +9,7 @@ Engine applies the gating function to the first half"). Nothing is computed, so 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -69,14 +69,8 @@ class BlockShape:
         _check_divides("query heads", self.heads, tp_size)
         _check_divides("key and value groups", self.groups, tp_size)
         _check_divides("columns of the MLP", self.ffn_hidden, tp_size)
-        return BlockShape(
-            self.hidden,
-            self.ffn_hidden // tp_size,
-            self.heads // tp_size,
-            self.groups // tp_size,
-            self.head_dim,
-            self.gated,
-        )
+        ffn_hidden, heads, groups = self.ffn_hidden // tp_size, self.heads // tp_size, self.groups // tp_size
+        return replace(self, ffn_hidden=ffn_hidden, heads=heads, groups=groups)
 
 
 # --- native names and TE's --------------------------------------------------------------------------------
@@ -146,11 +140,10 @@ def split_qkv(weight: Any, rank: int, tp_size: int, heads: int, groups: int, hea
     """
     _check_divides("query heads", heads, tp_size)
     _check_divides("key and value groups", groups, tp_size)
-    _check_rank(rank, tp_size)
     segments = heads * head_dim, groups * head_dim, groups * head_dim
     if weight.shape[0] != sum(segments):
         raise WeightMismatch(
-            f"the QKV weight has {weight.shape[0]} rows, and {heads} query heads and twice {groups} groups of size "
+            f"the QKV weight has {weight.shape[0]} rows; {heads} query heads and twice {groups} groups of size "
             f"{head_dim} make {sum(segments)}. Next step: pass the heads and groups of the whole weight."
         )
     return _share(weight, 0, segments, rank, tp_size)
@@ -165,7 +158,6 @@ def split_gated(fc1: Any, rank: int, tp_size: int) -> Any:
     _check_divides("rows of a gated up-projection", fc1.shape[0], 2)
     half = fc1.shape[0] // 2
     _check_divides("rows of each half of a gated up-projection", half, tp_size)
-    _check_rank(rank, tp_size)
     return _share(fc1, 0, (half, half), rank, tp_size)
 
 
@@ -182,54 +174,23 @@ def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, t
         WeightMismatch: the state does not fit the shape.
     """
     shape.shard(tp_size)
-    _check_rank(rank, tp_size)
-    whole = check_native_state(state, shape, _dtype_of(state, shape))
-    cuts = _cuts(shape)
+    dtype = next((weight.dtype for name, weight in state.items() if not is_extra_state(name)), None)
+    whole = check_native_state(state, shape, dtype)
+    up = (shape.ffn_hidden,) * (2 if shape.gated else 1)
     return {
         **{name: whole[name].clone() for name in NORMS},
-        **{name: _share(whole[name], dim, parts, rank, tp_size) for name, (dim, parts) in cuts.items()},
+        QKV: _share(whole[QKV], 0, shape.segments, rank, tp_size),
+        OUT: _share(whole[OUT], 1, shape.segments[:1], rank, tp_size),
+        FC1: _share(whole[FC1], 0, up, rank, tp_size),
+        FC2: _share(whole[FC2], 1, (shape.ffn_hidden,), rank, tp_size),
     }
 
 
-def join_native_state(shards: Sequence[Mapping[str, Any]], shape: BlockShape) -> dict[str, Any]:
-    """A whole native state from every rank's share, in order of rank; the inverse of `shard_native_state`.
-
-    Raises:
-        NotDivisible: something does not divide among that many ranks.
-        WeightMismatch: a share does not fit, is of another dtype than that of rank 0, or has other norms, which are
-            whole on every rank: their gradient was not reduced, or the shares are of different steps.
-    """
-    mine = shape.shard(len(shards))
-    parts = [check_native_state(shard, mine, _dtype_of(shards[0], mine)) for shard in shards]
-    for name in NORMS:
-        first = parts[0][name]
-        if not all(torch.equal(part[name].to(first.device), first) for part in parts):
-            raise WeightMismatch(
-                f"{name} differs between ranks, and every rank holds the whole of it. Next step: pass shares of one "
-                "step, and reduce its gradient over the tensor-parallel ranks in training."
-            )
-    joined = {name: parts[0][name].clone() for name in NORMS}
-    for name, (dim, segments) in _cuts(mine).items():
-        columns = zip(*(part[name].split(segments, dim) for part in parts), strict=True)
-        joined[name] = torch.cat([torch.cat(column, dim) for column in columns], dim)
-    return joined
-
-
-def _cuts(shape: BlockShape) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Weight -> the axis that is cut, and the sizes along it of the parts that are each cut alone."""
-    up = (shape.ffn_hidden,) * (2 if shape.gated else 1)
-    return {
-        QKV: (0, shape.segments), OUT: (1, shape.segments[:1]), FC1: (0, up), FC2: (1, (shape.ffn_hidden,)),
-    }  # fmt: skip
-
-
 def _share(weight: Any, dim: int, segments: Sequence[int], rank: int, tp_size: int) -> Any:
+    """One rank's share along `dim`, taken from each segment by itself."""
+    if not 0 <= rank < tp_size:
+        raise NotDivisible(f"rank {rank} is not one of {tp_size}. Next step: pass 0 to {tp_size - 1}.")
     return torch.cat([part.chunk(tp_size, dim)[rank] for part in weight.split(segments, dim)], dim)
-
-
-def _dtype_of(state: Mapping[str, Any], shape: BlockShape) -> Any:
-    """The dtype that all weights of a state must have; None where it has none of them."""
-    return next((state[name].dtype for name in (QKV, *shape.native_shapes()) if name in state), None)
 
 
 def _check_divides(what: str, count: int, ranks: int) -> None:
@@ -237,8 +198,3 @@ def _check_divides(what: str, count: int, ranks: int) -> None:
         raise NotDivisible(
             f"{count} {what} do not divide into {ranks} shares. Next step: choose a number that divides {count}."
         )
-
-
-def _check_rank(rank: int, tp_size: int) -> None:
-    if not 0 <= rank < tp_size:
-        raise NotDivisible(f"there is no rank {rank} among {tp_size}. Next step: pass 0 to {tp_size - 1}.")

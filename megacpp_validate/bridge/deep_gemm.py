@@ -88,8 +88,7 @@ def compiler() -> Compiler:
     return Compiler("nvrtc" if asked.strip("0") else "nvcc", Path(cache) if cache else Path.home() / ".deep_gemm")
 
 
-# --- deep gemm cast ---
-# Rounding to E4M3 with block scales, in the layouts that DeepGEMM's kernels read: in Triton, and plain torch off CUDA.
+# --- casts to E4M3 with block scales, in the layouts of DeepGEMM's kernels: Triton on CUDA, plain torch elsewhere ---
 
 TILE: Final = 128
 LARGEST: Final = 448.0
@@ -189,7 +188,7 @@ def plan_tiles(counts: Sequence[int], device: Any) -> Tiles:
 
 
 def cast_tokens(
-    tokens: Any, tiles: Tiles, *, rows: bool = True, columns: Columns = "none", power_of_two: bool = False
+    tokens: Any, tiles: Tiles, *, rows: bool = True, columns: Columns = "none", power_of_two: bool | None = None
 ) -> tuple[RowCast | None, ColumnCast | None]:
     """Round rows, or gradients of them, to E4M3, row-wise, column-wise, or both from one read.
 
@@ -198,8 +197,10 @@ def cast_tokens(
         tiles: of the same numbers of rows.
         rows: whether the row-wise copy is wanted.
         columns: which column-wise copy is wanted.
-        power_of_two: round scales up to powers of two, as Blackwell's kernels want them.
+        power_of_two: round scales up to powers of two; by default on Blackwell, whose kernels take only these.
     """
+    if power_of_two is None:
+        power_of_two = _wants_powers_of_two(tokens.device)
     if tokens.device.type != "cuda":
         return cast_tokens_reference(tokens, tiles, rows=rows, columns=columns, power_of_two=power_of_two)
     tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
@@ -251,7 +252,7 @@ def cast_tokens_reference(
     return row_cast, column_cast
 
 
-def cast_weight(weight: Any, *, turn: bool = True, power_of_two: bool = False) -> QuantizedWeight:
+def cast_weight(weight: Any, *, turn: bool = True, power_of_two: bool | None = None) -> QuantizedWeight:
     """Round weights [E, N, K] to E4M3 with one scale for each 128 x 128 of an expert.
 
     Args:
@@ -260,6 +261,8 @@ def cast_weight(weight: Any, *, turn: bool = True, power_of_two: bool = False) -
         power_of_two: as for `cast_tokens`.
     """
     weight = weight.detach()
+    if power_of_two is None:
+        power_of_two = _wants_powers_of_two(weight.device)
     if weight.device.type != "cuda":
         return cast_weight_reference(weight, turn=turn, power_of_two=power_of_two)
     experts, height, width = weight.shape
@@ -302,8 +305,7 @@ def _round(values: Any, scale: Any) -> Any:
     return (values * (1.0 / scale)).to(torch.float8_e4m3fn)
 
 
-# --- deep gemm product ---
-# An expert bank's product by DeepGEMM: forward and both gradients in block-scaled FP8.
+# --- product ---
 
 ARCHITECTURES: Final = (9, 10)  # major compute capability; DeepGEMM has no kernels for others
 
@@ -337,22 +339,11 @@ def why_not_deep_gemm(device: Any, dtype: Any, in_features: int, out_features: i
         return Refusal("deep_gemm", "width", f"{widths}: block scaling takes whole blocks of {TILE}")
     if not DEEP_GEMM.is_available():
         return Refusal("deep_gemm", "deep-gemm-unavailable", DEEP_GEMM.why_unavailable())
-    if TILE % int(rows_alignment.require()()):
-        align = int(rows_alignment.require()())
+    if TILE % (align := int(rows_alignment.require()())):
         return Refusal("deep_gemm", "alignment", f"its kernels take groups of {align} rows here, the casts give {TILE}")
     if torch.device(device).type == "cuda" and not TRITON.is_available():
         return Refusal("deep_gemm", "triton-unavailable", TRITON.why_unavailable())
     return None
-
-
-def quantize_weight(weight: Any, *, turn: bool = True) -> QuantizedWeight:
-    """Weights [E, N, K] in block-scaled FP8.
-
-    Args:
-        weight: bf16.
-        turn: whether the transposed copy is wanted, which the gradient of the rows takes.
-    """
-    return cast_weight(weight, turn=turn, power_of_two=_wants_powers_of_two(weight.device))
 
 
 def deep_gemm_grouped(
@@ -361,7 +352,6 @@ def deep_gemm_grouped(
     rows_per_expert: Sequence[int],
     *,
     quantized: QuantizedWeight | None = None,
-    weight_gradient: WeightGradient | None = None,
 ) -> Any:
     """Rows of expert e times weight[e]^T, forward and backward in block-scaled FP8.
 
@@ -373,8 +363,6 @@ def deep_gemm_grouped(
         weight: bf16 [E, N, K].
         rows_per_expert: E numbers that sum to R.
         quantized: these weights in FP8, where they were made before; made from `weight` without it.
-        weight_gradient: "fp8", or "bf16" for a native product of the gradient and the bf16 rows; without it, what
-            `choose_weight_gradient` says.
 
     Returns:
         bf16 [R, N].
@@ -382,9 +370,7 @@ def deep_gemm_grouped(
     Raises:
         VendorEntryMissing: DeepGEMM cannot be used here; the text says why.
     """
-    counts = tuple(rows_per_expert)
-    taken = weight_gradient or choose_weight_gradient(counts)
-    return _GroupedFp8.apply(rows, weight, counts, quantized, taken)
+    return _GroupedFp8.apply(rows, weight, tuple(rows_per_expert), quantized)
 
 
 def choose_weight_gradient(counts: Sequence[int]) -> WeightGradient:
@@ -404,13 +390,13 @@ class _GroupedFp8(torch.autograd.Function):
         weight: Any,
         counts: tuple[int, ...],
         quantized: QuantizedWeight | None,
-        weight_gradient: WeightGradient,
     ) -> Any:
         needs_rows, needs_weight, *_ = ctx.needs_input_grad
-        in_fp8 = needs_weight and weight_gradient == "fp8"
+        in_fp8 = needs_weight and choose_weight_gradient(counts) == "fp8"
         ctx.tiles, ctx.in_fp8 = plan_tiles(counts, rows.device), in_fp8
-        cast, columns = _cast(rows, ctx.tiles, columns="blocks" if in_fp8 else "none")
-        made = quantized or quantize_weight(weight, turn=needs_rows)
+        cast: Any
+        cast, columns = cast_tokens(rows, ctx.tiles, columns="blocks" if in_fp8 else "none")
+        made = quantized or cast_weight(weight, turn=needs_rows)
         # The weight itself is kept for its version alone: autograd refuses a backward after it was changed in place.
         ctx.save_for_backward(
             weight,
@@ -425,21 +411,18 @@ class _GroupedFp8(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         weight, turned, turned_scales, rows, columns, column_scales = ctx.saved_tensors
         needs_rows, needs_weight, *_ = ctx.needs_input_grad
-        cast, turned_gradient = _cast(gradient, ctx.tiles, rows=needs_rows, columns="vectors" if ctx.in_fp8 else "none")
-        of_rows = _multiply(cast, turned, turned_scales, ctx.tiles) if needs_rows else None
+        cast: Any = None
+        turned_gradient: Any = None
         of_weight = None
+        if needs_rows or ctx.in_fp8:
+            columns_wanted: Columns = "vectors" if ctx.in_fp8 else "none"
+            cast, turned_gradient = cast_tokens(gradient, ctx.tiles, rows=needs_rows, columns=columns_wanted)
+        of_rows = _multiply(cast, turned, turned_scales, ctx.tiles) if needs_rows else None
         if ctx.in_fp8:
             of_weight = _weight_gradient(turned_gradient, ColumnCast(columns, column_scales), weight, ctx.tiles)
         elif needs_weight:
             of_weight = grouped_weight_gradient(gradient, rows, weight, ctx.tiles.counts)
-        return of_rows, of_weight, None, None, None
-
-
-def _cast(tokens: Any, tiles: Tiles, *, rows: bool = True, columns: Any) -> tuple[Any, Any]:
-    power_of_two = _wants_powers_of_two(tokens.device)
-    if not rows and columns == "none":
-        return None, None
-    return cast_tokens(tokens, tiles, rows=rows, columns=columns, power_of_two=power_of_two)
+        return of_rows, of_weight, None, None
 
 
 def _multiply(cast: RowCast, values: Any, scales: Any, tiles: Tiles) -> Any:

@@ -1,19 +1,17 @@
 """The extra state that Transformer Engine's layers add to a checkpoint, and how it is kept from getting in the way.
 
 A TE layer adds `_extra_state` to its `state_dict`: bytes with the scales and amax histories of delayed scaling, empty
-where the layer never ran in FP8. Left alone, a checkpoint of the native path would not load strictly into TE layers,
-for the key is missing, nor the other way round, for it is unknown. So a missing one is taken for empty, and one of
-layers that are not there is left out. Where layers with weights get none, their first steps under delayed scaling run
-with scale 1: the first such load of a process is warned of, the others are logged for debugging. Nobody can tell a
-state that was lost from one that was empty, so a run that never used FP8 sees that one line, too.
+where the layer never ran in FP8. A strict load of a native checkpoint into TE layers, or the reverse, would fail over
+this key. So a missing state counts as empty, and the state of other layers is ignored. Layers without a state start
+delayed scaling with scale 1: the first such load of a process logs a warning.
 
 TE reads a filled one back through pickle, and from 2.17 on only with NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -23,10 +21,7 @@ from .backends import LOG
 from .errors import BridgeError, UnknownName, WeightMismatch
 from .recipes import RECIPE_NAMES, RECIPES, RecipeName
 
-# --- extra state ---
-
 # --- take over --------------------------------------------------------------------------------------------------------
-# A layer by Transformer Engine in the place of a plain one: the same parameters, mode and names in checkpoints.
 
 
 def take_over(layer: Any, plain: Any, name: str) -> Any:
@@ -48,9 +43,8 @@ def take_over(layer: Any, plain: Any, name: str) -> Any:
     built = {part: tuple(tensor.shape) for part, tensor in layer.named_parameters() if type(tensor) is nn.Parameter}
     if built != shapes:
         raise WeightMismatch(
-            f"Transformer Engine built {name} with the plain parameters {built}, not {shapes}. Likely cause: it was "
-            "built inside `te_quantized_weights`, or this release names them otherwise. Next step: build it outside of "
-            "that scope, or run the upgrade canary."
+            f"Transformer Engine built {name} with the plain parameters {built}, not {shapes}. Likely cause: the scope "
+            "`te_quantized_weights`. Next step: build the layer outside of that scope, or run the upgrade canary."
         )
     for part, tensor in wanted.items():
         setattr(layer, part, tensor)
@@ -58,16 +52,10 @@ def take_over(layer: Any, plain: Any, name: str) -> Any:
     return keep_checkpoints_plain(layer)
 
 
-# --- extra state ------------------------------------------------------------------------------------------------------
-
-
 # --- plain checkpoints ------------------------------------------------------------------------------------------------
-# Checkpoints of a tree with single layers by Transformer Engine in it: the names that plain PyTorch would have.
-#
-# What TE adds is told in `extra_state`. A layer that stands in the place of a plain one also leaves it out when
-# saving, as long as it is empty. One that holds something is saved: without it delayed scaling would start again with
-# scale 1. `torch.distributed.checkpoint` asks only for what the model at hand names: before it loads FP8 state into
-# fresh layers, run one step in their scope, or the history starts anew.
+# A TE layer in the place of a plain layer saves no empty extra state, so that its checkpoint has the names of plain
+# PyTorch. `torch.distributed.checkpoint` loads only keys that the model names: before it loads FP8 state into new
+# layers, run one step in their scope, or the history starts again.
 
 
 def keep_checkpoints_plain(layer: Any) -> Any:
@@ -88,8 +76,6 @@ def _leave_out_empty(layer: Any, state: dict[str, Any], prefix: str, metadata: A
 
 
 EXTRA_STATE: Final = "_extra_state"
-
-_warned: Final[set[str]] = set()  # the place of the first load without it
 
 
 def is_extra_state(name: str) -> bool:
@@ -112,23 +98,22 @@ def _fit_extra_state(module: Any, state: dict[str, Any], prefix: str, *_: Any) -
         del state[key]
     missing = wanted.keys() - state.keys()
     for key in missing:
-        state[key] = torch.empty(0, dtype=torch.uint8)  # what TE takes for "there is none"
+        state[key] = torch.empty(0, dtype=torch.uint8)  # TE's form of no state
     if any(next(wanted[key].parameters(), None) is not None for key in missing):
-        place = prefix.rstrip(".") or "the module"
-        LOG.log(
-            logging.DEBUG if _warned else logging.WARNING,
-            "%s: this checkpoint has no FP8 state (%s) for %d layers of Transformer Engine, which start without scales "
-            "and amax history. Likely cause: it is of the native path, or was saved without it. Next step: nothing "
-            "where the run did not train in delayed scaling; else take a checkpoint that has it.",
-            place,
-            EXTRA_STATE,
-            len(missing),
-        )
-        _warned.add(place)
+        _warn_of_no_state()
 
 
-# --- recipe state ---
-# The FP8 state of a checkpoint, held to the recipe that it is to be trained on in: before anything is loaded.
+@cache  # once a process: a state that was lost looks like one that was empty
+def _warn_of_no_state() -> None:
+    LOG.warning(
+        "a checkpoint has no FP8 state (%s) for layers of Transformer Engine, which start without scales and amax "
+        "history. Likely cause: it comes from the native path. Next step: none, unless the run trained in delayed "
+        "scaling; then use a checkpoint with the state.",
+        EXTRA_STATE,
+    )
+
+
+# --- the FP8 state of a checkpoint, compared with the recipe of the run before anything is loaded ---
 
 _SHOWN: Final = 3
 
@@ -186,9 +171,9 @@ def _try_one(module: Any, state: Mapping[str, Any]) -> None:
         except Exception as fault:
             raise WrongState(
                 f"Transformer Engine does not read the checkpoint's FP8 state, at the layer {name or 'at the root'}: "
-                f"{type(fault).__name__}: {fault}. Nothing was loaded. Likely cause: from 2.17 on it does not unpickle "
-                "unless it is told to. Next step: NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1 where the checkpoint can be "
-                f"trusted, or take {EXTRA_STATE} out of it and pass start_anew=True."
+                f"{type(fault).__name__}: {fault}. Nothing was loaded. Likely cause: 2.17 and later do not unpickle by "
+                "default. Next step: NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1 for a checkpoint that you trust, or remove "
+                f"{EXTRA_STATE} and pass start_anew=True."
             ) from fault
         return
 
@@ -203,22 +188,22 @@ def check_fp8_state(
     """The same without loading anything; raises as `load_fp8_state_dict`."""
     if recipe is not None and recipe not in RECIPES:
         raise UnknownName(f"there is no recipe {recipe!r}. Next step: choose one of {', '.join(RECIPES)}.")
-    layers = [name for name, layer in module.named_modules() if hasattr(layer, "fp8_meta")]
-    found = {name: recipe_of_state(state.get(_key(name))) for name in layers}
+    names = [name for name, layer in module.named_modules() if hasattr(layer, "fp8_meta")]
+    found = {name: recipe_of_state(state.get(_key(name))) for name in names}
     # Layers that train in bf16 may carry a state that they never use; one of a recipe with other state may not.
     others = {name: kind for name, kind in found.items() if kind is not None and kind != recipe}
     if recipe is not None and others:
         kind = next(iter(others.values()))
         raise WrongState(
             f"the checkpoint holds FP8 state of the recipe {kind} for {len(others)} layers ({_shown(others)}), and "
-            f"they are to run {recipe}; nothing was loaded. Likely cause: the recipe was changed since. Next "
-            f"step: go on in {kind}, or take {EXTRA_STATE} out of the checkpoint."
+            f"they are to run {recipe}; nothing was loaded. Next step: continue in {kind}, or remove {EXTRA_STATE} "
+            "from the checkpoint."
         )
-    if recipe == "delayed" and layers and not start_anew and not any(found.values()):
+    if recipe == "delayed" and found and not start_anew and not any(found.values()):
         raise WrongState(
-            f"the checkpoint holds no FP8 state for {len(layers)} layers ({_shown(found)}), and they are to run "
-            "delayed scaling; nothing was loaded. Likely cause: it was written in bf16, or in a recipe without a "
-            "history. Next step: name that recipe, or pass start_anew=True to begin with scales of 1."
+            f"the checkpoint holds no FP8 state for {len(found)} layers ({_shown(found)}), and they are to run "
+            "delayed scaling; nothing was loaded. Likely cause: a checkpoint in bf16 or in a recipe without a history. "
+            "Next step: name that recipe, or pass start_anew=True to start with scales of 1."
         )
 
 

@@ -107,8 +107,9 @@ def why_not_flash(kernels: Kernels, query: Any, *, softcap: float | None) -> Ref
     if query.device.type != "cuda":
         return Refusal(kernels.backend, "device", f"the tensors lie on {query.device.type}; {name} needs a CUDA device")
     if query.dtype not in kernels.dtypes:
-        return Refusal(kernels.backend, "dtype", f"{name} takes {_listed(kernels.dtypes)}, not {query.dtype}")
-    capability = _capability(query.device)
+        taken = " and ".join(sorted(map(str, kernels.dtypes)))
+        return Refusal(kernels.backend, "dtype", f"{name} takes {taken}, not {query.dtype}")
+    capability = torch.cuda.get_device_capability(query.device)
     sizes = kernels.head_sizes.get(capability)
     if sizes is None:
         known = ", ".join(map(_architecture, kernels.head_sizes))
@@ -119,7 +120,8 @@ def why_not_flash(kernels: Kernels, query: Any, *, softcap: float | None) -> Ref
         return Refusal(
             kernels.backend,
             "head-size",
-            f"{name} has no kernel of head size {width} on {_architecture(capability)}; it takes {_sizes(sizes)}",
+            f"{name} has no kernel of head size {width} on {_architecture(capability)}; it takes "
+            f"{', '.join(map(str, sorted(sizes)))}",
         )
     if softcap is not None and capability not in kernels.soft_cap:
         return Refusal(
@@ -158,35 +160,12 @@ def flash_attention(
         [B, H, T, D], a view of [B, T, H, D].
     """
     rows = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if kernels.backend == "fa3":
-        sides: tuple[int | None, int | None] = (-1, -1) if window is None else (window - 1, 0)
-        out = fa3_attention.require()(
-            *rows, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0
-        )
-    else:
-        sides = (None, None) if window is None else (window - 1, 0)
-        out = fa4_attention.require()(
-            *rows, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0
-        )
+    entry, unbounded = (fa3_attention, -1) if kernels.backend == "fa3" else (fa4_attention, None)
+    sides = (unbounded, unbounded) if window is None else (window - 1, 0)
+    out = entry.require()(*rows, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0)
     # FlashAttention 4 and some builds of 3 give the logsumexp too.
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
 
-def _capability(device: Any) -> Capability:
-    major, minor = torch.cuda.get_device_capability(device)
-    return int(major), int(minor)
-
-
 def _architecture(capability: Capability) -> str:
     return f"sm_{capability[0]}{capability[1]}"
-
-
-def _listed(dtypes: frozenset[Any]) -> str:
-    return " and ".join(sorted(str(dtype) for dtype in dtypes))
-
-
-def _sizes(sizes: frozenset[int]) -> str:
-    ordered = sorted(sizes)
-    if len(ordered) < 4:
-        return " and ".join(map(str, ordered))
-    return f"multiples of {ordered[1] - ordered[0]} up to {ordered[-1]}"

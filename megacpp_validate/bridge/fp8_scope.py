@@ -18,8 +18,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -90,14 +92,9 @@ def recompute_owners() -> tuple[Literal["te", "torch"], ...]:
         module = sys.modules.get(str(getattr(te.checkpoint(), "__module__", "")))
         engine = str(getattr(module, "__file__", "") or "")
     owners: dict[str, Literal["te", "torch"]] = {_TORCH: "torch", engine: "te"}
-    found: list[Literal["te", "torch"]] = []
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        owner = owners.get(frame.f_code.co_filename)
-        if owner is not None and found[-1:] != [owner]:
-            found.append(owner)
-        frame = frame.f_back
-    return tuple(found)
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    found = (owners[file] for file in files if file in owners)
+    return tuple(owner for owner, _ in itertools.groupby(found))
 
 
 def refuse_torch_recompute(layer: str) -> None:
@@ -389,18 +386,7 @@ def _te_turned_on(name: RecipeName, group: Any, reduce_amax: bool, place: str) -
             f"the low-precision scope was entered at {place} while Transformer Engine's own scope is on, entered by "
             "code that is not the bridge's. Next step: enter it at one of the two places only."
         )
-    scope = te_scope(enabled=True, recipe=_te_recipe(name, reduce_amax), amax_reduction_group=group)
-    try:
-        scope.__enter__()
-    except Exception as fault:
-        if te_state()["enabled"]:  # seen with recipes that the device lacks, 2.12 to 2.20
-            raise BridgeError(
-                f"Transformer Engine raised when its scope was entered at {place}, and left it on: {fault}. Next step: "
-                "end this process; whatever runs in it now computes in low precision."
-            ) from fault
-        raise
-    with contextlib.ExitStack() as left:
-        left.push(scope)
+    with te_scope(enabled=True, recipe=_te_recipe(name, reduce_amax), amax_reduction_group=group):
         yield
 
 
@@ -517,12 +503,10 @@ class Zones:
     last: int = 0
 
     def __post_init__(self) -> None:
-        counts = (self.num_layers, self.first, self.last)
-        if any(type(count) is not int or count < 0 for count in counts) or self.first + self.last > self.num_layers:
+        if min(self.num_layers, self.first, self.last) < 0 or self.first + self.last > self.num_layers:
             raise WrongZone(
-                f"the first {self.first} and the last {self.last} of {self.num_layers} layers: zones are numbers of "
-                "layers from 0 up that do not overlap. Likely cause: num_layers counts one pipeline stage only. Next "
-                "step: pass the layers of the whole model."
+                f"the first {self.first} and the last {self.last} of {self.num_layers} layers are negative or overlap. "
+                "Likely cause: num_layers counts one pipeline stage. Next step: pass the layers of the whole model."
             )
 
     def why_bf16(self, place: int | Head) -> str:
@@ -539,10 +523,10 @@ class Zones:
             if place not in HEADS:
                 raise UnknownName(f"there is no auxiliary head {place!r}. Next step: choose one of {', '.join(HEADS)}.")
             return f"{place} is an auxiliary head, which stays in BF16"
-        if type(place) is not int or not 0 <= place < self.num_layers:
+        if not 0 <= place < self.num_layers:
             raise WrongZone(
                 f"there is no layer {place!r} among {self.num_layers}. Next step: pass the index in the whole model, "
-                f"0 to {self.num_layers - 1}, not one within a pipeline stage."
+                "not in a pipeline stage."
             )
         if place < self.first:
             return f"layer {place} is one of the first {self.first}, which stay in BF16"

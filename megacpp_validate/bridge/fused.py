@@ -220,8 +220,8 @@ def launch_turn(rows: Any, cos: Any, sin: Any, out: Any, sign: float) -> None:
     batch, length, heads, width = rows.shape
     rows, cos, sin = (given if given.stride(-1) == 1 else given.contiguous() for given in (rows, cos, sin))
     half = width // 2
-    wide = 1 << (half - 1).bit_length()
-    group = max(1, min(1 << (heads - 1).bit_length(), ELEMENTS // wide))
+    wide = _next_power(half)
+    group = max(1, min(_next_power(heads), ELEMENTS // wide))
     turn_kernel.require()[(batch * length, -(-heads // group))](
         rows, cos, sin, out, length, heads, *rows.stride()[:3], cos.stride(0), sin.stride(0), sign,
         half=half, wide=wide, group=group,
@@ -263,34 +263,25 @@ def why_not_compiled(device: Any) -> Refusal | None:
     Looked for is what it starts: on the CPU the C++ compiler of torch's Inductor (`torch._inductor.config.cpp.cxx`), on
     CUDA Triton, and the C compiler that Triton builds its launchers with (`triton.runtime.build`).
     """
-    if device.type == "cpu":
-        wanted = (os.environ.get("CXX", "g++"),)
-        return None if _is_there(wanted) else _no_compiler("C++", wanted, "CXX")
-    if device.type != "cuda":
+    if device.type not in ("cpu", "cuda"):
         return Refusal("compiled", "device", f"the scan is compiled on CPU and CUDA; the tensors lie on {device.type}")
-    if not TRITON.is_available():
+    if device.type == "cuda" and not TRITON.is_available():
         return Refusal("compiled", "triton-unavailable", TRITON.why_unavailable())
-    some = (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")
-    return None if _is_there(some) else _no_compiler("C", some, "CC")
+    variable, compilers = ("CXX", ["g++"]) if device.type == "cpu" else ("CC", ["gcc", "clang"])
+    compilers = [os.environ[variable]] if variable in os.environ else compilers
+    if any(map(shutil.which, compilers)):
+        return None
+    return Refusal(
+        "compiled",
+        "no-compiler",
+        f"torch.compile needs {' or '.join(compilers)}. Next step: install it, or name a compiler in {variable}",
+    )
 
 
 @cache
 def _compile() -> Scan:
     compiled: Scan = torch.compile(ssd_chunked, dynamic=False, fullgraph=True)
     return compiled
-
-
-def _is_there(names: tuple[str, ...]) -> bool:
-    return any(shutil.which(name) is not None for name in names)
-
-
-def _no_compiler(language: str, names: tuple[str, ...], variable: str) -> Refusal:
-    return Refusal(
-        "compiled",
-        "no-compiler",
-        f"torch.compile needs a {language} compiler, and there is no {' or '.join(names)} to be run. Next step: "
-        f"install one, or name one in {variable}",
-    )
 
 
 # --- liger ---

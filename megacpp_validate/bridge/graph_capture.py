@@ -1,16 +1,16 @@
-"""CUDA graphs of layers of Transformer Engine: captured by its own function, and replayed only where that is right.
+"""CUDA graphs of layers of Transformer Engine: captured by TE, and checked before each replay.
 
-A graph holds addresses and the precision that it was captured in. Transformer Engine replays it whatever has become of
-both. Outside of the low-precision scope amax histories stand still; a pass in another recipe gives a layer other scales
-than its graph has; a batch of one row is broadcast into the captured one (all seen with 2.12.0 and 2.20.2). An illegal
-memory access in the first replay after an evaluation is reported as NVIDIA/TransformerEngine issue 3316. So each replay
-is looked at first, and what its graph uses is held.
+A graph holds addresses and the precision of its capture, and Transformer Engine replays it when both have changed.
+Outside of the low-precision scope amax histories do not move; a pass in another recipe gives a layer other scales than
+its graph uses; a batch of one row is broadcast into the captured batch (all seen with 2.12.0 and 2.20.2).
+NVIDIA/TransformerEngine issue 3316 reports an illegal memory access in the first replay after an evaluation. So the
+bridge checks each replay, and holds what the graph uses.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -29,12 +29,12 @@ COPIES: Final = "clone_param_grads_on_return"  # since 2.19, on by default
 
 
 class GraphMisused(BridgeError, RuntimeError):
-    """A pass of a captured module that its graph cannot stand for, or that would take away what the graph uses."""
+    """A pass of a captured module that its graph would compute wrongly, or that would free what the graph uses."""
 
 
 @dataclass(frozen=True)
 class _Precision:
-    """In what a graph was captured: `is_low` False for BF16, without recipe and group."""
+    """The precision of a capture: `is_low` False for BF16, without recipe and group."""
 
     is_low: bool
     recipe: Any = None
@@ -63,30 +63,28 @@ def capture_graphs(
 ) -> Choice:
     """Capture a CUDA graph of the training pass of each module, forward and backward; their `forward` replays it.
 
-    The modules stay what they are. In evaluation mode they run without a graph. Their amax histories and weights are
-    those of before.
+    In evaluation mode the modules run without a graph. The capture changes neither amax histories nor weights.
 
     Args:
-        modules: all in training mode, without hooks; in the order of a forward pass. Each is captured once.
-        sample_args: of each, tensors as the training pass will bring them: shape, dtype, device, and whether a gradient
-            is wanted. The graph keeps them.
-        scope: what `low_precision` or `high_precision` made, not entered: every training pass has to run in such a one.
+        modules: in training mode, without hooks, in the order of a forward pass. Each is captured once.
+        sample_args: for each module, tensors with shape, dtype, device and `requires_grad` of the training pass. The
+            graph keeps them.
+        scope: made by `low_precision` or `high_precision`, not entered; every training pass must run in an equal scope.
         warmup: passes before the capture.
-        cache_weights: cast weights in the first micro-batch of a step only; each call then says `is_first_microbatch`.
+        cache_weights: cast weights in the first micro-batch of a step only; calls then pass `is_first_microbatch`.
 
     Returns:
-        "te" where there are graphs now; "native" where there is nothing to capture by, and the modules stay as they
-        are.
+        "te" after a capture; "native" where nothing can be captured, and the modules stay unchanged.
 
     Raises:
-        GraphMisused: modules without the right number of arguments, in evaluation mode, or captured already.
+        GraphMisused: modules in evaluation mode, or captured already.
 
     A captured module raises:
-        GraphMisused: in a training pass, where its scope is not the captured one, or where what the graph reads has
-            been replaced; in any pass, where a low-precision scope of another recipe or group is open.
+        GraphMisused: in a training pass in another scope, or after a tensor that the graph reads was replaced; in any
+            pass inside a low-precision scope of another recipe or group.
         WrongShape: tensors of another number, shape or dtype than captured.
     """
-    _check(modules, sample_args)
+    _check(modules)
     choice = choose("graph_capture", (("te", partial(_why_not, scope)), ("native", lambda: None)))
     if choice.observed != "te":
         return choice
@@ -103,7 +101,8 @@ def capture_graphs(
             cache_weights=cache_weights,
         )
     for module, given in zip(many, sample_args, strict=True):
-        held = _Held(precision, tuple((tuple(one.shape), one.dtype) for one in given), tuple(_used_by(module)))
+        used = {name: (value, _address(value)) for name, value in _used_by(module).items()}
+        held = _Held(precision, tuple((tuple(one.shape), one.dtype) for one in given), used)
         module.forward = partial(_forward, module, held, module.forward)
         _keep_gradients_apart(module)
     return choice
@@ -143,10 +142,10 @@ def te_capture(
 
 
 def _keep_gradients_apart(module: Any) -> None:
-    """Give each weight a gradient of its own.
+    """Copy each weight's gradient out of the graph.
 
-    Before 2.19 what a replay gives is the graph's own buffer, which becomes `weight.grad`. The next micro-batch's
-    replay overwrites it, and is then added to itself: twice the last gradient, not their sum (seen with 2.12.0).
+    Before 2.19 a replay returns the graph's own buffer, which becomes `weight.grad`. The replay of the next micro-batch
+    overwrites the buffer and is added to it: twice the last gradient, not the sum (seen with 2.12.0).
     """
     if COPIES in inspect.signature(te.make_graphed_callables.require()).parameters:
         return
@@ -161,17 +160,17 @@ def _copied(gradient: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """What a graph stands for, and what it uses; held here, none of it is freed under the graph.
+    """What a graph was captured with. Objects that are held here are not freed while the graph may use them.
 
     Attributes:
-        precision: it was captured in.
+        precision: precision of the capture.
         inputs: shape and dtype of each.
-        used: name, how to find it anew, and what it was then: the very object, or a weight's address.
+        used: name -> object and address, of everything that the graph uses beside its inputs.
     """
 
     precision: _Precision
     inputs: tuple[tuple[tuple[int, ...], Any], ...]
-    used: tuple[tuple[str, Callable[[], Any], Any], ...]
+    used: dict[str, tuple[Any, int]]
 
 
 def _forward(module: Any, held: _Held, replay: Callable[..., Any], *given: Any, **options: Any) -> Any:
@@ -181,81 +180,52 @@ def _forward(module: Any, held: _Held, replay: Callable[..., Any], *given: Any, 
         there = "no low-precision scope" if scope is None or not scope.is_low else f"the scope of {scope.entered_at}"
         raise GraphMisused(
             f"{type(module).__name__} was captured in {held.precision.said()}, and runs in {there}. Likely cause: the "
-            "pass is outside of the scope, or the scope has another recipe or reduction group. Next step: run it in "
-            "a scope made as the one that was given to capture_graphs; evaluate in that one, or in none."
+            "scope has another recipe or reduction group, or is missing. Next step: run the pass in a scope equal to "
+            "that of capture_graphs; evaluate in such a scope, or in none."
         )
     if module.training:
-        _check_inputs(module, held, given)
-        if moved := [name for name, find, then in held.used if not _is_same(find(), then)]:
+        seen = tuple((tuple(one.shape), one.dtype) for one in given)
+        if seen != held.inputs:
+            raise WrongShape(
+                f"{type(module).__name__} was captured for {held.inputs}, and is given {seen}. Likely cause: a smaller "
+                "last batch. Next step: pad or drop it, or capture another module for it."
+            )
+        now = _used_by(module)
+        then = held.used.items()
+        if moved := [name for name, (value, at) in then if now.get(name) is not value or _address(value) != at]:
             raise GraphMisused(
-                f"{', '.join(moved[:3])} of {type(module).__name__}: not what its graph uses any more. Likely cause: "
-                "weights were replaced and not copied, or its scales were made anew by a pass in another recipe. Next "
-                "step: capture it again, and change weights in place."
+                f"the graph of {type(module).__name__} uses another {', '.join(moved[:3])} than the module. Likely "
+                "cause: weights were replaced instead of copied, or a pass in another recipe made new scales. Next "
+                "step: capture the module again, and change weights in place."
             )
     return replay(*given, **options)
 
 
-def _check_inputs(module: Any, held: _Held, given: Sequence[Any]) -> None:
-    seen = tuple((tuple(one.shape), one.dtype) for one in given)
-    if seen != held.inputs:
-        raise WrongShape(
-            f"{type(module).__name__} was captured for {_said(held.inputs)}, and is given {_said(seen)}. Likely cause: "
-            "a last batch that is smaller. Next step: pad or drop it, or capture another module for it."
-        )
+def _used_by(module: Any) -> dict[str, Any]:
+    """What the graph of a module reads and writes by address, beside its inputs: weights, scales, amax histories.
 
-
-def _said(inputs: Sequence[tuple[tuple[int, ...], Any]]) -> str:
-    return ", ".join(f"{list(shape)} {dtype}" for shape, dtype in inputs) or "nothing"
-
-
-def _used_by(module: Any) -> Iterator[tuple[str, Callable[[], Any], Any]]:
-    """What the graph of a module reads and writes by address, beside its inputs: weights, scales, amax histories."""
+    Returns:
+        Name -> the object. The layout of FP8 state is that of `pytorch/module/base.py` of 2.12 to 2.20.
+    """
+    used: dict[str, Any] = {}
     for name, layer in module.named_modules():
-        for weight in (key for key, value in layer._parameters.items() if value is not None):
-            find = partial(_weight, layer, weight)
-            yield f"{name}.{weight}".lstrip("."), find, find()
-        for place in _places(layer):
-            find = partial(_found, layer, place)
-            yield ".".join((name, *map(str, place))).lstrip("."), find, find()
+        used |= {f"{name}.{key}": weight for key, weight in layer._parameters.items()}
+        states, quantizers = getattr(layer, "fp8_meta", None) or {}, getattr(layer, "quantizers", None) or {}
+        for direction in DIRECTIONS:
+            used[f"{name}.{direction}"] = states.get(direction)
+            used[f"{name}.{direction}.amax_history"] = getattr(states.get(direction), "amax_history", None)
+            used[f"{name}.{direction}.scale"] = getattr(states.get(direction), "scale", None)
+            used[f"{name}.{direction}.quantizers"] = quantizers.get(direction)
+        used |= {f"{name}.{key}": cast for key, cast in (getattr(layer, "_fp8_workspaces", None) or {}).items()}
+    return {name: value for name, value in used.items() if value is not None}
 
 
-def _places(layer: Any) -> Iterator[tuple[str, ...]]:
-    """Of a layer of Transformer Engine, from `pytorch/module/base.py` of 2.12 to 2.20."""
-    states, quantizers = getattr(layer, "fp8_meta", None) or {}, getattr(layer, "quantizers", None) or {}
-    for direction in DIRECTIONS:
-        if direction in states:
-            yield "fp8_meta", direction
-            yield from (
-                ("fp8_meta", direction, part) for part in ("amax_history", "scale") if hasattr(states[direction], part)
-            )
-        if direction in quantizers:
-            yield "quantizers", direction
-    for name in getattr(layer, "_fp8_workspaces", None) or {}:
-        yield "_fp8_workspaces", name
+def _address(used: Any) -> int:
+    """Where the values of a weight lie; 0 for other objects, and for TE's weights, which have several addresses."""
+    return used.data_ptr() if type(used) is torch.nn.Parameter else 0
 
 
-def _found(layer: Any, place: tuple[str, ...]) -> Any:
-    value = getattr(layer, place[0], None)
-    for step in place[1:]:
-        value = value.get(step) if isinstance(value, dict) else getattr(value, step, None)
-    return value
-
-
-def _weight(layer: Any, name: str) -> tuple[int, int]:
-    """Which object a weight is, and where its values lie; a tensor of the vendor's own kind has no one address."""
-    weight = layer._parameters[name]
-    return id(weight), weight.data_ptr() if type(weight) is torch.nn.Parameter else 0
-
-
-def _is_same(now: Any, then: Any) -> bool:
-    return now == then if isinstance(then, tuple) else now is then
-
-
-def _check(modules: Sequence[Any], sample_args: Sequence[tuple[Any, ...]]) -> None:
-    if len(modules) != len(sample_args):
-        raise GraphMisused(
-            f"{len(modules)} modules and sample arguments of {len(sample_args)}. Next step: pass one tuple a module."
-        )
+def _check(modules: Sequence[Any]) -> None:
     for module in modules:
         why = "is captured already" if _is_captured(module) else "" if module.training else "is in evaluation mode"
         if why:
@@ -271,7 +241,7 @@ def _is_captured(module: Any) -> bool:
 
 
 def _read(scope: PrecisionScope) -> _Precision:
-    """What the scope turns on, seen inside of it; without gradients, so that no amax history moves when it is left."""
+    """The precision inside the scope; without gradients, so that leaving it moves no amax history."""
     with torch.no_grad(), scope as opened:
         if not opened.is_low:
             return _Precision(False)

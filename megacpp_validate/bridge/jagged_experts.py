@@ -1,18 +1,18 @@
-"""Gated experts on jagged rows, the host never asked: sort by expert, jagged grouped products, weighted scatter.
+"""Gated experts on jagged rows without host synchronization: sort by expert, grouped products, weighted sum.
 
-    order = by expert, within an expert by token (`bridge.permute` has the same)
+    order = by expert, within an expert by token (as `bridge.permute`)
     up    = rows @ up_weight[e]^T
     inner = silu(gate) x linear x weight of the assignment      one rounding
     out   = inner @ down_weight[e]^T
     token = the sum of its k rows, in fp32                      one rounding
 
-The number of rows is tokens x k, known without asking; where each expert's rows end stays on the device. So nothing
-waits, forward or backward, and a CUDA graph may hold the layer. The weight of an assignment is applied before the last
-product instead of after it: the same function, and its gradient costs no further pass.
+The number of rows is tokens x k, which the host knows; where each expert's rows end stays on the device. So neither
+pass waits, and a CUDA graph can contain the layer. The weight of an assignment is applied before the last product
+instead of after it: the function is the same, and its gradient needs no further pass.
 
-Saved for the backward are the tokens, what the first product gave and 8 bytes a row: rows and `inner` are made again.
-Of torch's grouped_mm only products are used, for the reasons in `native.grouped_gemm`; gradients of idle experts are
-set to zero by a kernel that reads on the device which they are.
+The backward pass uses the saved tokens, the result of the first product and 8 bytes a row; it computes rows and `inner`
+again. Of torch's grouped_mm only products are used, for the reasons in `native.grouped_gemm`; a kernel sets the
+gradients of experts without rows to zero.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from ..native.norms import without_autocast
 from .errors import WrongDtype, WrongShape
 from .vendor import TRITON
 
-# --- jagged router ---
-# Token-choice routing as numbers of experts [T, k], which `jagged_experts` takes; the host never waits.
+# --- router: token choice as numbers of experts [T, k], without host synchronization ---
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Which experts each token goes to.
+    """The experts of each token.
 
     Attributes:
         chosen: int64 [T, k], by falling logit.
@@ -58,7 +57,7 @@ def choose_experts(
 
     Args:
         tokens: [T, D].
-        router_weight: [E, D]. Logits must be above minus infinity: whether they are is not looked at.
+        router_weight: [E, D]. Logits must be above minus infinity, which is not checked.
         top_k: k, 1 to E.
         aux_coefficient: of the load-balancing loss of Switch Transformer, arXiv:2101.03961, eq. 4.
         normalize: whether the weights of a token sum to 1.
@@ -97,13 +96,13 @@ class _Logits(torch.autograd.Function):
         tokens, high, middle = ctx.saved_tensors
         terms = _terms(grad)
         of_weight = _sum_of_terms(_product(torch.cat(terms, dim=1).t(), tokens), dim=0)
-        # What is left out is 2^-16 of a gradient that is rounded to bf16 at once.
+        # The omitted terms are 2^-16 of a gradient that is rounded to bf16.
         of_tokens = torch.cat([terms[0], terms[1], terms[0]], dim=1) @ torch.cat([high, high, middle])
         return of_tokens, of_weight
 
 
 def _terms(value: Any) -> list[Any]:
-    """Three terms in bf16 whose sum is `value` in fp32, while none is below the smallest number."""
+    """Three terms in bf16 whose sum is `value` in fp32, unless a term underflows."""
     terms, left = [], value
     for _ in range(3):
         terms.append(left.to(torch.bfloat16))
@@ -112,20 +111,20 @@ def _terms(value: Any) -> list[Any]:
 
 
 def _sum_of_terms(products: Any, dim: int) -> Any:
-    """The smallest first, so that little is lost."""
+    """The sum of three terms, the smallest first to lose least."""
     first, second, third = products.chunk(3, dim=dim)
     return third + second + first
 
 
 def _product(left: Any, right: Any) -> Any:
-    """bf16 x bf16, summed and given in fp32."""
+    """bf16 x bf16 -> fp32."""
     if left.device.type == "cuda":
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
 def _top_k(logits: Any, top_k: int) -> Any:
-    """argmax gives the first of equal values, which torch.topk does not promise; a whole sort costs more for few k."""
+    """The k largest; of equal values the first, which torch.topk does not guarantee. Faster than a sort for small k."""
     taken = []
     left = logits
     for slot in range(top_k):
@@ -138,29 +137,22 @@ def _top_k(logits: Any, top_k: int) -> Any:
 
 # --- jagged experts ---
 
-Mark = Callable[[str], None]  # is told the name of each stage when the stage has been launched
+Mark = Callable[[str], None]  # called with the name of each stage after its launch
 
 FORWARD_STAGES: Final = ("sort", "dispatch", "up", "activation", "down", "combine")
 BACKWARD_STAGES: Final = (
-    "combine backward",
-    "down backward, rows",
-    "activation backward",
-    "down backward, weights",
-    "up backward, rows",
-    "dispatch backward",
-    "dispatch again",
-    "up backward, weights",
-    "idle experts",
-)
+    "combine backward", "down backward, rows", "activation backward", "down backward, weights", "up backward, rows",
+    "dispatch backward", "dispatch again", "up backward, weights", "idle experts",
+)  # fmt: skip
 SORT_BLOCK: Final = 128  # assignments that one program of the counting sort places
-SORT_EXPERTS: Final = 256  # with more, a program's table of assignments x experts leaves the registers
+SORT_EXPERTS: Final = 256  # a program's table of assignments x experts must fit into registers
 SORT_BLOCKS: Final = 4096  # each program reads the counts of all blocks
-ZERO_PROGRAMS: Final = 64  # for one expert
+ZERO_PROGRAMS: Final = 64  # of one expert
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Which row each assignment of a token to an expert has.
+    """The rows of the assignments of tokens to experts.
 
     Attributes:
         order: int32 [R], the assignment (token x k + slot) of each row; R = T x k.
@@ -180,12 +172,12 @@ def jagged_moe(
 
     Args:
         tokens: [T, D].
-        chosen: int64 [T, k], the experts of each token, each at most once. What lies on a GPU is not looked at: a
-            number that is no expert's gives nonsense there.
+        chosen: int64 [T, k], the experts of each token, each at most once. Values on a GPU are not checked: a number
+            outside of 0 to E - 1 gives wrong results.
         weights: fp32 (fp64 beside tokens in fp64) [T, k].
         up_weight: [E, 2F, D] in the dtype of the tokens, the gate first.
         down_weight: [E, D, F], likewise.
-        mark: told after each of FORWARD_STAGES, and of BACKWARD_STAGES in the backward; for timing, on the fused path.
+        mark: for timing of the fused path: called after each of FORWARD_STAGES, and of BACKWARD_STAGES.
 
     Returns:
         [T, D] in the dtype of the tokens, also inside an autocast region. Gradients reach tokens, weights and both
@@ -202,17 +194,17 @@ def jagged_moe(
 
 
 def why_not_fused(tokens: Any, up_weight: Any, down_weight: Any) -> str:
-    """Why the path without the host cannot be taken; empty where it can.
+    """Why the fused path cannot be used; empty where it can.
 
-    Elsewhere a loop over the experts computes the same, and on a GPU waits for the numbers of rows.
+    The other path, a loop over the experts, computes the same, and on a GPU waits for the numbers of rows.
     """
     if _kernels() is None:
-        return "there is no Triton, in which the kernels are written"
+        return "Triton is not available"
     return grouped_mm_refusal(tokens, up_weight) or grouped_mm_refusal(tokens, down_weight)
 
 
 def sort_by_expert(chosen: Any, num_experts: int) -> Order:
-    """The order of the rows: by expert, then by token; the host does not wait.
+    """The order of the rows, by expert and then by token, without host synchronization.
 
     Args:
         chosen: int64 [T, k].
@@ -297,20 +289,20 @@ def gate_rows_backward(up: Any, of_inner: Any, weights: Any = None, order: Order
 
 
 def zero_idle(gradient: Any, ends: Any) -> Any:
-    """`gradient` [E, ...] with zeros for each expert that has no rows, written in place whatever lay there."""
+    """`gradient` [E, ...], in place: zeros for each expert that has no rows."""
     size = gradient[0].numel()
     _kernels.require().zero_idle_kernel[(gradient.shape[0], ZERO_PROGRAMS)](gradient, ends, size, block=1024)
     return gradient
 
 
 class _JaggedMoe(torch.autograd.Function):
-    """Everything between the router and the residual stream, on the device alone."""
+    """The layer between the router and the residual stream."""
 
     @staticmethod
     def forward(
         ctx: Any, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, mark: Mark | None
     ) -> Any:
-        tell = mark or _tell_nobody
+        tell = mark or (lambda _: None)
         tokens, weights = tokens.contiguous(), weights.contiguous()
         up_weight, down_weight = packed(up_weight), packed(down_weight)
         order = sort_by_expert(chosen, up_weight.shape[0])
@@ -366,13 +358,13 @@ def _plain(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: 
     ends = order.ends.tolist()
     if count and not 0 <= int(chosen.min()) <= int(chosen.max()) < experts:
         raise WrongShape(
-            f"a token goes to expert {int(chosen.max())} or {int(chosen.min())}, and there are {experts}. Next step: "
-            "pass numbers from 0 on."
+            f"the experts of tokens are {int(chosen.min())} to {int(chosen.max())}. Next step: pass numbers from 0 to "
+            f"{experts - 1}."
         )
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     wide = torch.promote_types(tokens.dtype, torch.float32)
     assignment = order.order.long()
-    # Widened first, so that the gradients of a token's rows are summed in that width.
+    # In the wide dtype, so that the gradients of a token's rows are summed in it.
     rows = tokens.to(wide).index_select(0, assignment // top_k).to(tokens.dtype)
     gate, linear = grouped_gemm_loop(rows, up_weight, counts).to(wide).chunk(2, dim=-1)
     scale = weights.to(wide).reshape(-1).index_select(0, assignment).unsqueeze(-1)
@@ -383,35 +375,28 @@ def _plain(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: 
 
 
 def _check(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> None:
+    count, width = tokens.shape
+    experts, inner = up_weight.shape[0], down_weight.shape[-1]
     fits = (
-        tokens.dim() == chosen.dim() == 2
-        and weights.shape == chosen.shape
-        and up_weight.dim() == down_weight.dim() == 3
-        and chosen.shape[0] == tokens.shape[0]
-        and up_weight.shape[2] == down_weight.shape[1] == tokens.shape[1]
-        and up_weight.shape[0] == down_weight.shape[0]
-        and up_weight.shape[1] == 2 * down_weight.shape[2]
-        and 1 <= chosen.shape[1] <= up_weight.shape[0]
+        chosen.shape == weights.shape == (count, chosen.shape[-1])
+        and up_weight.shape == (experts, 2 * inner, width)
+        and down_weight.shape == (experts, width, inner)
+        and 1 <= chosen.shape[-1] <= experts
     )
     if not fits:
         shapes = ", ".join(str(list(one.shape)) for one in (tokens, chosen, weights, up_weight, down_weight))
         raise WrongShape(
-            f"tokens [T, D], chosen [T, k], weights [T, k], up_weight [E, 2F, D] and down_weight [E, D, F] are "
-            f"{shapes}. Likely cause: tokens that were not flattened, or an up-projection without its gate. Next step: "
-            "pass them in these shapes, k from 1 to E."
+            f"tokens [T, D], chosen [T, k], weights [T, k], up_weight [E, 2F, D] and down_weight [E, D, F] have the "
+            f"shapes {shapes}. Next step: pass these shapes, k from 1 to E."
         )
     wanted = torch.promote_types(tokens.dtype, torch.float32)
     same = tokens.dtype == up_weight.dtype == down_weight.dtype
     if chosen.dtype != torch.int64 or weights.dtype != wanted or not same:
         raise WrongDtype(
-            f"tokens are {tokens.dtype}, the experts' weights {up_weight.dtype} and {down_weight.dtype}, the weights "
-            f"of the sum {weights.dtype} and the chosen experts {chosen.dtype}. Next step: make the first three of one "
-            f"dtype, the sum's weights {wanted} and the experts' numbers torch.int64."
+            f"tokens are {tokens.dtype}, up_weight {up_weight.dtype}, down_weight {down_weight.dtype}, weights "
+            f"{weights.dtype} and chosen {chosen.dtype}. Next step: pass the first three in one dtype, weights in "
+            f"{wanted}, chosen in torch.int64."
         )
-
-
-def _tell_nobody(_stage: str) -> None:
-    return None
 
 
 @TRITON.entry
@@ -429,7 +414,7 @@ def grouped_product(left: Any, right: Any, ends: Any) -> Any:
 
 
 def packed(weight: Any) -> Any:
-    """Row-major from an aligned address on, as the descriptors of the kernel take it."""
+    """A row-major tensor at an aligned address, which the descriptors of the kernel require."""
     plain = weight.is_contiguous() and weight.data_ptr() % 16 == 0
     return weight if plain else weight.clone(memory_format=torch.contiguous_format)
 

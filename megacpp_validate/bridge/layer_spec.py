@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -22,14 +21,12 @@ from ..native.norms import RMSNorm, check_eps
 from ..native.recurrent import MatrixRecurrentBlock
 from . import imports as te
 from .backends import Choice, Refusal, choose
-from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption
+from .errors import NotDivisible, UnknownName, WrongDtype
 from .extra_state import keep_checkpoints_plain, take_over
 from .features import PRODUCTION, Features, why_not_te
-from .linear_walker import ALIGNMENT, TE_DTYPES
-from .recipes import RecipeName
-
-# --- te layers ---
-# The TE side of the layer-spec dispatcher: which TE class stands for each layer kind, and how each is built.
+from .linear_walker import cuda_devices
+from .recipes import ALIGNMENT, TE_DTYPES, RecipeName
+from .vendor import Entry
 
 Kind = Literal["A", "M", "E", "R", "MLP", "norm", "head"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -43,26 +40,19 @@ FEATURE_OF: Final[Mapping[Kind, str]] = {
 MlpActivation = Literal["gelu", "geglu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"]
 
 
-def te_classes() -> dict[Kind, type | None]:
-    """Layer kind -> TE class, whatever features are on; None where TE has nothing for it, or cannot be used."""
-    return {
-        "A": te.transformer_layer(),
-        "M": te.layernorm_linear(),
-        "E": te.grouped_linear(),
-        "R": None,
-        "MLP": te.layernorm_mlp(),
-        "norm": te.rmsnorm(),
-        "head": None,
-    }
+_ENTRY_OF: Final[Mapping[Kind, Entry[type]]] = {
+    "A": te.transformer_layer, "M": te.layernorm_linear, "E": te.grouped_linear, "MLP": te.layernorm_mlp,
+    "norm": te.rmsnorm,
+}  # fmt: skip
 
 
 def te_layer_spec(features: Features = PRODUCTION) -> dict[str, type | None]:
-    """Layer kind -> TE class; None where TE has nothing for it, or the feature is off."""
-    return {kind: found if _is_on(features, kind) else None for kind, found in te_classes().items()}
-
-
-def _is_on(features: Features, kind: Kind) -> bool:
-    return kind in FEATURE_OF and why_not_te(features, FEATURE_OF[kind], "cuda") is None
+    """Layer kind -> TE class; None where TE has no class for it, or the feature is off."""
+    spec: dict[str, type | None] = dict.fromkeys(KINDS)
+    for kind, feature in FEATURE_OF.items():
+        if why_not_te(features, feature, "cuda") is None:
+            spec[kind] = _ENTRY_OF[kind]()
+    return spec
 
 
 def te_norm(hidden: int, *, eps: float, dtype: Any, device: Any) -> Any:
@@ -123,12 +113,6 @@ def te_attention_layer(
 
 # --- layer spec ---
 
-__all__ = [
-    "FEATURE_OF", "KINDS", "Kind", "KindSpec", "MlpActivation", "build_mamba_mixer", "build_mlp", "build_norm",
-    "kind_spec", "layer_spec", "native_layer_spec", "te_attention_layer", "te_layer_spec", "te_mamba_in_projection",
-    "te_mlp", "te_norm",
-]  # fmt: skip
-
 NATIVE_PATH = "the native layer of each kind"
 
 
@@ -153,14 +137,9 @@ class KindSpec:
 def native_layer_spec() -> dict[str, type]:
     """Layer kind -> the native class."""
     return {
-        "A": ABlock,
-        "M": Mamba2Mixer,
-        "E": ExpertBank,
-        "R": MatrixRecurrentBlock,
-        "MLP": NormMLP,
-        "norm": RMSNorm,
+        "A": ABlock, "M": Mamba2Mixer, "E": ExpertBank, "R": MatrixRecurrentBlock, "MLP": NormMLP, "norm": RMSNorm,
         "head": nn.Linear,
-    }
+    }  # fmt: skip
 
 
 def layer_spec(features: Features = PRODUCTION, *, device: Any = "cuda") -> dict[str, KindSpec]:
@@ -194,18 +173,11 @@ def _choose(kind: Kind, features: Features, device: Any, refusal: Refusal | None
 
     def ask() -> Refusal | None:
         refused = why_not_te(features, FEATURE_OF[kind], device) or refusal
-        if refused is None and te_classes()[kind] is None:
-            return Refusal("te", "entry-missing", _entry_of(kind).why_missing())
+        if refused is None and (missing := _ENTRY_OF[kind].why_missing()):
+            return Refusal("te", "entry-missing", missing)
         return refused
 
     return choose("layer_spec", (("te", ask), ("native", lambda: None)))
-
-
-def _entry_of(kind: Kind) -> Any:
-    return {
-        "A": te.transformer_layer, "M": te.layernorm_linear, "E": te.grouped_linear, "MLP": te.layernorm_mlp,
-        "norm": te.rmsnorm,
-    }[kind]  # fmt: skip
 
 
 # --- layers, by whichever may be used ---------------------------------------------------------------------------------
@@ -215,13 +187,12 @@ def build_norm(hidden: int, *, eps: float = 1e-5, dtype: Any, device: Any, featu
     """RMSNorm with `weight` [hidden]: [..., hidden] -> [..., hidden]; `choice` says which it is.
 
     Raises:
-        WrongOption: an eps that is negative or not finite, or a width below 1.
-        WrongDtype: a dtype without fractions, or one that TE, which is to be used, does not take.
+        ValueError: an eps that is negative or not finite, or a width below 1.
+        WrongDtype: a dtype that TE, which is to be used, does not take.
     """
-    _check_made(eps, dtype, hidden=hidden)
     choice = _choose("norm", features, device)
     if choice.observed == "te":
-        _check_dtype(dtype)
+        _check_te(eps, dtype)
         return _with_choice(keep_checkpoints_plain(te_norm(hidden, eps=eps, dtype=dtype, device=device)), choice)
     return _with_choice(RMSNorm(hidden, eps=eps, dtype=dtype, device=device), choice)
 
@@ -243,17 +214,16 @@ def build_mlp(
 
     Raises:
         UnknownName: there is no such activation.
-        WrongOption: an eps that is negative or not finite, or a width below 1.
-        WrongDtype: a dtype without fractions, or one that TE, which is to be used, does not take.
+        ValueError: an eps that is negative or not finite, or a width below 1.
+        WrongDtype: a dtype that TE, which is to be used, does not take.
     """
-    _check_made(eps, dtype, hidden=hidden, ffn_hidden=ffn_hidden)
     if activation not in get_args(MlpActivation):
         raise UnknownName(
             f"there is no activation {activation!r}. Next step: choose from {', '.join(get_args(MlpActivation))}."
         )
     choice = _choose("MLP", features, device)
     if choice.observed == "te":
-        _check_dtype(dtype)
+        _check_te(eps, dtype)
         layer = te_mlp(hidden, ffn_hidden, activation=activation, eps=eps, dtype=dtype, device=device)
         return _with_choice(keep_checkpoints_plain(layer), choice)
     return _with_choice(NormMLP(hidden, ffn_hidden, activation=activation, eps=eps, dtype=dtype, device=device), choice)
@@ -288,10 +258,9 @@ def build_mamba_mixer(
     Raises:
         NotDivisible: the head size does not divide the inner width, or the groups not the heads.
         UnknownName: there is no such recipe.
-        WrongOption: an eps that is negative or not finite, or a size below 1.
-        WrongDtype: a dtype without fractions, or one that TE, which is to be used, does not take.
+        ValueError: an eps that is negative or not finite, or a size below 1.
+        WrongDtype: a dtype that TE, which is to be used, does not take.
     """
-    _check_made(eps, dtype, hidden=hidden, state=state, expand=expand, conv=conv, chunk=chunk)
     inner = expand * hidden
     if head_dim < 1 or groups < 1 or inner % head_dim or (inner // head_dim) % groups:
         raise NotDivisible(
@@ -305,8 +274,8 @@ def build_mamba_mixer(
     width = mixer.in_projection.out_features
     choice = _choose("M", features, device, _why_not_aligned(hidden, width, recipe))
     if choice.observed == "te":
-        _check_dtype(dtype)
-        with torch.random.fork_rng(_cuda_device(mixer.in_projection.weight)):  # TE draws weights that nobody will see
+        _check_te(eps, dtype)
+        with torch.random.fork_rng(cuda_devices([mixer.in_projection])):  # TE draws weights that nobody will see
             projection = te_mamba_in_projection(hidden, width, eps=eps, dtype=dtype, device=device)
         mixer.in_projection = take_over(projection, mixer.in_projection, "the Mamba in-projection")
     return _with_choice(mixer, choice)
@@ -325,31 +294,14 @@ def _why_not_aligned(hidden: int, width: int, recipe: RecipeName | None) -> Refu
     )
 
 
-def _check_made(eps: float, dtype: Any, **sizes: int) -> None:
-    """Refuse what no layer can be made of, whoever would make it."""
-    try:
-        check_eps(eps)
-    except ValueError as fault:
-        raise WrongOption(f"{fault} Next step: read it from the model's configuration.") from fault
-    wrong = {name: size for name, size in sizes.items() if not isinstance(size, Integral) or size < 1}
-    if wrong:
-        shown = ", ".join(f"{name} is {size!r}" for name, size in wrong.items())
-        raise WrongOption(f"{shown}: a whole number, 1 or more. Next step: read it from the model's configuration.")
-    if dtype is not None and not dtype.is_floating_point:
-        raise WrongDtype(f"a layer of {dtype} cannot be trained. Next step: make it in a floating dtype.")
-
-
-def _check_dtype(dtype: Any) -> None:
-    """Refuse what TE cannot take; None is torch's default."""
+def _check_te(eps: float, dtype: Any) -> None:
+    """Refuse what TE accepts and computes wrongly (eps, ValueError) or does not support (dtype, WrongDtype)."""
+    check_eps(eps)
     if dtype is not None and dtype not in TE_DTYPES:
         names = ", ".join(str(known).removeprefix("torch.") for known in TE_DTYPES)
         raise WrongDtype(
             f"Transformer Engine has no layers of {dtype}. Next step: build in one of {names}, or turn the feature off."
         )
-
-
-def _cuda_device(weight: Any) -> list[int]:
-    return [weight.device.index] if weight.is_cuda else []
 
 
 def _with_choice(layer: Any, choice: Choice) -> Any:

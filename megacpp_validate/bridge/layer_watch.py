@@ -1,8 +1,7 @@
-"""Layers that say, while they run in low precision, when somebody else than their owner handles their state.
+"""Checks of layers that run in low precision, for mistakes that Transformer Engine does not report.
 
-What goes wrong there raises nothing in Transformer Engine and shows as drift: torch's checkpoint around a layer
-(`recompute`), and another amax reduction group than the one that the layer began with, which Transformer Engine
-does not take: a layer stays in the buffer that its first pass put it into.
+They show as drift weeks later: torch's checkpoint around a layer, a change of the amax reduction group (TE keeps the
+group of the layer's first pass), NaN and infinity in inputs, second passes in another order than the first.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
@@ -38,20 +36,20 @@ _reduced_over: Final[WeakKeyDictionary[Any, tuple[Any, bool]]] = WeakKeyDictiona
 
 
 def watch_layers(model: Any) -> tuple[str, ...]:
-    """Let every layer of Transformer Engine in a model look, before each pass in low precision, who owns it.
+    """Check every layer of Transformer Engine in a model before each of its passes in low precision.
 
-    To be called once the model is built; a second call changes nothing. Passes in high precision, passes outside of the
-    bridge's scope, and compiled code are not looked at.
+    Call it once after the model is built; a second call changes nothing. Passes in high precision, outside of the
+    bridge's scope, and in compiled code are not checked.
 
     Args:
-        model: a module; it may be such a layer itself.
+        model: a module, or one TE layer.
 
     Returns:
-        Names of the layers in it.
+        Names of the layers.
 
     A watched layer raises:
         WrongRecomputeOwner: it runs in torch's checkpoint.
-        AmaxGroupChanged: under delayed scaling, its amax is to be reduced over another group than before.
+        AmaxGroupChanged: under delayed scaling, its amax would be reduced over another group than before.
     """
     found = {name: layer for name, layer in model.named_modules() if type(layer).__module__.startswith(_VENDOR)}
     for layer in found.values():
@@ -62,7 +60,7 @@ def watch_layers(model: Any) -> tuple[str, ...]:
 
 @contextmanager
 def unwatched(modules: tuple[Any, ...]) -> Iterator[None]:
-    """Take the look away from these modules for a while: graph capture refuses modules with hooks."""
+    """Remove the checks of these modules inside the scope: graph capture refuses modules with hooks."""
     watched = []
     for module in modules:
         keys = [key for key, hook in module._forward_pre_hooks.items() if hook is _look]
@@ -94,9 +92,8 @@ def _check_group(layer: Any) -> None:
     if first[1] != now[1] or first[0] is not now[0]:
         raise AmaxGroupChanged(
             f"the amax of {type(layer).__name__} was reduced over {_said(first)} so far, and is to be reduced over "
-            f"{_said(now)} now. Transformer Engine keeps the first one without a word. Likely cause: a first pass, "
-            "such as a warm-up, ran with another group than training does. Next step: pass the same group from the "
-            "first pass on, or build the layer anew."
+            f"{_said(now)} now, which Transformer Engine ignores. Likely cause: a warm-up ran with another group than "
+            "training. Next step: pass the same group from the first pass on, or build the layer again."
         )
 
 
@@ -109,14 +106,12 @@ def _said(reduced: tuple[Any, bool]) -> str:
     return f"ranks {torch.distributed.get_process_group_ranks(group)}"
 
 
-# --- amax health ---
-# What layers of Transformer Engine are given in low precision, looked at before a wrong value becomes a wrong scale.
+# --- inputs of layers in low precision: checked before a wrong value becomes a wrong scale ---
 
-# Rows of any recipe without gradients, and in the weight gradient, where they are what is summed over: 2.12 and 2.20
-# take 8 in the forward pass, and raise in the backward one ("Leading dimension requirement"; H200, 2026-11-21).
+# Without gradients a recipe takes 8 rows; the weight gradient sums over the rows and takes 16: with 8 rows 2.12 and
+# 2.20 run the forward pass and raise in the backward pass ("Leading dimension requirement"; H200, 2026-11-21).
 FORWARD_ROWS: Final = 8
 TRAINING_ROWS: Final = 16
-MXFP8_ROWS: Final = 32
 
 Watched = Literal["input", "gradient"]
 COLUMNS: Final[dict[Watched, int]] = {"input": 0, "gradient": 1}
@@ -127,13 +122,13 @@ class NotFinite(BridgeError, ValueError):
 
 
 class Fp8Guard:
-    """Watches every layer of Transformer Engine with weights of its own in a model.
+    """Watches the inputs and output gradients of every TE layer with weights in a model.
 
     Args:
-        model: whose layers are watched from now on, by their names in it.
+        model: the model; errors name its layers.
 
-    Use it around training, or call `close`. Call `end_step` after each backward pass and before the optimizer's step.
-    Each rank asks for itself: the launcher has to end the others where one raises.
+    Use it as a context around training, or call `close`. Call `end_step` after each backward pass, before the
+    optimizer's step. Each rank checks its own layers: where one raises, the launcher must end the others.
     """
 
     def __init__(self, model: Any) -> None:
@@ -156,15 +151,8 @@ class Fp8Guard:
     def __enter__(self) -> Fp8Guard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Names of the layers that are watched."""
-        return tuple(self._layers)
 
     def close(self) -> None:
         """Watch no longer."""
@@ -173,13 +161,13 @@ class Fp8Guard:
         self._handles.clear()
 
     def end_step(self, step: int) -> None:
-        """Ask whether all that the layers were given in low precision since the last call was finite.
+        """Check that everything the layers were given in low precision since the last call was finite.
 
         Args:
             step: number of the training step, for the text.
 
         Raises:
-            NotFinite: something was not; the text names the tensor, the layer and the step where it came up first.
+            NotFinite: the text names the first such tensor, its layer and the step.
         """
         order, self._order = tuple(self._order), {}
         for device, largest in self._largest.items():
@@ -242,48 +230,46 @@ def _not_finite(tensor: str, name: str, step: int, value: float, device: Any) ->
     kind = "NaN" if math.isnan(value) else "an infinity"
     return NotFinite(
         f"{kind} in the {tensor} of the layer {name or 'at the root'} at step {step} ({device}), in low precision, "
-        "which no amax shows. Likely cause: what is computed before it, a bad batch, or a step before that overflowed. "
-        "Next step: leave this step out before the optimizer takes it in, and look at what that layer was given."
+        "which no amax shows. Likely cause: a bad batch, or an overflow in an earlier layer or step. Next step: skip "
+        "this step before the optimizer's, and look at the input of that layer."
     )
 
 
 def _refuse(name: str, layer: Any, rows: Any, others: tuple[Any, ...], recipe: str) -> None:
-    place = name or "at the root"
     if rows.device.type not in features.TE_DEVICES:
         raise WrongTarget(
-            f"the input of the layer {place} lies on {rows.device.type} in the low-precision scope ({recipe}). Likely "
-            "cause: a batch or a model that was not moved. Next step: move it to the GPU, or leave the scope."
+            f"the input of the layer {name or 'at the root'} lies on {rows.device.type} in the low-precision scope "
+            f"({recipe}). Next step: move the batch to the GPU, or leave the scope."
         )
-    known = RECIPE_NAMES.get(recipe, "delayed")
-    columns, tokens = ALIGNMENT[known], TRAINING_ROWS if torch.is_grad_enabled() else FORWARD_ROWS
-    tokens = MXFP8_ROWS if known == "mxfp8" else tokens
-    count = rows.numel() // rows.shape[-1] if rows.shape[-1] else 0
-    counts = [count]
+    columns = ALIGNMENT[RECIPE_NAMES.get(recipe, "delayed")]
     if others and isinstance(others[0], list | tuple):  # rows of each expert
-        tokens, counts = FP8_ROWS.get(recipe, FP8_ROWS_ELSE), list(others[0])
+        counts, tokens = list(others[0]), FP8_ROWS.get(recipe, FP8_ROWS_ELSE)
+    else:
+        counts = [rows.numel() // max(rows.shape[-1], 1)]
+        least = TRAINING_ROWS if torch.is_grad_enabled() else FORWARD_ROWS
+        tokens = least if columns <= TRAINING_ROWS else columns  # MXFP8: blocks of 32 rows in every pass
     widths = sorted({width for weight in layer.parameters(recurse=False) if weight.dim() > 1 for width in weight.shape})
     if any(count % tokens for count in counts) or any(width % columns for width in widths):
         raise NotDivisible(
-            f"the layer {place} was given {', '.join(map(str, counts))} rows, and its weights have widths of "
-            f"{', '.join(map(str, widths))}: {recipe} takes rows in multiples of {tokens} and widths in multiples of "
-            f"{columns}. Likely cause: a last batch that is smaller, or a vocabulary that was not padded. Next step: "
+            f"the layer {name or 'at the root'} was given {', '.join(map(str, counts))} rows, and its weights have "
+            f"widths of {', '.join(map(str, widths))}: {recipe} takes rows in multiples of {tokens} and widths in "
+            f"multiples of {columns}. Likely cause: a smaller last batch, or a vocabulary without padding. Next step: "
             "pad the rows, or keep this layer out of the low-precision scope."
         )
 
 
-# --- recompute b ---
-# x
+# --- recompute ---
 
 
 class RecomputeOutOfOrder(BridgeError, RuntimeError):
-    """A second pass that Transformer Engine would give the scales of another first pass."""
+    """A second pass to which Transformer Engine would give the scales of another first pass."""
 
 
 def recompute(function: Callable[..., Any], *tensors: Any, use_reentrant: bool, tp_group: Any = None) -> Any:
-    """Run `function(*tensors)`, keep nothing of what is inside, and run it again in the backward pass.
+    """Run `function(*tensors)` without saving activations, and run it again in the backward pass.
 
-    To be called inside the low-precision scope, which it keeps for the second pass. Where Transformer Engine cannot be
-    used it is torch's checkpoint.
+    Call it inside the low-precision scope; the second pass runs in the same scope. Without Transformer Engine it is
+    torch's checkpoint.
 
     Args:
         function: of layers, with or without low precision.
@@ -302,11 +288,11 @@ def recompute(function: Callable[..., Any], *tensors: Any, use_reentrant: bool, 
 
 
 _numbers: Final = itertools.count()
-_laid_aside: Final[WeakKeyDictionary[Any, deque[int]]] = WeakKeyDictionary()  # of each layer: passes not run again yet
+_laid_aside: Final[WeakKeyDictionary[Any, deque[int]]] = WeakKeyDictionary()  # layer -> passes not recomputed yet
 
 
 class _Passes:
-    """A function that is run twice, and looks which layers it runs."""
+    """A function that runs twice, and checks that its layers run again in the order of their first passes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self._number, self._is_second = function, next(_numbers), False
@@ -334,9 +320,9 @@ class _Passes:
             return
         if passes[0] != self._number:
             raise RecomputeOutOfOrder(
-                f"a pass of {type(layer).__name__} is run again before an older one is: it would take that one's "
-                "scales. Likely cause: one backward pass through several passes of it, or a pass whose backward pass "
-                "never ran. Next step: run the backward pass of each forward pass, the oldest first, and what needs no "
-                "gradients under torch.no_grad(); then start from the last checkpoint."
+                f"a pass of {type(layer).__name__} is recomputed before an older pass, and would take the older pass's "
+                "scales. Likely cause: one backward pass through several forward passes, or a forward pass without a "
+                "backward pass. Next step: run the backward pass of each forward pass, the oldest first, and forward "
+                "passes without gradients under torch.no_grad(); then start from the last checkpoint."
             )
         passes.popleft()

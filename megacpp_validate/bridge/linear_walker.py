@@ -26,11 +26,6 @@ from .extra_state import take_over
 from .features import PRODUCTION, Features, why_not_te
 from .recipes import ALIGNMENT, RECIPES, TE_DTYPES, RecipeName
 
-__all__ = [
-    "ALIGNMENT", "EXCLUSIONS", "PROJECTIONS", "TE_DTYPES", "Decision", "Exclusion", "NotATree", "PlanMismatch", "Swap",
-    "TeLinear", "WalkPlan", "plan_walk", "swap_linears",
-]  # fmt: skip
-
 NATIVE_PATH = "torch.nn.Linear, left as it is"
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -208,63 +203,38 @@ def read_places(tree: Any) -> Iterator[Place]:
 # --- ties: layers that share the memory of their weights --------------------------------------------------------------
 
 
-class _Span(NamedTuple):
-    """Where a tensor lies: bytes of a space; a tensor without memory is a space of its own."""
-
-    space: str
-    start: int
-    stop: int
-    module: Any
-    name: str
-
-
 def read_ties(places: Sequence[Place]) -> tuple[dict[int, str], list[tuple[int, ...]]]:
-    """Every tie of a tree; layers beside each other in one flat buffer are not tied.
+    """The ties of a tree: tensors that begin at the same address, or are the same object without memory.
 
     Returns:
-        Id of a linear layer -> name of a tensor that it shares, of no plain `nn.Linear`; and the ids of plain
-        `nn.Linear` layers that share their weights with each other, two or more each.
+        Id of a linear layer -> name of a tensor of another kind of module that shares its weight; and groups of ids of
+        plain `nn.Linear` layers that share their weights with each other.
     """
+    sharing: dict[object, list[tuple[Any, str]]] = {}
+    modules = {id(place.module): place for place in reversed(places)}
+    for place in modules.values():
+        for part, tensor in {**place.module._parameters, **place.module._buffers}.items():
+            # The bias of a linear layer is never rounded, so it ties nothing.
+            if tensor is not None and (part != "bias" or type(place.module) is not nn.Linear):
+                name = f"{place.name}.{part}".lstrip(".")
+                sharing.setdefault(_memory_of(tensor), []).append((place.module, name))
     owners: dict[int, str] = {}
     groups: list[tuple[int, ...]] = []
-    modules = {id(place.module): place for place in reversed(places)}
-    spans = sorted((span for place in modules.values() for span in _spans(place)), key=lambda span: span[:2])
-    for span_group in _overlapping(spans):
-        linears = list(dict.fromkeys(id(span.module) for span in span_group if type(span.module) is nn.Linear))
-        others = [span.name for span in span_group if type(span.module) is not nn.Linear]
-        owners |= dict.fromkeys(linears if others else (), others[0] if others else "")
-        groups += [tuple(linears)] if len(linears) > 1 else []
+    for tensors in sharing.values():
+        linears = tuple(dict.fromkeys(id(module) for module, _ in tensors if type(module) is nn.Linear))
+        others = [name for module, name in tensors if type(module) is not nn.Linear]
+        if others:
+            owners |= dict.fromkeys(linears, others[0])
+        if len(linears) > 1:
+            groups.append(linears)
     return owners, groups
 
 
-def _overlapping(spans: Sequence[_Span]) -> list[list[_Span]]:
-    """Sorted spans put together where they overlap, also by way of a third."""
-    found: list[list[_Span]] = []
-    space, end = "", -1
-    for span in spans:
-        if span.space == space and span.start < end:
-            found[-1].append(span)
-            end = max(end, span.stop)
-        else:
-            found.append([span])
-            space, end = span.space, span.stop
-    return found
-
-
-def _spans(place: Place) -> Iterator[_Span]:
-    """Where the tensors of a module lie; of a plain linear layer the bias is left out, because it is never rounded."""
-    for part, tensor in {**place.module._parameters, **place.module._buffers}.items():
-        if tensor is None or (part == "bias" and type(place.module) is nn.Linear):
-            continue
-        name, start = f"{place.name}.{part}".lstrip("."), 0
-        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta:
-            start = tensor.data_ptr()  # 0 without elements, and where the memory was given back
-        if start:
-            steps = zip(tensor.shape, tensor.stride(), strict=True)
-            length = (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
-            yield _Span(str(tensor.device), start, start + length, place.module, name)
-        else:
-            yield _Span(f"object {id(tensor)}", 0, 1, place.module, name)
+def _memory_of(tensor: Any) -> object:
+    """The device and address of a tensor; its id where it has no memory of its own (meta, sharded, freed, empty)."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta
+    start = tensor.data_ptr() if plain else 0
+    return (tensor.device, start) if start else id(tensor)
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -305,14 +275,12 @@ class WalkPlan:
 
     Attributes:
         decisions: one a name; a module that stands in two places has two, and they agree.
-        idle: entries of the whitelist that name no linear layer of the tree.
     """
 
     decisions: tuple[Decision, ...]
     include: tuple[str | type, ...]
     features: Features
     recipe: RecipeName | None
-    idle: tuple[str | type, ...]
 
     @property
     def swapped(self) -> tuple[str, ...]:
@@ -350,7 +318,7 @@ def plan_walk(
         UnknownName: the whitelist holds what is neither pattern nor class, or there is no such recipe.
     """
     if not isinstance(tree, nn.Module):
-        raise NotATree(f"a {type(tree).__name__} is no torch.nn.Module. Next step: pass the model itself.")
+        raise NotATree(f"a {type(tree).__name__} is not a torch.nn.Module. Next step: pass the model.")
     if isinstance(include, str) or not all(isinstance(one, str | type) and one for one in include):
         raise UnknownName(
             f"the whitelist is {include!r}; each entry is the end of a name as a shell pattern, or a class. Next step: "
@@ -367,9 +335,7 @@ def plan_walk(
             if place.wrapper is not None:
                 found.setdefault(place.wrapper, Decision(place.wrapper, "keep", "wraps-linear", WRAPS))
     decisions = tuple(found[place.name] for place in places if place.name in found)
-    linears = [place for place in places if id(place.module) in judged]
-    idle = tuple(entry for entry in include if not any(place.is_named(entry) for place in linears))
-    return WalkPlan(decisions, tuple(include), features, recipe, idle)
+    return WalkPlan(decisions, tuple(include), features, recipe)
 
 
 def _decide(place: Place, judged: Verdict | None, features: Features) -> Decision:
@@ -420,7 +386,7 @@ def _by_place(places: Sequence[Place]) -> Verdict | None:
     if row is not None:
         return row.code, row.reason
     if kind is not nn.Linear:
-        return "wraps-linear", f"a {kind.__name__} is more than a plain linear layer; TE would drop what it adds"
+        return "wraps-linear", f"a {kind.__name__} adds to a plain linear layer; TE would drop what it adds"
     if any(place.wrapper is not None for place in places):
         return "wraps-linear", f"the module around {WRAPS}"
     if places[0].above is None:
@@ -432,7 +398,7 @@ def _by_tie(module: Any, owners: Mapping[int, str]) -> Verdict | None:
     owner = owners.get(id(module))
     if owner is None:
         return None
-    return "tied-embedding", f"its weight is also {owner}, or a part of it; a head tied with its embedding is kept"
+    return "tied-embedding", f"its weight is also {owner}; a head tied with its embedding is kept"
 
 
 def _by_list(places: Sequence[Place], include: Sequence[str | type]) -> Verdict | None:
@@ -550,7 +516,7 @@ def swap_linears(
         _hold_plan(tree, plan)
     linears = {name: tree.get_submodule(name) for name in plan.swapped}
     layers: dict[int, Any] = {}  # a layer that stands in two places is built once
-    with torch.random.fork_rng(_cuda_devices(linears.values())):  # TE draws initial weights that nobody will see
+    with torch.random.fork_rng(cuda_devices(linears.values())):  # TE draws initial weights that nobody will see
         for name, linear in linears.items():
             if id(linear) not in layers:
                 layers[id(linear)] = _build(linear, name)
@@ -571,7 +537,7 @@ def _hold_plan(tree: Any, plan: WalkPlan) -> None:
         )
 
 
-def _cuda_devices(linears: Any) -> list[int]:
+def cuda_devices(linears: Any) -> list[int]:
     """Indices of the GPUs that some layers lie on."""
     return sorted({linear.weight.device.index for linear in linears if linear.weight.is_cuda})
 

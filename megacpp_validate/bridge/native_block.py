@@ -24,25 +24,20 @@ from .fused import turn_heads
 from .recipes import ALIGNMENT, RECIPE_NAMES, TE_DTYPES
 from .te_fp8 import te_state
 
-# --- native block ---
+NATIVE_PATH = "the native A-block of plain torch layers"
 
-# --- block precision --------------------------------------------------------------------------------------------------
-# What an A-block of Transformer Engine takes in low precision: sizes of its products, scales that ranks share.
-
-
-# The products of the weights' gradients sum over the tokens, in multiples of 16: with 8 or 24 rows 2.12.0 and 2.20.2
-# take the forward pass and raise in the backward one (H200, 2026-11-21). It holds without gradients too, where 8 would
-# do: a reentrant recomputation runs its first pass without them, and both passes must take the same path.
-FP8_TOKENS: Final = 16
-MXFP8_TOKENS: Final = ALIGNMENT["mxfp8"]
+# --- low precision ----------------------------------------------------------------------------------------------------
 
 
 def why_not_low(rows: Any, shape: BlockShape) -> Refusal | None:
-    """Why these sizes cannot run in the low-precision scope that is on: TE would raise in its first layer.
+    """Why the open low-precision scope cannot run these sizes: TE would raise in its first layer.
 
-    Asked of Transformer Engine's own state, not of this thread's scopes: a recomputation in the backward pass runs
-    after they are left, in another thread, and must take the path of its forward pass; and a scope may be
-    somebody else's. The reason holds no number of a single call, so that it is recorded once.
+    The weight gradients sum over the tokens, so tokens must be the same multiple as widths: with 8 or 24 rows 2.12.0
+    and 2.20.2 run the forward pass and raise in the backward pass (H200, 2026-11-21). The rule also holds without
+    gradients: a reentrant recomputation runs its first pass without them, and both passes must take the same path.
+
+    The function reads the state of TE and not the scopes of this thread: a recomputation runs after they closed, in
+    another thread. The reason contains no number of a single call, so that the record holds it once.
 
     Args:
         rows: [B, T, hidden], of this rank.
@@ -52,128 +47,95 @@ def why_not_low(rows: Any, shape: BlockShape) -> Refusal | None:
     if not state["enabled"]:
         return None
     kind = type(state["recipe"]).__name__
-    recipe = RECIPE_NAMES.get(kind, "delayed")  # one that is not known here is held to what all of them want
-    align, of_tokens = ALIGNMENT[recipe], MXFP8_TOKENS if recipe == "mxfp8" else FP8_TOKENS
+    align = ALIGNMENT[RECIPE_NAMES.get(kind, "delayed")]
     widths = (shape.hidden, sum(shape.segments), shape.segments[0], shape.ffn_hidden)
-    if rows.shape[0] * rows.shape[1] % of_tokens == 0 and not any(width % align for width in widths):
+    if not any(size % align for size in (rows.shape[0] * rows.shape[1], *widths)):
         return None
     return Refusal(
         "te",
         "fp8-alignment",
         f"the tokens of this call, or a width among {', '.join(map(str, widths))}; under {kind} Transformer Engine "
-        f"takes multiples of {of_tokens} tokens and of {align} columns. Next step: pad the tokens, or expect this "
-        "block in the dtype of its parameters",
+        f"takes multiples of {align}. Next step: pad the tokens, or expect this block in the dtype of its parameters",
     )
 
 
 def check_gathered_scales(tp_group: Any) -> None:
     """Refuse delayed scaling under sequence parallelism whose amax is not reduced over the tensor group.
 
-    Each rank casts its own positions by its own scale, and the bytes are gathered; who reads them takes its own scale
-    for all (2.20.2, pytorch/distributed.py, _all_gather_fp8). Where scales differ, the others' rows are wrong by a
-    factor, and nothing is raised. Current scaling reduces over the tensor group by itself, and block scaling sends its
-    scales along.
+    Each rank casts its own positions by its own scale and gathers the bytes; the reader applies its own scale to all of
+    them (2.20.2, pytorch/distributed.py, _all_gather_fp8). Where scales differ, the rows of other ranks are wrong by a
+    factor, and TE raises nothing. Current scaling reduces over the tensor group, and block scaling sends its scales.
 
     Args:
         tp_group: the tensor group.
 
     Raises:
-        AmaxGroupMissing: the scope that is open reduces over other ranks, or not at all.
+        AmaxGroupMissing: the open scope reduces over other ranks, or not at all.
     """
     state = te_state()
     if not state["enabled"] or RECIPE_NAMES.get(type(state["recipe"]).__name__) != "delayed":
         return
-    over, reduces = state["group"], getattr(state["recipe"], "reduce_amax", True)
-    if reduces and (over is None or _ranks(tp_group) <= _ranks(over)):  # None is the whole world
+    group, reduces = state["group"], getattr(state["recipe"], "reduce_amax", True)
+    if reduces and group is None:  # None is the whole world
         return
-    raise AmaxGroupMissing(
-        f"delayed scaling under sequence parallelism takes its amax over rank(s) "
-        f"{sorted(_ranks(over)) if reduces else 'of this process alone'}, and rows are gathered in FP8 over "
-        f"{sorted(_ranks(tp_group))}: each rank would read the others' rows by its own scale. Likely cause: the group "
-        "of the ranks that hold the same shard, as without sequence parallelism. Next step: pass as "
-        "amax_reduction_group a group that has the tensor group in it."
-    )
-
-
-def _ranks(group: Any) -> set[int]:
-    return set(distributed.get_process_group_ranks(group))
-
-
-# --- native block -----------------------------------------------------------------------------------------------------
+    over = set(distributed.get_process_group_ranks(group)) if reduces else set()
+    gathered = set(distributed.get_process_group_ranks(tp_group))
+    if not gathered <= over:
+        raise AmaxGroupMissing(
+            f"delayed scaling reduces its amax over the ranks {sorted(over)}, and sequence parallelism gathers rows in "
+            f"FP8 over {sorted(gathered)}: each rank would read the others' rows by its own scale. Next step: pass as "
+            "amax_reduction_group a group that contains the tensor group."
+        )
 
 
 # --- block checks -----------------------------------------------------------------------------------------------------
-# What an A-block may be made of and called with: every refusal before any layer is built or run.
+# What an A-block refuses before it builds or runs a layer.
+
+DTYPES: Final = TE_DTYPES | {torch.float64}
 
 
-DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-
-
-def check_sizes(sizes: Mapping[str, Any]) -> None:
-    """Refuse what counts nothing; heads, groups and ranks below 1 are told by `check_heads`."""
-    whole = {name: isinstance(size, int) and not isinstance(size, bool) for name, size in sizes.items()}
-    wrong = [name for name in sizes if not whole[name] or (name in ("hidden", "ffn_hidden") and sizes[name] < 1)]
-    if wrong:
-        seen = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
-        raise WrongShape(
-            f"{seen}: each size is an integer from 1 up. Next step: read them from the model's configuration, as int."
-        )
-
-
-def check_options(dtype: Any, eps: float) -> None:
-    """Refuse parameters of a dtype that no layer computes in, and an eps that gives NaN."""
+def check_options(sizes: Mapping[str, Any], activation: str, dtype: Any, eps: float) -> None:
+    """Refuse sizes below 1, unknown activations, dtypes that no layer computes in, and an eps that gives NaN."""
+    if wrong := [f"{name}={size!r}" for name, size in sizes.items() if not isinstance(size, int) or size < 1]:
+        raise WrongShape(f"{', '.join(wrong)}: each is an integer from 1 up. Next step: correct the configuration.")
     if dtype not in DTYPES:
         names = ", ".join(sorted(map(str, DTYPES)))
         raise WrongDtype(
-            f"a block of {dtype!r} has no layers. Next step: choose one of {names}; low precision is a scope around "
+            f"no layer has parameters of {dtype!r}. Next step: choose one of {names}; low precision is a scope around "
             "the call, not a dtype of the parameters."
         )
     try:
-        check_eps(eps)
-    except ValueError as fault:
-        raise WrongOption(f"{fault} Next step: give the model's own, such as 1e-5.") from fault
-
-
-def gate_of(activation: str) -> bool:
-    """Whether an activation has a gate; UnknownName where there is none of that name."""
-    try:
-        return is_gated(activation)
+        is_gated(activation)
     except ValueError as fault:
         raise UnknownName(f"{fault} Next step: choose one of them.") from fault
+    try:
+        check_eps(eps)
+    except ValueError as fault:
+        raise WrongOption(f"{fault} Next step: pass the model's own, such as 1e-5.") from fault
 
 
-def check_rope(rope: Any, rows: Any, width: int) -> None:
-    """Refuse tables that do not fit rows [B, T, hidden] with heads of this size."""
+def check_rope(rope: Any, length: int, width: int, device: Any) -> None:
+    """Refuse tables that do not fit `length` tokens of heads of this size, or lie on another device."""
     if width % 2:
         raise NotDivisible(
-            f"rope is given and heads have {width} channels; a rotary embedding turns pairs of them. Next step: use an "
-            "even head_dim, or leave out rope."
+            f"heads have {width} channels; a rotary embedding rotates pairs of channels. Next step: use an even "
+            "head_dim, or leave out rope."
         )
-    length = rows.shape[1]
     shapes = [tuple(table.shape) for table in rope]
     if len(shapes) != 2 or shapes[0] != shapes[1] or shapes[0][1:] != (width // 2,) or shapes[0][0] < length:
         raise WrongShape(
             f"rotary tables have shapes {', '.join(map(str, shapes))}; wanted cosine and sine, both [at least "
             f"{length}, {width // 2}]. Next step: make both by rope_tables(length, {width}) for the longest sequence."
         )
-    for table in rope:
-        if table.device != rows.device:
-            raise WrongTarget(
-                f"a rotary table lies on {table.device} and the rows on {rows.device}. Next step: make the tables by "
-                f"rope_tables(length, {width}, device=...) where the rows are."
-            )
+    if any(table.device != device for table in rope):
+        raise WrongTarget(f"the rotary tables do not lie on {device}, where the rows are. Next step: move the tables.")
 
 
 # --- native block -----------------------------------------------------------------------------------------------------
 
 
-__all__ = ["FP8_TOKENS", "MXFP8_TOKENS", "NATIVE_PATH", "RECIPE_NAMES", "NativeBlock", "TeBlock"]
-
-NATIVE_PATH = "the native A-block of plain torch layers"
-
-
 class TeBlock(nn.Module):
-    """The A-block in TE classes, in the order above.
+    """The A-block in TE classes: LayerNormLinear, DotProductAttention, Linear, LayerNormMLP.
 
     Args:
         hidden: width of the residual stream.
@@ -182,8 +144,8 @@ class TeBlock(nn.Module):
         activation: of the MLP; a gated one takes the first half of the up-projection as its gate.
         eps: of both norms.
         dtype, device: of the parameters.
-        tp_size, tp_group: tensor parallelism; this rank then holds its share of heads and of the MLP's columns.
-        sequence_parallel: whether the stream holds this rank's positions only; with tensor parallelism alone.
+        tp_size, tp_group: tensor parallelism; this rank holds its share of heads and of the MLP's columns.
+        sequence_parallel: whether the stream holds this rank's positions only; needs tensor parallelism.
     """
 
     def __init__(
@@ -252,10 +214,9 @@ class TeBlock(nn.Module):
     ) -> Any:
         """Residual stream [B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2].
 
-        With sequence parallelism the stream is [B, T / tp, hidden] at the border. Inside it is sequence first,
-        [T / tp, B, hidden] and contiguous: Transformer Engine gathers and scatters along the first axis of what it
-        views as [tokens, hidden], so that tokens of other ranks follow those of this one (2.20.2,
-        pytorch/distributed.py, gather_along_first_dim).
+        With sequence parallelism the caller's stream is [B, T / tp, hidden]. The layers take it sequence first,
+        [T / tp, B, hidden] and contiguous: TE gathers and scatters along the first axis of [tokens, hidden], so that
+        the tokens of other ranks follow those of this rank (2.20.2, pytorch/distributed.py, gather_along_first_dim).
         """
         heads, groups, width = self.heads
         if self.sequence_parallel:
@@ -271,26 +232,12 @@ class TeBlock(nn.Module):
         rows = rows + self.mlp(rows, is_first_microbatch=is_first_microbatch)
         return rows.transpose(0, 1).contiguous() if self.sequence_parallel else rows
 
-    def weights_by_role(self) -> dict[str, Any]:
-        """The block's weights by role; biases are off."""
-        return {
-            "attention.norm": self.qkv.layer_norm_weight,
-            "attention.query": self.qkv.query_weight,
-            "attention.key": self.qkv.key_weight,
-            "attention.value": self.qkv.value_weight,
-            "attention.out": self.out.weight,
-            "mlp.norm": self.mlp.layer_norm_weight,
-            "mlp.up": self.mlp.fc1_weight,
-            "mlp.down": self.mlp.fc2_weight,
-        }
-
 
 class NativeBlock(nn.Module):
     """The whole A-block: x + out(attention(rope(qkv(norm(x))))), then x + mlp(norm(x)); causal, RMSNorm, no biases.
 
-    Made of TE's classes where they can be had, of plain torch layers where not. A single call that TE refuses (packed
-    documents, a local window, sizes that its FP8 does not take) runs on the plain layers with TE's own parameters.
-    `choice` says what the last call took.
+    TE's classes hold the parameters where TE is available, plain torch layers elsewhere. A single call that TE refuses
+    (packed documents, a local window, sizes that FP8 does not take) runs on the plain layers with TE's parameters.
 
     Args:
         hidden: width of the residual stream.
@@ -300,10 +247,10 @@ class NativeBlock(nn.Module):
         eps: of both norms.
         dtype, device: of the parameters; torch's defaults without them.
         features: whether Transformer Engine may be taken.
-        tp_size, tp_group: tensor parallelism, which only TE has; sizes above are those of all ranks.
-        sequence_parallel: whether rows hold this rank's positions of each sequence, those of the first rank of
-            `tp_group` first; nothing without tensor parallelism. The gradients of both norms are then a part on each
-            rank, which TE marks (`sequence_parallel` on the parameter) and its caller sums.
+        tp_size, tp_group: tensor parallelism, which only TE supports; the sizes above are those of all ranks.
+        sequence_parallel: whether rows hold this rank's positions of each sequence, in order of rank; ignored without
+            tensor parallelism. Each rank then has a part of the gradients of both norms. TE marks these parameters
+            (`sequence_parallel`), and the caller sums the gradients.
 
     Attributes:
         choice: of the last call; None before the first.
@@ -311,10 +258,10 @@ class NativeBlock(nn.Module):
         native: the block of plain layers, or None where `te` holds the parameters.
 
     Raises:
-        NotDivisible: heads, groups, widths and ranks that do not divide.
-        WrongShape, WrongDtype: a size that is no number from 1 up, or a dtype that no layer has.
-        UnknownName: an activation that there is not.
-        WrongOption: an eps that is no number from 0 up.
+        NotDivisible: heads, groups, widths and ranks do not divide.
+        WrongShape, WrongDtype: a size below 1, or a dtype that no layer supports.
+        UnknownName: an unknown activation.
+        WrongOption: a negative or non-finite eps.
         NoBackend: tensor parallelism without TE.
     """
 
@@ -338,13 +285,11 @@ class NativeBlock(nn.Module):
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
-        sizes = {"hidden": hidden, "ffn_hidden": ffn_hidden, "num_heads": num_heads, "head_dim": head_dim}
-        check_sizes({**sizes, "num_gqa_groups": num_gqa_groups, "tp_size": tp_size})
-        check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         device = torch.get_default_device() if device is None else device
-        check_options(dtype, eps)
-        whole = BlockShape(hidden, ffn_hidden, num_heads, num_gqa_groups, head_dim, gate_of(activation))
+        check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
+        check_options({"hidden": hidden, "ffn_hidden": ffn_hidden}, activation, dtype, eps)
+        whole = BlockShape(hidden, ffn_hidden, num_heads, num_gqa_groups, head_dim, is_gated(activation))
         self.shape, self.tp_size, self.features = whole.shard(tp_size), tp_size, features
         self.tp_group, self.sequence_parallel = tp_group, sequence_parallel and tp_size > 1
         self.choice: Choice | None = None
@@ -354,7 +299,7 @@ class NativeBlock(nn.Module):
         plain = partial(
             ABlock, hidden, ffn_hidden, num_heads, head_dim, num_gqa_groups, activation=activation, eps=eps, dtype=dtype
         )
-        self._why_plain = _why_not_made_of_te(features, dtype, device)
+        self._why_plain = _why_not_of_te(features, dtype, device)
         if self._why_plain is not None:
             if (lacking := self._why_not_native()) is not None:
                 raise NoBackend(f"no native_block can be made. te: {self._why_plain.reason}; native: {lacking.reason}")
@@ -374,7 +319,7 @@ class NativeBlock(nn.Module):
             tp_group=tp_group,
             sequence_parallel=self.sequence_parallel,
         )
-        # It has no storage and lends its forward pass; in a tuple, so that its parameters are not this module's.
+        # On meta: only its forward pass is used. In a tuple, so that its parameters are not registered here.
         self._plain = (plain(device="meta"),)
 
     def forward(
@@ -394,8 +339,8 @@ class NativeBlock(nn.Module):
             rope: (cos, sin), each [at least T, D/2], applied to query and key between QKV and attention.
             doc_ids: [B, T] integers, packed documents; TE refuses them.
             window: a query sees itself and the window - 1 keys before it; TE refuses it.
-            is_first_microbatch: whether weights changed since the last call, so that FP8 copies of them are made anew;
-                None makes them each time. The native path has none.
+            is_first_microbatch: True casts the weights to FP8 and keeps the copies, False takes the kept copies, None
+                casts in each call. The native path ignores it.
 
         Returns:
             [B, T, hidden], or [B, T / tp, hidden], in the dtype of `rows`.
@@ -405,7 +350,7 @@ class NativeBlock(nn.Module):
             WrongShape, WrongDtype: rows, rope or a mask of another shape or dtype.
             WrongTarget: rope or a mask on another device than the rows.
             NotDivisible: rope for heads of an odd size.
-            MaskConflict, WrongOption: masks that cannot hold.
+            MaskConflict, WrongOption: contradicting or invalid mask options.
             NoBackend: TE refuses, and the parameters are a tensor-parallel share.
         """
         masks = Masks(doc_ids=doc_ids, window=window)
@@ -428,9 +373,9 @@ class NativeBlock(nn.Module):
         return {name: weight.detach().clone() for name, weight in self._weights().items()}
 
     def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the weights of a native block, exact to the bit; extra state of TE in it is passed over.
+        """Copy the weights of a native block, exact to the bit; TE's extra state in it is ignored.
 
-        FP8 copies of the weights are stale then: the next call must not pass `is_first_microbatch=False`.
+        Kept FP8 copies of the weights become stale: the next call must not pass `is_first_microbatch=False`.
 
         Args:
             state: what `native_state_dict` or `ABlock.state_dict` gave; a rank's share under tensor parallelism, as
@@ -460,10 +405,9 @@ class NativeBlock(nn.Module):
             return refused
         if self._length(rows) == 1:
             return Refusal("te", "one-token", SINGLE)
-        refused = self._why_plain or why_not_te(self.features, "native_block", rows.device)
-        if refused is not None:
-            return refused
-        return _why_not_in(next(self.parameters()).dtype) or why_not_low(rows, self.shape)
+        dtype = next(self.parameters()).dtype
+        refused = self._why_plain or _why_not_of_te(self.features, dtype, rows.device)
+        return refused or why_not_low(rows, self.shape)
 
     def _why_not_native(self) -> Refusal | None:
         if self.tp_size == 1:
@@ -471,47 +415,38 @@ class NativeBlock(nn.Module):
         return Refusal(
             "native",
             "tensor-parallel",
-            f"the plain layers do not communicate, and the parameters are one of {self.tp_size} tensor-parallel "
-            "shares. Next step: leave out what TE refuses, or use tp_size=1",
+            f"the plain layers do not communicate, and the parameters are one of {self.tp_size} shares. "
+            "Next step: leave out the option that TE refuses, or use tp_size=1",
         )
 
     def _check(self, rows: Any, rope: tuple[Any, Any] | None, masks: Masks) -> None:
         shape = tuple(rows.shape)
         if len(shape) != 3 or shape[2] != self.shape.hidden or 0 in shape:
             raise WrongShape(
-                f"rows have shape {shape}, wanted [B, T, {self.shape.hidden}] with at least one token. Likely cause: "
-                "heads already split, or tokens already flattened. Next step: pass the residual stream as it is."
+                f"rows have shape {shape}, wanted [B, T, {self.shape.hidden}] with at least one token. Next step: pass "
+                "the residual stream, neither flattened nor split into heads."
             )
         length = self._length(rows)
         masks.check(shape[0], self.shape.heads, length, rows.device)
         wanted = next(self.parameters()).dtype
         if rows.dtype != wanted and not torch.is_autocast_enabled(rows.device.type):
-            raise WrongDtype(
-                f"rows are {rows.dtype}, the parameters {wanted}. Next step: cast the rows, or run under "
-                "torch.autocast."
-            )
+            raise WrongDtype(f"rows are {rows.dtype}, the parameters {wanted}. Next step: cast, or use torch.autocast.")
         if rope is not None:
-            check_rope(rope, rows[:, :1].expand(-1, length, -1), self.shape.head_dim)
+            check_rope(rope, length, self.shape.head_dim, rows.device)
 
     def _length(self, rows: Any) -> int:
         """T of the whole sequences."""
         return rows.shape[1] * (self.tp_size if self.sequence_parallel else 1)
 
 
-def _why_not_in(dtype: Any) -> Refusal | None:
-    if dtype in TE_DTYPES:
-        return None
-    return Refusal("te", "dtype", f"Transformer Engine has no layers in {dtype}")
-
-
-def _why_not_made_of_te(features: Features, dtype: Any, device: Any) -> Refusal | None:
+def _why_not_of_te(features: Features, dtype: Any, device: Any) -> Refusal | None:
     if (refused := why_not_te(features, "native_block", device)) is not None:
         return refused
-    return _why_not_in(dtype)
+    return None if dtype in TE_DTYPES else Refusal("te", "dtype", f"Transformer Engine has no layers in {dtype}")
 
 
 def _turn(rows: Any, rope: tuple[Any, Any]) -> Any:
-    """Rotary embedding over [B, T, H, D]; contiguous, because TE's attention does not look at strides."""
+    """Rotary embedding over [B, T, H, D]; the result is contiguous, because TE's attention ignores strides."""
     return turn_heads(rows, rope[0], rope[1])
 
 

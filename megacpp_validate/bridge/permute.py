@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -25,11 +24,10 @@ from ..native.permute import (
 from ..native.router import drop_over_capacity
 from . import imports as te
 from .backends import Candidate, Choice, Refusal, choose
-from .errors import TokenCountMismatch, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
+from .errors import TokenCountMismatch, UnknownName, WrongDtype, WrongShape, WrongTarget
 from .features import PRODUCTION, Features, why_not_te
 
-# --- row map ---
-# What MoE dispatch hands on: rows sorted by expert, and the map that takes them back; with the checks of both.
+# --- row map: rows sorted by expert, the map that takes them back, and the checks of both ---
 
 Layout = Literal["jagged", "padded"]
 Path = Literal["te", "native"]
@@ -39,14 +37,14 @@ LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 
 @dataclass(frozen=True, eq=False)
 class RowMap:
-    """Which token each row is a copy of. What is in it is for `Dispatch.unpermute` alone.
+    """The token of each row; an argument of `Dispatch.unpermute`.
 
     Attributes:
-        path: who made `handle`.
+        path: the backend that made `handle`.
         handle: TE's row map int32 [T, 2 E + 1], or the token of each row, int64 [R].
-        routing_map: bool [T, E], over-capacity tokens taken out.
+        routing_map: bool [T, E], without over-capacity tokens.
         tokens_per_expert: its column sums; they sum to R.
-        refused: why Transformer Engine was passed over, where it was.
+        refused: why Transformer Engine was not used; None where it was.
     """
 
     path: Path
@@ -68,9 +66,9 @@ class Dispatched:
     Attributes:
         rows: jagged [R', D], by expert and within an expert by token; padded [E, C, D]. Padding is zeros.
         row_probs: probability of each row, [R'] or [E, C], 0 for padding; None where no probabilities were given.
-        rows_per_expert: rows of each expert in `rows`, padding included: they sum to R', or are C each.
+        rows_per_expert: rows of each expert in `rows` with padding; they sum to R', or are C each.
         tokens_per_expert: the same without padding.
-        row_map: for the way back.
+        row_map: the argument of `Dispatch.unpermute`.
     """
 
     rows: Any
@@ -81,31 +79,18 @@ class Dispatched:
 
 
 def check_layout(num_experts: int, layout: Layout, align: int, capacity: int | None) -> None:
-    """Refuse a layout that cannot be.
-
-    Raises:
-        UnknownName: there is no such layout.
-        WrongOption: a number that is not whole.
-        WrongShape: a number below 1; a capacity without the padded layout or the reverse; padding asked for twice.
-    """
+    """Refuse an unknown layout (UnknownName), numbers below 1, and options of the other layout (WrongShape)."""
     if layout not in LAYOUTS:
         raise UnknownName(f"there is no layout {layout!r}. Next step: choose one of {', '.join(LAYOUTS)}.")
-    numbers = (num_experts, align) if capacity is None else (num_experts, align, capacity)
-    if not all(isinstance(number, Integral) for number in numbers):
-        raise WrongOption(
-            f"{num_experts!r} experts, rows in multiples of {align!r}, capacity {capacity!r}: each must be a whole "
-            "number. Likely cause: a capacity factor that was not rounded. Next step: math.ceil(capacity)."
-        )
-    if min(numbers) < 1:
+    if min(num_experts, align, 1 if capacity is None else capacity) < 1:
         raise WrongShape(
             f"{num_experts} experts, rows in multiples of {align}, capacity {capacity}: each must be 1 or more. Next "
             "step: read them from the model's configuration."
         )
     if (layout == "padded") != (capacity is not None) or (layout == "padded" and align != 1):
         raise WrongShape(
-            f"layout {layout} with capacity {capacity} and rows in multiples of {align}. Likely cause: the padded "
-            "layout needs a capacity, which is its only alignment; the jagged one has none. Next step: give `capacity` "
-            "with layout='padded', or `align` with layout='jagged'."
+            f"layout {layout} with capacity {capacity} and rows in multiples of {align}. Next step: pass `capacity` "
+            "alone with layout='padded', `align` alone with layout='jagged'."
         )
 
 
@@ -113,21 +98,21 @@ def check_routing(tokens: Any, probs: Any, routing_map: Any, num_experts: int) -
     """Refuse tokens [T, D], probabilities [T, E] and a routing map [T, E] that do not belong together.
 
     Raises:
-        WrongShape, WrongDtype, WrongTarget: a rank, size, dtype or device that cannot be; the text says which.
+        WrongShape, WrongDtype, WrongTarget: a wrong rank, size, dtype or device.
     """
     if tokens.dim() != 2 or tuple(routing_map.shape) != (tokens.shape[0], num_experts):
         raise WrongShape(
             f"tokens {list(tokens.shape)} and routing map {list(routing_map.shape)}; wanted [T, D] and "
             f"[T, {num_experts}]. Likely cause: batch and time are not flattened, or the map holds expert numbers "
-            "[T, k]. Next step: flatten them alike, and scatter numbers to a bool map."
+            "[T, k]. Next step: flatten both, and scatter numbers to a bool map."
         )
     if routing_map.dtype != torch.bool:
-        raise WrongDtype(f"the routing map is {routing_map.dtype}. Next step: pass a bool one, such as map != 0.")
+        raise WrongDtype(f"the routing map is {routing_map.dtype}. Next step: pass a bool map, such as map != 0.")
     check_probs(probs, routing_map)
     if is_float8(tokens) and tokens.requires_grad:
         raise WrongDtype(
-            f"tokens are {tokens.dtype} and require a gradient, which bytes do not carry. Next step: quantise inside "
-            "an autograd function of your own, or dispatch before quantising."
+            f"tokens are {tokens.dtype} and require a gradient, which bytes do not carry. Next step: dispatch before "
+            "quantising."
         )
     if tokens.device != routing_map.device:
         raise WrongTarget(
@@ -136,20 +121,16 @@ def check_routing(tokens: Any, probs: Any, routing_map: Any, num_experts: int) -
 
 
 def check_probs(probs: Any, routing_map: Any) -> None:
-    """Refuse probabilities that do not belong to a routing map [T, E]; None is none.
-
-    Raises:
-        WrongShape, WrongDtype, WrongTarget: another shape, a dtype without fractions, another device.
-    """
+    """Refuse probabilities that do not fit a routing map [T, E]: shape, dtype or device. None passes."""
     if probs is None:
         return
     if probs.shape != routing_map.shape:
         raise WrongShape(
-            f"probabilities {list(probs.shape)}; wanted {list(routing_map.shape)}, one for each token and expert. "
-            "Likely cause: the top-k values [T, k], or those of rows. Next step: scatter them to the shape of the map."
+            f"probabilities {list(probs.shape)}; wanted {list(routing_map.shape)}, one for each token and expert. Next "
+            "step: scatter top-k values [T, k] to the shape of the map."
         )
     if not probs.dtype.is_floating_point:
-        raise WrongDtype(f"the probabilities are {probs.dtype}. Next step: pass them in float32, as the router does.")
+        raise WrongDtype(f"the probabilities are {probs.dtype}. Next step: pass them in float32.")
     if probs.device != routing_map.device:
         raise WrongTarget(
             f"probabilities lie on {probs.device} and the map on {routing_map.device}. Next step: move them to one."
@@ -157,99 +138,82 @@ def check_probs(probs: Any, routing_map: Any) -> None:
 
 
 def check_counts(rows_per_expert: Sequence[int] | Any, routing_map: Any) -> tuple[int, ...]:
-    """The caller's own numbers of tokens an expert, held to the routing map [T, E].
+    """The caller's numbers of tokens per expert, compared with the routing map [T, E].
 
-    On a GPU the comparison is queued there, and nothing waits for it: wrong numbers stop the stream by a device-side
-    assertion before a kernel writes past the rows that it was given.
+    On a GPU the comparison is queued there without a wait: wrong numbers stop the stream by a device-side assertion
+    before a kernel writes past its rows.
 
     Raises:
-        TokenCountMismatch: not E numbers from 0 to T, or, on a CPU, not those of the map.
+        TokenCountMismatch: not E numbers from 0 to T, or, on a CPU, not the numbers of the map.
     """
     counts = whole_numbers(rows_per_expert)
     tokens, experts = routing_map.shape
     possible = len(counts) == experts and all(0 <= count <= tokens for count in counts)
     if possible and routing_map.is_cuda:
         same = routing_map.sum(0) == torch.tensor(counts).to(routing_map.device, non_blocking=True)
-        torch._assert_async(same.all(), "rows_per_expert is not what the routing map holds")
+        torch._assert_async(same.all(), "rows_per_expert does not match the routing map")
     elif not possible or routing_map.sum(0).tolist() != list(counts):
         raise TokenCountMismatch(
-            f"rows_per_expert {list(counts)} is not what the routing map {list(routing_map.shape)} holds. Likely "
-            "cause: numbers of another step, of all ranks, or from before tokens were dropped. Next step: take them "
-            "from this map, or pass none."
+            f"rows_per_expert {list(counts)} does not match the routing map {list(routing_map.shape)}. Likely cause: "
+            "numbers of another step, of all ranks, or from before tokens were dropped. Next step: take them from this "
+            "map, or pass None."
         )
     return counts
 
 
 def whole_numbers(given: Any) -> tuple[int, ...]:
-    """Numbers of rows as they are given, a sequence or a tensor [n]; what lies on another device is waited for once.
-
-    Raises:
-        TokenCountMismatch: one that is no whole number: to round it would lose rows without a word.
-    """
-    try:
-        values = given.tolist() if torch.is_tensor(given) else given
-        values = tuple(value.item() if torch.is_tensor(value) else value for value in values)
-        counts = tuple(map(int, values))
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # no sequence, no number, NaN, infinite, many numbers
-        values, counts = (None,), ()
-    if counts != values:
-        raise TokenCountMismatch(
-            f"{given!r} are no whole numbers of rows. Likely cause: shares or averages, or a tensor that is not [n]. "
-            "Next step: pass integers, such as routing_map.sum(0)."
-        )
-    return counts
+    """Integers of a sequence or tensor [n]; a tensor of another device is waited for once."""
+    return tuple(map(int, given.tolist() if torch.is_tensor(given) else given))
 
 
 def check_map(row_map: RowMap, num_experts: int, capacity: int | None) -> None:
-    """Refuse the row map of another dispatch (TokenCountMismatch): of other experts, or of a larger capacity."""
+    """Refuse the row map of a dispatch with other experts or a larger capacity (TokenCountMismatch)."""
     counts = row_map.tokens_per_expert
     if len(counts) != num_experts or (capacity is not None and max(counts) > capacity):
         raise TokenCountMismatch(
             f"the map is of {len(counts)} experts with {max(counts, default=0)} rows at most; this dispatch has "
-            f"{num_experts}, capacity {capacity}. Likely cause: two dispatches in one model. Next step: go back by "
-            "the one that made the map."
+            f"{num_experts}, capacity {capacity}. Next step: use the dispatch that made the map."
         )
 
 
 def check_rows(rows: Any, leading: tuple[int, ...]) -> None:
-    """Refuse rows that are not those of the map: `leading` are the sizes before D.
+    """Refuse rows that do not fit the map: `leading` are the sizes before D.
 
     Raises:
         WrongShape: another rank.
         TokenCountMismatch: another number of rows.
-        WrongDtype: rows that cannot be summed.
+        WrongDtype: rows in FP8, which cannot be summed.
     """
     if rows.dim() != len(leading) + 1:
         raise WrongShape(
             f"rows are {list(rows.shape)}; wanted {[*leading, 'D']}. Likely cause: the other layout, padded "
-            "[E, C, D] or jagged [R, D]. Next step: pass them as permute gave them."
+            "[E, C, D] or jagged [R, D]. Next step: keep the layout that permute returned."
         )
     if tuple(rows.shape[:-1]) != leading:
         raise TokenCountMismatch(
             f"rows are {list(rows.shape)}; this map gave {[*leading, 'D']}. Likely cause: the map of another step, or "
-            "padding taken out already. Next step: pass the rows of the permute that made the map."
+            "padding already removed. Next step: pass the rows of the permute that made the map."
         )
     if is_float8(rows) or is_quantized(rows):
         raise WrongDtype(
-            f"rows are {type(rows).__name__} of {rows.dtype}: rows of several experts are summed, which FP8 does not "
-            "hold. Next step: dequantise them first."
+            f"rows are {type(rows).__name__} of {rows.dtype}, and rows of several experts are summed. Next step: "
+            "dequantise them first."
         )
 
 
 def check_chunks(rows: Any, probs: Any, sizes: tuple[int, ...], order: tuple[int, ...]) -> None:
-    """Refuse chunk sizes that do not sum to the rows [R, D], and an order that is none.
+    """Refuse rows [R, D] of another rank, sizes that do not sum to R, and an order that is not a permutation.
 
     Raises:
-        WrongShape: another rank, probabilities of other rows, or an order that does not name each chunk once.
-        TokenCountMismatch: sizes below zero or of another sum.
+        WrongShape, TokenCountMismatch: see above.
     """
     if rows.dim() != 2 or (probs is not None and probs.shape != rows.shape[:1]):
         seen = None if probs is None else list(probs.shape)
         raise WrongShape(f"rows {list(rows.shape)}, probabilities {seen}; wanted [R, D] and [R]. Next step: flatten.")
     if min(sizes, default=0) < 0 or sum(sizes) != rows.shape[0]:
         raise TokenCountMismatch(
-            f"chunks of {list(sizes)} rows sum to {sum(sizes)}, and there are {rows.shape[0]}. Likely cause: sizes of "
-            "another step or of one rank. Next step: pass the sizes with which these rows were received."
+            f"chunks of {list(sizes)} rows sum to {sum(sizes)}, and there are {rows.shape[0]} rows. Next step: pass "
+            "the sizes with which these rows were received."
         )
     if sorted(order) != list(range(len(sizes))):
         raise WrongShape(
@@ -263,7 +227,7 @@ def is_float8(tensor: Any) -> bool:
 
 
 def is_quantized(tensor: Any) -> bool:
-    """Whether this is one of Transformer Engine's quantised tensors: they say what their bytes are."""
+    """Whether this is a quantised tensor of Transformer Engine."""
     return hasattr(tensor, "_fp8_dtype")
 
 
@@ -307,9 +271,9 @@ def te_sort_chunks_with_probs(rows: Any, probs: Any, sizes: Any, order: Any) -> 
 
 
 class TePadding:
-    """Pads each expert's rows to the multiple that an FP8 GEMM takes, and takes the padding out again.
+    """Pads each expert's rows to the multiple that an FP8 GEMM takes, and removes the padding.
 
-    Its kernels read the bytes of a matrix, not its strides, so rows are made contiguous first.
+    TE's kernels ignore strides, so rows are made contiguous first.
     """
 
     def __init__(self, num_experts: int, *, align: int) -> None:
@@ -329,28 +293,28 @@ class TePadding:
 class Dispatch:
     """MoE dispatch: tokens to the experts and back, on Transformer Engine's kernels or in plain torch.
 
-    Both give the same: rows by expert, and within an expert by token; sums over experts in fp32 at least, rounded once.
-    A token that goes to no expert is dropped, and comes back as zeros. As Transformer Engine's kernel does it, a routed
-    token whose probability is exactly 0 counts as padding: its row is zeros.
+    Both paths sort rows by expert and within an expert by token, sum over experts in fp32 at least, and round once. A
+    token without an expert is dropped, and returns as zeros. As in TE's kernel, a routed token with probability 0 is
+    padding: its row is zeros.
 
-    What goes to "native" where "te" was asked, with the reason: no rows at all (since 2.15 Transformer Engine asserts);
-    fp64 (its sums are fp32); probabilities that require a gradient beside tokens that do not (2.12 then loses it).
+    These calls go to "native" although "te" was requested: no rows (TE asserts since 2.15); fp64 (TE sums in fp32);
+    probabilities that require a gradient beside tokens that do not (2.12 loses the gradient).
 
-    FP8 payloads move as bytes, bit by bit, in every layout: tensors in a dtype of torch on both paths, and without a
-    gradient; Transformer Engine's own quantised tensors on its path alone, jagged and unaligned, with their scales.
+    FP8 payloads move as bytes, without a gradient: tensors of a torch dtype on both paths; TE's quantised tensors only
+    on its path, jagged and unaligned, with their scales.
 
     Args:
         num_experts: E.
-        layout: "jagged" [R, D], or "padded" [E, C, D], an expert's tokens over capacity being dropped by number.
+        layout: "jagged" [R, D], or "padded" [E, C, D], where later tokens over an expert's capacity are dropped.
         align: in the jagged layout, each expert's rows are padded to a multiple of this (16 or 32 for FP8).
         capacity: C of the padded layout.
-        features: whether Transformer Engine may be taken.
+        features: whether Transformer Engine may be used.
 
     Attributes:
         choice: of the last call; None before the first.
 
     Raises:
-        UnknownName, WrongShape, WrongOption: a layout that cannot be.
+        UnknownName, WrongShape: see `check_layout`.
     """
 
     def __init__(
@@ -374,15 +338,14 @@ class Dispatch:
         """Copy each token once for each of its experts.
 
         Args:
-            tokens: [T, D], any dtype, with any strides; for FP8 see above.
+            tokens: [T, D], any dtype, any strides; for FP8 see above.
             probs: [T, E] float32, or None; gradients reach them through `row_probs`.
             routing_map: [T, E] bool.
-            rows_per_expert: its E column sums, where the caller has them on the host: without them the device is waited
-                for once.
+            rows_per_expert: its E column sums on the host; without them the host waits once for the device.
 
         Raises:
             WrongShape, WrongDtype, WrongTarget: tensors that do not belong together.
-            TokenCountMismatch: numbers that are not whole, or not those of the map.
+            TokenCountMismatch: numbers that do not match the map.
         """
         check_routing(tokens, probs, routing_map, self.num_experts)
         kept, counts = self._keep(routing_map, rows_per_expert)
@@ -403,15 +366,15 @@ class Dispatch:
         """Sum each token's rows.
 
         Args:
-            rows: [R', D'] or [E, C, D'], as `permute` laid them out; what stands in the padding is not read.
+            rows: [R', D'] or [E, C, D'], in the layout of `permute`; padding is not read.
             row_map: of that permute.
-            probs: [T, E], the weights of the sum; None sums as they are.
+            probs: [T, E], the weights of the sum; None sums without weights.
 
         Returns:
             [T, D'] in the dtype of `rows`.
 
         Raises:
-            WrongShape, WrongDtype, TokenCountMismatch: rows or probabilities that are not those of the map.
+            WrongShape, WrongDtype, TokenCountMismatch: rows or probabilities that do not fit the map.
         """
         check_map(row_map, self.num_experts, self.capacity)
         counts = row_map.tokens_per_expert
@@ -437,17 +400,17 @@ class Dispatch:
         """Put chunks of rows into another order, as between an all-to-all and the experts.
 
         Args:
-            rows: [R, D], any dtype; jagged, without regard to the layout of this dispatch.
-            sizes: rows of each chunk, as they lie; they sum to R. On the host: a tensor elsewhere is waited for.
-            order: the number of the chunk that comes first, then of the second, and so on.
+            rows: [R, D], any dtype; jagged, whatever the layout of this dispatch.
+            sizes: rows of each chunk; they sum to R. The host waits for a tensor on a device.
+            order: the number of the first chunk of the result, of the second, and so on.
             probs: [R], moved with the rows; or None.
 
         Returns:
             Rows [R, D], and probabilities [R] or None.
 
         Raises:
-            WrongShape, TokenCountMismatch: sizes or an order that cannot be.
-            WrongDtype: a quantised tensor of Transformer Engine that has a scale for each block.
+            WrongShape, TokenCountMismatch: see `check_chunks`.
+            WrongDtype: a quantised tensor of TE with a scale for each block.
         """
         sizes, order = whole_numbers(sizes), whole_numbers(order)
         check_chunks(rows, probs, sizes, order)
@@ -481,14 +444,14 @@ class Dispatch:
         if not count or not rows.shape[-1]:
             return Refusal("te", "no-rows", "nothing is routed: there is nothing to launch")
         if rows.dtype == torch.float64:
-            return Refusal("te", "dtype", "Transformer Engine sums in fp32, which is less than these rows hold")
+            return Refusal("te", "dtype", "Transformer Engine sums in fp32, and the rows are fp64")
         if torch.is_grad_enabled() and probs is not None and probs.requires_grad and not rows.requires_grad:
-            lost = "the probabilities require a gradient and the rows do not: Transformer Engine 2.12 gives none then"
+            lost = "the probabilities require a gradient and the rows do not: Transformer Engine 2.12 returns none"
             return Refusal("te", "gradient-of-probs-alone", lost)
         return None
 
     def _why_not_back(self, rows: Any, probs: Any, row_map: RowMap) -> Refusal | None:
-        """A native row map goes back natively, for the reason for which it came so."""
+        """A native row map is unpermuted natively, for the reason of its permute."""
         return row_map.refused or self._why_not_te(rows, probs, sum(row_map.tokens_per_expert))
 
     def _native_permute(self, payload: Any, probs: Any, kept: Any, count: int) -> tuple[Any, Any, Any]:
@@ -528,31 +491,25 @@ class Dispatch:
         return self._padding
 
 
-def _never() -> None:
-    return None
-
-
-_NATIVE: Final[Candidate] = ("native", _never)
+_NATIVE: Final[Candidate] = ("native", lambda: None)
 
 
 def _of_each_row(probs: Any, row_ids: Any, counts: tuple[int, ...]) -> Any:
-    """Of probs [T, E], the one of each row [R], without waiting for the device."""
+    """The probability of each row [R] out of probs [T, E], without waiting for the device."""
     experts = torch.tensor([range(len(counts)), counts]).to(probs.device, non_blocking=True)
     expert = experts[0].repeat_interleave(experts[1], output_size=sum(counts))
     return probs.reshape(-1).index_select(0, row_ids * len(counts) + expert)
 
 
 def _not_movable(rows: Any, choice: Choice | None) -> WrongDtype:
-    passed_over = choice.refusals[0].reason if choice is not None and choice.refusals else "it took the call"
+    refused = f" (not used: {choice.refusals[0].reason})" if choice is not None and choice.refusals else ""
     return WrongDtype(
-        f"rows are a {type(rows).__name__}, which only Transformer Engine moves ({passed_over}), and only jagged and "
-        "unaligned; chunks of it only with one scale a tensor. Next step: move its bytes as a tensor of a dtype of "
-        "torch, or dequantise it."
+        f"rows are a {type(rows).__name__}, which only Transformer Engine moves{refused}, jagged and unaligned; "
+        "chunks only with one scale a tensor. Next step: move its bytes as a plain tensor, or dequantise it."
     )
 
 
-# --- padded experts ---
-# Gated experts on padded rows, the plain form: permute, pad, batched products, unpad, unpermute.
+# --- padded experts: permute, pad, batched products, unpad, unpermute ---
 
 
 def padded_moe(
@@ -570,17 +527,17 @@ def padded_moe(
     Args:
         tokens: [T, D].
         routing_map: [T, E] bool.
-        probs: [T, E] float32 at least; of a token that an expert does not get, nothing is used.
+        probs: [T, E] float32 at least; values of tokens that are not routed are not used.
         up_weight: [E, 2F, D] in the dtype of the tokens, the gate first.
         down_weight: [E, D, F], likewise.
-        capacity: rows of each expert, later tokens being dropped by number; None takes the largest number of rows.
+        capacity: rows of each expert; later tokens are dropped. None takes the largest number of rows.
         features: whether Transformer Engine may permute.
 
     Returns:
         [T, D] in the dtype of the tokens.
 
     Raises:
-        WrongShape, WrongDtype, WrongOption: as `Dispatch` raises them.
+        WrongShape, WrongDtype: see `Dispatch`.
     """
     counts = routing_map.sum(dim=0).tolist()  # the host waits here
     height = capacity if capacity is not None else max(1, *counts)

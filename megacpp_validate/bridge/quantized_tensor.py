@@ -1,9 +1,9 @@
-"""Wrapper-aware dispatch: a tensor that says bf16 and stores FP8 hands over payload and scale together.
+"""Payload and scale of quantized tensors, whose dtype is bf16 and whose storage is FP8.
 
-Code that does not know such a tensor reads it in bf16, and nobody sees that FP8 was paid for and thrown away. So what a
-consumer cannot take is dequantized here alone, with a reason.
+Code that does not know such a tensor dequantizes it silently, and loses what FP8 was meant to save. So this module is
+the one place that dequantizes, with a reason.
 
-Tensors are known by their class and where it comes from, not by import: Transformer Engine's `Float8Tensor`,
+Tensors are recognised by the name and module of their class, without an import: Transformer Engine's `Float8Tensor`,
 `Float8BlockwiseQTensor` and `MXFP8Tensor` (2.1 to 2.20), torchao's `Float8TrainingTensor` of training (0.13 and later;
 `Float8Tensor` in `torchao.float8` before) and `Float8Tensor` of inference. Their scales multiply but for torchao's of
 training, which divide.
@@ -11,8 +11,7 @@ training, which divide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -20,16 +19,11 @@ from typing import Any, Final, Literal
 import torch
 
 from .backends import Refusal
-from .errors import WrongDtype, WrongOption, WrongShape
-
-# --- quantized tensor -------------------------------------------------------------------------------------------------
-
+from .errors import WrongDtype, WrongShape
 
 # --- scaled payload ---------------------------------------------------------------------------------------------------
-# An FP8 tensor as a consumer takes it: payload and scale as one value, because either alone is no number.
-#
-# Vendors differ in where a scale lies, how it is padded and transposed, and whether it multiplies or divides. Here it
-# lies as its blocks lie in the tensor, and says which of both it does.
+# Vendors differ in where scales lie, how they are padded and transposed, and whether they multiply or divide. Here
+# scales lie as their blocks lie in the tensor, and `convention` says what they do.
 
 
 Block = Literal["tensor", "row", "column", "1x128", "128x1", "128x128", "1x32", "32x1"]
@@ -42,6 +36,12 @@ SIZES: Final[dict[Block, tuple[int, int]]] = {
     "tensor": (0, 0), "row": (1, 0), "column": (0, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128),
     "1x32": (1, 32), "32x1": (32, 1),
 }  # fmt: skip
+
+
+def blocks_of(block: Block, rows: int, columns: int) -> tuple[int, int]:
+    """Blocks of rows and blocks of columns in [rows, columns]."""
+    high, wide = SIZES[block]
+    return -(-rows // high) if high else 1, -(-columns // wide) if wide else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +58,7 @@ class ScaledPayload:
 
     Raises:
         WrongDtype: the payload is not in FP8.
-        WrongOption: there is no scale.
-        WrongShape: as many scales as the blocks want are not there.
+        WrongShape: the number of scales does not fit the blocks.
     """
 
     payload: Any
@@ -72,29 +71,23 @@ class ScaledPayload:
     def __post_init__(self) -> None:
         if self.payload.dtype not in FORMATS:
             raise WrongDtype(
-                f"the payload of a {self.source} is {self.payload.dtype}. Likely cause: bytes that were not viewed as "
-                f"FP8. Next step: view them as one of {', '.join(map(str, FORMATS))}."
-            )
-        if self.scale is None:
-            raise WrongOption(
-                f"the payload of a {self.source} came without its scale. Likely cause: it was taken out of its tensor "
-                "by hand. Next step: pass the tensor itself to `read_payload`."
+                f"the payload of a {self.source} is {self.payload.dtype}. Next step: view its bytes as one of "
+                f"{', '.join(map(str, FORMATS))}."
             )
         if tuple(self.scale.shape) != self.blocks:
             raise WrongShape(
-                f"a {self.source} of shape {tuple(self.payload.shape)} with scales {self.block} wants "
-                f"{self.blocks} of them, and has {tuple(self.scale.shape)}. Likely cause: scales of another tensor, or "
-                "padding that was not cut off. Next step: pass the tensor itself to `read_payload`."
+                f"a {self.source} of shape {tuple(self.payload.shape)} with scales {self.block} needs {self.blocks} "
+                f"scales, and has {tuple(self.scale.shape)}. Next step: pass the tensor itself to `read_payload`."
             )
 
     @property
     def format(self) -> Format:
-        """Of the payload."""
+        """The FP8 format of the payload."""
         return FORMATS[self.payload.dtype]
 
     @property
     def logical_shape(self) -> tuple[int, ...]:
-        """What the tensor says it is."""
+        """The shape of the tensor."""
         return tuple(self.payload.shape)
 
     @property
@@ -110,10 +103,7 @@ class ScaledPayload:
     @property
     def blocks(self) -> tuple[int, ...]:
         """The shape that the scales must have."""
-        if self.block == "tensor":
-            return ()
-        high, wide = SIZES[self.block]
-        return (-(-self.rows // high) if high else 1, -(-self.columns // wide) if wide else 1)
+        return () if self.block == "tensor" else blocks_of(self.block, self.rows, self.columns)
 
     def multiplier(self) -> Any:
         """fp32 scales by which a payload is multiplied, whatever the convention: what GEMMs take."""
@@ -142,7 +132,7 @@ class ScaledPayload:
 
 @dataclass(frozen=True, eq=False)
 class Dequantized:
-    """What was read in its logical dtype because no consumer could take the payload.
+    """A tensor in its logical dtype, because no consumer could take the payload.
 
     Attributes:
         values: plain tensor in the logical dtype.
@@ -159,7 +149,7 @@ _saying: ContextVar[str] = ContextVar("megacpp_saying_dequantized", default="")
 
 
 def saying() -> str:
-    """Because of what the dequantization that runs now was announced; empty outside of one."""
+    """The reason of the dequantization that runs now; empty outside of one."""
     return _saying.get()
 
 
@@ -169,16 +159,16 @@ def is_quantized(tensor: Any) -> bool:
 
 
 def read_payload(tensor: Any) -> ScaledPayload | Refusal:
-    """Payload and scale of a tensor, or why there are none that belong together. Nothing is copied or computed.
+    """Payload and scale of a tensor, or why they cannot be read. Copies and computes nothing.
 
     Raises:
-        WrongDtype: it is no quantized tensor.
+        WrongDtype: the tensor is not quantized.
     """
     kind = _vendor_kind(tensor)
     if kind is None:
         raise WrongDtype(
-            f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no dtype')} has no payload and no scale. Likely "
-            "cause: it was dequantized before, or never quantized. Next step: quantize it, or pass it on as it is."
+            f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no dtype')} has no payload and no scale. Next "
+            "step: quantize it, or use it unchanged."
         )
     reader = _READERS.get(kind)
     if reader is None:
@@ -187,41 +177,31 @@ def read_payload(tensor: Any) -> ScaledPayload | Refusal:
 
 
 def dequantize(tensor: Any, because: str) -> Dequantized:
-    """A quantized tensor in its logical dtype, announced; by its own vendor where nothing here can read it.
+    """A quantized tensor in its logical dtype, with the reason; `saying()` returns the reason meanwhile.
 
-    The same bits as Transformer Engine's own way, which does not know all of its storages (turned bytes alone, up to
-    2.18), and nearer than that of torchao's training tensors: those divide in bf16 by a scale that was rounded to bf16
-    (off by 0.0056 on an H200 with 0.16, where one rounding is 0.0039).
+    The result has the bits of Transformer Engine's own dequantization, which up to 2.18 fails for tensors with
+    transposed bytes alone. It is nearer than torchao's own for training tensors, which divides in bf16 by a scale that
+    was rounded to bf16 (off by 0.0056 on an H200 with 0.16, where one rounding is 0.0039). Tensors that this module
+    cannot read are dequantized by their vendor.
 
     Args:
         tensor: a quantized tensor.
-        because: why that is wanted.
+        because: the reason.
 
     Raises:
-        WrongOption: no reason was given.
-        WrongDtype: it is no quantized tensor.
+        WrongDtype: the tensor is not quantized.
     """
-    if not because.strip():
-        raise WrongOption(
-            "a dequantization without a reason is a silent one. Next step: say because of what it is wanted."
-        )
     found = read_payload(tensor)
-    with _announced(because):
+    token = _saying.set(because)
+    try:
         if isinstance(found, ScaledPayload):
             values = found.values()
         else:  # every torch.Tensor has a `dequantize`, which knows nothing of torchao's training tensors
             own = getattr(tensor, "to_original_precision", None) or tensor.dequantize
             values = own().to(_logical_dtype(tensor))
-    return Dequantized(values, f"dequantized because {because}", type(tensor).__name__)
-
-
-@contextmanager
-def _announced(because: str) -> Iterator[None]:
-    token = _saying.set(because)
-    try:
-        yield
     finally:
         _saying.reset(token)
+    return Dequantized(values, f"dequantized because {because}", type(tensor).__name__)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -338,9 +318,8 @@ def _by_shape(tensor: Any, data: Any, scale: Any, *, divides: bool) -> ScaledPay
     rows = data.numel() // max(columns, 1)
     if scale.dim() == data.dim() and scale.shape[-1] in (1, columns):
         scale = scale.reshape(-1, scale.shape[-1])
-    for block, (high, wide) in SIZES.items():
-        wanted = (-(-rows // high) if high else 1, -(-columns // wide) if wide else 1)
-        if block != "tensor" and tuple(scale.shape) == wanted:
+    for block in SIZES:
+        if block != "tensor" and tuple(scale.shape) == blocks_of(block, rows, columns):
             return _payload(tensor, data, scale, block, divides=divides)
     shapes = f"{tuple(scale.shape)} on {tuple(data.shape)}"
     return Refusal("payload", "scale-shape", f"its scales {shapes} belong to no block that is known here")

@@ -55,14 +55,10 @@ def te_delayed_scaling(*, amax_history_len: int = 16, reduce_amax: bool = True) 
         reduce_amax: False where this rank alone owns its shard, so that no other rank's amax is taken in.
 
     Raises:
-        WrongOption: a history that remembers nothing.
+        WrongOption: a history below 1 step, with which the scale never moves.
     """
-    if isinstance(amax_history_len, bool) or not isinstance(amax_history_len, int) or amax_history_len < 1:
-        raise WrongOption(
-            f"an amax history of {amax_history_len!r} steps remembers nothing, and the scale would never follow. "
-            "Likely cause: a configuration that means current scaling by it. Next step: 1 or more, 16 in production; "
-            "for scales of the tensor at hand name the recipe current."
-        )
+    if amax_history_len < 1:
+        raise WrongOption(f"amax_history_len is {amax_history_len}. Next step: 1 or more, 16 in production.")
     return te.delayed_scaling.require()(
         margin=0,
         fp8_format=te_format("HYBRID"),
@@ -95,18 +91,16 @@ def te_nvfp4() -> Any:
 
 
 def te_support() -> dict[str, tuple[bool, str]]:
-    """What this device can do, as format -> (supported, reason); a format this release lacks says so."""
-    found: dict[str, tuple[bool, str]] = {}
-    check = te.check_fp8_support()
-    found["fp8"] = check() if check is not None else (False, te.check_fp8_support.why_missing())
-    check_mx = te.check_mxfp8_support()
-    found["mxfp8"] = check_mx() if check_mx is not None else (False, te.check_mxfp8_support.why_missing())
-    check_block = te.check_fp8_block_scaling_support()
-    reason = te.check_fp8_block_scaling_support.why_missing()
-    found["fp8_block_scaling"] = check_block() if check_block is not None else (False, reason)
-    check_nv = te.check_nvfp4_support()
-    found["nvfp4"] = check_nv() if check_nv is not None else (False, te.check_nvfp4_support.why_missing())
-    return found
+    """Format -> (whether this device and release support it, reason)."""
+    check, check_block = te.check_fp8_support(), te.check_fp8_block_scaling_support()
+    check_mx, check_nv = te.check_mxfp8_support(), te.check_nvfp4_support()
+    no_blocks = te.check_fp8_block_scaling_support.why_missing()
+    return {
+        "fp8": check() if check else (False, te.check_fp8_support.why_missing()),
+        "mxfp8": check_mx() if check_mx else (False, te.check_mxfp8_support.why_missing()),
+        "fp8_block_scaling": check_block() if check_block else (False, no_blocks),
+        "nvfp4": check_nv() if check_nv else (False, te.check_nvfp4_support.why_missing()),
+    }
 
 
 def te_state() -> dict[str, Any]:
@@ -141,10 +135,9 @@ def reset_te_state() -> None:
 
 
 def te_recompute(function: Callable[..., Any], *tensors: Any, use_reentrant: bool, tp_group: Any = None) -> Any:
-    """Run `function(*tensors)` and recompute it in the backward pass, FP8 state kept right.
+    """Run `function(*tensors)` and recompute it in the backward pass with the FP8 state of the first pass.
 
-    The second pass has the context of the first: a backward pass runs in threads of autograd's, where none of the
-    scopes around this call is known (`open_scopes`).
+    The second pass runs in the context of the first: autograd's threads do not know the scopes around this call.
     """
     first: list[Context] = []
 

@@ -125,9 +125,9 @@ def why_not_float8(device: Any, *, emulate: bool = False) -> Refusal | None:
     """
     if not TORCHAO.is_available():
         return Refusal("torchao", "torchao-unavailable", TORCHAO.why_unavailable())
-    device = torch.device(device)
     if emulate:
         return None
+    device = torch.device(device)
     if device.type != "cuda":
         return Refusal("torchao", "device", f"the model is to train on {device}, which has no FP8 tensor cores")
     capability = torch.cuda.get_device_capability(device)
@@ -202,43 +202,6 @@ def float8_config(recipe: Float8Recipe, *, float8_all_gather: bool, emulate: boo
     return replace(config, enable_fsdp_float8_all_gather=float8_all_gather, emulate=emulate)
 
 
-# --- what was done to a model, read from the model --------------------------------------------------------------------
-# torch's sharding is imported where it is needed: the import takes a second.
-
-
-def why_compiled(model: Any) -> str:
-    """Which module torch.compile took, as a wrapper or in place; empty where it took none."""
-    for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            return f"`{name or 'the model'}` is compiled already"
-    return ""
-
-
-def why_sharded(model: Any) -> str:
-    """Which module FSDP took; empty where it took none."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule | FullyShardedDataParallel):
-            return f"`{name or 'the model'}` is sharded by FSDP already"
-    return ""
-
-
-def why_converted(model: Any) -> str:
-    """Which layer is a Float8Linear; empty where none is."""
-    kind = float8_linear.require()
-    found = next((name for name, module in model.named_modules() if isinstance(module, kind)), None)
-    return "" if found is None else f"`{found}` is a Float8Linear already"
-
-
-def why_not_meta(model: Any) -> str:
-    """Which parameter or buffer has memory; empty where all are on meta."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not tensor.is_meta:
-            return f"`{name}` is on {tensor.device}, not on meta"
-    return ""
-
-
 # --- the conversion ---------------------------------------------------------------------------------------------------
 
 
@@ -246,8 +209,21 @@ class WrongOrder(BridgeError, RuntimeError):
     """A model that is not as it must be before the conversion."""
 
 
-class LaneLost(BridgeError, RuntimeError):
-    """torchao converted other layers than those of the plan."""
+def why_wrong_order(model: Any) -> str:
+    """The first module or tensor that an earlier step of the order has touched; empty where none has."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # takes a second to import
+
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return f"`{name or 'the model'}` is compiled already"
+        if isinstance(module, FSDPModule | FullyShardedDataParallel):
+            return f"`{name or 'the model'}` is sharded by FSDP already"
+        if isinstance(module, float8_linear.require()):
+            return f"`{name or 'the model'}` is a Float8Linear already"
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_meta:
+            return f"`{name}` is on {tensor.device}, not on meta"
+    return ""
 
 
 def convert_linears(
@@ -274,24 +250,18 @@ def convert_linears(
         WrongOrder: the model was materialised, converted, sharded or compiled before.
         WrongTarget: torchao or FP8 is not here.
         UnknownName, WrongOption: as `plan_float8` and `float8_config`.
-        LaneLost: torchao converted other layers than those of the plan.
     """
     refusal = why_not_float8(device, emulate=emulate)
     if refusal is not None:
         raise WrongTarget(f"torchao cannot be used here: {refusal.reason.rstrip('.')}. Next step: stay in bf16.")
-    if wrong := why_compiled(model) or why_sharded(model) or why_not_meta(model) or why_converted(model):
+    if wrong := why_wrong_order(model):
         raise WrongOrder(
             f"the model cannot be converted: {wrong}. The order is meta device -> convert -> fully_shard -> "
             "materialise -> compile -> train. Next step: build the model anew on the meta device, and convert it first."
         )
     plan = plan_float8(model, recipe, include=include)
     config = float8_config(plan.recipe, float8_all_gather=float8_all_gather, emulate=emulate)
-    names = frozenset(plan.names)
-    convert_to_float8_training.require()(model, module_filter_fn=lambda _, name: name in names, config=config)
-    kind = float8_linear.require()
-    found = {name for name, layer in model.named_modules() if isinstance(layer, kind)}
-    if differing := sorted(found ^ names):
-        raise LaneLost(f"torchao converted other layers than planned: {', '.join(differing)}. Next step: report it.")
+    convert_to_float8_training.require()(model, module_filter_fn=lambda _, name: name in plan.names, config=config)
     return plan
 
 

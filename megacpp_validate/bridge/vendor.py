@@ -31,19 +31,17 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from .errors import BridgeError
 
-# --- failures ---
-# What is known of a failed import: what was raised, from what, and which parts of the library lie on the path.
-
-# Of a longer text the start and the end are kept. Rules search it with patterns that take its length squared: 100 kB,
-# as a compiler's log in an exception is, took a minute.
+# Longer texts are cut in the middle: the time of the diagnosis patterns grows with the square of the length. 100 kB, a
+# compiler's log in an exception, took a minute.
 LONGEST: Final = 3000
-_MANY: Final = 16  # exceptions that one was raised from, or is a group of
+_MANY: Final = 16  # causes and contexts of one exception
 
 SOURCES: Final = "transformer-engine"
 CORES: Final = ("transformer-engine-cu12", "transformer-engine-cu13")
 EXTENSION: Final = "transformer-engine-torch"
 
-_LIBRARY: Final = re.compile(r"\.so(?:\.\d+)*$")  # not one of debug symbols alone (.so.debug), cut short by intent
+_LIBRARY: Final = re.compile(r"\.so(?:\.\d+)*$")  # not .so.debug: files of debug symbols are shorter on purpose
+_MODULE_SUFFIXES: Final = (*EXTENSION_SUFFIXES, ".py", ".pyc")  # of files that Python imports in place of a package
 _LOADED: Final = 1  # elf.h, PT_LOAD
 _BESIDE: Final = ("", "lib", "wheel_lib")  # folders of a package that its libraries lie in
 
@@ -73,28 +71,21 @@ def describe_fault(fault: BaseException) -> str:
 
 
 def raised_from(fault: BaseException) -> tuple[BaseException, ...]:
-    """The exception, what it was explicitly raised from, and the members of groups, outermost first."""
-    found: list[BaseException] = []
-    left = [fault]
-    while left and len(found) < _MANY:
-        one = left.pop(0)
-        if any(one is other for other in found):
-            continue
-        found.append(one)
-        members = getattr(one, "exceptions", ())  # of an exception group
-        inner = [one.__cause__, *(members if isinstance(members, tuple) else ())]
-        left[:0] = [each for each in inner if isinstance(each, BaseException)]
+    """The exception and its explicit causes, the exception first."""
+    found = [fault]
+    while (cause := found[-1].__cause__) is not None and len(found) < _MANY:
+        found.append(cause)
     return tuple(found)
 
 
-def _handled(fault: BaseException) -> tuple[BaseException, ...]:
-    """What was being handled when an exception was raised: where that exception itself explains nothing."""
-    found: list[BaseException] = []
+def _handled(fault: BaseException) -> Iterator[BaseException]:
+    """The exceptions that were being handled when an exception was raised; they may explain it."""
     one = fault.__context__ if not fault.__suppress_context__ else None
-    while one is not None and len(found) < _MANY and not any(one is other for other in found):
-        found.append(one)
+    for _ in range(_MANY):
+        if one is None:
+            return
+        yield one
         one = one.__context__
-    return tuple(found)
 
 
 def place_in(fault: BaseException, package: str) -> str:
@@ -187,17 +178,18 @@ def look_for_te() -> Install:
             unreadable.append(name)
     copies: list[str] = []
     in_the_way: list[str] = []
-    libraries: set[str] = set()
+    libraries: list[str] = []
     for entry in dict.fromkeys(sys.path):
         package = Path(entry or ".") / "transformer_engine"
         try:
             if not package.is_dir():
-                copies += [str(file) for file in _modules_of(package) if file.is_file()]
+                modules = (package.with_name(f"{package.name}{suffix}") for suffix in _MODULE_SUFFIXES)
+                copies += [str(file) for file in modules if file.is_file()]
                 in_the_way += [str(package)] if os.path.lexists(package) else []
                 continue
             copies.append(str(package))
             for folder in (package.parent, package, package / "wheel_lib"):
-                libraries.update(file.name for file in folder.glob("*transformer_engine*.so*"))
+                libraries += [file.name for file in folder.glob("*transformer_engine*.so*")]
         except (OSError, ValueError):
             continue
     return Install(
@@ -209,11 +201,6 @@ def look_for_te() -> Install:
         has_record,
         tuple(in_the_way),
     )
-
-
-def _modules_of(package: Path) -> list[Path]:
-    """Files that Python would import in place of a package."""
-    return [package.with_name(f"{package.name}{suffix}") for suffix in (*EXTENSION_SUFFIXES, ".py", ".pyc")]
 
 
 # --- libraries that are cut short -------------------------------------------------------------------------------------
@@ -262,7 +249,7 @@ def _libraries_beside(root: str) -> Iterator[Path]:
             return
 
 
-# --- vendor ---
+# --- one vendor library ----------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -324,9 +311,21 @@ class Entry(Generic[T]):
         vendor = self._vendor
         if not vendor.is_available():
             return None, vendor.why_unavailable()  # not kept: a question during the import comes back later
-        found = vendor.load_entry(self.name, self._load)
-        self._found = found
-        return found
+        with vendor.lock:
+            try:
+                value = self._load()
+                if value is None:
+                    raise ImportError(f"{self.name} is None in this release")
+                self._found = value, ""
+            except KeyboardInterrupt:
+                raise
+            except BaseException as fault:  # a broken install raises any class, SystemExit included
+                reason = (
+                    f"{vendor.name} has no usable entry point `{self.name}`: {describe_fault(fault)}. Likely "
+                    "cause: this release moved or renamed it. Next step: run the upgrade canary."
+                )
+                self._found = None, reason
+        return self._found
 
 
 class Vendor:
@@ -355,7 +354,7 @@ class Vendor:
         self.failure: dict[str, Any] | None = None
         self._explain = explain
         self._required: list[Entry[Any]] = []
-        self._lock = threading.RLock()
+        self.lock: Final = threading.RLock()
         self._deciding = False
         self._verdict: Verdict | None = None
         self._presets: dict[str, Verdict] = {}
@@ -400,33 +399,17 @@ class Vendor:
 
         return make if load is None else make(load)
 
-    def load_entry(self, name: str, load: Callable[[], T]) -> tuple[T | None, str]:
-        """Import one entry point: (value, "") or (None, reason). Never raises for a fault of the library."""
-        with self._lock:
-            try:
-                value = load()
-                if value is None:
-                    raise ImportError(f"{name} is None in this release")
-                return value, ""
-            except KeyboardInterrupt:
-                raise
-            except BaseException as fault:  # a broken install raises what it likes, SystemExit included
-                return None, (
-                    f"{self.name} is there, but its entry point `{name}` is not: {describe_fault(fault)}. Likely "
-                    "cause: this release moved, renamed or never had it. Next step: run the upgrade canary."
-                )
-
     def _preset(self, preset: str) -> Verdict:
         verdict = self._presets.get(preset)
         if verdict is None:
             off = _read_switch(self.switch_of(preset))
-            verdict = Verdict(False, off) if off else Verdict(self.is_available(), self.why_unavailable())
-            if self._verdict is not None or off:
+            verdict = Verdict(False, off) if off else self._verdict or self._decide()
+            if self._verdict is not None:
                 self._presets[preset] = verdict
         return verdict
 
     def _decide(self) -> Verdict:
-        with self._lock:
+        with self.lock:
             if self._verdict is not None:
                 return self._verdict
             if self._deciding:  # asked again by code that runs inside the library's own import
@@ -517,29 +500,22 @@ def _run_apart(command: list[str], environment: dict[str, str], limit_s: float) 
             start_new_session=True,
         )  # fmt: skip
         code: int | None = None
-        try:
+        with suppress(subprocess.TimeoutExpired):
             code = process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         words.seek(0)
         return code, words.read().decode(errors="replace")
 
 
 def _read_seconds(variable: str) -> float:
-    """The number of seconds that a variable asks for; 0 where it asks for nothing, 60 where it is odd."""
-    asked = os.environ.get(variable, "").strip()
-    if asked.lower() in _OFF:
-        return 0.0
+    """The limit of a trial import in seconds; 0 where the variable is unset or off, 60 where it is not a number."""
+    asked = os.environ.get(variable, "").strip().lower()
     try:
-        seconds = float(asked)
+        return 0.0 if asked in _OFF else float(asked)
     except ValueError:
         return _TRIAL_DEFAULT_S
-    return seconds if 0 < seconds < threading.TIMEOUT_MAX else _TRIAL_DEFAULT_S
 
 
 def _read_switch(variable: str) -> str:

@@ -450,11 +450,11 @@ def _block_casts(bridge: Any, size: Any, plans: Any) -> None:
         for width in sorted(widths):
             rows = _new(sum(plan.counts), width)
             for with_rows, columns in ((True, "none"), (True, "blocks"), (True, "vectors"), (False, "vectors")):
-                bridge.cast_tokens(rows, tiles, rows=with_rows, columns=columns)
+                bridge.cast_tokens(rows, tiles, rows=with_rows, columns=columns, power_of_two=False)
     for shape in ((2 * size.expert_width, size.hidden), (size.hidden, size.expert_width)):
         weight = _new(size.num_experts, *shape)
-        bridge.cast_weight(weight, turn=False)
-        bridge.cast_weight(weight)
+        bridge.cast_weight(weight, turn=False, power_of_two=False)
+        bridge.cast_weight(weight, power_of_two=False)
 
 
 def _new(*shape: int, dtype: Any = None) -> Any:

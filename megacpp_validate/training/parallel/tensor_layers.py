@@ -22,7 +22,7 @@ from torch.nn import functional
 from ...bridge.backends import Refusal, choose
 from ...bridge.features import why_not_te
 from ...bridge.fused import compiled_scan
-from ...bridge.linear_walker import TE_DTYPES
+from ...bridge.recipes import TE_DTYPES
 from ...native.block import ABlock
 from ...native.mamba import Mamba2Mixer, convolve
 from ...native.mlp import MLP, NormMLP
