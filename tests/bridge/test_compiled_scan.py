@@ -46,9 +46,9 @@ def test_a_machine_without_a_compiler_takes_the_eager_scan_and_says_so(monkeypat
     assert scan is ssd_chunked
     assert (choice.module, choice.requested, choice.observed) == ("compiled_scan", "compiled", "eager")
     assert [refusal.code for refusal in choice.refusals] == ["no-compiler"]
-    assert "no no-such-compiler to be run. Next step: install one, or name one in CXX" in choice.refusals[0].reason
+    assert "no-such-compiler" in choice.refusals[0].reason
     monkeypatch.setenv("CXX", sys.executable)  # what can be run is asked, whatever it is
     assert why_not_compiled(torch.device("cpu")) is None
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(Path(__file__).parent))
-    assert "no g++" in str(why_not_compiled(torch.device("cpu")))
+    assert why_not_compiled(torch.device("cpu")).code == "no-compiler"

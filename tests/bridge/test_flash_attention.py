@@ -90,13 +90,6 @@ def test_the_check_fails_closed(
     assert refusal is None or (refusal.backend == backend and len(refusal.reason) > 30)
 
 
-def test_a_library_is_asked_for_only_where_everything_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(FA3, "is_available", lambda: pytest.fail("it was imported"))
-    for query in (Query(kind="cpu"), Query(dtype=torch.float32), Query(width=60)):
-        assert why_not_flash(KERNELS["fa3"], query, softcap=None) is not None
-
-
 # --- what is passed ----------------------------------------------------------------------------------------
 
 

@@ -23,26 +23,6 @@ from tests.bridge.scope_paths import low
 Enter = Callable[[], contextlib.AbstractContextManager[Scope]]
 
 
-def test_high_precision_turns_it_off_inside_and_on_again(on_te: None) -> None:
-    with low():
-        with high_precision("the router") as scope:
-            assert te_state()["enabled"] is False
-            assert (scope.is_low, scope.reason) == (False, "the router")
-            assert current_scope() is scope
-            with high_precision("nests"):
-                assert te_state()["enabled"] is False
-        assert te_state()["enabled"] is True
-
-
-def test_low_precision_inside_high_precision_is_refused(either: str) -> None:
-    with (
-        high_precision("layer 0 stays"),
-        pytest.raises(ScopeEnteredTwice, match="high precision: layer 0 stays"),
-        low(),
-    ):
-        pytest.fail("entered")
-
-
 def group(layers: list[int | str], zones: Zones, made: list[int]) -> contextlib.AbstractContextManager[Scope]:
     """A group whose factories note the index of whoever is asked."""
 
@@ -70,12 +50,23 @@ def test_one_layer_in_the_zone_keeps_the_group_out(on_te: None, layers: list[int
     assert made == []
 
 
-def test_a_layer_that_enters_what_its_group_entered_is_refused(either: str) -> None:
-    with group([3, 4], Zones(8), []), pytest.raises(ScopeEnteredTwice), low():
-        pytest.fail("entered twice")
-
-
 @pytest.mark.parametrize(("layers", "factories"), [([], []), ([1, 2], [low]), ([9], [low])])
 def test_a_group_that_there_cannot_be(layers: list[int], factories: list[Enter]) -> None:
     with pytest.raises(WrongZone, match="Next step"):
         group_scope(layers, Zones(4), factories)
+
+
+def test_high_precision_turns_it_off_inside_and_on_again(on_te: None) -> None:
+    with low():
+        with high_precision("the router") as scope:
+            assert te_state()["enabled"] is False
+            assert (scope.is_low, scope.reason) == (False, "the router")
+            assert current_scope() is scope
+            with high_precision("nests"):
+                assert te_state()["enabled"] is False
+        assert te_state()["enabled"] is True
+
+
+def test_a_layer_that_enters_what_its_group_entered_is_refused(either: str) -> None:
+    with group([3, 4], Zones(8), []), pytest.raises(ScopeEnteredTwice), low():
+        pytest.fail("entered twice")

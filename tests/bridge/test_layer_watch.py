@@ -37,12 +37,6 @@ def run(layer: Any, group: Any, recipe: str = "delayed") -> None:
         layer(torch.ones(16, 16))
 
 
-def test_the_same_group_is_taken_on_and_on(world: Any) -> None:
-    layer = new_layer()
-    for _ in range(3):
-        run(layer, world)
-
-
 @pytest.mark.parametrize(("first", "then", "said"), [
     ("alone", "world", r"this rank alone so far.*over ranks \[0, 1\] now"),
     ("world", "alone", r"ranks \[0, 1\] so far.*over this rank alone now"),
@@ -52,15 +46,8 @@ def test_another_group_is_refused(world: Any, first: str, then: str, said: str) 
     groups = {"alone": SINGLE_OWNER, "world": world, "another": torch.distributed.new_group([0, 1])}
     layer = new_layer()
     run(layer, groups[first])
-    with pytest.raises(AmaxGroupChanged, match=said + r".*Likely cause: a first pass.*Next step"):
+    with pytest.raises(AmaxGroupChanged, match=said + r".*Next step"):
         run(layer, groups[then])
-
-
-def test_only_delayed_scaling_has_a_group_to_keep(world: Any) -> None:
-    layer = new_layer()
-    run(layer, SINGLE_OWNER, "current")
-    run(layer, world, "block")
-    run(layer, world)
 
 
 def test_the_look_is_taken_away_for_a_while(world: Any) -> None:

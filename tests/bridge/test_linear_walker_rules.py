@@ -55,38 +55,6 @@ def test_each_pinned_exclusion_keeps_its_layers(code: str, path: str) -> None:
     assert found.reason == next(row.reason for row in EXCLUSIONS if row.code == code)
 
 
-def test_the_pinned_list_is_that_of_the_design() -> None:
-    assert [row.code for row in EXCLUSIONS] == [
-        "mod-router", "moe-router", "mhc-score", "ngram-hash", "structure-embedding", "lora",
-    ]  # fmt: skip
-    assert all(row.reason for row in EXCLUSIONS)
-
-
-SWAPPED = (
-    "layers.0.self_attn.q_proj", "layers.0.mlp.gate_proj", "layers.0.mlp.gate_up_proj", "layers.0.mlp.up_proj",
-    "layers.0.mlp.down_proj", "h.0.attn.c_attn", "h.0.mlp.c_proj", "experts.3.w1", "blocks.0.attn.qkv",
-    "blocks.0.attn.proj", "attn.to_out.0", "attention.out", "decoder.layers.0.self_attention.linear_qkv",
-    "x:ModelBlock.q_proj", "x:GPTMODEL.fc1", "x:LinearAttention.q_proj", "x:SparseMoeBlock.w2", "modulation.fc1",
-    "reconstruct.fc2", "x:Mlp.fc1", "schema.fc1", "mixer.out_projection",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("path", SWAPPED)
-def test_projections_are_swapped_by_default(path: str) -> None:
-    plan = plan_walk(tree_of(path))
-    (found,) = plan.decisions
-    assert (found.action, found.code) == ("swap", "listed")
-    assert plan.swapped == (found.name,)
-    assert plan.kept == ()
-
-
-@pytest.mark.parametrize("path", ["lm_head", "proj", "head", "layers.0.mlp.extra", "in_features", "attn.q_projection"])
-def test_what_the_whitelist_does_not_name_is_kept(path: str) -> None:
-    found = plan_walk(tree_of(path))[path]
-    assert (found.action, found.code) == ("keep", "not-listed")
-    assert found.refusal is None
-
-
 LISTS = {
     "the end of a name": (("fc1",), {"a.fc1", "b.fc1"}),
     "two segments": (("a.fc1",), {"a.fc1"}),
@@ -186,3 +154,28 @@ def test_what_wraps_a_linear_is_kept_and_said(module: nn.Module, wanted: dict[st
     plan = plan_walk(holder("Tree", q_proj=copy.deepcopy(module)), include=EVERYTHING)
     assert codes(plan) == wanted
     assert plan.swapped == ()
+
+
+SWAPPED = (
+    "layers.0.self_attn.q_proj", "layers.0.mlp.gate_proj", "layers.0.mlp.gate_up_proj", "layers.0.mlp.up_proj",
+    "layers.0.mlp.down_proj", "h.0.attn.c_attn", "h.0.mlp.c_proj", "experts.3.w1", "blocks.0.attn.qkv",
+    "blocks.0.attn.proj", "attn.to_out.0", "attention.out", "decoder.layers.0.self_attention.linear_qkv",
+    "x:ModelBlock.q_proj", "x:GPTMODEL.fc1", "x:LinearAttention.q_proj", "x:SparseMoeBlock.w2", "modulation.fc1",
+    "reconstruct.fc2", "x:Mlp.fc1", "schema.fc1", "mixer.out_projection",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SWAPPED)
+def test_projections_are_swapped_by_default(path: str) -> None:
+    plan = plan_walk(tree_of(path))
+    (found,) = plan.decisions
+    assert (found.action, found.code) == ("swap", "listed")
+    assert plan.swapped == (found.name,)
+    assert plan.kept == ()
+
+
+@pytest.mark.parametrize("path", ["lm_head", "proj", "head", "layers.0.mlp.extra", "in_features", "attn.q_projection"])
+def test_what_the_whitelist_does_not_name_is_kept(path: str) -> None:
+    found = plan_walk(tree_of(path))[path]
+    assert (found.action, found.code) == ("keep", "not-listed")
+    assert found.refusal is None

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import block_weights as weights
-from megacpp_validate.bridge import features
 from megacpp_validate.bridge import native_block as module
 from megacpp_validate.bridge.backends import NoBackend
 from megacpp_validate.bridge.block_weights import BlockShape
@@ -33,7 +32,7 @@ from megacpp_validate.bridge.fp8_scope import (
     te_state,
 )
 from megacpp_validate.native.attention import rope_tables
-from tests.bridge.small_blocks import OFF, SIZES, TE_NAMES, make, plain, rows, state
+from tests.bridge.small_blocks import SIZES, TE_NAMES, make, rows, state
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -44,34 +43,6 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 # --- paths -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("activation", ["swiglu", "gelu", "srelu"])
-def test_the_native_path_is_the_native_block(activation: Any, call: dict[str, Any]) -> None:
-    block = make(activation=activation)
-    block.load_native_state_dict(state(activation))
-    given_rows = rows()
-    assert torch.equal(block(given_rows, **call), plain(activation)(given_rows, **call))
-    assert (block.choice.requested, block.choice.observed) == ("te", "native")
-    assert block.choice.refusals[0].reason
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("activation", ["swiglu", "gelu", "geglu"])
-def test_te_and_native_agree_with_one_set_of_weights(te_double: None, activation: Any, call: dict[str, Any]) -> None:
-    block, other = make(activation=activation, eps=1e-3), plain(activation, eps=1e-3)
-    block.load_native_state_dict(state(activation))
-    first, second = rows(), rows()
-    out, wanted = block(first, **call), other(second, **call)
-    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
-    gradient = torch.randn_like(out)
-    out.backward(gradient)
-    wanted.backward(gradient)
-    torch.testing.assert_close(first.grad, second.grad, rtol=1e-3, atol=1e-4)
-    grads = weights.to_native({name: weight.grad for name, weight in block.te.named_parameters()})
-    for name, weight in other.named_parameters():
-        torch.testing.assert_close(grads[name], weight.grad, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -141,48 +112,6 @@ def test_a_recomputation_takes_the_path_of_its_forward_pass(
     assert torch.equal(first.grad, second.grad)
 
 
-def test_the_first_microbatch_reaches_every_layer(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    block, seen = make(), []
-    for layer in (block.te.qkv, block.te.out, block.te.mlp):
-        forward = layer.forward
-
-        def record(*args: Any, forward: Callable[..., Any] = forward, **keywords: Any) -> Any:
-            seen.append(keywords["is_first_microbatch"])
-            return forward(*args, **keywords)
-
-        monkeypatch.setattr(layer, "forward", record)
-    for first in (True, False, None):
-        block(rows(), is_first_microbatch=first)
-    assert seen == [True] * 3 + [False] * 3 + [None] * 3
-
-
-@pytest.mark.parametrize(
-    ("environment", "flags", "dtype", "code"),
-    [
-        ({"MEGACPP_DISABLE_TE_NATIVE_BLOCK": "1"}, features.PRODUCTION, torch.float32, "switched-off"),
-        ({}, OFF, torch.float32, "flag-off"),
-        ({}, features.PRODUCTION, torch.float64, "dtype"),
-    ],
-)
-def test_flags_switches_and_dtypes_make_it_of_plain_layers(
-    te_double: None, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], flags: Any, dtype: Any, code: str
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    block = make(features=flags, dtype=dtype)
-    block(rows(dtype))
-    assert block.te is None
-    assert block.choice.refusals[0].code == code
-
-
-def test_rows_of_another_dtype_need_autocast() -> None:
-    block = make()
-    with pytest.raises(WrongDtype, match="Next step"):
-        block(rows(torch.bfloat16))
-    with torch.autocast("cpu", torch.bfloat16):
-        block(rows())
-
-
 # --- tensor parallelism ------------------------------------------------------------------------------------
 
 
@@ -228,62 +157,46 @@ def test_split_positions_reach_every_layer(
 def test_a_share_without_te_is_refused() -> None:
     with pytest.raises(NoBackend, match="Next step") as refused:
         make(tp_size=2)
-    assert "tensor-parallel" in str(refused.value)
+    assert "te:" in str(refused.value)
 
 
 # --- wrong input -------------------------------------------------------------------------------------------
 
-DOCUMENTS = torch.zeros(2, 12, dtype=torch.int32)
 QKV = torch.zeros(64, 3)
+DOCUMENTS = torch.zeros(2, 12, dtype=torch.int32)
 SHAPE = BlockShape(32, 48, 4, 2, 8, True)
 WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
-    "rank": (WrongShape, lambda: make()(rows()[0])),
-    "heads-split": (WrongShape, lambda: make()(rows().unflatten(-1, (4, 8)))),
-    "hidden": (WrongShape, lambda: make()(rows()[..., :16])),
-    "no-tokens": (WrongShape, lambda: make()(rows()[:, :0])),
-    "no-batch": (WrongShape, lambda: make()(rows()[:0])),
-    "dtype": (WrongDtype, lambda: make()(rows().double())),
-    "rope-short": (WrongShape, lambda: make()(rows(), rope=rope_tables(8, 8))),
-    "rope-wide": (WrongShape, lambda: make()(rows(), rope=rope_tables(12, 16))),
-    "rope-rank": (WrongShape, lambda: make()(rows(), rope=tuple(t[None] for t in rope_tables(12, 8)))),
-    "documents": (WrongShape, lambda: make()(rows(), doc_ids=DOCUMENTS[:, :6])),
-    "packed-and-windowed": (MaskConflict, lambda: make()(rows(), doc_ids=DOCUMENTS, window=4)),
     "hidden-0": (WrongShape, lambda: make(hidden=0)),
-    "hidden-float": (WrongShape, lambda: make(hidden=32.0)),
-    "mlp-0": (WrongShape, lambda: make(ffn_hidden=0)),
     "mlp-negative": (WrongShape, lambda: make(ffn_hidden=-16)),
-    "heads-float": (WrongShape, lambda: make(num_heads=4.0)),
-    "heads-bool": (WrongShape, lambda: make(num_heads=True, num_gqa_groups=True)),
-    "heads-0": (NotDivisible, lambda: make(num_heads=0)),
     "activation": (UnknownName, lambda: make(activation="tanh")),
     "eps-nan": (WrongOption, lambda: make(eps=float("nan"))),
-    "eps-negative": (WrongOption, lambda: make(eps=-1.0)),
-    "eps-infinite": (WrongOption, lambda: make(eps=float("inf"))),
-    "eps-bool": (WrongOption, lambda: make(eps=True)),
     "dtype-integer": (WrongDtype, lambda: make(dtype=torch.int32)),
-    "dtype-fp8": (WrongDtype, lambda: make(dtype=torch.float8_e4m3fn)),
-    "dtype-text": (WrongDtype, lambda: make(dtype="bf16")),
     "documents-elsewhere": (
         WrongTarget,
         lambda: make()(rows(), doc_ids=torch.zeros(2, 12, dtype=torch.int64, device="meta")),
     ),
     "rope-elsewhere": (WrongTarget, lambda: make()(rows(), rope=rope_tables(16, 8, device="meta"))),
     "rope-lengths": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4), torch.ones(16, 4)))),
-    "rope-one": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4),))),
-    "rope-three": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4),) * 3)),
     "rope-odd-head": (NotDivisible, lambda: make(head_dim=7)(rows(), rope=(torch.ones(12, 3),) * 2)),
+    "mlp-by-ranks": (NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),
+    "split-negative": (NotDivisible, lambda: weights.split_qkv(QKV, -1, 2, 4, 2, 8)),
+    "gate-odd": (NotDivisible, lambda: weights.split_gated(QKV[:5], 0, 1)),
+    "state-shape": (WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
+    "state-empty": (WeightMismatch, lambda: weights.shard_native_state({}, SHAPE, 0, 2)),
+    "rank": (WrongShape, lambda: make()(rows()[0])),
+    "hidden": (WrongShape, lambda: make()(rows()[..., :16])),
+    "no-tokens": (WrongShape, lambda: make()(rows()[:, :0])),
+    "dtype": (WrongDtype, lambda: make()(rows().double())),
+    "rope-short": (WrongShape, lambda: make()(rows(), rope=rope_tables(8, 8))),
+    "rope-wide": (WrongShape, lambda: make()(rows(), rope=rope_tables(12, 16))),
+    "documents": (WrongShape, lambda: make()(rows(), doc_ids=DOCUMENTS[:, :6])),
+    "packed-and-windowed": (MaskConflict, lambda: make()(rows(), doc_ids=DOCUMENTS, window=4)),
     "heads-by-groups": (NotDivisible, lambda: make(num_gqa_groups=3)),
     "heads-by-ranks": (NotDivisible, lambda: make(tp_size=4)),
-    "mlp-by-ranks": (NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),
-    "split-heads": (NotDivisible, lambda: weights.split_qkv(QKV, 0, 3, 4, 2, 8)),
     "split-groups": (NotDivisible, lambda: weights.split_qkv(QKV, 0, 4, 4, 2, 8)),
     "split-rank": (NotDivisible, lambda: weights.split_qkv(QKV, 2, 2, 4, 2, 8)),
-    "split-negative": (NotDivisible, lambda: weights.split_qkv(QKV, -1, 2, 4, 2, 8)),
     "split-rows": (WeightMismatch, lambda: weights.split_qkv(QKV[:-1], 0, 2, 4, 2, 8)),
-    "gate-odd": (NotDivisible, lambda: weights.split_gated(QKV[:5], 0, 1)),
     "gate-half": (NotDivisible, lambda: weights.split_gated(QKV[:6], 0, 2)),
-    "state-shape": (WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
-    "state-empty": (WeightMismatch, lambda: weights.join_native_state([{}], SHAPE)),
 }
 
 
@@ -291,3 +204,18 @@ WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
 def test_wrong_input_is_refused_with_the_next_step(error: type[BridgeError], call: Callable[[], Any]) -> None:
     with pytest.raises(error, match="Next step"):
         call()
+
+
+def test_the_first_microbatch_reaches_every_layer(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, seen = make(), []
+    for layer in (block.te.qkv, block.te.out, block.te.mlp):
+        forward = layer.forward
+
+        def record(*args: Any, forward: Callable[..., Any] = forward, **keywords: Any) -> Any:
+            seen.append(keywords["is_first_microbatch"])
+            return forward(*args, **keywords)
+
+        monkeypatch.setattr(layer, "forward", record)
+    for first in (True, False, None):
+        block(rows(), is_first_microbatch=first)
+    assert seen == [True] * 3 + [False] * 3 + [None] * 3

@@ -39,47 +39,36 @@ def test_qkv_shares_are_whole_heads_of_each_segment(
         assert not torch.equal(shards[0], whole.chunk(tp_size)[0])
 
 
-@settings(max_examples=20, deadline=None)
-@given(tp_size=st.sampled_from([1, 2, 4]), per_rank=st.integers(1, 5), columns=st.integers(1, 3))
-def test_each_half_of_a_gate_is_split_on_its_own(tp_size: int, per_rank: int, columns: int) -> None:
-    half = tp_size * per_rank
-    gate, linear = torch.arange(2 * half * columns).view(2, half, columns)
-    shards = [weights.split_gated(torch.cat([gate, linear]), rank, tp_size) for rank in range(tp_size)]
-    for rank, shard in enumerate(shards):
-        mine = slice(rank * per_rank, (rank + 1) * per_rank)
-        assert torch.equal(shard, torch.cat([gate[mine], linear[mine]]))
-
-
 @pytest.mark.parametrize("activation", ["swiglu", "gelu"])
-def test_shards_of_a_state_join_to_it(activation: Any) -> None:
-    shape = BlockShape(32, 48, 4, 2, 8, activation == "swiglu")
-    whole = state(activation)
-    shards = [weights.shard_native_state(whole, shape, rank, 2) for rank in range(2)]
-    joined = weights.join_native_state(shards, shape)
-    assert joined.keys() == whole.keys()
-    assert all(torch.equal(joined[name], whole[name]) for name in whole)
-    if shape.gated:
-        assert torch.equal(shards[1]["mlp.fc1_weight"], weights.split_gated(whole["mlp.fc1_weight"], 1, 2))
-    mine = shape.shard(2).native_shapes()
-    assert all({name: tuple(shard[name].shape) for name in shard} == mine for shard in shards)
+def test_a_state_is_cut_by_heads_and_by_halves_of_the_gate(activation: Any) -> None:
+    shape, whole = BlockShape(32, 48, 4, 2, 8, activation == "swiglu"), state(activation)
+    first, second = (weights.shard_native_state(whole, shape, rank, 2) for rank in range(2))
+    assert {name: tuple(weight.shape) for name, weight in first.items()} == shape.shard(2).native_shapes()
+    assert torch.equal(second["qkv.weight"], weights.split_qkv(whole["qkv.weight"], 1, 2, 4, 2, 8))
+    up = weights.split_gated(whole["mlp.fc1_weight"], 1, 2) if shape.gated else whole["mlp.fc1_weight"][24:]
+    assert torch.equal(second["mlp.fc1_weight"], up)
+    for name in ("out.weight", "mlp.fc2_weight"):
+        assert torch.equal(torch.cat([first[name], second[name]], 1), whole[name])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
-def test_weights_go_both_ways_to_the_bit(te_double: None, activation: Any, dtype: Any) -> None:
-    given_state = state(activation, dtype)
-    taken, native = make(activation=activation, dtype=dtype), make(activation=activation, dtype=dtype, features=OFF)
-    taken.load_native_state_dict(given_state)
-    native.load_native_state_dict(taken.native_state_dict())
-    back = make(activation=activation, dtype=dtype)
-    back.load_native_state_dict(native.native.state_dict())
-    for block in (taken, native, back):
-        moved = block.native_state_dict()
-        assert moved.keys() == given_state.keys()
-        assert all(torch.equal(moved[name], given_state[name]) for name in moved)
-    assert torch.equal(taken.te.qkv.query_weight, given_state["qkv.weight"][:32])
-    assert torch.equal(taken.te.qkv.key_weight, given_state["qkv.weight"][32:48])
-    assert torch.equal(taken.te.qkv.value_weight, given_state["qkv.weight"][48:])
+def test_checkpoints_do_not_depend_on_extra_state(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = make()
+    kind = next(base for base in type(block.te.qkv).__mro__ if base.__name__ == "TransformerEngineBaseModule")
+    loaded = []
+    monkeypatch.setattr(kind, "get_extra_state", lambda layer: torch.ones(2, dtype=torch.uint8), raising=False)
+    monkeypatch.setattr(kind, "set_extra_state", lambda layer, given: loaded.append(given.numel()), raising=False)
+    kept = block.state_dict()
+    assert "te.mlp._extra_state" in kept
+    block.load_state_dict({name: value for name, value in kept.items() if not name.endswith("_extra_state")})
+    extra = [name for name in kept if name.endswith("_extra_state")]
+    assert loaded == [0] * len(extra)  # an empty one, which TE takes for none
+    block.load_state_dict(kept)
+    assert loaded[len(extra) :] == [2] * len(extra)
+    native = make(features=OFF)
+    foreign = {"te.qkv._extra_state": torch.ones(2), "native.out._extra_state": torch.ones(2)}
+    native.load_state_dict({**native.state_dict(), **foreign})
+    with pytest.raises(RuntimeError, match="Missing"):
+        native.load_state_dict({name: value for name, value in native.state_dict().items() if "out" not in name})
 
 
 def faulty(**changes: Any) -> dict[str, Any]:
@@ -106,32 +95,3 @@ def test_what_does_not_fit_is_refused_whole(te_double: None, path: str, wrong: d
     assert "Next step" in str(refused.value)
     after = block.native_state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-def test_ranks_that_drifted_are_not_joined() -> None:
-    shape = BlockShape(32, 48, 4, 2, 8, True)
-    shards = [weights.shard_native_state(state(), shape, rank, 2) for rank in range(2)]
-    for name in weights.NORMS:
-        drifted = {**shards[1], name: torch.nextafter(shards[1][name], torch.tensor(9.0))}
-        with pytest.raises(WeightMismatch, match=rf"{name} differs.*Next step"):
-            weights.join_native_state([shards[0], drifted], shape)
-
-
-def test_checkpoints_do_not_depend_on_extra_state(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = make()
-    kind = next(base for base in type(block.te.qkv).__mro__ if base.__name__ == "TransformerEngineBaseModule")
-    loaded = []
-    monkeypatch.setattr(kind, "get_extra_state", lambda layer: torch.ones(2, dtype=torch.uint8), raising=False)
-    monkeypatch.setattr(kind, "set_extra_state", lambda layer, given: loaded.append(given.numel()), raising=False)
-    kept = block.state_dict()
-    assert "te.mlp._extra_state" in kept
-    block.load_state_dict({name: value for name, value in kept.items() if not name.endswith("_extra_state")})
-    extra = [name for name in kept if name.endswith("_extra_state")]
-    assert loaded == [0] * len(extra)  # an empty one, which TE takes for none
-    block.load_state_dict(kept)
-    assert loaded[len(extra) :] == [2] * len(extra)
-    native = make(features=OFF)
-    foreign = {"te.qkv._extra_state": torch.ones(2), "native.out._extra_state": torch.ones(2)}
-    native.load_state_dict({**native.state_dict(), **foreign})
-    with pytest.raises(RuntimeError, match="Missing"):
-        native.load_state_dict({name: value for name, value in native.state_dict().items() if "out" not in name})

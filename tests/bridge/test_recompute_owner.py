@@ -20,36 +20,13 @@ from megacpp_validate.bridge.fp8_scope import (
     te_recompute,
     te_state,
 )
-from megacpp_validate.bridge.layer_watch import watch_layers
 from tests.bridge.scope_paths import low, on_path
 
 WAYS = [True, False]
 
 
-def new_layer() -> Any:
-    return te.linear.require()(16, 16, bias=False, device="cpu")
-
-
 def rows() -> Any:
     return torch.ones(16, 16, requires_grad=True)
-
-
-@pytest.mark.parametrize("reentrant", WAYS)
-def test_a_watched_layer_refuses_torch_s_checkpoint_in_the_forward_pass(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    assert watch_layers(layer) == ("",)
-    with low(), pytest.raises(WrongRecomputeOwner, match=r"Linear computes in low.*Next step.*te_recompute"):
-        torch_checkpoint(layer, rows(), use_reentrant=reentrant)
-
-
-@pytest.mark.parametrize("reentrant", WAYS)
-def test_transformer_engine_s_own_is_let_in(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    watch_layers(layer)
-    with low():
-        out = te_recompute(layer, rows(), use_reentrant=reentrant)
-        out.sum().backward()
-    assert layer.weight.grad is not None
 
 
 @pytest.mark.parametrize("path", ["native", "te"])

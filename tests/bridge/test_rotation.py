@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 import torch
 
@@ -49,47 +46,3 @@ def test_gradients_are_those_of_finite_differences() -> None:
     cos, sin = rope_tables(T, D, dtype=torch.float64)
     rows = torch.randn(1, T, 2, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
     assert torch.autograd.gradcheck(lambda given: turn_heads(given, cos, sin), rows)
-
-
-def test_tables_that_want_a_gradient_get_one() -> None:
-    cos, sin = (table.requires_grad_() for table in rope_tables(T, D))
-    turn_heads(heads(torch.float32), cos, sin).square().sum().backward()
-    assert cos.grad is not None
-    assert sin.grad is not None
-
-
-class Emulated:
-    """Stands where the kernel stands: the same index arithmetic, a program at a time, over flat memory."""
-
-    def __init__(self) -> None:
-        self.programs = 0
-
-    def require(self) -> Emulated:
-        return self
-
-    def __getitem__(self, grid: tuple[int, int]) -> Any:
-        def run(rows: Any, cos: Any, sin: Any, out: Any, length: int, heads: int, *numbers: Any, **shape: int) -> None:
-            assert out.is_contiguous()
-            assert shape["wide"] >= shape["half"]
-            flat = rows.as_strided((rows.untyped_storage().nbytes() // rows.itemsize - rows.storage_offset(),), (1,))
-            for token, group in itertools.product(*map(range, grid)):
-                self.programs += 1
-                first = group * shape["group"]
-                for head in range(first, min(first + shape["group"], heads)):
-                    target = out.view(-1)[(token * heads + head) * 2 * shape["half"] :]
-                    one_head(divmod(token, length), head, flat, (cos, sin), target, numbers, shape["half"])
-
-        return run
-
-
-def one_head(
-    at: tuple[int, int], head: int, flat: Any, tables: tuple[Any, Any], target: Any, numbers: Any, half: int
-) -> None:
-    of_batch, of_token, of_head, of_cos, of_sin, sign = numbers
-    turn, across = (
-        table.flatten()[at[1] * stride :][:half] for table, stride in zip(tables, (of_cos, of_sin), strict=True)
-    )
-    start = at[0] * of_batch + at[1] * of_token + head * of_head
-    first, second = flat[start : start + half].float(), flat[start + half : start + 2 * half].float()
-    target[:half] = first * turn - second * across * sign
-    target[half : 2 * half] = second * turn + first * across * sign

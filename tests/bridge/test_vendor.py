@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +15,6 @@ from megacpp_validate.bridge.vendor import Vendor, VendorEntryMissing
 from tests.bridge.small_elf import elf
 from tests.running_processes import is_running
 
-BRIDGE = Path(__file__).resolve().parents[2] / "megacpp_validate" / "bridge"
 SWITCH, TRIAL = "DISABLE_FAKELIB", "FAKELIB_TRIAL_SECONDS"
 
 Make = Callable[..., Vendor]
@@ -43,12 +40,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         )
 
     return go
-
-
-def test_a_sound_library_is_available_without_a_reason(make: Make) -> None:
-    vendor = make()
-    assert vendor.is_available() is True
-    assert vendor.why_unavailable() == ""
 
 
 RAISED = ["ImportError('x')", "OSError('x')", "FileNotFoundError('x')", "AssertionError('x')", "RuntimeError('x')",
@@ -211,19 +202,6 @@ def test_a_required_entry_decides_over_the_library(make: Make) -> None:
     assert other.why_missing() == vendor.why_unavailable()
 
 
-def test_an_entry_is_imported_when_it_is_first_asked_for_and_then_kept(make: Make) -> None:
-    vendor, loaded = make(), []
-
-    @vendor.entry
-    def value() -> object:
-        loaded.append(1)
-        return object()
-
-    assert loaded == []
-    assert value() is value()
-    assert loaded == [1]
-
-
 # --- the trial import -------------------------------------------------------------------------------------
 
 
@@ -267,32 +245,3 @@ def test_an_import_that_hangs_costs_a_verdict_and_what_it_started_is_gone(
 
 
 # --- the bridge as a copy ---------------------------------------------------------------------------------
-
-ASK = """
-import importlib, pathlib, sys, training_tree.bridge as bridge
-for file in sorted(pathlib.Path(bridge.__path__[0]).glob("*.py")):
-    if file.stem != "__init__":
-        importlib.import_module(f"training_tree.bridge.{file.stem}")
-assert "transformer_engine" not in sys.modules and "megacpp_validate" not in sys.modules
-from training_tree.bridge import imports
-print(imports.is_te_available(), imports.why_te_is_unavailable())
-"""
-
-
-@pytest.mark.parametrize("switch", ["", "1"])
-def test_a_copy_of_the_bridge_works_in_another_tree(tmp_path: Path, switch: str) -> None:
-    shutil.copytree(BRIDGE, tmp_path / "training_tree" / "bridge")
-    native = BRIDGE.with_name("native")
-    if native.is_dir():
-        shutil.copytree(native, tmp_path / "training_tree" / "native")
-    (tmp_path / "training_tree" / "__init__.py").touch()
-    broken = tmp_path / "transformer_engine"
-    broken.mkdir()
-    (broken / "__init__.py").write_text("raise OSError('planted')\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MEGACPP_DISABLE_TE": switch}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", ASK], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("False")
-    assert ("MEGACPP_DISABLE_TE=1" if switch else "OSError: planted") in done.stdout

@@ -68,8 +68,6 @@ SAID = [
     (ImportError('generic_type: type "DType" is already registered!'), WHOLE, "two builds of it", "reinstall"),
     (PermissionError(13, "Permission denied", "/s/te/x.py"), WHOLE, r"/s/te/x\.py .*Permission", "rights"),
     (OSError(116, "Stale file handle", "/nfs/te.py"), WHOLE, r"/nfs/te\.py .*Stale file handle", "mount"),
-    (ExceptionGroup("many", [ValueError("x"), OSError("libcudnn.so.9: cannot open shared object file")]), WHOLE,
-     r"cuDNN .*\(libcudnn\.so\.9 is missing", "nvidia-cudnn"),
     (while_handling(ValueError("nothing else"), missing_module("onnxscript")), WHOLE, "needs .*`onnxscript`", "pip"),
     (missing_module("quack.layout_utils"), WHOLE, "flash-attn-4 .*`quack.layout_utils`", "quack-kernels"),
     (missing_module("onnxscript"), WHOLE, "needs the Python package `onnxscript`", "pip install onnxscript"),

@@ -85,7 +85,7 @@ def test_block(activation: str) -> None:
     given = rows(2, 128, HIDDEN, grad=True)
     block(given).sum().backward()
     assert given.grad.isfinite().all()
-    assert all(parameter is not None for parameter in block.weights_by_role().values())
+    assert all(parameter is not None for parameter in block.parameters())
 
 
 def test_layer_spec() -> None:
