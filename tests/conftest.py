@@ -162,7 +162,7 @@ def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             patch.setattr(entry, "_found", None)
         patch.setattr(features, "TE_DEVICES", features.TE_DEVICES)
         patch.setitem(recipes.TARGETS, "cpu", recipes.TARGETS["cpu"])
-        patch.setattr(backends, "_logged", set())
+        patch.setattr(backends, "_record", type(backends._record)())
         patch.setattr(sys, "path", [*sys.path])
         put_double()
         use_te_double()

@@ -1,12 +1,13 @@
 """The requested backend of a wrapper, the observed backend, and the reasons of a fallback.
 
 A wrapper asks its candidates in order; each returns None (it can) or a `Refusal` with its reason. The outcome is a
-`Choice`, kept on the wrapper, and logged once if it is a fallback. A call that torch.compile traces is not logged.
+`Choice`, kept on the wrapper and recorded; a fallback is logged once. A call that torch.compile traces is not recorded.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -61,7 +62,7 @@ class NoBackend(BridgeError, RuntimeError):
 
 Candidate = tuple[str, Callable[[], Refusal | None]]
 
-_logged: Final[set[Choice]] = set()
+_record: Final[Counter[Choice]] = Counter()
 
 
 def check_backends(backends: Sequence[str], known: Sequence[str]) -> None:
@@ -82,7 +83,7 @@ def check_backends(backends: Sequence[str], known: Sequence[str]) -> None:
 
 
 def choose(module: str, candidates: Sequence[Candidate]) -> Choice:
-    """The first candidate that does not refuse; a fallback is logged once, except under torch.compile.
+    """The first candidate that does not refuse, recorded except under torch.compile; a fallback is logged once.
 
     Raises:
         NoBackend: all of them refuse, or there is none.
@@ -92,21 +93,26 @@ def choose(module: str, candidates: Sequence[Candidate]) -> Choice:
         refusal = ask()
         if refusal is None:
             choice = Choice(module, candidates[0][0], backend, tuple(refusals))
-            if choice.fell_back and not torch.compiler.is_compiling():
-                _log_fallback(choice)
+            if not torch.compiler.is_compiling():
+                _remember(choice)
             return choice
         refusals.append(refusal)
     reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refusals) or "there is no candidate"
     raise NoBackend(f"no backend of {module} can take this call. {reasons}")
 
 
+def recorded_choices() -> dict[Choice, int]:
+    """Every choice of this process and how often it was made."""
+    return dict(_record)
+
+
 def forget_choices() -> None:
-    """Log every fallback again at its next call."""
-    _logged.clear()
+    """Start the record again."""
+    _record.clear()
 
 
-def _log_fallback(choice: Choice) -> None:
-    if choice not in _logged:
-        _logged.add(choice)
+def _remember(choice: Choice) -> None:
+    _record[choice] += 1
+    if choice.fell_back and _record[choice] == 1:
         reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
         LOG.warning("%s takes %s instead of %s. %s", choice.module, choice.observed, choice.requested, reasons)
