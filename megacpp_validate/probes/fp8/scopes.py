@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -296,13 +295,6 @@ ELSEWHERE: Final = (0.25,)  # what the one that is loaded into went through
 AFTER: Final = (2.0, 0.125)
 
 
-@contextmanager
-def unpickling_allowed() -> Iterator[None]:
-    """Transformer Engine reads its pickled state back; what was set before is put back."""
-    with patch.dict(os.environ, {UNPICKLING: "1"}):
-        yield
-
-
 def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
     """Go on with layers of every kind, and with those that took over what they saved.
 
@@ -318,7 +310,7 @@ def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
             _step(bench, enter, [others], factor)
         source, target = (torch.nn.ModuleList([one.module for one in row]) for row in pair)
         saved = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
-        with unpickling_allowed():
+        with patch.dict(os.environ, {UNPICKLING: "1"}):
             bench.bridge("extra_state").load_fp8_state_dict(target, saved, recipe="delayed")
         _check_states(bench, f"{name}.{how}", pair, "loaded")
         # Both in one scope: where it ends, every layer of the process is brought up to date.

@@ -18,6 +18,7 @@ from ...bridge.jagged_experts import jagged_moe, sort_by_expert, why_not_fused
 from ...bridge.permute import padded_moe
 from ..bench import Bench
 from ..bounds import Roundings
+from ..trial import run_pass
 
 SHAPES: Final = {"cpu": (256, 64, 32, 8, 2), "cuda": (8192, 2048, 1408, 64, 2)}  # T, D, F, E, k
 ROUNDS: Final = 7
@@ -143,11 +144,8 @@ def reference(given: Mapping[str, Any]) -> Any:
 
 def _run(way: Callable[[Mapping[str, Any]], Any], inputs: Inputs) -> dict[str, Any]:
     """Output and gradients by name."""
-    leaves = [inputs[name] for name in ("tokens", "weights", "up", "down")]
-    out = way(inputs)
-    gradients = torch.autograd.grad(out, leaves, inputs["gradient"])
-    names = ("grad.tokens", "grad.weights", "grad.up", "grad.down")
-    return {"forward": out, **dict(zip(names, gradients, strict=True))}
+    leaves = {name: inputs[name] for name in ("tokens", "weights", "up", "down")}
+    return run_pass(lambda: way(inputs), leaves, inputs["gradient"])
 
 
 def _roundings(tensor: str, dtype: str, inputs: Inputs) -> Roundings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import tempfile
@@ -10,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from queue import Queue
 from typing import Any, Final
 
 import torch
@@ -156,24 +156,15 @@ class Runs:
         return self._keep(self.train(name, self.order(**changes)))
 
     def run_beside(self, given: Mapping[str, Mapping[str, Any]]) -> list[Run]:
-        """Runs of one rank each, as many at a time as there are devices; for what is not timed.
+        """Runs of one rank each, as many at a time as there are devices, dealt out in turn; for what is not timed.
 
         Args:
             given: name -> fields of `SmokeOrder` that are changed.
         """
-        places = Queue[dict[str, str]]()
-        for place in _places(self.bench.device):
-            places.put(place)
-
-        def train(name: str) -> Run:
-            place = places.get()
-            try:
-                return self.train(name, self.order(**given[name]), place)
-            finally:
-                places.put(place)
-
-        with ThreadPoolExecutor(max(1, places.qsize())) as pool:
-            return [self._keep(run) for run in pool.map(train, given)]
+        places = _places(self.bench.device)
+        orders = [self.order(**changes) for changes in given.values()]
+        with ThreadPoolExecutor(max(1, len(places))) as pool:
+            return [self._keep(run) for run in pool.map(self.train, given, orders, itertools.cycle(places))]
 
     def train(self, name: str, order: SmokeOrder, place: Mapping[str, str] | None = None) -> Run:
         """Run an order to its end; the receipt keeps nothing of it. `place`: variables of its ranks."""
