@@ -27,7 +27,7 @@ from megacpp_validate.environments.slurm import (
     plan_job,
     read_cluster,
 )
-from megacpp_validate.errors import WrongArguments
+from megacpp_validate.errors import InfrastructureFailed, WrongArguments
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.probes.order import Order, Target
@@ -109,6 +109,7 @@ def test_the_fault_of_an_attempt(word: str, receipt: Receipt | None, name: str, 
 
 
 SBATCH = """#!/bin/sh
+[ -e "$JOBS/refuse" ] && echo "invalid partition specified: nowhere" >&2 && exit 1
 n=$(($(ls "$JOBS" | grep -c name) + 1))
 sed -n 's/^#SBATCH --job-name=//p' "$1" > "$JOBS/$n.name"
 if [ -e "$JOBS/lose" ]; then rm "$JOBS/lose"; touch "$JOBS/$n.done"
@@ -170,6 +171,12 @@ def test_a_cell_that_is_lost_twice_is_given_up_and_a_third_start_tries_again(scr
     assert (ran.receipt.outcome, [fault[:7] for fault in ran.receipt.retries]) == (Outcome.NOT_RUN, ["killed:"] * 2)
     assert run_one(tmp_path).receipt.retries == ()
     assert len(list(scripts.glob("*.name"))) == 3
+
+
+def test_a_job_that_slurm_refuses_is_infrastructure(scripts: Path, tmp_path: Path) -> None:
+    (scripts / "refuse").touch()
+    with pytest.raises(InfrastructureFailed, match=r"invalid partition.*--no-requeue.*Next step"):
+        run_one(tmp_path)
 
 
 class Gone(Exception):
@@ -342,18 +349,3 @@ def test_an_interrupt_leaves_nothing_in_the_queue_and_the_same_command_goes_on(
     assert run.start().wait() == 0, run.said
     receipts = read_receipts(run.receipts).found.values()
     assert [len(receipts), *(receipt.retries for receipt in receipts)] == [3, (), (), ()]
-
-
-@pytest.mark.thorough
-def test_what_a_cluster_refuses_is_infrastructure(slurm: dict[str, str], tmp_path: Path) -> None:
-    words = ["--targets", "cpu", "--probes", "imports"]
-    nowhere = Run(slurm, tmp_path / "one", words, '[all]\npartition = "nowhere"\n')
-    assert nowhere.start().wait() == 6
-    assert "invalid partition" in nowhere.said
-    assert "--partition=nowhere" in nowhere.said
-    configuration = Path(slurm["SLURM_CONF"]).read_text().splitlines()
-    lines = ["SlurmctldPort=1" if line.startswith("SlurmctldPort=") else line for line in configuration]
-    moved = write(tmp_path / "slurm.conf", "\n".join([*lines, "MessageTimeout=2", ""]))
-    silent = Run({**slurm, "SLURM_CONF": str(moved)}, tmp_path / "two", words)
-    assert silent.start().wait() == 6
-    assert "the scheduler does not answer" in silent.said
