@@ -22,10 +22,9 @@ from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import read_needs
 from ..environments import stacks as host_stacks
-from ..environments.environment import read_facts
 from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import SupportGrid, build_support
-from ..environments.interpreter import own_interpreter
+from ..environments.interpreter import own_interpreter, read_facts
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..errors import Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
 from ..evidence.receipt import Receipt

@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import Needs
+from ..errors import NoEnvironment
 from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
 from ..process import Ended, Processes
 from .doctor_rules import NOT_STARTED, TE, DoctorResult, Host, judge_host
-from .environment import NoEnvironment
 from .interpreter import InterpreterEnvironment, host_interpreter, put_over
 from .plan import choose_names, find_arch, find_target
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..catalog.planted import Edit, EditDoesNotFit, PlantedFault
-from .environment import hash_parts, list_files
+from .interpreter import hash_parts, list_files
 
 PACKAGE: Final = "transformer_engine"
 STAMP: Final = ".megacpp-fault"

@@ -21,10 +21,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..catalog.images import Base, Needs, Range, is_in
-from ..errors import WrongArguments
+from ..errors import NoEnvironment, WrongArguments
 from ..evidence.values import Frozen, read_version
 from .doctor_rules import DoctorResult
-from .environment import NoEnvironment
 from .interpreter import host_interpreter
 
 LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}

@@ -19,9 +19,8 @@ from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
-from .environment import read_facts, require_torch
 from .fleet import MOST_ON_A_GPU, Progress, Room, run_here, share_cores
-from .interpreter import host_interpreter, read_commit
+from .interpreter import host_interpreter, read_commit, read_facts, require_torch
 from .plan import (
     choose_rows,
     choose_smoke_cells,

@@ -10,7 +10,7 @@ from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCel
 from ..catalog.bridge import Target as TargetRow
 from ..errors import WrongArguments
 from ..probes.order import Order, Target
-from .environment import Facts
+from .interpreter import Facts
 
 SWITCH: Final = "MEGACPP_DISABLE_TE"
 LOCK_HASH: Final = "MEGACPP_LOCK_HASH"

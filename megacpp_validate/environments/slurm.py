@@ -28,9 +28,8 @@ from ..evidence.store import ReceiptInvalid, read_receipt
 from ..evidence.values import Frozen
 from ..process import Processes, run_command
 from .cell import Cell, answers, bring_home
-from .environment import hash_parts
 from .fleet import Attempt, Attempted, count_cores
-from .interpreter import PACKAGE
+from .interpreter import PACKAGE, hash_parts
 
 WORK_FOLDER: Final = ".matrix.work"
 _OVER: Final = frozenset({"COMPLETED", "FAILED", "", *JOB_ENDS})  # "": Slurm does not know the job any more

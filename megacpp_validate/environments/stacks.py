@@ -19,15 +19,23 @@ from packaging.version import Version
 from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
-from ..errors import WrongArguments
+from ..errors import NoEnvironment, WrongArguments
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen, read_version
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
-from .environment import Facts, NoEnvironment, hash_parts, read_facts, require_torch
 from .fleet import Progress, Ran, Room, run_here
-from .interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
+from .interpreter import (
+    Facts,
+    InterpreterEnvironment,
+    hash_parts,
+    host_interpreter,
+    put_over,
+    read_commit,
+    read_facts,
+    require_torch,
+)
 from .plan import choose_canary_probes, plan_blank, plan_row, why_not_here
 
 VARIABLE: Final = "MEGACPP_OVERLAYS"

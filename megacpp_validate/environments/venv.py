@@ -19,9 +19,9 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
+from ..errors import NoEnvironment
 from ..evidence.receipt import write_whole
 from ..process import run_command
-from .environment import NoEnvironment
 from .interpreter import VARIABLE
 from .plan import LOCK_HASH
 

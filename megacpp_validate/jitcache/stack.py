@@ -21,9 +21,15 @@ from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask, choose_tasks
 from ..environments.cell import Cell
-from ..environments.environment import Facts, read_facts, require_torch
 from ..environments.fleet import count_cores
-from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
+from ..environments.interpreter import (
+    Facts,
+    InterpreterEnvironment,
+    host_interpreter,
+    read_commit,
+    read_facts,
+    require_torch,
+)
 from ..environments.plan import plan_blank, plan_row, why_not_here
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment, NothingSelected

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.bridge import Target as TargetRow
-from megacpp_validate.environments.environment import Facts, Gpu
-from megacpp_validate.environments.interpreter import InterpreterEnvironment
+from megacpp_validate.environments.interpreter import Facts, Gpu, InterpreterEnvironment
 
 H200 = Gpu(name="NVIDIA H200", capability="9.0", driver="580.159.03", memory_mib="143771")
 H200_HOST = Facts(

@@ -15,8 +15,8 @@ import pytest
 
 from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
-from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
+from megacpp_validate.errors import NoEnvironment
 from megacpp_validate.evidence.doctor_look import PackageLook
 from megacpp_validate.process import Processes
 

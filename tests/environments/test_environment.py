@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.environments import environment, interpreter
-from megacpp_validate.environments.environment import hash_parts, list_variables
-from megacpp_validate.environments.interpreter import InterpreterEnvironment, host_interpreter, put_over
+from megacpp_validate.environments import interpreter
+from megacpp_validate.environments.interpreter import (
+    InterpreterEnvironment,
+    hash_parts,
+    host_interpreter,
+    list_variables,
+    put_over,
+)
 from tests.environments.site_folders import make_package, make_te
 
 
@@ -58,10 +63,9 @@ def test_the_variables_that_change_what_runs(name: str) -> None:
 
 def test_the_places_of_this_project_have_the_names_that_it_reads() -> None:
     """A variable under another name would make every receipt one of another environment."""
-    package = Path(environment.__file__).parents[1]
-    read = {word for file in package.rglob("*.py") if file != Path(environment.__file__)
-            for word in re.findall(r"MEGACPP_\w+", file.read_text())}  # fmt: skip
-    assert {name for name in environment._ONLY_PLACES if name.startswith("MEGACPP_")} <= read
+    text = "".join(file.read_text() for file in Path(interpreter.__file__).parents[1].rglob("*.py"))
+    names = [name for name in interpreter._ONLY_PLACES if name.startswith("MEGACPP_")]
+    assert all(len(re.findall(rf"{name}\b", text)) > 1 for name in names)
 
 
 def test_a_package_that_the_interpreter_got_is_seen(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments import interpreter
-from megacpp_validate.environments.environment import NoEnvironment, read_facts, require_torch
 from megacpp_validate.environments.interpreter import (
     PACKAGE,
     InterpreterEnvironment,
@@ -20,7 +19,10 @@ from megacpp_validate.environments.interpreter import (
     own_interpreter,
     put_over,
     read_commit,
+    read_facts,
+    require_torch,
 )
+from megacpp_validate.errors import NoEnvironment
 from megacpp_validate.process import Processes
 from tests.environments.site_folders import make_package, make_te
 

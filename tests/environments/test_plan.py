@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.environment import Facts
+from megacpp_validate.environments.interpreter import Facts
 from megacpp_validate.environments.plan import (
     UnknownTarget,
     choose_canary_probes,

@@ -13,9 +13,8 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments import stacks
-from megacpp_validate.environments.environment import Facts, NoEnvironment
 from megacpp_validate.environments.fleet import Room
-from megacpp_validate.environments.interpreter import InterpreterEnvironment
+from megacpp_validate.environments.interpreter import Facts, InterpreterEnvironment
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
 from megacpp_validate.environments.stacks import (
     Found,
@@ -29,7 +28,7 @@ from megacpp_validate.environments.stacks import (
     resolve_environment,
     run_stacks,
 )
-from megacpp_validate.errors import WrongArguments
+from megacpp_validate.errors import NoEnvironment, WrongArguments
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.process import Processes

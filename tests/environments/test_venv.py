@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments import venv
-from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.venv import make_cpu_stack
+from megacpp_validate.errors import NoEnvironment
 
 # Writes half of an environment, reports it, and waits to be let on.
 BUILDER = """

@@ -28,9 +28,8 @@ from ...diagnosis.diagnose import find_host_fault
 from ...diagnosis.rows import component_named
 from ...environments import stacks as host_stacks
 from ...environments.cell import own_folder
-from ...environments.environment import read_facts, require_torch
 from ...environments.fleet import Room, plan_jobs
-from ...environments.interpreter import InterpreterEnvironment, put_over
+from ...environments.interpreter import InterpreterEnvironment, put_over, read_facts, require_torch
 from ...environments.plan import choose_names, find_target, why_not_here
 from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt

@@ -25,11 +25,10 @@ from ...catalog.bridge import Target as TargetRow
 from ...catalog.planted import EditDoesNotFit, Fp8Fault, PlantedFault, TeFault
 from ...environments import plan as planning
 from ...environments.cell import Cell, own_folder
-from ...environments.environment import read_facts
 from ...environments.faulty_overlay import make_faulty
 from ...environments.fleet import Progress, Room, plan_jobs, run_here, share_cores
 from ...environments.host_session import SessionOptions, run_session
-from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
+from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit, read_facts
 from ...environments.stacks import find_environments, resolve_environment
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
