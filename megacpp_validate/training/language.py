@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 
 from . import WrongSize
+from .fields import wrong_fields
 
 MOST_STEPS: Final = 4  # distances that a chain may move by
 DECAY: Final = 0.4  # each is as much less probable than the one before it
@@ -44,12 +45,8 @@ class Grammar:
     lag: int
 
     def __post_init__(self) -> None:
-        given = (self.classes, self.words, self.lag)
-        if not all(isinstance(number, int) for number in given) or min(given[:2]) < 2 or self.lag < 1:
-            raise WrongSize(
-                f"a language of {self.classes!r} classes, {self.words!r} words and a lag of {self.lag!r}. Next step: "
-                "pass whole numbers, 2 or more classes and words, and a lag of 1 or more."
-            )
+        if faults := list(wrong_fields(self, least=2, others={"lag": 1})):
+            raise WrongSize(f"a language is not possible: {'; '.join(faults)}. Next step: change those numbers.")
 
     @property
     def vocabulary(self) -> int:
