@@ -77,12 +77,7 @@ def why_not_te(features: Features, feature: str, device: Any) -> Refusal | None:
         features: the flags that hold.
         feature: which of them.
         device: torch device of the tensors or weights at hand.
-
-    Raises:
-        UnknownName: there is no such feature.
     """
-    if feature not in FEATURES:
-        raise UnknownName(f"there is no feature {feature!r}. Next step: choose from {', '.join(FEATURES)}.")
     if not te.is_te_available():
         return Refusal("te", "te-unavailable", te.why_te_is_unavailable())
     for name in (features.preset, feature):

@@ -139,11 +139,6 @@ def _top_k(logits: Any, top_k: int) -> Any:
 
 Mark = Callable[[str], None]  # called with the name of each stage after its launch
 
-FORWARD_STAGES: Final = ("sort", "dispatch", "up", "activation", "down", "combine")
-BACKWARD_STAGES: Final = (
-    "combine backward", "down backward, rows", "activation backward", "down backward, weights", "up backward, rows",
-    "dispatch backward", "dispatch again", "up backward, weights", "idle experts",
-)  # fmt: skip
 SORT_BLOCK: Final = 128  # assignments that one program of the counting sort places
 SORT_EXPERTS: Final = 256  # a program's table of assignments x experts must fit into registers
 SORT_BLOCKS: Final = 4096  # each program reads the counts of all blocks
@@ -177,7 +172,7 @@ def jagged_moe(
         weights: fp32 (fp64 beside tokens in fp64) [T, k].
         up_weight: [E, 2F, D] in the dtype of the tokens, the gate first.
         down_weight: [E, D, F], likewise.
-        mark: for timing of the fused path: called after each of FORWARD_STAGES, and of BACKWARD_STAGES.
+        mark: for timing of the fused path: called after each stage of the forward and the backward pass.
 
     Returns:
         [T, D] in the dtype of the tokens, also inside an autocast region. Gradients reach tokens, weights and both

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import quantized_tensor  # noqa: E402
-from megacpp_validate.bridge.backends import Refusal, forget_choices  # noqa: E402
+from megacpp_validate.bridge.backends import Refusal  # noqa: E402
 from megacpp_validate.bridge.errors import WrongDtype, WrongShape  # noqa: E402
 from megacpp_validate.bridge.quantized_tensor import (  # noqa: E402
     ScaledPayload,
@@ -33,13 +33,6 @@ TENSORS: dict[str, tuple[Make, str]] = {
     "exponents, odd": (lambda: te.exponents(33, 64), "1x32"),
     "exponents, turned": (lambda: te.exponents(64, 48, turned=True), "32x1"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    forget_choices()
-    yield
-    forget_choices()
 
 
 @pytest.mark.parametrize("name", TENSORS)

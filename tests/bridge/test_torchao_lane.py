@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from megacpp_validate.bridge import torchao  # noqa: E402
 from megacpp_validate.bridge.errors import UnknownName, WrongOption, WrongTarget  # noqa: E402
 from megacpp_validate.bridge.torchao import Float8Plan, WrongOrder, convert_linears  # noqa: E402
-from tests.bridge.torchao_ready import on_meta, one_rank, shard_with  # noqa: E402
+from tests.bridge.torchao_ready import on_meta, one_rank, shard  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 WIDTHS = {"0.fc1", "0.fc2", "1.fc1", "1.fc2"}
@@ -84,7 +84,7 @@ def test_the_least_capability(capability: tuple[int, int], refused: bool, monkey
 @pytest.mark.parametrize(
     ("deed", "words"),
     [
-        (lambda model, mesh: shard_with(mesh)(model), "sharded by FSDP already"),
+        (shard, "sharded by FSDP already"),
         (lambda model, mesh: model[0].compile(backend="eager"), "`0` is compiled already"),
         (lambda model, mesh: model.to_empty(device="cpu"), "is on cpu, not on meta"),
         (lambda model, mesh: make(model), "`0.fc1` is a Float8Linear already"),

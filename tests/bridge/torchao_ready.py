@@ -17,9 +17,7 @@ with warnings.catch_warnings():
 
 from torch import distributed, nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
-
-ROWS = 48
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 
 class Block(nn.Module):
@@ -40,11 +38,6 @@ def on_meta(**options: Any) -> Any:
         return nn.Sequential(Block(**options), Block(**options))
 
 
-def fill(model: Any) -> None:
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
-
-
 @contextmanager
 def one_rank(folder: Path) -> Iterator[Any]:
     store = distributed.FileStore(str(folder / "store"), 1)
@@ -55,12 +48,6 @@ def one_rank(folder: Path) -> Iterator[Any]:
         distributed.destroy_process_group()
 
 
-def shard_with(mesh: Any) -> Any:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-    def shard(model: Any) -> None:
-        for block in model:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-
-    return shard
+def shard(model: Any, mesh: Any) -> None:
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
