@@ -15,7 +15,6 @@ from .file import Names, Row, Text, read_rows
 FILE: Final = "postures.toml"
 
 Table = Literal["speed_defaults", "experimental_taxes", "observability", "further"]
-Need = Literal["gpu", "te"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$")]
 Value = bool | float | str
 
@@ -60,7 +59,6 @@ class Feature(Row):
     Attributes:
         table: of the posture that its switch stands in; "further" has none.
         plain: what is done without it.
-        needs: what must be there to compare it: a GPU, Transformer Engine.
         both: what both arms of its ablation have; the posture does not.
         off, on: the two arms.
         source: where it is defined.
@@ -70,7 +68,6 @@ class Feature(Row):
     table: Table = "further"
     title: Text
     plain: Text
-    needs: list[Need] = Field(default_factory=list)
     both: Settings = Settings()
     off: Arm
     on: Arm
