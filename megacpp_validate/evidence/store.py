@@ -1,7 +1,7 @@
-"""The one reader of receipts: what was damaged, changed since it was sealed, or contradicts itself is no evidence.
+"""The reader of receipts. Damaged files, files that were changed after sealing and contradictory ones are refused.
 
-One file is read whole (`read_receipt`). A store of thousands is walked once (`read_store`): the seal of every file is
-verified and its head is read, because nine tenths of a receipt are its checks; `ReceiptStore.load` reads the rest.
+`read_receipt` reads one whole file. `read_store` walks a store of thousands once: it verifies the seals of files and
+reads their heads, because nine tenths of a receipt are checks; `ReceiptStore.load` reads the rest.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class ReceiptInvalid(FileInvalid):
 
 @dataclass(frozen=True)
 class Receipts:
-    """What a folder holds.
+    """The receipts of a folder.
 
     Attributes:
         found: by cell.
-        unreadable: every invalid file; a cell whose file is one of them is lost, not good.
+        unreadable: every invalid file; its cell has no evidence.
     """
 
     found: dict[str, Receipt]
@@ -83,7 +83,7 @@ def parse_receipt(text: bytes, path: Path) -> Receipt:
 
 
 def read_receipts(folder: Path) -> Receipts:
-    """Every receipt of one folder, invalid files apart; other files than `*.json` are left alone.
+    """Every receipt of one folder, and its invalid files; only `*.json` are read.
 
     Raises:
         ReceiptInvalid: there is no such folder.
@@ -108,11 +108,11 @@ def receipt_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
-# --- A broken producer seals what it wrote, too: outcomes and verdicts are derived again from what they stand on. ---
+# --- A broken producer seals its receipts too: outcomes and verdicts are derived again from their numbers. ---
 
 
 def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
-    """Everything in a receipt that cannot be true of one cell."""
+    """Contradictions in a receipt."""
     failed = [check.name for check in receipt.checks if not check.passed]
     outcome, good = receipt.outcome, receipt.outcome.is_good
     for wrong, text in (
@@ -138,20 +138,20 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
 
 
 def _is_whole(record: TrainingRecord) -> bool:
-    """Whether the steps of a run follow each other, and each has a finite loss and gradient norm."""
+    """Whether the steps of a run are consecutive and have a finite loss and gradient norm."""
     steps = record.steps
     follow = all(after.step == before.step + 1 for before, after in pairwise(steps))
     return follow and all(None not in (step.loss, step.grad_norm) for step in steps)
 
 
 def _find_false_verdicts(check: Check) -> Iterator[str]:
-    """Verdicts that are not those of the numbers beside them, as `probes.bounds` decides them."""
+    """Verdicts that do not follow from their numbers by the rules of `probes.bounds`."""
     for part in check.parts:
         said = f"check {check.name}: its part {part.name}"
         if not part.derivation:
             yield f"{said} has a bound without a derivation"
         if part.observed is None or part.bound is None or math.isinf(part.bound):
-            # NaN, or Inf in both: where the check failed its other parts show it, and a floor holds for Inf.
+            # A failed check may have NaN or Inf: its other parts show the failure.
             if check.passed:
                 yield f"{said} has no number, and the check passed"
         elif part.name == "relative-error" and (part.bound >= 1.0 or part.observed < 0.0):
@@ -163,7 +163,7 @@ def _find_false_verdicts(check: Check) -> Iterator[str]:
 
 
 def _find_false_backends(receipt: Receipt) -> Iterator[str]:
-    """Paths that took another side than was requested, in a cell that passed."""
+    """Paths of a passing cell that did not run what was requested."""
     said = [check for check in receipt.checks if check.name.endswith(".backend")]
     if said and not receipt.backends:
         yield f"{len(said)} checks of the path that was taken, the first is {said[0].name}, and no path is on record"
@@ -184,7 +184,7 @@ def _find_false_backends(receipt: Receipt) -> Iterator[str]:
 
 
 class ReceiptHead(BaseModel):
-    """What a receipt says of itself, without its checks; fields as in `Receipt` and below it.
+    """The fields of a receipt that stores and histories use; as in `Receipt` and below it.
 
     Attributes:
         after: library -> kernels that were compiled just in time after warm-up.
@@ -217,7 +217,7 @@ class ReceiptHead(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def only_timed(self) -> bool:
-        """Whether a good receipt judged nothing: its module was timed a second time, for the noise of the card."""
+        """Whether a good receipt has only times: a second run that measures the noise of the card."""
         return self.outcome is not None and self.outcome.is_good and "probe" not in self.seconds
 
     @computed_field  # type: ignore[prop-decorator]
@@ -229,7 +229,7 @@ class ReceiptHead(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def step_seconds(self) -> float | None:
-        """Median of a training step of the first run, its first step apart; None where nothing was trained."""
+        """Median seconds of the steps of the first run without its first step; None without training."""
         times = [seconds for step in self.steps if (seconds := step.get("seconds")) is not None]
         return statistics.median(times[1:] or times) if times else None
 
@@ -240,11 +240,10 @@ class ReceiptFile:
 
     Attributes:
         file: relative to the store, with `/` between its parts.
-        sha256: of its bytes; empty where they could not be read.
-        head: None where the file is not a receipt, or not the one that was sealed.
-        problem: why it is not.
-        leads_out: whether receipts may lie behind it that nobody sees: a link out of the store, a folder that cannot be
-            read.
+        sha256: of the file; empty if it could not be read.
+        head: None if the file is not a receipt, or was changed after sealing.
+        problem: why there is no head.
+        leads_out: whether it may hide receipts: a link out of the store, or a folder that cannot be read.
     """
 
     file: str
@@ -255,30 +254,30 @@ class ReceiptFile:
 
     @cached_property
     def shown(self) -> str:
-        """Its file as text: bytes that are not UTF-8 as `\\xff`."""
+        """Name of the file as text, with `\\xff` for bytes that are not UTF-8."""
         return show_file(self.file)
 
     @cached_property
     def run(self) -> str:
-        """The folder that it lies in; "." for the store itself."""
+        """Folder of the file; "." for the store itself."""
         return str(PurePosixPath(self.shown).parent)
 
     @cached_property
     def stem(self) -> str:
-        """The cell that its name says."""
+        """Cell in the name of the file."""
         return PurePosixPath(self.shown).name.removesuffix(".json")
 
     @property
     def cell(self) -> str:
-        """The cell that it is of, or that its name says."""
+        """Cell of the receipt, else the cell in its file name."""
         return self.head.cell if self.head is not None else self.stem
 
     @property
     def claims(self) -> ReceiptHead:
-        """Its head.
+        """The head.
 
         Raises:
-            ReceiptInvalid: it has none.
+            ReceiptInvalid: there is none.
         """
         if self.head is None:
             raise ReceiptInvalid(Path(self.file), self.problem)
@@ -287,7 +286,7 @@ class ReceiptFile:
 
 @dataclass(frozen=True)
 class ReceiptStore:
-    """Every receipt of a folder and of those below it; `files` are sorted by file."""
+    """Every receipt below a folder; `files` are sorted by file."""
 
     folder: Path
     files: tuple[ReceiptFile, ...]
@@ -298,10 +297,10 @@ class ReceiptStore:
         return {one.file: one.sha256 for one in self.files}
 
     def load(self, one: ReceiptFile) -> Receipt:
-        """The whole receipt, strictly.
+        """The whole receipt.
 
         Raises:
-            ReceiptInvalid: the file is invalid, or is no longer the one that was hashed.
+            ReceiptInvalid: the file is invalid, or has changed since it was hashed.
         """
         path = self.folder / one.file
         if one.head is None:
@@ -316,9 +315,9 @@ class ReceiptStore:
 
 
 def read_store(folder: Path) -> ReceiptStore:
-    """Every `*.json` below a folder that is a receipt or should be one, and what hides receipts: links, closed folders.
+    """Every `*.json` below a folder that is or should be a receipt, and links and closed folders, which may hide some.
 
-    Links are listed and not followed; names that begin with a dot are still being written, or not for evidence.
+    Links are listed and not followed; names that begin with a dot are skipped.
 
     Raises:
         OSError: there is no such folder, or it cannot be listed.
@@ -327,7 +326,7 @@ def read_store(folder: Path) -> ReceiptStore:
 
 
 def show_file(file: str) -> str:
-    """The name of a file as text: bytes that are not UTF-8 are escaped."""
+    """The name of a file as text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(file).decode("utf-8", "backslashreplace")
 
 
@@ -356,7 +355,7 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
 
 
 def _leads_out(folder: Path, link: Path) -> bool:
-    """Whether a link ends where the store is not read: outside of it, in what begins with a dot, or nowhere."""
+    """Whether a link ends outside of the store, in a name that begins with a dot, or nowhere."""
     try:
         inside = link.resolve(strict=True).relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # a circle of links is the second
@@ -365,7 +364,7 @@ def _leads_out(folder: Path, link: Path) -> bool:
 
 
 def _read_file(path: Path, file: str) -> ReceiptFile | None:
-    """None for a file that does not claim to be a receipt."""
+    """The file as an entry of the store; None for other JSON files."""
     if not path.is_file():  # opening a pipe blocks until somebody writes to it
         return ReceiptFile(file, "", None, "it is not a regular file")
     try:
@@ -393,6 +392,6 @@ def _read_head(text: bytes) -> ReceiptHead | None:
 
 
 def _claims_to_be_a_receipt(text: bytes, stem: str) -> bool:
-    """Whether a file says that it is a receipt, or has the name of a cell and does not say what else it is."""
+    """Whether a file has the schema of a receipt, or the name of a cell and no schema."""
     named = _SCHEMA.search(text)
     return named[1].startswith(b"megacpp-validate/receipt/") if named else bool(_CELL.fullmatch(stem))

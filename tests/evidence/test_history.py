@@ -125,5 +125,4 @@ def test_the_verb_and_what_selects_nothing(
         read_history(tmp_path / "nowhere")
     said = run(store, "--format", "json")
     assert (said.code, json.loads(said.out)["receipts"]) == (0, 2)
-    assert run(store, "--output", store / "history.json").code == 2
     assert run(store, "--cell", "none").code == 3
