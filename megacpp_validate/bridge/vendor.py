@@ -322,7 +322,7 @@ class Entry(Generic[T]):
             except BaseException as fault:  # a broken install raises any class, SystemExit included
                 reason = (
                     f"{vendor.name} has no usable entry point `{self.name}`: {describe_fault(fault)}. Likely "
-                    "cause: this release moved or renamed it. Next step: run the upgrade canary."
+                    "cause: this release moved, renamed or never had it. Next step: run the upgrade canary."
                 )
                 self._found = None, reason
         return self._found
