@@ -92,11 +92,12 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> 
 
     def step() -> Any:
         routing = router(tokens)
-        sent = dispatch.permute(tokens, None, routing.routing_map)
+        counts, received = (None, []) if exchange is None else exchange.exchange_counts(routing.routing_map.sum(0))
+        sent = dispatch.permute(tokens, None, routing.routing_map, rows_per_expert=counts)
         if exchange is None:
             rows = bank(sent.rows, sent.rows_per_expert)
         else:
-            rows = exchange.run(sent.rows, sent.rows_per_expert, bank)
+            rows = exchange.run(sent.rows, counts, received, bank, by_source=jagged)
         out = dispatch.unpermute(rows, sent.row_map, probs=routing.probs)
         return differentiate(out, routing.aux_loss, leaves, gradient)
 

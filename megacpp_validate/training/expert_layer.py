@@ -122,15 +122,23 @@ class ExpertLayer(Layer):
             self._note_path(tokens)
             if self.exchange is None:
                 return self._mix_at_once(tokens, routing)
-        sent = self.dispatch.permute(tokens, None, routing.routing_map)
+        jagged = self.build.forms.moe == "jagged"
+        bank = self._run_jagged if jagged else self._run_experts
+        sent, received = self.lay_out(tokens, routing.routing_map)
         if self.spread.audit:
             self.last = sent.rows_per_expert, routing.routing_map.detach()
-        bank = self._run_jagged if self.build.forms.moe == "jagged" else self._run_experts
         if self.exchange is None:
             rows = bank(sent.rows, sent.rows_per_expert)
         else:
-            rows = self.exchange.run(sent.rows, sent.rows_per_expert, bank)
+            rows = self.exchange.run(sent.rows, list(sent.rows_per_expert), received, bank, by_source=jagged)
         return self.dispatch.unpermute(rows, sent.row_map, probs=routing.probs)
+
+    def lay_out(self, tokens: Any, routing_map: Any) -> tuple[Any, list[int]]:
+        """Rows by expert, and with experts on other ranks the numbers of rows that arrive here."""
+        if self.exchange is None:
+            return self.dispatch.permute(tokens, None, routing_map), []
+        counts, received = self.exchange.exchange_counts(routing_map.sum(0))
+        return self.dispatch.permute(tokens, None, routing_map, rows_per_expert=counts), received
 
     def _run_experts(self, rows: Any, rows_per_expert: Any) -> Any:
         return self.down(gated_activation(self.up(rows, rows_per_expert), "swiglu"), rows_per_expert)
@@ -167,10 +175,14 @@ class ExpertLayer(Layer):
         return replace(routing, aux_loss=aux / spread.plan.accumulate, z_loss=routing.z_loss * spread.share)
 
 
-def run_jagged(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
-    """The jagged product over rows [R, D] that lie by expert, unweighted: each row as a token of one expert."""
-    experts = torch.arange(len(rows_per_expert), device=rows.device)
-    counts = torch.tensor(rows_per_expert, device=rows.device)
+def run_jagged(rows: Any, rows_per_chunk: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
+    """The jagged product over rows [R, D] in chunks, unweighted: each row as a token of one expert.
+
+    Args:
+        rows_per_chunk: numbers that sum to R; chunk c is of expert c modulo the experts here.
+    """
+    experts = torch.arange(up_weight.shape[0], device=rows.device).repeat(len(rows_per_chunk) // up_weight.shape[0])
+    counts = torch.tensor(rows_per_chunk, device=rows.device)
     chosen = experts.repeat_interleave(counts, output_size=rows.shape[0]).unsqueeze(1)
     ones = torch.ones(chosen.shape, dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
     return jagged_moe(rows, chosen, ones, up_weight, down_weight)

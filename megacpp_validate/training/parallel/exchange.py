@@ -45,36 +45,48 @@ class ExpertExchange:
         self.ranks = distributed.get_world_size(group)
         self._sorting = Dispatch(num_experts, features=features)
 
-    def run(self, rows: Any, rows_per_expert: Any, bank: Callable[[Any, Sequence[int]], Any]) -> Any:
+    def exchange_counts(self, counts: Any) -> tuple[list[int], list[int]]:
+        """Numbers of rows, on the host, which waits once.
+
+        Args:
+            counts: int64 [E] on the device, rows for each expert of the layer.
+
+        Returns:
+            `counts`, and [E] rows that arrive here: by source rank, and then by expert.
+        """
+        both = torch.stack([counts, counts])
+        distributed.all_to_all_single(both[1], both[0], group=self.group)
+        sent, received = both.tolist()
+        return sent, received
+
+    def run(
+        self, rows: Any, sent: list[int], received: list[int], bank: Callable[[Any, Sequence[int]], Any], *,
+        by_source: bool = False,
+    ) -> Any:  # fmt: skip
         """Dispatch, the expert bank of this rank, combine: [R, D] -> [R, D'].
 
         Args:
             rows: [R, D] sorted by expert, as `Dispatch.permute` lays them out; R may be 0.
-            rows_per_expert: E numbers that sum to R.
+            sent, received: of `exchange_counts`.
             bank: rows [R', D] by expert and E / ranks numbers -> [R', D'], with a gradient also where R' is 0.
+            by_source: `bank` takes rows as they arrive and the E numbers `received` instead, and sorts them itself.
 
         Raises:
             TokensNotConserved: rows differ from what was sent (audit).
         """
-        sent = [int(count) for count in rows_per_expert]
-        received = self.exchange_counts(sent, rows.device)
         to_rank, from_rank = ([sum(counts) for counts in self._by_rank(of)] for of in (sent, received))
-        by_expert, by_source = _chunk_orders(self.num_experts, self.ranks)
         moved = exchange_rows(rows, to_rank, from_rank, self.group)
         self._compare("dispatch", (rows, sent), (moved, received))
-        ordered, _ = self._sorting.sort_chunks(moved, received, by_expert)
-        out = bank(ordered, [sum(counts) for counts in zip(*self._by_rank(received), strict=True)])
-        back, _ = self._sorting.sort_chunks(out, [received[chunk] for chunk in by_expert], by_source)
+        if by_source:
+            back = bank(moved, received)
+        else:
+            by_expert, back_by_source = _chunk_orders(self.num_experts, self.ranks)
+            ordered, _ = self._sorting.sort_chunks(moved, received, by_expert)
+            out = bank(ordered, [sum(counts) for counts in zip(*self._by_rank(received), strict=True)])
+            back, _ = self._sorting.sort_chunks(out, [received[chunk] for chunk in by_expert], back_by_source)
         returned = exchange_rows(back, from_rank, to_rank, self.group)
         self._compare("combine", (back, received), (returned, sent))
         return returned
-
-    def exchange_counts(self, sent: list[int], device: Any) -> list[int]:
-        """[E] rows for each expert of the layer -> [E] rows by source rank and then by expert here; the host waits."""
-        announced = torch.tensor(sent, device=device)
-        received = torch.empty_like(announced)
-        distributed.all_to_all_single(received, announced, group=self.group)
-        return [int(count) for count in received.tolist()]
 
     def _by_rank(self, counts: Sequence[int]) -> list[Sequence[int]]:
         """[E] -> [ranks][E / ranks]."""

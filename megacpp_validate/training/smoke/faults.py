@@ -89,12 +89,12 @@ def _names_of(trainer: Any, parameters: Iterable[Any]) -> list[str]:
 def drop_token(trainer: Any, _: int) -> None:
     """The first token of each pass does not reach its experts, though the router gave it to them."""
 
-    def without_first(permute: Any, tokens: Any, probs: Any, routing_map: Any) -> Any:
+    def without_first(lay_out: Any, tokens: Any, routing_map: Any) -> Any:
         short = routing_map.clone()
         short[0] = False
-        return permute(tokens, probs, short)
+        return lay_out(tokens, short)
 
-    _wrap(_experts(trainer).dispatch, "permute", without_first)
+    _wrap(_experts(trainer), "lay_out", without_first)
 
 
 @_fault("rows-swapped")

@@ -68,8 +68,10 @@ def over_ranks(bank: Any) -> Any:
         routed = torch.zeros(len(tokens), EXPERTS, dtype=torch.bool).scatter(1, chosen, True)
         probs = torch.zeros(len(tokens), EXPERTS, dtype=weights.dtype).scatter(1, chosen, weights)
         rows, scale, ids = permute(tokens, probs, routed)
-        exchange, counts = ExpertExchange(EXPERTS, audit=True), routed.sum(0).tolist()
-        out = exchange.run(rows, counts, lambda rows, counts: bank(rows, counts, up, down))
+        exchange = ExpertExchange(EXPERTS, audit=True)
+        sent, received = exchange.exchange_counts(routed.sum(0))
+        by_source = bank is run_jagged
+        out = exchange.run(rows, sent, received, lambda *given: bank(*given, up, down), by_source=by_source)
         return unpermute(out, ids, num_tokens=len(tokens), row_probs=scale)
 
     return layer

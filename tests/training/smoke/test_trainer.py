@@ -66,12 +66,12 @@ def test_tokens_that_are_dropped_on_one_rank_are_seen() -> None:
     assert trainer.audit is not None
     assert trainer.audit.dispatches == 2 * 2  # passes, in each step
     layer: Any = trainer.model.layers[2]
-    permute = layer.dispatch.permute
+    lay_out = layer.lay_out
 
-    def without_first(tokens: Any, probs: Any, routing_map: Any) -> Any:
-        return permute(tokens, probs, routing_map & (torch.arange(len(routing_map)) > 0).unsqueeze(1))
+    def without_first(tokens: Any, routing_map: Any) -> Any:
+        return lay_out(tokens, routing_map & (torch.arange(len(routing_map)) > 0).unsqueeze(1))
 
-    layer.dispatch.permute = without_first
+    layer.lay_out = without_first
     with pytest.raises(TokensNotConserved, match="expert 0, rank 0: routed"):
         trainer.step()
 
