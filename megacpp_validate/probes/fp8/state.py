@@ -1,13 +1,9 @@
-"""The state of delayed scaling, held to its re-computation call by call; and what a cast makes of each value.
+"""The state of delayed scaling, held to its re-computation call by call.
 
 One layer is driven through what a training run brings: ordinary steps, a spike, the time until the spike has left the
 history, steps of nothing but zeros, and several micro-batches a step. After each call its amax histories and scales
 must be what `emulation.next_state` makes of the state before and the very tensors of the call. So one fault shows in
 the phase that it belongs to, and not in all that come after.
-
-A cast is seen from outside: a linear layer whose weight is the identity gives back its input as it was cast, and the
-gradient of its output too; one whose input is the identity gives back its weight. Each value must be the emulation's,
-also what saturates after a spike, and what is flushed to zero beside one.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -24,20 +20,8 @@ import torch
 
 from ...evidence.receipt import Part
 from ..bench import Bench
-from ..emulation import (
-    FORMATS,
-    LARGEST,
-    DelayedRule,
-    DelayedTensors,
-    FormatName,
-    Recipe,
-    Update,
-    cast,
-    new_state,
-    next_state,
-)  # fmt: skip
+from ..emulation import LARGEST, DelayedRule, DelayedTensors, Update, new_state, next_state
 from ..observe import Enter
-from .quantizers import Tensor
 
 ROWS: Final = 32  # of a call, or of an expert; FP8 products take multiples of 16
 LENGTH: Final = 16  # calls that the recipe remembers
@@ -105,9 +89,6 @@ def read_state(bench: Bench, layer: Any, forward: bool) -> DelayedTensors:
     """Amax histories and scales of a layer in one direction, copied to the host in fp64."""
     found = bench.bridge("fp8_scope").te_amax_state(layer, forward=forward)
     return DelayedTensors(*(tensor.detach().cpu().double().clone() for tensor in found))
-
-
-# --- one layer --------------------------------------------------------------------------------------------------------
 
 
 # Phase, and what rows, weight and gradient are multiplied by.
@@ -198,108 +179,3 @@ def _run_step(
             run_backward()
     run_backward()
     layer.zero_grad(set_to_none=True)
-
-
-# --- every value of a cast --------------------------------------------------------------------------------------------
-
-CAST_ROWS: Final = 128
-TOGETHER: Final[tuple[tuple[Tensor, ...], ...]] = (("input", "gradient"), ("weight",))  # of what one run gives back
-# Small enough that a scale of 1 would lose several percent of each.
-DEVIATION: Final[dict[FormatName, float]] = {"e4m3": 2.0**-6, "e5m2": 2.0**-12}
-# Under delayed scaling: factors of input and weight, and of the gradient. "settling" only fills the history.
-PHASES: Final = (
-    ("settling", 1.0, 1.0),
-    ("settling", 1.0, 1.0),
-    ("steady", 1.0, 1.0),
-    ("spike", 4.0, 4.0),
-    ("settling", 1.0, 1.0),  # a spike that only the next call remembers is forgotten after this one
-    ("shrunk", 2.0**-9, 2.0**-23),
-)
-# Of a row's first value, over the deviation: a fifth of the values that share its scale is then below the smallest.
-PEAK: Final[dict[FormatName, float]] = {"e4m3": 2.0**17, "e5m2": 2.0**31}
-# A scale may be a unit off, so that a value between two of the format goes the other way; results are in bf16.
-OTHERS: Final = 1e-3
-ROUNDED: Final = 2.0**-7
-
-
-def check_casts(
-    bench: Bench, new_layer: Callable[[], Any], enter: Enter, recipe: Recipe, update: Update, name: str
-) -> None:
-    """Input and weight (E4M3) and the gradient of the output (E5M2), value by value, beside the emulated cast.
-
-    The checks are `NAME.PHASE.TENSOR`. Without a history the phases are "steady" and "spiked": a peak in the first
-    column does not saturate, and takes the small values with it that share its scale, and no others.
-
-    Args:
-        bench: of the probe.
-        new_layer: makes a linear layer, [M, K] -> [M, K], with `weight` [K, K] and perhaps `bias` [K].
-        enter: makes the scope of the recipe.
-        recipe: which one.
-        update: how the state of delayed scaling is brought up to date.
-        name: of the checks.
-    """
-    delayed = recipe == "delayed"
-    for tensors in TOGETHER:
-        formats = {tensor: FORMATS["dgrad" if tensor == "gradient" else "forward"][recipe][0] for tensor in tensors}
-        states = dict.fromkeys(tensors, new_state(LENGTH, 1))
-        layer = None
-        for phase, of_rows, of_gradient in PHASES if delayed else (("steady", 1.0, 1.0), ("spiked", 1.0, 1.0)):
-            layer = layer if delayed and layer is not None else _identity(new_layer())
-            given, width = {}, layer.weight.shape[1]
-            for tensor, kind in formats.items():
-                deviation = DEVIATION[kind] * (of_gradient if tensor == "gradient" else of_rows)
-                count = width if tensor == "weight" else CAST_ROWS
-                given[tensor] = bench.randn(count, width, dtype=torch.bfloat16, scale=deviation)
-                if phase == "spiked":
-                    given[tensor][:, 0] = deviation * PEAK[kind]
-            kept = _run_identity(layer, enter, given)
-            for tensor, values in given.items():
-                kind, side = formats[tensor], "weight" if tensor == "weight" else "rows"
-                if phase != "settling":
-                    scale = float(states[tensor].scale[0])
-                    _check_cast(bench, f"{name}.{phase}.{tensor}", kept[tensor], values, (kind, recipe, side), scale)
-                amax = values.detach().abs().amax().cpu().reshape(1)
-                states[tensor] = next_state(states[tensor], amax, DelayedRule(LARGEST[kind], update))
-
-
-def _check_cast(
-    bench: Bench, name: str, seen: Any, values: Any, how: tuple[FormatName, Recipe, Any], scale: float
-) -> None:
-    if seen is None or seen.shape != values.shape:
-        return bench.check(name, False, "what was cast did not come out: no tensor, or another shape")
-    wanted = cast(values, *how, scale=scale)
-    off = (seen.double() - wanted).abs()
-    share = float((~(off <= ROUNDED * wanted.abs())).double().mean())
-    zeros, top = int((wanted == 0).sum()), int((wanted.abs() == wanted.abs().max()).sum())
-    why = (
-        f"values that are not the emulated cast's, of which {zeros} are zeros and {top} the largest of {values.numel()}"
-    )
-    return bench.check_parts(
-        name, Part("others", share, OTHERS, share <= OTHERS, "ties, and scales a unit off"), detail=why
-    )
-
-
-def _identity(layer: Any) -> Any:
-    """No sum has more than one term, and 1 is a value of every format: what comes out is what was cast."""
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.zero_()
-        torch.nn.init.eye_(layer.weight)
-    return layer
-
-
-def _run_identity(layer: Any, enter: Enter, given: Mapping[Tensor, Any]) -> dict[Tensor, Any]:
-    """What came out of the cast of each: of the weight, or of input and gradient."""
-    if "weight" in given:
-        with torch.no_grad():
-            layer.weight.copy_(given["weight"])
-        rows = torch.eye(layer.weight.shape[1], dtype=torch.bfloat16, device=layer.weight.device)
-        with enter():
-            out = layer(rows)
-        return {"weight": out.detach().t()}
-    leaf = given["input"].clone().requires_grad_()
-    with enter():
-        out = layer(leaf)
-    out.backward(given["gradient"])
-    layer.zero_grad(set_to_none=True)
-    return {"input": out.detach(), "gradient": leaf.grad}
