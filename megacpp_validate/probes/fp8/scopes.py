@@ -14,27 +14,18 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import torch
 
 from ..bench import Bench, different
-from ..emulation import (
-    LARGEST,
-    DelayedRule,
-    DelayedTensors,
-    FormatName,
-    Product,
-    Update,
-    new_state,
-    next_state,
-)  # fmt: skip
+from ..emulation import LARGEST, FormatName, Product, Update
 from ..observe import Enter
 from .quantizers import Operand, Tensor, watching_operands
 from .stacks import delayed_states
-from .state import LENGTH, ROWS, WAYS, Found, read_state
+from .state import FORMATS, LENGTH, ROWS, WAYS, Follower, Found
 
 WIDTH: Final = 64
 OUT: Final = 96
@@ -53,14 +44,8 @@ ULPS_OF_A_PRODUCT: Final = 2.0
 # to bf16 in between: 2^-8 covers that rounding twice over.
 HALF_UNIT: Final[dict[FormatName, float]] = {"e4m3": 2.0**-4 + 2.0**-8, "e5m2": 2.0**-3 + 2.0**-8}
 HALF_SUBNORMAL: Final[dict[FormatName, float]] = {"e4m3": 2.0**-10, "e5m2": 2.0**-17}
-# Two operands whose scales are nearer than that could take each other's amax unseen.
-APART: Final = 1.3
-# Forward or not -> place of each operand among the columns of a product, three forward and two backward.
-COLUMNS: Final[dict[bool, dict[Tensor, int]]] = {True: {"input": 0, "weight": 1}, False: {"gradient": 0}}
 # Backward products, and the operand of the forward one that each multiplies again.
 AGAIN: Final[dict[Product, Tensor]] = {"dgrad": "weight", "wgrad": "input"}
-Placed = Mapping[tuple[int, int, int], Operand]
-"""Scope of the step, call in it, product of the call -> an operand."""
 
 
 class ScopeLayer(NamedTuple):
@@ -121,8 +106,7 @@ def check_scopes(bench: Bench, enter: Enter, *, update: Update, name: str) -> No
     """Run layers of every kind together, and hold the state of every operand to what its products were given.
 
     The checks are `NAME.products`, `NAME.updates.WAY`, and of each layer `NAME.LAYER.TENSOR.scale`, `.amax`, `.history`
-    and `.kept`, that the backward pass multiplies the very values of the forward one; `NAME.LAYER.distinct` says that
-    no two operands of a state have scales so near that one could stand for the other.
+    and `.kept`, that the backward pass multiplies the very values of the forward one.
 
     Args:
         bench: of the probe.
@@ -169,47 +153,42 @@ def _run_shared_step(
         layer.module.zero_grad(set_to_none=True)
 
 
-class _Follower:
+Placed = tuple[int, ScopeLayer, int, Operand]
+"""Scope of the step, layer, product of the layer's call, operand."""
+
+
+class _Follower(Follower):
     """Holds the states of all layers to the operands that products were given."""
 
     def __init__(self, bench: Bench, layers: Sequence[ScopeLayer], calls: Sequence[int], update: Update) -> None:
-        self._bench, self._layers, self._calls, self._update = bench, layers, calls, update
-        self._states: dict[tuple[int, bool], DelayedTensors] = {}
-        self._found: defaultdict[tuple[int, Tensor], Found] = defaultdict(Found)
-        self._columns: dict[tuple[int, bool], set[int]] = {}
+        super().__init__(bench, update)
+        self._layers, self._calls = layers, [layers[call] for call in calls]
         self.missing = ""
 
     def see_forward(self, seen: Sequence[Operand]) -> None:
         """After a scope."""
-        placed = [(tensor, self._placed(seen, "forward", tensor, 1)) for tensor in COLUMNS[True]]
-        self._see(True, placed, 1)
+        self._see(True, [*self._placed(seen, "forward", "input", 1), *self._placed(seen, "forward", "weight", 1)], 1)
 
     def see_backward(self, forwards: Sequence[Sequence[Operand]], seen: Sequence[Operand]) -> None:
         """After the backward pass of a step: the scope that was left last comes first."""
-        scopes = len(forwards)
+        scopes, gradients = len(forwards), list[Placed]()
         for product, tensor in AGAIN.items():
             before = [one for scope in forwards for one in scope if one.tensor == tensor]
-            again = self._placed(seen, product, tensor, scopes)
-            for ((_, call, _), operand), given in zip(again.items(), before, strict=False):
+            for (_, layer, _, operand), given in zip(self._placed(seen, product, tensor, scopes), before, strict=False):
                 first, second = ((float(one.scale_inverse), float(one.amax)) for one in (given, operand))
                 if first != second:
                     said = f"scale and amax were {first} forward, {second} backward"
-                    self._found[self._calls[call], tensor].wrong.setdefault("kept", said)
-        gradients: list[tuple[Tensor, Placed]] = [
-            ("gradient", self._placed(seen, product, "gradient", scopes)) for product in AGAIN
-        ]
+                    self.found[layer.name, tensor].wrong.setdefault("kept", said)
+            gradients += self._placed(seen, product, "gradient", scopes)
         self._see(False, gradients, scopes)
 
-    def _placed(self, seen: Sequence[Operand], product: Product, tensor: Tensor, scopes: int) -> Placed:
-        """Operands by where they belong: calls come in the order of the scopes, and backward in reverse.
+    def _placed(self, seen: Sequence[Operand], product: Product, tensor: Tensor, scopes: int) -> list[Placed]:
+        """Operands with where they belong: calls come in the order of the scopes, and backward in reverse.
 
         Experts that are one call lie in it in their own order, either way.
         """
         spots = [
-            (scope, call, gemm)
-            for scope in range(scopes)
-            for call, layer in enumerate(self._calls)
-            for gemm in range(self._layers[layer].gemms)
+            (scope, layer, gemm) for scope in range(scopes) for layer in self._calls for gemm in range(layer.gemms)
         ]
         found = [one for one in seen if one.product == product and one.tensor == tensor]
         calls = [list(group) for _, group in groupby(found, key=lambda one: one.call)]
@@ -217,59 +196,40 @@ class _Follower:
         if len(flat) != len(spots) or any(one.scale_inverse is None or one.amax is None for one in flat):
             kinds = ", ".join(sorted({f"{one.kind} {one.format}" for one in flat})) or "none"
             self.missing = self.missing or f"{product}.{tensor}: {len(flat)} of {len(spots)} with a scale: {kinds}"
-            return {}
-        return dict(zip(spots, flat, strict=True))
+            return []
+        return [(*spot, operand) for spot, operand in zip(spots, flat, strict=True)]
 
-    def _see(self, forward: bool, placed: Sequence[tuple[Tensor, Placed]], scopes: int) -> None:
+    def _see(self, forward: bool, placed: Sequence[Placed], scopes: int) -> None:
         """The state of each layer in one direction, after as many updates as there were scopes."""
         if self.missing:
             return
-        for layer in range(len(self._layers)):
+        for layer in self._layers:
             updates = [defaultdict[int, list[Operand]](list) for _ in range(scopes)]
-            for tensor, operands in placed:
-                for (scope, call, gemm), operand in operands.items():
-                    if self._calls[call] == layer:
-                        column = (3 if forward else 2) * gemm + COLUMNS[forward][tensor]
-                        updates[scopes - 1 - scope][column].append(operand)
+            for scope, owner, gemm, operand in placed:
+                if owner is layer:
+                    column = (3 if forward else 2) * gemm + (operand.tensor == "weight")
+                    updates[scopes - 1 - scope][column].append(operand)
             self._hold(layer, forward, updates)
 
-    def _hold(self, layer: int, forward: bool, updates: Sequence[Mapping[int, Sequence[Operand]]]) -> None:
-        after = read_state(self._bench, self._layers[layer].module, forward)
-        state = self._states.get((layer, forward)) or new_state(LENGTH, after.scale.numel())
-        self._states[layer, forward] = after
-        tensors = {column: operands[0].tensor for update in updates for column, operands in update.items()}
-        self._columns[layer, forward] = set(tensors)
-        if after.history.shape != state.history.shape:
-            for tensor in tensors.values():
-                self._found[layer, tensor].wrong.setdefault("history", f"is {tuple(after.history.shape)}")
-            return
-        rule = DelayedRule(LARGEST["e4m3" if forward else "e5m2"], self._update)
+    def _hold(self, layer: ScopeLayer, forward: bool, updates: Sequence[Mapping[int, Sequence[Operand]]]) -> None:
+        state, after = self.read(layer.name, layer.module, forward)
         for number, update in enumerate(updates):
             newest = after.history[max(-LENGTH, number - len(updates))]
             for column, operands in update.items():
-                found, scale = self._found[layer, tensors[column]], state.scale[column]
-                _hold_operands(found, column, operands, float(newest[column]), scale, "e4m3" if forward else "e5m2")
-            state = next_state(state, newest, rule)
-        for column, tensor in tensors.items():
-            self._found[layer, tensor].hold(after, state, column, f"column {column} of the state")
+                found, scale = self.found[layer.name, operands[0].tensor], state.scale[column]
+                _hold_operands(found, column, operands, float(newest[column]), scale, FORMATS[forward])
+            state = self.next(state, newest, forward)
+        for column, operands in updates[0].items():
+            self.found[layer.name, operands[0].tensor].hold(after, state, column, f"column {column} of the state")
 
     def check(self, name: str) -> None:
         """Everything that was seen."""
         why, kept = "1 / scale in fp32, of a scale that may be a unit off", ("amax", "history", "kept")
         of_tensor: dict[Tensor, tuple[str, ...]] = {"input": kept, "weight": kept, "gradient": kept[:2]}
-        for layer, one in enumerate(self._layers):
-            where = f"{name}.{one.name}"
+        for layer in self._layers:
             for tensor, others in of_tensor.items():
-                self._found[layer, tensor].check(self._bench, f"{where}.{tensor}", ULPS_OF_A_PRODUCT, why, *others)
-            near = "; ".join(filter(None, (self._near(layer, way) for way in (True, False))))
-            self._bench.check(f"{where}.distinct", not near, near or "each operand has a scale of its own")
-
-    def _near(self, layer: int, forward: bool) -> str:
-        if (state := self._states.get((layer, forward))) is None:
-            return "no state was seen"
-        scales = sorted(float(state.scale[column]) for column in self._columns[layer, forward])
-        pairs = [(low, high) for low, high in pairwise(scales) if high < low * APART]
-        return f"{WAYS[forward]} scales {pairs} are too near to be told apart" if pairs else ""
+                found, where = self.found[layer.name, tensor], f"{name}.{layer.name}.{tensor}"
+                found.check(self.bench, where, ULPS_OF_A_PRODUCT, why, *others)
 
 
 def _hold_operands(
@@ -298,54 +258,46 @@ AFTER: Final = (2.0, 0.125)
 def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
     """Go on with layers of every kind, and with those that took over what they saved.
 
-    The checks are `NAME.HOW.LAYER.loaded`, the state right after loading, `.step`, output and all gradients of the
-    steps after it, and `.state`, histories and scales after them. HOW: "fresh" layers have never run, "used" ones have
-    a state of their own, all of which is to be replaced.
+    The checks are `NAME.HOW.loaded`, the states right after loading, `.step`, output and all gradients of the steps
+    after it, and `.state`, histories and scales after them. HOW: "fresh" layers have never run, "used" ones have a
+    state of their own, all of which is to be replaced.
     """
     for how, elsewhere in (("fresh", ()), ("used", ELSEWHERE)):
         pair = layers, others = new_layers(bench), new_layers(bench)
-        for factor in BEFORE:
-            _step(bench, enter, [layers], factor)
-        for factor in elsewhere:
-            _step(bench, enter, [others], factor)
-        source, target = (torch.nn.ModuleList([one.module for one in row]) for row in pair)
+        for rows, factors in ((layers, BEFORE), (others, elsewhere)):
+            for factor in factors:
+                _step(bench, enter, [rows], factor)
+        source, target = (torch.nn.ModuleDict({one.name: one.module for one in row}) for row in pair)
         saved = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
         with patch.dict(os.environ, {UNPICKLING: "1"}):
             bench.bridge("extra_state").load_fp8_state_dict(target, saved, recipe="delayed")
-        _check_states(bench, f"{name}.{how}", pair, "loaded")
+        found: dict[str, list[dict[Any, Any]]] = {"loaded": [delayed_states(bench, one) for one in (source, target)]}
         # Both in one scope: where it ends, every layer of the process is brought up to date.
-        results = {factor: _step(bench, enter, pair, factor) for factor in AFTER}
-        for index, one in enumerate(layers):
-            wanted, seen = (
-                {(factor, what): tensor for factor, step in results.items() for what, tensor in step[at].items()}
-                for at in (index, index + len(layers))
-            )
-            _check_same(bench, f"{name}.{how}.{one.name}.step", wanted, seen)
-        _check_states(bench, f"{name}.{how}", pair, "state")
+        steps = [_step(bench, enter, pair, factor) for factor in AFTER]
+        found["step"] = [
+            {(at, *key): tensor for at, step in enumerate(steps) for key, tensor in step[row].items()} for row in (0, 1)
+        ]
+        found["state"] = [delayed_states(bench, one) for one in (source, target)]
+        for when, (wanted, seen) in found.items():
+            off = different(wanted, seen)
+            said = f"{len(wanted)} tensors, bit by bit; not the same: {off[:3] or 'none'}"
+            bench.check(f"{name}.{how}.{when}", bool(wanted) and not off, said)
 
 
-def _check_states(bench: Bench, name: str, pair: tuple[Sequence[ScopeLayer], Sequence[ScopeLayer]], when: str) -> None:
-    for one, other in zip(*pair, strict=True):
-        states = (delayed_states(bench, row.module) for row in (one, other))
-        _check_same(bench, f"{name}.{one.name}.{when}", *states)
-
-
-def _step(bench: Bench, enter: Enter, rows: Sequence[Sequence[ScopeLayer]], factor: float) -> list[dict[str, Any]]:
-    """The same step of each row of layers, in one scope: output and gradients of each layer, row by row."""
+def _step(
+    bench: Bench, enter: Enter, rows: Sequence[Sequence[ScopeLayer]], factor: float
+) -> list[dict[tuple[str, str], Any]]:
+    """The same step of each row of layers, in one scope: output and gradients of its layers, row by row."""
     drawn = [(one.rows(bench, factor), one.gradient(bench, factor)) for one in rows[0]]
     layers = [one for row in rows for one in row]
     leaves = [given.detach().clone().requires_grad_() for _ in rows for given, _ in drawn]
     with enter():
         outs = [one(leaf) for one, leaf in zip(layers, leaves, strict=True)]
     torch.autograd.backward(outs, [gradient for _ in rows for _, gradient in drawn])
-    found = []
-    for one, leaf, out in zip(layers, leaves, outs, strict=True):
+    found: list[dict[tuple[str, str], Any]] = [{} for _ in rows]
+    for number, (one, leaf, out) in enumerate(zip(layers, leaves, outs, strict=True)):
         gradients = {name: weight.grad for name, weight in one.module.named_parameters()}
-        found.append({"out": out.detach(), "rows": leaf.grad, **gradients})
+        tensors = {"out": out.detach(), "rows": leaf.grad, **gradients}
+        found[number // len(drawn)] |= {(one.name, name): tensor for name, tensor in tensors.items()}
         one.module.zero_grad(set_to_none=True)
     return found
-
-
-def _check_same(bench: Bench, name: str, wanted: Mapping[Any, Any], seen: Mapping[Any, Any]) -> None:
-    off = different(wanted, seen)
-    bench.check(name, bool(wanted) and not off, f"{len(wanted)} tensors, bit by bit; not the same: {off[:3] or 'none'}")

@@ -20,8 +20,9 @@ import torch
 
 from ...evidence.receipt import Part
 from ..bench import Bench
-from ..emulation import LARGEST, DelayedRule, DelayedTensors, Update, new_state, next_state
+from ..emulation import LARGEST, DelayedRule, DelayedTensors, FormatName, Update, new_state, next_state
 from ..observe import Enter
+from .quantizers import Tensor
 
 ROWS: Final = 32  # of a call, or of an expert; FP8 products take multiples of 16
 LENGTH: Final = 16  # calls that the recipe remembers
@@ -33,6 +34,8 @@ ULPS_BECAUSE: Final = (
     "the fp64 quotient rounded to fp32; a reciprocal and a product may be 1 unit in the last place off"
 )
 WAYS: Final = {True: "forward", False: "backward"}
+TENSORS: Final[dict[bool, tuple[Tensor, ...]]] = {True: ("input", "weight"), False: ("gradient",)}
+FORMATS: Final[dict[bool, FormatName]] = {True: "e4m3", False: "e5m2"}
 
 
 def default_update(device: str) -> Update:
@@ -85,10 +88,33 @@ class Found:
             bench.check(f"{where}.{what}", not said, said or "as re-computed, call by call")
 
 
-def read_state(bench: Bench, layer: Any, forward: bool) -> DelayedTensors:
-    """Amax histories and scales of a layer in one direction, copied to the host in fp64."""
-    found = bench.bridge("fp8_scope").te_amax_state(layer, forward=forward)
-    return DelayedTensors(*(tensor.detach().cpu().double().clone() for tensor in found))
+@dataclass
+class Follower:
+    """Holds the states of layers to their re-computation, pass by pass.
+
+    Attributes:
+        bench: of the probe.
+        update: how states are brought up to date.
+        states: layer and whether forward -> histories and scales as they were last seen.
+        found: phase or layer, and tensor -> what was seen of it.
+    """
+
+    bench: Bench
+    update: Update
+    states: dict[tuple[str, bool], DelayedTensors] = field(default_factory=dict)
+    found: defaultdict[tuple[str, Tensor], Found] = field(default_factory=lambda: defaultdict(Found))
+
+    def read(self, name: str, layer: Any, forward: bool) -> tuple[DelayedTensors, DelayedTensors]:
+        """The state of a layer in one direction before its last pass and after it, on the host in fp64."""
+        found = self.bench.bridge("fp8_scope").te_amax_state(layer, forward=forward)
+        after = DelayedTensors(*(tensor.detach().cpu().double().clone() for tensor in found))
+        before = self.states.get((name, forward)) or new_state(LENGTH, after.scale.numel())
+        self.states[name, forward] = after
+        return before, after
+
+    def next(self, state: DelayedTensors, amax: Any, forward: bool) -> DelayedTensors:
+        """The state after an update that takes these amaxes in, one a column."""
+        return next_state(state, amax, DelayedRule(LARGEST[FORMATS[forward]], self.update))
 
 
 # Phase, and what rows, weight and gradient are multiplied by.
@@ -120,24 +146,19 @@ def check_delayed_state(bench: Bench, layer: Any, enter: Enter, *, update: Updat
         update: how the state is brought up to date.
         name: of the checks.
     """
-    found: defaultdict[tuple[str, str], Found] = defaultdict(Found)
-    states: dict[bool, DelayedTensors] = {}
-    wrong = {"length": "", "others": ""}
+    follower, wrong = Follower(bench, update), {"length": "", "others": ""}
 
     def see(phase: str, forward: bool, *values: Any) -> None:
         """After a pass that cast these: the first columns of its state are theirs."""
-        state = read_state(bench, layer, forward)
-        before = states.get(forward) or new_state(LENGTH, state.scale.numel())
-        states[forward] = state
+        before, state = follower.read("", layer, forward)
         if state.history.shape != before.history.shape:
             wrong["length"] = f"the history is {tuple(state.history.shape)}, not {tuple(before.history.shape)}"
-            return
         amax = torch.zeros(state.scale.numel(), dtype=torch.float64)
         for column, tensor in enumerate(values):
             amax[column] = float(tensor.detach().abs().amax())
-        wanted = next_state(before, amax, DelayedRule(LARGEST["e4m3" if forward else "e5m2"], update))
-        for column, tensor in enumerate(("input", "weight") if forward else ("gradient",)):
-            found[phase, tensor].hold(state, wanted, column, f"column {column}")
+        wanted = follower.next(before, amax, forward)
+        for column, tensor in enumerate(TENSORS[forward]):
+            follower.found[phase, tensor].hold(state, wanted, column, f"column {column}")
         rest = slice(len(values), None)
         if bool((state.history[:, rest] != 0).any() or (state.scale[rest] != 1).any()):
             wrong["others"] = wrong["others"] or f"{phase}: {WAYS[forward]} {state.history[:, rest].tolist()}"
@@ -151,7 +172,7 @@ def check_delayed_state(bench: Bench, layer: Any, enter: Enter, *, update: Updat
         layer.weight.copy_(weight)
     for what, said in wrong.items():
         bench.check(f"{name}.{what}", not said, said or "as made")
-    for (phase, tensor), one in found.items():
+    for (phase, tensor), one in follower.found.items():
         one.check(bench, f"{name}.{phase}.{tensor}", ULPS, ULPS_BECAUSE, "history")
 
 

@@ -304,13 +304,13 @@ def no_state(patch: Patch) -> None:
 
 
 RESUMED: dict[str, tuple[Plant, str]] = {
-    "gradient scale is one": (loading(lambda meta, _: meta["scaling_bwd"].scale.fill_(1.0)), "fresh.linear.step"),
-    "history stays": (loading(stays("scaling_fwd", "amax_history", 0)), "used.experts.state"),
+    "gradient scale is one": (loading(lambda meta, _: meta["scaling_bwd"].scale.fill_(1.0)), "fresh.step"),
+    "history stays": (loading(stays("scaling_fwd", "amax_history", 0)), "used.state"),
     "history one row off": (
         loading(lambda meta, _: meta["scaling_bwd"].amax_history.copy_(meta["scaling_bwd"].amax_history.roll(1, 0))),
-        "fresh.norm-linear.loaded",
+        "fresh.loaded",
     ),
-    "not saved": (no_state, "used.experts.step"),
+    "not saved": (no_state, "used.step"),
 }  # fmt: skip
 
 
