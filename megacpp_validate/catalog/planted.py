@@ -97,14 +97,12 @@ class TeFault(PlantedFault):
         cause: the class that must be named.
         accepts: classes that are right as well, where the message of a failure leaves it open.
         also: names that are right as well; "environment" where all modules share it.
-        times: seen in timings only, so the modules are timed.
     """
 
     module: Annotated[str, Names("module")]
     cause: StrictCause
     accepts: list[StrictCause] = Field(default_factory=list)
     also: Annotated[list[str], Names("blamed")] = Field(default_factory=list)
-    times: bool = False
 
     @property
     def names(self) -> frozenset[str]:

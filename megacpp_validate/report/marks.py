@@ -60,12 +60,13 @@ def quiet(word: str) -> Mark:
 
 _VALUES: Final = {
     bad: "fail failed error import-error timeout breaks breaking regressed same-failure bad refused not-refused "
-    "expired changed missing faults compiled silent",
+    "expired changed missing faults compiled silent wrong-module wrong-cause others-too misnamed by-another missed "
+    "false-alarm",
     cascade: "blocked cascade",
     risk: "risk tax warned waived accepted holds",  # what holds is a waiver
-    missing: "not-run not-judged unknown cannot-build cannot-tell claimed lost",
+    missing: "not-run not-judged unknown cannot-build cannot-tell claimed lost not-planted elsewhere",
     quiet: "note noise kept harmless expected-unsupported not-needed rolled-back",
-    good: "pass good verified win fits done warm clean same new allowed fixed",
+    good: "pass good verified win fits done warm clean same new allowed fixed right caught quiet",
 }
 _MARKS: Final = {value: make(value.replace("-", " ")) for make, values in _VALUES.items() for value in values.split()}
 

@@ -67,19 +67,19 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return make_host(tmp_path, PROBE, {FILE: ROWS}, monkeypatch)
 
 
-HERE = ("--target", "cpu", "--matrix", "matrix", "--timed-clean", "0", "--clean", "1", "--copies", "copies")
+HERE = ("--target", "cpu", "--matrix", "matrix", "--clean", "1", "--copies", "copies")
 
 
 def verdicts(text: str) -> dict[str, str]:
-    return {row["fault"]: row["verdict"] for row in json.loads(text)["faults"]}
+    return {row["id"]: row["verdict"] for row in json.loads(text)["faults"]}
 
 
 def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
     code, out, err = call(*HERE, "--format", "json")
     assert code == CLOSED, err
     assert verdicts(out) == {"attention-wrong": "right", "permute-wrong": "missed", "stale": "not-planted"}
-    assert json.loads(out)["faults"][0]["culprits"][0]["cascades"] == ["native_block"]
-    assert [row["culprits"] for row in json.loads(out)["controls"]] == [[]]
+    assert json.loads(out)["faults"][0]["seen"] == [{"by": "attention", "names": ["numerics", "native_block"]}]
+    assert [row["verdict"] for row in json.loads(out)["clean"]] == ["quiet"]
     ran = [line.split() for line in host.read_text().splitlines()]
     assert len(ran) == 7 * 4, "the clean run, two faults and a control"
     assert {Path(file).parts[-3] for _, file in ran} == {

@@ -36,16 +36,12 @@ from ...evidence.store import ReceiptInvalid, read_receipts
 from ...evidence.values import Frozen
 from ...probes.order import Order
 from ...process import Processes
-from .scores import CellSeen, CleanResult, ControlResult, FaultResult, FaultScore, SmokeFinding, Verdict
-from .slowdown import CardNoise, compare_timings, measure_noise
+from .scores import FaultScore, ScoreRow, Sighting, Verdict
 from .step import StackReceipts, compare_stacks
 
-CLEAN: Final = "clean"  # runs of the copied folder itself: without speeds,
-CLEAN_WHOLE: Final = "clean-whole"  # without speeds and with all shapes,
-CLEAN_TIMED: Final = "clean-timed"  # with speeds,
-CLEAN_AGAIN: Final = "clean-again"  # and with speeds a second time
+CLEAN: Final = "clean"  # runs of the copied folder itself:
+CLEAN_WHOLE: Final = "clean-whole"  # and with all shapes
 _Row = TypeVar("_Row", bound=PlantedFault)
-Suite = Literal["blame-score", "fp8-faults"]
 Receipts = Mapping[str, Receipt]
 """Receipts of one run by probe."""
 Trouble = tuple[Verdict, str]
@@ -64,7 +60,7 @@ class PlantOptions:
         jobs: cells at a time; 0 for what suits the cores.
         limit_s: seconds that one cell may take.
         matrix: folder; the project's own where it is None.
-        clean, timed_clean: copies without a fault, without and with speeds.
+        clean: copies without a fault.
         held_out: faults that no check was written for.
     """
 
@@ -80,11 +76,12 @@ class PlantOptions:
     python: str
     matrix: Path | None = None
     clean: int = 0
-    timed_clean: int = 0
     held_out: bool = False
 
 
-def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, progress: Progress) -> FaultScore:
+def run_planted(
+    catalog: Catalog, suite: Literal["blame-score", "fp8-faults"], options: PlantOptions, progress: Progress
+) -> FaultScore:
     """Plant, run, judge: is the right module blamed, or does the right FP8 check see each fault?
 
     Raises:
@@ -92,22 +89,19 @@ def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, progress:
     """
     started = time.monotonic()
     target = planning.find_target(catalog, options.target)
-    is_blame = suite == "blame-score"
-    modules = tuple(module.id for module in catalog.modules if is_blame)
     release = options.release or catalog.pinned.te
     known: Sequence[TeFault | Fp8Fault]
-    if is_blame:
-        known = planted.read_te_faults(modules, options.matrix)
+    if suite == "blame-score":
+        known = planted.read_te_faults([module.id for module in catalog.modules], options.matrix)
     else:
         known = planted.read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
     faults = choose_faults(known, release, options.faults)
-    runs = plan_copies(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
+    runs = plan_copies(faults, controls=options.clean, seed=options.seed)
     seen, troubles, where = _run_copies(catalog, target, release, runs, options, progress)
-    rows, controls = judge_copies(release, runs, seen, troubles, catalog.modules)
+    rows, clean = judge_copies(release, runs, seen, troubles, catalog.modules)
     return FaultScore(
-        schema_id="megacpp-validate/blame-score/1" if is_blame else "megacpp-validate/fp8-faults/1", tool=TOOL,
-        target=target.id, environment=where, modules=modules, held_out=options.held_out, faults=rows,
-        controls=controls, seconds=round(time.monotonic() - started, 1),
+        tool=TOOL, suite=suite, target=target.id, environment=where, faults=rows, clean=clean,
+        seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 
@@ -123,7 +117,6 @@ class CopyRun:
         fault: what is planted; None in a clean run and in a control.
         against: name of the clean run that it is compared with; empty for a clean run, which makes no copy.
         seed: of weights and inputs.
-        times: whether only speeds are measured and judged.
         cells: FP8 cells that run; empty for every probe.
         quick: whether with the smallest shapes.
     """
@@ -132,7 +125,6 @@ class CopyRun:
     fault: PlantedFault | None = None
     against: str = ""
     seed: int = 0
-    times: bool = False
     cells: tuple[str, ...] = ()
     quick: bool = True
 
@@ -154,32 +146,24 @@ def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str])
     return chosen
 
 
-def plan_copies(
-    faults: Sequence[PlantedFault], *, controls: int = 0, timed_controls: int = 0, seed: int = 0
-) -> tuple[CopyRun, ...]:
+def plan_copies(faults: Sequence[PlantedFault], *, controls: int = 0, seed: int = 0) -> tuple[CopyRun, ...]:
     """The clean runs, then a copy for each fault, then copies without a fault, which take the seeds after `seed`.
 
-    What is timed has clean runs of its own: one to compare with, and a second one for the noise of the card. A clean
-    run has every FP8 cell that a fault names.
+    A clean run has every FP8 cell that a fault names.
     """
     copies: list[CopyRun] = []
     for one in faults:
         if isinstance(one, Fp8Fault):
             against, cells = CLEAN if one.quick else CLEAN_WHOLE, (*one.cells, one.green)
-            copies.append(CopyRun(f"faults/{one.id}", one, against, seed, cells=cells, quick=one.quick))
-        elif isinstance(one, TeFault):
-            against = CLEAN_TIMED if one.times else CLEAN
-            copies.append(CopyRun(f"faults/{one.id}", one, against, seed, one.times))
-    for number in range(1, controls + timed_controls + 1):
-        timed = number > controls
-        name = f"controls/control-timed-{number - controls}" if timed else f"controls/control-{number}"
-        copies.append(CopyRun(name, None, CLEAN_TIMED if timed else CLEAN, seed + number, timed))
+            copies.append(CopyRun(f"faults/{one.id}", one, against, seed, cells, one.quick))
+        else:
+            copies.append(CopyRun(f"faults/{one.id}", one, CLEAN, seed))
+    copies += [CopyRun(f"controls/control-{one}", None, CLEAN, seed + one) for one in range(1, controls + 1)]
     clean = []
-    for name in (CLEAN, CLEAN_WHOLE, CLEAN_TIMED):
+    for name in (CLEAN, CLEAN_WHOLE):
         if mine := [run for run in copies if run.against == name]:
             cells = tuple(dict.fromkeys(cell for run in mine for cell in run.cells))
-            clean.append(CopyRun(name, None, "", seed, mine[0].times, cells, mine[0].quick))
-    clean += [replace(run, name=CLEAN_AGAIN) for run in clean if run.times]
+            clean.append(CopyRun(name, None, "", seed, cells, mine[0].quick))
     return (*clean, *copies)
 
 
@@ -189,43 +173,38 @@ def plan_copies(
 def judge_copies(
     release: str, runs: Sequence[CopyRun], seen: Mapping[str, Receipts], troubles: Mapping[str, Trouble],
     modules: Sequence[BridgeModule] = (),
-) -> tuple[tuple[FaultResult, ...], tuple[ControlResult, ...]]:  # fmt: skip
-    """Every fault and every control, judged.
+) -> tuple[tuple[ScoreRow, ...], tuple[ScoreRow, ...]]:  # fmt: skip
+    """Every fault, and every control and every cell that must stay green, judged.
 
     Args:
         seen: receipts by name of the run; a run without any is one that did not run.
         troubles: by name of the run.
         modules: of the blame, in dependency order.
     """
-    noise = measure_noise(seen.get(CLEAN_TIMED, {}), seen.get(CLEAN_AGAIN, {}))
-    faults, controls = [], []
+    faults: list[ScoreRow] = []
+    clean: list[ScoreRow] = []
     for run in runs:
         if not run.against:
             continue
-        clean, copy, fault = seen.get(run.against, {}), seen.get(run.name, {}), run.fault
-        trouble = troubles.get(run.name) or _find_trouble(run, clean, copy, modules)
-        found: dict[str, Any] = {}
+        before, copy, fault = seen.get(run.against, {}), seen.get(run.name, {}), run.fault
+        row = ScoreRow(
+            id=fault.id if fault else run.name.removeprefix("controls/"), where=release, verdict=Verdict.NOT_RUN,
+            says=fault.says if fault else f"A copy without a fault, with seed {run.seed}.",
+            seconds=round(sum(receipt.seconds.get("total", 0.0) for receipt in copy.values()), 1),
+        )  # fmt: skip
+        trouble = troubles.get(run.name) or _find_trouble(run, before, copy, modules)
+        found: dict[str, Any] = {"verdict": trouble[0], "reason": trouble[1]} if trouble else {}
         if isinstance(fault, Fp8Fault):
-            found = _judge_cells(fault, copy)
-        elif trouble is None:
-            found = _judge_blame(run, clean, copy, modules, noise)
-        if trouble is not None:
-            found = {key: found[key] for key in ("wants", "cells") if key in found}
-            found |= {"verdict": trouble[0], "reason": trouble[1]}
-        if fault is None:
-            reason = found["reason"] if found["verdict"] is Verdict.NOT_RUN else ""
-            controls.append(
-                ControlResult(
-                    name=run.name.removeprefix("controls/"), release=release, seed=run.seed, timed=run.times,
-                    culprits=found.get("culprits", ()), reason=reason,
-                )
-            )  # fmt: skip
-            continue
+            found = {"expected": [Sighting(by=cell, names=tuple(fault.checks)) for cell in fault.cells], **found}
+            if not trouble:
+                found |= _judge_cells(fault, copy)
+                clean.append(_judge_green(fault, row, copy.get(fault.green)))
+        elif not trouble:
+            found = _judge_blame(run, before, copy, modules)
         if isinstance(fault, TeFault):
-            found |= {"module": fault.module, "cause": fault.cause}
-        seconds = round(sum(receipt.seconds.get("total", 0.0) for receipt in copy.values()), 1)
-        faults.append(FaultResult(fault=fault.id, says=fault.says, release=release, seconds=seconds, **found))
-    return tuple(faults), tuple(controls)
+            found["expected"] = (Sighting(by=fault.module, names=(fault.cause.value,)),)
+        (faults if fault else clean).append(row.model_copy(update=found))
+    return tuple(faults), tuple(clean)
 
 
 def _find_trouble(
@@ -243,57 +222,78 @@ def _find_trouble(
     return None
 
 
-def _judge_blame(
-    run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule], noise: CardNoise
-) -> dict[str, Any]:
+def _judge_blame(run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule]) -> dict[str, Any]:
     """Who is blamed in a copy, and what that is worth."""
-    timings = compare_timings(clean, copy, noise) if run.times else ()
     sides = [StackReceipts(name, tuple(it.values())) for name, it in ((run.against, clean), (run.name, copy))]
-    step = compare_stacks(sides[0], sides[1], modules, timings)
+    step = compare_stacks(sides[0], sides[1], modules)
     named = ", ".join(f"{culprit.module} ({culprit.cause.value})" for culprit in step.culprits)
     verdict, reason = Verdict.RIGHT, ""
     if not step.culprits and step.lost:
         verdict, reason = Verdict.NOT_RUN, f"no evidence of {'; '.join(map(': '.join, step.lost.items()))}"
+    elif not isinstance(fault := run.fault, TeFault):
+        verdict = Verdict.FALSE_ALARM if step.culprits else Verdict.QUIET
     elif not step.culprits:
         verdict, reason = Verdict.MISSED, "every module is as it is in the clean copy"
-    elif isinstance(fault := run.fault, TeFault):
-        right = [culprit for culprit in step.culprits if culprit.module in fault.names]
-        if not right:
-            verdict, reason = Verdict.WRONG_MODULE, f"{named} instead of {fault.module}"
-        elif len(step.culprits) > 1:
-            verdict, reason = Verdict.OTHERS_TOO, f"{named} instead of {fault.module} alone"
-        elif right[0].cause not in fault.causes:
-            verdict, reason = Verdict.WRONG_CAUSE, f"{named} instead of {fault.cause.value}"
-    return {"verdict": verdict, "reason": reason, "culprits": step.culprits}
+    elif not (right := [culprit for culprit in step.culprits if culprit.module in fault.names]):
+        verdict, reason = Verdict.WRONG_MODULE, f"{named} instead of {fault.module}"
+    elif len(step.culprits) > 1:
+        verdict, reason = Verdict.OTHERS_TOO, f"{named} instead of {fault.module} alone"
+    elif right[0].cause not in fault.causes:
+        verdict, reason = Verdict.WRONG_CAUSE, f"{named} instead of {fault.cause.value}"
+    seen = tuple(Sighting(by=one.module, names=(one.cause.value, *one.cascades)) for one in step.culprits)
+    return {"verdict": verdict, "reason": reason, "seen": seen}
 
 
 def _judge_cells(fault: Fp8Fault, copy: Receipts) -> dict[str, Any]:
     """Which checks fail in the cells of a fault, and what that is worth."""
-    *cells, green = (_look(fault, cell, copy.get(cell)) for cell in (*fault.cells, fault.green))
-    still = ", ".join(cell.cell for cell in cells if not cell.is_red)
+    red = {cell: list_failed(copy[cell]) for cell in fault.cells if _is_red(copy.get(cell))}
+    still = ", ".join(cell for cell in fault.cells if cell not in red)
+    lost = [f"{cell}: {_why_lost(copy.get(cell))}" for cell in fault.cells if not _ran(copy.get(cell))]
     wrong = [f"{still} stays green"] if still else []
-    wrong += [f"{one.cell} is red by {', '.join(one.others) or one.reason}" for one in cells
-              if one.is_red and not one.right]  # fmt: skip
-    verdict = Verdict.BY_ANOTHER if wrong else Verdict.CAUGHT
-    if lost := [f"{cell.cell}: {cell.reason}" for cell in cells if not cell.ran]:
-        verdict, wrong = Verdict.NOT_RUN, [f"no evidence of {'; '.join(lost)}"]
-    elif not any(cell.is_red for cell in cells):
-        verdict, wrong = Verdict.MISSED, [f"{still}: as in the clean copy"]
-    if green.is_red:
-        failed = ", ".join([*green.right, *green.others]) or green.reason
-        wrong.append(f"{green.cell}, which must stay green, is red by {failed}")
-    wants = tuple(fault.checks)
-    return {"verdict": verdict, "reason": "; ".join(wrong), "wants": wants, "cells": tuple(cells), "green": green}
+    wrong += [
+        f"{cell} is red by {', '.join(failed) or copy[cell].reason}"
+        for cell, failed in red.items()
+        if not any(map(fault.wants, failed))
+    ]
+    verdict, reason = Verdict.BY_ANOTHER if wrong else Verdict.CAUGHT, "; ".join(wrong)
+    if lost:
+        verdict, reason = Verdict.NOT_RUN, f"no evidence of {'; '.join(lost)}"
+    elif not red:
+        verdict, reason = Verdict.MISSED, f"{still}: as in the clean copy"
+    seen = tuple(
+        Sighting(by=cell, names=tuple(sorted(failed, key=fault.wants, reverse=True))) for cell, failed in red.items()
+    )
+    return {"verdict": verdict, "reason": reason, "seen": seen}
 
 
-def _look(fault: Fp8Fault, cell: str, receipt: Receipt | None) -> CellSeen:
-    if receipt is None:
-        return CellSeen(cell=cell, outcome=None, reason="there is no receipt of it")
+def _judge_green(fault: Fp8Fault, row: ScoreRow, receipt: Receipt | None) -> ScoreRow:
+    """The cell of a fault that must stay green."""
+    found: dict[str, Any] = {"id": f"{fault.id}: {fault.green}", "says": f"{fault.green} must stay green.",
+                             "verdict": Verdict.QUIET, "seconds": 0.0}  # fmt: skip
+    if not _ran(receipt):
+        found |= {"verdict": Verdict.NOT_RUN, "reason": _why_lost(receipt)}
+    elif receipt is not None and _is_red(receipt):
+        seen = (Sighting(by=fault.green, names=tuple(list_failed(receipt))),)
+        found |= {"verdict": Verdict.FALSE_ALARM, "reason": receipt.reason, "seen": seen}
+    return row.model_copy(update=found)
+
+
+def list_failed(receipt: Receipt) -> list[str]:
+    """Checks that failed, and the class of what was raised."""
     failed = [check.name for check in receipt.checks if not check.passed]
-    failed += [f"raised {receipt.failure.type}"] if receipt.failure is not None else []
-    right = tuple(name for name in failed if fault.wants(name))
-    others = tuple(name for name in failed if not fault.wants(name))
-    return CellSeen(cell=cell, outcome=receipt.outcome, right=right, others=others, reason=receipt.reason)
+    return failed + ([f"raised {receipt.failure.type}"] if receipt.failure is not None else [])
+
+
+def _ran(receipt: Receipt | None) -> bool:
+    return receipt is not None and receipt.outcome not in (Outcome.NOT_RUN, Outcome.BLOCKED)
+
+
+def _is_red(receipt: Receipt | None) -> bool:
+    return receipt is not None and _ran(receipt) and not receipt.outcome.is_good
+
+
+def _why_lost(receipt: Receipt | None) -> str:
+    return "there is no receipt of it" if receipt is None else receipt.reason
 
 
 # --- the runs -------------------------------------------------------------------------------------------------------
@@ -338,9 +338,7 @@ def _run_copies(
                 troubles[run.name] = Verdict.NOT_PLANTED, str(stale)
             except (NoEnvironment, OSError) as why:
                 troubles[run.name] = Verdict.NOT_RUN, f"its copy cannot be made: {why}"
-        for timed in (False, True):  # what times waits for what computes to end
-            wave = [cell for cell in cells if cell.order.times is timed]
-            run_here(wave, room, processes, fresh=False, progress=progress)
+        run_here(cells, room, processes, fresh=False, progress=progress)
     gpu = facts.gpu.name if facts.gpu else "no GPU"
     seen: dict[str, Receipts] = {}
     for run in runs:
@@ -369,7 +367,7 @@ def _plan_cells(
 ) -> Iterator[Cell]:
     for row in planning.choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules:
         own = replace(
-            planning.plan_row(blank, row), seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
+            planning.plan_row(blank, row), seed=run.seed, quick=run.quick,
             turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
         )  # fmt: skip
         yield Cell(
@@ -380,6 +378,15 @@ def _plan_cells(
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------
 
 FOUND: Final = "found.json"  # beside the receipt of a cell: `CellFound`
+_FIRST: Final = ("step", "ranks", "module", "tensor")  # of what a check names
+
+
+class SmokeFinding(Frozen):
+    """What one check reports about one run; `named` has step, ranks, module, tensor and whatever else it names."""
+
+    check: str
+    named: dict[str, JsonValue] = Field(default_factory=dict)
+    words: str = ""
 
 
 class RunFound(Frozen):
@@ -432,58 +439,67 @@ def run_smoke_faults(
                 place = Path(session.folder, f"{receipt.cell}.{FOUND}")
                 found[cell] = CellFound.model_validate_json(place.read_bytes())
         environment, seconds = session.interpreter.rpartition("): ")[2], session.seconds
-    clean = tuple(
-        CleanResult(cell=one.id, title=one.title, way=run.run, **run.model_dump(exclude={"run", "fault"}))
-        for one in chosen.plans
-        if one.id in found
-        for run in found[one.id].clean
-    )
+    clean = tuple(_judge_clean(plan, run) for plan in chosen.plans if plan.id in found for run in found[plan.id].clean)
     return FaultScore(
-        schema_id="megacpp-validate/smoke-faults/1", tool=TOOL, target=row.id, environment=environment,
+        tool=TOOL, suite="smoke-faults", target=row.id, environment=environment, clean=clean, seconds=seconds,
         faults=tuple(_judge_smoke(fault, chosen, row.id, found, receipts) for fault in chosen.faults),
-        clean=clean, seconds=seconds,
     )  # fmt: skip
 
 
-def judge_finding(
-    caught_by: str, wants: Mapping[str, JsonValue], findings: Sequence[SmokeFinding]
-) -> tuple[Verdict, bool | None, str]:
-    """What findings on a run with a fault are worth: verdict, whether the place is named, and why it is not good."""
-    right = [finding for finding in findings if finding.check == caught_by]
-    if not right and findings:
-        others = ", ".join(dict.fromkeys(finding.check for finding in findings))
-        return Verdict.BY_ANOTHER, None, f"{caught_by} found nothing; {others} did"
+def judge_finding(expected: Sighting, seen: Sequence[Sighting]) -> tuple[Verdict, str]:
+    """What findings on a run with a fault are worth: the verdict, and why it is not good."""
+    right = [one for one in seen if one.by == expected.by]
+    if not right and seen:
+        others = ", ".join(dict.fromkeys(one.by for one in seen))
+        return Verdict.BY_ANOTHER, f"{expected.by} found nothing; {others} did"
     if not right:
-        return Verdict.MISSED, None, "no check found anything"
-    wrong = [
-        "; ".join(
-            f"{key} is {one.named.get(key)!r} and must be {value!r}"
-            for key, value in wants.items()
-            if key not in one.named or one.named[key] != value
-        )
-        for one in right
-    ]
-    return Verdict.CAUGHT, not all(wrong), wrong[0] if all(wrong) else ""
+        return Verdict.MISSED, "no check found anything"
+    lacking = [[name for name in expected.names if name not in one.names] for one in right]
+    if all(lacking):
+        return Verdict.MISNAMED, f"{expected.by} does not name {', '.join(lacking[0])}"
+    return Verdict.CAUGHT, ""
+
+
+def list_named(named: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a check names: "step 2", "ranks 0, 1", "module layers.3", in one order whatever wrote them."""
+    order = sorted(named, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
+    values = {key: named[key] for key in order if named[key] not in ("", [])}
+    return tuple(
+        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}" for key, value in values.items()
+    )
+
+
+def _list_sightings(run: RunFound) -> tuple[Sighting, ...]:
+    return tuple(Sighting(by=one.check, names=list_named(one.named) or (one.words,)) for one in run.findings)
+
+
+def _judge_clean(plan: planted.FaultPlan, run: RunFound) -> ScoreRow:
+    died = "" if run.ending == "done" else f"It ended otherwise: {run.ending}."
+    seen = _list_sightings(run)
+    return ScoreRow(
+        id=f"{plan.id}: {run.run}", says="A run without a fault.", where=f"{plan.title}; {run.run}", seen=seen,
+        verdict=Verdict.FALSE_ALARM if died or seen else Verdict.QUIET, reason=died, seconds=run.seconds,
+    )  # fmt: skip
 
 
 def _judge_smoke(
     fault: planted.SmokeFault, chosen: planted.SmokeFaults, target: str, found: Mapping[str, CellFound],
     receipts: Mapping[str, Receipt],
-) -> FaultResult:  # fmt: skip
+) -> ScoreRow:  # fmt: skip
     plan = next(plan for plan in chosen.plans if plan.id == fault.plan)
     runs = found[plan.id].faulty if plan.id in found else ()
     run = next((one for one in runs if (one.run, one.fault) == (fault.id, fault.fault)), None)
-    wants: dict[str, Any] = dict(fault.names)
-    receipt, elsewhere = receipts.get(plan.id), target not in plan.targets
-    verdict, named = Verdict.NOT_RUN, None
+    expected, seen = Sighting(by=fault.caught_by, names=list_named(fault.names)), _list_sightings(run) if run else ()
+    receipt = receipts.get(plan.id)
     if run is not None:
-        verdict, named, reason = judge_finding(fault.caught_by, wants, run.findings)
-    elif elsewhere:
+        verdict, reason = judge_finding(expected, seen)
+    elif target not in plan.targets:
+        verdict = Verdict.ELSEWHERE
         reason = f"not for {target}: its cell takes {plan.ranks} devices of {' or '.join(plan.targets)}"
     else:
+        verdict = Verdict.NOT_RUN
         reason = f"its cell is {receipt.outcome.value}: {receipt.reason}" if receipt else "its cell left no receipt"
-    return FaultResult(
-        fault=fault.id, planted=fault.fault, says=fault.says, cell=plan.id, title=plan.title, ranks=plan.ranks,
-        way=fault.way, held_out=fault.held_out, caught_by=fault.caught_by, wants=wants, verdict=verdict, named=named,
-        findings=run.findings if run else (), reason=reason, elsewhere=elsewhere, seconds=run.seconds if run else 0.0,
+    return ScoreRow(
+        id=fault.id, says=fault.says, where=f"{plan.title}; {fault.way}", expected=(expected,), seen=seen,
+        verdict=verdict, reason=reason, held_out=fault.held_out, seconds=run.seconds if run else 0.0,
     )  # fmt: skip

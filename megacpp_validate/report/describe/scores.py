@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ...canary.dynamic.scores import CellSeen, FaultResult, FaultScore, SmokeFinding, SuiteScore
-from ...diagnosis.culprits import Culprit
+from ...canary.dynamic.scores import FaultScore, ScoreRow, Sighting, SuiteScore, Verdict
 from ...evidence.selftest import SelftestResult
 from ...gate.ablation import AblationResult, Change, FeatureAblation, LossChange
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
-from ..marks import Mark, bad, good, mark_exit, mark_of, missing
+from ..marks import Tone, bad, good, mark_exit, mark_of, missing
 from .words import list_some, show_rate, sum_up, tabulate_facts
 
-_SHOWN: Final = 3  # checks of a cell that are named
-_FIRST: Final = ("step", "ranks", "module", "tensor")  # of what a check names
+_SHOWN: Final = 4  # checks of a cell that are named
 _METHOD: Final = (
     "Runs without a feature and with it take turns (off, on, off, on), with the same seed and data. In brackets: the "
     "95% interval, by Student's t over runs of one arm. A change is noise where its interval includes no change."
@@ -23,69 +20,30 @@ _METHOD: Final = (
 
 def describe_planted(score: FaultScore) -> Document:
     """The rate with its bound, false alarms, whatever is not as it should be, and every fault."""
-    name, judged = score.schema_id.split("/")[1], len(score.judged)
-    cases = tuple(_diagnose(row, name) for row in score.faults)
+    judged = score.judged
+    cases = tuple(_diagnose(row, score.suite) for row in (*score.faults, *score.clean))
     facts: dict[str, Content] = {
+        "seen by any check": show_rate(sum(row.verdict is not Verdict.MISSED for row in judged), len(judged)),
         "false alarms in clean runs": show_rate(*score.alarms),
-        "not judged": ", ".join(row.fault for row in score.faults if not row.was_judged),
+        "not judged": ", ".join(row.id for row in (*score.faults, *score.clean) if not row.was_judged),
         "environment": f"{score.environment}; {score.seconds:.0f} s",
     }
-    if name == "fp8-faults":
-        facts["seen by any check"] = show_rate(score.seen, judged)
-    facts |= {row.name: _list_culprits(row.culprits) or row.reason for row in score.controls}
-    alarms = (run for run in score.clean if run.is_alarm)
-    facts |= {f"{one.title}, {one.way}": _list_findings(one.findings) or one.ending for one in alarms}
-    shown = (case for row, case in zip(score.faults, cases, strict=True) if not row.is_good or row.is_alarm)
-    blocks: tuple[Block, ...] = (tabulate_facts(facts), *shown, Details("Every fault", cases))
-    summary = f"Planted faults that are caught and named as they must be: {show_rate(score.right, judged)}."
-    return Document(f"Planted faults: {name}", summary, mark_exit(score.exit), blocks, cases)
+    shown = (case for case in cases if case.mark.tone is not Tone.GOOD)
+    blocks: tuple[Block, ...] = (tabulate_facts(facts), *shown, Details("Every fault and clean run", cases))
+    summary = f"Planted faults that are caught and named as they must be: {show_rate(score.right, len(judged))}."
+    return Document(f"Planted faults: {score.suite}", summary, mark_exit(score.exit), blocks, cases)
 
 
-def _mark(row: FaultResult) -> Mark:
-    word = row.verdict.value.replace("-", " ")
-    if row.named is not None:
-        word = f"{word}, named {'rightly' if row.named else 'wrongly'}"
-    return good(word) if row.is_good else bad(word) if row.was_judged else missing(word)
-
-
-def _diagnose(row: FaultResult, group: str) -> Diagnostic:
+def _diagnose(row: ScoreRow, group: str) -> Diagnostic:
     """Where a fault is planted, who or what must see it, and who or what did."""
-    cells = [*row.cells, *([row.green] if row.is_alarm and row.green else [])]
-    if row.module:
-        expected = f"{row.module} ({row.cause.value if row.cause else ''})"
-    elif isinstance(row.wants, dict):
-        expected = f"{row.caught_by}: {_show_named(row.wants)}"
-    else:
-        expected = ", ".join(row.wants)
-    seen = *_list_culprits(row.culprits), *_list_findings(row.findings), *map(_show_cell, cells)
-    fields = ("where", row.release or f"{row.title}; {row.way}"), ("expected", expected), ("seen by", seen)
+    expected, seen = (tuple(map(_show_sighting, listed)) for listed in (row.expected, row.seen))
+    fields = ("where", row.where), ("expected", expected), ("seen by", seen)
     message = " ".join(filter(None, (row.says, row.reason)))
-    return Diagnostic(row.fault, _mark(row), group, message, fields, seconds=row.seconds)
+    return Diagnostic(row.id, mark_of(row.verdict), group, message, fields, seconds=row.seconds)
 
 
-def _list_culprits(culprits: Iterable[Culprit]) -> tuple[str, ...]:
-    return tuple(
-        "; with it: ".join(filter(None, (f"{one.module} ({one.cause.value})", ", ".join(one.cascades))))
-        for one in culprits
-    )
-
-
-def _show_cell(cell: CellSeen) -> str:
-    outcome = cell.outcome.value if cell.outcome else "no receipt"
-    return f"{cell.cell}: {list_some([*cell.right, *cell.others], _SHOWN) or outcome}"
-
-
-def _list_findings(findings: Iterable[SmokeFinding]) -> tuple[str, ...]:
-    return tuple(f"{one.check}: {_show_named(one.named) or one.words}" for one in findings)
-
-
-def _show_named(named: Mapping[str, Any]) -> str:
-    """Step 2, ranks 1, module layers.3: in one order, whatever wrote them."""
-    order = sorted(named, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
-    values = {key: named[key] for key in order if named[key] not in ("", [])}
-    return ", ".join(
-        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}" for key, value in values.items()
-    )
+def _show_sighting(one: Sighting) -> str:
+    return ": ".join(filter(None, (one.by, list_some(one.names, _SHOWN))))
 
 
 def describe_selftest(result: SelftestResult) -> Document:

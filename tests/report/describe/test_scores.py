@@ -33,7 +33,8 @@ def test_committed_scores_are_read_with_their_figures(name: str, snapshot: Snaps
     score = FaultScore.model_validate_json((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
     assert (score.right, len(score.judged), score.alarms, int(score.exit)) == (right, judged, alarms, code)
     document = describe_planted(score)
-    assert (len(document.cases), document.mark.tone is Tone.GOOD) == (len(score.faults), code == 0)
+    rows = (*score.faults, *score.clean)
+    assert (len(document.cases), document.mark.tone is Tone.GOOD) == (len(rows), code == 0)
     if name in ("blame_score_held_out", "smoke_faults", "fp8_faults_held_out"):
         assert render_markdown(document) == snapshot
 
