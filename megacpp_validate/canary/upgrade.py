@@ -61,7 +61,6 @@ class CanaryOptions:
             Transformer Engine, else this project's bridge.
         environment: what the requirements of NEW are compared with, as --env takes it.
         every_pair, listing: the static tier alone, over all releases.
-        first_bad_in: id of the module whose first bad release is searched for.
         tiers: names with commas; None for what suits the rest.
         every_installed: all releases that the host has, oldest first.
         environments: "NAME=WAY:VALUE", each a stack of that name.
@@ -77,7 +76,6 @@ class CanaryOptions:
     source: tuple[Path, ...] = ()
     environment: tuple[str, ...] = ()
     every_pair: bool = False
-    first_bad_in: str = ""
     listing: bool = False
     tiers: str | None = None
     every_installed: bool = False
@@ -175,12 +173,12 @@ def plan_canary(options: CanaryOptions) -> CanaryPlan:
         NothingSelected: no tier, or no two releases.
     """
     stacks = options.every_installed or bool(options.environments)
-    alone = options.every_pair or options.listing or bool(options.first_bad_in)
+    alone = options.every_pair or options.listing
     tiers = (options.tiers if options.tiers is not None else "gpu" if stacks else "static").replace(",", " ").split()
     if alone and (options.tiers or stacks or options.releases[2:]):
         raise WrongArguments(
-            "--all, --first-bad and --list belong to the static tier alone, between two releases at most. Next step: "
-            "leave out either those or --tiers, --all-installed, --environment and further releases."
+            "--all and --list belong to the static tier alone, between two releases at most. Next step: leave out "
+            "either those or --tiers, --all-installed, --environment and further releases."
         )
     if options.environment and (alone or "static" not in tiers):
         raise WrongArguments(
@@ -262,19 +260,14 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], options: CanaryOpt
     """The static tier for every adjacent pair of releases on the index, between two ends where they are given.
 
     Raises:
-        WrongArguments: an end is no release on the index, or the source tree has no module `options.first_bad_in`.
+        WrongArguments: an end is no release on the index.
         NothingSelected: no two releases can be read.
     """
     sources = open_sources("static")
     from .static.named_rows import choose_roots
-    from .static.sweep import OLDEST, read_chosen, run_sweep
+    from .static.sweep import OLDEST, run_sweep
 
     roots = choose_roots(options.source, Path.cwd())
-    if options.first_bad_in:
-        source = read_chosen(roots, catalog)
-        known = source.order or sorted({source.row_of(file) for file in source.project.using} | {*source.rows.values()})
-        choose_names("module", known, [options.first_bad_in])
-
     versions = sources.versions()
     readable = versions[versions.index(OLDEST) :] if OLDEST in versions else versions  # a mirror may start later
     first, last = (*ends, *(readable[0], readable[-1])[len(ends) :])

@@ -26,7 +26,6 @@ _ENV = (
     "Environment that NEW is for: cublas=13.1,cudnn=9.14,torch=2.11 | a `pip freeze` file | doctor's JSON | an "
     "interpreter | an NGC tag of the matrix; repeated, the later one counts."
 )
-_MODULE = typer.Option("--first-bad", metavar="MODULE", help="The first release that breaks this module.")
 _PLACE = "NAME=overlay:DIR | python:PATH; repeated."
 
 
@@ -38,7 +37,6 @@ def canary(
     source: Annotated[tuple[Path, ...], _SOURCE] = (),
     environment: Annotated[tuple[str, ...], typer.Option("--env", help=_ENV)] = (),
     every_pair: Annotated[bool, typer.Option("--all", help="Every adjacent pair of releases, as one grid.")] = False,
-    first_bad_in: Annotated[str, _MODULE] = "",
     fail_on: Annotated[Literal["break", "risk"], "Exit code 1 for a breakage, or for a risk too."] = "break",
     listing: Annotated[bool, typer.Option("--list", help="List the releases on the index.")] = False,
     tiers: Annotated[str | None, "Of static, firewall, gpu. Default: static; gpu with --all-installed."] = None,
@@ -83,6 +81,6 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
     if plan.mode is upgrade.Mode.UPGRADE:
         result = upgrade.run_upgrade(catalog, plan, options, context.progress)
         return Answer(result, "upgrade:describe_upgrade")
-    sweep = upgrade.compare_every_pair(catalog, plan.releases, options, context.progress)
-    found = sweep.first_bad(options.first_bad_in) if options.first_bad_in else None
-    return Answer(found, "static:describe_static") if found else Answer(sweep, "static:describe_sweep")
+    return Answer(
+        upgrade.compare_every_pair(catalog, plan.releases, options, context.progress), "static:describe_sweep"
+    )

@@ -97,7 +97,6 @@ WRONG_ARGUMENTS = {
     "same": (["2.9.0", "2.9.0"], ["2.9.0 is given twice", "Next step"]),
     "no-such-release": (["2.9.0", "2.9.7"], ["2.9.7", "Nearest: 2.8.0, 2.9.0, 2.10.0, 2.11.0", "Next step"]),
     "no-release": (["2.9.0", "latest"], ["'latest' is not a release", "Next step"]),
-    "no-such-module": (["--first-bad", "atention"], ["atention", "attention", "Next step"]),
     "no-such-option": (["--colour"], ["--colour"]),
     "no-such-format": (["2.8.0", "2.9.0", "--format", "pdf"], ["pdf", "html"]),
     "too-many": (["--all", "2.8.0", "2.9.0", "2.10.0"], ["between two releases at most", "Next step"]),

@@ -91,11 +91,6 @@ def read_sweep(ended: Ended) -> Decisions:
     return found
 
 
-def read_first_bad(ended: Ended) -> Decisions:
-    """The first release that breaks a module; of the JSON only what is neither text nor time."""
-    return {key: value for key, value in ended.data.items() if key in ("module", "first_bad", "good", "bad")}
-
-
 def statics() -> Iterator[Scenario]:
     """The sweep, long jumps and downgrades, and edits of a release's sources."""
     yield Scenario("sweep", ("te-canary", "--all", "--format", "json"), read_sweep, lacks=(NO_SOURCES,))
@@ -109,9 +104,6 @@ def statics() -> Iterator[Scenario]:
         for number, row in enumerate(edits[name]):
             yield _edited(f"edited: {name} {number} {row[0]}", [row])
     yield _edited("edited: nothing", [])
-    for module in ("permute", "none"):
-        words = ("te-canary", "2.14.1", "2.15.0", "--first-bad", module, "--format", "json")
-        yield Scenario(f"first bad of {module}", words, read_first_bad, lacks=(NO_SOURCES,))
 
 
 def _edited(name: str, rows: list[list[str]]) -> Scenario:

@@ -186,14 +186,6 @@ class Sweep(Frozen):
         """Open: the grid is history."""
         return Exit.OPEN
 
-    def first_bad(self, module: str) -> StaticResult | None:
-        """The first step in which a bridge module breaks, by its own fault or by a cascade."""
-        red = {ModuleVerdict.BREAKS, ModuleVerdict.CASCADE}
-        return next(
-            (step for step in self.steps if any(row.module == module and row.verdict in red for row in step.modules)),
-            None,
-        )
-
 
 @dataclass(frozen=True)
 class Change:

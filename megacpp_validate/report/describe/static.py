@@ -48,16 +48,14 @@ def summarize_static(result: StaticResult) -> str:
     return answer + (f" Unknown requirements: {unknown} (--env)." if unknown else "")
 
 
-def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in: str = "") -> Document:
+def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
     """The answer for one pair of releases.
 
     Args:
         result: the pair.
         verbose: list harmless changes and API changes that the code does not use, too.
-        first_bad_in: the module that this pair was searched for.
     """
     old, new = result.old.version, result.new.version
-    first_bad = f"`{first_bad_in}` breaks first in {new}; {old} is the last good release. " if first_bad_in else ""
     downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
     rows = tuple(
         (_MET[one.verdict], f"{one.component} {one.wanted}", one.seen, list_some(one.breaks, 3))
@@ -78,17 +76,16 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
         *([tabulate_facts(sources)] if verbose else []),
     )
     title = f"Transformer Engine {old} → {new}, as {result.source or _BRIDGE} uses it"
-    summary = f"{first_bad}{summarize_static(result)}{downgrade}"
+    summary = f"{summarize_static(result)}{downgrade}"
     return Document(title, summary, mark_static(result), blocks, tuple(_list_cases(result)))
 
 
-def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "") -> Document:
+def describe_sweep(sweep: Sweep, *, verbose: bool = False) -> Document:
     """Every adjacent pair of releases: a grid of steps x modules, then what happened.
 
     Args:
         sweep: the pairs.
         verbose: list harmless changes, too.
-        first_bad_in: the module for which no pair was found.
     """
     modules = list(dict.fromkeys(row.module for step in sweep.steps for row in step.modules))
     grid = tuple((step.new.version, *(_grid_cell(step, module) for module in modules)) for step in sweep.steps)
@@ -106,10 +103,9 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
     )
     changes = count(sum(step.not_consumed for step in sweep.steps), "other API change")
     blocks += [Heading("Not judged"), *unread, Paragraph(f"{changes} in all. {_LIMITS}")]
-    first_bad = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. " if first_bad_in else ""
     tones = [mark_static(step).tone for step in sweep.steps]
     summary = (
-        f"{first_bad}Of {count(sweep.steps, 'step')} between releases {tones.count(Tone.BAD)} break the code; at risk: "
+        f"Of {count(sweep.steps, 'step')} between releases {tones.count(Tone.BAD)} break the code; at risk: "
         f"{tones.count(Tone.RISK)}; releases that could not be read: {len(sweep.unreadable)}."
     )
     mark = find_worst_mark(map(mark_static, sweep.steps), missing("nothing compared"))

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from megacpp_validate.canary.static.findings import (
     Impact,
-    ModuleResult,
     ModuleVerdict,
-    ReleaseSource,
-    StaticResult,
-    Sweep,
 )
 from megacpp_validate.canary.static.sweep import is_downgrade, run_pair
 from tests.canary.static.small_sources import compare, compare_source, said_by, write_bridge, write_release
@@ -104,27 +100,6 @@ def test_what_the_bridge_does_not_consume_is_counted_and_listed_only_when_asked(
     assert (quiet.not_consumed, quiet.changes_not_consumed) == (1, ())
     assert verbose.not_consumed == 1
     assert "pytorch.g" in verbose.changes_not_consumed[0]
-
-
-def step(old: str, new: str, **verdicts: ModuleVerdict) -> StaticResult:
-    source = {v: ReleaseSource(version=v, wheel="w", sha256="0") for v in (old, new)}
-    rows = tuple(ModuleResult(module=name, verdict=verdict) for name, verdict in verdicts.items())
-    return StaticResult(tool="test", old=source[old], new=source[new], downgrade=False, modules=rows, findings=())
-
-
-def test_the_first_bad_step_is_the_first_that_breaks_by_itself_or_by_a_cascade() -> None:
-    v = ModuleVerdict
-    steps = (
-        step("1", "2", user=v.RISK, other=v.CLEAN),
-        step("2", "3", user=v.CASCADE, other=v.CLEAN),
-        step("3", "4", user=v.BREAKS, other=v.RISK),
-    )
-    sweep = Sweep(steps=steps)
-    found = sweep.first_bad("user")
-    assert found is not None
-    assert found.new.version == "3"
-    assert sweep.first_bad("other") is None
-    assert Sweep(steps=()).first_bad("user") is None
 
 
 def test_blame_goes_to_the_first_module_and_the_rest_is_a_cascade(tmp_path: Path) -> None:
