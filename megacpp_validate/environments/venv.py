@@ -57,12 +57,14 @@ def find_cpu_python(python: str = "") -> str:
 
 @cache
 def find_torch_python() -> str:
-    """The interpreter that imports torch on the CPU: the tool's own where torch is there, else that of the CPU stack.
+    """The interpreter that imports torch on the CPU: the tool's own where it can, `MEGACPP_PYTHON`, or the CPU stack's.
 
     Raises:
         NoEnvironment: the stack cannot be made.
     """
-    return sys.executable if find_spec("torch") else find_cpu_python() or sys.executable
+    if find_spec("torch"):
+        return sys.executable
+    return find_cpu_python(os.environ.get(VARIABLE, "")) or sys.executable
 
 
 def make_cpu_stack(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from .bench import DTYPES, Bench
 from .bounds import Roundings
 from .observe import attention_kernels, graph_nodes
 from .references import attend, visible
-from .trial import Tensors, Trial, try_case
+from .trial import Case, Tensors, Trial, try_case
 
 # Architectures on which every release from 2.12.0 to 2.20.2 has cuDNN's attention for what the wrapper hands on: half
 # precision, head sizes 64 and 128, two tokens or more, causal or unmasked, no dropout (`get_attention_backend` in
@@ -57,39 +57,6 @@ HEADS: Final = 8
 # of its score would be what rounding leaves of a difference.
 SCALES: Final = (0.5, 1.0, 1.0)
 ENOUGH_KEYS: Final = 16
-ON_CPU: Final[dict[str, Any]] = {**DTYPES, "fp16": torch.float16}
-SCALE: Final = 0.2  # no 1 / sqrt(D) of a case
-
-
-@dataclass(frozen=True)
-class Case:
-    """One shape, and what the call asks for besides.
-
-    Attributes:
-        name: of the checks.
-        groups: key and value heads; query heads are 8.
-        width: head size D.
-        heads: query heads H.
-        extra: tokens added to the length that the bench takes.
-        length: tokens, where the case has a length of its own.
-        causal: whether a query sees no later key.
-        strided: whether no tensor is contiguous, and key not even along its last axis.
-        scale: factor on the scores, where it is not the default one.
-        options: of the call; tensors are made by `_options`.
-        code: of the refusal that Transformer Engine must give; empty where it must not.
-    """
-
-    name: str
-    groups: int = 2
-    width: int = 64
-    heads: int = HEADS
-    extra: int = 0
-    length: int = 0
-    causal: bool = True
-    strided: bool = False
-    scale: float | None = None
-    options: tuple[str, ...] = ()
-    code: str = ""
 
 
 CASES: Final = (
@@ -109,21 +76,6 @@ REFUSED: Final = (
     Case("gqa4.d64.blocks", options=("block_mask", "block_size"), code="block-routing"),
 )
 QUICK: Final = frozenset({"gqa4.d64.odd", "gqa1.d64", "gqa4.d64.one-token", "gqa4.d64.strided", "gqa4.d64.no-mask"})
-# Dtype and case: what no GPU need say again, for it is decided in plain Python and plain torch.
-PLAIN: Final = (
-    ("fp32", Case("gqa4.d64.scale", scale=SCALE)),
-    ("fp32", Case("gqa3.d48.long", width=48, heads=6, length=80)),
-    ("fp16", Case("gqa4.d64.fp16")),
-    ("fp32", Case("gqa4.d64.wide-window", length=40, options=("wide_window",), code="local-window")),
-    ("fp32", Case("gqa4.d64.window.soft-cap", options=("window", "softcap"), code="local-window")),
-    ("fp32", Case("gqa4.d64.packed.soft-cap", options=("doc_ids", "softcap"), code="packed-documents")),
-    ("fp32", Case("gqa4.d64.packed.no-mask", causal=False, options=("doc_ids",), code="packed-documents")),
-    ("fp32", Case("gqa4.d64.soft-cap.no-mask", causal=False, options=("softcap",), code="soft-cap")),
-    ("fp32", Case("gqa4.d64.soft-cap.scale", scale=SCALE, options=("softcap",), code="soft-cap")),
-    ("fp32", Case("gqa4.d64.packed.scale", scale=SCALE, options=("doc_ids",), code="packed-documents")),
-    ("fp32", Case("gqa4.d64.blocks.scale", scale=SCALE, options=("block_mask", "block_size"), code="block-routing")),
-    ("fp32", Case("gqa4.d64.blocks.no-mask", causal=False, options=("block_mask", "block_size"), code="block-routing")),
-)
 FLASH: Final = {
     "fa3": (Case("gqa4.d128", width=128), Case("gqa4.d64.window", extra=5, options=("window",))),
     "fa4": (Case("gqa4.d128", width=128), Case("gqa4.d64.soft-cap", extra=5, options=("softcap",))),
@@ -154,11 +106,11 @@ class Sample:
         """In fp64."""
         query, key, value = given.values()
         softcap = self.options.get("softcap")
-        return attend(query, key, value, self.visible(), scale=self.case.scale, softcap=softcap)
+        return attend(query, key, value, self.visible(), softcap=softcap)
 
     def native(self, given: Tensors) -> Any:
         """The plain path in the same precision, on tensors that lie alike."""
-        return native_attention(*given.values(), causal=self.case.causal, scale=self.case.scale, **self.options)
+        return native_attention(*given.values(), causal=self.case.causal, **self.options)
 
 
 def probe(bench: Bench) -> None:
@@ -168,9 +120,6 @@ def probe(bench: Bench) -> None:
         for case in CASES:
             if not bench.quick or case.name in QUICK:
                 _run(bench, bridge, case, name)
-    if bench.device == "cpu":
-        for name, case in PLAIN:
-            _run(bench, bridge, case, name)
     shapes = [(2, heads, _length(bench), 64) for heads in (HEADS, CASES[0].groups, CASES[0].groups)]
     tensors = [torch.ones(shape, dtype=torch.bfloat16, device=bench.device) for shape in shapes]
     layer = _layer(bench, bridge, CASES[0])
@@ -191,7 +140,7 @@ def probe_last(bench: Bench) -> None:
 
 def _run(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "") -> None:
     """One case in one dtype, through the wrapper; by one FlashAttention where it is named."""
-    sample = _sample(bench, case, ON_CPU[dtype])
+    sample = _sample(bench, case, DTYPES[dtype])
     layer = _layer(bench, bridge, case, flash)
     path = f"{flash}.{dtype}.{case.name}".removeprefix(".")
     trial = replace(_trial(bench, layer, sample, dtype, path), ran_as=f"attention.{path}", wanted=flash)
@@ -219,8 +168,8 @@ def _trial(bench: Bench, layer: Any, sample: Sample, dtype: str, path: str) -> T
 def _layer(bench: Bench, bridge: Any, case: Case, flash: str = "") -> Any:
     # Without Transformer Engine the native path is meant, not another vendor's.
     backends = (flash,) if flash else bridge.BACKENDS if bench.wants_te else ("te", "sdpa")
-    sizes = {"num_heads": case.heads, "head_dim": case.width, "num_gqa_groups": case.groups}
-    return bridge.Attention(**sizes, softmax_scale=case.scale, backends=backends, device=bench.device)
+    sizes = {"num_heads": HEADS, "head_dim": case.width, "num_gqa_groups": case.groups}
+    return bridge.Attention(**sizes, backends=backends, device=bench.device)
 
 
 def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
@@ -250,13 +199,13 @@ def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
             return bench.randn(batch, length, heads, case.width, dtype=dtype, scale=scale).transpose(1, 2)
         return bench.randn(batch, heads, length, case.width, dtype=dtype, scale=scale)
 
-    shapes = (case.heads, case.groups, case.groups)
+    shapes = (HEADS, case.groups, case.groups)
     query, key, value = (new(heads, scale) for heads, scale in zip(shapes, SCALES, strict=True))
     if case.strided:  # a key whose last axis has a stride of two
         wide = bench.randn(batch, case.groups, length, 2 * case.width, dtype=dtype)
         wide[..., ::2] = key
         key = wide[..., ::2]
-    gradient, named = new(case.heads), {"query": query, "key": key, "value": value}
+    gradient, named = new(HEADS), {"query": query, "key": key, "value": value}
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
     sample = Sample(case, leaves, gradient, _options(bench, case, batch, length))
     # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
@@ -278,12 +227,11 @@ def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any
     made: dict[str, Callable[[], Any]] = {
         "doc_ids": lambda: bench.randint(2, batch, length).cumsum(-1) // 5,  # runs of about ten tokens
         "window": lambda: 7,
-        "wide_window": lambda: 20,
         "softcap": lambda: 0.5,  # as large as scores are, so that it bites
-        "block_mask": lambda: bench.rand(batch, case.heads, blocks, blocks) < 0.5,  # some rows see nothing
+        "block_mask": lambda: bench.rand(batch, HEADS, blocks, blocks) < 0.5,  # some rows see nothing
         "block_size": lambda: size,
     }
-    return {name.removeprefix("wide_"): made[name]() for name in case.options}
+    return {name: made[name]() for name in case.options}
 
 
 def _cancelled(sample: Sample) -> dict[str, float]:
@@ -295,7 +243,7 @@ def _cancelled(sample: Sample) -> dict[str, float]:
     length, width = sample.shape[2:]
     if length > 1:
         return {}
-    keys, values = (tensor.repeat_interleave(sample.case.heads // key.shape[1], dim=1) for tensor in (key, value))
+    keys, values = (tensor.repeat_interleave(HEADS // key.shape[1], dim=1) for tensor in (key, value))
     terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(width)
     return {"grad.query": float((terms * keys).norm()), "grad.key": float((terms * query).norm())}
 
@@ -336,7 +284,7 @@ def _roundings(bench: Bench, sample: Sample, tensor: str, *, dtype: str, backend
 
 def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]:
     """Roundings of partial sums in gradients of key and value: over query heads of a group, and query blocks."""
-    share = sample.case.heads // sample.case.groups
+    share = HEADS // sample.case.groups
     if backend != "sdpa" or bench.device == "cuda":
         return (1, "each query head's part rounded before those of a group are summed") if share > 1 else (0, "")
     # PyTorch's CPU kernel adds blocks of 32 queries, and without a mask the heads of a group, into a bf16 result: n

@@ -3,12 +3,6 @@
 An FP8 output that is too accurate did not run in FP8. So besides the bounds from above there is one from below, and the
 values themselves are held to what plain torch gives under each recipe: with the right one they differ by the rounding
 of the output only.
-
-Recomputation by the vendor's checkpoint: what it gives is what the same layers give without it, to the bit.
-
-Transformer Engine promises that: under delayed scaling the second forward pass takes the scales of the first ("to
-ensure both forward steps are numerically same", `pytorch/quantization.py`, 2.12 to 2.20). So layers with a checkpoint
-are held to the very same layers without one, wherever these give the same bits twice.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ..evidence.receipt import Part
-from .bench import Bench, different
+from .bench import Bench
 from .bounds import Roundings, compare, low_precision_ran, relative_error
 from .emulation import (
     BLOCKS,
@@ -51,9 +45,6 @@ STEPS: Final = (1.0, 3.0, 0.25)  # growing, then shrinking: the maximum of the h
 SCALE_TOLERANCE: Final = 2.0**-21
 # Tensor -> whether its state is the forward one, its column there, and its format.
 STATES: Final = {"input": (True, 0, "e4m3"), "weight": (True, 1, "e4m3"), "gradient": (False, 0, "e5m2")}
-WAYS: Final = {"reentrant": True, "not-reentrant": False}
-RECOMPUTED_STEPS: Final = (1.0, 3.0)  # another amax each step, so that scales of delayed scaling move between them
-GRADIENTS: Final[dict[str, Product]] = {"rows": "dgrad", "first.weight": "wgrad", "second.weight": "wgrad"}
 
 
 class _Case(NamedTuple):
@@ -241,122 +232,3 @@ def check_amax(bench: Bench) -> None:
 
 def _shown(history: list[float]) -> str:
     return ", ".join(f"{value:g}" for value in history if value) or "nothing"
-
-
-# --- recomputation ----------------------------------------------------------------------------------------------------
-
-
-class _Sample(NamedTuple):
-    """Rows [R, K], weights [N, K] and [K, N] of two layers, gradient of the output [R, K]; bf16."""
-
-    rows: Any
-    weights: tuple[Any, Any]
-    gradient: Any
-
-
-class _Seen(NamedTuple):
-    """What some steps gave: outputs and gradients by step and name; of delayed scaling, all amax values and scales."""
-
-    outs: dict[Any, Any]
-    grads: dict[Any, Any]
-    history: dict[str, tuple[list[float], float]]
-
-
-def check_recompute(bench: Bench) -> None:
-    """Both kinds of checkpoint, in bf16 and in every recipe that the layer itself is right in, as checks so far say."""
-    if bench.bridge("imports").checkpoint() is None:  # the check of the accessor has said so
-        return
-    rows, width, inner = (128, 128, 128) if bench.quick or bench.device == "cpu" else (256, 512, 384)
-    new = partial(bench.randn, dtype=torch.bfloat16)
-    first = new(rows, width)
-    weights = new(inner, width, scale=width**-0.5), new(width, inner, scale=inner**-0.5)
-    sample = _Sample(first, weights, new(rows, width))
-    for recipe in ("", *bench.recipes):
-        name, enter = (f"fp8.{recipe}", bench.low_precision(recipe)) if recipe else ("bf16", nullcontext)
-        about = (f"{name}.", "amax.") if recipe == "delayed" else (f"{name}.",)
-        if wrong := next((c.name for c in bench.checks if not c.passed and c.name.startswith(about)), ""):
-            bench.check(f"recompute.{name}.judged", True, f"not judged: without it {wrong} fails already")
-            continue
-        run = partial(_run_steps, bench, sample, enter, delayed=recipe == "delayed")
-        plain, again = run(), run()
-        with torch.no_grad(), enter():  # as a reentrant checkpoint computes it
-            one, two = _new_layers(bench, sample)
-            without_grad = two(one(sample.rows * RECOMPUTED_STEPS[0]))
-        steady_out = not different(plain.outs, again.outs) and torch.equal(plain.outs[0], without_grad)
-        unsteady = {key for _, key in different(plain.grads, again.grads)}
-        for way, reentrant in WAYS.items():
-            seen = run(reentrant=reentrant)
-            with bench.scope(f"recompute.{name}.{way}"):
-                _compare(bench, seen, plain, unsteady, steady_out=steady_out)
-                if recipe in EMULATED:
-                    _check_ran_low(bench, sample, seen, recipe)
-
-
-def _compare(bench: Bench, seen: _Seen, plain: _Seen, unsteady: set[str], *, steady_out: bool) -> None:
-    """To the bit, but for what differs without a checkpoint as well."""
-    if steady_out:
-        kept = not different(plain.outs, seen.outs)
-        bench.check("forward", kept, f"{'the same' if kept else 'other'} bits, with a checkpoint and without one")
-    wrong = sorted({key for _, key in different(plain.grads, seen.grads)} - unsteady)
-    said = f"other bits than without a checkpoint: {', '.join(wrong) or 'none'}"
-    bench.check("grad", not wrong, f"{said}; not steady by itself: {', '.join(sorted(unsteady)) or 'none'}")
-    if plain.history:
-        moved = [f"{name}: {seen.history[name]}, not {kept}" for name, kept in plain.history.items()
-                 if seen.history[name] != kept]  # fmt: skip
-        bench.check("history", not moved, "; ".join(moved) or "each amax is remembered once, and the scales are those")
-
-
-def _check_ran_low(bench: Bench, sample: _Sample, seen: _Seen, recipe: Recipe) -> None:
-    """That the second forward pass and its gradients ran in low precision: too accurate a gradient did not."""
-    last = RECOMPUTED_STEPS[-1]
-    rows, gradient = sample.rows.double() * last, sample.gradient.double() * last
-    first, second = (weight.double() for weight in sample.weights)
-    back = gradient @ second
-    wanted = {"rows": back @ first, "first.weight": back.T @ rows, "second.weight": gradient.T @ (rows @ first.T)}
-    lengths, parts = {"dgrad": len(first), "wgrad": len(rows)}, []
-    for name, which in GRADIENTS.items():
-        grad = seen.grads[len(RECOMPUTED_STEPS) - 1, name]
-        error = 0.0 if grad is None else relative_error(grad, wanted[name])
-        roundings = operand_roundings(recipe, which, lengths[which])
-        parts.append(low_precision_ran(error, roundings, f"gradient of {name}, of its last product alone"))
-    bench.check_parts("grad.applied", *parts)
-
-
-def _new_layers(bench: Bench, sample: _Sample) -> list[Any]:
-    """Two layers, one after the other, with no state yet."""
-    layers = [bench.te_layer("linear", weight.shape[1], weight.shape[0]) for weight in sample.weights]
-    with torch.no_grad():
-        for layer, weight in zip(layers, sample.weights, strict=True):
-            layer.weight.copy_(weight)
-    return layers
-
-
-def _run_steps(
-    bench: Bench, sample: _Sample, enter: Enter, *, reentrant: bool | None = None, delayed: bool = False
-) -> _Seen:
-    """Some steps of fresh layers, with a checkpoint around both of them or (`reentrant` None) without one."""
-    first, second = layers = _new_layers(bench, sample)
-    scope = bench.bridge("fp8_scope")
-
-    def both(rows: Any) -> Any:
-        return second(first(rows))
-
-    seen = _Seen({}, {}, {})
-    for step, factor in enumerate(RECOMPUTED_STEPS):
-        for layer in layers:
-            layer.zero_grad(set_to_none=True)
-        leaf = (sample.rows * factor).requires_grad_()
-        with enter():
-            out = both(leaf) if reentrant is None else scope.te_recompute(both, leaf, use_reentrant=reentrant)
-        out.backward(sample.gradient * factor)
-        seen.outs[step] = out.detach()
-        found = {"rows": leaf.grad, "first.weight": first.weight.grad, "second.weight": second.weight.grad}
-        seen.grads.update({(step, name): grad for name, grad in found.items()})
-    for layer, name in zip(layers, ("first", "second"), strict=True):
-        for tensor, (forward, column, _) in STATES.items() if delayed else ():
-            # Transformer Engine lets histories move on once more at the end of a second forward pass, with nothing new
-            # in them: that drops no amax here, and leaves the scales as they are.
-            history, scale = scope.te_amax_state(layer, forward=forward)
-            kept = [value for value in history[:, column].tolist() if value]
-            seen.history[f"{name}.{tensor}"] = kept, float(scale[column])
-    return seen

@@ -24,7 +24,6 @@ from .trial import Formula, Tensors, formula_of, layer_trial, try_case
 from .whole_layer import check_whole_layer
 
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
-FEATURES: Final = {"A": "native_block", "M": "mamba_in_projection", "E": "expert_gemm", "MLP": "mlp", "norm": "norm"}
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
 SMALL: Final = 4e-3  # size of rows whose mean square is about EPS: another eps shows in them
 
@@ -53,11 +52,10 @@ class _Sizes:
 
 
 def probe(bench: Bench) -> None:
-    """The tables and flags; then each layer in every precision."""
+    """The tables; then each layer in every precision."""
     spec = bench.bridge()
     with bench.scope("spec"):
         _check_tables(bench, spec)
-        _check_flags(bench, spec)
     _check_unaligned(bench, spec)
     sizes = _Sizes() if bench.device == "cpu" or bench.quick else _Sizes(256, 512, 32, 16, 32, 131)
     with bench.scope("checkpoints"):
@@ -96,21 +94,6 @@ def _check_tables(bench: Bench, spec: Any) -> None:
         reasons = "; ".join(refusal.reason for refusal in entry.choice.refusals)
         right = entry.choice.observed == wanted and entry.layer is (found if by_te else native[kind])
         bench.check(f"chosen.{kind}", right, f"{entry.layer.__qualname__} by {entry.choice.observed} {reasons}".strip())
-
-
-def _check_flags(bench: Bench, spec: Any) -> None:
-    """One flag turns one kind off and no other; presets."""
-    read = bench.bridge("features").read_features
-    whole = {kind for kind, found in spec.te_layer_spec().items() if found is not None}
-    for kind, feature in FEATURES.items():
-        left = {other for other, found in spec.te_layer_spec(read(**{feature: False})).items() if found is not None}
-        bench.check(f"flag.{feature}", left == whole - {kind}, f"by TE without it: {', '.join(sorted(left)) or 'none'}")
-        entry = spec.kind_spec(kind, read(**{feature: False}), device=bench.device)
-        right = entry.choice.observed == "native" and entry.layer is entry.native
-        bench.check(f"flag.{feature}.native", right, f"{entry.layer.__qualname__} by {entry.choice.observed}")
-    for preset, wanted in {"off": set(), "experts": {"E"}, "dense": whole - {"E"}}.items():
-        left = {kind for kind, found in spec.te_layer_spec(read(preset)).items() if found is not None}
-        bench.check(f"preset.{preset}", left == wanted & whole, f"by TE: {', '.join(sorted(left)) or 'none'}")
 
 
 def _check_unaligned(bench: Bench, spec: Any) -> None:

@@ -25,41 +25,12 @@ from .emulation import block_roundings, emulated_linear, emulated_mlp, precision
 from .low_precision import check_kept_weights, check_layers_in_low_precision, watching_layers
 from .observe import graph_nodes
 from .references import Sizes, block_step, visible
-from .trial import Formula, Tensors, Trial, try_case
+from .trial import Case, Formula, Tensors, Trial, try_case
 
 HEADS: Final = 8
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
 PARTS: Final = ("query", "key", "value")
 SMALL: Final = 2.0**-8  # rows of this size have a mean square of about eps
-
-
-@dataclass(frozen=True)
-class Case:
-    """One shape, and what the call asks for besides.
-
-    Attributes:
-        name: of the checks.
-        activation: of the MLP.
-        groups: key and value heads; query heads are 8.
-        width: head size D.
-        extra: tokens added to the length that the bench takes.
-        length: tokens, where the case has a length of its own.
-        small: whether rows are so small that eps counts in both norms.
-        strided: whether rows are not contiguous.
-        options: of the call, which Transformer Engine refuses.
-        code: of that refusal.
-    """
-
-    name: str
-    activation: Any = "swiglu"
-    groups: int = 2
-    width: int = 64
-    extra: int = 0
-    length: int = 0
-    small: bool = False
-    strided: bool = False
-    options: tuple[str, ...] = ()
-    code: str = ""
 
 
 @dataclass
@@ -257,8 +228,8 @@ def check_layers_ran(bench: Bench, path: str, out: Any, layers: Sequence[str]) -
 
 
 GATED: Final = Case("gqa4.d64.swiglu")
-PLAIN: Final = Case("gqa1.d64.gelu", "gelu", groups=8)
-ODD: Final = Case("gqa4.d64.odd", "geglu", extra=5)
+PLAIN: Final = Case("gqa1.d64.gelu", groups=8, activation="gelu")
+ODD: Final = Case("gqa4.d64.odd", extra=5, activation="geglu")
 LAYERS: Final = ("LayerNormLinear", "DotProductAttention", "Linear", "LayerNormMLP")
 CASES: Final = (
     GATED,
@@ -266,7 +237,7 @@ CASES: Final = (
     Case("gqa8.d128.swiglu", groups=1, width=128),
     ODD,
     Case("gqa4.d64.one-token", length=1, code="one-token"),
-    Case("gqa4.d64.strided", "srelu", strided=True),
+    Case("gqa4.d64.strided", strided=True, activation="srelu"),
     Case("gqa4.d64.small", small=True),
 )
 REFUSED: Final = (

@@ -78,6 +78,37 @@ def reference_pass(
     return {**found, "forward": found["forward"].detach()}, scales
 
 
+@dataclass(frozen=True)
+class Case:
+    """One shape of attention or of a block around it, and what the call asks for besides.
+
+    Attributes:
+        name: of the checks.
+        groups: key and value heads; query heads are 8.
+        width: head size D.
+        extra: tokens added to the length that the bench takes.
+        length: tokens, where the case has a length of its own.
+        causal: whether a query sees no later key.
+        strided: whether no input is contiguous; of attention, the key not even along its last axis.
+        small: whether rows of a block are so small that eps counts in both norms.
+        activation: of a block's MLP.
+        options: of the call; the probe makes their tensors.
+        code: of the refusal that Transformer Engine must give; empty where it must not.
+    """
+
+    name: str
+    groups: int = 2
+    width: int = 64
+    extra: int = 0
+    length: int = 0
+    causal: bool = True
+    strided: bool = False
+    small: bool = False
+    activation: Any = "swiglu"
+    options: tuple[str, ...] = ()
+    code: str = ""
+
+
 @contextmanager
 def _tf32(backend: Any, *, allowed: bool) -> Iterator[None]:
     before = backend.allow_tf32

@@ -13,12 +13,11 @@ import torch
 from .bench import DTYPES, Bench
 from .bounds import low_precision_ran, relative_error
 from .emulation import EMULATED, operand_roundings
-from .native_block import HEADS, Case, Sample, block_trial, check_layers_ran, new_sample, parted
-from .trial import Tried, try_case
+from .native_block import HEADS, Sample, block_trial, check_layers_ran, new_sample, parted
+from .trial import Case, Tried, try_case
 
 GROUPS: Final = 2
 DEFAULT_EPS: Final = 1e-5  # the bridge leaves it at the default that both paths have
-ACTIVATION: Final = "swiglu"
 LAYERS: Final = ("TransformerLayer", "LayerNormLinear", "DotProductAttention", "Linear", "LayerNormMLP")
 # Name in the native block -> in Transformer Engine's layer.
 NAMES: Final = {
@@ -31,8 +30,8 @@ NAMES: Final = {
 }
 
 
-PLAIN: Final = Case("gqa4", ACTIVATION, GROUPS)
-SMALL_ROWS: Final = Case("gqa4.small", ACTIVATION, GROUPS, extra=5, small=True)
+PLAIN: Final = Case("gqa4")
+SMALL_ROWS: Final = Case("gqa4.small", extra=5, small=True)
 
 
 def check_whole_layer(bench: Bench, spec: Any) -> None:

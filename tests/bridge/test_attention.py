@@ -22,6 +22,7 @@ from megacpp_validate.bridge.errors import (
     WrongTarget,
 )
 from megacpp_validate.native.attention import reference_attention
+from megacpp_validate.probes.references import attend, visible
 
 HEADS, GROUPS, WIDTH, LENGTH = 4, 2, 16, 20
 
@@ -108,6 +109,35 @@ def test_tensor_parallel_heads_are_this_ranks(te_double: None, monkeypatch: pyte
     }  # fmt: skip
 
 
+ROUTED = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+PLAIN: dict[str, dict[str, Any]] = {
+    "scale": {},
+    "window": {"window": 7},
+    "window and cap": {"window": 7, "softcap": 0.5},
+    "documents and cap": {"doc_ids": documents(), "softcap": 0.5},
+    "documents, not causal": {"doc_ids": documents(), "causal": False},
+    "cap, not causal": {"softcap": 0.5, "causal": False},
+    "blocks": {"block_mask": ROUTED.tril(), "block_size": 5},
+    "blocks, not causal": {"block_mask": ROUTED.tril(), "block_size": 5, "causal": False},
+}
+
+
+@pytest.mark.parametrize("scale", [None, 0.2])
+@pytest.mark.parametrize("options", PLAIN.values(), ids=PLAIN)
+def test_the_native_path_computes_what_was_asked_for(options: dict[str, Any], scale: float | None) -> None:
+    given = tensors()
+    named = {name: value for name, value in options.items() if name != "softcap"}
+    seen = visible(2, HEADS, LENGTH, **named)
+    wanted = attend(*given, seen, scale=scale, softcap=options.get("softcap"))
+    layer = make(softmax_scale=scale)
+    made = layer(*given, **options)
+    assert layer.choice.observed == "sdpa"
+    torch.testing.assert_close(made, wanted)
+    upstream = torch.randn_like(made)
+    for one, other in zip(*(torch.autograd.grad(out, given, upstream) for out in (made, wanted)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 # --- state -------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +152,6 @@ def wrong(call: Callable[[Attention, Any, Any], Any]) -> Callable[[], Any]:
     return run
 
 
-ROUTED = torch.ones(1, 1, 4, 4, dtype=torch.bool)
 WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
     "batch": (WrongShape, wrong(lambda layer, q, k: layer(q, k[:1], k[:1]))),
     "value-length": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k[:, :, :8]))),

@@ -30,6 +30,24 @@ def test_the_table_without_transformer_engine() -> None:
     assert spec.te_layer_spec() == dict.fromkeys(KINDS)
 
 
+FLAGS = {"A": "native_block", "M": "mamba_in_projection", "E": "expert_gemm", "MLP": "mlp", "norm": "norm"}
+BY_FEATURES: dict[str, tuple[Features, set[str]]] = {
+    **{flag: (read_features(**{flag: False}), set(FLAGS) - {kind}) for kind, flag in FLAGS.items()},
+    "off": (OFF, set()),
+    "experts": (read_features("experts"), {"E"}),
+    "dense": (read_features("dense"), set(FLAGS) - {"E"}),
+}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("features", "left"), BY_FEATURES.values(), ids=BY_FEATURES)
+def test_a_flag_turns_one_kind_off_and_no_other(features: Features, left: set[str]) -> None:
+    assert {kind for kind, found in spec.te_layer_spec(features).items() if found is not None} == left
+    chosen = {kind: spec.kind_spec(kind, features, device="cpu") for kind in FLAGS}
+    assert {kind for kind, entry in chosen.items() if entry.choice.observed == "te"} == left
+    assert all(entry.layer is entry.native for kind, entry in chosen.items() if kind not in left)
+
+
 @pytest.mark.usefixtures("te_double")
 def test_a_release_without_a_class_gets_the_native_one() -> None:
     te.layernorm_mlp._found = (None, "this release has no LayerNormMLP")  # the fixture puts back what was there before

@@ -1,9 +1,11 @@
 """Recomputation of FP8 blocks: by Transformer Engine's checkpoint it changes nothing, and nobody else's is let in.
 
 The same steps are taken with a checkpoint and without one: several micro-batches a step, weights that move. Outputs and
-gradients then have the same bits (`probes.fp8_linear` says why), and each amax is taken in once. torch's checkpoint
-does not keep scales; what it really makes of an FP8 block is looked at, and that the bridge refuses it in the forward
-pass, before anything is trained with it. A scope inside a checkpoint is refused too: tests/bridge holds that.
+gradients then have the same bits, and each amax is taken in once: under delayed scaling the second forward pass takes
+the scales of the first ("to ensure both forward steps are numerically same", `pytorch/quantization.py`, 2.12 to 2.20).
+torch's checkpoint does not keep scales; what it really makes of an FP8 block is looked at, and that the bridge refuses
+it in the forward pass, before anything is trained with it. A scope inside a checkpoint is refused too: tests/bridge
+holds that.
 """
 
 from __future__ import annotations
@@ -18,20 +20,19 @@ import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from ..bench import Bench, different
-from ..fp8_linear import WAYS, check_recompute
 from ..observe import Enter
 from ..trial import run_pass
 from .stacks import Batch, Block, Kind, Seen, new_batch, new_stack, same, shape_of, train_step
 
+WAYS: Final = {"reentrant": True, "not-reentrant": False}
 FACTORS: Final = ((1.0, 3.0), (2.0, 0.5))  # of the micro-batches of each step: another amax each
 DEPTH: Final = 2
 COLUMNS: Final = {"forward": {"input": 0, "weight": 1}, "backward": {"gradient": 0}}
 
 
 def probe(bench: Bench) -> None:
-    """Single layers, whole blocks, who owns the recomputation, and high precision inside of it."""
+    """Whole blocks, who owns the recomputation, and high precision inside of it."""
     recipes = {recipe: bench.low_precision(recipe) for recipe in bench.require_recipes()}
-    check_recompute(bench)
     for name, enter in {"bf16": nullcontext, **recipes}.items():
         delayed = name == "delayed"
         with bench.scope(f"blocks.{name}.in-turn"):
@@ -92,7 +93,11 @@ def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = Fal
 
 
 def _check_history(bench: Bench, way: str, plain: dict[str, Any], seen: dict[str, Any], calls: int) -> None:
-    """Each call's amax once, in its order; rows in which there was none do not count (see `probes.fp8_linear`)."""
+    """Each call's amax once, in its order.
+
+    Transformer Engine lets histories move on once more at the end of a second forward pass, with nothing new in them.
+    Such rows do not count: they drop no amax here, and leave the scales as they are.
+    """
     wrong = [f"{name}: another scale" for name in different(plain, seen) if name.endswith("scale")]
     for name in (name for name in plain if name.endswith("history")):
         for tensor, column in COLUMNS[name.split(".")[-2]].items():
