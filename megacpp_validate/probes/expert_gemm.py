@@ -14,7 +14,14 @@ from ..evidence.receipt import Backend
 from ..native.grouped_gemm import grouped_gemm_loop
 from .bench import DTYPES, Bench
 from .bounds import Roundings, relative_error
-from .emulation import Product, Recipe, emulated_grouped, operand_roundings
+from .emulation import (
+    PRODUCTS_OF_AN_INSTRUCTION,
+    ROUNDINGS_OF_AN_INSTRUCTION,
+    Product,
+    Recipe,
+    emulated_grouped,
+    operand_roundings,
+)  # fmt: skip
 from .low_precision import check_kept_weights
 from .observe import Enter
 from .references import block_scaled_experts, expert_bank
@@ -237,9 +244,9 @@ def _in_blocks(bench: Bench, routing: str) -> None:
     bench.ran_on("expert_gemm", layer.choice, seen["forward"], wanted="deep_gemm")
     power_of_two = bench.order.target.arch != "sm_90"
     rounded = block_scaled_experts(bank.rows, bank.weights, bank.counts, bank.gradient, power_of_two=power_of_two)
-    taken = _accumulated(0, "E4M3 operands are taken as they are, which a product in bf16 would miss")
+    taken = block_scaled_roundings(0, "E4M3 operands are taken as they are, which a product in bf16 would miss")
     bench.compare("forward.of-rounded-operands", seen["forward"], rounded["forward"], roundings=taken)
-    bound = bank.roundings(lambda product, _: _accumulated(2, f"operands of {product} rounded in blocks"))
+    bound = bank.roundings(lambda product, _: block_scaled_roundings(2, f"operands of {product} rounded in blocks"))
     native = {name: tensor.bfloat16() for name, tensor in rounded.items()}
     bench.compare_pass(seen, bank.exact(), bound, native=native)
 
@@ -289,11 +296,17 @@ def _summed(dtype: str) -> Bound:
     return lambda product, length: Roundings(((dtype, 1),), length, why=f"{product} {why}")
 
 
-def _accumulated(operands: int, why: str) -> Roundings:
-    """DeepGEMM's products: 128 products at a time in Hopper's FP8 accumulator, which are then added in fp32."""
-    steps = (("e4m3", operands), ("tf32", 4 * 4), ("bf16", 1)) if operands else (("tf32", 4 * 4), ("bf16", 1))
-    cut = (
+def block_scaled_roundings(operands: int, why: str) -> Roundings:
+    """DeepGEMM's products: 128 products at a time in Hopper's FP8 accumulator, which are then added in fp32.
+
+    Args:
+        operands: how many operands of a product are rounded to E4M3.
+        why: what is rounded.
+    """
+    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
+    steps = ((cut, cuts * 128 // PRODUCTS_OF_AN_INSTRUCTION), ("bf16", 1))
+    text = (
         "the accumulator keeps about 14 bits (arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits for each of the "
         "4 instructions of 32 products between two additions in fp32"
     )
-    return Roundings(steps, 128, why=f"{why}; {cut}; rounded to bf16")
+    return Roundings((("e4m3", operands), *steps) if operands else steps, 128, why=f"{why}; {text}; rounded to bf16")

@@ -1,8 +1,8 @@
 """The expert bank in block-scaled FP8 by DeepGEMM: every product, layout and cast, held to fp64.
 
-Forward, the gradient of the rows and that of the weights are held to fp64 by bounds that follow from the roundings, to
-the exact products of the very operands that block scaling gives, to bf16, and to Transformer Engine's block scaling.
-What the kernels are handed is read off the calls. The casts give the bits of their references in plain torch.
+Forward, the gradient of the rows and that of the weights are held to fp64 by bounds that follow from the roundings, and
+to the exact products of the very operands that block scaling gives. What the kernels are handed is read off the calls.
+The casts give the bits of their references in plain torch.
 
 What is refused, how few rows are too few, and when a kept weight is rounded anew is plain Python: tests/bridge holds
 that.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -22,9 +23,9 @@ import torch
 from ...evidence.receipt import Compiler
 from ..bench import Bench, different
 from ..bounds import Roundings, low_precision_ran, relative_error
-from ..expert_gemm import Bank, new_bank, new_layer, run_bank
+from ..expert_gemm import Bank, block_scaled_roundings, new_bank, new_layer, run_bank
 from ..references import block_scaled_experts
-from ..trial import Tensors, formula_pass
+from ..trial import Tensors
 
 BF16: Final = torch.bfloat16
 WIDTHS: Final = {"cuda": (512, 384), "cpu": (256, 128)}  # in, out
@@ -42,10 +43,6 @@ PRODUCTS: Final = ("forward", "grad.rows", "grad.weight")
 COLUMNS: Final = ("none", "vectors", "blocks")
 HEIGHT: Final = 256
 WIDTH: Final = 384
-# Hopper's FP8 accumulator keeps about 14 bits, and is added to fp32 every 4 instructions of 32 products (DeepSeek-V3,
-# arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits an instruction, as in `emulation`.
-CUTS: Final = ("tf32", 4 * 4)
-SUM: Final = 128
 
 
 def probe(bench: Bench) -> None:
@@ -102,44 +99,27 @@ def _check_products(bench: Bench, name: str) -> None:
     _check_operands(bench, name, calls)
     power_of_two = bench.order.target.arch != "sm_90"
     rounded = block_scaled_experts(bank.rows, bank.weights, bank.counts, bank.gradient, power_of_two=power_of_two)
-    exact, compare = bank.exact(), partial(_compare, bench, bank, seen=seen)
-    compare("", wanted=exact, operands=2, native={name: tensor.to(BF16) for name, tensor in rounded.items()})
-    compare(".of-rounded-operands", wanted=rounded, operands=0)
+    exact, native = bank.exact(), {name: tensor.to(BF16) for name, tensor in rounded.items()}
+    _compare(bench, bank, "", seen, exact, 2, native)
+    _compare(bench, bank, ".of-rounded-operands", seen, rounded, 0)
     for product in PRODUCTS:  # an error far below that of E4M3 is no success: it was computed in something else
         own = [(seen[name].flatten(), exact[name].flatten()) for name in exact if name.startswith(product)]
         error = relative_error(*(torch.cat(side) for side in zip(*own, strict=True)))
         part = low_precision_ran(error, Roundings((("e4m3", 2),), 1))
         bench.check(f"{product}.rounded", part.passed, f"relative error {error:.3g}, at least {part.bound:.3g} wanted")
-    plain = formula_pass(bank.native, bank.operands, bank.gradient)
-    compare(".against-bf16", wanted=_double(plain), operands=2, more=(("bf16", 1),))
-    if name in QUICK:
-        _against_te(bench, bank, seen, exact)
-
-
-def _double(found: Tensors) -> dict[str, Any]:
-    return {name: tensor.detach().double() for name, tensor in found.items()}
-
-
-def _roundings(operands: int, independent: int | None, more: tuple[tuple[str, int], ...]) -> Roundings:
-    steps = (*((("e4m3", operands),) if operands else ()), CUTS, ("bf16", 1), *more)
-    taken = "rounded to E4M3 in blocks" if operands else "taken as E4M3 has them, which a product in bf16 would miss"
-    why = (
-        f"both operands {taken}; the accumulator keeps about 14 bits, 4 roundings to 11 bits for each of the 4 "
-        "instructions of 32 products between two additions in fp32 (arXiv:2412.19437, section 3.3.2); rounded to bf16"
-    )
-    return Roundings(steps, SUM, why=why, independent=independent)
 
 
 def _compare(
-    bench: Bench, bank: Bank, suffix: str, *, seen: Tensors, wanted: Tensors, operands: int,
-    native: Tensors | None = None, more: tuple[tuple[str, int], ...] = (),
-) -> None:  # fmt: skip
+    bench: Bench, bank: Bank, suffix: str, seen: Tensors, wanted: Tensors, operands: int, native: Tensors | None = None
+) -> None:
     """Output, gradient of the rows, and gradient of each expert's weight."""
+    taken = "rounded to E4M3 in blocks" if operands else "taken as E4M3 has them, which a product in bf16 would miss"
+    found = block_scaled_roundings(operands, f"both operands {taken}")
 
     def roundings(name: str) -> Roundings:
         # values of the smaller operand of an outer product
         count = bank.counts[int(name.removeprefix("grad.weight"))] if name.startswith("grad.weight") else 0
-        return _roundings(operands, count * min(bank.weights.shape[1:]) or None, more)
+        return replace(found, independent=count * min(bank.weights.shape[1:]) or None)
 
     bench.compare_pass(seen, wanted, roundings, native=native, shown=lambda name: f"{name}{suffix}")
 
@@ -194,19 +174,6 @@ def _product(name: str, before: list[Call]) -> str:
     if name == "fp8_gemm" or len(before) >= 2:
         return "grad.weight"
     return "grad.rows" if before else "forward"
-
-
-def _against_te(bench: Bench, bank: Bank, seen: Tensors, exact: Tensors) -> None:
-    """As exact as Transformer Engine's block scaling on the same tensors, whose scales are powers of two."""
-    if not bench.wants_te or "block" not in bench.recipes:
-        bench.check("te-block.judged", True, "not judged: Transformer Engine's block scaling is not to be had here")
-        return
-    layer = new_layer(bench, bank, ("te",))
-    te = run_bank(layer, bank, bench.low_precision("block"))
-    bench.ran_on("te-block.expert_gemm", layer.choice, te["forward"], wanted="te")
-    compare = partial(_compare, bench, bank, seen=seen)
-    compare(".beside-te-block", wanted=exact, operands=2, native=te)
-    compare(".against-te-block", wanted=_double(te), operands=4, more=(("bf16", 1),))
 
 
 def _check_stream(bench: Bench) -> None:

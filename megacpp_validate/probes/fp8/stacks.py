@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from ...native.attention import rope_tables
 from ..bench import Bench, different
 from ..observe import Enter
 
-HEAD_DIM: Final = 64
 LEARNING_RATE: Final = 1 / 32  # of the largest value of a weight: enough that each step has other weights
 Batch = tuple[Any, Any]
 """Rows [R, hidden] and the gradient of the output, bf16."""
@@ -55,30 +53,9 @@ class Block(nn.Module):
         return self.mlp(self.down(self.up(rows, **first), **first), **first)
 
 
-class AttentionBlock(nn.Module):
-    """The bridge's A-block on two sequences: [R, hidden] -> [R, hidden]."""
-
-    def __init__(self, bench: Bench, shape: Shape) -> None:
-        super().__init__()
-        heads = {"num_heads": shape.hidden // HEAD_DIM, "head_dim": HEAD_DIM, "num_gqa_groups": 2}
-        made = {"dtype": torch.bfloat16, "device": bench.device}
-        block = bench.bridge("native_block").NativeBlock
-        self.block = block(hidden=shape.hidden, ffn_hidden=shape.inner, **heads, **made)
-        self.rope = rope_tables(shape.rows // 2, HEAD_DIM, device=bench.device)
-
-    def forward(self, rows: Any, is_first_microbatch: bool | None = None) -> Any:
-        """[R, hidden] -> [R, hidden]."""
-        sequences = rows.view(2, -1, rows.shape[-1])
-        return self.block(sequences, rope=self.rope, is_first_microbatch=is_first_microbatch).reshape(rows.shape)
-
-
-Kind = Literal["plain", "attention"]
-
-
-def new_stack(bench: Bench, depth: int, like: nn.ModuleList | None = None, kind: Kind = "plain") -> nn.ModuleList:
-    """Blocks that have never run; with the weights of another stack of this kind where one is given."""
-    make = Block if kind == "plain" else AttentionBlock
-    stack = nn.ModuleList(make(bench, shape_of(bench)) for _ in range(depth))
+def new_stack(bench: Bench, depth: int, like: nn.ModuleList | None = None) -> nn.ModuleList:
+    """Blocks that have never run; with the weights of another stack where one is given."""
+    stack = nn.ModuleList(Block(bench, shape_of(bench)) for _ in range(depth))
     with torch.no_grad():
         for index, weight in enumerate(stack.parameters()):
             if like is not None:

@@ -36,14 +36,6 @@ def blocks(bench: Bench, recipe: str = "delayed", **more: Any) -> None:
     probe._check_blocks(bench, enter, delayed=recipe == "delayed", **more)
 
 
-def owner(bench: Bench, recipe: str = "delayed") -> None:
-    probe._check_owner(bench, bench.low_precision(recipe), delayed=recipe == "delayed")
-
-
-def order(bench: Bench) -> None:
-    probe._check_order(bench, bench.low_precision("delayed"))
-
-
 def high(bench: Bench, recipe: str = "delayed") -> None:
     probe._check_high_precision(bench, bench.low_precision(recipe))
 
@@ -110,7 +102,6 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
     **{f"second pass high, {one}": (partial(blocks, recipe=one), AUTOCAST_OFF, both("grad")) for one in RECIPES},
     "an amax that is lost": (blocks, changing(delayed_state, "round", lost_amax), both("amax-once")),
     "never the same": (partial(blocks, recipe="current"), never_the_same, {"steady"}),
-    "nothing is left to judge": (partial(blocks, recipe="current", kind="attention"), never_the_same, both("grad")),
     "another output": (
         partial(blocks, recipe="block"),
         changing(layer_watch, "te_recompute", lambda real: lambda call, rows, **more: real(call, rows * 1.01, **more)),
@@ -120,17 +111,6 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
         partial(blocks, recipe="current"), putting(layer_watch, "te_recompute", lambda call, rows, **_: call(rows)),
         both("run-again"),
     ),
-    "torch's checkpoint let in": (
-        owner, putting(layer_watch, "refuse_torch_recompute", lambda _: None), {f"torch.{way}" for way in WAYS},
-    ),
-    "no reason to refuse torch": (
-        partial(owner, recipe="current"), putting(probe, "torch_checkpoint", fp8_scope.te_recompute),
-        {f"torch.{way}.reason" for way in WAYS},
-    ),
-    "no order minded": (
-        order, putting(layer_watch._Passes, "_take", lambda *_: None), both("one-backward-for-two", "never-run-again"),
-    ),
-    "no reason to mind an order": (order, scales(lambda meta: meta["kept_scales"].pop().clone()), both("reason")),
     "high precision refused": (high, changing(fp8_scope, "high_precision", refused_in_the_second_pass), set(WAYS)),
     "high precision low": (
         partial(high, recipe="current"), changing(fp8_scope, "high_precision", low_in_the_second_pass), {"reentrant"},
@@ -141,30 +121,6 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
 @pytest.mark.parametrize(("judge", "plant", "wanted"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_caught(judge: Any, plant: Plant, wanted: set[str]) -> None:
     check_caught(fp8_bench("checkpoint"), judge, plant, wanted)
-
-
-def test_what_attention_sums_in_another_order_is_not_judged(monkeypatch: Patch) -> None:
-    """Planted: one gradient is never the same twice."""
-    kind, count = module("linear")._Linear, itertools.count()
-    real = kind.backward
-
-    def backward(ctx: Any, gradient: Any) -> Any:
-        to_rows, to_weight, *rest = real(ctx, gradient)
-        return to_rows, to_weight * (1 + next(count) % 7), *rest
-
-    monkeypatch.setattr(kind, "backward", staticmethod(backward))
-    bench = fp8_bench("checkpoint")
-    blocks(bench, "current", kind="attention")
-    assert failed(bench) == set()
-    assert any("not steady by themselves: 0.block" in check.detail for check in bench.checks)
-
-
-def test_a_refused_pass_leaves_no_note_behind(monkeypatch: Patch) -> None:
-    kind: Any = type("activation_recompute_forward", (), {"_is_first_fp8_module": [True]})
-    monkeypatch.setattr(distributed(), "activation_recompute_forward", kind)
-    with probe._flags_kept():
-        kind._is_first_fp8_module.append(False)
-    assert kind._is_first_fp8_module == [True]
 
 
 @pytest.mark.parametrize("cell", ["checkpoint", "graphs", "zones"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,13 @@ from megacpp_validate.probes.bench import Bench, CannotRun  # noqa: E402
 from megacpp_validate.probes.fp8 import deep_gemm as probed  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from tests.deep_gemm_double import install  # noqa: E402
-from tests.probes.planting import Plant, after, failed  # noqa: E402
+from tests.probes.planting import Plant, after, failed, putting  # noqa: E402
 from tests.probes.planting import changing as patched  # noqa: E402
 
 
-def run(requested: str = "native", seed: int = 0, quick: bool = True, **target: Any) -> Bench:
+def run(seed: int = 0, quick: bool = True, **target: Any) -> Bench:
     held = Target("cpu", "sm_90", **{"recipes": (), "deep_gemm": True, **target})
-    order = Order("fp8_deep_gemm", "stack", held, requested, seed=seed, quick=quick, stands_on=("expert_gemm",))
+    order = Order("fp8_deep_gemm", "stack", held, "native", seed=seed, quick=quick, stands_on=("expert_gemm",))
     bench = Bench(order)
     probed.probe(bench)
     return bench
@@ -44,14 +43,6 @@ def test_it_passes_where_everything_is_right(monkeypatch: pytest.MonkeyPatch, se
         ("input", "float8_e4m3", "128x128"),
     }
     assert [row.library for row in bench.compilers] == ["deep_gemm"]
-
-
-@pytest.mark.usefixtures("te_double")
-def test_beside_the_block_scaling_of_te(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    bench = run("te", recipes=("block",))
-    assert failed(bench) == set()
-    assert any(check.name == "contiguous.even.grad.weight0.beside-te-block" for check in bench.checks)
 
 
 def test_without_the_library_it_is_not_run() -> None:
@@ -104,18 +95,13 @@ def a_bit_off(made: Any) -> Any:
     return made and made._replace(scales=made.scales * 1.001)
 
 
-def _bf16_weight_gradient(whole: Any) -> Any:
-    return SimpleNamespace(apply=lambda *given: whole.apply(*given[:4], "bf16"))
-
-
 FAULTS: dict[str, tuple[Plant, str]] = {
     "bf16 in its place": (in_bf16, "contiguous.uneven.forward.rounded"),
     "gradient of the weights halved": (
         after(deep_gemm, "_weight_gradient", halves), "contiguous.even.grad.weight0",
     ),
     "gradient of the weights in bf16": (
-        patched(deep_gemm, "_GroupedFp8", _bf16_weight_gradient),
-        "contiguous.even.grad.weight.rounded",
+        putting(deep_gemm, "choose_weight_gradient", lambda counts: "bf16"), "contiguous.even.grad.weight.rounded",
     ),
     "one scale for all rows": (
         patched(deep_gemm, "cast_tokens", scales_of_tensors), "contiguous.uneven.forward.of-rounded-operands",

@@ -25,7 +25,7 @@ def test_it_passes_in_every_recipe() -> None:
     wanted = {"forward", "grad", "eval-fp8", "eval-bf16", "outputs-move", "replayed"}
     for kind in (*RECIPES, *(f"{recipe}.cached" for recipe in RECIPES)):
         assert {f"graphs.{kind}.{name}" for name in wanted} <= names
-    assert {"graphs.delayed.history", "graphs.delayed.scale", "graphs.delayed.amax-moves"} <= names
+    assert {"graphs.delayed.history", "graphs.delayed.scale"} <= names
 
 
 def replay(change: Callable[..., Any]) -> Plant:
