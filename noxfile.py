@@ -73,7 +73,7 @@ VERBS = {
     "release_gate": Verb("May we release, by these receipts: release_gate -- FOLDER [--release te-upgrade].", ("release-gate",)),
     "receipts_sign": Verb("Sign a folder of receipts: receipts_sign -- FOLDER --key KEY.", ("receipts-sign",)),
     "history": Verb("Outcomes of a cell over runs: history -- [FOLDER] --cell NAME.", ("history",)),
-    "report": Verb("Receipts as pages that open from disk: report -- [FOLDER] [--gate DECISION.json].", ("report",)),
+    "report": Verb("Receipts as pages that open from disk: report -- [FOLDER].", ("report",)),
     "doctor": Verb("What an interpreter loads, and what breaks by it: doctor -- [--python PATH] [--target h200].", ("doctor",)),
     "fits": Verb("Whether a TE release fits a stack: fits -- RELEASE cublas=13.1.0.3 torch=2.11.0 ...", ("fits",)),
     "lock": Verb("Write pins and locks of every image: lock -- [TARGET] [--check].", ("lock",), ("images",)),

@@ -17,7 +17,6 @@ def report(
     folder: Annotated[
         Path, typer.Option("--output", help="Folder of the pages; replaced whole if a report wrote it.")
     ] = Path(".megacpp/report"),
-    gate: Annotated[tuple[Path, ...], "A decision of release-gate in JSON; may be repeated."] = (),
     output: Annotated[Path | None, typer.Option("--summary", help="Write the summary to this file.")] = None,
 ) -> Result:
     """Write receipts as pages over releases, targets and runs. Open index.html in the folder that it names.
@@ -32,4 +31,4 @@ def report(
     require_apart(store, output, "--summary")
     require_apart(folder, output, "--summary")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    return write_report(context.catalog, store, folder, gate, made_at, context.matrix)
+    return write_report(context.catalog, store, folder, made_at, context.matrix)

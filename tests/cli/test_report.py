@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,12 +34,9 @@ def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("")
-    gate = tmp_path / "gate.json"
-    gate.write_text(json.dumps({"schema_id": "megacpp-validate/release-gate/2"}))
     for arguments, code, words in (
         ((tmp_path / "none", "--output", site), WRONG, "cannot be read"),
         ((tmp_path / "empty", "--output", site), NOTHING, "has 0 receipts"),
-        ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is not a decision of the release gate"),
         ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
     ):
         done = run(*arguments)

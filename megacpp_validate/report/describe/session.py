@@ -32,9 +32,6 @@ _OF_PLAN: Final = {
     "data": "data", "expert_parallel": "experts", "tensor_parallel": "tensor", "sequence_parallel": "sequence",
     "accumulate": "passes",
 }  # fmt: skip
-_REFERENCE: Final = "bf16"
-_SLOW: Final = risk("slower than bf16")
-_SLOWER: Final = 1.05  # times the step of bf16 from which a run in low precision is marked
 
 
 def describe_session(result: SessionResult) -> Document:
@@ -134,35 +131,23 @@ def find_main_runs(receipts: Iterable[Receipt]) -> tuple[tuple[Receipt, Training
 
 
 def describe_training(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -> tuple[Block, ...]:
-    """A table of runs, a risk for each that is slower than the same plan in bf16, and a drawing of each.
-
-    Wall time is that of rank 0; memory that of the rank that took most. MFU is relative to the peak in bf16.
-
-    Args:
-        runs: what a row is called, the receipt of the cell, and the run.
-    """
+    """A table of runs, and a drawing of each; `runs` as `tabulate_training` takes them."""
     listed = tuple(runs)
-    base = {_key(receipt, run): run.step_median for _, receipt, run in listed if run.precision == _REFERENCE}
-    rows: list[tuple[Content, ...]] = []
-    slower: list[Block] = []
-    for name, receipt, run in listed:
-        ratio = run.step_median / base.get(_key(receipt, run), run.step_median) if run.step_median else 1.0
-        is_slow = run.precision not in (_REFERENCE, "fp32", "fp64") and ratio > _SLOWER
-        if is_slow:
-            text = f"{receipt.cell} takes {ratio - 1:.0%} more time a step than the same plan in bf16."
-            slower.append(Paragraph(text, _SLOW))
-        mark = _SLOW if is_slow and receipt.outcome.is_good else mark_of(receipt.outcome)
-        rows.append((name, mark, *_show_run(run)))
     figures = (
         Details(f"{receipt.cell}, run {run.name}: {_describe_phases(run)}", (draw_training(run),))
         for _, receipt, run in listed
     )
-    table = Table(_COLUMNS, tuple(rows), "Training runs", frozenset(range(4, 9)))
-    return table, *slower, *figures
+    return tabulate_training(listed), *figures
 
 
-def _key(receipt: Receipt, run: TrainingRecord) -> tuple[object, ...]:
-    return receipt.stack, receipt.target, run.model, run.ranks, tuple(sorted(run.topology.items()))
+def tabulate_training(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -> Table:
+    """A row a run. Wall time is that of rank 0; memory that of the rank that took most; MFU is of the peak in bf16.
+
+    Args:
+        runs: what a row is called, the receipt of the cell, and the run.
+    """
+    rows = tuple((name, mark_of(receipt.outcome), *_show_run(run)) for name, receipt, run in runs)
+    return Table(_COLUMNS, rows, "Training runs", frozenset(range(4, 9)))
 
 
 def _show_run(run: TrainingRecord) -> tuple[str, ...]:

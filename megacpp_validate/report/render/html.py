@@ -19,12 +19,11 @@ from .blocks import Format
 _WIDE: Final = 4  # columns from which a table may need to scroll on a telephone
 
 
-def render_html(document: Document, *, links: tuple[Link, ...] = (), here: str = "") -> str:
+def render_html(document: Document, *, overview: str = "") -> str:
     """The document as one page.
 
     Args:
-        links: to the other pages of its site; none for a page that stands alone.
-        here: target of the link to this page.
+        overview: path of the page that a page of a site leads back to; empty for a page that stands alone.
     """
     form = _Html()
     return _read_template().render(
@@ -33,7 +32,7 @@ def render_html(document: Document, *, links: tuple[Link, ...] = (), here: str =
         answer=_sentence(document.summary),
         title=_sentence(document.title),
         plain_title=clean_line(document.title.replace("`", "")),
-        links=[(form.link(link), link.target == here) for link in links],
+        overview=overview,
     )
 
 
@@ -45,11 +44,6 @@ def _read_template() -> Template:
         undefined=StrictUndefined,
     )  # fmt: skip
     return environment.get_template("page.html.j2")
-
-
-def make_anchor(text: str) -> str:
-    """The id of a heading, for links to it."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
 
 
 class _Html(Format):
@@ -80,7 +74,7 @@ class _Html(Format):
     def heading(self, block: doc.Heading) -> str:
         """A heading."""
         tag = f"h{block.level}"
-        return f'<{tag} id="{make_anchor(block.text)}">{self.symbol(block.mark)}{_sentence(block.text)}</{tag}>'
+        return f"<{tag}>{self.symbol(block.mark)}{_sentence(block.text)}</{tag}>"
 
     def paragraph(self, block: doc.Paragraph) -> str:
         """A paragraph."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from megacpp_validate import TOOL
 
@@ -21,17 +21,13 @@ from ...evidence.history import read_history
 from ...evidence.receipt import Outcome, Receipt, write_whole
 from ...evidence.store import ReceiptInvalid, read_receipt
 from ...evidence.values import Frozen
-from ...gate.release import GateDecision
 from ..describe.session import find_main_runs
-from ..describe.upgrade import name_culprit
-from ..document import Document, Link
 from ..render.html import render_html
 from . import pages
 from .cells import Cell, arrange_cells, family
 from .pages import Site
 
 MARK: Final = ".megacpp-site"  # the file that lists the pages of a report
-_TITLES: Final = {"index.html": "Overview", "steps.html": "Blame", "training.html": "Training"}
 
 
 class SiteCell(Frozen):
@@ -45,16 +41,6 @@ class SiteCell(Frozen):
     doubt: str = ""
 
 
-class SiteStep(Frozen):
-    """The step between two adjacent releases, who is to blame, and cells of the newer one without evidence."""
-
-    target: str
-    before: str
-    after: str
-    culprits: tuple[str, ...]
-    lost: tuple[str, ...] = ()
-
-
 class SiteResult(Frozen):
     """One report.
 
@@ -66,14 +52,14 @@ class SiteResult(Frozen):
         pages: how many there are.
     """
 
-    schema_id: Literal["megacpp-validate/site/1"] = "megacpp-validate/site/1"
+    schema_id: Literal["megacpp-validate/site/2"] = "megacpp-validate/site/2"
     tool: str
     store: str
     folder: str
     receipts: int
     runs: int
     cells: tuple[SiteCell, ...]
-    steps: tuple[SiteStep, ...] = ()
+    steps: tuple[StepResult, ...] = ()
     unreadable: dict[str, str] = Field(default_factory=dict)
     pages: int
     seconds: float
@@ -95,20 +81,17 @@ class _Stack:
     doubts: dict[str, str] = field(default_factory=dict)
 
 
-def write_report(
-    catalog: Catalog, store: Path, output: Path, gates: Iterable[Path], made_at: str, matrix: Path | None = None
-) -> SiteResult:
+def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matrix: Path | None = None) -> SiteResult:
     """Write the report of a store.
 
     Args:
         store: folder of receipts; each folder below it that holds some is a run.
         output: folder of the pages.
-        gates: files of decisions of the release gate.
         made_at: time of the report, ISO 8601, UTC.
         matrix: folder of the matrix; the project's own without it.
 
     Raises:
-        WrongArguments: the store is no folder, a gate's file is no decision, or the output has pages of another hand.
+        WrongArguments: the store is no folder, or the output has pages of another hand.
         NothingSelected: the store has no receipt.
         OSError: the disk is full.
     """
@@ -118,36 +101,19 @@ def write_report(
     site = Site(str(store), made_at, modules, arrange_cells(history.cells))
     site.unreadable = {row.path: row.fault for cell in history.cells for row in cell.rows if row.outcome is None}
     site.unreadable |= history.lost
-    site.gates = tuple(map(_read_decision, gates))
     html = _render_site(site, read_needs(list(modules), matrix), catalog, store)
     with writing_to(output, "pages", "--output"):
         write_site(output, html)
-    cells = (
+    cells = tuple(
         SiteCell(cell=one.name, stack=one.row.stack, target=one.row.target, outcome=one.outcome, page=one.page,
                  doubt=one.doubt)
         for one in site.cells
     )  # fmt: skip
-    runs = {row.run for cell in history.cells for row in cell.rows if row.outcome is not None}
-    steps = (
-        SiteStep(target=one.target, before=one.before, after=one.after, lost=tuple(one.lost),
-                 culprits=tuple(map(name_culprit, one.culprits)))
-        for one in site.steps
-    )  # fmt: skip
     return SiteResult(
-        tool=TOOL, store=site.store, folder=str(output), receipts=history.receipts, runs=len(runs),
-        cells=tuple(cells), steps=tuple(steps), unreadable=site.unreadable, pages=len(html),
+        tool=TOOL, store=site.store, folder=str(output), receipts=history.receipts, runs=history.runs, cells=cells,
+        steps=tuple(site.steps), unreadable=site.unreadable, pages=len(html),
         seconds=round(time.monotonic() - started, 2),
     )  # fmt: skip
-
-
-def _read_decision(file: Path) -> GateDecision:
-    try:
-        return GateDecision.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as fault:
-        raise WrongArguments(
-            f"{file} is not a decision of the release gate: {str(fault).splitlines()[0]}. Likely cause: it has another "
-            "form, or was cut short. Next step: write it with `release-gate --format json --output FILE`."
-        ) from fault
 
 
 def write_site(folder: Path, html: Mapping[str, str]) -> None:
@@ -183,16 +149,14 @@ def _render_site(site: Site, needs: Needs, catalog: Catalog, store: Path) -> dic
         older = _Stack(*key)
         for probe, cell in cells.items():
             cells[probe], receipt = _read_cell(site, cell, store)
-            html[cell.page] = _render(cell.page, pages.describe_cell(cells[probe], receipt), [])
+            html[cell.page] = render_html(pages.describe_cell(cells[probe], receipt), overview="../index.html")
             if probe in site.modules:
                 _add(older, cells[probe], receipt)
         if newer and newer.receipts and older.receipts:
             site.steps.append(_judge(older, newer, catalog, needs))
         if older.receipts or not newer:  # a step is judged across a stack without a receipt of a module
             newer = older
-    documents = pages.describe_pages(site)
-    links = [Link(title, path) for path, title in _TITLES.items() if path in documents]
-    return html | {path: _render(path, page, links) for path, page in documents.items()}
+    return {"index.html": render_html(pages.describe_overview(site)), **html}
 
 
 def _read_cell(site: Site, cell: Cell, store: Path) -> tuple[Cell, Receipt | None]:
@@ -222,8 +186,3 @@ def _judge(older: _Stack, newer: _Stack, catalog: Catalog, needs: Needs) -> Step
     timings = compare_timings(older.receipts, newer.receipts, measure_noise({}, {}))
     step = compare_stacks(before, after, catalog.modules, timings, target=newer.target, needs=needs)
     return step.model_copy(update={"lost": {**newer.doubts, **step.lost}})  # a step with a doubt breaks nothing
-
-
-def _render(path: str, document: Document, links: list[Link]) -> str:
-    top = links or [Link("Overview", "../index.html")]
-    return render_html(document, links=tuple(top), here=path)

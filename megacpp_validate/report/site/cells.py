@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ...evidence.history import CellHistory, HistoryRow
 from ...evidence.receipt import Outcome, read_time
-from ..marks import Mark, mark_of, missing, risk
+from ...evidence.values import read_version
+from ..marks import Mark, mark_of, missing
 
 _LONGEST: Final = 60
 
@@ -60,11 +61,16 @@ class Cell:
     @property
     def mark(self) -> Mark:
         """The outcome and the doubt; a doubt is never good."""
-        mark = missing("file lost") if self.fault else mark_of(self.outcome)
-        if not self.doubt or self.fault:
-            return mark
-        word = f"{mark.word}, {self.doubt}"
-        return risk(word) if self.outcome.is_good else Mark(mark.symbol, mark.letter, word, mark.tone)
+        return mark_cell(self.outcome, self.doubt)
+
+
+def mark_cell(outcome: Outcome, doubt: str) -> Mark:
+    """The outcome and the doubt of a cell: what is in doubt is no evidence."""
+    mark = mark_of(outcome)
+    if not doubt:
+        return mark
+    word = f"{mark.word}, {doubt}"
+    return missing(word) if outcome.is_good else replace(mark, word=word)
 
 
 def arrange_cells(histories: Iterable[CellHistory]) -> Grid:
@@ -76,7 +82,7 @@ def arrange_cells(histories: Iterable[CellHistory]) -> Grid:
             row = max(valid, key=lambda one: (not one.only_timed, _at(one), not _is_good(one)))
             cell = Cell(row, history.rows, _find_doubt(row, history.rows))
             grid.setdefault((row.target, row.stack), {})[row.probe] = cell
-    newest_first = sorted(grid, key=lambda key: _read_version(key[1]), reverse=True)
+    newest_first = sorted(grid, key=lambda key: _release_of(key[1]), reverse=True)
     return {key: grid[key] for key in sorted(newest_first, key=lambda key: (key[0], family(key[1]) != "te"))}
 
 
@@ -113,10 +119,8 @@ def _at(row: HistoryRow) -> float:
     return -math.inf if (moment := read_time(row.started)) is None else moment.timestamp()
 
 
-def _read_version(stack: str) -> Version:
+def _release_of(stack: str) -> Version:
     """The release that a stack names; of a name that is no version, the numbers that it begins with."""
     name = stack.removeprefix(family(stack))
-    try:
-        return Version(name)
-    except InvalidVersion:
-        return Version(found[0] if (found := re.match(r"\d{1,9}(\.\d{1,9})*", name)) else "0")
+    beginning = re.match(r"\d{1,9}(\.\d{1,9})*", name)
+    return read_version(name) or Version(beginning[0] if beginning else "0")

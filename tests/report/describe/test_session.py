@@ -31,7 +31,6 @@ from tests.report.sessions import (
     NOTHING,
     REDS,
     session,
-    trained,
 )
 
 
@@ -104,16 +103,6 @@ def test_fp8_holds_only_where_every_verdict_on_the_loss_does(
     assert result.holds == (tone is Tone.GOOD)
     assert says in show(result)
     assert len(document.judged()) == 2 + len(verdicts) + bool(absent)
-
-
-def test_low_precision_that_is_slower_than_bf16_is_a_risk() -> None:
-    runs = (trained("bf16", 0.5), trained("delayed", 0.55), trained("current", 0.45))
-    result = SmokeSession(**session(*runs).model_dump(exclude={"schema_id"}))
-    page = " ".join(render_markdown(describe_session(result)).split())
-    assert "smoke_delayed takes 10% more time a step" in page
-    assert page.count("▲ slower than bf16") == 1
-    assert "smoke_current takes" not in page
-    assert result.holds
 
 
 def cell(probe: str, outcome: Outcome, **more: object) -> MatrixCell:

@@ -15,7 +15,6 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
-from megacpp_validate.gate.release import GateDecision
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.site.build import MARK, SiteResult, write_report, write_site
 from megacpp_validate.report.site.cells import name_page
@@ -44,8 +43,8 @@ def imports_of(stack: str) -> Receipt:
     return read_receipt(EVIDENCE / "h200" / stack / f"{stack}-h200-imports.json")
 
 
-def make_site(catalog: Catalog, store: Path, site: Path, *gates: Path) -> SiteResult:
-    return write_report(catalog, store, site, gates, NOW)
+def make_site(catalog: Catalog, store: Path, site: Path) -> SiteResult:
+    return write_report(catalog, store, site, NOW)
 
 
 def text_of(site: Path, name: str) -> str:
@@ -79,8 +78,6 @@ def test_every_link_leads_to_a_page_and_every_page_is_reached(site: tuple[Path, 
             parts = urlsplit(link)
             name = posixpath.normpath(posixpath.join(posixpath.dirname(here), parts.path)) if parts.path else here
             assert name in pages, (here, link)
-            if parts.fragment:
-                assert parts.fragment in {attributes.get("id") for _, attributes in pages[name].tags}, link
             if name not in seen:
                 seen.add(name)
                 ahead.append(name)
@@ -93,14 +90,12 @@ def test_every_link_leads_to_a_page_and_every_page_is_reached(site: tuple[Path, 
 
 
 def test_pages_answer(site: tuple[Path, SiteResult]) -> None:
-    assert [step.culprits for step in site[1].steps] == [(), ("attention (environment: cuDNN)",)]
+    assert [[one.module for one in step.culprits] for step in site[1].steps] == [[], ["attention"]]
     for page, words in {
         "index.html": (
             "te2.20.2 on h200 does not hold: linear_walker (no receipt)", "0 of 3 releases hold in every module",
-            "attention (environment: cuDNN)", "This table scrolls sideways.",
+            "attention (environment: cuDNN)", "This table scrolls sideways.", "native_block", "tokens/s",
         ),
-        "steps.html": ("cuDNN", "native_block", "2.17.1"),
-        "training.html": ("te2.20.2-h200-smoke_small_delayed",),
         name_page("cell", "te2.17.1-h200-attention"): (
             "CUDNN_STATUS_BAD_PARAM", "All 56 checks", "more than one file", "libcudnn", "at most", "Backends",
         ),
@@ -108,12 +103,7 @@ def test_pages_answer(site: tuple[Path, SiteResult]) -> None:
     }.items():  # fmt: skip
         text = text_of(site[0], page)
         assert [word for word in words if word not in text] == [], page
-    assert "<svg " in (site[0] / "training.html").read_text()
-
-
-def test_fp8_that_is_slower_than_bf16_is_a_risk(catalog: Catalog, tmp_path: Path) -> None:
-    make_site(catalog, EVIDENCE / "smoke", tmp_path / "site")
-    assert "▲ slower than bf16" in text_of(tmp_path / "site", "training.html")
+    assert "<svg " in (site[0] / name_page("cell", "te2.20.2-h200-smoke_small_delayed")).read_text()
 
 
 def test_what_is_lost_or_doubted_is_never_good(catalog: Catalog, tmp_path: Path) -> None:
@@ -133,7 +123,7 @@ def test_what_is_lost_or_doubted_is_never_good(catalog: Catalog, tmp_path: Path)
     assert (cells[CELL].outcome, cells[CELL].doubt) == (Outcome.PASS, "another receipt is red")
     assert {"a/te2.21.0-h200-imports.json", f"a/{STACK}-h200-permute.json"} <= result.unreadable.keys()
     text = text_of(tmp_path / "site", "index.html")
-    assert "▲ pass, another receipt is red" in text
+    assert "○ pass, another receipt is red" in text
     assert "holds in every" not in text
     # Nothing else is blamed for a doubt, and no step with one breaks nothing.
     assert [(step.before, step.after, CELL in step.lost) for step in result.steps] == [("te2.14.1", STACK, True)]
@@ -156,20 +146,6 @@ def test_text_of_others_is_text_on_every_page(catalog: Catalog, tmp_path: Path) 
         assert not {"script", "img"} & {tag for tag, _ in page.tags}
         assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
         assert "\x1b" not in path.read_text()
-
-
-def test_a_decision_makes_no_page_look_better(catalog: Catalog, tmp_path: Path) -> None:
-    add(tmp_path / "store" / "run", imports_of("te2.14.1"))
-    decision = GateDecision(
-        tool="t", release="te-upgrade", stack="te2.14.1", target="h200", open=True, exit_code=0, cells=(),
-        rules_sha256="1" * 64, receipts_sha256="2" * 64, judged_at=NOW,
-    )  # fmt: skip
-    (tmp_path / "gate.json").write_text(decision.model_dump_json())
-    make_site(catalog, tmp_path / "store", tmp_path / "site", tmp_path / "gate.json")
-    text = text_of(tmp_path / "site", "index.html")
-    assert "te2.14.1 on h200 does not hold: imports" in text
-    assert 'class="answer bad"' in (tmp_path / "site" / "index.html").read_text()
-    assert "Release gate: te-upgrade of te2.14.1 on h200" in text
 
 
 def test_a_site_replaces_its_own_pages_and_nothing_else(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def arrange(*rows: HistoryRow) -> Cell:
         (changed(RED, started="2026-11-22T09:00:00-11:00"), Tone.BAD, ""),
         (changed(RED, started="2026-11-22T11:00:00+05:00"), Tone.GOOD, ""),
         (changed(RED, started=GREEN.started, run="aa"), Tone.BAD, ""),
-        (changed(RED, started=""), Tone.RISK, "another receipt is red"),
+        (changed(RED, started=""), Tone.MISSING, "another receipt is red"),
         (changed(RED, started="2026-11-22T09:00:00+00:00"), Tone.GOOD, ""),
         (changed(GREEN, started="2026-11-22T11:00:00+00:00", run="good/again", seconds={"total": 1.0}), Tone.GOOD, ""),
-        (changed(RED, outcome=None, stack="", target="", probe=""), Tone.RISK, "file lost"),
+        (changed(RED, outcome=None, stack="", target="", probe=""), Tone.MISSING, "file lost"),
         (changed(GREEN, started=""), Tone.GOOD, ""),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_file_that_is_lost_stands_for_nothing() -> None:
     lost = changed(RED, outcome=None, stack="", target="", probe="")
     assert arrange_cells([history(lost)]) == {}
     cell = Cell(GREEN, (GREEN,), "file lost", "cut short")
-    assert (cell.outcome, cell.mark.tone, cell.mark.word) == (Outcome.NOT_RUN, Tone.MISSING, "file lost")
+    assert (cell.outcome, cell.mark.tone, cell.mark.word) == (Outcome.NOT_RUN, Tone.MISSING, "not run, file lost")
 
 
 @pytest.mark.parametrize(
