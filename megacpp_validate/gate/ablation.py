@@ -32,7 +32,7 @@ from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from ..process import Ended, Processes
-from .loss_checks import sample_deviation, t_of_one
+from .loss import sample_deviation, t_of_one
 
 ArmName = Literal["off", "on"]
 ARMS: Final[tuple[ArmName, ArmName]] = ("off", "on")

@@ -1,19 +1,47 @@
 """The loss gate: may this FP8 recipe train in place of BF16? Curves in, verdict out.
 
 Same seeds and same data make the difference between an FP8 run and its BF16 twin far smaller than the difference
-between two seeds, so everything is judged on that *paired* gap, step by step; `loss_checks` describes the checks.
+between two seeds, so everything is judged on that *paired* gap, step by step. A curve is refused, and not failed, where
+it cannot be compared with the BF16 run of the same seed, data, length and machine, or where BF16 is damaged. What is
+damaged in an FP8 curve is a failure.
 
-A curve is refused, and not failed, where nothing is known of its recipe: where it cannot be compared with the BF16 run
-of the same seed, data, length and machine, or where BF16 is damaged. What is damaged in an FP8 curve is a failure.
+A spike that recovers, a swing whose ups and downs cancel, a run that leaves in its last steps, a noise that has grown:
+each is far beyond what two seeds of BF16 do over as many steps, and nothing of it is left in a long mean. So gaps are
+smoothed over 1, 2, 4, ... steps up to a tenth of the run.
+
+- `gap.settled`, `gap.learning`: the gap of each seed over a tenth of the run, in its second and its first half. The bar
+  is how far two BF16 seeds may lie apart by chance where they differ most, and 0.01 nats at most: few seeds, or seeds
+  that differ much, never buy more room than that. After the first tenth `gap.learning` has a bar of its own: what seeds
+  do at the start is no excuse later.
+- `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not.
+- `gap.short`: over shorter windows. The cap of a window is that of the long one times the square root of how many of it
+  the long one holds.
+- `gap.noise`, `gradient_norm.noise`: from step to step, beside the noisiest difference of two BF16 seeds; twice that at
+  most. It comes from differences of neighbours, so that nothing slow is in it.
+- `gradient_norm.short`: bursts, once weights have drifted apart, in each half.
+- `part_loss`: the loss of each part of the data. A part moves the whole by its share, so that its cap is that of the
+  whole times the number of parts; while it is learned, seeds alone are the bar.
+- `gradient_norm.matched`, `.later`, `part_norm.first`, `.matched`, `.later`: medians of the ratio of norms, which Adam
+  hides from the loss; of the seed that is farthest off. Over the first twentieth FP8 and BF16 still have nearly the
+  same weights, so that the ratio is that of the arithmetic: a scaled loss, however little. Later weights have drifted
+  apart as seeds do, and only parts that vanish or blow up are seen. A norm of 0 beside one that is not is infinitely
+  far off.
+- `observed`: casts of each recipe, the layers that made them, and how delayed scaling moved. They take nothing from the
+  curves: a right cast does not excuse a loss that is off, nor a good loss a wrong format.
+
+No bar is computed from the candidate, and none of the numbers gets smaller when a gap is scaled up. A t-test has not
+that property: one seed far off raises the standard error, and with it the bar.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import combinations, zip_longest
+from functools import partial
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,20 +50,41 @@ from ..errors import Exit, exit_for
 from ..evidence.loss_curve import CurveInvalid, LossCurve, read_curves
 from ..evidence.receipt import Check, Part
 from ..evidence.values import Frozen
-from .loss_checks import (
-    CAP,
-    CASTS,
-    REFERENCE,
-    Pairs,
-    check_curves,
-    check_observed,
-    find_noise,
-    set_bars,
-    smooth,
-    subtract,
-    to_json,
-)
 
+REFERENCE: Final = "bf16"
+CAP: Final = 0.01  # nats: what the smoothed loss of FP8 may be off by at most, however far seeds are apart
+GROWTH: Final = 2.0  # of what two seeds of BF16 were seen to differ by
+SMALLEST_SCALING: Final = 1.03
+MATCHED: Final = math.log(SMALLEST_SCALING) / 2
+LATER: Final = 2 * math.log(SMALLEST_SCALING)
+NORM_CAP: Final = math.log(2)  # of those bars: whatever halves or doubles a gradient is seen, however seeds differ
+# Healthy runs of the same seed wander apart: by 3.1 at most in a part, on an H200 on 2026-11-21. What is looked for is
+# off by 2^10 and more, or 0.
+VANISHING: Final = math.log(16)
+FEWEST: Final = 5  # steps of a median that one spike and the first step of delayed scaling leave alone
+
+# Student's t by number of seeds, two-sided: of one more seed at 95%; and of the farthest of all of them, each of which
+# is held to 3 / seeds of those 5%, which keeps the chance of all at that of three (Bonferroni). A number of seeds that
+# is not listed has the value of the next smaller one.
+_T_OF_ONE: Final = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 16: 2.131}
+_T_OF_FARTHEST: Final = {3: 4.303, 4: 3.572, 5: 3.298, 6: 3.163, 7: 3.089, 8: 3.044, 9: 3.016, 10: 2.998, 16: 2.978}
+
+# Recipe -> class of its quantizers, and the formats of inputs and weights, and of gradients. NVFP4's is as Transformer
+# Engine calls its dtype.
+CASTS: Final[dict[str, tuple[str, str, str]]] = {
+    "delayed": ("Float8Quantizer", "e4m3", "e5m2"),
+    "current": ("Float8CurrentScalingQuantizer", "e4m3", "e5m2"),
+    "block": ("Float8BlockQuantizer", "e4m3", "e4m3"),
+    "mxfp8": ("MXFP8Quantizer", "e4m3", "e4m3"),
+    "nvfp4": ("NVFP4Quantizer", "kfloat4e2m1", "kfloat4e2m1"),
+}
+TENSORS: Final = frozenset({"input", "weight", "gradient"})
+LANE: Final = "lane"  # the part of the gate's model in front of its layers in low precision
+# A scale is one division in fp32, and so is its re-computation: two roundings of 2^-24, doubled.
+SCALE_ERROR: Final = 2.0**-22
+
+Pairs = tuple[tuple[LossCurve, LossCurve], ...]  # BF16 and FP8 of each seed
+Series = Mapping[int, tuple[Sequence[float], Sequence[float]]]  # seed -> values of BF16 and of FP8, a step each
 LEAST_SEEDS: Final = 3  # two seeds make one difference, from which no spread can be derived
 LEAST_STEPS: Final = 100  # shorter runs leave fewer than ten steps to a smoothing window
 SAME: Final = 2.0**-23  # of a loss: one step of fp32, which is what the loss is computed in
@@ -111,19 +160,10 @@ class LossGateResult(Frozen):
     verdicts: tuple[LossVerdict, ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether there is a verdict, and every one is a pass."""
-        return bool(self.verdicts) and all(verdict.outcome is LossOutcome.PASS for verdict in self.verdicts)
-
-    @property
-    def breaks(self) -> bool:
-        """Whether a recipe failed; curves that cannot be compared are lost evidence."""
-        return any(verdict.outcome is LossOutcome.FAIL for verdict in self.verdicts)
-
-    @property
     def exit(self) -> Exit:
         """Closed where a recipe fails; evidence is missing where curves cannot be compared, or there are none."""
-        return exit_for(breaks=self.breaks, lacks=not self.holds)
+        outcomes = {verdict.outcome for verdict in self.verdicts}
+        return exit_for(breaks=LossOutcome.FAIL in outcomes, lacks=outcomes != {LossOutcome.PASS})
 
 
 def judge_folder(folder: Path) -> LossGateResult:
@@ -165,7 +205,7 @@ def decide_loss(reference: Curves, candidate: Curves, others: Curves = ()) -> Lo
         check is out of its bound; else `PASS`. It never raises for what is in a curve.
     """
     recipe = next((curve.recipe for curve in candidate), "")
-    if refusals := find_refusals(reference, candidate, others):
+    if refusals := tuple(find_refusals(reference, candidate)):
         return LossVerdict(recipe=recipe, outcome=LossOutcome.REFUSED, refusals=refusals)
     pairs = pair_by_seed(reference, candidate)
     steps = tuple(_check_steps(pair[side]) for side in (0, 1) for pair in pairs)
@@ -203,25 +243,38 @@ def _smooth_pair(bf16: LossCurve, fp8: LossCurve, window: int) -> SeedSeries:
 # --- Refusals: each is a sentence that ends with the next step. ---
 
 
-def find_refusals(reference: Curves, candidate: Curves, others: Curves = ()) -> tuple[str, ...]:
-    """Why these curves allow no verdict; empty if they do.
-
-    Args:
-        others: of other recipes of the same session: none of them may be one of these under another name.
-    """
-    unmatched = list(_find_wrong_sets(reference, candidate))
-    matched = [] if unmatched else list(_find_wrong_pairs(reference, candidate, others))
-    return (*unmatched, *matched, *_find_wrong_records(reference, candidate))
+def find_refusals(reference: Curves, candidate: Curves) -> Iterator[str]:
+    """Why these curves allow no verdict; nothing if they do."""
+    has, got = (sorted(curve.seed for curve in curves) for curves in (reference, candidate))
+    if len(has) < LEAST_SEEDS:
+        yield f"the reference has {len(has)} of at least {LEAST_SEEDS} seeds. Next step: train more of {REFERENCE}"
+    if has != got:
+        yield f"the reference has the seeds {has}, the candidate {got}. Next step: train both with the same seeds"
+    elif has:
+        yield from _find_wrong_pairs(reference, candidate)
+    if unknown := sorted({curve.recipe for curve in candidate} - CASTS.keys() - {REFERENCE}):
+        yield f"the recipe {unknown[0]!r} is unknown. Next step: give curves of one of {', '.join(CASTS)}"
+    for curve in reference:
+        if damage := find_damage(curve):
+            yield f"{_name(curve)} is damaged: {'; '.join(damage)}. Next step: train it again"
+        elif why := _find_no_learning(curve):
+            yield f"{_name(curve)} is not a reference: {why}. Next step: fix the training in {REFERENCE} first"
+        if curve.quantizers or curve.histories:
+            yield f"{_name(curve)} trained in low precision. Next step: train it outside of every FP8 scope"
+    curves = (*reference, *candidate)
+    for what in MADE_WITH:
+        values = sorted({curve.made_with.get(what, "") for curve in curves})
+        if len(values) > 1 or "" in values:
+            listed = " and ".join(value or "none" for value in values)
+            yield f"the runs record as their {what}: {listed}. Next step: train all of them in one place"
 
 
 def find_damage(curve: LossCurve) -> tuple[str, ...]:
     """What is wrong with the record of one run: steps missing, repeated or out of order, numbers not finite."""
     found = []
-    pairs = enumerate(zip_longest(curve.steps, range(curve.planned)))
-    if odd := [place for place, (step, planned) in pairs if step != planned]:
+    if curve.steps != tuple(range(curve.planned)):
         found.append(
-            f"it has {len(curve.steps)} of {curve.planned} steps; step {odd[0]} is the first that is missing, repeated "
-            "or out of order"
+            f"it has {len(curve.steps)} of {curve.planned} steps, or a step is missing, repeated or out of order"
         )
     norms = {"gradient norm": curve.gradient_norms}
     norms |= {f"gradient norm of {part}": values for part, values in curve.part_norms.items()}
@@ -229,30 +282,14 @@ def find_damage(curve: LossCurve) -> tuple[str, ...]:
     for name, values in (losses | norms).items():
         odd = [step for step, value in zip(curve.steps, values, strict=False) if not math.isfinite(value)]
         if odd:
-            found.append(f"the {name} of {len(odd)} steps is not finite, the first is step {odd[0]}")
+            found.append(f"the {name} of {len(odd)} steps is not finite; step {odd[0]} is the first of them")
         if (name in norms or name == "loss") and any(value < 0 for value in values):
             found.append(f"a {name} is below 0")
     return tuple(found)
 
 
-def _find_wrong_sets(reference: Curves, candidate: Curves) -> Iterator[str]:
-    """Seeds that do not make pairs."""
-    has, got = (Counter(curve.seed for curve in curves) for curves in (reference, candidate))
-    twice = sorted(seed for counted in (has, got) for seed, times in counted.items() if times > 1)
-    lacking, surplus = sorted(has.keys() - got.keys()), sorted(got.keys() - has.keys())
-    for broken, text in (
-        (twice, f"the seeds {twice} have more than one curve. Next step: give one curve a seed"),
-        (len(has) < LEAST_SEEDS,
-         f"the reference has {len(has)} of at least {LEAST_SEEDS} seeds. Next step: train more of {REFERENCE}"),
-        (lacking, f"the candidate lacks the seeds {lacking} of the reference. Next step: train it with the same seeds"),
-        (surplus, f"the reference lacks the seeds {surplus} of the candidate. Next step: train it with the same seeds"),
-    ):  # fmt: skip
-        if broken:
-            yield text
-
-
-def _find_wrong_pairs(reference: Curves, candidate: Curves, others: Curves) -> Iterator[str]:
-    """Runs of other lengths or data, and one run under two names: two seeds or recipes differ from the first step."""
+def _find_wrong_pairs(reference: Curves, candidate: Curves) -> Iterator[str]:
+    """Runs of different lengths or data, and one run under two names: two seeds or recipes differ from step 0 on."""
     lengths = sorted({curve.planned for curve in (*reference, *candidate)})
     if len(lengths) > 1:
         yield f"runs of {' and '.join(map(str, lengths))} steps were planned. Next step: train all for one length"
@@ -263,50 +300,14 @@ def _find_wrong_pairs(reference: Curves, candidate: Curves, others: Curves) -> I
         if bf16.data != fp8.data:
             yield f"{_name(fp8)} saw other data than that of {REFERENCE}. Next step: train both on the same data"
     pairs += [pair for curves in (reference, candidate) for pair in combinations(curves, 2)]
-    pairs += [(one, other) for one in candidate for other in others]
     for one, other in pairs:
-        if _are_same(one, other):
+        same = sum(abs(a - b) <= SAME * abs(a) for a, b in zip(one.losses, other.losses, strict=False))
+        if same > one.planned // 2:
             yield (
-                f"{_name(one)} and {_name(other)} have the same losses for more than a tenth of the run. Likely cause: "
-                "FP8 never ran there, the weights were not seeded, or a curve was copied. Next step: look at the "
-                "quantizers that the recipe probe observed, and train each of them"
+                f"{_name(one)} and {_name(other)} have the same loss in {same} steps. Likely cause: FP8 never ran "
+                "there, the weights were not seeded, or a curve was copied. Next step: look at the quantizers that "
+                "the recipe probe observed, and train each of them"
             )
-
-
-def _are_same(one: LossCurve, other: LossCurve) -> bool:
-    """Whether two runs have the same loss to fp32 in more steps in a row than a window of the smoothing has.
-
-    Two runs that differ in anything pass through the same loss now and then, and where few digits are written more
-    often; not for a tenth of all steps in a row. A loss that stands still is no sign of a copy.
-    """
-    best, start = range(0), 0
-    for place, (a, b) in enumerate(zip(one.losses, other.losses, strict=False)):
-        if not abs(a - b) <= SAME * abs(a):
-            start = place + 1
-        elif place + 1 - start > len(best):
-            best = range(start, place + 1)
-    values = {one.losses[place] for place in best}
-    return len(best) > max(one.planned // 10, 1) and len(values) > len(best) // 2
-
-
-def _find_wrong_records(reference: Curves, candidate: Curves) -> Iterator[str]:
-    """Recipes that are not known, references that are none, other machines."""
-    if unknown := sorted({curve.recipe for curve in candidate} - CASTS.keys() - {REFERENCE}):
-        yield f"the recipe {unknown[0]!r} is unknown. Next step: give curves of one of {', '.join(CASTS)}"
-    for curve in reference:
-        if curve.recipe == REFERENCE:
-            if damage := find_damage(curve):
-                yield f"{_name(curve)} is damaged: {'; '.join(damage)}. Next step: train it again"
-            elif why := _find_no_learning(curve):
-                yield f"{_name(curve)} is not a reference: {why}. Next step: fix the training in {REFERENCE} first"
-            if curve.quantizers or curve.histories:
-                yield f"{_name(curve)} trained in low precision. Next step: train it outside of every FP8 scope"
-    curves = (*reference, *candidate)
-    for what in sorted({*MADE_WITH, *(key for curve in curves for key in curve.made_with)}):
-        values = sorted({curve.made_with.get(what, "") for curve in curves})
-        if len(values) > 1 or (what in MADE_WITH and "" in values):
-            listed = " and ".join(value or "none" for value in values)
-            yield f"the runs record as their {what}: {listed}. Next step: train all of them in one place"
 
 
 def _find_no_learning(curve: LossCurve) -> str:
@@ -328,3 +329,392 @@ def _find_no_learning(curve: LossCurve) -> str:
 
 def _name(curve: LossCurve) -> str:
     return f"the run of {curve.recipe} with seed {curve.seed}"
+
+
+# --- Checks of losses and norms. ---
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What the smoothed gap of one seed may be, nats.
+
+    Attributes:
+        factor: how many deviations between seeds the farthest of them may be off.
+        spread: the largest deviation between BF16 seeds in the second half.
+        settled, early: bars of the second and the first half.
+        later: bar of the first half after the first tenth of the run.
+        tail: bar of the mean over all seeds.
+    """
+
+    factor: float
+    spread: float
+    settled: float
+    early: float
+    later: float
+    tail: float
+
+
+def set_bars(pairs: Pairs) -> Bars:
+    """The bars that the BF16 runs give."""
+    planned, seeds = pairs[0][0].planned, len(pairs)
+    window, half = planned // 10, planned // 2
+    smoothed = [smooth(bf16.losses, window) for bf16, _ in pairs]
+    steps = slice(half, None), slice(0, half), slice(window, half)
+    spread, early, later = (spread_of_seeds([one[windows] for one in smoothed]) for windows in steps)
+    factor = t_of_farthest(seeds) * math.sqrt(2)
+    return Bars(
+        factor, spread,
+        settled=min(CAP, factor * spread),
+        early=min(CAP, max(factor * early, factor * spread)),
+        later=min(CAP, factor * max(spread, later)),
+        tail=min(CAP, t_of_one(seeds) * math.sqrt(2) * spread) / math.sqrt(seeds),
+    )  # fmt: skip
+
+
+def check_curves(pairs: Pairs, bars: Bars) -> Iterator[Check]:
+    """Every check of losses and norms.
+
+    Args:
+        pairs: undamaged, all of the same number of steps.
+    """
+    planned = pairs[0][0].planned
+    yield from _check_long_gaps(pairs, planned, bars)
+    yield from _check_scales(pairs, planned, bars.factor)
+    yield from _check_norms(pairs, planned, bars.factor)
+
+
+# --- Numbers: plain functions of finite series. ---
+
+
+def smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """Means over each `window` values in a row: `len(values) - window + 1` of them."""
+    sums = (0.0, *accumulate(values))
+    return tuple((sums[end] - sums[end - window]) / window for end in range(window, len(sums)))
+
+
+def subtract(values: Sequence[float], from_them: Sequence[float]) -> tuple[float, ...]:
+    """The differences, value by value."""
+    return tuple(a - b for a, b in zip(values, from_them, strict=True))
+
+
+def find_noise(gaps: Sequence[float]) -> float:
+    """What a step is off by for itself: root mean square of differences of neighbours, over the root of 2."""
+    squares = [(after - before) * (after - before) / 2 for before, after in pairwise(gaps)]
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def spread_of_seeds(curves: Sequence[Sequence[float]]) -> float:
+    """The largest sample standard deviation from seed to seed over all windows of a stretch; NaN where one is NaN.
+
+    Args:
+        curves: the same stretch of each seed's smoothed loss.
+    """
+    return _largest([sample_deviation(column) for column in zip(*curves, strict=True)])[0]
+
+
+def sample_deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation of two values or more; infinite where it overflows, where `statistics` raises."""
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
+
+
+def t_of_one(seeds: int) -> float:
+    """How many sample standard deviations another seed may be off, at 95%, where `seeds` seeds gave that deviation."""
+    return _T_OF_ONE[max(number for number in _T_OF_ONE if number <= max(seeds, 3))]
+
+
+def t_of_farthest(seeds: int) -> float:
+    """How many deviations the farthest of `seeds` seeds may be off, where as many gave that deviation."""
+    return _T_OF_FARTHEST[max(number for number in _T_OF_FARTHEST if number <= max(seeds, 3))]
+
+
+def to_json(value: float) -> float | None:
+    """The value as JSON can have it: finite losses may have sums that are not."""
+    return value if math.isfinite(value) else None
+
+
+def _largest(values: Sequence[float]) -> tuple[float, int]:
+    """The largest size among values and its place; NaN at place 0 where one of them is not a number."""
+    sizes = [abs(value) for value in values]
+    return (math.nan, 0) if any(map(math.isnan, sizes)) else (max(sizes), sizes.index(max(sizes)))
+
+
+# --- Gaps. ---
+
+
+@dataclass(frozen=True)
+class _Extreme:
+    """The largest size in one stretch, and what it may be; `where` says of what, in which seed and steps."""
+
+    size: float
+    bar: float
+    where: str
+
+    @property
+    def excess(self) -> float:
+        """How many bars it is; what is not a number is infinitely many."""
+        if math.isnan(self.size) or math.isnan(self.bar):
+            return math.inf
+        return self.size / self.bar if self.bar else math.inf if self.size else 0.0
+
+
+def _make_check(name: str, seen: Iterable[_Extreme], derivation: str) -> Check:
+    """Of the one that is off by most of its bar; a number that is not finite becomes None, as in JSON."""
+    worst = max(seen, key=lambda one: one.excess)
+    passed = worst.size <= worst.bar  # a NaN is not
+    part = Part("size", to_json(worst.size), to_json(worst.bar), passed, derivation)
+    return Check(name, passed, (part,), worst.where)
+
+
+def _check_long_gaps(pairs: Pairs, planned: int, bars: Bars) -> Iterator[Check]:
+    window, half = planned // 10, planned // 2
+    gaps = {bf16.seed: subtract(fp8.losses, bf16.losses) for bf16, fp8 in pairs}
+    said = f"Student's t of {len(pairs)} seeds x sqrt(2) x the largest spread of {REFERENCE} there"
+
+    def look(name: str, *stretches: tuple[int, int, float]) -> Iterator[Check]:
+        for seed, gap in gaps.items():
+            seen = []
+            for start, end, bar in stretches:
+                size, place = _largest(smooth(gap, window)[start:end])
+                where = f"largest in the window that ends at step {start + place + window - 1}"
+                seen.append(_Extreme(size, bar, where))
+            yield _make_check(f"{name}.seed{seed}", seen, f"{said}; {CAP} at most")
+
+    yield from look("gap.settled", (half, planned, bars.settled))
+    start = planned - planned // 5
+    bias = sum(sum(gap[start:]) for gap in gaps.values()) / (len(gaps) * (planned - start))
+    where = f"{bias:+.4f} nats over steps {start} and later"
+    yield _make_check("gap.tail", [_Extreme(abs(bias), bars.tail, where)], f"{said}, over sqrt(seeds)")
+    yield from look("gap.learning", (0, half, bars.early), (window, half, bars.later))
+
+
+def _check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
+    """The whole loss, its parts and the noise, over windows of every length."""
+    window, half = planned // 10, planned // 2
+    first, second, learning = slice(0, half), slice(half, planned), slice(window, half)
+    lengths = [*(2**power for power in range(window.bit_length()) if 2**power < window), window]
+    said = f"{factor:.3g} x the largest spread of {REFERENCE} over as many steps, or {GROWTH:g} x their largest gap"
+    find = partial(_find_gaps, lengths=lengths, factor=factor)
+    losses = _take(pairs, lambda curve: curve.losses)
+    for name, steps, beside, cap in (
+        # In the first tenth a delay of few steps is more than the cap for as long; `gap.learning` is held to it there.
+        ("start", slice(0, window), first, math.inf),
+        ("learning", learning, first, CAP),
+        ("settled", second, second, CAP),
+    ):
+        seen = find("loss", losses, (steps, beside), cap, long=False)  # the long window is that of `gap.settled`
+        yield _make_check(f"gap.short.{name}", seen, f"{said}; at most {CAP} x sqrt({window} / steps of the window)")
+    yield _check_noise("gap.noise.learning", learning, losses, window)
+    yield _check_noise("gap.noise.settled", second, losses, window)
+    norms = _take(pairs, lambda curve: [math.log(norm) if norm > 0 else math.nan for norm in curve.gradient_norms])
+    bursts: list[_Extreme] = []
+    for name, steps in (("learning", slice(planned // 20, half)), ("settled", second)):
+        yield _check_noise(f"gradient_norm.noise.{name}", steps, norms, window, LATER)
+        bursts += find("gradient norm", norms, (steps, steps), NORM_CAP, LATER)
+    yield _make_check("gradient_norm.short", bursts, f"{said}, as logarithms; {LATER:.3g} at least")
+    parts, lacking = _take_parts(pairs, "part_loss", lambda curve: curve.part_losses)
+    yield from lacking
+    for name, steps, cap in (("learning", first, math.inf), ("settled", second, CAP * len(parts))):
+        if every := [one for part, own in parts.items() for one in find(part, own, (steps, steps), cap)]:
+            yield _make_check(f"part_loss.{name}", every, f"{said}; of {len(parts)} parts")
+
+
+def _take(pairs: Pairs, values: Callable[[LossCurve], Sequence[float]]) -> Series:
+    return {bf16.seed: (values(bf16), values(fp8)) for bf16, fp8 in pairs}
+
+
+def _take_parts(
+    pairs: Pairs, name: str, table: Callable[[LossCurve], Mapping[str, Sequence[float]]]
+) -> tuple[dict[str, Series], list[Check]]:
+    """Each part that the runs recorded; or the check that fails where not every run recorded the same ones."""
+    records = [table(curve) for pair in pairs for curve in pair]
+    parts = sorted({part for record in records for part in record})
+    if lacking := [part for part in parts if any(part not in record for record in records)]:
+        return {}, [Check(f"{name}.recorded", False, detail=f"not every run recorded {', '.join(lacking)}")]
+    return {part: {bf16.seed: (table(bf16)[part], table(fp8)[part]) for bf16, fp8 in pairs} for part in parts}, []
+
+
+def _find_gaps(
+    what: str, series: Series, at: tuple[slice, slice], cap: float, least: float = 0.0, *,
+    lengths: Sequence[int], factor: float, long: bool = True,
+) -> Iterator[_Extreme]:  # fmt: skip
+    """The largest gap of each length of window in each seed.
+
+    Args:
+        at: steps that are looked at, and those of BF16 that the bar comes from.
+        cap, least: what the bar of the longest window may be.
+        long: whether the longest window is looked at.
+    """
+    steps, beside = at
+    for length in lengths if long else lengths[:-1]:
+        references = [smooth(bf16[beside], length) for bf16, _ in series.values()]
+        # Single steps have long tails, which Student's t knows nothing of: many seeds make a factor so small that the
+        # next spike of a healthy run would be beyond it. Two of BF16 that were seen so far apart are a fact.
+        apart = max(max(column) - min(column) for column in zip(*references, strict=True))
+        spread = max(factor * spread_of_seeds(references), GROWTH * apart)
+        most = cap * math.sqrt(lengths[-1] / length)
+        bar = spread if math.isnan(spread) else min(most, max(least, spread))
+        for seed, (bf16, fp8) in series.items():
+            size, place = _largest(smooth(subtract(fp8[steps], bf16[steps]), length))
+            end = steps.start + place + length - 1
+            yield _Extreme(size, bar, f"{what}, seed {seed}, in the mean of {length} steps that ends at step {end}")
+
+
+def _check_noise(name: str, chosen: slice, series: Series, window: int, least: float = 0.0) -> Check:
+    references = [bf16[chosen] for bf16, _ in series.values()]
+    apart = max(find_noise(subtract(one, other)) for one, other in combinations(references, 2))
+    # Seeds that differ smoothly say nothing of steps: what windows of them are apart by may come from independent steps
+    # as well, whose noise is larger by the root of the window.
+    spread = spread_of_seeds([smooth(one, window) for one in references])
+    bar = max(GROWTH * apart, spread * math.sqrt(window), least)
+    steps = f", steps {chosen.start} to {chosen.stop - 1}"
+    seen = [
+        _Extreme(find_noise(subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}{steps}")
+        for seed, (bf16, fp8) in series.items()
+    ]
+    return _make_check(name, seen, f"{GROWTH:g} x the noise between two seeds of {REFERENCE}, or their spread")
+
+
+# --- Medians of gradient norms. ---
+
+
+def _check_norms(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
+    matched = planned // 20  # end of the first part, where weights are still nearly equal
+    first, begin = range(matched), range(max(matched // 10, FEWEST))
+    tenths = [range(a, b) for a, b in pairwise(matched + (planned - matched) * tenth // 10 for tenth in range(11))]
+    # As long as the first one, each beginning in the middle of the one before; the last one ends with the run.
+    starts = (*range(matched, planned - matched, max(matched // 2, 1)), planned - matched)
+    short = [range(a, a + matched) for a in starts]
+    spread = f"{factor:.3g} x the spread of {REFERENCE} there, log 2 at most"
+    halfway = f"halfway between equal and scaled by {SMALLEST_SCALING}, as a logarithm"
+    whole = {"all": _take(pairs, lambda curve: curve.gradient_norms)}
+    parts, lacking = _take_parts(pairs, "part_norm", lambda curve: curve.part_norms)
+    yield from lacking
+    for name, of, stretches, times, least, most, why in (
+        ("gradient_norm.matched", whole, [first], 0.0, MATCHED, MATCHED, halfway),
+        ("gradient_norm.later", whole, tenths, factor, LATER, NORM_CAP, f"{spread}, {LATER:.3g} at least"),
+        ("part_norm.first", parts, [begin], 0.0, LATER, LATER, f"{LATER:.3g}, twice the smallest scaling"),
+        ("part_norm.matched", parts, [first], factor, MATCHED, NORM_CAP, f"{spread}, {MATCHED:.3g} at least"),
+        ("part_norm.later", parts, short, 0.0, VANISHING, VANISHING, "a sixteenth to 16 times, as a logarithm"),
+    ):
+        if of:
+            flushed = name == "part_norm.first"  # delayed scaling flushes gradients after a spike: others see that
+            seen = [
+                _median(part, norms, stretch, times, least, most, skip_zeros=flushed)
+                for part, norms in of.items()
+                for stretch in stretches
+            ]  # fmt: skip
+            yield _make_check(name, seen, why)
+
+
+def _median(
+    part: str, norms: Series, stretch: range, factor: float, least: float, most: float, *, skip_zeros: bool
+) -> _Extreme:
+    """The median of the logarithm of FP8 over BF16 in the seed that is farthest off."""
+    chosen, medians = slice(stretch.start, stretch.stop), {}
+    for seed, (bf16, fp8) in norms.items():
+        pairs = zip(fp8[chosen], bf16[chosen], strict=True)
+        ratios = [_log_ratio(above, below) for above, below in pairs if above != 0 or not skip_zeros]
+        medians[seed] = statistics.median(ratios or [0.0])
+    sizes = {seed: math.inf if math.isnan(median) else abs(median) for seed, median in medians.items()}
+    seed = max(sizes, key=lambda one: sizes[one])
+    above_0 = ([norm for norm in bf16[chosen] if norm > 0] or [1.0] for bf16, _ in norms.values())
+    logs = [statistics.median(map(math.log, values)) for values in above_0]
+    times = f"x {math.exp(min(medians[seed], 700)):.4f}"
+    where = f"FP8 over {REFERENCE}, {part}, seed {seed}, steps {stretch.start} to {stretch.stop - 1}: {times}"
+    return _Extreme(sizes[seed], min(most, max(least, factor * sample_deviation(logs))), where)
+
+
+def _log_ratio(above: float, below: float) -> float:
+    """Two zeros are equal, one zero is infinitely far off."""
+    if above == below:
+        return 0.0
+    if above == 0 or below == 0:
+        return math.inf if below == 0 else -math.inf
+    return math.log(above) - math.log(below)
+
+
+# --- What the layers held. ---
+
+
+def check_observed(curve: LossCurve, fellows: Sequence[LossCurve]) -> Iterator[Check]:
+    """Checks of what one FP8 run recorded of its layers.
+
+    Args:
+        fellows: runs of the same model, this one among them, with any seeds and FP8 recipes: layers that cast in one
+            of them must cast in this one.
+    """
+    name = f"{curve.recipe}.seed{curve.seed}"
+    for what, wrong, derivation in (
+        ("casts", list(_find_wrong_casts(curve)), f"class and format of every cast as {curve.recipe} has them"),
+        ("layers", list(_find_wrong_layers(curve, fellows)), "every layer outside of the BF16 zones casts"),
+    ):
+        part = Part(f"wrong {what}", len(wrong), 0, not wrong, derivation)
+        detail = "; ".join(wrong[:5]) or f"{len(curve.quantizers)} casts"
+        yield Check(f"observed.{what}.{name}", not wrong, (part,), detail)
+    if curve.recipe == "delayed":
+        parts = tuple(_check_histories(curve))
+        detail = "; ".join(f"step {row.step}: {row.tensors} tensors" for row in curve.histories)
+        yield Check(f"observed.histories.{name}", all(part.passed for part in parts), parts, detail)
+
+
+def _find_wrong_casts(curve: LossCurve) -> Iterator[str]:
+    if not curve.quantizers:
+        yield "no layer was seen to cast: FP8 never ran"
+    kind, forward, backward = CASTS[curve.recipe]  # another recipe is refused
+    tensors: dict[str, set[str]] = {}
+    for row in curve.quantizers:
+        tensors.setdefault(row.layer, set()).add(row.tensor)
+        wanted = backward if row.tensor == "gradient" else forward
+        if (row.kind, row.format) != (kind, wanted):
+            yield f"{row.layer}: {row.tensor} is cast by {row.kind} to {row.format}, not by {kind} to {wanted}"
+    for layer, own in tensors.items():
+        if lacking := sorted(TENSORS - own):
+            yield f"{layer} casts no {', '.join(lacking)}"
+
+
+def _find_wrong_layers(curve: LossCurve, fellows: Sequence[LossCurve]) -> Iterator[str]:
+    own, low = {row.layer for row in curve.quantizers}, _list_low_parts(curve)
+    if not low:
+        yield "the parts of the model are not on record, so that the layers that must cast are unknown"
+        return
+    # What another run casts inside of the zones is that run's fault: it is looked at there.
+    others = {row.layer for fellow in fellows for row in fellow.quantizers if _part_of(row.layer) in low}
+    for layer in sorted(others - own):
+        yield f"{layer} does not cast, and does with another seed or recipe"
+    for part in sorted(low - {_part_of(layer) for layer in own}):
+        yield f"no layer of {part} casts, which is outside of the BF16 zones"
+    for layer in sorted(layer for layer in own if _part_of(layer) not in low):
+        yield f"{layer} casts, which is to stay in BF16"
+
+
+def _list_low_parts(curve: LossCurve) -> frozenset[str]:
+    """Parts of the gate's model that run in low precision: its lane, and its layers but the first and the last one.
+
+    Empty where the run did not record enough parts to tell.
+    """
+    numbers = sorted(int(part[7:]) for part in curve.part_norms if part.startswith("layers.") and part[7:].isdecimal())
+    whole = numbers == list(range(len(numbers))) and len(numbers) > 2 and LANE in curve.part_norms
+    return frozenset({LANE, *(f"layers.{number}" for number in numbers[1:-1])}) if whole else frozenset()
+
+
+def _part_of(layer: str) -> str:
+    """The part of the model that a layer belongs to, by its name: "hybrid.layers.2.up" -> "layers.2"."""
+    first, *rest = layer.removeprefix("hybrid.").split(".")
+    return f"{first}.{rest[0]}" if first == "layers" and rest else first
+
+
+def _check_histories(curve: LossCurve) -> Iterator[Part]:
+    rows, casts = curve.histories, len(curve.quantizers)
+    settled = sum(row.step >= curve.planned // 2 for row in rows)
+    fewest = min((row.tensors for row in rows), default=0)
+    yield Part("of the second half", settled, 1, settled >= 1, "what rolled once may stand still later", at_least=True)
+    yield Part("histories", fewest, casts, fewest >= casts, "one a cast, in each step", at_least=True)
+    still, empty = sum(row.not_rolled for row in rows), sum(row.not_collected for row in rows)
+    scale = max((abs(row.scale_error) for row in rows), default=0.0)
+    for name, number, ceiling, why in (
+        ("histories that stood still", still, 0, "every history rolls once a step"),
+        ("histories without an amax", empty, 0, "every cast leaves its amax"),
+        ("scale", scale, SCALE_ERROR, "against largest / max(history), two fp32 divisions"),
+    ):
+        yield Part(name, number, ceiling, number <= ceiling, why)

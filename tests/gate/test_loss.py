@@ -14,8 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss
-from megacpp_validate.gate.loss_checks import CAP, spread_of_seeds, t_of_farthest, t_of_one
+from megacpp_validate.gate.loss import (
+    CAP,
+    LossOutcome,
+    LossVerdict,
+    decide_loss,
+    spread_of_seeds,
+    t_of_farthest,
+    t_of_one,
+)
 from megacpp_validate.report.curves import draw_loss_curves
 from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_curve, make_pairs, make_reference
 

@@ -106,7 +106,7 @@ def describe_losses(result: LossGateResult) -> Document:
         blocks += [case, draw_loss_curves(verdict)] if verdict.series else [case]
         blocks.append(Details(f"{case.name}: {count(verdict.checks, 'check')}", (tabulate_checks(verdict.checks),)))
     answer = f"FP8 recipes beside BF16: {sum_up(cases) or 'none, because the folder has no loss curve'}."
-    mark = mark_exit(1 if result.breaks else 0 if result.holds else 4, otherwise="not comparable")
+    mark = mark_exit(result.exit.value, otherwise="not comparable")
     return Document(f"Loss gate on {result.folder}", answer, mark, tuple(blocks), cases)
 
 
