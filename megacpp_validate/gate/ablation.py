@@ -32,7 +32,7 @@ from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from ..process import Ended, Processes
-from .loss import sample_deviation, t_of_one
+from .loss import t_of_one
 
 ArmName = Literal["off", "on"]
 ARMS: Final[tuple[ArmName, ArmName]] = ("off", "on")
@@ -47,40 +47,27 @@ class Verdict(StrEnum):
     NOT_JUDGED = "not-judged"  # no evidence
 
 
-class ObservedPart(Frozen):
-    """The backend that was requested of a part of the model, and the one that ran."""
-
-    requested: str
-    observed: str
-
-
-class _Kept(Frozen):
-    """A part of a receipt; those that are committed have fields that nothing reads any more."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class AblationRun(_Kept):
-    """One run of an arm.
+class AblationRun(Frozen):
+    """One run of an arm; committed receipts have fields that nothing reads any more.
 
     Attributes:
         arm: with the feature or without.
-        place: among all runs of the feature, from 0, in the order of time.
         ending: "done", or how it ended.
         words: what it said where it did not end well.
         seconds: wall time of the whole run.
         pattern, parameters: its layers, and how many parameters the whole model has.
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.
-        parts: name of a part -> what it took.
+        parts: name of a part -> the backend that was requested of it, and the one that was observed.
         step_seconds: of each step, in its order.
         losses: of each step, nats a prediction; None where it was no number.
         tokens: a step, on all ranks; 0 where nobody said.
         peak_bytes: most memory that a rank had in use; 0 where it was not measured.
     """
 
+    model_config = ConfigDict(extra="ignore")
+
     arm: ArmName
-    place: int = Field(ge=0)
     ending: str
     words: str = ""
     seconds: float = 0.0
@@ -89,23 +76,25 @@ class AblationRun(_Kept):
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     features: dict[str, JsonValue] = Field(default_factory=dict)
     forms: dict[str, JsonValue] = Field(default_factory=dict)
-    parts: dict[str, ObservedPart] = Field(default_factory=dict)
+    parts: dict[str, dict[str, str]] = Field(default_factory=dict)
     step_seconds: tuple[float, ...] = ()
     losses: tuple[float | None, ...] = ()
     tokens: int = 0
     peak_bytes: int = 0
 
 
-class Change(_Kept):
-    """What the feature changes of one number, as the ratio of the arm with it to the arm without.
+class Change(Frozen):
+    """What the feature changes of one number.
 
     Attributes:
-        off, on: the number in the two arms, means of their runs: seconds, tokens a second, bytes.
+        name: a row of `METRICS`.
+        off, on: the number in the two arms, means of their runs: seconds, tokens a second, bytes, nats a prediction.
         ratio: on over off, a linear trend over the runs taken out.
         low, high: its interval, 95%.
         verdict: a win or a tax only where the interval leaves out 1.
     """
 
+    name: str
     off: float
     on: float
     ratio: float
@@ -114,79 +103,41 @@ class Change(_Kept):
     verdict: Verdict
 
 
-class LossChange(_Kept):
-    """What the feature changes of the loss at the end.
-
-    Attributes:
-        off, on: mean loss over the last quarter of the steps, nats a prediction.
-        difference: on minus off, step by step.
-        half: of its interval, 95%.
-        rounding: what another order of sums does to the loss of these steps by itself; 0 where nobody counted tokens.
-        steps: of the last quarter.
-        changes: whether the difference is larger than its interval and than what rounding does.
-        identical: whether it is 0 in every one of these steps.
-    """
-
-    off: float
-    on: float
-    difference: float
-    half: float
-    rounding: float = 0.0
-    steps: int
-    changes: bool
-    identical: bool
-
-
 class FeatureAblation(Frozen):
     """The receipt of one feature.
 
     Attributes:
         tool, commit: that ran it.
         feature, title, plain, source: as the row says.
-        size, seed, steps, pairs, ranks, device, interpreter: as requested.
         base: what both arms began with: "posture" or "plain".
         off, on: whole orders of the two arms, but for the folder.
         runs: in the order of time, off and on in turn.
-        warm: from which step on times count.
-        step_time: seconds a step, the median of a run; lower is better.
-        tokens_per_second: of the mean step; higher is better.
-        memory: most bytes in use; lower is better.
-        loss: at the end.
+        changes: a row of each of `METRICS` that was measured; empty where the runs are no evidence.
         verdict: of the step time.
         reasons: why it was not judged; empty where it was.
     """
 
-    schema_id: Literal["megacpp-validate/feature-ablation/1"] = "megacpp-validate/feature-ablation/1"
+    schema_id: Literal["megacpp-validate/feature-ablation/2"] = "megacpp-validate/feature-ablation/2"
     tool: str
     commit: str = ""
     feature: str
     title: str
     plain: str
     source: str
-    size: str
-    seed: int
-    steps: int
-    pairs: int
-    ranks: int
-    device: str
     interpreter: str = ""
     base: Literal["posture", "plain"]
     off: dict[str, JsonValue]
     on: dict[str, JsonValue]
     runs: tuple[AblationRun, ...] = ()
-    warm: int = 0
-    step_time: Change | None = None
-    tokens_per_second: Change | None = None
-    memory: Change | None = None
-    loss: LossChange | None = None
-    verdict: Verdict
+    changes: tuple[Change, ...] = ()
+    verdict: Verdict = Verdict.NOT_JUDGED
     reasons: tuple[str, ...] = ()
 
 
 class AblationResult(Frozen):
     """What a call of the verb showed, feature by feature."""
 
-    schema_id: Literal["megacpp-validate/ablation/1"] = "megacpp-validate/ablation/1"
+    schema_id: Literal["megacpp-validate/ablation/2"] = "megacpp-validate/ablation/2"
     tool: str
     features: tuple[FeatureAblation, ...]
 
@@ -241,7 +192,7 @@ def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Ite
         found = {name: part for name, part in run.parts.items() if fnmatchcase(name, pattern)}
         if not found:
             yield f"no part {pattern} was seen, which must be on {' or '.join(backends)}"
-        wrong = {name: part.observed for name, part in found.items() if part.observed not in backends}
+        wrong = {name: part["observed"] for name, part in found.items() if part["observed"] not in backends}
         yield from (f"{name} ran on {seen}, and must be on {' or '.join(backends)}" for name, seen in wrong.items())
 
 
@@ -253,7 +204,7 @@ def _plain(value: Any) -> str:
 def decide_feature(
     feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[AblationRun], pairs: int
 ) -> dict[str, Any]:
-    """What the runs of a feature show: the fields `warm` to `reasons` of `FeatureAblation`.
+    """What the runs of a feature show: `changes`, `verdict` and `reasons` of `FeatureAblation`.
 
     Args:
         feature: its row.
@@ -263,94 +214,84 @@ def decide_feature(
     """
     arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
     faults = [
-        f"run {run.place + 1} ({run.arm}): {fault}"
-        for run in runs
+        f"run {number} ({run.arm}): {fault}"
+        for number, run in enumerate(runs, start=1)
         for fault in find_run_faults(arms[run.arm], orders[run.arm], run)
     ]
-    if not faults and [run.arm for run in runs] != list(ARMS) * max(pairs, 2):
-        faults.append(f"{len(runs)} of {2 * max(pairs, 2)} runs are there")
-    warm = first_warm_step(orders["off"]["steps"])
+    if not faults and [run.arm for run in runs] != list(ARMS) * pairs:
+        faults.append(f"{len(runs)} of {2 * pairs} runs are there")
     if faults:
-        return {"warm": warm, "verdict": Verdict.NOT_JUDGED, "reasons": tuple(faults)}
-    series = [run.step_seconds[warm:] for run in runs]
-    times = compare([statistics.median(one) for one in series])
-    tokens = [run.tokens / statistics.fmean(one) for run, one in zip(runs, series, strict=True)]  # slow steps weigh in
-    memory = [float(run.peak_bytes) for run in runs]
-    return {
-        "warm": warm,
-        "step_time": times,
-        "tokens_per_second": compare(tokens, lower_is_better=False) if all(tokens) else None,
-        "memory": compare(memory, least=LEAST_MEMORY) if all(memory) else None,
-        "loss": compare_losses(runs, str(orders["off"].get("precision", "fp32"))),
-        "verdict": times.verdict,
-    }
+        return {"reasons": tuple(faults)}
+    changes = compare_runs(runs, str(orders["off"].get("precision", "fp32")))
+    return {"changes": changes, "verdict": changes[0].verdict}
 
 
-def compare(values: Sequence[float], *, lower_is_better: bool = True, least: float = 0.0) -> Change:
+def compare_runs(runs: Sequence[AblationRun], precision: str) -> tuple[Change, ...]:
+    """Every metric that all runs measured, the step time first.
+
+    A loss changes by more than another order of sums does by itself: arms whose kernels always give the same bits have
+    no spread of their own.
+
+    Args:
+        runs: off and on in turn, without a fault.
+        precision: that the arms were trained in.
+    """
+    rounding = math.log1p(_round_off(runs[0], precision))
+    found = []
+    for name, measure, lower_is_better, least in (
+        ("step_time", lambda run: statistics.median(_warm(run)), True, 0.0),
+        ("tokens_per_second", lambda run: run.tokens / statistics.fmean(_warm(run)), False, 0.0),  # slow steps weigh in
+        ("memory", lambda run: float(run.peak_bytes), True, LEAST_MEMORY),
+        ("loss", lambda run: statistics.fmean(run.losses[-max(1, len(run.losses) // 4) :]), True, rounding),
+    ):
+        values = [measure(run) for run in runs]
+        if all(value > 0 for value in values):
+            found.append(compare(name, values, lower_is_better=lower_is_better, least=least))
+    return tuple(found)
+
+
+def _warm(run: AblationRun) -> tuple[float, ...]:
+    """Seconds of the steps whose times count."""
+    return run.step_seconds[first_warm_step(len(run.step_seconds)) :]
+
+
+def compare(name: str, values: Sequence[float], *, lower_is_better: bool = True, least: float = 0.0) -> Change:
     """Positive numbers of runs that took turns, as a ratio.
 
     In: number = level + effect * on + trend * place + noise, the least squares estimate of the effect comes from what
-    of the turns no straight line over the places explains (Frisch and Waugh 1933).
+    of the turns no straight line over the places explains (Frisch and Waugh 1933). Its half interval is Student's t at
+    95% times the deviation of one run, pooled over runs of equal arms: 2 * (pairs - 1) degrees of freedom.
 
     Args:
         values: of two pairs or more.
         least: change of the logarithm under which it is noise, however sure.
     """
-    logs, places = [math.log(value / values[0]) for value in values], range(len(values))
+    logs, places, freedom = [math.log(value / values[0]) for value in values], range(len(values)), len(values) - 2
     turns = [0.0, 1.0] * (len(values) // 2)
     slope, start = statistics.linear_regression(places, turns)
     left = [turn - start - slope * place for turn, place in zip(turns, places, strict=True)]
     squares = math.fsum(one * one for one in left)
     change = math.fsum(one * log for one, log in zip(left, logs, strict=True)) / squares
-    half = _half(logs) / math.sqrt(squares)
+    apart = math.fsum((log - statistics.fmean(arm)) ** 2 for arm in (logs[0::2], logs[1::2]) for log in arm)
+    half = t_of_one(freedom + 1) * math.sqrt(apart / freedom / squares)
     verdict = Verdict.NOISE
-    if abs(change) > half and abs(change) >= least:
+    if abs(change) > max(half, least):
         verdict = Verdict.WIN if (change < 0) is lower_is_better else Verdict.TAX
     return Change(
-        off=statistics.fmean(values[0::2]), on=statistics.fmean(values[1::2]), ratio=math.exp(change),
-        low=math.exp(change - half), high=math.exp(min(change + half, 700.0)), verdict=verdict,
+        name=name, off=statistics.fmean(values[0::2]), on=statistics.fmean(values[1::2]), ratio=math.exp(change),
+        low=math.exp(change - half), high=math.exp(change + half), verdict=verdict,
     )  # fmt: skip
-
-
-def compare_losses(runs: Sequence[AblationRun], precision: str) -> LossChange:
-    """The loss over the last quarter of the steps: both arms see the same data.
-
-    It changes where the difference is larger than its own interval (of runs of equal arms, and of steps), and than what
-    another order of sums does by itself: arms whose kernels always give the same bits have no spread of their own.
-
-    Args:
-        runs: off and on in turn, every loss a number.
-        precision: that the arms were trained in; what is lower than bf16 counts as that.
-    """
-    losses = [[math.nan if loss is None else loss for loss in run.losses] for run in runs]
-    steps = max(1, len(losses[0]) // 4)
-    last = [one[-steps:] for one in losses]
-    means = [statistics.fmean(one) for one in last]
-    off, on = statistics.fmean(means[0::2]), statistics.fmean(means[1::2])
-    # Pairs of one seed are no independent draws: they are averaged, and do not narrow the interval over steps.
-    gaps = [statistics.fmean(column[1::2]) - statistics.fmean(column[0::2]) for column in zip(*last, strict=True)]
-    over_steps = t_of_one(steps) * sample_deviation(gaps) / math.sqrt(steps) if steps > 1 else 0.0
-    half = max(_half(means) * math.sqrt(4 / len(means)), over_steps)
-    rounding = _round_off(runs[0], precision) * abs(off)
-    return LossChange(
-        off=off, on=on, difference=on - off, half=half, rounding=rounding, steps=steps,
-        changes=abs(on - off) > max(half, rounding), identical=last[0::2] == last[1::2],
-    )  # fmt: skip
-
-
-def _half(runs: Sequence[float]) -> float:
-    """Student's t at 95% times the deviation of one run, of equal arms, pooled: 2 * (pairs - 1) degrees of freedom."""
-    freedom = len(runs) - 2
-    squares = [(run - statistics.fmean(arm)) ** 2 for arm in (runs[0::2], runs[1::2]) for run in arm]
-    return t_of_one(freedom + 1) * math.sqrt(math.fsum(squares) / freedom)
 
 
 def _round_off(run: AblationRun, precision: str) -> float:
-    """Relative error of the loss at the end of a run that rounding alone makes; 0 where no tokens were counted."""
+    """Relative error of the loss at the end of a run that rounding alone makes; 0 where no tokens were counted.
+
+    What is lower than bf16 counts as that.
+    """
     if not run.tokens:
         return 0.0
-    hidden, wide = (run.changes.get(name) for name in ("hidden", "ffn_hidden"))
-    longest = max(2 * hidden if isinstance(hidden, int) else 1, wide if isinstance(wide, int) else 1)
+    hidden, wide = run.changes.get("hidden", 0), run.changes.get("ffn_hidden", 0)
+    longest = max(2 * int(hidden), int(wide), 1)  # type: ignore[arg-type]
     depth = Depth(len(run.pattern) + 1, longest, run.tokens)
     return depth.floor(precision if precision in UNIT_ROUNDOFF else "bf16") * math.sqrt(len(run.losses))
 
@@ -436,16 +377,15 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
     rows: list[FeatureAblation] = []
     python = find_cpu_python(options.python) if options.device == "cpu" else options.python
     environment, processes = host_interpreter(os.environ, python), Processes()
-    of_call = {name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")}
-    of_call |= {"tool": TOOL, "commit": read_commit(), "ranks": 1, "interpreter": environment.shown}
     with own_folder(options.receipts):
         for name in options.features:
             feature = posture.find(name)
             orders = plan_arms(posture, feature, options)
             runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
             row = FeatureAblation(
-                feature=name, **feature.model_dump(include={"title", "plain", "source"}), off=orders["off"],
-                on=orders["on"], runs=runs, **of_call, **decide_feature(feature, orders, runs, options.pairs),
+                tool=TOOL, commit=read_commit(), interpreter=environment.shown, base=options.base, feature=name,
+                **feature.model_dump(include={"title", "plain", "source"}), off=orders["off"], on=orders["on"],
+                runs=runs, **decide_feature(feature, orders, runs, options.pairs),
             )  # fmt: skip
             write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
             rows.append(row)
@@ -466,46 +406,39 @@ def _run_in_turn(
         write_whole(given, json.dumps({**orders[arm], "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
         call = environment.call(MODULE)
         ended = processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
-        run = read_run(ended, arm, place)
+        run = read_run(ended, arm)
         report(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * options.pairs} ({run.seconds:.1f} s)")
         yield run
         if any(find_run_faults(getattr(feature, arm), orders[arm], run)):
             return
 
 
-# --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
-
-
-def read_run(ended: Ended, arm: ArmName, place: int) -> AblationRun:
+def read_run(ended: Ended, arm: ArmName) -> AblationRun:
     """What a process answered: the last line that is an answer; libraries may write something after it."""
-    base: dict[str, Any] = {"arm": arm, "place": place, "seconds": ended.seconds}
     lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
     last = f"Its last words: {' '.join(ended.words.split())[-_LAST_WORDS:] or 'none'}"
-    if not lines:
-        return AblationRun(**base, ending=ended.how if ended.code else "no-answer", words=f"it gave no answer. {last}")
-    try:
-        run = AblationRun(**{**base, **_read_answer(json.loads(lines[-1]))})
-    except (LookupError, TypeError, ValueError) as fault:
-        why = f"its answer has another form: {type(fault).__name__}: {fault}"
-        return AblationRun(**base, ending="no-answer", words=f"{why}. {last}")
-    if ended.code == 0 or run.ending != "done":
-        return run
-    words = f"it answers done, and its process ended with {ended.how} {ended.code}. {last}"
-    return run.model_copy(update={"ending": "contradiction", "words": words})
+    if lines:
+        try:
+            run = AblationRun(arm=arm, **_read_answer(json.loads(lines[-1])))
+        except (LookupError, TypeError, ValueError) as fault:
+            words = f"its answer has another form: {type(fault).__name__}: {fault}. {last}"
+            return AblationRun(arm=arm, seconds=ended.seconds, ending="no-answer", words=words)
+        if run.ending != "done" or not ended.code:
+            return run
+    words = f"it gave no answer. {last}" if not lines else f"it answers done, and its process ended so. {last}"
+    return AblationRun(arm=arm, seconds=ended.seconds, ending=f"{ended.how} {ended.code}", words=words)
 
 
 def _read_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a run, from what its one rank reports."""
+    """Fields of a run, from what its one rank reports; it reports more than is read here."""
     fields: dict[str, Any] = {name: answer[name] for name in ("ending", "words", "seconds") if name in answer}
     for rank in answer["ranks"][:1]:
         model, steps, goodput = rank["model"], rank["steps"], rank["goodput"]
         fields |= {
             "pattern": model["pattern"], "parameters": model["parameters"], "changes": model["size"],
             "features": rank["features"], "forms": rank["forms"],
-            "parts": {
-                name: {"requested": part["requested"], "observed": part["observed"]}
-                for name, part in rank["choices"].items()
-            },
+            "parts": {name: {key: part[key] for key in ("requested", "observed")}
+                      for name, part in rank["choices"].items()},
             "step_seconds": [step["seconds"] for step in steps], "losses": [_finite(step["loss"]) for step in steps],
             "tokens": goodput["tokens"] // max(len(steps), 1),
             "peak_bytes": max(goodput["peak_bytes"].values(), default=0),

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ...canary.dynamic.scores import FaultScore, ScoreRow, Sighting, SuiteScore, Verdict
 from ...evidence.selftest import SelftestResult
-from ...gate.ablation import AblationResult, Change, FeatureAblation, LossChange
+from ...gate.ablation import AblationResult, FeatureAblation
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Tone, bad, good, mark_exit, mark_of, missing
 from .words import list_some, show_rate, sum_up, tabulate_facts
@@ -87,14 +87,17 @@ def describe_score(score: SuiteScore) -> Document:
     return Document("Scores of the suite", summary, good("scored"), (table, Bullets(lost)))
 
 
+_METRICS: Final = {
+    "step_time": "step time", "tokens_per_second": "tokens/s", "memory": "peak memory", "loss": "loss",
+}  # fmt: skip
+
+
 def describe_ablation(result: AblationResult) -> Document:
     """A table of every feature, and below it how each was run."""
     rows: tuple[tuple[Content, ...], ...] = tuple(
-        (row.feature, mark_of(row.verdict), *map(_show_change, (row.step_time, row.tokens_per_second, row.memory)),
-         _show_loss(row.loss))
-        for row in result.features
-    )  # fmt: skip
-    table = Table(("feature", "verdict", "step time", "tokens/s", "peak memory", "loss"), rows)
+        (row.feature, mark_of(row.verdict), *(_show_change(row, name) for name in _METRICS)) for row in result.features
+    )
+    table = Table(("feature", "verdict", *_METRICS.values()), rows)
     cases = tuple(map(_describe_feature, result.features))
     mark = good("judged") if result.holds else missing("not judged")
     blocks: tuple[Block, ...] = (table, Paragraph(_METHOD), *cases)
@@ -116,17 +119,10 @@ def _flatten(arm: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _show_change(change: Change | None) -> str:
+def _show_change(row: FeatureAblation, name: str) -> str:
     """A change with its interval: "+3.1% [+2.4%, +3.9%]"."""
+    change = next((change for change in row.changes if change.name == name), None)
     if change is None:
         return "not measured"
     ratio, low, high = (f"{100 * (one - 1):+.3g}%" for one in (change.ratio, change.low, change.high))
     return f"{ratio} [{low}, {high}]"
-
-
-def _show_loss(loss: LossChange | None) -> str:
-    if loss is None:
-        return "not measured"
-    if loss.identical:
-        return "bitwise equal"
-    return f"{loss.difference:+.2g} nats, {'beyond' if loss.changes else 'within'} {max(loss.half, loss.rounding):.2g}"
