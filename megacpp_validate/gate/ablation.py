@@ -32,7 +32,7 @@ from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from ..process import Ended, Processes
-from .loss import t_of_one
+from .loss import t_of
 
 ArmName = Literal["off", "on"]
 ARMS: Final[tuple[ArmName, ArmName]] = ("off", "on")
@@ -273,7 +273,7 @@ def compare(name: str, values: Sequence[float], *, lower_is_better: bool = True,
     squares = math.fsum(one * one for one in left)
     change = math.fsum(one * log for one, log in zip(left, logs, strict=True)) / squares
     apart = math.fsum((log - statistics.fmean(arm)) ** 2 for arm in (logs[0::2], logs[1::2]) for log in arm)
-    half = t_of_one(freedom + 1) * math.sqrt(apart / freedom / squares)
+    half = t_of(freedom + 1)[0] * math.sqrt(apart / freedom / squares)
     verdict = Verdict.NOISE
     if abs(change) > max(half, least):
         verdict = Verdict.WIN if (change < 0) is lower_is_better else Verdict.TAX

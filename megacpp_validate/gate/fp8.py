@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from .. import TOOL
 from ..catalog.bridge import Catalog, Fp8Cell, read_catalog
-from ..catalog.policies import Fp8Policy, LowParts, PolicyRule, Preset, read_fp8_policy
+from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
 from ..environments.host_session import SessionOptions, SessionResult, run_session
 from ..environments.plan import choose_fp8_cells, find_target
@@ -30,44 +30,25 @@ class PresetOutcome(StrEnum):
     REFUSED = "refused"  # refused, and it is meant to run
     NOT_REFUSED = "not-refused"  # a rule that must refuse it does not
 
-    @property
-    def is_good(self) -> bool:
-        """Whether the policy and the preset agree."""
-        return self not in (PresetOutcome.REFUSED, PresetOutcome.NOT_REFUSED)
+
+AGREED: Final = (PresetOutcome.ALLOWED, PresetOutcome.ROLLED_BACK)  # the policy and the preset agree
 
 
 class PresetRefusal(Frozen):
-    """What one rule refuses of a preset.
+    """A rule that refuses a preset, and what the preset has of it."""
 
-    Attributes:
-        rule: its id; `refuses`, `reason`, `source` and `next` as the rule has them.
-        found: what the preset has of it.
-    """
-
-    rule: str
-    refuses: str
+    rule: PolicyRule
     found: str
-    reason: str
-    source: str
-    next: str
 
 
 class PresetDecision(Frozen):
     """What the policy says of a preset.
 
     Attributes:
-        says, targets, low, bf16_first, bf16_last: of the preset, which has so many `layers`.
-        refusals: all of them.
-        not_refused_by: rules that must refuse it, and refuse nothing of it.
+        not_refused_by: rules that must refuse the preset, and refuse nothing of it.
     """
 
-    preset: str
-    says: str
-    targets: tuple[str, ...]
-    low: tuple[LowParts, ...]
-    layers: int
-    bf16_first: int
-    bf16_last: int
+    preset: Preset
     outcome: PresetOutcome
     refusals: tuple[PresetRefusal, ...]
     not_refused_by: tuple[str, ...] = ()
@@ -76,7 +57,7 @@ class PresetDecision(Frozen):
 class PolicyResult(Frozen):
     """What the policy says of presets; `rules` is how many there are."""
 
-    schema_id: Literal["megacpp-validate/fp8-policy/1"] = "megacpp-validate/fp8-policy/1"
+    schema_id: Literal["megacpp-validate/fp8-policy/2"] = "megacpp-validate/fp8-policy/2"
     tool: str
     rules: int
     presets: tuple[PresetDecision, ...]
@@ -84,7 +65,7 @@ class PolicyResult(Frozen):
     @property
     def holds(self) -> bool:
         """Whether policy and presets agree in all of them."""
-        return all(decision.outcome.is_good for decision in self.presets)
+        return all(decision.outcome in AGREED for decision in self.presets)
 
     @property
     def exit(self) -> Exit:
@@ -121,21 +102,16 @@ def decide_policy(matrix: Path | None, presets: Sequence[str] | None = None) -> 
 def decide_preset(preset: Preset, policy: Fp8Policy) -> PresetDecision:
     """What the rules refuse of a preset, and how the policy decides on it."""
     refusals = tuple(
-        PresetRefusal(rule=rule.id, found=found, **rule.model_dump(include={"refuses", "reason", "source", "next"}))
-        for rule in policy.rules
-        for found in _find(rule, preset, policy)
+        PresetRefusal(rule=rule, found=found) for rule in policy.rules for found in _find(rule, preset, policy)
     )
-    missed = tuple(rule for rule in preset.refused_by if rule not in {refusal.rule for refusal in refusals})
+    missed = tuple(rule for rule in preset.refused_by if rule not in {refusal.rule.id for refusal in refusals})
     if missed:  # reported even where another rule refuses the preset
         outcome = PresetOutcome.NOT_REFUSED
     elif not refusals:
         outcome = PresetOutcome.ALLOWED
     else:
         outcome = PresetOutcome.ROLLED_BACK if preset.refused_by else PresetOutcome.REFUSED
-    return PresetDecision(
-        preset=preset.id, layers=len(preset.pattern), outcome=outcome, refusals=refusals, not_refused_by=missed,
-        **preset.model_dump(include={"says", "targets", "low", "bf16_first", "bf16_last"}),
-    )  # fmt: skip
+    return PresetDecision(preset=preset, outcome=outcome, refusals=refusals, not_refused_by=missed)
 
 
 def _find(rule: PolicyRule, preset: Preset, policy: Fp8Policy) -> Iterator[str]:

@@ -26,8 +26,7 @@ smoothed over 1, 2, 4, ... steps up to a tenth of the run.
   same weights, so that the ratio is that of the arithmetic: a scaled loss, however little. Later weights have drifted
   apart as seeds do, and only parts that vanish or blow up are seen. A norm of 0 beside one that is not is infinitely
   far off.
-- `observed`: casts of each recipe, the layers that made them, and how delayed scaling moved. They take nothing from the
-  curves: a right cast does not excuse a loss that is off, nor a good loss a wrong format.
+- `observed`: what the layers held, as `loss_casts` describes.
 
 No bar is computed from the candidate, and none of the numbers gets smaller when a gap is scaled up. A t-test has not
 that property: one seed far off raises the standard error, and with it the bar.
@@ -41,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, chain, combinations, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
@@ -50,6 +49,7 @@ from ..errors import Exit, exit_for
 from ..evidence.loss_curve import CurveInvalid, LossCurve, read_curves
 from ..evidence.receipt import Check, Part
 from ..evidence.values import Frozen
+from .loss_casts import CASTS, check_casts
 
 REFERENCE: Final = "bf16"
 CAP: Final = 0.01  # nats: what the smoothed loss of FP8 may be off by at most, however far seeds are apart
@@ -63,25 +63,13 @@ NORM_CAP: Final = math.log(2)  # of those bars: whatever halves or doubles a gra
 VANISHING: Final = math.log(16)
 FEWEST: Final = 5  # steps of a median that one spike and the first step of delayed scaling leave alone
 
-# Student's t by number of seeds, two-sided: of one more seed at 95%; and of the farthest of all of them, each of which
+# Student's t by number of seeds, two-sided: of one more seed at 95%, and of the farthest of all of them, each of which
 # is held to 3 / seeds of those 5%, which keeps the chance of all at that of three (Bonferroni). A number of seeds that
-# is not listed has the value of the next smaller one.
-_T_OF_ONE: Final = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 16: 2.131}
-_T_OF_FARTHEST: Final = {3: 4.303, 4: 3.572, 5: 3.298, 6: 3.163, 7: 3.089, 8: 3.044, 9: 3.016, 10: 2.998, 16: 2.978}
-
-# Recipe -> class of its quantizers, and the formats of inputs and weights, and of gradients. NVFP4's is as Transformer
-# Engine calls its dtype.
-CASTS: Final[dict[str, tuple[str, str, str]]] = {
-    "delayed": ("Float8Quantizer", "e4m3", "e5m2"),
-    "current": ("Float8CurrentScalingQuantizer", "e4m3", "e5m2"),
-    "block": ("Float8BlockQuantizer", "e4m3", "e4m3"),
-    "mxfp8": ("MXFP8Quantizer", "e4m3", "e4m3"),
-    "nvfp4": ("NVFP4Quantizer", "kfloat4e2m1", "kfloat4e2m1"),
-}
-TENSORS: Final = frozenset({"input", "weight", "gradient"})
-LANE: Final = "lane"  # the part of the gate's model in front of its layers in low precision
-# A scale is one division in fp32, and so is its re-computation: two roundings of 2^-24, doubled.
-SCALE_ERROR: Final = 2.0**-22
+# is not listed has the row of the next smaller one.
+_STUDENT: Final = {
+    3: (4.303, 4.303), 4: (3.182, 3.572), 5: (2.776, 3.298), 6: (2.571, 3.163), 7: (2.447, 3.089), 8: (2.365, 3.044),
+    9: (2.306, 3.016), 10: (2.262, 2.998), 16: (2.131, 2.978),
+}  # fmt: skip
 
 Pairs = tuple[tuple[LossCurve, LossCurve], ...]  # BF16 and FP8 of each seed
 Series = Mapping[int, tuple[Sequence[float], Sequence[float]]]  # seed -> values of BF16 and of FP8, a step each
@@ -169,8 +157,6 @@ class LossGateResult(Frozen):
 def judge_folder(folder: Path) -> LossGateResult:
     """The verdict on every FP8 recipe of every cell that left curves in a folder; none where there is no curve.
 
-    An invalid file refuses the whole recipe that it is named after, and every recipe where it is BF16's.
-
     Raises:
         WrongArguments: there is no such folder.
     """
@@ -179,26 +165,29 @@ def judge_folder(folder: Path) -> LossGateResult:
 
 
 def _decide_cell(cell: str, runs: Mapping[str, Sequence[LossCurve | CurveInvalid]]) -> Iterator[LossVerdict]:
-    """The verdicts on the recipes of one cell."""
+    """The verdicts on the recipes of one cell.
+
+    An invalid file refuses the whole recipe that it is named after, and every recipe where it is BF16's.
+    """
     curves = {recipe: [run for run in of if isinstance(run, LossCurve)] for recipe, of in runs.items()}
+    fp8 = [curve for recipe, of in curves.items() if recipe != REFERENCE for curve in of]
     for recipe in sorted(runs.keys() - {REFERENCE}) or [""]:
         lost = [str(run) for one in (REFERENCE, recipe) for run in runs.get(one, ()) if isinstance(run, CurveInvalid)]
         if not recipe:
             lost.append(f"there are curves of {REFERENCE} alone. Next step: train the FP8 recipes too")
         if lost:
             yield LossVerdict(of=cell, recipe=recipe, outcome=LossOutcome.REFUSED, refusals=tuple(lost))
-            continue
-        others = [curve for one, of in curves.items() if one not in (REFERENCE, recipe) for curve in of]
-        yield decide_loss(curves.get(REFERENCE, []), curves[recipe], others).model_copy(update={"of": cell})
+        else:
+            yield decide_loss(curves.get(REFERENCE, []), curves[recipe], fp8).model_copy(update={"of": cell})
 
 
-def decide_loss(reference: Curves, candidate: Curves, others: Curves = ()) -> LossVerdict:
+def decide_loss(reference: Curves, candidate: Curves, fellows: Curves = ()) -> LossVerdict:
     """Decide on one FP8 recipe.
 
     Args:
         reference: BF16, at least three seeds.
         candidate: the recipe, with the same seeds, data and number of planned steps.
-        others: runs of other FP8 recipes that trained the same model; layers that cast there must cast here.
+        fellows: FP8 runs of the same model, of any recipe: layers that cast there must cast here.
 
     Returns:
         `REFUSED` with the reasons where the curves cannot be compared, or BF16 is damaged or none; `FAIL` where any
@@ -212,8 +201,9 @@ def decide_loss(reference: Curves, candidate: Curves, others: Curves = ()) -> Lo
     if not all(check.passed for check in steps):
         return LossVerdict(recipe=recipe, outcome=LossOutcome.FAIL, checks=steps)
     bars, window = set_bars(pairs), pairs[0][0].planned // 10
-    held = [check for _, fp8 in pairs for check in check_observed(fp8, [*candidate, *others])]
-    checks = (*steps, *check_curves(pairs, bars), *held)
+    held = [check for _, fp8 in pairs for check in check_casts(fp8, [*candidate, *fellows])]
+    curves = chain(_check_long_gaps(pairs, bars), _check_scales(pairs, bars.factor), _check_norms(pairs, bars.factor))
+    checks = (*steps, *curves, *held)
     series = tuple(_smooth_pair(bf16, fp8, window) for bf16, fp8 in pairs)
     finite = all(math.isfinite(value) for each in series for value in (*each.reference, *each.gap))
     return LossVerdict(
@@ -236,7 +226,7 @@ def _check_steps(curve: LossCurve) -> Check:
 
 
 def _smooth_pair(bf16: LossCurve, fp8: LossCurve, window: int) -> SeedSeries:
-    gap = smooth(subtract(fp8.losses, bf16.losses), window)
+    gap = smooth(_subtract(fp8.losses, bf16.losses), window)
     return SeedSeries(seed=bf16.seed, steps=bf16.steps[window - 1 :], reference=smooth(bf16.losses, window), gap=gap)
 
 
@@ -331,9 +321,6 @@ def _name(curve: LossCurve) -> str:
     return f"the run of {curve.recipe} with seed {curve.seed}"
 
 
-# --- Checks of losses and norms. ---
-
-
 @dataclass(frozen=True)
 class Bars:
     """What the smoothed gap of one seed may be, nats.
@@ -360,30 +347,16 @@ def set_bars(pairs: Pairs) -> Bars:
     window, half = planned // 10, planned // 2
     smoothed = [smooth(bf16.losses, window) for bf16, _ in pairs]
     steps = slice(half, None), slice(0, half), slice(window, half)
-    spread, early, later = (spread_of_seeds([one[windows] for one in smoothed]) for windows in steps)
-    factor = t_of_farthest(seeds) * math.sqrt(2)
+    spread, early, later = (spread_of_seeds([curve[windows] for curve in smoothed]) for windows in steps)
+    one, farthest = t_of(seeds)
+    factor = farthest * math.sqrt(2)
     return Bars(
         factor, spread,
         settled=min(CAP, factor * spread),
         early=min(CAP, max(factor * early, factor * spread)),
         later=min(CAP, factor * max(spread, later)),
-        tail=min(CAP, t_of_one(seeds) * math.sqrt(2) * spread) / math.sqrt(seeds),
+        tail=min(CAP, one * math.sqrt(2) * spread) / math.sqrt(seeds),
     )  # fmt: skip
-
-
-def check_curves(pairs: Pairs, bars: Bars) -> Iterator[Check]:
-    """Every check of losses and norms.
-
-    Args:
-        pairs: undamaged, all of the same number of steps.
-    """
-    planned = pairs[0][0].planned
-    yield from _check_long_gaps(pairs, planned, bars)
-    yield from _check_scales(pairs, planned, bars.factor)
-    yield from _check_norms(pairs, planned, bars.factor)
-
-
-# --- Numbers: plain functions of finite series. ---
 
 
 def smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
@@ -392,8 +365,7 @@ def smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
     return tuple((sums[end] - sums[end - window]) / window for end in range(window, len(sums)))
 
 
-def subtract(values: Sequence[float], from_them: Sequence[float]) -> tuple[float, ...]:
-    """The differences, value by value."""
+def _subtract(values: Sequence[float], from_them: Sequence[float]) -> tuple[float, ...]:
     return tuple(a - b for a, b in zip(values, from_them, strict=True))
 
 
@@ -404,11 +376,7 @@ def find_noise(gaps: Sequence[float]) -> float:
 
 
 def spread_of_seeds(curves: Sequence[Sequence[float]]) -> float:
-    """The largest sample standard deviation from seed to seed over all windows of a stretch; NaN where one is NaN.
-
-    Args:
-        curves: the same stretch of each seed's smoothed loss.
-    """
+    """The largest sample standard deviation from seed to seed over the windows of a stretch; NaN where one is NaN."""
     return _largest([sample_deviation(column) for column in zip(*curves, strict=True)])[0]
 
 
@@ -418,14 +386,9 @@ def sample_deviation(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
 
 
-def t_of_one(seeds: int) -> float:
-    """How many sample standard deviations another seed may be off, at 95%, where `seeds` seeds gave that deviation."""
-    return _T_OF_ONE[max(number for number in _T_OF_ONE if number <= max(seeds, 3))]
-
-
-def t_of_farthest(seeds: int) -> float:
-    """How many deviations the farthest of `seeds` seeds may be off, where as many gave that deviation."""
-    return _T_OF_FARTHEST[max(number for number in _T_OF_FARTHEST if number <= max(seeds, 3))]
+def t_of(seeds: int) -> tuple[float, float]:
+    """How many sample standard deviations one more seed may be off, and the farthest of `seeds` seeds, at 95%."""
+    return _STUDENT[max(number for number in _STUDENT if number <= max(seeds, 3))]
 
 
 def to_json(value: float) -> float | None:
@@ -466,9 +429,10 @@ def _make_check(name: str, seen: Iterable[_Extreme], derivation: str) -> Check:
     return Check(name, passed, (part,), worst.where)
 
 
-def _check_long_gaps(pairs: Pairs, planned: int, bars: Bars) -> Iterator[Check]:
+def _check_long_gaps(pairs: Pairs, bars: Bars) -> Iterator[Check]:
+    planned = pairs[0][0].planned
     window, half = planned // 10, planned // 2
-    gaps = {bf16.seed: subtract(fp8.losses, bf16.losses) for bf16, fp8 in pairs}
+    gaps = {bf16.seed: _subtract(fp8.losses, bf16.losses) for bf16, fp8 in pairs}
     said = f"Student's t of {len(pairs)} seeds x sqrt(2) x the largest spread of {REFERENCE} there"
 
     def look(name: str, *stretches: tuple[int, int, float]) -> Iterator[Check]:
@@ -488,8 +452,9 @@ def _check_long_gaps(pairs: Pairs, planned: int, bars: Bars) -> Iterator[Check]:
     yield from look("gap.learning", (0, half, bars.early), (window, half, bars.later))
 
 
-def _check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
+def _check_scales(pairs: Pairs, factor: float) -> Iterator[Check]:
     """The whole loss, its parts and the noise, over windows of every length."""
+    planned = pairs[0][0].planned
     window, half = planned // 10, planned // 2
     first, second, learning = slice(0, half), slice(half, planned), slice(window, half)
     lengths = [*(2**power for power in range(window.bit_length()) if 2**power < window), window]
@@ -555,30 +520,28 @@ def _find_gaps(
         most = cap * math.sqrt(lengths[-1] / length)
         bar = spread if math.isnan(spread) else min(most, max(least, spread))
         for seed, (bf16, fp8) in series.items():
-            size, place = _largest(smooth(subtract(fp8[steps], bf16[steps]), length))
+            size, place = _largest(smooth(_subtract(fp8[steps], bf16[steps]), length))
             end = steps.start + place + length - 1
             yield _Extreme(size, bar, f"{what}, seed {seed}, in the mean of {length} steps that ends at step {end}")
 
 
 def _check_noise(name: str, chosen: slice, series: Series, window: int, least: float = 0.0) -> Check:
     references = [bf16[chosen] for bf16, _ in series.values()]
-    apart = max(find_noise(subtract(one, other)) for one, other in combinations(references, 2))
+    apart = max(find_noise(_subtract(one, other)) for one, other in combinations(references, 2))
     # Seeds that differ smoothly say nothing of steps: what windows of them are apart by may come from independent steps
     # as well, whose noise is larger by the root of the window.
     spread = spread_of_seeds([smooth(one, window) for one in references])
     bar = max(GROWTH * apart, spread * math.sqrt(window), least)
     steps = f", steps {chosen.start} to {chosen.stop - 1}"
     seen = [
-        _Extreme(find_noise(subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}{steps}")
+        _Extreme(find_noise(_subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}{steps}")
         for seed, (bf16, fp8) in series.items()
     ]
     return _make_check(name, seen, f"{GROWTH:g} x the noise between two seeds of {REFERENCE}, or their spread")
 
 
-# --- Medians of gradient norms. ---
-
-
-def _check_norms(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
+def _check_norms(pairs: Pairs, factor: float) -> Iterator[Check]:
+    planned = pairs[0][0].planned
     matched = planned // 20  # end of the first part, where weights are still nearly equal
     first, begin = range(matched), range(max(matched // 10, FEWEST))
     tenths = [range(a, b) for a, b in pairwise(matched + (planned - matched) * tenth // 10 for tenth in range(11))]
@@ -629,92 +592,6 @@ def _log_ratio(above: float, below: float) -> float:
     """Two zeros are equal, one zero is infinitely far off."""
     if above == below:
         return 0.0
-    if above == 0 or below == 0:
+    if 0 in (above, below):
         return math.inf if below == 0 else -math.inf
     return math.log(above) - math.log(below)
-
-
-# --- What the layers held. ---
-
-
-def check_observed(curve: LossCurve, fellows: Sequence[LossCurve]) -> Iterator[Check]:
-    """Checks of what one FP8 run recorded of its layers.
-
-    Args:
-        fellows: runs of the same model, this one among them, with any seeds and FP8 recipes: layers that cast in one
-            of them must cast in this one.
-    """
-    name = f"{curve.recipe}.seed{curve.seed}"
-    for what, wrong, derivation in (
-        ("casts", list(_find_wrong_casts(curve)), f"class and format of every cast as {curve.recipe} has them"),
-        ("layers", list(_find_wrong_layers(curve, fellows)), "every layer outside of the BF16 zones casts"),
-    ):
-        part = Part(f"wrong {what}", len(wrong), 0, not wrong, derivation)
-        detail = "; ".join(wrong[:5]) or f"{len(curve.quantizers)} casts"
-        yield Check(f"observed.{what}.{name}", not wrong, (part,), detail)
-    if curve.recipe == "delayed":
-        parts = tuple(_check_histories(curve))
-        detail = "; ".join(f"step {row.step}: {row.tensors} tensors" for row in curve.histories)
-        yield Check(f"observed.histories.{name}", all(part.passed for part in parts), parts, detail)
-
-
-def _find_wrong_casts(curve: LossCurve) -> Iterator[str]:
-    if not curve.quantizers:
-        yield "no layer was seen to cast: FP8 never ran"
-    kind, forward, backward = CASTS[curve.recipe]  # another recipe is refused
-    tensors: dict[str, set[str]] = {}
-    for row in curve.quantizers:
-        tensors.setdefault(row.layer, set()).add(row.tensor)
-        wanted = backward if row.tensor == "gradient" else forward
-        if (row.kind, row.format) != (kind, wanted):
-            yield f"{row.layer}: {row.tensor} is cast by {row.kind} to {row.format}, not by {kind} to {wanted}"
-    for layer, own in tensors.items():
-        if lacking := sorted(TENSORS - own):
-            yield f"{layer} casts no {', '.join(lacking)}"
-
-
-def _find_wrong_layers(curve: LossCurve, fellows: Sequence[LossCurve]) -> Iterator[str]:
-    own, low = {row.layer for row in curve.quantizers}, _list_low_parts(curve)
-    if not low:
-        yield "the parts of the model are not on record, so that the layers that must cast are unknown"
-        return
-    # What another run casts inside of the zones is that run's fault: it is looked at there.
-    others = {row.layer for fellow in fellows for row in fellow.quantizers if _part_of(row.layer) in low}
-    for layer in sorted(others - own):
-        yield f"{layer} does not cast, and does with another seed or recipe"
-    for part in sorted(low - {_part_of(layer) for layer in own}):
-        yield f"no layer of {part} casts, which is outside of the BF16 zones"
-    for layer in sorted(layer for layer in own if _part_of(layer) not in low):
-        yield f"{layer} casts, which is to stay in BF16"
-
-
-def _list_low_parts(curve: LossCurve) -> frozenset[str]:
-    """Parts of the gate's model that run in low precision: its lane, and its layers but the first and the last one.
-
-    Empty where the run did not record enough parts to tell.
-    """
-    numbers = sorted(int(part[7:]) for part in curve.part_norms if part.startswith("layers.") and part[7:].isdecimal())
-    whole = numbers == list(range(len(numbers))) and len(numbers) > 2 and LANE in curve.part_norms
-    return frozenset({LANE, *(f"layers.{number}" for number in numbers[1:-1])}) if whole else frozenset()
-
-
-def _part_of(layer: str) -> str:
-    """The part of the model that a layer belongs to, by its name: "hybrid.layers.2.up" -> "layers.2"."""
-    first, *rest = layer.removeprefix("hybrid.").split(".")
-    return f"{first}.{rest[0]}" if first == "layers" and rest else first
-
-
-def _check_histories(curve: LossCurve) -> Iterator[Part]:
-    rows, casts = curve.histories, len(curve.quantizers)
-    settled = sum(row.step >= curve.planned // 2 for row in rows)
-    fewest = min((row.tensors for row in rows), default=0)
-    yield Part("of the second half", settled, 1, settled >= 1, "what rolled once may stand still later", at_least=True)
-    yield Part("histories", fewest, casts, fewest >= casts, "one a cast, in each step", at_least=True)
-    still, empty = sum(row.not_rolled for row in rows), sum(row.not_collected for row in rows)
-    scale = max((abs(row.scale_error) for row in rows), default=0.0)
-    for name, number, ceiling, why in (
-        ("histories that stood still", still, 0, "every history rolls once a step"),
-        ("histories without an amax", empty, 0, "every cast leaves its amax"),
-        ("scale", scale, SCALE_ERROR, "against largest / max(history), two fp32 divisions"),
-    ):
-        yield Part(name, number, ceiling, number <= ceiling, why)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megacpp_validate.evidence.loss_curve import HistorySeen, LossCurve, QuantizerSeen
-from megacpp_validate.gate.loss import CASTS
+from megacpp_validate.gate.loss_casts import CASTS
 
 DATA = "a" * 64
 STEPS = 100

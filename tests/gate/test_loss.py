@@ -14,15 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.gate.loss import (
-    CAP,
-    LossOutcome,
-    LossVerdict,
-    decide_loss,
-    spread_of_seeds,
-    t_of_farthest,
-    t_of_one,
-)
+from megacpp_validate.gate.loss import CAP, LossOutcome, LossVerdict, decide_loss, spread_of_seeds, t_of
 from megacpp_validate.report.curves import draw_loss_curves
 from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_curve, make_pairs, make_reference
 
@@ -65,14 +57,14 @@ def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails
         replace(REFERENCE[0], seed=seed, losses=tuple(map(lambda a, b: a + seed * b, REFERENCE[0].losses, apart)))
         for seed in range(3)
     ]
-    size = gap * t_of_one(3) * math.sqrt(2) / 2048
+    size = gap * t_of(3)[0] * math.sqrt(2) / 2048
     gaps = [size if 10 <= step < 20 else UNIT for step in range(STEPS)]
     candidate = [
         as_recipe(replace(curve, losses=tuple(map(lambda a, b: a + b, curve.losses, gaps))), "delayed")
         for curve in reference
     ]
     verdict = decide_loss(reference, candidate)
-    assert verdict.bar == pytest.approx(t_of_one(3) * math.sqrt(2) / 8192)
+    assert verdict.bar == pytest.approx(t_of(3)[0] * math.sqrt(2) / 8192)
     assert {name.partition(".seed")[0] for name in failed(verdict)} == (
         {"gap.learning", "gap.short.learning"} if fails else set()
     )
@@ -160,13 +152,13 @@ def test_sums_that_overflow_are_red() -> None:
 def test_the_spread_is_the_largest_of_all_windows() -> None:
     apart = [[0.0, 0.0, 9.0, 9.0], [2.0, 2.0, 9.0, 9.0]]
     assert spread_of_seeds(apart) == pytest.approx(math.sqrt(2))
-    assert [t_of_one(seeds) for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.131]
+    assert [t_of(seeds)[0] for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.131]
 
 
 def test_the_farthest_of_many_seeds_is_as_seldom_beyond_as_that_of_three() -> None:
     """Quantiles of Student's t at 1 - 0.075 / seeds, by the tables of 26.7 in Abramowitz and Stegun."""
-    assert [t_of_farthest(seeds) for seeds in (3, 4, 5, 16, 64)] == [t_of_one(3), 3.572, 3.298, 2.978, 2.978]
-    assert all(t_of_one(seeds) < t_of_farthest(seeds) < t_of_one(3) for seeds in range(4, 200))
+    assert [t_of(seeds)[1] for seeds in (3, 4, 5, 16, 64)] == [4.303, 3.572, 3.298, 2.978, 2.978]
+    assert all(t_of(seeds)[0] < t_of(seeds)[1] < 4.303 for seeds in range(4, 200))
 
 
 # A gap as a few levels that hold for a while each, so that windows, halves and tails all see something.

@@ -119,10 +119,11 @@ def read_policy(ended: Ended) -> Decisions:
     """Each preset: allowed or refused, by which rules."""
     found = {"rules": ended.data["rules"], "waivers": 0}
     for row in ended.data["presets"]:
-        found[row["preset"]] = row["outcome"]
-        found[f"{row['preset']} refused by"] = listed(one.get("rule", str(one)) for one in row["refusals"])
-        found[f"{row['preset']} not refused by"] = listed(row["not_refused_by"])
-        found[f"{row['preset']} targets"] = listed(row["targets"])
+        name = row["preset"]["id"]
+        found[name] = row["outcome"]
+        found[f"{name} refused by"] = listed(one["rule"]["id"] for one in row["refusals"])
+        found[f"{name} not refused by"] = listed(row["not_refused_by"])
+        found[f"{name} targets"] = listed(row["preset"]["targets"])
     return found
 
 

@@ -115,15 +115,17 @@ def describe_policy(result: PolicyResult) -> Document:
 
 
 def _describe_preset(decision: PresetDecision) -> Diagnostic:
-    runs = join_same((part, low.recipe) for low in decision.low for part in low.parts)
+    preset = decision.preset
+    runs = join_same((part, low.recipe) for low in preset.low for part in low.parts)
     fields: list[tuple[str, Content]] = [
         ("runs", tuple(f"{recipe}: {parts}" for parts, recipe in runs) or "everything in BF16"),
-        ("in BF16", f"first {decision.bf16_first} and last {decision.bf16_last} of {decision.layers} layers"),
-        ("targets", ", ".join(decision.targets)),
+        ("in BF16", f"first {preset.bf16_first} and last {preset.bf16_last} of {len(preset.pattern)} layers"),
+        ("targets", ", ".join(preset.targets)),
         ("refuses nothing of it", ", ".join(decision.not_refused_by)),
     ]
     for one in decision.refusals:
-        fields += [("refused", f"{one.refuses} [{one.rule}]: {one.found}"), ("why", one.reason), ("source", one.source)]
-        fields.append(("next", one.next))
+        rule = one.rule
+        fields += [("refused", f"{rule.refuses} [{rule.id}]: {one.found}"), ("why", rule.reason)]
+        fields += [("source", rule.source), ("next", rule.next)]
     step = "put the rule back, or remove refused_by where the preset may run now" if decision.not_refused_by else ""
-    return Diagnostic(decision.preset, mark_of(decision.outcome), "fp8_policy", decision.says, tuple(fields), step)
+    return Diagnostic(preset.id, mark_of(decision.outcome), "fp8_policy", preset.says, tuple(fields), step)
