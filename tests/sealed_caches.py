@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from megacpp_validate.catalog.prewarm import PrewarmTask
 from megacpp_validate.jitcache.cache import seal
-from megacpp_validate.jitcache.manifest import (
+from megacpp_validate.jitcache.layout import (
     CompilerOf,
     JitCompile,
     Manifest,
@@ -73,11 +73,11 @@ def make_manifest(folder: Path, missing: tuple[str, ...] = ()) -> Manifest:
     )  # fmt: skip
 
 
-def make_sealed(root: Path, arch: str = "sm_90a", *, shared: bool = False) -> tuple[Path, str]:
+def make_sealed(root: Path, arch: str = "sm_90a") -> tuple[Path, str]:
     """A sealed ROOT/ARCH and the hash of its manifest."""
     folder = fill(root / arch)
     write_manifest(folder, make_manifest(folder, missing=("deep_gemm_small",)))
-    return folder, seal(folder, shared=shared)
+    return folder, seal(folder)
 
 
 def flip_a_bit(place: Path) -> None:
@@ -108,35 +108,3 @@ def small_disk(size: str = "64k", option: str = "exec") -> Iterator[Path]:
     finally:
         subprocess.run(["umount", str(folder)], check=True)
         folder.rmdir()
-
-
-def as_nobody(deed: Callable[[], str]) -> str:
-    """What a deed says when somebody without rights does it: in a child of this process, as user 65534."""
-    if os.getuid() != 0:
-        pytest.skip("not-run: only root can become another user")
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = "nothing"
-        try:
-            os.setgid(65534)
-            os.setuid(65534)
-            said = deed()
-        except BaseException as fault:
-            said = f"{type(fault).__name__}: {fault}"
-        finally:
-            os.write(writer, said.encode()[:60_000])
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        said = stream.read().decode()
-    os.waitpid(child, 0)
-    return said
-
-
-@contextmanager
-def open_to_all() -> Iterator[Path]:
-    """A folder that every user reaches, unlike those of pytest."""
-    with tempfile.TemporaryDirectory(prefix="megacpp-jit-test-") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)

@@ -1,4 +1,4 @@
-"""`jit-cache`: check, seal, export, import, open."""
+"""`jit-cache`: check, export, import, open."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from .app import Context, Result, verb
 from .options import Root
 
-Action = Literal["check", "seal", "export", "import", "open"]
+Action = Literal["check", "export", "import", "open"]
 
 
 @verb("jit:describe_cache")
@@ -18,7 +18,6 @@ def jit_cache(
     root: Root = None,
     arch: Annotated[str, "Of the cache: sm_90a; else the only one below the root."] = "",
     work: Annotated[Path | None, "open: root of the working copy."] = None,
-    shared: Annotated[bool, "seal: any user may add files beside the sealed ones."] = False,
 ) -> Result:
     """Carry a JIT cache from machine to machine, whole and unchanged, and use it where its folder cannot be written.
 
@@ -28,4 +27,4 @@ def jit_cache(
     from ..jitcache.cache import run_cache
     from ..jitcache.stack import find_root
 
-    return run_cache(find_root(root), action, place, arch=arch, work=work, shared=shared)
+    return run_cache(find_root(root), action, place, arch=arch, work=work)

@@ -258,7 +258,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts) -> int:
     machine = read_machine() if session.needs else Machine()
     require_session(session, image, machine)
-    if session.name != "jit_verify":  # it copies the sealed caches, and links would lead out of them
+    if session.name not in ("prewarm", "jit_verify"):  # they copy sealed caches, and links would lead out of them
         use_caches()
     folder, mounted = choose_place()
     if not mounted and session.leaves == "receipts":

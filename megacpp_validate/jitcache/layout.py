@@ -13,25 +13,30 @@ sm_90a, sm_120a and sm_121a, and each has another content (4.0.0b36, seen 2026-1
                /manifest.json     what lies there, and which stack it is for
 
 Locks and half-written files are temporary: no library reads them as a cache, and no archive holds them.
+
+A cache that does not fit is not an error for the libraries, which miss and compile. So the manifest records what their
+keys hold, and a stack is compared with it before a training run waits for compilers.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, NamedTuple
 
-from ..errors import Exit, ToolError, WrongArguments, writing_to
+from pydantic import Field
 
-Mode = Literal["nvcc", "nvrtc"]
+from ..errors import EvidenceMissing, Exit, ToolError, WrongArguments, writing_to
+from ..evidence.receipt import write_whole
+from ..evidence.values import Frozen
+
 NVCC: Final = "nvcc"
 NVRTC: Final = "nvrtc"
 
@@ -58,7 +63,6 @@ LIBRARIES: Final = tuple(_FOLDERS)
 DRIVER: Final = "cuda"
 _CUDA_CACHE_BYTES: Final = 4 * 2**30  # the driver's own limit; what is over it, the driver throws away unasked
 _ARCH: Final = re.compile(r"cpu|sm_\d+[af]?")
-_READERS: Final = 4  # hashing lets other threads run
 
 # What compilers and locks leave on the way: Triton (tmp.pid_*, lock), Inductor (locks/, .PID.THREAD.tmp, and tmp.UUID
 # among Triton's, which stays where another process was first), FlashAttention 4 (.KEY.PID.tmp.o, KEY.lock), DeepGEMM
@@ -78,6 +82,10 @@ class CacheChanged(ToolError):
     """The files of a cache are not those of its manifest; the text names them."""
 
     exit: ClassVar[Exit] = Exit.CLOSED
+
+
+class ManifestInvalid(EvidenceMissing):
+    """There is no manifest, or an invalid one."""
 
 
 def cache_arch(arch: str) -> str:
@@ -110,11 +118,9 @@ def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, st
         nvrtc: DeepGEMM compiles with NVRTC (fast to compile) and not with NVCC. It is part of DeepGEMM's own keys.
 
     Raises:
-        WrongArguments: `root` is relative, or `arch` is not an architecture.
+        WrongArguments: `arch` is not an architecture.
     """
     place = arch_folder(Path(root), arch)
-    if not place.is_absolute():
-        raise WrongArguments(f"the root of the JIT caches is relative: {root}. Next step: give an absolute path.")
     return {
         **{variable: str(place / folder) for folder, variable in _FOLDERS.items()},
         "TRITON_CACHE_AUTOTUNING": "1",  # else every process measures its configurations again, from the same kernels
@@ -156,26 +162,24 @@ def require_usable(folder: Path, option: str) -> None:
 # --- the files of one architecture's caches ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A file as a folder lists it; `path` is relative to ROOT/ARCH, with slashes."""
+class Listed(NamedTuple):
+    """Size and time of a file."""
 
-    path: str
     bytes: int
     mtime_ns: int
 
 
-def list_files(folder: Path) -> tuple[Listed, ...]:
-    """Every file of the caches that counts, sorted.
+def list_files(folder: Path) -> dict[str, Listed]:
+    """Every file of the caches that counts: its path relative to ROOT/ARCH, with slashes -> size and time; sorted.
 
     Args:
         folder: ROOT/ARCH.
 
     Raises:
-        CacheChanged: there is a link, a socket, or the like, or a name that a manifest cannot hold.
+        CacheChanged: there is a link, a socket, or the like.
         OSError: it cannot be read.
     """
-    found = []
+    found = dict[str, Listed]()
     caches = [folder / name for name in LIBRARIES if not (folder / name).is_symlink()]
     for place, folders, files in (step for cache in caches for step in os.walk(cache)):
         relative = Path(place).relative_to(folder).as_posix()
@@ -183,16 +187,15 @@ def list_files(folder: Path) -> tuple[Listed, ...]:
             path = f"{relative}/{name}"
             with suppress(FileNotFoundError):  # what other processes rename or remove meanwhile was temporary
                 seen = (folder / path).lstat()
-                plain = stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode)
-                if not plain or path.encode(errors="replace").decode() != path:  # a name on disk is bytes
+                if not (stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode)):
                     raise CacheChanged(
-                        f"{str(folder / path)!r} is not a plain file with a name in UTF-8. Next step: remove it; where "
-                        "a file was, import or prewarm again."
+                        f"{folder / path} is not a plain file. Next step: remove it; where a file was, import or "
+                        "prewarm again."
                     )
                 if name in files and not is_temporary(path):
-                    found.append(Listed(path, seen.st_size, seen.st_mtime_ns))
+                    found[path] = Listed(seen.st_size, seen.st_mtime_ns)
         folders[:] = [name for name in folders if not _is_temporary_folder(f"{relative}/{name}")]
-    return tuple(sorted(found, key=lambda listed: listed.path))
+    return dict(sorted(found.items()))
 
 
 def _is_temporary_folder(path: str) -> bool:
@@ -219,32 +222,26 @@ def remove_temporary(folder: Path) -> None:
     Raises:
         OSError: somebody else owns one.
     """
-    for path in sorted(folder.glob("*/**/*"), reverse=True):
-        relative = path.relative_to(folder).as_posix()
-        if relative.startswith(LIBRARIES) and path.is_dir() and _is_temporary_folder(relative):
-            shutil.rmtree(path)
-        elif relative.startswith(LIBRARIES) and path.is_file() and is_temporary(relative):
+    for path in (path for name in LIBRARIES for path in (folder / name).rglob("*")):
+        if path.is_file() and is_temporary(path.relative_to(folder).as_posix()):
             path.unlink()
 
 
 def hash_files(folder: Path, paths: Iterable[str]) -> dict[str, str]:
     """SHA-256 by path, as hexadecimal digits. Raises `OSError`."""
-
-    def hash_file(path: str) -> str:
+    hashes = {}
+    for path in paths:
         with (folder / path).open("rb") as stream:
-            return file_digest(stream, "sha256").hexdigest()
-
-    names = tuple(paths)
-    with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(names, pool.map(hash_file, names), strict=True))
+            hashes[path] = file_digest(stream, "sha256").hexdigest()
+    return hashes
 
 
-def find_products(before: Mapping[str, Listed], after: Iterable[Listed]) -> Iterator[str]:
+def find_products(before: Mapping[str, Listed], after: Mapping[str, Listed]) -> Iterator[str]:
     """Paths of compiled kernels that appeared, or changed, between two listings of one folder.
 
     A file of the driver's cache has no suffix, and is one where it appeared: the driver may touch those that it finds.
     """
-    for path in (listed.path for listed in after if listed != before.get(listed.path)):
+    for path in (path for path, listed in after.items() if listed != before.get(path)):
         if path not in before if library_of(path) == DRIVER else path.endswith(_PRODUCTS) or _GRAPHS in path:
             yield path
 
@@ -252,3 +249,276 @@ def find_products(before: Mapping[str, Listed], after: Iterable[Listed]) -> Iter
 def library_of(path: str) -> str:
     """The library in whose cache a file lies."""
     return path.partition("/")[0]
+
+
+# --- the manifest -----------------------------------------------------------------------------------------------------
+
+SCHEMA: Final = "megacpp-validate/jit-manifest/1"
+_HEX: Final = r"^[0-9a-f]{64}$"
+
+
+class JitCompile(Frozen):
+    """One kernel that was compiled.
+
+    Attributes:
+        library: whose compiler: "triton", "inductor", "cute", "fa4", "deep_gemm".
+        kernel: its name there.
+        shape: what it was compiled for: sizes, dtypes, whatever tells it from another of its name.
+        seconds: that it took; 0 where nobody measured.
+        looked_for: key or file that was not in the cache; empty where the library does not report it.
+    """
+
+    library: str
+    kernel: str
+    shape: str = ""
+    seconds: float = Field(default=0.0, ge=0.0)
+    looked_for: str = ""
+
+
+class JitCacheSize(Frozen):
+    """Files and bytes of one library's cache."""
+
+    library: str
+    files: int
+    bytes: int
+
+
+class StackDifference(Frozen):
+    """One thing in which a cache and a stack differ.
+
+    Attributes:
+        what: which: "torch", "include path".
+        recorded: in the manifest.
+        observed: here.
+        matters: to which caches.
+    """
+
+    what: str
+    recorded: str
+    observed: str
+    matters: str = ""
+
+
+class CompilerOf(Frozen):
+    """What compiles DeepGEMM's kernels, whose key holds it: mode "nvcc" or "nvrtc", its path and version."""
+
+    mode: str = ""
+    path: str = ""
+    version: str = ""
+
+
+class StackSeen(Frozen):
+    """A stack as a process in it reports it.
+
+    Attributes:
+        machine: kind of CPU: FlashAttention 4 and TorchInductor keep host code.
+        versions: by package; one that is not installed is absent. "gpu" and "driver" stand among them on a GPU.
+        include_paths: of the headers that DeepGEMM compiles with.
+    """
+
+    machine: str
+    versions: dict[str, str]
+    compiler: CompilerOf = CompilerOf()
+    include_paths: tuple[str, ...] = ()
+
+
+class TaskDone(Frozen):
+    """A task that was finished, and what it compiled.
+
+    Attributes:
+        asked: libraries that it compiled for or found in a cache when it was finished.
+    """
+
+    id: str
+    code: str
+    settings: dict[str, str] = Field(default_factory=dict)
+    ranks: int = 1
+    seconds: float = 0.0
+    compiled: tuple[JitCompile, ...] = ()
+    asked: tuple[str, ...] = ()
+
+
+class FileSeen(Frozen):
+    """One file of the caches.
+
+    Attributes:
+        path: relative to ROOT/ARCH, with slashes.
+        mtime_ns: ninja, which builds torch extensions, builds again what it finds older than a source.
+        names_root: whether the folder that it was made in stands in it: Triton's groups are looked up by that.
+    """
+
+    path: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=_HEX)
+    mtime_ns: int = Field(ge=-(2**63), lt=2**63)  # a file system keeps no others
+    names_root: bool = False
+
+
+class Manifest(Frozen):
+    """What lies in ROOT/ARCH.
+
+    Attributes:
+        architecture: "sm_90a"; "cpu".
+        target: row of `matrix/targets.toml` whose tasks filled it.
+        folder: ROOT/ARCH, absolute, as it was when the caches were filled.
+        mode: "nvcc" or "nvrtc": what DeepGEMM compiled with.
+        tasks: that are finished.
+        missing: tasks of the target that are not, such as those that need a GPU.
+        files: every file that counts, sorted.
+        variables: of an earlier version.
+    """
+
+    schema_id: Literal["megacpp-validate/jit-manifest/1"] = SCHEMA
+    architecture: str
+    target: str
+    folder: str
+    mode: str = Field(pattern=r"^(nvcc|nvrtc)$")
+    stack: StackSeen
+    tasks: tuple[TaskDone, ...]
+    missing: tuple[str, ...] = ()
+    files: tuple[FileSeen, ...]
+    variables: dict[str, str] | None = None
+    made: str = ""
+    tool: str = ""
+    commit: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def sizes(self) -> tuple[JitCacheSize, ...]:
+        """Files and bytes, a row a library that has any."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for file in self.files:
+            found[library_of(file.path)].append(file.bytes)
+        return tuple(
+            JitCacheSize(library=name, files=len(sizes), bytes=sum(sizes)) for name, sizes in sorted(found.items())
+        )
+
+
+def describe_files(folder: Path) -> tuple[FileSeen, ...]:
+    """Every file of ROOT/ARCH that counts, with its hash.
+
+    Raises:
+        CacheChanged: a link lies there.
+        OSError: a file cannot be read.
+    """
+    listed = list_files(folder)
+    hashes, rows = hash_files(folder, listed), list[FileSeen]()
+    for path, (size, mtime_ns) in listed.items():
+        names_root = path.endswith(".json") and str(folder).encode() in (folder / path).read_bytes()
+        row = FileSeen(path=path, bytes=size, sha256=hashes[path], mtime_ns=mtime_ns, names_root=names_root)
+        rows.append(row)
+    return tuple(rows)
+
+
+def hash_line(text: bytes) -> str:
+    """The file beside a manifest, as `sha256sum -c manifest.sha256` reads it."""
+    return f"{sha256(text).hexdigest()}  {MANIFEST}\n"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a ROOT/ARCH that is not sealed. Raises `OSError`."""
+    text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
+    write_whole(folder / MANIFEST, text + "\n")
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, str]:
+    """The manifest of ROOT/ARCH and its hash, as "sha256:...".
+
+    Raises:
+        CacheChanged: the cache is sealed, and the manifest is not the one whose hash lies beside it.
+        ManifestInvalid: there is none, or it is damaged.
+    """
+    sealed = folder / MANIFEST_HASH
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        line = sealed.read_text(errors="replace") if sealed.exists() else hash_line(text)
+    except OSError as fault:
+        raise ManifestInvalid(
+            f"{folder} has no manifest: {fault}. Likely cause: nothing was prewarmed there, or another user owns it. "
+            "Next step: `nox -s prewarm`."
+        ) from fault
+    if line != hash_line(text):
+        raise CacheChanged(
+            f"the manifest of {folder} does not hash to its {MANIFEST_HASH}. Likely cause: it was edited. "
+            "Next step: take the cache from where it was exported, or prewarm again."
+        )
+    try:
+        return Manifest.model_validate_json(text), f"sha256:{sha256(text).hexdigest()}"
+    except ValueError as fault:
+        raise ManifestInvalid(
+            f"the manifest of {folder} is invalid: {fault}. Likely cause: another version wrote it. Next step: prewarm "
+            "again with this one."
+        ) from fault
+
+
+# --- does it fit a stack? --------------------------------------------------------------------------------------------
+
+# Whose keys hold what; where no such cache has a file, a difference does not matter. Read from the sources: Triton
+# 3.7.1 runtime/cache.py (its own files, ptxas), torch 2.11 and 2.13 _inductor/codecache.py (torch, triton, GPU name),
+# flash-attn-4 4.0.0b36 cache_utils.py (Python minor, cutlass, tvm_ffi, its sources), DeepGEMM v2.6.1 csrc/jit
+# (compiler, its version, flags with the include path). CUDA's own is thrown away at a driver upgrade.
+_AFFECTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "architecture": LIBRARIES,
+    "machine": LIBRARIES,
+    "python": ("inductor", "cute", "fa4", "torch_extensions"),
+    "torch": ("inductor", "triton", "torch_extensions"),
+    "triton": ("inductor", "triton"),
+    "cutlass": ("cute", "fa4"),
+    "apache-tvm-ffi": ("cute", "fa4"),
+    "flash-attn-4": ("cute", "fa4"),
+    "quack-kernels": ("cute", "fa4"),
+    "deep-gemm": ("deep_gemm",),
+    "transformer-engine": ("triton",),
+    "cuda": ("inductor", "triton", "deep_gemm", "cuda"),
+    "gpu": ("inductor",),
+    "driver": ("cuda",),
+    "working folder": ("cuda",),  # of NVRTC (jit/monitor.py)
+    "compiler mode": ("deep_gemm",),
+    "compiler": ("deep_gemm",),
+    "include path": ("deep_gemm",),
+    "c++": ("inductor", "torch_extensions"),
+    "c++ headers": ("inductor", "torch_extensions"),
+    "isa": ("inductor", "torch_extensions"),
+}
+# TorchInductor compiles C++ only where it has no GPU, for what the compiler and the CPU can. Its key holds the command
+# line, and with it the folders of headers: another environment of the same versions compiles anew (torch 2.13).
+_OF_CPU: Final = ("c++", "c++ headers", "isa")
+
+
+def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode: str) -> tuple[StackDifference, ...]:
+    """In what a cache and a stack differ, as far as a key of a library that has files there would miss.
+
+    Args:
+        manifest: of the cache.
+        stack: of here, as a process in it reports it.
+        architecture, mode: that are requested here.
+    """
+    recorded = _list_fields(manifest.stack, manifest.architecture, manifest.mode)
+    observed = _list_fields(stack, architecture, mode)
+    there, found = {size.library for size in manifest.sizes}, list[StackDifference]()
+    for what, libraries in _AFFECTED.items():
+        before, now = recorded.get(what, "not installed"), observed.get(what, "not installed")
+        affected = there & set(libraries)
+        if what in _OF_CPU and manifest.architecture != CPU:
+            affected -= {"inductor"}
+        if affected and before != now:
+            matters = ", ".join(sorted(affected))
+            found.append(StackDifference(what=what, recorded=before, observed=now, matters=matters))
+    return tuple(found)
+
+
+def _list_fields(stack: StackSeen, architecture: str, mode: str) -> dict[str, str]:
+    """Every field of a stack by its name in `_AFFECTED`; the patch release of Python is in no key."""
+    return {
+        **stack.versions,
+        "python": ".".join(stack.versions.get("python", "").split(".")[:2]),
+        "architecture": architecture,
+        "machine": stack.machine,
+        "compiler mode": mode,
+        "compiler": stack.compiler.version or "none",
+        "include path": ":".join(stack.include_paths),
+    }

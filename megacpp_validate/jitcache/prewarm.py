@@ -28,17 +28,8 @@ from ..environments.plan import find_target
 from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from . import layout
-from .cache import check_sealed, is_sealed, seal
-from .manifest import (
-    JitCacheSize,
-    JitCompile,
-    Manifest,
-    TaskDone,
-    compare_stack,
-    describe_files,
-    read_manifest,
-    write_manifest,
-)
+from .cache import is_sealed, seal
+from .layout import JitCacheSize, JitCompile, Manifest, TaskDone, describe_files
 from .stack import (
     Answer,
     JitOptions,
@@ -57,7 +48,6 @@ class JitTaskState(StrEnum):
     """How a task of prewarm ended."""
 
     DONE = "done"
-    KEPT = "kept"  # it is done in a cache that is sealed already
     FAILED = "failed"
     NOT_RUN = "not-run"
 
@@ -126,7 +116,7 @@ class PrewarmResult(Frozen):
 def run_prewarm(
     catalog: Catalog, tasks: Sequence[PrewarmTask], options: JitOptions, report: Callable[[str], None]
 ) -> PrewarmResult:
-    """Fill the caches of a target, and seal them.
+    """Fill the caches of a target, and seal them; a sealed cache stays as it is, for `run_verify` to judge.
 
     Args:
         tasks: of the matrix.
@@ -140,65 +130,28 @@ def run_prewarm(
     selected = select_tasks(tasks, target.id, options)
     root = find_root(options.root)
     folder = layout.arch_folder(root, layout.cache_arch(target.arch))
+    fields: dict[str, Any]
     if not is_sealed(folder):
         layout.require_usable(folder, "--root")  # before a process is started
     with open_stack(catalog, target, options, root) as stack:
-        if reason := stack.why_not(at_build=options.at_build):
-            fields: dict[str, Any] = {"rows": tuple(_row(task, Answer(missing=reason)) for task in selected.tasks)}
+        if is_sealed(folder):
+            manifest, digest = layout.read_manifest(folder)
+            fields = {"caches": manifest.sizes, "manifest": digest, "sealed": True}
+        elif reason := stack.why_not(at_build=options.at_build):
+            fields = {"rows": tuple(_row(task, Answer(missing=reason)) for task in selected.tasks)}
         else:
             blank = Manifest(
                 architecture=folder.name, target=target.id, folder=str(folder), mode=stack.mode,
                 stack=stack.read_seen(), tasks=(), files=(), made=datetime.now(UTC).isoformat(timespec="seconds"),
                 tool=TOOL, commit=read_commit(),
             )  # fmt: skip
-            if is_sealed(folder):
-                fields = list_sealed(folder, selected, blank)
-            else:
-                with open_prewarm(folder, blank) as progress:
-                    fields = fill(stack, selected, progress, options, report)
+            with open_prewarm(folder, blank) as progress:
+                fields = fill(stack, selected, progress, options, report)
         return PrewarmResult(
             tool=TOOL, target=target.id, architecture=folder.name, folder=str(folder), mode=stack.mode,
             interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
             **fields,
         )  # fmt: skip
-
-
-def list_sealed(folder: Path, selected: Selected, blank: Manifest) -> dict[str, Any]:
-    """Fields of the result where nothing is left to do in a sealed cache.
-
-    Raises:
-        CacheChanged: a file is not the one that was sealed.
-        WrongArguments: it is of another stack, or tasks are left to do.
-    """
-    checked = check_sealed(folder)
-    require_same_stack(checked.manifest, blank)
-    done = {task.id: task for task in checked.manifest.tasks}
-    if undone := [task.id for task in selected.tasks if task.id not in done]:
-        raise WrongArguments(
-            f"{folder} is sealed, and {len(undone)} task(s) are not done there: {', '.join(undone)}. Likely cause: it "
-            f"was sealed at image build. Next step: `nox -s jit_cache -- open --root {folder.parent} --work FOLDER`, "
-            "and prewarm with --root FOLDER; or give another --root."
-        )
-    rows = tuple(
-        JitTaskRow(task=task.id, library=task.library, state=JitTaskState.KEPT, compiled=done[task.id].compiled)
-        for task in selected.tasks
-    )
-    return {"rows": rows, "caches": checked.manifest.sizes, "manifest": checked.digest, "sealed": True}
-
-
-def require_same_stack(earlier: Manifest, blank: Manifest) -> None:
-    """Refuse a cache that processes of this stack would not find, or whose kernels would crash them.
-
-    Raises:
-        WrongArguments: with each difference.
-    """
-    if differences := compare_stack(earlier, blank.stack, blank.architecture, blank.mode):
-        shown = ", ".join(f"{one.what} {one.recorded} (here {one.observed})" for one in differences)
-        raise WrongArguments(
-            f"{blank.folder} holds caches of another stack: {shown}. Likely cause: the stack was changed, a folder was "
-            "copied under another name, or machines of two kinds share it. Next step: give another --root, or remove "
-            f"{blank.folder}."
-        )
 
 
 def fill(
@@ -221,8 +174,8 @@ def fill(
     done = {task.id for task in progress.manifest.tasks}
     progress.write(missing=tuple(task.id for task in selected.of_target if task.id not in done))
     fields["caches"] = progress.manifest.sizes
-    if options.seal and all(row.state is JitTaskState.DONE for row in rows):
-        fields |= {"manifest": seal(folder, shared=options.shared), "sealed": True}
+    if all(row.state is JitTaskState.DONE for row in rows):
+        fields |= {"manifest": seal(folder), "sealed": True}
     return fields
 
 
@@ -260,8 +213,14 @@ class Progress:
             OSError: the folder cannot be written.
         """
         if (self.folder / layout.MANIFEST).exists():
-            earlier = read_manifest(self.folder)[0]
-            require_same_stack(earlier, self.manifest)
+            earlier, blank = layout.read_manifest(self.folder)[0], self.manifest
+            if differences := layout.compare_stack(earlier, blank.stack, blank.architecture, blank.mode):
+                shown = ", ".join(f"{one.what} {one.recorded} (here {one.observed})" for one in differences)
+                raise WrongArguments(
+                    f"{self.folder} holds caches of another stack: {shown}. Likely cause: the stack was changed, a "
+                    "folder was copied under another name, or machines of two kinds share it. Next step: give another "
+                    f"--root, or remove {self.folder}."
+                )
             recorded = {(file.path, file.sha256) for file in earlier.files}
             found = {(file.path, file.sha256) for file in describe_files(self.folder)}
             for path, _ in found - recorded:
@@ -288,7 +247,7 @@ class Progress:
     def write(self, **changes: Any) -> None:
         """Write the manifest of what is on disk now, with other fields changed. Raises `OSError`."""
         self.manifest = self.manifest.model_copy(update={"files": describe_files(self.folder), **changes})
-        write_manifest(self.folder, self.manifest)
+        layout.write_manifest(self.folder, self.manifest)
 
 
 @contextmanager

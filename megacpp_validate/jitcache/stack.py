@@ -36,8 +36,8 @@ from ..errors import NoEnvironment, NothingSelected
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen
 from ..process import Processes
-from .layout import DRIVER, NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
-from .manifest import CompilerOf, JitCompile, StackSeen
+from . import layout
+from .layout import DRIVER, CompilerOf, JitCompile, StackSeen
 
 _MODULE: Final = "megacpp_validate.jit"
 _STACK: Final = "stack"
@@ -66,7 +66,6 @@ class JitOptions:
         jobs: processes at a time; 0 for what suits.
         at_build: only what needs no GPU, as when an image is built.
         limit_s: seconds that one task may take.
-        seal, shared: whether a prewarm seals the cache, and whether any user may add files to the sealed one.
     """
 
     target: str = ""
@@ -79,13 +78,11 @@ class JitOptions:
     at_build: bool = False
     seed: int = 0
     limit_s: float = 900.0
-    seal: bool = True
-    shared: bool = False
 
 
 def find_root(root: Path | None) -> Path:
     """The root of the caches, absolute: processes start in folders of their own."""
-    return (root or Path(os.environ.get(ROOT_VARIABLE) or _ROOT)).absolute()
+    return (root or Path(os.environ.get(layout.ROOT_VARIABLE) or _ROOT)).absolute()
 
 
 @dataclass(frozen=True)
@@ -119,14 +116,11 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
             f"no task of matrix/prewarm.toml for {target} is selected. Next step: name one, or leave --tasks out."
         )
 
-    def why(task: PrewarmTask) -> str:
-        if task not in chosen:
-            return "not named" if options.tasks else "it needs a GPU"
-        step = f"Next step: `--ranks {task.ranks}` on a host that has them"
-        return f"it takes {task.ranks} devices, and --ranks is {options.ranks}. {step}"
-
-    of_target = choose_tasks(every, target)
-    return Selected(tasks, of_target, tuple(f"{task.id}: {why(task)}" for task in of_target if task not in tasks))
+    of_target, left_out = choose_tasks(every, target), list[str]()
+    for task in (task for task in of_target if task not in tasks):
+        why = f"it takes {task.ranks} devices. Next step: `--ranks {task.ranks}` on a host that has them"
+        left_out.append(f"{task.id}: {why if task in chosen else 'excluded by --tasks or --at-build'}")
+    return Selected(tasks, of_target, tuple(left_out))
 
 
 class Answer(Frozen):
@@ -324,14 +318,14 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
     Raises:
         NoEnvironment: there is no interpreter that has torch.
     """
-    architecture, mode, processes = cache_arch(target.arch), options.mode or NVCC, Processes()
+    architecture, mode, processes = layout.cache_arch(target.arch), options.mode or layout.NVCC, Processes()
     python = options.python if target.arch else find_cpu_python(options.python)
     variables = {
         **os.environ,
         # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache
         # that was filled by so many processes at a time cold for another number of them.
         "OMP_NUM_THREADS": "1",
-        **cache_variables(root, architecture, nvrtc=mode == NVRTC),
+        **layout.cache_variables(root, architecture, nvrtc=mode == layout.NVRTC),
         "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
     }
     environment = host_interpreter(variables, python)

@@ -23,9 +23,9 @@ from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..errors import Exit, exit_for, writing_to
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from .cache import Checked, check_sealed, open_working
-from .layout import DRIVER, arch_folder, cache_arch, find_products, library_of, list_files, require_usable
-from .manifest import JitCompile, Manifest, StackDifference, compare_stack
+from . import layout
+from .cache import check_sealed, open_working
+from .layout import DRIVER, JitCompile, Manifest, StackDifference, library_of
 from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, find_root, open_stack, run_tasks, select_tasks
 
 _NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/driver_cache.py)
@@ -158,11 +158,11 @@ def run_verify(
     with writing_to(receipts, "receipts", "--receipts"):  # now, and not a quarter of an hour later
         receipts.mkdir(parents=True, exist_ok=True)
     parent = work or Path(tempfile.gettempdir())
-    require_usable(parent, "--work")
+    layout.require_usable(parent, "--work")
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    folder = arch_folder(find_root(options.root), cache_arch(target.arch))
-    checked = check_sealed(folder)  # first: on files that changed nothing is proven
-    manifest, options = checked.manifest, replace(options, mode=checked.manifest.mode)
+    folder = layout.arch_folder(find_root(options.root), layout.cache_arch(target.arch))
+    manifest, digest = check_sealed(folder)  # first: on files that changed nothing is proven
+    options = replace(options, mode=manifest.mode)
     answers, new, opened_s = dict[str, Answer](), tuple[str, ...](), time.monotonic() - began
     differences: tuple[StackDifference, ...] = ()
     with (
@@ -172,15 +172,15 @@ def run_verify(
         if reason := stack.why_not(at_build=options.at_build):
             answers = {task.id: Answer(missing=reason) for task in selected.tasks}
         else:
-            differences = compare_stack(manifest, stack.read_seen(), stack.architecture, stack.mode)
+            differences = layout.compare_stack(manifest, stack.read_seen(), stack.architecture, stack.mode)
             if not differences:
-                answers, new = run_on_copy(stack, folder, checked, selected.tasks, options, receipts, report)
+                answers, new = run_on_copy(stack, folder, selected.tasks, options, receipts, report)
         rows = tuple(judge_task(task, answers[task.id], manifest, unkept) for task in selected.tasks if answers)
         unwatched = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.unwatched))
         unreported, unproven = judge_files(new, rows, unwatched)
         result = JitVerifyResult(
             tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
-            mode=stack.mode, manifest=checked.digest, interpreter=stack.interpreter,
+            mode=stack.mode, manifest=digest, interpreter=stack.interpreter,
             image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
             gpu=stack.facts.gpu.name if stack.facts.gpu else "", differences=differences, rows=rows,
             ranks=max([options.ranks, *(task.ranks for task in selected.tasks)]), left_out=selected.left_out,
@@ -198,19 +198,19 @@ def name_verdict(result: JitVerifyResult) -> str:
 
 
 def run_on_copy(
-    stack: JitStack, sealed: Path, checked: Checked, tasks: Sequence[PrewarmTask], options: JitOptions, receipts: Path,
+    stack: JitStack, sealed: Path, tasks: Sequence[PrewarmTask], options: JitOptions, receipts: Path,
     report: Callable[[str], None],
 ) -> tuple[dict[str, Answer], tuple[str, ...]]:  # fmt: skip
     """Run tasks on a working copy; the answer of each, and the compiled kernels that appeared."""
     # What a stack leaves when it reports itself (the driver's folder, where it names its GPU) is not what was sealed.
     shutil.rmtree(stack.root / stack.architecture, ignore_errors=True)
-    folder = Path(open_working(sealed, checked, stack.root).folder)
-    before = {listed.path: listed for listed in list_files(folder)}
+    folder = Path(open_working(sealed, stack.root).folder)
+    before = layout.list_files(folder)
     logs = receipts.absolute()
     answers = run_tasks(
         tasks, lambda task: stack.run(task, logs, options.limit_s), options.jobs, stack.processes, report
     )
-    return answers, tuple(find_products(before, list_files(folder)))
+    return answers, tuple(layout.find_products(before, layout.list_files(folder)))
 
 
 def judge_task(

@@ -21,7 +21,7 @@ from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.restore import main as restore
 from megacpp_validate.images.supply import run_cosign
 from megacpp_validate.images.tools import ImageRefused, RegistryLies
-from megacpp_validate.jitcache.cache import check_sealed, is_sealed
+from megacpp_validate.jitcache.cache import check_sealed
 from tests.command_line import make_run
 from tests.images.fake_tools import FakeRegistry, install, make_key
 from tests.images.small_project import write_wheel
@@ -106,10 +106,8 @@ def test_what_is_written_is_restored_as_it_was(site: Site, written: BundleResult
     folder, caches = Path(written.folder), tmp_path / "caches"
     words = ["--bundle", str(folder), "--jit", str(caches), "--id", written.id]
     assert restore([*words, "--key", str(site.root / "one.pub")]) == 0
-    assert check_sealed(caches / "cpu").manifest.architecture == "cpu"
-    assert is_sealed(caches / "cpu")
     assert not (caches / "sm_90a").exists()  # an image has caches of its own architecture alone
-    for file in check_sealed(caches / "cpu").manifest.files:
+    for file in check_sealed(caches / "cpu")[0].files:
         status = (caches / "cpu" / file.path).stat()
         assert (status.st_mode & 0o777, abs(status.st_mtime_ns - file.mtime_ns) < 1000) == (0o444, True)
     names = {"image.tar", "wheelhouse", "jit.tar", "provenance.json", "sbom.spdx.json", "cosign.pub", "lock.txt"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,6 @@ def test_every_cache_lies_below_root_and_architecture() -> None:
     for nvrtc, flag, mode in ((True, "1", "nvrtc"), (False, "0", "nvcc")):
         said = cache_variables("/r", "sm_90a", nvrtc=nvrtc)
         assert (said["DG_JIT_USE_NVRTC"], said["MEGACPP_JIT_MODE"]) == (flag, mode)
-    with pytest.raises(WrongArguments, match="relative"):
-        cache_variables("jit", "cpu", nvrtc=False)
 
 
 @pytest.mark.parametrize("arch", ["", "..", "sm_90a/..", "/etc", "sm_", "sm_90x"])
@@ -39,19 +36,14 @@ def test_what_is_no_architecture_is_no_folder(arch: str) -> None:
 
 
 def test_locks_and_what_is_half_written_do_not_count(tmp_path: Path) -> None:
-    assert [seen.path for seen in list_files(fill(tmp_path / "sm_90a"))] == [
+    assert list(list_files(fill(tmp_path / "sm_90a"))) == [
         "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin", OBJECT, "inductor/fxgraph/oq/foq/e7n4", GROUP, CUBIN,
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["link", "no text"])
-def test_a_link_or_a_name_that_is_no_text_is_no_file_of_a_cache(tmp_path: Path, kind: str) -> None:
-    """A manifest could not hold it."""
+def test_a_link_is_no_file_of_a_cache(tmp_path: Path) -> None:
     folder = fill(tmp_path / "sm_90a")
-    if kind == "link":
-        (folder / "triton" / "away").symlink_to("/etc")
-    else:
-        Path(os.fsdecode(os.fsencode(folder / "triton") + b"/\xff")).touch()
+    (folder / "triton" / "away").symlink_to("/etc")
     with pytest.raises(CacheChanged, match="not a plain file"):
         list_files(folder)
 

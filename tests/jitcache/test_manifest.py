@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from megacpp_validate.errors import Exit
-from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
-from megacpp_validate.jitcache.manifest import (
+from megacpp_validate.jitcache.layout import (
+    MANIFEST,
+    MANIFEST_HASH,
     CompilerOf,
     Manifest,
     ManifestInvalid,

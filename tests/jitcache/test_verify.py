@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,14 @@ from megacpp_validate.catalog.prewarm import PrewarmTask, UnkeptKernel
 from megacpp_validate.errors import Exit
 from megacpp_validate.jit import driver_cache
 from megacpp_validate.jitcache import verify
-from megacpp_validate.jitcache.cache import check_sealed
-from megacpp_validate.jitcache.layout import find_products, list_files
-from megacpp_validate.jitcache.manifest import JitCompile, Manifest, StackDifference, read_manifest
+from megacpp_validate.jitcache.layout import (
+    JitCompile,
+    Manifest,
+    StackDifference,
+    find_products,
+    list_files,
+    read_manifest,
+)
 from megacpp_validate.jitcache.stack import Answer, JitOptions
 from megacpp_validate.jitcache.verify import (
     JitCause,
@@ -120,7 +124,7 @@ def test_the_cause_is_read_from_the_manifest(manifest: Manifest, task: PrewarmTa
 
 def test_a_kernel_that_no_process_reported_is_found(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
-    before = {seen.path: seen for seen in list_files(folder)}
+    before = list_files(folder)
     put(folder / "deep_gemm" / "cache" / "kernel.x" / "kernel.cubin", b"new")
     put(folder / "inductor" / "fxgraph" / "ab" / "fab" / "cde", b"a graph")
     put(folder / "triton" / "KEY" / "kernel.json", b"no kernel")
@@ -136,11 +140,10 @@ def test_a_kernel_that_no_process_reported_is_found(tmp_path: Path) -> None:
         (JitCompile(library="cuda", kernel="k", shape="6/a/fa3a0d85"), new[1:]),
     ):
         assert judge_files(new, [silent.model_copy(update={"compiled": (kernel,)})], ()) == (left, ())
-    found = {seen.path: seen for seen in after}
-    touched = [replace(seen, mtime_ns=1) for seen in after]
-    assert {CACHED_BY_DEEP_GEMM, OBJECT} <= set(find_products(found, touched))
+    touched = {path: seen._replace(mtime_ns=1) for path, seen in after.items()}
+    assert {CACHED_BY_DEEP_GEMM, OBJECT} <= set(find_products(after, touched))
     # The driver may touch what it finds, and the others do not.
-    assert new[0] not in find_products(found, touched)
+    assert new[0] not in find_products(after, touched)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +162,8 @@ def test_what_appears_in_a_drivers_cache_closes_where_it_could_be_watched(
     put(work / "sm_90a" / "cuda" / "index", b"of a process that only named its GPU")
     stack: Any = SimpleNamespace(architecture="sm_90a", root=work, run=run, processes=Processes())
     sealed = make_sealed(tmp_path)[0]
-    checked = check_sealed(sealed)
-    answers, new = run_on_copy(stack, sealed, checked, (TASK,), JitOptions(), tmp_path / "receipts", lambda _: None)
-    row = judge_task(TASK, answers[TASK.id], checked.manifest)
+    answers, new = run_on_copy(stack, sealed, (TASK,), JitOptions(), tmp_path / "receipts", lambda _: None)
+    row = judge_task(TASK, answers[TASK.id], read_manifest(sealed)[0])
     unreported, unproven = judge_files(new, [row], answers[TASK.id].unwatched)
     assert unreported == (("cuda/0/e/f557",) if closes else ())
     assert unproven == (() if closes else ("cuda/0/e/f557",))

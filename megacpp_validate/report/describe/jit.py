@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...jitcache.cache import JitCacheResult
-from ...jitcache.manifest import JitCompile, StackDifference
+from ...jitcache.layout import JitCompile, StackDifference
 from ...jitcache.prewarm import PrewarmResult
 from ...jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow
 from ...text import count
@@ -48,7 +48,9 @@ def describe_prewarm(result: PrewarmResult) -> Document:
         tabulate(result.caches, "library files bytes"),
         tabulate_facts(facts),
     )
-    summary = f"{count(result.rows, 'task')} for {result.architecture}: {sum_up(cases)}."
+    summary = (
+        f"{count(result.rows, 'task')} for {result.architecture}: {sum_up(cases) or 'the cache is sealed already'}."
+    )
     if result.left_out:
         summary += f" Left out: {count(result.left_out, 'task')}."
     if verdict is not None:
@@ -105,16 +107,13 @@ def _list_notes(result: JitVerifyResult) -> Iterator[str]:
 
 def describe_cache(result: JitCacheResult) -> Document:
     """What was done and what the cache is; variables as a shell reads them."""
-    names = "folder manifest stack missing extra archive"
+    names = "folder manifest stack missing archive"
     blocks: tuple[Block, ...] = (
         tabulate_facts(list_fields(result, names)),
         tabulate(result.caches, "library files bytes"),
         Preformatted("\n".join(f"export {name}={value}" for name, value in result.variables.items())),
     )
-    files = f"{count(sum(cache.files for cache in result.caches), 'file')}, every hash right"
-    summary = f"Done: {files}."
-    if not result.sealed:
-        summary = f"Whole, and not sealed: {files}. Export and jit_verify refuse it: `nox -s jit_cache -- seal`."
+    summary = f"Done: {count(sum(cache.files for cache in result.caches), 'file')}, every hash right."
     return Document(f"JIT cache of {result.architecture}: {result.deed}", summary, good("done"), blocks)
 
 

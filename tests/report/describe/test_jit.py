@@ -5,7 +5,7 @@ from __future__ import annotations
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.jitcache.cache import JitCacheResult
-from megacpp_validate.jitcache.manifest import JitCacheSize, JitCompile, StackDifference
+from megacpp_validate.jitcache.layout import JitCacheSize, JitCompile, StackDifference
 from megacpp_validate.jitcache.prewarm import JitTaskRow, JitTaskState, PrewarmResult
 from megacpp_validate.jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow
 from megacpp_validate.report.describe.jit import describe_cache, describe_prewarm, describe_verify
@@ -28,7 +28,7 @@ DIFFERS = StackDifference(what="torch", recorded="2.11.0", observed="2.13.0", ma
 def test_prewarm(snapshot: SnapshotAssertion) -> None:
     rows = (
         JitTaskRow(task="fa4_d64", library="fa4", state=JitTaskState.DONE, compiled=(KERNEL,), hits=1, seconds=3.0),
-        JitTaskRow(task="triton", library="triton", state=JitTaskState.KEPT),
+        JitTaskRow(task="triton", library="triton", state=JitTaskState.DONE),
         JitTaskRow(task="smoke", library="inductor", state=JitTaskState.FAILED, reason="signal 6"),
     )
     sizes = (JitCacheSize(library="fa4", files=2, bytes=3 * 2**20),)
@@ -49,5 +49,5 @@ def test_verify(snapshot: SnapshotAssertion) -> None:
 
 
 def test_cache(snapshot: SnapshotAssertion) -> None:
-    result = JitCacheResult(deed="open", extra=("triton/a\n\x1b[31mb",), variables={"TRITON_CACHE_DIR": "/w"}, **CACHE)
+    result = JitCacheResult(deed="open", variables={"TRITON_CACHE_DIR": "/w"}, **CACHE)
     assert render_markdown(describe_cache(result)) == snapshot
