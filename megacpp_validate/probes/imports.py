@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from functools import partial
 from typing import Any, Final
@@ -19,16 +18,6 @@ EITHER: Final = {
     "fp8_autocast": "autocast",
     "quantized_model_init": "fp8_model_init",
     "fp8_model_init": "quantized_model_init",
-}
-# The release that brought an entry point which older ones need not have.
-SINCE: Final = {
-    "mxfp8_block_scaling": (2, 1),
-    "check_mxfp8_support": (2, 1),
-    "float8_current_scaling": (2, 2),
-    "float8_block_scaling": (2, 3),
-    "check_fp8_block_scaling_support": (2, 3),
-    "nvfp4_block_scaling": (2, 8),
-    "check_nvfp4_support": (2, 8),
 }
 # What an accessor gives is named as the accessor is, but for these.
 OTHER_NAMES: Final = {"fp8_format": "Format", "fp8_state_manager": "FP8GlobalStateManager"}
@@ -114,12 +103,14 @@ def _check_accessors(bench: Bench) -> None:
         bench.check("accessors.none", bool(entries) and not given, ", ".join(given) or f"{len(entries)} give None")
         bench.refuses("accessors.require", te.VendorEntryMissing, te.linear.require)
         return
-    release = _release(bench)
     for name, entry in entries.items():
         value = entry()
         if value is None:
-            excuse = _excuse(name, entries, release)
-            bench.check(f"accessor.{name}", bool(excuse), excuse or entry.why_missing())
+            other = EITHER.get(name, "")
+            excused = other in entries and entries[other]() is not None
+            bench.check(
+                f"accessor.{name}", excused, f"this release has {other} instead" if excused else entry.why_missing()
+            )
             continue
         shown = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
         wanted = OTHER_NAMES.get(name, name)
@@ -129,22 +120,6 @@ def _check_accessors(bench: Bench) -> None:
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
-
-
-def _excuse(name: str, entries: dict[str, Any], release: tuple[int, ...]) -> str:
-    """Why an accessor may give nothing; empty where it may not."""
-    other = EITHER.get(name, "")
-    if other in entries and entries[other]() is not None:
-        return f"this release has {other} instead"
-    since = SINCE.get(name)
-    if since and release and release < since:
-        return f"new in {'.'.join(map(str, since))}"
-    return ""
-
-
-def _release(bench: Bench) -> tuple[int, ...]:
-    version = bench.bridge("vendor").look_for_te().versions.get("transformer-engine", "")
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 # --- what the device has ----------------------------------------------------------------------------------

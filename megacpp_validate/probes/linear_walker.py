@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 from .bench import DTYPES, Bench, different
 from .bounds import Roundings
 from .emulation import Product, Recipe, emulated_linear, operand_roundings
-from .low_precision import check_kept_weights, takes_microbatch
+from .low_precision import check_kept_weights
 from .references import linear
 from .trial import Tensors, Trial, try_case
 
@@ -121,7 +121,6 @@ def probe(bench: Bench) -> None:
         _check_plan(bench, walker)
     with bench.scope("swap"):
         _check_swap(bench, walker)
-        _check_pinned(bench, walker)
     for name in DTYPES:
         for case in _cases(bench):
             _check_numbers(bench, walker, case, name, None)
@@ -191,18 +190,6 @@ def _check_swap(bench: Bench, walker: Any) -> None:
     bench.check("state-dict", list(tree.state_dict()) == names, ", ".join(sorted(set(tree.state_dict()) ^ set(names))))
     wrong = tree.load_state_dict(hybrid_tree(bench.device).state_dict(), strict=False)
     bench.check("loads-native", not (wrong.missing_keys or wrong.unexpected_keys), str(wrong))
-
-
-def _check_pinned(bench: Bench, walker: Any) -> None:
-    """A whitelist of everything undoes no exclusion."""
-    tree = hybrid_tree(bench.device)
-    before = dict(tree.named_modules(remove_duplicate=False))
-    walker.swap_linears(tree, include=(nn.Linear,))
-    after = dict(tree.named_modules(remove_duplicate=False))
-    for name, code in EXPECTED.items():
-        if code not in (LISTED, "not-listed"):
-            module = after.get(name)
-            bench.check(f"pinned.{name}", module is before[name], type(module).__qualname__)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -325,9 +312,6 @@ def _check_kept(bench: Bench, walker: Any, recipe: Recipe) -> None:
     """A swapped layer that is told the microbatch takes the weights of this step, in FP8, and no others."""
     case = _cases(bench)[0]
     told, plain = (_swapped_layer(bench, walker, case, torch.bfloat16, recipe)[1] for _ in range(2))
-    if not takes_microbatch(told):  # a tree of linear layers never tells them: the block does, and its cell sees that
-        bench.check(f"{recipe}.microbatch", True, "not judged: the layer cannot be told; see native_block")
-        return
     rows, gradient = _inputs(bench, case, torch.bfloat16)
     check_kept_weights(bench, recipe, (told, plain), rows, gradient, bench.low_precision(recipe))
 

@@ -19,7 +19,6 @@ scope does not reach gives the very same bits, and one whose backward pass it do
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -44,12 +43,6 @@ OTHER: Final = 0.5
 WHY: Final = (
     f"half of what rounding one operand to FP8 changes ({RMS_OF_ROUNDING:.3f} x 2^-4): the same copy, same values"
 )
-
-
-def takes_microbatch(layer: Any) -> bool:
-    """Whether the layer can be told the microbatch."""
-    known = inspect.signature(layer.forward).parameters
-    return MICROBATCH in known or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
 
 
 def run_layer(layer: Any, rows: Any, first: bool | None) -> Any:

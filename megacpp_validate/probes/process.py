@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,21 +72,32 @@ class _Run:
         try:
             yield
         finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
+            self.took(name, start)
 
     @contextmanager
     def device(self, hold: Callable[[str], AbstractContextManager[bool]]) -> Iterator[bool]:
         """Hold the lock of the device in this way; the wait for it is a phase of its own."""
-        with ExitStack() as held:
-            if not self.order.turnstile:
-                yield True
-                return
-            with self.phase("waiting"):
-                is_held = held.enter_context(hold(self.order.turnstile))
+        start = time.perf_counter()
+        with hold(self.order.turnstile) if self.order.turnstile else nullcontext(True) as is_held:
+            if self.order.turnstile:
+                self.took("waiting", start)
             yield is_held
+
+    def took(self, name: str, start: float) -> None:
+        """Add to a phase the seconds since `start`, of time.perf_counter."""
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
     def ended(self, outcome: Outcome, reason: str, failure: Failure | None = None) -> None:
         self.outcome, self.reason, self.failure = outcome, reason, failure
+
+    def stopped_by_te(self, reason: str) -> None:
+        """Transformer Engine is requested and cannot be used: one cell carries that, the others are blocked by it."""
+        if self.order.probe != FIREWALL:
+            self.blocked_by = cell_id(self.order.stack, self.order.target.id, FIREWALL)
+            return self.ended(Outcome.BLOCKED, f"blocked by {self.blocked_by}: {reason}")
+        raised = re.search(r"cannot be used: (\w[\w.]*): (.*?)(?: \(at ([^()]+)\))?\. (?:Likely cause|Found):", reason)
+        failure = Failure(raised[1], raised[2], _below_the_path(raised[3] or "")) if raised else None
+        return self.ended(Outcome.IMPORT_ERROR, reason, failure)
 
     def judge(self) -> None:
         """The outcome from the checks."""
@@ -120,7 +131,7 @@ def run_probe(order: Order) -> Receipt:
     except BaseException as fault:  # SystemExit and what compiled code makes up, too
         failure = describe(fault)
         run.ended(Outcome.ERROR, _one_line(f"{failure.type}: {failure.message}"), failure)
-    run.seconds["total"] = round(time.perf_counter() - begin, 3)
+    run.took("total", begin)
     return _receipt(run, started)
 
 
@@ -149,7 +160,7 @@ def _run(order: Order, run: _Run) -> None:
         if order.requested == "te" and order.needs_te:
             te = importlib.import_module(f"{BRIDGE}.{FIREWALL}")
             if not te.is_te_available():
-                return _stopped_by_te(str(te.why_te_is_unavailable()), run)
+                return run.stopped_by_te(str(te.why_te_is_unavailable()))
         for name in order.bridge_modules:
             try:
                 importlib.import_module(f"{BRIDGE}.{name}")
@@ -164,7 +175,13 @@ def _run(order: Order, run: _Run) -> None:
             _observe(module.probe, bench, run, torch)
         stopwatch = _new_stopwatch(bench, run, torch)
     if stopwatch is not None:
-        _time(stopwatch, run)
+        with run.device(alone) as is_alone:
+            if is_alone:
+                with run.phase("speed"):
+                    run.timings = stopwatch.run()
+            else:
+                waited = f"{run.seconds['waiting']:g} s"
+                run.note = f"not timed: others still computed on the device after {waited} behind {order.turnstile}"
     if order.only_times and run.note:
         return run.ended(Outcome.NOT_RUN, run.note)
     run.judge()
@@ -207,17 +224,6 @@ def _why_not_here(order: Order, torch: Any) -> str:
     if target.arch and found != target.arch:
         return f"target {target.id} wants {target.arch}, and this GPU ({torch.cuda.get_device_name()}) is {found}"
     return ""
-
-
-def _stopped_by_te(reason: str, run: _Run) -> None:
-    """Transformer Engine is requested and cannot be used: one cell carries that, the others are blocked by it."""
-    order = run.order
-    if order.probe == FIREWALL:
-        raised = re.search(r"cannot be used: (\w[\w.]*): (.*?)(?: \(at ([^()]+)\))?\. (?:Likely cause|Found):", reason)
-        failure = Failure(raised[1], raised[2], _below_the_path(raised[3] or "")) if raised else None
-        return run.ended(Outcome.IMPORT_ERROR, reason, failure)
-    run.blocked_by = cell_id(order.stack, order.target.id, FIREWALL)
-    return run.ended(Outcome.BLOCKED, f"blocked by {run.blocked_by}: {reason}")
 
 
 def _new_bench(order: Order, torch: Any) -> Bench:
@@ -266,21 +272,10 @@ def _new_stopwatch(bench: Bench, run: _Run, torch: Any) -> Stopwatch | None:
         try:
             stopwatch = speeds.Stopwatch(bench)
             _work(lambda _: speed(stopwatch), bench, torch)
+            return stopwatch
         except Exception as fault:  # the receipt is earned already: this is a check that failed
             bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])
-            return None
-    return stopwatch
-
-
-def _time(stopwatch: Stopwatch, run: _Run) -> None:
-    """Time what was made ready, alone on the device."""
-    with run.device(alone) as is_alone:
-        if is_alone:
-            with run.phase("speed"):
-                run.timings = stopwatch.run()
-        else:
-            waited = f"{run.seconds['waiting']:g} s"
-            run.note = f"not timed: others still computed on the device after {waited} behind {run.order.turnstile}"
+    return None
 
 
 def _work(probe: Any, bench: Bench, torch: Any) -> None:

@@ -111,9 +111,20 @@ class CudaClock(HostClock):
         torch.cuda.synchronize()
 
     def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
-        """Device time of every use, milliseconds, and whether the time to launch is in none of them."""
+        """Device time of every use, milliseconds, and whether the time to launch is in none of them.
+
+        Uses are measured in groups; a group is halved as long as the device goes on before the host has launched it.
+        """
         at_once = int(self._LONGEST_PAUSE_MS / max(self._MARGIN * launch_ms, 1e-3))
-        return in_groups(lambda count: self._group(call, count, launch_ms), uses, min(at_once, self._MOST_AT_ONCE))
+        at_once, all_held, times = max(1, min(at_once, self._MOST_AT_ONCE)), True, list[float]()
+        while len(times) < uses:
+            found, held = self._group(call, min(at_once, uses - len(times)), launch_ms)
+            if held or at_once == 1:  # one alone that is not held waits for the device itself
+                times += found
+                all_held &= held
+            else:
+                at_once = max(1, at_once // 2)
+        return times, all_held
 
     def _group(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(uses)] for _ in range(2)]
@@ -130,31 +141,6 @@ class CudaClock(HostClock):
         held = not released.query()
         self.wait()
         return [start.elapsed_time(end) for start, end in zip(*events, strict=True)], held
-
-
-def in_groups(
-    measure: Callable[[int], tuple[list[float], bool]], uses: int, at_once: int
-) -> tuple[list[float], bool]:  # fmt: skip
-    """Measure uses in groups that are small enough for the device to be held up while the host launches one.
-
-    Args:
-        measure: times of that many uses, and whether the device was held up.
-        uses: how many in all.
-        at_once: size of the first group; halved as long as the device goes on too early.
-
-    Returns:
-        A time for every use, and whether the device was held up for each of them.
-    """
-    times: list[float] = []
-    at_once, all_held = max(1, at_once), True
-    while len(times) < uses:
-        found, held = measure(min(at_once, uses - len(times)))
-        if held or at_once == 1:  # one alone that is not held waits for the device itself
-            times += found
-            all_held &= held
-        else:
-            at_once = max(1, at_once // 2)
-    return times, all_held
 
 
 @dataclass
@@ -208,13 +194,19 @@ class Stopwatch:
 
     def run(self) -> tuple[Timing, ...]:
         """Time every use that ran; call it while nothing else uses the device."""
-        with _no_collector():
+        was_on = gc.isenabled()
+        gc.collect()
+        gc.disable()  # the garbage collector may not choose whose use takes longer
+        try:
             for step in (self._count, *[self._round] * ROUNDS):
                 for timed in tuple(self._timed):
                     self._timed.remove(timed)
                     with self._or_fail(timed.name):
                         step(timed)
                         self._timed.append(timed)
+        finally:
+            if was_on:
+                gc.enable()
         for timed in self._timed:
             self.bench.check(f"speed.{timed.name}.ran", True, f"{ROUNDS} rounds were timed")
         return tuple(row for timed in self._timed for row in self._rows(timed))
@@ -269,19 +261,6 @@ def _uses(round_ms: float, one_ms: float) -> int:
     if one_ms > SLOW_MS:
         return 1
     return min(MOST_USES, max(FEWEST_USES, math.ceil(round_ms / max(one_ms, 1e-6))))
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """The garbage collector may not choose whose use takes longer."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 # --- what is timed ----------------------------------------------------------------------------------------------------
@@ -426,13 +405,13 @@ def _time_scopes(stopwatch: Stopwatch) -> None:
     bench = stopwatch.bench
 
     def make() -> Use:
-        te = bench.bridge()
+        te, enter = bench.bridge(), bench.low_precision()
         production_precisions(bench)  # for what it has Transformer Engine forget
 
         def call() -> None:
             for _ in range(ENTERED):
                 te.is_te_available()
-                with production_scope(bench):
+                with enter():
                     pass
 
         return Use(call)
@@ -449,11 +428,5 @@ def production_precisions(bench: Bench) -> dict[str, Enter]:
     found: dict[str, Enter] = {"bf16": nullcontext}
     if bench.wants_te and (recipe := bench.order.target.production_recipe):
         bench.bridge("fp8_scope").reset_te_state()
-        found[f"fp8.{recipe}"] = partial(production_scope, bench)
+        found[f"fp8.{recipe}"] = bench.low_precision()
     return found
-
-
-def production_scope(bench: Bench) -> Any:
-    """The target's production recipe, as training enters it; where there is none, a scope that changes nothing."""
-    fp8 = bench.bridge("fp8_scope")
-    return fp8.low_precision(target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER)

@@ -134,17 +134,6 @@ def test_an_accessor_that_gives_nothing_or_another(te_double: None, values: dict
     assert failed(bench) == caught
 
 
-@pytest.mark.parametrize(("version", "passed"), [("2.7.0", True), ("2.20.2", False), ("", False)])
-def test_a_recipe_of_a_later_release_is_excused(te_double: None, version: str, passed: bool) -> None:
-    bench = new_bench()
-    with Patch.context() as patch:
-        found(patch, "nvfp4_block_scaling", None, "this release never had it")
-        patch.setattr(imports_probe, "_release", lambda _: tuple(map(int, version.split(".")[:2])) if version else ())
-        imports_probe._check_accessors(bench)
-    (check,) = [check for check in bench.checks if check.name == "accessor.nvfp4_block_scaling"]
-    assert (check.passed, check.detail) == (passed, "new in 2.8" if passed else "this release never had it")
-
-
 @pytest.mark.parametrize(
     ("answers", "recipes", "caught"),
     [

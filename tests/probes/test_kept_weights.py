@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import fp8_scope  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
-from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.low_precision import check_kept_weights  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
@@ -123,13 +122,3 @@ def test_what_the_scope_does_not_change_is_not_judged() -> None:
     bench = judge(linear, enter=nullcontext)
     assert [(check.name, check.passed) for check in bench.checks] == [("fp8.renewed", True)]
     assert bench.checks[0].detail.startswith("not judged")
-
-
-# --- in the probes ----------------------------------------------------------------------------------------
-
-
-def test_a_layer_that_cannot_be_told_is_for_the_block_to_tell(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(walker_probe, "takes_microbatch", lambda _: False)
-    bench = bench_of("linear_walker", "current")
-    walker_probe._check_kept(bench, bench.bridge(), "current")
-    assert [(check.name, check.passed) for check in bench.checks] == [("current.microbatch", True)]

@@ -110,8 +110,8 @@ def without_weight_gradient(forward: Any, rows: Any) -> Any:
 
 
 FAULTS: dict[str, tuple[Plant, set[str]]] = {
-    "router": (without("moe-router"), {"swap.pinned.blocks.1.moe.gate"}),
-    "wrapper opened": (opened, {"swap.pinned.blocks.0.attn.v_proj.base_layer"}),
+    "router": (without("moe-router"), {"plan.blocks.1.moe.gate"}),
+    "wrapper opened": (opened, {"plan.blocks.0.attn.v_proj.base_layer"}),
     "alignment": (putting(linear_walker, "_by_numbers", lambda *_: None), {"plan.alignment"}),
     "siblings lost": (
         changing(linear_walker, "read_places", lost_siblings), {"swap.blocks.1.moe.experts.0.w1"},

@@ -22,7 +22,6 @@ from megacpp_validate.probes.speeds import (
     HostClock,
     Stopwatch,
     Use,
-    in_groups,
 )
 
 pytestmark = pytest.mark.usefixtures("what_is_old_rests")
@@ -219,18 +218,12 @@ def test_what_the_host_launched_too_late_is_measured_again_in_smaller_groups(mon
     assert card.done.count("use") == 8 + 5 + 3 + 2 + 1
 
 
-@pytest.mark.parametrize("uses", [1, 2, 7, 75])
-@pytest.mark.parametrize("at_once", [0, 1, 3, 32])
-def test_a_use_that_waits_for_the_device_is_timed_alone_and_told(uses: int, at_once: int) -> None:
-    asked: list[int] = []
-
-    def never_held(count: int) -> tuple[list[float], bool]:
-        asked.append(count)
-        return [1.0] * count, False
-
-    times, held = in_groups(never_held, uses, at_once)
-    assert (len(times), held) == (uses, False)
-    assert asked[-uses:] == [1] * uses
+def test_a_use_that_waits_for_the_device_is_timed_alone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card()
+    monkeypatch.setattr(module, "torch", types.SimpleNamespace(cuda=card, empty=card.empty, int8=torch.int8))
+    card.early = [True] * 9
+    times, held = CudaClock().device_ms(lambda: card.done.append("use"), 7, launch_ms=1.0)
+    assert (len(times), held) == (7, False)
 
 
 def test_a_row_whose_device_was_not_held_says_so_in_its_clock(clock: HandClock) -> None:
