@@ -32,7 +32,7 @@ _SECTION: Final = struct.Struct("<IIQQQQIIQQ")  # name, kind, flags, address, of
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _TAG: Final = struct.Struct("<qQ")
 _RELOCATION: Final = struct.Struct("<QQq")
-_RELA, _DYNAMIC, _DYNSYM = 4, 6, 11  # kinds of section
+_RELA, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 4, 6, 11, 0x6FFFFFFE, 0x6FFFFFFF  # kinds of section
 _NEEDED, _SONAME, _RPATH, _PLT, _BIND_NOW, _RUNPATH, _FLAGS, _FLAGS_1 = 1, 14, 15, 23, 24, 29, 30, 0x6FFFFFFB
 _PYTHON_TAG: Final = re.compile(r"\.((?:cpython|pypy|cp)-?\d[\w-]*|abi3)\.so$")
 _MOST_SYMBOLS: Final = 12  # of one file; more say nothing new
@@ -48,10 +48,12 @@ class Symbol:
     """A symbol that a library wants from others.
 
     Attributes:
+        source: the library that it is expected from; empty where its version does not say.
         lazy: bound at the first call.
     """
 
     name: str
+    source: str
     lazy: bool
 
 
@@ -120,6 +122,8 @@ def _read(image: mmap.mmap, origin: str) -> Elf:
     at_once = _BIND_NOW in tags or tags.get(_FLAGS, [0])[0] & 8 or tags.get(_FLAGS_1, [0])[0] & 1
     calls = [] if at_once else [one for one in sections if one[1] == _RELA and one[3] in tags.get(_PLT, ())]
     lazy = {row[1] >> 32 for section in calls for row in _RELOCATION.iter_unpack(read(section))}
+    versions = read(by_kind[_VERSYM]) if _VERSYM in by_kind else b""
+    sources = _read_sources(read(by_kind[_VERNEED]), by_kind[_VERNEED][7]) if versions and _VERNEED in by_kind else {}
     wants, defined = [], set()
     for number, (start, info, _, home, _, _) in enumerate(_SYMBOL.iter_unpack(read(by_kind[_DYNSYM]))):
         if not start or not info >> 4:
@@ -127,7 +131,9 @@ def _read(image: mmap.mmap, origin: str) -> Elf:
         if home:
             defined.add(text(start))
         elif info >> 4 == 1:
-            wants.append(Symbol(text(start).decode(errors="replace"), number in lazy))
+            version = struct.unpack_from("<H", versions, 2 * number)[0] & 0x7FFF if versions else 0
+            source = text(sources[version]).decode(errors="replace") if version in sources else ""
+            wants.append(Symbol(text(start).decode(errors="replace"), source, number in lazy))
     return Elf(
         soname="".join(text(start).decode(errors="replace") for start in tags.get(_SONAME, ())),
         needed=tuple(text(start).decode(errors="replace") for start in tags.get(_NEEDED, ())),
@@ -135,6 +141,20 @@ def _read(image: mmap.mmap, origin: str) -> Elf:
         wants=tuple(wants),
         defined=frozenset(defined),
     )
+
+
+def _read_sources(data: bytes, count: int) -> dict[int, int]:
+    """Version number of a symbol -> where the name of the library stands that it is expected from."""
+    at, sources = 0, {}
+    for _ in range(count):
+        _, entries, file, first, following = struct.unpack_from("<HHIII", data, at)
+        entry = at + first
+        for _ in range(entries):
+            _, _, number, _, step = struct.unpack_from("<IHHII", data, entry)
+            sources[number & 0x7FFF] = file
+            entry += step
+        at += following
+    return sources
 
 
 # --- what is loaded, and what the loader finds ------------------------------------------------------------------------

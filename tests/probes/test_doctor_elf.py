@@ -37,6 +37,7 @@ def test_an_extension_of_torch_finds_all_it_wants() -> None:
     assert len(of_torch) > 20
     assert all(any(home.defines(name) for home in homes) for name in of_torch)
     assert {"libtorch.so", "libc10.so"} <= set(elf.needed)
+    assert {symbol.source for symbol in elf.wants} >= {"libstdc++.so.6", "libc.so.6"}
     assert LIBRARIES in elf.search
 
 
