@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,6 @@ def looked_at() -> set[str]:
     dispatch.probe(bench)
     assert len(bench.checks) == 15
     assert {row.path for row in bench.backends} == {"dispatch.padded.permute", "dispatch.jagged.jagged_moe"}
-    assert re.search(r"padded [\d.]+ ms, jagged [\d.]+ ms", bench.checks[-1].detail)
     return {check.name.removeprefix("fp32.") for check in bench.checks if not check.passed}
 
 
@@ -61,7 +59,7 @@ def shifted(ends: Any) -> Any:
 
 
 MISPLACED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a-row-at-the-next-expert": (lambda order: replace(order, ends=shifted(order.ends)), "an expert has"),
+    "a-row-at-the-next-expert": (lambda order: replace(order, ends=shifted(order.ends)), "at another expert"),
     "an-assignment-twice": (lambda order: replace(order, order=order.order.clone().index_fill_(
         0, torch.tensor([0]), int(order.order[1]))), "no row, or several"),
     "rows-turned-round": (lambda order: replace(order, order=order.order.flip(0)), "at another expert"),
