@@ -12,7 +12,10 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -29,7 +32,7 @@ from ..emulation import LARGEST, DelayedRule, new_state, next_state
 SECONDS: Final = 40.0  # that a rank waits for the others
 RIGHT: Final = "owners"
 # Multicast wants rights that a container may lack; NCCL then fails where it could do without. The update that layers
-# in a region ask for (`_train_nested`) would be compiled, while the other ranks wait.
+# in a region ask for would be compiled, while the other ranks wait.
 ENVIRONMENT: Final = {"NCCL_NVLS_ENABLE": "0", "NVTE_TORCH_COMPILE": "0"}
 UNFUSED: Final = "NVTE_UNFUSED_FP8_UPDATE"
 STEPS: Final = 4
@@ -188,64 +191,45 @@ def run_rank(rank: int, place: Place, target: str, folder: str) -> None:
         place.backend, init_method=f"file://{folder}/store", rank=rank, world_size=place.world,
         timeout=timedelta(seconds=SECONDS),
     )  # fmt: skip
+    train = partial(_train, rank, place.devices[rank], target)
     try:
-        one = _Rank(rank, place.devices[rank], target)
-        steps = {plan: one.train(groups) for plan, groups in plans_of(place.world).items()}
-        steps |= one.train_nested(place.world)
+        steps = {plan: train(_group_of(rank, groups))[0] for plan, groups in plans_of(place.world).items()}
+        # The fused update leaves histories alone that have nothing new, so that one too many would not show
+        # (docs/fp8.md); the other one, asked for at each update, moves them all.
+        os.environ[UNFUSED] = "1"  # to the end of this process
+        owner, region = _group_of(rank, plans_of(place.world)[RIGHT]), _group_of(rank, nested_of(place.world))
+        steps |= zip(("nested.inner", "nested.outer"), train(owner, region), strict=True)
         Path(folder, f"{rank}.json").write_text(json.dumps(steps), encoding="utf-8")
     finally:
         distributed.destroy_process_group()
 
 
-class _Rank(NamedTuple):
-    """What one rank does."""
+def _group_of(rank: int, groups: Groups) -> Any:
+    """This rank's group; every rank makes every group, as `new_group` wants."""
+    made = [(ranks, distributed.new_group(list(ranks))) for ranks in groups]
+    return next((group for ranks, group in made if rank in ranks), SINGLE_OWNER)
 
-    rank: int
-    device: str
-    target: str
 
-    def train(self, groups: Groups) -> list[Step]:
-        """Train a layer that the ranks of this one's group share."""
-        reset_te_state()
-        layer, owner = _Layer(self.rank, self.device), self.group_of(groups)
-        for step in range(STEPS):
-            layer.draw(step)
-            with self.scope(owner):
-                out = layer.run()
-            out.backward(layer.drawn["gradient"])
+def _train(rank: int, device: str, target: str, owner: Any, *regions: Any) -> list[list[Step]]:
+    """Train a layer that the ranks of `owner` share, behind one in a region of the scope for each of `regions`.
+
+    A region comes first: what it takes from the layer behind it, or leaves to it, then shows. No layer feeds another:
+    what each sees is known.
+    """
+    reset_te_state()
+    layers = [_Layer(rank, device) for _ in (*regions, owner)]
+    for step in range(STEPS):
+        for number, layer in enumerate(layers):
+            layer.draw(STEPS * number + step)
+        outs = []
+        with low_precision(target=target, amax_reduction_group=owner, recipe="delayed"):
+            for layer, region in zip_longest(layers, regions):
+                with nullcontext() if region is None else amax_shared_with(region):
+                    outs.append(layer.run())
+        torch.autograd.backward(outs, [layer.drawn["gradient"] for layer in layers])
+        for layer in layers:
             layer.note()
-        return layer.steps
-
-    def train_nested(self, world: int) -> dict[str, list[Step]]:
-        """Two layers at once: "nested.inner" in a region of the scope, "nested.outer" behind it, in the scope itself.
-
-        The region comes first: what it takes from the layer behind it, or leaves to it, then shows. Neither layer feeds
-        the other, so that what each sees is known. The fused update leaves histories alone that have nothing new, so
-        that one too many would not show (docs/fp8.md); the other one, asked for at each update, moves them all.
-        """
-        reset_te_state()
-        inner, outer = layers = _Layer(self.rank, self.device), _Layer(self.rank, self.device)
-        owner, other = self.group_of(plans_of(world)[RIGHT]), self.group_of(nested_of(world))
-        os.environ[UNFUSED] = "1"  # to the end of this process
-        for step in range(STEPS):
-            inner.draw(step)
-            outer.draw(STEPS + step)
-            with self.scope(owner):
-                with amax_shared_with(other):
-                    first = inner.run()
-                second = outer.run()
-            torch.autograd.backward([first, second], [layer.drawn["gradient"] for layer in layers])
-            for layer in layers:
-                layer.note()
-        return {"nested.inner": inner.steps, "nested.outer": outer.steps}
-
-    def scope(self, owner: Any) -> Any:
-        return low_precision(target=self.target, amax_reduction_group=owner, recipe="delayed")
-
-    def group_of(self, groups: Groups) -> Any:
-        """This rank's group; every rank makes every group, as `new_group` wants."""
-        made = [(ranks, distributed.new_group(list(ranks))) for ranks in groups]
-        return next((group for ranks, group in made if self.rank in ranks), SINGLE_OWNER)
+    return [layer.steps for layer in layers]
 
 
 class _Layer:

@@ -51,15 +51,6 @@ def aligned(ended: list[Ended]) -> list[Ended]:
     return ended
 
 
-def test_plans_every_recipe_and_seed(tmp_path: Path) -> None:
-    bench = new_bench(tmp_path, recipes="delayed current", seeds="0 1 2", steps="1000")
-    bench.quick = False
-    jobs = plan_jobs(bench)
-    assert [job.name for job in jobs] == [f"{r}.seed{s}" for s in (0, 1, 2) for r in ("bf16", "delayed", "current")]
-    assert {job.order["steps"] for job in jobs} == {1000}
-    assert jobs[1].path == tmp_path / "double-cpu-fp8_loss.delayed-0.curve"
-
-
 @pytest.mark.usefixtures("te_double")
 def test_every_run_leaves_a_whole_curve_on_transformer_engine(tmp_path: Path) -> None:
     bench = new_bench(tmp_path)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import random
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from megacpp_validate.evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from megacpp_validate.evidence.receipt import Check
-from megacpp_validate.probes.smoke import reproduce
 from megacpp_validate.probes.smoke.reproduce import (
     MOST,
     MULTIPLE,
@@ -104,13 +100,6 @@ def test_what_cannot_be_compared_never_follows(plan: Trajectory, words: str) -> 
     assert found.detail == words
 
 
-def test_a_twin_that_is_damaged_makes_no_wide_bound() -> None:
-    broken = replace(REFERENCE, losses=(math.inf, *LOSSES[1:]))
-    found = checks(REFERENCE, beside(broken))["loss"]
-    assert "twin 1 is not finite" in found.detail
-    assert not follows(found)
-
-
 def test_a_bound_that_would_let_a_fault_pass_says_so() -> None:
     wide = beside(norms_times(1 + 2 * MOST / MULTIPLE))
     found = checks(norms_times(MISSING_NORM), wide)["grad_norm"]
@@ -154,19 +143,3 @@ def test_the_first_layer_and_step_that_are_off_are_named() -> None:
         check_follows(bench, "reproduces", run_of(receipt).trajectory, reference)
         assert bench.checks[-1].detail == said
         assert ("reproduces.first-off" in failed(bench)) is (receipt is off)
-
-
-@pytest.mark.parametrize("choices", [None, {}])
-def test_a_plan_whose_ranks_report_no_backend_fails(choices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = run_of(*(left_by(rank) | ({} if choices is None else {"choices": choices}) for rank in (0, 1)))
-    alone = [replace(plan, name=name) for name in ("one-rank", "twin-1", "twin-2")]
-    monkeypatch.setattr(reproduce, "open_runs", lambda bench: nullcontext(SimpleNamespace(run=lambda name: plan)))
-    monkeypatch.setattr(reproduce, "run_reference", lambda runs: alone)
-    bench = new_bench()
-    reproduce.probe(bench)
-    assert {name for name in failed(bench) if name.endswith(".parts")} == (
-        set() if choices is None else {"plan.parts", "one-rank.parts"}
-    )
-    assert {row.path for row in bench.backends} == (
-        set() if choices == {} else {f"{run}.layers.0.block" for run in ("plan", "one-rank")}
-    )

@@ -23,7 +23,6 @@ from megacpp_validate.probes.smoke.runs import (
     open_runs,
     read_plan,
     record_of,
-    took_requested,
 )
 from megacpp_validate.probes.smoke.train import (
     check_low_precision,
@@ -242,6 +241,8 @@ LNV = math.log(32)
     ([LNV - 0.001 * n for n in range(20)], False),  # so little that it is the luck of the batch
     ([2.1] * 15 + [LNV] * 5, False),  # learned, and forgot
     ([LNV - 0.05 * n for n in range(19)] + ["nan"], False),
+    ([1.99] * 20, True),
+    ([1.5] * 20, False),  # better than a perfect model
 ])  # fmt: skip
 def test_a_loss_that_does_not_fall_is_seen(losses: list[float | str], passes: bool) -> None:
     assert learning(losses) is passes
@@ -251,10 +252,6 @@ def test_a_fallback_that_was_not_asked_for_fails() -> None:
     bench = new_bench("te", target="cpu")
     check_run(bench, run_of(left_by(0), left_by(1)))
     assert failed(bench) == {"plan.layers.0.block.backend"}
-    switched = left_by(0)
-    switched["choices"]["layers.0.block"]["codes"] = ["flag-off"]
-    rows = backends_of(run_of(switched, switched), wants_te=True)
-    assert [(row.requested, took_requested(row)) for row in rows] == [("native", True)]
     (row,) = backends_of(run_of(left_by(0)), wants_te=True, native=["block"])
     assert row.requested == "native"
 
@@ -265,7 +262,7 @@ def took(observed: str, *codes: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("choices", "wanted"), [
     ({}, {"plan.parts"}),  # ranks that report no backend are no evidence
-    ({"layers.0.block": took("native")}, {"plan.layers.0.block.backend"}),
+    ({"layers.0.block": took("native", "flag-off")}, set()),
     ({"layers.0.block": took("te"), "layers.1.in_projection": took("native", "tensor-parallel")}, set()),
 ])  # fmt: skip
 def test_what_the_ranks_ran_on_is_on_record(choices: dict[str, Any], wanted: set[str]) -> None:
@@ -296,12 +293,6 @@ def test_settings_become_an_order(tmp_path: Path) -> None:
     assert alone.read_plan().world == 1
     with pytest.raises(ValueError, match="no colour"):
         Runs(new_bench(plan="", forms="colour=red"), tmp_path).order()
-
-
-@pytest.mark.parametrize(("last", "passes"), [(2.02, True), (1.99, True), (1.5, False), (0.02, False)])
-def test_nothing_scores_better_than_a_perfect_model(last: float, passes: bool) -> None:
-    steps = [{"step": n, "loss": last, "perfect": 2.0, "grad_norm": 1.0} for n in range(20)]
-    assert judge_learning("plan", steps, SIZE.grammar, SIZE.length, SIZE.batch).passed is passes
 
 
 def test_an_evaluation_that_is_too_good_is_seen() -> None:
