@@ -34,9 +34,8 @@ def probe(bench: Bench) -> None:
         forget_choices()
         seen = run_pass(partial(way, inputs), leaves, inputs["gradient"])
         check_path(bench, name, recorded_choices(), seen["forward"])
-        bench.compare_pass(
-            seen, wanted, partial(_roundings, dtype, inputs), shown=lambda tensor, way=name: f"{dtype}.{way}.{tensor}"
-        )
+        with bench.scope(f"{dtype}.{name}"):
+            bench.compare_pass(seen, wanted, partial(_roundings, dtype, inputs))
     if bench.device == "cuda":
         why = why_not_fused(inputs["tokens"], inputs["up"], inputs["down"])
         waits = why or find_waits(lambda: run_pass(partial(jagged, inputs), leaves, inputs["gradient"]))
