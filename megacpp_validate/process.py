@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 _GUARD: Final = Path(__file__).with_name("process_guard.py")
-_GRACE_S: Final = 10.0  # a killed process that is not gone by then sleeps in the kernel
+_GRACE_S: Final = 40.0  # a cleanup may take 30 s; a killed process that is not gone by then sleeps in the kernel
 _LAST_WORDS_S: Final = 2.0
 _TAIL_S: Final = 0.1
 _MOST_WORDS: Final = 2**20  # bytes: a process that runs wild writes gigabytes
@@ -38,10 +38,12 @@ class Call:
     Attributes:
         words: the command.
         variables: its environment variables, whole.
+        cleanup: a command that removes what outlives a process that did not end well, such as its container.
     """
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(repr=False)
+    cleanup: tuple[str, ...] = ()
 
 
 class Stopped(RuntimeError):
@@ -182,7 +184,7 @@ class Processes:
             its.close()
             process = _Guarded(guard, ours)
             self._running.add(process)
-        order = {"words": list(call.words), "variables": dict(call.variables)}
+        order = {"words": list(call.words), "variables": dict(call.variables), "cleanup": call.cleanup}
         with suppress(OSError):  # a guard that is gone already answers nothing
             ours.sendall(json.dumps(order).encode() + b"\n")
         return process

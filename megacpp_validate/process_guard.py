@@ -4,8 +4,8 @@
 
 A tool that is killed outright (kill -9, the memory killer) ends nothing that it has started. So each process is
 started by a guard of its own. Both hold one end of a socket: the guard's end closes when the tool is gone, by whatever
-cause, and then the command dies with its whole process group. The same close is how a tool that lives says that time
-is up. The guard ends as its command did: by the same exit status or the same signal.
+cause, and then the command dies with its whole process group, and its container by a cleanup command. The same close
+is how a tool that lives says that time is up. The guard ends as its command did: by the same exit status or the same signal.
 
 What left that group (a daemon, a worker with a session of its own) falls to the guard when its parent ends, and is
 killed when the command ends. Should the guard itself be killed, the kernel kills the command. Both are of Linux alone.
@@ -55,6 +55,9 @@ def main() -> None:
     code = process.wait()
     _kill(os.killpg, process.pid)  # what it started: TE's import itself starts shells, which would keep running
     _kill_children()
+    if code and order["cleanup"]:  # docker, which is slow under load
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(order["cleanup"], env=order["variables"], capture_output=True, timeout=30, check=False)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if code != -signal.SIGKILL:

@@ -23,7 +23,7 @@ PYTHON = (sys.executable, "-c")
 
 
 def run(words: Sequence[str], folder: Path, processes: Processes | None = None, **more: Any) -> Ended:
-    call = Call(tuple(words), THIS)
+    call = Call(tuple(words), THIS, tuple(more.pop("cleanup", ())))
     given = {"limit_s": 60.0, "log": folder / "log", **more}
     return (processes or Processes()).run(call, folder=folder, **given)
 
@@ -41,9 +41,11 @@ def run(words: Sequence[str], folder: Path, processes: Processes | None = None, 
 def test_what_a_process_started_ends_with_it(
     script: str, limit_s: float, how: str, code: int | None, tmp_path: Path
 ) -> None:
-    ended = run(["sh", "-c", script], tmp_path, limit_s=limit_s)
+    """And what would outlive a process that did not end well, as a container does, is removed."""
+    ended = run(["sh", "-c", script], tmp_path, limit_s=limit_s, cleanup=["touch", str(tmp_path / "cleaned")])
     assert (ended.how, ended.code) == (how, code)
     assert within(10, lambda: not is_running(int(ended.words)))
+    assert (tmp_path / "cleaned").exists() is (code != 0)
 
 
 LEAVES = """

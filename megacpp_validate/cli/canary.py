@@ -26,7 +26,7 @@ _ENV = (
     "Environment that NEW is for: cublas=13.1,cudnn=9.14,torch=2.11 | a `pip freeze` file | doctor's JSON | an "
     "interpreter | an NGC tag of the matrix; repeated, the later one counts."
 )
-_PLACE = "NAME=overlay:DIR | python:PATH; repeated."
+_PLACE = "NAME=overlay:DIR | python:PATH | image:REPOSITORY@DIGEST; repeated."
 
 
 @verb("static:describe_static", runs=("canary", 600.0))

@@ -15,7 +15,7 @@ def matrix(
     stacks: Annotated[
         tuple[str, ...], "Rows of matrix/stacks.toml, or native; else the pinned one, on the cpu native.", split_names
     ] = (),
-    environment: Annotated[tuple[str, ...], "NAME=overlay:DIR | python:PATH; repeated."] = (),
+    environment: Annotated[tuple[str, ...], "NAME=overlay:DIR | image:... | python:PATH; repeated."] = (),
     overlays: Overlays = (),
     probes: Probes = (),
     cells: Cells = (),

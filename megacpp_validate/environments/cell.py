@@ -90,7 +90,8 @@ class Cell:
 
     def _run(self, work: Path, processes: Processes) -> Receipt:
         started, place = datetime.now(UTC).isoformat(timespec="seconds"), work / self.place.name
-        call = self.environment.call(_MODULE, str(place))
+        device = (Path(self.order.turnstile).parent,) if self.order.turnstile else ()
+        call = self.environment.call(_MODULE, str(place), shares=(work, *device))
         self.log.open("wb").close()  # a log that cannot be written is no fault of the probe
         try:
             ended = processes.run(

@@ -41,7 +41,7 @@ _CHANGE_WHAT_RUNS: Final = (
     "NCCL_", "NVIDIA_", "NVTE_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
 # Where a tool keeps things does not change what runs; what lies there is hashed by itself.
-_ONLY_PLACES: Final = frozenset({
+ONLY_PLACES: Final = frozenset({
     "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "DG_JIT_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
     "MEGACPP_CACHE_DIR", "MEGACPP_ENVIRONMENTS", "MEGACPP_JIT_DRIVER_CACHE", "MEGACPP_JIT_ROOT", "MEGACPP_OVERLAYS",
     "MEGACPP_PYTHON", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
@@ -108,9 +108,18 @@ class InterpreterEnvironment:
         """What a person may type to start it."""
         return shlex.join(self.python)
 
-    def call(self, module: str, *arguments: str) -> Call:
-        """How a module is started, off the working folder (-P) and unbuffered (-u)."""
-        return Call((*self.python, "-P", "-u", "-m", module, *arguments), self.variables)
+    def start(self, *words: str, shares: Sequence[Path] = ()) -> Call:  # noqa: ARG002 - a container mounts them
+        """How Python is started off the working folder (-P).
+
+        Args:
+            words: its arguments.
+            shares: folders that the process reads and writes.
+        """
+        return Call((*self.python, "-P", *words), self.variables)
+
+    def call(self, module: str, *arguments: str, shares: Sequence[Path] = ()) -> Call:
+        """How a module is started, unbuffered (-u); see `start`."""
+        return self.start("-u", "-m", module, *arguments, shares=shares)
 
     def ask(
         self, *words: str, read: Callable[[str], Any] = json.loads, cause: str = _CAUSE,
@@ -127,9 +136,9 @@ class InterpreterEnvironment:
         Raises:
             NoEnvironment: the interpreter does not start, or prints something else.
         """
-        said, command = "", [*self.python, "-P", *words]
+        said, call = "", self.start(*words)
         try:
-            ended = run_command(command, limit_s=_LIMIT_S, variables=self.variables, apart=True, processes=processes)
+            ended = run_command(call.words, limit_s=_LIMIT_S, variables=call.variables, apart=True, processes=processes)
             said = ended.last_words
             if ended.code == 0:
                 return read(ended.words.splitlines()[-1]), " ".join(ended.errors.split())[-300:]
@@ -324,7 +333,7 @@ def hash_parts(parts: Sequence[str]) -> str:
 def list_variables(variables: Mapping[str, str]) -> Iterator[str]:
     """The variables that change what runs, one a line, sorted; `PYTHONPATH` is left to what lies there."""
     for name in sorted(variables):
-        if name.startswith(_CHANGE_WHAT_RUNS) and name not in _ONLY_PLACES and name != "PYTHONPATH":
+        if name.startswith(_CHANGE_WHAT_RUNS) and name not in ONLY_PLACES and name != "PYTHONPATH":
             yield f"{name}={variables[name]}"
 
 

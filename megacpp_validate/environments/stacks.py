@@ -25,6 +25,7 @@ from ..evidence.values import Frozen, read_version
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder, receipt_without_probe
+from .container import open_image
 from .fleet import Progress, Ran, Room, run_here
 from .interpreter import (
     Facts,
@@ -46,12 +47,12 @@ NO_FACTS: Final = Facts(
 _PACKAGE: Final = "transformer_engine"
 _EXTENSION: Final = "transformer_engine_torch"
 _UNREADABLE: Final = f"the metadata of {_PACKAGE} there names no release; install it again"
-_FORM: Final = "NAME=overlay:DIR[:DIR...] or NAME=python:PATH"
+_FORM: Final = "NAME=overlay:DIR[:DIR...], NAME=image:REPOSITORY@sha256:DIGEST or NAME=python:PATH"
 Make = Callable[[], InterpreterEnvironment]  # makes a stack usable; raises `NoEnvironment`
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]*")
 
 
-# --- two ways to make an environment ----------------------------------------------------------------------------------
+# --- ways to make an environment --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Spec:
 
     Attributes:
         name: what receipts and reports call it.
-        way: "overlay" or "python".
-        value: folders, or an interpreter.
+        way: "overlay", "image" or "python".
+        value: folders, an image by digest, or an interpreter.
     """
 
     name: str
@@ -77,7 +78,7 @@ def read_spec(text: str) -> Spec:
     """
     name, _, rest = text.partition("=")
     way, _, value = rest.partition(":")
-    if not _NAME.fullmatch(name) or way not in ("overlay", "python") or not value:
+    if not _NAME.fullmatch(name) or way not in ("overlay", "image", "python") or not value:
         raise WrongArguments(
             f"{text!r} is not an environment. Next step: write {_FORM}; a name has letters, digits, '.', '_', '+'."
         )
@@ -96,6 +97,8 @@ def make_environment(spec: Spec, variables: Mapping[str, str], python: str = "")
     """
     if spec.way == "python":
         return host_interpreter(variables, spec.value)
+    if spec.way == "image":
+        return open_image(spec.value, variables)
     folders = [Path(folder) for folder in spec.value.split(os.pathsep) if folder]
     return put_over(host_interpreter(variables, python), folders)
 
@@ -377,8 +380,9 @@ def plan_blank_on(stack: Stack, target: TargetRow, variables: Mapping[str, str],
 
     Its receipts are answers on an environment, and on the row of the matrix that they are judged by.
     """
-    order = plan_blank(target, stack.facts or NO_FACTS, variables, seed=seed, tool=TOOL, commit=commit)
     environment = stack.environment
+    own = environment.variables if environment is not None else variables  # an image adds its digest
+    order = plan_blank(target, stack.facts or NO_FACTS, own, seed=seed, tool=TOOL, commit=commit)
     usable = environment is not None and not stack.problem
     return replace(
         order, stack=stack.name,

@@ -148,6 +148,7 @@ def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog
 
 SPECS: dict[str, tuple[str, Spec]] = {
     "overlay": ("new=overlay:/a:/b", Spec("new", "overlay", "/a:/b")),
+    "image": (f"ngc=image:a@sha256:{'b' * 64}", Spec("ngc", "image", f"a@sha256:{'b' * 64}")),
     "interpreter": ("mine=python:/opt/a=b/bin/python3", Spec("mine", "python", "/opt/a=b/bin/python3")),
 }
 
@@ -162,7 +163,7 @@ def test_what_a_person_writes(text: str, spec: Spec) -> None:
     ["", "2.20.2", "overlay:/a", "=overlay:/a", "x=overlay:", "x=conda:env", "a/b=python:p", "x=", "../x=python:p"],
 )
 def test_what_is_no_environment_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(WrongArguments, match=r"NAME=overlay:DIR.*NAME=python:PATH"):
+    with pytest.raises(WrongArguments, match=r"NAME=overlay:DIR.*NAME=image:REPOSITORY@sha256.*NAME=python:PATH"):
         read_spec(text)
 
 

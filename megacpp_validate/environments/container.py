@@ -1,0 +1,92 @@
+"""Cells in a container image, pinned by digest.
+
+Every process is a container of its own: without a network, as the user who started the tool, with this package mounted
+read-only and with the folders that the process reads and writes. A container outlives a killed docker client, so each
+has a name by which it is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..errors import NoEnvironment
+from ..evidence.receipt import hash_code
+from ..process import Call, run_command
+from .interpreter import ONLY_PLACES, PACKAGE, InterpreterEnvironment, list_variables, read_driver
+from .plan import IMAGE_DIGEST
+
+_PINNED: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
+_HOME: Final = "/tmp"  # noqa: S108 - the container's own: any image lets any user write there
+_PULL_S: Final = 3600.0  # an NGC image has 12 GB
+# Variables of the user that change what runs and name no place of the host.
+_PASSED: Final = ("CUBLAS", "CUDA_VISIBLE_DEVICES", "CUDNN_", "MEGACPP_", "NCCL_", "NVIDIA_TF32", "NVTE_", "OMP_",
+                  "PYTORCH_", "TORCH_", "TRITON_")  # fmt: skip
+_PLACE: Final = re.compile(r".*_(DIR|PATH|HOME|CACHE)")
+# The image may have a PYTHONPATH of its own, which comes first.
+_START: Final = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}/opt/megacpp-validate" exec python3 "$@"'
+
+
+@dataclass(frozen=True)
+class ContainerEnvironment(InterpreterEnvironment):
+    """The python3 of an image, started by its entry point; `python` is the docker command without options."""
+
+    def start(self, *words: str, shares: Sequence[Path] = ()) -> Call:
+        """How Python is started in a new container, with some folders of the host at their own paths."""
+        name = f"megacpp-{uuid.uuid4().hex}"
+        mounts = {PACKAGE: f"/opt/megacpp-validate/{PACKAGE.name}:ro"} | {share: str(share) for share in shares}
+        options = (
+            # --init: as process 1, Python would not die of its own SIGABRT.
+            "--rm", "--init", "--interactive", "--name", name, "--network", "none", "--hostname", "localhost",
+            "--ipc", "host", "--user", f"{os.getuid()}:{os.getgid()}", "--workdir", _HOME, "--env", f"HOME={_HOME}",
+            "--env", "PYTHONDONTWRITEBYTECODE=1", *(("--gpus", "all") if read_driver() else ()),
+            *(word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}")),
+            *(word for variable in self._passed() for word in ("--env", variable)),
+        )  # fmt: skip
+        docker_run, image = self.python[:2], self.python[2]
+        command = (*docker_run, *options, image, "sh", "-c", _START, "sh", "-P", *words)
+        return Call(command, self.variables, cleanup=("docker", "rm", "--force", name))
+
+    def _passed(self) -> dict[str, str]:
+        names = [name for name in sorted(self.variables) if name.startswith(_PASSED) and name not in ONLY_PLACES]
+        return {name: self.variables[name] for name in names if not _PLACE.fullmatch(name)}
+
+    def _parts(self) -> Iterator[str]:
+        yield from ("container", *self.python, "driver", read_driver(), "package", hash_code())
+        yield from ("variables", *list_variables(self._passed()))
+
+
+def open_image(image: str, variables: Mapping[str, str]) -> ContainerEnvironment:
+    """An image that Docker has, or pulls now. Receipts of its cells carry its digest.
+
+    Args:
+        image: `REPOSITORY@sha256:DIGEST`.
+        variables: environment variables of the user.
+
+    Raises:
+        NoEnvironment: no digest, no docker, or no such image.
+    """
+    if not _PINNED.fullmatch(image):
+        raise NoEnvironment(
+            f"the image {image!r} has no digest, so its content may change. Next step: give it as "
+            f"REPOSITORY@sha256:...; `docker buildx imagetools inspect {image.partition('@')[0]}` prints the digest."
+        )
+    own, reason = {**variables, IMAGE_DIGEST: image.partition("@")[2]}, ""
+    try:
+        for words in (("docker", "image", "inspect", image), ("docker", "pull", "--quiet", image)):
+            ended = run_command(words, variables=variables, limit_s=_PULL_S)
+            if ended.code == 0:
+                return ContainerEnvironment(("docker", "run", image), own, f"the image {image}")
+            reason = ended.last_words
+    except OSError as fault:
+        reason = str(fault)
+    raise NoEnvironment(
+        f"docker cannot provide the image {image}: {reason}. Likely cause: docker is not installed or not running, or "
+        "the registry does not answer, requires a login, or has no such digest. Next step: `docker pull` it by hand; "
+        "on a host without a network `docker load` it from an archive."
+    )
