@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Final
 _GUARD: Final = Path(__file__).with_name("process_guard.py")
 _GRACE_S: Final = 40.0  # a cleanup may take 30 s; a killed process that is not gone by then sleeps in the kernel
 _LAST_WORDS_S: Final = 2.0
-_TAIL_S: Final = 0.1
 _MOST_WORDS: Final = 2**20  # bytes: a process that runs wild writes gigabytes
 _MOST_OUTPUT: Final = 2**28  # bytes that `run_command` returns: an SBOM is tens of MiB
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')  # as faulthandler writes it
@@ -192,8 +191,7 @@ class Processes:
 
 def run_command(
     words: Sequence[str], *, limit_s: float, folder: Path | None = None, variables: Mapping[str, str] | None = None,
-    given: bytes | Path = b"", apart: bool = False, each_line: Callable[[str], None] | None = None,
-    processes: Processes | None = None,
+    given: bytes | Path = b"", apart: bool = False, processes: Processes | None = None,
 ) -> Ended:  # fmt: skip
     """Run one command to its end and read what it wrote; its group is killed at the limit and on an interrupt.
 
@@ -204,7 +202,6 @@ def run_command(
         variables: its environment variables, whole; this process's own without them.
         given: bytes, or a file, for its standard input.
         apart: keep standard error out of `words`, in `errors`: for output that is parsed.
-        each_line: called with each line of output while the command runs, from another thread.
         processes: stops this command too, when it stops all of its own.
 
     Returns:
@@ -218,33 +215,12 @@ def run_command(
         if isinstance(given, bytes):
             stdin.write_bytes(given)
         call = Call(tuple(words), dict(os.environ if variables is None else variables))
-        log.touch()
-        over, follower = threading.Event(), threading.Thread()
-        if each_line is not None:
-            follower = threading.Thread(target=_follow, args=(log, each_line, over), daemon=True)
-        follower.start()
-        try:
-            ended = (processes or Processes()).run(
-                call, folder=folder or Path.cwd(), limit_s=limit_s, log=log, errors=errors if apart else None,
-                given=given if isinstance(given, Path) else stdin,
-            )  # fmt: skip
-        finally:
-            over.set()
-            follower.join()
-        return replace(
-            ended, words=_read_end(log, _MOST_OUTPUT), errors=_read_end(errors, _MOST_WORDS) if apart else ""
+        ended = (processes or Processes()).run(
+            call, folder=folder or Path.cwd(), limit_s=limit_s, log=log, errors=errors if apart else None,
+            given=given if isinstance(given, Path) else stdin,
         )  # fmt: skip
-
-
-def _follow(log: Path, each_line: Callable[[str], None], over: threading.Event) -> None:
-    """Call `each_line` for what is written to a file."""
-    with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        rest, last = "", False
-        while not last:
-            last = over.wait(_TAIL_S)
-            *lines, rest = (rest + file.read()).split("\n")
-            for line in [*lines, rest] if last and rest else lines:
-                each_line(line)
+        words = _read_end(log, _MOST_OUTPUT)
+        return replace(ended, words=words, errors=_read_end(errors, _MOST_WORDS) if apart else "")
 
 
 def _read_end(log: Path, most: int) -> str:

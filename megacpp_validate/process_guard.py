@@ -5,7 +5,7 @@
 A tool that is killed outright (kill -9, the memory killer) ends nothing that it has started. So each process is
 started by a guard of its own. Both hold one end of a socket: the guard's end closes when the tool is gone, by whatever
 cause, and then the command dies with its whole process group, and its container by a cleanup command. The same close
-is how a tool that lives says that time is up. The guard ends as its command did: by the same exit status or the same signal.
+is how a tool that lives says that time is up. The guard ends as its command did: by the same exit status or signal.
 
 What left that group (a daemon, a worker with a session of its own) falls to the guard when its parent ends, and is
 killed when the command ends. Should the guard itself be killed, the kernel kills the command. Both are of Linux alone.

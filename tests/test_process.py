@@ -178,15 +178,3 @@ def test_a_command_is_given_its_input_and_its_streams_are_read(tmp_path: Path) -
     assert run_command(["sleep", "600"], limit_s=1).code is None
     with pytest.raises(FileNotFoundError):
         run_command([str(tmp_path / "none")], limit_s=60)
-
-
-def test_the_lines_of_a_command_come_while_it_runs(tmp_path: Path) -> None:
-    lines: list[str] = []
-
-    def take(line: str) -> None:
-        lines.append(line)
-        (tmp_path / "seen").touch()  # the command goes on when its first line has been seen
-
-    script = f"echo one; while [ ! -e {tmp_path}/seen ]; do sleep 0.05; done; printf 'two\\nhalf'"
-    assert run_command(["sh", "-c", script], limit_s=60, each_line=take).code == 0
-    assert lines == ["one", "two", "half"]

@@ -148,9 +148,6 @@ app = typer.Typer(
 )
 
 
-app.callback()(lambda: None)  # a verb keeps its name where it is the only one that is loaded
-
-
 def _check_output(output: Path | None) -> Path | None:
     from .output import require_output
 

@@ -1,4 +1,4 @@
-"""`canary`: which module of a source tree, or of the bridge, an upgrade breaks, and why."""
+"""Releases judged: the canary, its search, its watch, and folders of receipts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..errors import Exit, WrongArguments
-from .app import Answer, Context, fill, verb
+from .app import Answer, Context, Limit, Result, fill, say, verb
 from .options import Fresh, Jobs, Overlays, Probes
 
 if TYPE_CHECKING:
-    from ..canary.upgrade import CanaryOptions
+    from ..canary.upgrade import CanaryOptions, UpgradeResult
+
 
 _RELEASES = typer.Argument(
     metavar="[OLD] [NEW] [MORE]...",
@@ -84,3 +85,102 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
     return Answer(
         upgrade.compare_every_pair(catalog, plan.releases, options, context.progress), "static:describe_sweep"
     )
+
+
+@verb("canary:describe_bisect", runs=("bisect", 300.0))
+def te_bisect(
+    context: Context,
+    good: Annotated[str, "Release that is good."],
+    bad: Annotated[str, "Release that is bad; the same one where an --axis changes."],
+    /,
+    module: Annotated[str, "Bridge module that breaks between them."],
+    tier: Annotated[
+        Literal["static", "gpu"] | None, "static: by sources. gpu: by probes. Without it: gpu with a target or axis."
+    ] = None,
+    target: Annotated[str, "A row of matrix/targets.toml; of the gpu tier."] = "",
+    overlays: Overlays = (),
+    axes: Annotated[
+        tuple[str, ...],
+        typer.Option("--axis", help="NAME=VALUE:DIR,VALUE:DIR: a site folder a value, from good to bad; repeated."),
+    ] = (),
+) -> Result:
+    """Which release is the first that breaks a module, and is it Transformer Engine at all?
+
+    The search confirms both ends first. A release that cannot be built or imported is no bad release. With --axis
+    (torch, cudnn, cublas, flash-attn, deep-gemm) the answer may be another component.
+    """
+    from ..canary.dynamic.bisect import BisectOptions, run_bisect
+    from ..report.describe.canary import describe_run
+
+    static = tier == "static" or (tier is None and not (target or overlays or axes))
+    options = fill(BisectOptions, locals(), answers=context.receipts)
+    return run_bisect(context.catalog, options, lambda *run: say(describe_run(*run)))
+
+
+@verb("upgrade:describe_watch")
+def te_watch(
+    context: Context,
+    state: Annotated[Path, "Folder of the issue texts; a release with a text is judged."] = Path(".megacpp/te_watch"),
+) -> Result:
+    """Is there a new release on the index? Judge each one once, without a GPU, and write an issue text for it,
+    with what its wheels need of NVIDIA's libraries.
+
+    Exit code 0: nothing new breaks the bridge, 1: a new release breaks it, 4: a new release has no verdict yet, 5: the
+    index does not answer, 6: another run holds the folder.
+    """
+    from ..canary.requirements import run_requirements
+    from ..canary.upgrade import list_releases
+    from ..canary.watch import run_watch
+    from ..report.describe.upgrade import describe_release
+    from ..report.render.markdown import render_markdown
+
+    catalog, matrix = context.catalog, context.matrix
+
+    def render(found: UpgradeResult, release: str) -> str:
+        page = describe_release(found, release, run_requirements(catalog, release, matrix, note=say))
+        return f"# {page.title}\n\n{render_markdown(page)}"
+
+    return run_watch(catalog, state, list_releases(), render, context.progress, matrix=matrix)
+
+
+@verb("canary:describe_requirements")
+def te_requirements(
+    context: Context,
+    te: Annotated[str, typer.Argument(metavar="RELEASE", help="Of Transformer Engine.")],
+    /,
+) -> Result:
+    """Which cuBLAS, cuDNN, NCCL and CUDA runtime a release needs: computed from the symbols of the wheels on the index.
+
+    Exit code 0: all wheels were read, 2: the matrix is wrong, 4: a wheel could not be read.
+    """
+    from ..canary.requirements import run_requirements
+
+    return run_requirements(context.catalog, te, context.matrix, note=say)
+
+
+@verb("canary:describe_firewall")
+def import_firewall(
+    context: Context,
+    only: Annotated[tuple[str, ...], typer.Argument(metavar="[CASE]...", help="Cases to run. Default: all.")] = (),
+    /,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 2,
+    limit_s: Limit = 120.0,
+) -> Result:
+    """Can the bridge be imported, and does it say why, whatever is wrong with an install of Transformer Engine?"""
+    from ..canary.upgrade import run_firewall_tier
+
+    options = {"only": only, "limit_s": limit_s, "jobs": jobs}
+    return run_firewall_tier(context.catalog, context.progress, **options)
+
+
+@verb("upgrade:describe_upgrade")
+def compare_receipts(
+    context: Context,
+    before: Annotated[Path, "Folder of receipts of the stack in use."],
+    after: Annotated[tuple[Path, ...], "Folders of receipts to judge, each beside the one before it."],
+    /,
+) -> Result:
+    """Who is to blame for the steps between folders of receipts? Runs nothing: they may be of another machine."""
+    from ..canary.upgrade import compare_receipts as compare
+
+    return compare(context.catalog, (before, *after), context.matrix)

@@ -1,12 +1,14 @@
-"""`report`: receipts as pages."""
+"""Receipts as pages and lists."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from .app import Context, Result, verb
-from .options import Store
+from .options import Cells, Store
 
 
 @verb("site.pages:describe_site")
@@ -32,3 +34,35 @@ def report(
     require_apart(folder, output, "--summary")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     return write_report(context.catalog, store, folder, made_at, context.matrix)
+
+
+@verb("receipt:describe_history")
+def history(
+    context: Context,
+    store: Store = Path(".megacpp/receipts"),
+    /,
+    cell: Cells = (),
+    last: Annotated[int, typer.Option(min=0, help="Newest rows of a cell; 0: all.")] = 20,  # noqa: ARG001 - for its words
+) -> Result:
+    """Show each cell over runs: outcomes, commits, stacks, times, and how often it fails without a change.
+
+    The receipts of cells that are named are read whole; without --cell their checks are not read. Exit code 0: shown,
+    whatever the outcomes are. 2: there is no such folder. 3: no receipt, or no such cell. 4: nothing of the cells that
+    were named can be read.
+    """
+    from ..evidence.history import read_history
+    from .output import require_apart
+
+    require_apart(store, context.output, "--output")
+    return read_history(store, cell or None)
+
+
+@verb()
+def schema(form: Annotated[Literal["receipt", "loss-curve"], "The file that it is of."], /) -> str:
+    """Print a JSON schema; docs/schema/receipt.json and docs/schema/loss_curve.json hold these texts."""
+    import json
+
+    from ..evidence.loss_curve import loss_curve_schema
+    from ..evidence.store import receipt_schema
+
+    return json.dumps(receipt_schema() if form == "receipt" else loss_curve_schema(), indent=2, ensure_ascii=False)

@@ -26,7 +26,6 @@ from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-_STEP: Final = re.compile(r"#\d+ \[.*bash /steps/(\w+)\.sh")
 _RESOLVE: Final = "failed to resolve source metadata.*"
 # What an engine prints (seen: 26.1, 28.5), the class of exit, cause and next step; the first row that fits. A full disk
 # comes first: other failures are made of it.
@@ -220,39 +219,27 @@ def render_pip_conf(found: Mapping[str, Sequence[str]]) -> str:
 
 
 def bake(
-    engine: Engine, plan: ImagePlan, name: str, root: Path, log: Path, report: Callable[[str], None], *,
-    push: bool = False, fresh: bool = False,
+    engine: Engine, plan: ImagePlan, name: str, root: Path, log: Path, *, push: bool = False, fresh: bool = False
 ) -> str:  # fmt: skip
     """Build an image, and return the digest of its index.
 
     Args:
         name: repository and tag that are set when all has gone well; with `push`, in its registry.
         root: of the checkout.
-        log: file for every line of the client.
-        report: called with each step as it begins.
+        log: file for every line of the client, written while it runs.
         fresh: take nothing from the engine's cache.
 
     Raises:
         NoEnvironment: the build failed by itself. No tag is set or moved.
         InfrastructureFailed: the same build may go well another time.
     """
-    lines = list[str]()
-
-    def read_line(line: str) -> None:
-        lines.append(line)
-        if step := _STEP.match(line):
-            report(f"step {step[1]}")
-
     with tempfile.TemporaryDirectory(prefix="megacpp-build-") as room:
         metadata = Path(room, "metadata.json")
         words = plan_build(plan, name, engine, Path(room), push=push)
         words += ["--metadata-file", str(metadata), *(["--no-cache"] if fresh else ())]
-        # The client's lines are on its standard error.
-        words = ["sh", "-c", 'exec "$@" 2>&1', "sh", engine.docker, *words]
-        done = tools.call(words, engine.variables, limit_s=_BUILD_S, folder=root, each_line=read_line)
-        log.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        if done.code:
-            raise explain_build(plan, name, lines, log)
+        words = ["sh", "-c", 'exec >"$0" 2>&1 "$@"', str(log), engine.docker, *words]
+        if tools.call(words, engine.variables, limit_s=_BUILD_S, folder=root).code != 0:
+            raise explain_build(plan, name, log.read_text(encoding="utf-8", errors="replace").splitlines(), log)
         try:
             return str(json.loads(metadata.read_text(encoding="utf-8"))[plan.target]["containerimage.digest"])
         except (OSError, ValueError, KeyError, TypeError) as fault:
@@ -363,10 +350,11 @@ def _build(
     name, clock, started = name_image(plan.target, registry, options.tag), time.monotonic(), datetime.now(UTC)
     if not plan.verified:
         report(f"the base of {plan.target} is not verified: {plan.unverified}")
-    report(f"building {name}")
     with errors.writing_to(folder, "the receipt and the log", "--receipts"):
         folder.mkdir(parents=True, exist_ok=True)
-        digest = bake(engine, plan, name, rows.root, folder / f"{plan.target}.log", report, push=bool(registry))
+        log = folder / f"{plan.target}.log"
+        report(f"building {name}; its log: {log}")
+        digest = bake(engine, plan, name, rows.root, log, push=bool(registry))
         build = ImageBuild(
             tool=rows.tool, plan=plan, name=name, digest=digest, pushed=bool(registry), engine=engine.version,
             buildx=engine.buildx, started=started.isoformat(timespec="seconds"),

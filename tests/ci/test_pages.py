@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from megacpp_validate.cli import load_verbs
 from megacpp_validate.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +45,6 @@ SESSIONS = read_sessions()
 
 
 def options_of(verb: str) -> set[str]:
-    load_verbs()
     command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
     return {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
 

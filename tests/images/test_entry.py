@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.cli import app, load_verbs
+from megacpp_validate.cli import app
 from megacpp_validate.errors import ToolError
 from megacpp_validate.images import entry
 from megacpp_validate.images.entry import (
@@ -72,7 +72,6 @@ def test_what_can_run_is_let_run(name: str, image: ImageFacts, machine: Machine)
 
 
 def test_every_session_is_a_verb() -> None:
-    load_verbs()
     verbs = {row.name or getattr(row.callback, "__name__", "").replace("_", "-") for row in app.app.registered_commands}
     assert {session.verb[0] for session in SESSIONS} <= verbs
 

@@ -44,7 +44,7 @@ class Site:
         """Build and push; the image by its digest."""
         name, log = name_image("cpu", f"{REGISTRY}/tests{self.root.name}", tag), self.root / "log"
         chosen = plan or self.rows.plan("cpu", self.base)
-        digest = bake(self.engine, chosen, name, self.root, log, lambda _: None, push=True)
+        digest = bake(self.engine, chosen, name, self.root, log, push=True)
         return f"{name.rpartition(':')[0]}@{digest}"
 
     def verify(self, name: str) -> dict[str, str]:

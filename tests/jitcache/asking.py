@@ -6,7 +6,6 @@ import errno
 
 from typer.testing import CliRunner
 
-from megacpp_validate.cli import jit_cache, jit_verify, prewarm  # noqa: F401 - registers the verbs
 from megacpp_validate.cli.app import app
 from megacpp_validate.errors import Exit, ToolError
 

@@ -1,4 +1,6 @@
-"""`release-gate`: open or closed, and why."""
+"""Decisions from evidence."""
+
+from __future__ import annotations
 
 from datetime import datetime, time
 from pathlib import Path
@@ -6,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Context, Result, fill, verb
+from .app import Context, Result, fill, split_names, verb
 from .options import Store
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M%z", "%Y-%m-%dT%H:%M:%S%z"]
@@ -49,3 +51,43 @@ def release_gate(
     for folder in filter(None, (store, baseline)):
         require_apart(folder, context.output, "--output")
     return decide_folder(options, context.matrix)
+
+
+@verb()
+def receipts_sign(
+    store: Store, /, key: Annotated[Path, "Private Ed25519 key, or the .pub of one that ssh-agent holds."]
+) -> str:
+    """Sign the receipts of a folder, so that the gate refuses what is edited, added or lost afterwards.
+
+    Exit code 0: signed. 2: the folder or the key is wrong. 4: a file in it is not a receipt. 6: there is no ssh-keygen.
+    """
+    from ..gate.release_folder import sign_receipts
+
+    return sign_receipts(store, key)
+
+
+@verb("session:describe_losses")
+def loss_gate(folder: Annotated[Path, "Folder of curves, as `fp8` leaves them beside its receipts."], /) -> Result:
+    """Compare the loss of each FP8 recipe with BF16 on the same data and seeds.
+
+    Exit code 0: every recipe follows. 1: one does not. 2: there is no such folder. 4: curves are missing, cannot be
+    read, or cannot be compared.
+    """
+    from ..gate.loss import judge_folder
+
+    return judge_folder(folder)
+
+
+@verb("gate:describe_policy")
+def fp8_policy(
+    context: Context,
+    preset: Annotated[tuple[str, ...], "Rows of fp8_presets.toml, with commas or repeated.", split_names] = (),
+) -> Result:
+    """Decide what may run in low precision, what may not, and why.
+
+    Exit code 0: presets that are meant to run are let through, and those that were rolled back are refused by the rules
+    that must refuse them. 1: one of them is not so. 2: a file of the matrix, or an argument, is wrong.
+    """
+    from ..gate.fp8 import decide_policy
+
+    return decide_policy(context.matrix, preset or None)

@@ -1,0 +1,151 @@
+"""Cells run on this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .app import Answer, Context, Limit, Python, Result, fill, say, show_event, split_names, verb
+from .options import Cells, Fresh, Jobs, Overlays, Probes, Target
+
+
+@verb("session:describe_session", runs=("receipts", 300.0))
+def parity(context: Context, target: Target, probes: Probes = (), jobs: Jobs = 0) -> Result:
+    """Compare every bridge module with native PyTorch, on the backend that is requested.
+
+    One process a module, forward and every gradient against an fp64 reference. MEGACPP_DISABLE_TE=1 requests the
+    native paths.
+    """
+    from ..environments.host_session import SessionOptions, run_parity
+
+    options = fill(SessionOptions, locals(), probes=probes or None)
+    return run_parity(context.catalog, options, show_event)
+
+
+@verb("session:describe_session", runs=("fp8", 300.0))
+def fp8(context: Context, target: Target = "h200", probes: Probes = (), jobs: Jobs = 0) -> Result:
+    """Check FP8 recipes, their state and owners, and whether training in FP8 follows BF16.
+
+    The cells are the rows of matrix/fp8.toml; those that train have a limit of their own there. A recipe that the
+    target lacks must be refused there, which is good.
+    """
+    from ..environments.host_session import SessionOptions
+    from ..gate.fp8 import run_fp8
+
+    return run_fp8(context.catalog, context.matrix, fill(SessionOptions, locals(), probes=probes or None), show_event)
+
+
+@verb("session:describe_session", runs=("moe_smoke", 900.0))
+def moe_smoke(
+    context: Context,
+    target: Annotated[str, "cpu, h200, b200; else the GPU that is here, or cpu."] = "",
+    cells: Cells = (),
+    ranks: Annotated[int, typer.Option(min=0, help="Only cells that take so many devices; 0: all.")] = 0,
+    launcher: Annotated[Literal["local", "torchrun", "slurm"], "What starts the ranks."] = "local",
+) -> Result:
+    """Train the whole model, spread over ranks, and compare with one rank; report where the time goes.
+
+    The cells are the rows of matrix/moe_smoke.toml. A cell that takes more GPUs than are here is not run, which is
+    never good.
+    """
+    from ..environments.host_session import SessionOptions, run_smoke
+
+    # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
+    options = fill(SessionOptions, locals(), probes=cells or None, jobs=1)
+    return run_smoke(context.catalog, options, show_event, ranks=ranks, launcher=launcher)
+
+
+@verb("session:describe_matrix", runs=("matrix", 900.0))
+def matrix(
+    context: Context,
+    targets: Annotated[tuple[str, ...], "Rows of matrix/targets.toml, with commas.", split_names],
+    stacks: Annotated[
+        tuple[str, ...], "Rows of matrix/stacks.toml, or native; else the pinned one, on the cpu native.", split_names
+    ] = (),
+    environment: Annotated[tuple[str, ...], "NAME=overlay:DIR | image:... | python:PATH; repeated."] = (),
+    overlays: Overlays = (),
+    probes: Probes = (),
+    cells: Cells = (),
+    launcher: Annotated[Literal["local", "slurm"], "What runs the jobs."] = "local",
+    cluster: Annotated[Path | None, "TOML file: options of this site's Slurm."] = None,
+    jobs: Jobs = 0,
+    fresh: Fresh = False,
+    plan: Annotated[bool, "Show what would be run; start nothing."] = False,
+) -> Result | Answer:
+    """Run many cells, one process or Slurm job a cell, and collect a receipt of each.
+
+    The same command goes on after an interrupt or a kill: it finds the jobs that are on their way, and runs what has no
+    receipt.
+    """
+    from ..environments.matrix import MatrixOptions, plan_matrix, run_matrix
+    from ..environments.slurm import read_cluster
+    from ..environments.stacks import read_spec
+
+    given, catalog = {**locals()}, context.catalog
+    site = read_cluster(cluster, [target.id for target in catalog.targets])
+    options = fill(
+        MatrixOptions, given, specs=tuple(map(read_spec, environment)), cluster=site, variables=dict(os.environ)
+    )
+    if plan:
+        return Answer(plan_matrix(catalog, options), "session:describe_matrix_plan")
+    return run_matrix(catalog, options, show_event)
+
+
+@verb("scores:describe_ablation", runs=("ablation", 900.0))
+def ablate(
+    context: Context,
+    features: Annotated[
+        tuple[str, ...], "feature=NAME: rows of matrix/postures.toml, repeated or with commas; or all."
+    ],
+    /,
+    size: Annotated[str, "Of the model: tiny, small, scaled."] = "small",
+    steps: Annotated[int, typer.Option(min=8, help="Of each run.")] = 40,
+    pairs: Annotated[int, typer.Option(min=2, help="Runs of each arm, in turn.")] = 2,
+    device: Annotated[Literal["cuda", "cpu"], "Where to train."] = "cuda",
+    target: Annotated[str, "Whose FP8 recipes hold, on a GPU."] = "h200",
+    base: Annotated[Literal["posture", "plain", ""], "What both arms begin with; the posture on a GPU."] = "",
+) -> Result:
+    """Measure what a feature changes: step time, tokens a second, memory, loss; a win, a tax, or noise.
+
+    Matched pairs of runs without the feature and with it take turns, same seed and steps. Exit code 0: every feature
+    was judged. 2: arguments or the matrix are wrong. 4: a run failed, or did not run on what was requested.
+    """
+    from ..catalog.postures import read_postures
+    from ..gate.ablation import AblationOptions, read_features, run_ablation
+    from .output import write_result
+
+    posture, on_gpu = read_postures(context.matrix), device == "cuda"
+    options = fill(
+        AblationOptions, locals(), features=read_features(list(features), posture),
+        target=target if on_gpu else "cpu", base=base or ("posture" if on_gpu else "plain"),
+    )  # fmt: skip
+    result = run_ablation(posture, options, say)
+    write_result(result, "scores:describe_ablation", context.receipts / "ablation.md", fmt="markdown")
+    return result
+
+
+@verb("doctor:describe_doctor")
+def doctor(
+    context: Context,
+    python: Python = "",
+    overlays: Annotated[tuple[Path, ...], "Site folders put before its own; repeated, first one wins."] = (),
+    target: Annotated[str, "A row of matrix/targets.toml; else that of the GPU."] = "",
+    stack: Annotated[str, "A row of matrix/stacks.toml that it must be."] = "",
+    limit_s: Limit = 180.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Imports at a time.")] = 4,
+) -> Result:
+    """Check what an interpreter loads, whether it fits together, and what breaks where it does not.
+
+    Every vendor package is imported in a process of its own. Exit code 0: nothing breaks, 1: something breaks, 2: no
+    row for the target, the stack or the GPU, 4: something could not be checked, 5: the interpreter cannot be used, or
+    has no stack.
+    """
+    from ..catalog.images import read_needs
+    from ..environments.doctor import DoctorOptions, run_doctor
+
+    options = fill(DoctorOptions, locals())
+    needs = read_needs([module.id for module in context.catalog.modules], context.matrix)
+    return run_doctor(context.catalog, needs, options, os.environ)
