@@ -158,7 +158,6 @@ def probe(bench: Bench) -> None:
     if bench.wants_te:
         _deep_gemm(bench)
     _uses(bench, recipes)
-    _weights(bench)
 
 
 def _trial(layer: Any, bank: Bank, bound: Bound, name: str = "expert_gemm", **more: Any) -> Trial:
@@ -249,19 +248,6 @@ def _in_blocks(bench: Bench, routing: str) -> None:
     bound = bank.roundings(lambda product, _: block_scaled_roundings(2, f"operands of {product} rounded in blocks"))
     native = {name: tensor.bfloat16() for name, tensor in rounded.items()}
     bench.compare_pass(seen, bank.exact(), bound, native=native)
-
-
-def _weights(bench: Bench) -> None:
-    """Weights map to the native layout and back exactly, whoever holds them; all are ordinary parameters."""
-    for name, dtype in DTYPES.items():
-        rows, gradient = (torch.empty(0, width, dtype=dtype, device=bench.device) for width in (16, 24))
-        bank = Bank(rows, bench.randn(EXPERTS, 24, 16, dtype=dtype), (0,) * EXPERTS, gradient)
-        layer, weights = new_layer(bench, bank), bank.weights
-        state = layer.native_state_dict()
-        same = set(state) == {"weight"} and state["weight"].dtype == dtype and torch.equal(state["weight"], weights)
-        bench.check(f"weights.{name}.round-trip", same, f"{', '.join(state)} of {weights.numel()} values, exactly")
-        registered = sum(parameter.numel() for parameter in layer.parameters() if parameter.requires_grad)
-        bench.check(f"weights.{name}.parameters", registered == weights.numel(), f"{registered} values are trained")
 
 
 def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:

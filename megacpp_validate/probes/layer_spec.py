@@ -56,7 +56,6 @@ def probe(bench: Bench) -> None:
     spec = bench.bridge()
     with bench.scope("spec"):
         _check_tables(bench, spec)
-    _check_unaligned(bench, spec)
     sizes = _Sizes() if bench.device == "cpu" or bench.quick else _Sizes(256, 512, 32, 16, 32, 131)
     with bench.scope("checkpoints"):
         _check_names(bench, spec, sizes)
@@ -94,15 +93,6 @@ def _check_tables(bench: Bench, spec: Any) -> None:
         reasons = "; ".join(refusal.reason for refusal in entry.choice.refusals)
         right = entry.choice.observed == wanted and entry.layer is (found if by_te else native[kind])
         bench.check(f"chosen.{kind}", right, f"{entry.layer.__qualname__} by {entry.choice.observed} {reasons}".strip())
-
-
-def _check_unaligned(bench: Bench, spec: Any) -> None:
-    """A width that FP8 does not take: the projection stays plain, and the reason is recorded."""
-    made = {"dtype": torch.float32, "device": bench.device}
-    mixer = spec.build_mamba_mixer(64, state=16, head_dim=32, recipe="delayed", **made)  # 2 x 128 + 2 x 16 + 4 = 292
-    codes = [refusal.code for refusal in mixer.choice.refusals]
-    right = mixer.choice.observed == "native" and (not bench.wants_te or codes == ["fp8-alignment"])
-    bench.check("refuses.alignment", right and type(mixer.in_projection) is NormLinear, ", ".join(codes))
 
 
 def _check_names(bench: Bench, spec: Any, sizes: _Sizes) -> None:

@@ -34,6 +34,15 @@ def loaded(dtype: torch.dtype = torch.float32, **more: object) -> tuple[ExpertGe
     return layer, weight
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_go_there_and_back_to_the_bit_and_all_are_trained(backend: str, dtype: torch.dtype) -> None:
+    layer, weight = loaded(dtype)
+    state = layer.native_state_dict()
+    assert (set(state), state["weight"].dtype) == ({"weight"}, dtype)
+    assert torch.equal(state["weight"], weight)
+    assert sum(one.numel() for one in layer.parameters() if one.requires_grad) == weight.numel()
+
+
 @pytest.mark.parametrize(
     "state",
     [

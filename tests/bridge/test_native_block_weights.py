@@ -71,6 +71,15 @@ def test_checkpoints_do_not_depend_on_extra_state(te_double: None, monkeypatch: 
         native.load_state_dict({name: value for name, value in native.state_dict().items() if "out" not in name})
 
 
+@pytest.mark.parametrize("path", ["te", "native"])
+def test_weights_go_there_and_back_to_the_bit(te_double: None, path: str) -> None:
+    block, wanted = make(features=features.PRODUCTION if path == "te" else OFF), state()
+    block.load_native_state_dict({**wanted, "qkv._extra_state": None})
+    seen = block.native_state_dict()
+    assert seen.keys() == wanted.keys()
+    assert all(torch.equal(seen[name], weight) for name, weight in wanted.items())
+
+
 def faulty(**changes: Any) -> dict[str, Any]:
     return {name: weight for name, weight in {**state(), **changes}.items() if weight is not None}
 

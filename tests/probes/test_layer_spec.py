@@ -113,7 +113,6 @@ FAULTS: dict[str, tuple[Plant, set[str]]] = {
     ),
     "fallback": (changing(spec, "why_not_te", mlp_refused), {"spec.chosen.MLP", "fp32.mlp.gelu.backend"}),
     "silent fallback": (putting(spec, "te_mlp", NormMLP), {"fp32.mlp.*.backend"}),
-    "no alignment": (putting(spec, "_why_not_aligned", lambda *_: None), {"refuses.alignment"}),
     "projection's norm": (
         faulty("te_mamba_in_projection", lambda forward, rows: forward(rows - rows.mean(-1, keepdim=True))),
         {"fp32.in_projection.forward", "bf16.mixer.forward"},
