@@ -20,7 +20,7 @@ from ...training.parallel.ranks import Rank
 from ...training.smoke.order import SmokeOrder
 from ...training.smoke.trainer import SmokeTrainer
 from ..bench import Bench
-from .reproduce import TWINS, Reference, compare_trajectories, depth_of
+from .reproduce import Reference, compare_trajectories, reference_of, twins_of
 from .runs import Trajectory, check_backends
 
 STEPS: Final = 6
@@ -69,13 +69,9 @@ def check_run(bench: Bench, name: str, order: SmokeOrder) -> Trajectory:
 
 
 def train_reference(order: SmokeOrder) -> Reference:
-    """One rank, in this process and its world; and its twins without the loss that balances experts."""
-    quiet = {**order.changes, "aux_coefficient": 0.0}
-    splits = [(order.read_plan().accumulate, order.changes), *((split, quiet) for split in (1, *TWINS))]
-    one, *twins = (
-        trajectory_of(train(replace(order, plan={"accumulate": split}, changes=changes))) for split, changes in splits
-    )
-    return Reference(one, tuple(twins), order.precision, depth_of(order.read_size()))
+    """One rank and its twins, in this process and its world."""
+    orders = twins_of({"accumulate": order.read_plan().accumulate}, order.changes)
+    return reference_of([trajectory_of(train(replace(order, **changes))) for changes in orders], order)
 
 
 def train(order: SmokeOrder) -> SmokeTrainer:

@@ -33,6 +33,7 @@ from typing import Any, Final
 from ...evidence.loss_curve import Depth
 from ...evidence.receipt import Check, Part
 from ...training.sizes import Size
+from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
 from .runs import Run, Runs, Series, Trajectory, check_parts, open_runs
 
@@ -189,25 +190,31 @@ def probe(bench: Bench) -> None:
         alone = run_reference(runs)
         if have_ended(bench, plan, *alone):
             check_parts(bench, plan, alone[0])
-            check_follows(bench, "reproduces", plan.trajectory, reference_of(alone))
+            reference = reference_of([run.trajectory for run in alone], plan.order)
+            check_follows(bench, "reproduces", plan.trajectory, reference)
 
 
 def run_reference(runs: Runs) -> list[Run]:
-    """One rank; then its twins without the loss that balances experts, the one in a single pass first."""
+    """One rank and its twins, as `twins_of` orders them."""
     alone = {"world": 1, "data": 1, "expert_parallel": 1, "tensor_parallel": 1, "sequence_parallel": False}
     given = runs.bench.setting("twins")
     splits = [split for split in map(int, given.split()) if runs.size.batch % split == 0] if given else TWINS
-    changes = {**runs.changes, "aux_coefficient": 0.0}
-    orders: dict[str, dict[str, Any]] = {"one-rank": {"plan": {**alone, "accumulate": runs.plan.accumulate}}}
-    for split in (1, *splits):
-        orders[f"twin-{split}"] = {"plan": {**alone, "accumulate": split}, "changes": changes}
-    return runs.run_beside(orders)
+    orders = twins_of({**alone, "accumulate": runs.plan.accumulate}, runs.changes, splits)
+    names = ["one-rank", *(f"twin-{split}" for split in (1, *splits))]
+    return runs.run_beside(dict(zip(names, orders, strict=True)))
 
 
-def reference_of(runs: list[Run]) -> Reference:
-    """Of `run_reference`, where all ended well."""
-    one, *twins = runs
-    return Reference(one.trajectory, tuple(twin.trajectory for twin in twins), one.order.precision, depth_of(one.size))
+def twins_of(plan: dict[str, Any], changes: dict[str, Any], splits: Sequence[int] = TWINS) -> list[dict[str, Any]]:
+    """Fields of orders: one rank; then its twins without the loss that balances experts, first in a single pass."""
+    quiet = {**changes, "aux_coefficient": 0.0}
+    twins = [{"plan": {**plan, "accumulate": split}, "changes": quiet} for split in (1, *splits)]
+    return [{"plan": plan, "changes": changes}, *twins]
+
+
+def reference_of(trajectories: Iterable[Trajectory], order: SmokeOrder) -> Reference:
+    """Of one rank and its twins."""
+    one, *twins = trajectories
+    return Reference(one, tuple(twins), order.precision, depth_of(order.read_size()))
 
 
 def have_ended(bench: Bench, *runs: Run) -> bool:

@@ -41,7 +41,7 @@ def resume_elsewhere(bench: Bench, runs: Runs, whole: Run, saved: Path) -> None:
     # Steps before the checkpoint are those of the run that wrote it; both sides then have roundings of two worlds.
     before = wanted.cut(0, after.first)
     seen = Trajectory((*before.losses, *after.losses), (*before.grad_norms, *after.grad_norms))
-    check_follows(bench, "other-world", seen, reference_of(alone))
+    check_follows(bench, "other-world", seen, reference_of([run.trajectory for run in alone], whole.order))
 
 
 def check_killed(bench: Bench, run: Run, rank: int) -> None:

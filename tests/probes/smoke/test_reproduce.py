@@ -134,7 +134,7 @@ def test_the_first_layer_and_step_that_are_off_are_named() -> None:
     off = copy.deepcopy(whole)
     off["stream_norms"]["layers.1"][4:] = [2.1] * 6
     off["steps"][4]["loss"] *= 2
-    reference = reference_of([run_of(whole)] * 3)
+    reference = reference_of([run_of(whole).trajectory] * 3, run_of(whole).order)
     for receipt, said in (
         (off, "step 4, layers.1"),
         ({**whole, "steps": off["steps"]}, "no stream and no gradient of a part is off"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -41,29 +42,19 @@ class _CheckpointFunction(torch.autograd.Function):
     """The reentrant kind: no graph the first time; the second time one of its own."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Any], kwargs: dict[str, Any], *args: Any) -> Any:
+    def forward(ctx: Any, function: Callable[..., Any], again: Callable[..., Any], first: Any, *args: Any) -> Any:
         """What `function` gives."""
-        ctx.function, ctx.kwargs, ctx.first_module = function, kwargs, Manager.first_module
-        ctx.fp8 = Manager.is_fp8_enabled()
-        ctx.recipe = Manager.get_fp8_recipe() if ctx.fp8 else None
+        ctx.again = again
         ctx.save_for_backward(*args)
-        ctx.drawn_from = torch.get_rng_state()
-        with torch.no_grad(), activation_recompute_forward("forward", ctx.first_module):
-            return function(*args, **kwargs)
+        with torch.no_grad(), first:
+            return function(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Run it again, and through that."""
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
-        with (
-            torch.enable_grad(),
-            _drawing(ctx.drawn_from),
-            activation_recompute_forward("recompute", ctx.first_module),
-            autocast(enabled=ctx.fp8, recipe=ctx.recipe),
-        ):
-            out = ctx.function(*leaves, **ctx.kwargs)
-        torch.autograd.backward(out, grads)
-        return (None, None, *(leaf.grad for leaf in leaves))
+        torch.autograd.backward(ctx.again(*leaves), grads)
+        return (None, None, None, *(leaf.grad for leaf in leaves))
 
 
 class _Frame:
@@ -102,20 +93,21 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("tp_group", None)
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    if reentrant:
-        return _CheckpointFunction.apply(function, kwargs, *args)
     first_module, fp8 = Manager.first_module, Manager.is_fp8_enabled()
     recipe, drawn_from = Manager.get_fp8_recipe() if fp8 else None, torch.get_rng_state()
+    called, first = partial(function, **kwargs), activation_recompute_forward("forward", first_module)
 
-    def again() -> None:
+    def again(*given: Any) -> Any:
         with (
             torch.enable_grad(),
             _drawing(drawn_from),
             activation_recompute_forward("recompute", first_module),
             autocast(enabled=fp8, recipe=recipe),
         ):
-            function(*args, **kwargs)
+            return called(*given)
 
-    frame = _Frame(again)
-    with saved_tensors_hooks(frame.drop, frame.make), activation_recompute_forward("forward", first_module):
-        return function(*args, **kwargs)
+    if reentrant:
+        return _CheckpointFunction.apply(called, again, first, *args)
+    frame = _Frame(partial(again, *args))
+    with saved_tensors_hooks(frame.drop, frame.make), first:
+        return called(*args)
