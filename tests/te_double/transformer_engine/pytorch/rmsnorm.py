@@ -44,6 +44,7 @@ class RMSNorm(torch.nn.Module):
         self,
         normalized_shape: int,
         eps: float = 1e-5,
+        params_dtype: Any = None,  # the older name of dtype
         zero_centered_gamma: bool = False,
         device: Any = None,
         dtype: Any = None,
@@ -51,7 +52,7 @@ class RMSNorm(torch.nn.Module):
         super().__init__()
         start = torch.zeros if zero_centered_gamma else torch.ones
         self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        self.weight = torch.nn.Parameter(start(normalized_shape, device=device, dtype=dtype))
+        self.weight = torch.nn.Parameter(start(normalized_shape, device=device, dtype=dtype or params_dtype))
 
     def forward(self, inp: Any) -> Any:
         """[..., hidden] -> [..., hidden]."""
