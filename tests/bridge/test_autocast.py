@@ -22,13 +22,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["native", "te"])
-def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "te":
-        request.getfixturevalue("te_double")
-    return str(request.param)
-
-
 def heads() -> Any:
     torch.manual_seed(0)
     return tuple(torch.randn(2, count, LENGTH, 16) for count in (8, 2, 2))

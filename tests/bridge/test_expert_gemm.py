@@ -14,13 +14,6 @@ from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
 EXPERTS, INPUTS, OUTPUTS = 4, 32, 48
 
 
-@pytest.fixture(params=["native", "te"])
-def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "te":
-        request.getfixturevalue("te_double")
-    return request.param
-
-
 def bank(dtype: torch.dtype = torch.float32, **more: object) -> ExpertGemm:
     sizes = {"num_experts": EXPERTS, "in_features": INPUTS, "out_features": OUTPUTS}
     return ExpertGemm(**{**sizes, "dtype": dtype, "device": "cpu", **more})

@@ -20,8 +20,6 @@ from megacpp_validate.bridge.fp8_scope import (
 )
 from tests.bridge.scope_paths import low
 
-Enter = Callable[[], contextlib.AbstractContextManager[Scope]]
-
 
 def group(layers: list[int | str], zones: Zones, made: list[int]) -> contextlib.AbstractContextManager[Scope]:
     """A group whose factories note the index of whoever is asked."""
@@ -50,10 +48,33 @@ def test_one_layer_in_the_zone_keeps_the_group_out(on_te: None, layers: list[int
     assert made == []
 
 
-@pytest.mark.parametrize(("layers", "factories"), [([], []), ([1, 2], [low]), ([9], [low])])
-def test_a_group_that_there_cannot_be(layers: list[int], factories: list[Enter]) -> None:
+@pytest.mark.parametrize(
+    ("zones", "wanted"),
+    [
+        (Zones(6), []),
+        (Zones(6, first=2, last=1), [0, 1, 5]),
+        (Zones(4, first=2, last=2), [0, 1, 2, 3]),
+    ],
+)
+def test_the_first_and_the_last_layers_stay(zones: Zones, wanted: list[int]) -> None:
+    assert [layer for layer in range(zones.num_layers) if zones.is_bf16(layer)] == wanted
+
+
+IMPOSSIBLE: list[Callable[[], object]] = [
+    lambda: group_scope([], Zones(4), []),
+    lambda: group_scope([1, 2], Zones(4), [low]),
+    lambda: group_scope([9], Zones(4), [low]),
+    lambda: Zones(4, -1, 0),
+    lambda: Zones(4, 0, -1),
+    lambda: Zones(-1, 0, 0),
+    lambda: Zones(4, 3, 2),
+]
+
+
+@pytest.mark.parametrize("make", IMPOSSIBLE)
+def test_zones_and_groups_that_there_cannot_be(make: Callable[[], object]) -> None:
     with pytest.raises(WrongZone, match="Next step"):
-        group_scope(layers, Zones(4), factories)
+        make()
 
 
 def test_high_precision_turns_it_off_inside_and_on_again(on_te: None) -> None:
