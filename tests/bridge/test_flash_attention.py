@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,23 +17,6 @@ from megacpp_validate.bridge.vendor import Verdict
 from megacpp_validate.native.attention import attention as native_attention
 
 SITES = {"fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}
-
-
-@dataclass
-class Query:
-    """As much of a CUDA tensor as the check reads."""
-
-    width: int = 64
-    dtype: Any = torch.bfloat16
-    kind: str = "cuda"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return 2, 8, 128, self.width
-
-    @property
-    def device(self) -> Any:
-        return types.SimpleNamespace(type=self.kind)
 
 
 @pytest.fixture
@@ -85,7 +67,8 @@ def test_the_check_fails_closed(
     code: str | None,
 ) -> None:
     gpu(*capability)
-    refusal = why_not_flash(KERNELS[backend], Query(width, dtype), softcap=cap)
+    query = SimpleNamespace(shape=(2, 8, 128, width), dtype=dtype, device=SimpleNamespace(type="cuda"))
+    refusal = why_not_flash(KERNELS[backend], query, softcap=cap)
     assert (None if refusal is None else refusal.code) == code
     assert refusal is None or (refusal.backend == backend and len(refusal.reason) > 30)
 
@@ -118,10 +101,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Kernel], None]:
     """A kernel under the library's name."""
 
     def put(backend: str, kernel: Kernel) -> None:
-        name = SITES[backend]
-        fake = types.ModuleType(name)
+        name, root = SITES[backend], SITES[backend].partition(".")[0]
+        fake = ModuleType(name)
         fake.flash_attn_func = kernel  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, name.partition(".")[0], types.ModuleType(name.partition(".")[0]))
+        monkeypatch.setitem(sys.modules, root, ModuleType(root))
         monkeypatch.setitem(sys.modules, name, fake)
         monkeypatch.setattr(KERNELS[backend].vendor, "_verdict", None)
         for entry in (module.fa3_attention, module.fa4_attention):

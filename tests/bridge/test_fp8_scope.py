@@ -13,6 +13,7 @@ from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import BridgeError, ScopeEnteredTwice, WrongTarget
 from megacpp_validate.bridge.fp8_scope import (
+    PrecisionScope,
     current_scope,
     high_precision,
     te_scope,
@@ -49,8 +50,7 @@ def test_the_recipe_is_on_inside_and_off_outside(on_te: None, name: str | None, 
 
 
 def test_the_production_recipe_is_the_documented_one(on_te: None) -> None:
-    with low():
-        recipe = te_state()["recipe"]
+    recipe = fp8_scope.te_delayed_scaling()
     assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "max", 0)
     assert recipe.fp8_format.name == "HYBRID"
 
@@ -145,36 +145,25 @@ def entered_high() -> str:
         return scope.choice.observed
 
 
-def test_the_state_of_transformer_engine_belongs_to_all_threads(on_te: None) -> None:
-    with low() as scope:
-        refusal = in_a_thread(entered)
+def high() -> PrecisionScope:
+    return high_precision("a projection that stays")
+
+
+@pytest.mark.parametrize(
+    ("outer", "other", "after"), [(low, entered, "te"), (low, entered_high, "native"), (high, entered, "te")]
+)
+def test_the_state_of_transformer_engine_belongs_to_all_threads(
+    on_te: None, outer: Callable[[], PrecisionScope], other: Callable[[], str], after: str
+) -> None:
+    """Another thread would turn it on or off under this one, and back with no scope open."""
+    with outer() as scope:
+        before = te_state()["enabled"]
+        refusal = in_a_thread(other)
+        assert te_state()["enabled"] is before
     assert isinstance(refusal, ScopeEnteredTwice)
     assert scope.entered_at in str(refusal)
     assert "MainThread" in str(refusal)
-    assert in_a_thread(entered) == "te"  # and is free afterwards
-
-
-def test_high_precision_is_refused_beside_low_precision_in_another_thread(on_te: None) -> None:
-    """It would turn Transformer Engine off under the other thread, and on again with no scope open."""
-    with low() as scope:
-        refusal = in_a_thread(entered_high)
-        assert te_state()["enabled"] is True
-    assert isinstance(refusal, ScopeEnteredTwice)
-    assert "the high-precision scope" in str(refusal)
-    assert scope.entered_at in str(refusal)
-    assert "MainThread" in str(refusal)
-    assert in_a_thread(entered_high) == "native"  # and is free afterwards
-
-
-def test_low_precision_is_refused_beside_high_precision_in_another_thread(on_te: None) -> None:
-    """Transformer Engine is off here, so nothing is turned; it would be turned on under this thread."""
-    with high_precision("a projection that stays") as scope:
-        refusal = in_a_thread(entered)
-        assert te_state()["enabled"] is False
-        assert in_a_thread(entered_high) == "native"
-    assert isinstance(refusal, ScopeEnteredTwice)
-    assert scope.entered_at in str(refusal)
-    assert in_a_thread(entered) == "te"
+    assert in_a_thread(other) == after  # and is free afterwards
 
 
 def test_a_generator_that_yields_inside_its_scope_is_seen(either: str) -> None:

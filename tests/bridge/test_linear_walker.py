@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -63,25 +62,6 @@ def model() -> Model:
     return Model()
 
 
-def test_the_parameters_are_the_same_objects_in_the_same_order(model: Model) -> None:
-    model.blocks[0].q_proj.weight.requires_grad_(False)
-    model.blocks[1].out_proj.weight.grad = torch.ones(16, 16)
-    model.blocks[1].out_proj.weight.tag = "kept"
-    before = list(model.named_parameters(remove_duplicate=False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    swap_linears(model)
-    after = list(model.named_parameters(remove_duplicate=False))
-    assert [name for name, _ in after] == [name for name, _ in before]
-    assert all(new is old for (_, new), (_, old) in zip(after, before, strict=True))
-    assert model.lm_head.weight is model.embed.weight
-    loss = model(torch.arange(8)).square().sum()
-    loss.backward()
-    moved = model.blocks[0].out_proj.weight.detach().clone()
-    optimizer.step()
-    assert not torch.equal(model.blocks[0].out_proj.weight, moved), "the optimizer still holds it"
-    assert model.blocks[0].q_proj.weight.grad is None
-
-
 def test_weights_in_the_recipes_format_are_refused(model: Model) -> None:
     before = dict(model.named_modules())
     with te_quantized_weights(enabled=True, recipe=None), pytest.raises(WeightMismatch, match="Next step"):
@@ -96,58 +76,6 @@ def test_without_te_the_tree_stays_and_says_why(model: Model) -> None:
     assert set(swap.choices) == SWAPPED
     for choice in swap.choices.values():
         assert (choice.requested, choice.observed, choice.refusals[0].code) == ("te", "native", "flag-off")
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-class WithState(nn.Linear):
-    """Has the extra state of a real TE layer, which the double's have not."""
-
-    held = torch.empty(0, dtype=torch.uint8)
-
-    def get_extra_state(self) -> Any:
-        return self.held
-
-    def set_extra_state(self, state: Any) -> None:
-        self.held = state
-
-
-class StatefulTeLinear:
-    def __init__(self, module: Any, *, name: str) -> None:
-        self.inner = WithState(module.in_features, module.out_features, module.bias is not None)
-
-
-@pytest.fixture
-def stateful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_walker, "TeLinear", StatefulTeLinear)
-
-
-@pytest.mark.usefixtures("stateful")
-def test_checkpoints_keep_their_names_and_load_both_ways(model: Model) -> None:
-    native = copy.deepcopy(model)
-    swap_linears(model)
-    assert list(model.state_dict()) == list(native.state_dict())
-    given = {name: torch.randn_like(value) for name, value in native.state_dict().items()}
-    given["lm_head.weight"] = given["embed.weight"]
-    kept = dict(given)
-    model.load_state_dict(given)
-    assert given == kept, "the caller's state_dict was changed"
-    native.load_state_dict(model.state_dict())
-    for name, value in native.state_dict().items():
-        assert torch.equal(value, given[name]), name
-
-
-@pytest.mark.usefixtures("stateful")
-def test_fp8_state_is_saved_and_loaded(model: Model) -> None:
-    swap_linears(model)
-    model.blocks[0].q_proj.held = torch.tensor([1, 2, 3], dtype=torch.uint8)
-    saved = model.state_dict()
-    assert [name for name in saved if name.endswith("_extra_state")] == ["blocks.0.q_proj._extra_state"]
-    other = Model()
-    swap_linears(other)
-    other.load_state_dict(saved)
-    assert other.blocks[0].q_proj.held.tolist() == [1, 2, 3]
 
 
 def edited(plan: Any) -> Any:

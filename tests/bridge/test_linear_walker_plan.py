@@ -19,60 +19,6 @@ from tests.bridge.linear_trees import codes, holder, tree_of  # noqa: E402
 pytestmark = pytest.mark.usefixtures("te_double")
 
 
-def tied_head() -> nn.Module:
-    tree = holder("Tree", embed=nn.Embedding(32, 16), lm_head=nn.Linear(16, 32, bias=False))
-    tree.lm_head.weight = tree.embed.weight
-    return tree
-
-
-def head_on_the_same_memory() -> nn.Module:
-    tree = holder("Tree", embed=nn.Embedding(32, 16), lm_head=nn.Linear(16, 32, bias=False))
-    tree.lm_head.weight.data = tree.embed.weight.data
-    return tree
-
-
-def head_of_a_custom_embedding() -> nn.Module:
-    embedding = holder("Embed")
-    embedding.table = nn.Parameter(torch.randn(32, 16))
-    tree = holder("Tree", embed=embedding, lm_head=nn.Linear(16, 32, bias=False))
-    tree.lm_head.weight = embedding.table
-    return tree
-
-
-@pytest.mark.parametrize(
-    ("tree", "owner"),
-    [
-        (tied_head, "embed.weight"),
-        (head_on_the_same_memory, "embed.weight"),
-        (head_of_a_custom_embedding, "embed.table"),
-    ],
-)
-def test_a_head_tied_with_an_embedding_is_kept(tree: Any, owner: str) -> None:
-    found = plan_walk(tree(), include=("lm_head",))["lm_head"]
-    assert (found.action, found.code) == ("keep", "tied-embedding")
-    assert owner in found.reason
-
-
-def test_layers_in_one_flat_buffer_are_not_taken_for_tied() -> None:
-    flat = torch.randn(3 * 256)
-    tree = holder("Tree", embed=nn.Embedding(16, 16), fc1=nn.Linear(16, 16), fc2=nn.Linear(16, 16))
-    for position, layer in enumerate((tree.embed, tree.fc1, tree.fc2)):
-        layer.weight.data = flat[position * 256 : (position + 1) * 256].view(16, 16)
-    assert plan_walk(tree).swapped == ("fc1", "fc2")
-
-
-def test_a_module_in_two_places_is_named_twice_and_judged_once() -> None:
-    shared = nn.Linear(16, 16)
-    tree = holder("Tree", a=holder("A", q_proj=shared), b=holder("B", q_proj=shared), c=nn.Linear(16, 16))
-    assert codes(plan_walk(tree)) == {"a.q_proj": "listed", "b.q_proj": "listed", "c": "not-listed"}
-    tree.add_module("router", holder("R", q_proj=shared))
-    assert set(codes(plan_walk(tree)).items()) >= {(name, "moe-router") for name in ("a.q_proj", "b.q_proj")}
-    tree = holder("Tree", q_proj=shared, memory=shared)
-    plan = plan_walk(tree)
-    assert codes(plan) == {"q_proj": "not-listed", "memory": "not-listed"}
-    assert "as memory" in plan["q_proj"].reason
-
-
 def changed(change: Any) -> nn.Module:
     layer = nn.Linear(16, 16)
     change(layer)
@@ -145,9 +91,6 @@ def test_where_te_may_not_be_used_the_layers_are_kept(
     assert codes(plan) == {"fc1": code, "other": "not-listed"}
     assert plan["fc1"].refusal is not None
     assert plan["fc1"].refusal.reason == plan["fc1"].reason
-
-
-EVERYTHING = (nn.Linear,)
 
 
 WIDTHS = {

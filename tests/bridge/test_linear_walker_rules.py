@@ -165,17 +165,12 @@ SWAPPED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", SWAPPED)
-def test_projections_are_swapped_by_default(path: str) -> None:
-    plan = plan_walk(tree_of(path))
-    (found,) = plan.decisions
-    assert (found.action, found.code) == ("swap", "listed")
-    assert plan.swapped == (found.name,)
-    assert plan.kept == ()
+NOT_LISTED = ("lm_head", "proj", "head", "layers.0.mlp.extra", "in_features", "attn.q_projection")
 
 
-@pytest.mark.parametrize("path", ["lm_head", "proj", "head", "layers.0.mlp.extra", "in_features", "attn.q_projection"])
-def test_what_the_whitelist_does_not_name_is_kept(path: str) -> None:
-    found = plan_walk(tree_of(path))[path]
-    assert (found.action, found.code) == ("keep", "not-listed")
+@pytest.mark.parametrize("path", [*SWAPPED, *NOT_LISTED])
+def test_the_default_whitelist_names_projections(path: str) -> None:
+    (found,) = plan_walk(tree_of(path)).decisions
+    is_swapped = path in SWAPPED
+    assert (found.action, found.code) == (("swap", "listed") if is_swapped else ("keep", "not-listed"))
     assert found.refusal is None

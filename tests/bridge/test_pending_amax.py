@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.fp8_scope import delayed_scaling_kept, pending_amax_kept, te_amax_state
+from megacpp_validate.bridge.fp8_scope import pending_amax_kept, te_amax_state
 from tests.bridge.scope_paths import low
 
 
@@ -25,31 +25,6 @@ def run(layer: Any, amax: float) -> None:
 def amaxes(layer: Any) -> list[float]:
     """Of its input: the collecting row first, the newest last."""
     return [float(value) for value in te_amax_state(layer, forward=True)[0][:, 0]]
-
-
-def step(layer: Any, amax: float) -> None:
-    """Forward in the scope, backward outside."""
-    given = torch.full((16, 16), amax, requires_grad=True)
-    with low():
-        out = layer(given)
-    (out * amax).sum().backward()
-
-
-def scaling(layer: Any) -> list[Any]:
-    """Histories and scales of both directions, as they are now."""
-    return [part.clone() for forward in (True, False) for part in te_amax_state(layer, forward=forward)]
-
-
-def test_a_state_that_was_loaded_and_has_not_run_yet_is_kept(on_te: None) -> None:
-    """Transformer Engine lists it from its first pass on alone."""
-    first, layer = new_layer(), new_layer()
-    step(first, 1.0)
-    layer.set_extra_state(first.get_extra_state())
-    loaded = scaling(layer)
-    assert float(loaded[1][0]) > 1
-    with delayed_scaling_kept(layer):
-        step(layer, 99.0)
-    assert all(map(torch.equal, scaling(layer), loaded))
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])

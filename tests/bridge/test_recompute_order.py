@@ -28,25 +28,6 @@ def run(layer: Any, reentrant: bool, recipe: str = "delayed", factor: float = 1.
 
 
 @WAYS
-def test_one_after_the_other_and_as_a_pipeline(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    for _ in range(3):
-        run(layer, reentrant).sum().backward()
-    outs = [run(layer, reentrant, factor=factor) for factor in (1.0, 3.0, 2.0)]
-    for out in outs:
-        out.sum().backward()
-
-
-@WAYS
-def test_the_later_pass_first_is_refused(on_te: None, reentrant: bool) -> None:
-    layer = new_layer()
-    first, second = run(layer, reentrant), run(layer, reentrant)
-    with pytest.raises(RecomputeOutOfOrder, match=r"Linear.*Next step.*oldest first"):
-        second.sum().backward()
-    first.sum().backward()  # is in its turn
-
-
-@WAYS
 def test_a_pass_that_is_never_run_again_is_told_at_the_next_one(on_te: None, reentrant: bool) -> None:
     layer = new_layer()
     run(layer, reentrant)
