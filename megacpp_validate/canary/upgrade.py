@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -40,15 +39,6 @@ if TYPE_CHECKING:
     from .static.sources import Sources
 
 TIERS: Final = ("static", "firewall", "gpu")
-
-
-class Mode(StrEnum):
-    """What kind of answer is asked for."""
-
-    LIST = "list"  # releases on the index
-    SWEEP = "sweep"  # every adjacent pair, by sources
-    PAIR = "pair"  # one pair, by sources
-    UPGRADE = "upgrade"  # a step between each release and the next, over tiers
 
 
 @dataclass(frozen=True)
@@ -146,13 +136,14 @@ class CanaryPlan:
     """What the options select.
 
     Attributes:
+        single: one pair by its sources alone.
         tiers: of `TIERS`, in that order.
         releases: of every step; fewer than two are completed by the pin and the index.
     """
 
-    mode: Mode
     tiers: tuple[str, ...] = ("static",)
     releases: tuple[str, ...] = ()
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +176,7 @@ def plan_canary(options: CanaryOptions) -> CanaryPlan:
             "--env belongs to the static tier of one step. Next step: give OLD and NEW, or leave it out."
         )
     if alone:
-        return CanaryPlan(Mode.LIST if options.listing else Mode.SWEEP, releases=options.releases)
+        return CanaryPlan(releases=options.releases)
     choose_names("tier", TIERS, tiers)
     if not tiers:
         raise NothingSelected(f"No tier is selected. Next step: choose from {','.join(TIERS)}.")
@@ -199,7 +190,7 @@ def plan_canary(options: CanaryOptions) -> CanaryPlan:
         _require_step(releases)  # fewer would be judged against the index
     _require_different(releases)
     single = options.tiers is None and not stacks and not releases[2:]
-    return CanaryPlan(Mode.PAIR if single else Mode.UPGRADE, tuple(t for t in TIERS if t in tiers), releases)
+    return CanaryPlan(tuple(tier for tier in TIERS if tier in tiers), releases, single)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -74,17 +74,16 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
     from ..canary import upgrade
 
     catalog, plan = context.catalog, upgrade.plan_canary(options)
-    if plan.mode is upgrade.Mode.LIST:
+    if options.listing:
         return "\n".join(upgrade.list_releases())
-    if plan.mode is upgrade.Mode.PAIR:
+    if options.every_pair:
+        sweep = upgrade.compare_every_pair(catalog, plan.releases, options, context.progress)
+        return Answer(sweep, "static:describe_sweep")
+    if plan.single:
         (pair,) = upgrade.compare_pairs(catalog, plan.releases, options)
         return Answer(pair, "static:describe_static")
-    if plan.mode is upgrade.Mode.UPGRADE:
-        result = upgrade.run_upgrade(catalog, plan, options, context.progress)
-        return Answer(result, "upgrade:describe_upgrade")
-    return Answer(
-        upgrade.compare_every_pair(catalog, plan.releases, options, context.progress), "static:describe_sweep"
-    )
+    result = upgrade.run_upgrade(catalog, plan, options, context.progress)
+    return Answer(result, "upgrade:describe_upgrade")
 
 
 @verb("canary:describe_bisect", runs=("bisect", 300.0))

@@ -130,9 +130,7 @@ def compare_timings(before: Receipts, after: Receipts, noise: CardNoise) -> tupl
     rows: list[TimingChange] = []
     for module, one, other in pairs:
         cards = _card(before[module].machine), _card(after[module].machine)
-        bound, derivation = 0.0, _why_not(cards, one, other)
-        if not derivation:
-            bound, derivation = _bound(module, one, cards[0], noise, many=len(timed) >= FEWEST_SHARING)
+        bound, derivation = _find_bound(module, cards, one, other, noise, many=len(timed) >= FEWEST_SHARING)
         ratio = other.median_ms / one.median_ms
         slower = 0.0 < bound < ratio and min(other.rounds_ms) > max(one.rounds_ms)
         rows.append(
@@ -178,31 +176,27 @@ def _pairs(before: Receipt, after: Receipt) -> list[tuple[Timing, Timing]]:
     return [(known[timing.name], timing) for timing in after.timings if timing.name in known and timing.median_ms > 0.0]
 
 
-def _why_not(cards: tuple[Card, Card], one: Timing, other: Timing) -> str:
-    """Why two timings cannot be compared; empty where they can."""
-    old, new = (f"{gpu or 'the CPU'} of {host or 'an unknown host'} {driver}".strip() for host, gpu, driver in cards)
-    if cards[0] != cards[1]:
-        return f"not compared: before it ran on {old}, now on {new}"
-    if one.clock != other.clock:
-        return f"not compared: before it was timed by {one.clock}, now by {other.clock}"
-    if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
-        return f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
-    return ""
-
-
-def _bound(module: str, timing: Timing, card: Card, noise: CardNoise, *, many: bool) -> tuple[float, str]:
-    """The largest ratio that noise explains, and where it comes from.
+def _find_bound(
+    module: str, cards: tuple[Card, Card], one: Timing, other: Timing, noise: CardNoise, *, many: bool
+) -> tuple[float, str]:
+    """The largest ratio that noise explains, and where it comes from; 0 where two timings cannot be compared.
 
     Args:
         many: enough modules are timed to tell a slow card from a slow module.
     """
-    if noise.card == card:
-        usual = DEVICE_NOISE if timing.clock == DEVICE else HOST_NOISE
-        apart = noise.apart.get((module, timing.name), 1.0)
+    old, new = (f"{gpu or 'the CPU'} of {host or 'an unknown host'} {driver}".strip() for host, gpu, driver in cards)
+    if cards[0] != cards[1]:
+        return 0.0, f"not compared: before it ran on {old}, now on {new}"
+    if one.clock != other.clock:
+        return 0.0, f"not compared: before it was timed by {one.clock}, now by {other.clock}"
+    if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
+        return 0.0, f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
+    if noise.card == cards[0]:
+        usual, apart = DEVICE_NOISE if one.clock == DEVICE else HOST_NOISE, noise.apart.get((module, one.name), 1.0)
         if apart > usual:
             return apart, "two runs of one stack lay as far apart in this use"
         return usual, "healthy runs on one card differ by less"
-    if timing.clock == DEVICE and many and not any(noise.card):
+    if one.clock == DEVICE and many and not any(noise.card):
         return UNMEASURED_NOISE, "healthy runs differ by less; no stack was run twice on this card"
     return 0.0, "not compared: no stack was run twice on this card, so its noise is unknown"
 

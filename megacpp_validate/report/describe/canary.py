@@ -9,10 +9,9 @@ from typing import Final
 from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
 from ...canary.firewall.run import FirewallCase, FirewallResult
 from ...canary.requirements import SymbolNeed, WheelRequirements
-from ...evidence.receipt import Outcome
 from ...text import count, first_sentence
-from ..document import Block, Content, Diagnostic, Document, Heading, Paragraph, Table
-from ..marks import bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
+from ..document import Block, Content, Details, Diagnostic, Document, Paragraph, Table
+from ..marks import Tone, bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
 from .words import sum_up, tabulate, tabulate_facts
 
 _NAMES: Final = {
@@ -38,16 +37,19 @@ def summarize_firewall(result: FirewallResult) -> str:
     return f"The firewall in {count(result.cases, 'case')}: {sum_up(map(_diagnose_case, result.cases)) or 'none ran'}."
 
 
-def describe_firewall(result: FirewallResult, *, verbose: bool = False) -> Document:
-    """One row a case that holds; every other case in full, and all of them where requested."""
+def describe_firewall(result: FirewallResult) -> Document:
+    """Every case that does not hold in full, then a row for each case; what was done in each is folded."""
     cases = tuple(map(_diagnose_case, result.cases))
-    brief = [] if verbose else [case for case in result.cases if case.outcome is Outcome.PASS]
-    rows = tuple((case.case, mark_of(case.outcome), split_reason(case.reason)[0] or "available") for case in brief)
-    shown = (row for row, case in zip(cases, result.cases, strict=True) if case not in brief)
-    table = Table(("damaged install", "verdict", "cause that the bridge reports"), rows)
-    tool = Paragraph(f"{result.tool}, Python {result.python}, torch {result.torch or 'none'}.")
+    rows = tuple(
+        (case.case, mark_of(case.outcome), split_reason(case.reason)[0] or "available") for case in result.cases
+    )
+    blocks: tuple[Block, ...] = (
+        *(case for case in cases if case.mark.tone is not Tone.GOOD),
+        Table(("damaged install", "verdict", "cause that the bridge reports"), rows),
+        Details("Every case", cases),
+        Paragraph(f"{result.tool}, Python {result.python}, torch {result.torch or 'none'}."),
+    )
     mark = mark_exit(1 if result.breaks else 0 if result.holds else 4, open_="holds", closed="fails")
-    blocks: tuple[Block, ...] = (*shown, Heading("Cases that hold"), table, tool)
     return Document("Import firewall", summarize_firewall(result), mark, blocks, cases)
 
 
@@ -60,20 +62,15 @@ def split_reason(reason: str) -> tuple[str, str]:
 
 
 def _diagnose_case(case: FirewallCase) -> Diagnostic:
-    return Diagnostic(
-        name=case.case,
-        mark=mark_of(case.outcome),
-        group="firewall",
-        message="; ".join(case.problems) or f"The bridge reports: {split_reason(case.reason)[0] or 'available'}",
-        fields=(
-            ("damage", f"{case.damage}; Transformer Engine {case.release}, compiled half: {case.compiled}"),
-            ("available", "no answer" if case.available is None else str(case.available)),
-            ("reason", case.reason),
-            ("native", tuple(f"{module}: {path}" for module, path in case.native_paths.items())),
-            ("ended", case.ended),
-        ),
-        seconds=case.seconds,
+    message = "; ".join(case.problems) or f"The bridge reports: {split_reason(case.reason)[0] or 'available'}"
+    fields = (
+        ("damage", f"{case.damage}; Transformer Engine {case.release}, compiled half: {case.compiled}"),
+        ("available", "no answer" if case.available is None else str(case.available)),
+        ("reason", case.reason),
+        ("native", tuple(f"{module}: {path}" for module, path in case.native_paths.items())),
+        ("ended", case.ended),
     )
+    return Diagnostic(case.case, mark_of(case.outcome), "firewall", message, fields, seconds=case.seconds)
 
 
 def describe_requirements(result: WheelRequirements) -> Document:
@@ -86,12 +83,7 @@ def describe_requirements(result: WheelRequirements) -> Document:
     unread = f" Not read: {', '.join(result.unknown)}." if result.unknown else ""
     mark = find_worst_mark((case.mark for case in cases), good("any library"))
     title = f"Requirements of Transformer Engine {result.te}"
-    return Document(
-        title,
-        f"Needs {names}.{unread}",
-        mark,
-        (tabulate(result.cores, "distribution needed"), *cases),
-    )
+    return Document(title, f"Needs {names}.{unread}", mark, (tabulate(result.cores, "distribution needed"), *cases))
 
 
 def _diagnose_need(need: SymbolNeed) -> Diagnostic:
@@ -119,15 +111,10 @@ def describe_bisect(result: BisectResult) -> Document:
     rows: tuple[tuple[Content, ...], ...] = tuple(
         (*(row.choices[at] for at in moving), mark_of(row.verdict), first_sentence(row.reason)) for row in result.points
     )
-    facts: dict[str, Content] = {}
-    for turn in result.culprits:
-        name = _name(turn.axis)
-        facts |= {
-            f"{name}: last good": turn.last_good or "unknown",
-            f"{name}: first bad": _list(turn.first_bad),
-            f"{name}: searched with": _join(turn.held),
-            f"{name}: no answer": tuple(f"{value}: {first_sentence(why)}" for value, why in turn.untold.items()),
-        }
+    facts: dict[str, Content] = {
+        f"{_name(turn.axis)}: no answer": tuple(f"{value}: {first_sentence(why)}" for value, why in turn.untold.items())
+        for turn in result.culprits
+    }
     step = _ENDS[result.end][1] if result.end in _ENDS else _find_next_step(result.culprits[0])
     facts |= {"cost": f"{count(result.points, 'point')}, {result.seconds:.0f} s", "next step": step}
     summary = f"{_summarize(result)} Judged by the {result.tier} tier."

@@ -27,11 +27,8 @@ from .receipt import (
 )  # fmt: skip
 from .words import list_cases, sum_up, tabulate
 
+_PLAN: Final = ("data", "expert_parallel", "tensor_parallel", "sequence_parallel", "accumulate")
 _COLUMNS: Final = ("cell", "", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss")
-_OF_PLAN: Final = {
-    "data": "data", "expert_parallel": "experts", "tensor_parallel": "tensor", "sequence_parallel": "sequence",
-    "accumulate": "passes",
-}  # fmt: skip
 
 
 def describe_session(result: SessionResult) -> Document:
@@ -151,12 +148,11 @@ def tabulate_training(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -
 
 
 def _show_run(run: TrainingRecord) -> tuple[str, ...]:
-    plan = [
-        f"{word} {run.topology[name]}".removesuffix(" True") for name, word in _OF_PLAN.items() if name in run.topology
-    ]
+    values = {name.removesuffix("_parallel"): run.topology.get(name, "1") for name in _PLAN}
+    plan = (f"{name} {value}".removesuffix(" True") for name, value in values.items() if value not in ("1", "False"))
     finite = [step for step in run.steps if step.loss is not None and step.perfect is not None]
     return (
-        ", ".join([run.model, f"ranks {run.ranks}", *(part for part in plan if not part.endswith((" 1", " False")))]),
+        ", ".join([run.model, f"ranks {run.ranks}", *plan]),
         run.precision,
         f"{1000 * run.step_median:.1f} ms",
         f"{run.tokens_per_second:,.0f}",

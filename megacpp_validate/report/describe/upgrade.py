@@ -8,17 +8,16 @@ from ...canary.dynamic.slowdown import TimingChange
 from ...canary.dynamic.step import ModuleChange, StepResult
 from ...canary.requirements import WheelRequirements
 from ...canary.upgrade import UpgradeResult
-from ...canary.watch import JudgedRelease, WatchResult
+from ...canary.watch import WatchResult
 from ...diagnosis.blame import Change
 from ...diagnosis.culprits import Culprit
-from ...environments.fits import FitVerdict
 from ...errors import Exit
 from ...evidence.values import ENVIRONMENT
 from ...text import count
 from ..document import Block, Bullets, Content, Diagnostic, Document, Heading, Paragraph, Preformatted, Table
-from ..marks import Mark, bad, cascade, find_worst_mark, good, mark_of, missing, risk
+from ..marks import Mark, bad, cascade, find_worst_mark, good, mark_exit, mark_of, missing, risk
 from .canary import describe_firewall, describe_requirements, summarize_firewall
-from .static import describe_static, summarize_static
+from .static import describe_static, mark_static, summarize_static
 from .words import join_same, tabulate_facts
 
 
@@ -31,14 +30,9 @@ def mark_step(step: StepResult) -> Mark:
 
 def mark_upgrade(result: UpgradeResult) -> Mark:
     """How the answer looks."""
-    if result.breaks:
-        return bad("breaks")
-    if result.lacks or result.unmade:
-        return missing("evidence missing")
-    if any(step.requirements_of(FitVerdict.UNKNOWN) for step in result.static):
-        return missing("unknown requirement")
-    at_risk = any(row.verdict.value == "risk" for step in result.static for row in step.modules)
-    return risk("at risk") if at_risk else good("clean")
+    if result.exit:
+        return mark_exit(result.exit, closed="breaks")
+    return find_worst_mark(map(mark_static, result.static), good("clean"))
 
 
 def _mark_change(row: ModuleChange) -> Mark:
@@ -106,7 +100,7 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
         cases += [*map(describe_culprit, step.culprits), *_list_modules(step)]
     documents = [describe_static(static, verbose=verbose) for static in result.static]
     if result.firewall is not None:
-        documents.append(describe_firewall(result.firewall, verbose=verbose))
+        documents.append(describe_firewall(result.firewall))
     for document in documents:
         blocks += [Heading(document.title, mark=document.mark), Paragraph(document.summary), *document.blocks]
         cases += document.cases
@@ -149,20 +143,12 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
 
 def describe_culprit(culprit: Culprit) -> Diagnostic:
     """Who is to blame, the evidence, and what to do."""
-    cascades = "slower by it" if culprit.is_slowdown else "changed by it" if culprit.green else "red by it"
-    return Diagnostic(
-        name=name_culprit(culprit),
-        mark=bad("culprit"),
-        group=culprit.module,
-        message=culprit.summary,
-        fields=(
-            ("evidence", culprit.evidence),
-            ("TE", ", ".join(culprit.entry_points)),
-            (cascades, ", ".join(culprit.cascades)),
-        ),
-        help=culprit.next_step,
-        code=culprit.cause.value,
-    )
+    label = "slower by it" if culprit.is_slowdown else "changed by it" if culprit.green else "red by it"
+    fields = (
+        ("evidence", culprit.evidence), ("TE", ", ".join(culprit.entry_points)), (label, ", ".join(culprit.cascades)),
+    )  # fmt: skip
+    name, code = name_culprit(culprit), culprit.cause.value
+    return Diagnostic(name, bad("culprit"), culprit.module, culprit.summary, fields, culprit.next_step, code=code)
 
 
 def _list_modules(step: StepResult) -> Iterator[Diagnostic]:
@@ -182,7 +168,14 @@ def describe_watch(result: WatchResult) -> Document:
         Diagnostic(name, missing("no verdict"), "releases", reason, help="the next run tries again", code="no-verdict")
         for name, reason in result.failed.items()
     )
-    cases = (*map(_diagnose_release, result.judged), *unjudged)
+    judged = (
+        Diagnostic(
+            row.version, bad("breaks") if row.code == Exit.CLOSED else good("open"), "releases",
+            fields=(("judged against", row.against), ("issue", row.issue)),
+        )
+        for row in result.judged
+    )  # fmt: skip
+    cases = (*judged, *unjudged)
     broken = ", ".join(row.version for row in result.judged if row.code == Exit.CLOSED)
     summary = (
         f"{count(result.judged, 'new release')}; breaks the bridge: {broken or 'none'}; without a verdict: "
@@ -190,12 +183,6 @@ def describe_watch(result: WatchResult) -> Document:
     )
     mark = find_worst_mark((case.mark for case in cases), good("nothing new"))
     return Document("Releases of Transformer Engine", summary, mark, cases)
-
-
-def _diagnose_release(row: JudgedRelease) -> Diagnostic:
-    mark = bad("breaks") if row.code == Exit.CLOSED else good("open")
-    fields = (("judged against", row.against), ("issue", row.issue))
-    return Diagnostic(row.version, mark, "releases", fields=fields)
 
 
 def describe_release(result: UpgradeResult, release: str, wheels: WheelRequirements) -> Document:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache, lru_cache
+from functools import cache
 from html import escape
 from typing import Final
 
@@ -29,8 +28,8 @@ def render_html(document: Document, *, overview: str = "") -> str:
     return _read_template().render(
         document=document,
         body="\n".join(map(form.render, document.blocks)),
-        answer=_sentence(document.summary),
-        title=_sentence(document.title),
+        answer=form.text(document.summary),
+        title=form.text(document.title),
         plain_title=clean_line(document.title.replace("`", "")),
         overview=overview,
     )
@@ -49,9 +48,9 @@ def _read_template() -> Template:
 class _Html(Format):
     """Each method returns HTML, and escapes every text that it shows."""
 
-    def text(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """Foreign text, escaped."""
-        return _sentence(text)
+        return escape(text)
 
     def symbol(self, mark: Mark | None) -> str:
         """The symbol of a mark."""
@@ -68,22 +67,22 @@ class _Html(Format):
     def link(self, link: Link) -> str:
         """A link to a page or a file of ours."""
         tone = f' class="{link.mark.tone}"' if link.mark else ""
-        text = f"{self.symbol(link.mark)}{_sentence(link.text)}"
+        text = f"{self.symbol(link.mark)}{self.text(link.text)}"
         return f'<a href="{escape(clean_line(link.target))}"{tone}>{text}</a>'
 
     def heading(self, block: doc.Heading) -> str:
         """A heading."""
         tag = f"h{block.level}"
-        return f"<{tag}>{self.symbol(block.mark)}{_sentence(block.text)}</{tag}>"
+        return f"<{tag}>{self.symbol(block.mark)}{self.text(block.text)}</{tag}>"
 
     def paragraph(self, block: doc.Paragraph) -> str:
         """A paragraph."""
         tone = f' class="note {block.mark.tone}"' if block.mark else ""
-        return f"<p{tone}>{self.symbol(block.mark)}{_sentence(block.text)}</p>"
+        return f"<p{tone}>{self.symbol(block.mark)}{self.text(block.text)}</p>"
 
     def bullets(self, block: doc.Bullets) -> str:
         """A list."""
-        return f"<ul>{''.join(f'<li>{_sentence(item)}</li>' for item in block.items)}</ul>"
+        return f"<ul>{''.join(f'<li>{self.text(item)}</li>' for item in block.items)}</ul>"
 
     def preformatted(self, block: doc.Preformatted) -> str:
         """Text as it is."""
@@ -96,29 +95,29 @@ class _Html(Format):
     def details(self, block: doc.Details) -> str:
         """Blocks that are folded."""
         inner = "\n".join(map(self.render, block.blocks))
-        return f"<details><summary>{_sentence(block.summary)}</summary>\n{inner}\n</details>"
+        return f"<details><summary>{self.text(block.summary)}</summary>\n{inner}\n</details>"
 
     def diagnostic(self, block: doc.Diagnostic) -> str:
         """One case: its mark, its message and its fields."""
         rows = [f"<div><dt>{_plain(name)}</dt><dd>{self.content(one)}</dd></div>" for name, one in block.list_fields()]
         if block.help:
-            rows.append(f'<div class="next"><dt>next</dt><dd>{_sentence(block.help)}</dd></div>')
+            rows.append(f'<div class="next"><dt>next</dt><dd>{self.text(block.help)}</dd></div>')
         code = f' <span class="code">{_plain(block.code)}</span>' if block.code else ""
-        message = f"<p>{_sentence(block.message)}</p>" if block.message else ""
+        message = f"<p>{self.text(block.message)}</p>" if block.message else ""
         output = self.details(doc.Details("output", (doc.Preformatted(block.output),))) if block.output else ""
-        heading = f"<h3>{self.mark(block.mark)} {_sentence(block.name)}{code}</h3>"
+        heading = f"<h3>{self.mark(block.mark)} {self.text(block.name)}{code}</h3>"
         body = f"{heading}{message}<dl>{''.join(rows)}</dl>{output}"
         return f'<article class="finding {block.mark.tone}">{body}</article>'
 
     def table(self, block: doc.Table) -> str:
         """A table."""
         classes = [' class="number"' if at in block.numeric else "" for at in range(len(block.columns))]
-        heads = "".join(f"<th{css}>{_sentence(name)}</th>" for css, name in zip(classes, block.columns, strict=True))
+        heads = "".join(f"<th{css}>{self.text(name)}</th>" for css, name in zip(classes, block.columns, strict=True))
         rows = (
             f"<tr>{''.join(f'<td{css}>{self.content(cell)}</td>' for css, cell in zip(classes, row, strict=True))}</tr>"
             for row in block.rows
         )
-        caption = f"<caption>{_sentence(block.caption)}</caption>" if block.caption else ""
+        caption = f"<caption>{self.text(block.caption)}</caption>" if block.caption else ""
         hint = '<p class="hint">This table scrolls sideways.</p>' if len(block.columns) >= _WIDE else ""
         body = f"<thead><tr>{heads}</tr></thead><tbody>{chr(10).join(rows)}</tbody>"
         return f'{hint}<div class="scroll" tabindex="0"><table>{caption}{body}</table></div>'
@@ -126,10 +125,3 @@ class _Html(Format):
 
 def _plain(text: str) -> str:
     return escape(clean(text).rstrip("\n"))
-
-
-@lru_cache(4096)  # the same bounds and derivations stand in thousands of rows
-def _sentence(text: str) -> str:
-    """A sentence: escaped, and what stands between backticks as code."""
-    pieces = map(escape, re.split(r"`([^`]*)`", clean_line(text)))
-    return "".join(f"<code>{piece}</code>" if odd % 2 else piece for odd, piece in enumerate(pieces))

@@ -25,10 +25,9 @@ def render_markdown(document: doc.Document) -> str:
 
 
 class _Markdown(Format):
-    def text(self, text: str) -> str:
-        """Text that Markdown and HTML take as text, on one line; backticks around code become `<code>`."""
-        pieces = map(_escape, re.split(r"`([^`]*)`", clean_line(text)))
-        return "".join(f"<code>{piece}</code>" if odd % 2 else piece for odd, piece in enumerate(pieces))
+    def escape(self, text: str) -> str:
+        """Text that Markdown and HTML take as text."""
+        return _SYNTAX.sub(lambda found: f"&#{ord(found[0])};", text)
 
     def symbol(self, mark: Mark | None) -> str:
         """The symbol of a mark."""
@@ -40,7 +39,7 @@ class _Markdown(Format):
 
     def place(self, place: doc.Place) -> str:
         """A place in a file."""
-        return f"<code>{_escape(clean_line(str(place)))}</code>"
+        return f"<code>{self.escape(clean_line(str(place)))}</code>"
 
     def link(self, link: doc.Link) -> str:
         """The text: pages of ours lie beside no text in Markdown."""
@@ -60,7 +59,7 @@ class _Markdown(Format):
 
     def preformatted(self, block: doc.Preformatted) -> str:
         """Text as it is: as HTML, for a fence of backticks ends where the text has a longer one."""
-        return f"<pre>{_escape(clean(block.text)).replace(chr(10), '&#10;')}</pre>"
+        return f"<pre>{self.escape(clean(block.text)).replace(chr(10), '&#10;')}</pre>"
 
     def table(self, block: doc.Table) -> str:
         """A table."""
@@ -86,7 +85,3 @@ class _Markdown(Format):
         """Blocks that are folded."""
         inner = "\n\n".join(map(self.render, block.blocks))
         return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
-
-
-def _escape(text: str) -> str:
-    return _SYNTAX.sub(lambda found: f"&#{ord(found[0])};", text)
