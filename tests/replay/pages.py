@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from .gate import accept_codes
-from .harness import ROOT, Decisions, Ended, Scenario, call, listed, terms
+from .harness import ROOT, Decisions, Ended, Scenario, listed, terms
 from .receipts import PROBES, fill, good, put, raised, red
 
 EVIDENCE: Final = "docs/evidence"
@@ -104,9 +103,19 @@ def read_site(ended: Ended) -> Decisions:
     return {
         "pages": [_HASH.sub("", page) for page in pages], "links": links, "broken links": broken,
         "cells": listed(cells), "cells with a page": sum((site / row["page"]).is_file() for row in data["cells"]),
-        "steps": listed(f"{row['target']} {row['before']} {row['after']}: {row['culprits']}" for row in data["steps"]),
+        "steps": listed(map(_step, data["steps"])),
         "receipts": data["receipts"], "runs": data["runs"], "unreadable": len(data["unreadable"]),
     }  # fmt: skip
+
+
+def _step(row: dict[str, Any]) -> str:
+    return f"{row['target']} {row['before']} {row['after']}: {list(map(_name, row['culprits']))}"
+
+
+def _name(culprit: dict[str, str]) -> str:
+    cause = ": ".join(filter(None, (culprit["cause"], culprit["component"])))
+    who = "the environment, not a module" if culprit["module"] == "environment" else culprit["module"]
+    return f"{who} ({cause})"
 
 
 def _links(site: Path) -> tuple[dict[str, list[str]], list[str]]:
@@ -172,22 +181,14 @@ def several_runs(work: Path) -> None:
 
 
 def sites() -> Iterator[Scenario]:
-    """The site of the committed evidence, with and without a decision of the gate, and of made-up runs."""
+    """The site of the committed evidence, and of made-up runs."""
     more = ("--output", "{work}/site", "--format", "json")
 
-    def judged(work: Path) -> None:
-        for stack in ("te2.17.1", "te2.20.2"):
-            words = (f"{EVIDENCE}/h200/{stack}", "--at", "2026-11-22", *accept_codes(ROOT / EVIDENCE / "h200" / stack))
-            call(("release-gate", *words, "--format", "json", "--output", f"{work}/{stack}.json"), work)
-
     yield Scenario("evidence", ("report", EVIDENCE, *more), read_site, env=CACHE)
-    gates = ("--gate", "{work}/te2.17.1.json", "--gate", "{work}/te2.20.2.json")
-    yield Scenario("evidence with the gate", ("report", EVIDENCE, *gates, *more), read_site, judged, CACHE)
     for folder in ("h200", "fp8", "smoke", "jit", "h200/native"):
         yield Scenario(folder, ("report", f"{EVIDENCE}/{folder}", *more), read_site, env=CACHE)
     yield Scenario("several runs", ("report", "{work}/store", *more), read_site, several_runs, CACHE)
     yield Scenario("no folder", ("report", "{work}/none", *more), read_site, env=CACHE)
-    yield Scenario("no such decision", ("report", EVIDENCE, "--gate", "{work}/none.json", *more), read_site, env=CACHE)
 
 
 def histories() -> Iterator[Scenario]:

@@ -109,8 +109,9 @@ def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matr
                  doubt=one.doubt)
         for one in site.cells
     )  # fmt: skip
+    runs = {row.run for cell in history.cells for row in cell.rows if row.outcome is not None}
     return SiteResult(
-        tool=TOOL, store=site.store, folder=str(output), receipts=history.receipts, runs=history.runs, cells=cells,
+        tool=TOOL, store=site.store, folder=str(output), receipts=history.receipts, runs=len(runs), cells=cells,
         steps=tuple(site.steps), unreadable=site.unreadable, pages=len(html),
         seconds=round(time.monotonic() - started, 2),
     )  # fmt: skip
