@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..bench import Bench
+from .quantizers import wanted_block
 
 REFERENCE: Final = "bf16"
 PROCESS: Final = "megacpp_validate.training.gate_run"
-# Recipe -> the values that share a scale: of inputs and gradients, and of weights.
-BLOCKS: Final = {"delayed": ("tensor", "tensor"), "current": ("tensor", "tensor"), "block": ("1x128", "128x128")}
 QUICK_STEPS: Final = 30
 _LAST_WORDS: Final = 2000
 
@@ -108,27 +107,18 @@ def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> Non
         except (OSError, ValueError):
             bench.check(f"{job.name}.curve", False, "the run left no curve")
             continue
-        _check_curve(bench, job, curve)
+        planned = job.order["steps"]
+        whole = curve["steps"] == list(range(planned))
+        finite = all(value is not None and math.isfinite(value) for value in curve["losses"] + curve["gradient_norms"])
+        said = f"{len(curve['steps'])} of {planned} steps{'' if finite else ', one of them not finite'}"
+        bench.check(f"{job.name}.curve", whole and finite, said)
         # Every part that has a choice took what was asked for, as it says itself.
         backends, wanted = end.said.get("backends", {}), bench.order.requested
         other = sorted(part for part, taken in backends.items() if (taken == "te") is not (wanted == "te"))
         said = f"{len(backends)} parts; not on {wanted}: {', '.join(other) or 'none'}"
         bench.check(f"{job.name}.backends", bool(backends) and not other, said)
         if job.recipe != REFERENCE and job.seed == jobs[0].seed:
-            _see_casts(bench, job, curve)
-
-
-def _check_curve(bench: Bench, job: Job, curve: dict[str, Any]) -> None:
-    planned = job.order["steps"]
-    whole = curve["steps"] == list(range(planned))
-    finite = all(value is not None and math.isfinite(value) for value in (*curve["losses"], *curve["gradient_norms"]))
-    said = f"{len(curve['steps'])} of {planned} steps{'' if finite else ', one of them not finite'}"
-    bench.check(f"{job.name}.curve", whole and finite, said)
-
-
-def _see_casts(bench: Bench, job: Job, curve: dict[str, Any]) -> None:
-    rows, weight = BLOCKS.get(job.recipe, ("", ""))
-    for seen in curve["quantizers"]:
-        block, path = weight if seen["tensor"] == "weight" else rows, f"loss.{job.recipe}.{seen['layer']}"
-        bench.saw_quantizer(path, seen["tensor"], seen["kind"], f"float8_{seen['format']}", block)
-    bench.check(f"{job.name}.casts", bool(curve["quantizers"]), f"{len(curve['quantizers'])} casts were seen")
+            for cast in curve["quantizers"]:
+                block, path = wanted_block(job.recipe, cast["tensor"]), f"loss.{job.recipe}.{cast['layer']}"
+                bench.saw_quantizer(path, cast["tensor"], cast["kind"], f"float8_{cast['format']}", block)
+            bench.check(f"{job.name}.casts", bool(curve["quantizers"]), f"{len(curve['quantizers'])} casts were seen")
