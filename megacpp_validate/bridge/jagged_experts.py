@@ -251,15 +251,6 @@ def combine_rows(rows: Any, order: Order, weights: Any = None) -> Any:
     return out
 
 
-def combine_rows_backward(grad: Any, order: Order, weights: Any, rows: Any) -> tuple[Any, Any]:
-    """Gradients of the rows [R, D] and of the weights [T, k] of a weighted sum, from that of the sum [T, D]."""
-    width, of_rows, of_weights = rows.shape[1], torch.empty_like(rows), torch.empty_like(weights)
-    _kernels.require().combine_backward_kernel[(rows.shape[0],)](
-        grad, order.order, weights, rows, of_rows, of_weights, width, top_k=order.place.shape[1], block=_block(width)
-    )
-    return of_rows, of_weights
-
-
 def gate_rows(up: Any, weights: Any = None, order: Order | None = None) -> Any:
     """silu(gate) x linear x weight of each row, [R, 2F] -> [R, F]; weights fp32 [T, k], or none."""
     width = up.shape[1] // 2

@@ -407,7 +407,6 @@ def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
     rows = bridge.gather_rows(stream, order)
     bridge.combine_rows(rows, order)
     bridge.combine_rows(rows, order, weights)
-    bridge.combine_rows_backward(stream, order, weights, rows)
     inner = bridge.gate_rows(up, weights, order)
     bridge.gate_rows(up)
     bridge.gate_rows_backward(up, inner, weights, order)

@@ -33,10 +33,9 @@ from ..bridge.linear_walker import swap_linears
 from ..bridge.recipes import RecipeName
 from ..evidence.loss_curve import HistorySeen, LossCurve, QuantizerSeen, write_curve
 from ..jit.monitor import start_compiling
-from . import WrongSize
 from .language import Language, drawn_from, generator_of
 from .layers import Build
-from .model import HybridModel, ScopeFactory
+from .model import HybridModel, ScopeFactory, part_of
 from .optimizer import MasterAdamW, Schedule
 from .sizes import Size, read_size
 
@@ -300,23 +299,14 @@ class GateModel(nn.Module):
     """The hybrid model, its lane, and letters of their own for the quiet half.
 
     Args:
-        size, build, seed: as `HybridModel` takes them.
-
-    Raises:
-        WrongSize: no layer runs in low precision, an odd batch, or fewer letters than levels.
+        size: with a layer in low precision, an even batch, and no fewer letters than levels.
+        build, seed: as `HybridModel` takes them.
     """
 
     def __init__(self, size: Size, build: Build, *, seed: int) -> None:
         super().__init__()
-        low = [place for place in range(len(size.letters)) if not size.zones.is_bf16(place)]
-        levels = LAST_LEVEL - FIRST_LEVEL + 1
-        if not low or size.batch % 2 or size.vocabulary < levels or size.hidden < SHOWN:
-            raise WrongSize(
-                f"the size {size.name!r} cannot be trained for the loss gate: it has {len(low)} layers in low "
-                f"precision (1 or more), a batch of {size.batch} (even), {size.vocabulary} letters ({levels} or more) "
-                f"and {size.hidden} channels ({SHOWN} or more). Next step: change those numbers."
-            )
-        self.size, self.seed, self.first_low = size, seed, low[0]
+        self.size, self.seed = size, seed
+        self.first_low = next(place for place in range(len(size.letters)) if not size.zones.is_bf16(place))
         self.hybrid = HybridModel(size, build, seed=seed)
         # They start as their loud twins do, and say the same language: what learns stays beside them, and what does not
         # is left behind. Letters drawn anew would have to be matched first, and seeds differ in how they end then.
@@ -359,12 +349,9 @@ class GateModel(nn.Module):
 
     def part_of(self, parameter: str) -> str:
         """Which part of the model a parameter belongs to: "letters", "quiet", "lane", "layers.2", "norm" or "head"."""
-        first, *rest = parameter.split(".")
-        if first != "hybrid":
-            return first
-        if rest[0] == "layers":
-            return ".".join(rest[:2])
-        return "letters" if rest[0] == "embedding" else rest[0]
+        first, _, rest = parameter.partition(".")
+        part = part_of(rest) if first == "hybrid" else first
+        return "letters" if part == "embedding" else part
 
 
 # --- audit
@@ -391,6 +378,15 @@ def low_layers(model: Any) -> dict[str, Any]:
         and _quantizers(module, forward=True)
         and _quantizers(module, forward=False)
     }
+
+
+def delayed_scaling(model: Any) -> Iterator[tuple[str, bool, Any, Any]]:
+    """Layer, whether forward, amax history [L, n] and scales [n] of each direction of delayed scaling."""
+    for name, layer in low_layers(model).items():
+        for forward in (True, False):
+            state = layer.fp8_meta.get("scaling_fwd" if forward else "scaling_bwd")
+            if getattr(state, "amax_history", None) is not None:
+                yield name, forward, *te_amax_state(layer, forward=forward)
 
 
 def see_quantizers(model: Any) -> tuple[QuantizerSeen, ...]:
@@ -452,12 +448,9 @@ class HistoryWatch:
 
     def _read(self) -> Iterator[tuple[tuple[str, bool], tuple[Any, Any]]]:
         """Layer and direction -> history [L, n] and scales [n], on the CPU."""
-        for name, layer in low_layers(self._model).items():
-            for forward in (True, False):
-                state = layer.fp8_meta.get("scaling_fwd" if forward else "scaling_bwd")
-                if getattr(state, "amax_history", None) is not None:
-                    history, scale = te_amax_state(layer, forward=forward)
-                    yield (name, forward), (history.detach().cpu().clone(), scale.detach().cpu().clone())
+        for name, forward, *state in delayed_scaling(self._model):
+            history, scale = (one.detach().cpu().clone() for one in state)
+            yield (name, forward), (history, scale)
 
 
 def _error(scale: float, before: float, amax: float, largest: float) -> float:

@@ -294,6 +294,12 @@ class HybridModel(nn.Module):
         return drawn.mul_(INIT_STD).to(build.device, build.dtype)
 
 
+def part_of(parameter: str) -> str:
+    """Which part of the model a parameter belongs to: "embedding", "layers.2", "norm", "mtp", "head"."""
+    first, *rest = parameter.split(".")
+    return f"{first}.{rest[0]}" if first == "layers" else first
+
+
 # --- layers
 #
 # Layers with their first weights, which no backend has a part in: each starts from the weights of the native layer of

@@ -164,24 +164,21 @@ class MasterAdamW:
     def update(self, step: int, norm: Any) -> float:
         """Clip what was taken, move the copies, round them into the parameters; returns the rate of the step."""
         rate = self.schedule.rate(step)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-        nn.utils.clip_grads_with_norm_(self._masters.values(), self.schedule.clip, norm)
-        self._adam.step()
-        self.drop_gradients()
-        self.round_weights()
+        self._move(rate, norm)
         return rate
 
     def rehearse(self) -> None:
         """An update that moves nothing, before the first one: of zeros, at a rate of 0, and counted as no step."""
         for master in self._masters.values():
             master.grad = torch.zeros_like(master)
+        self._move(0.0, nn.utils.get_total_norm([master.grad for master in self._masters.values()]))
+        self.set_step(0)
+
+    def _move(self, rate: float, norm: Any) -> None:
         for group in self._adam.param_groups:
-            group["lr"] = 0.0
-        norm = nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+            group["lr"] = rate
         nn.utils.clip_grads_with_norm_(self._masters.values(), self.schedule.clip, norm)
         self._adam.step()
-        self.set_step(0)
         self.drop_gradients()
         self.round_weights()
 

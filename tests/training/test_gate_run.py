@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.evidence.loss_curve import curve_text, parse_curve  # noqa: E402
-from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.gate_run import (  # noqa: E402
     FIRST_LEVEL,
     LAST_LEVEL,
@@ -75,16 +74,6 @@ def test_nothing_goes_around_the_lane() -> None:
     assert not model.hybrid.embedding.weight.grad.any()
     assert not model.quiet.weight.grad.any()
     assert model.lane.neck.weight.grad.any()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"batch": 7}, {"bf16_first": 5, "bf16_last": 0}, {"classes": 2, "words": 3}],
-    ids=["odd batch", "no low layer", "few letters"],
-)
-def test_sizes_that_cannot_show_it_are_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(WrongSize, match="Next step"):
-        GateModel(read_size("tiny", **changes), NATIVE, seed=0)
 
 
 def test_a_run_leaves_a_whole_curve() -> None:

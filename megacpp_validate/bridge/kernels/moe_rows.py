@@ -110,33 +110,6 @@ def combine_kernel(
 
 
 @triton.jit
-def combine_backward_kernel(
-    grad,  # [T, D]: the gradient of a weighted sum
-    order,  # int32 [R]
-    weights,  # fp32 [R]: of each assignment
-    rows,  # [R, D]: what was summed
-    of_rows,  # [R, D]
-    of_weights,  # fp32 [R], by assignment
-    width,  # D
-    top_k: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    """One row: its gradient, and that of its weight."""
-    row = tl.program_id(0).to(tl.int64)
-    assignment = tl.load(order + row)
-    token = (assignment // top_k).to(tl.int64)
-    weight = tl.load(weights + assignment)
-    sums = tl.zeros((block,), dtype=tl.float32)
-    for first in range(0, width, block):
-        column = first + tl.arange(0, block)
-        inside = column < width
-        value = tl.load(grad + token * width + column, mask=inside, other=0.0).to(tl.float32)
-        sums += value * tl.load(rows + row * width + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(of_rows + row * width + column, (value * weight).to(of_rows.dtype.element_ty), mask=inside)
-    tl.store(of_weights + assignment, tl.sum(sums, axis=0))
-
-
-@triton.jit
 def gate_kernel(
     up,  # [R, 2F], the gate first
     order,  # int32 [R]; None where not weighted

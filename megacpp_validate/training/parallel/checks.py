@@ -228,9 +228,9 @@ def mark_split(parameters: Iterable[Any]) -> None:
         setattr(parameter, MARK, True)
 
 
-def split_parameters(model: Any) -> set[str]:
-    """Names of the parameters with that mark; Transformer Engine sets it for `sequence_parallel`."""
-    return {name for name, parameter in model.named_parameters() if getattr(parameter, MARK, False)}
+def marked(model: Any, mark: str) -> set[str]:
+    """Names of the parameters with a mark; Transformer Engine sets `MARK` for `sequence_parallel`."""
+    return {name for name, parameter in model.named_parameters() if getattr(parameter, mark, False)}
 
 
 def _compare_columns(names: list[str], table: Any, what: str, group: Any) -> None:

@@ -21,9 +21,9 @@ from ..expert_layer import ExpertLayer
 from ..layers import Stepped
 from ..model import HybridModel, Losses, Trunk
 from ..optimizer import GradientSums
-from .checks import split_parameters
+from .checks import MARK, marked
 from .plan import MESH_NAMES, ParallelPlan, Spread
-from .tensor_layers import share_parameters
+from .tensor_layers import SHARE_MARK
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -68,8 +68,8 @@ def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
     experts = frozenset(name for name in named if is_expert(model, name))
     # FSDP2 wants one dtype a block; the routers are in fp32, and small: every rank holds them whole.
     routers = frozenset(name for name, one in named.items() if name not in experts and one.dtype != model.build.dtype)
-    split = frozenset(split_parameters(model)) - experts - routers
-    in_parts = frozenset(share_parameters(model))
+    split = frozenset(marked(model, MARK)) - experts - routers
+    in_parts = frozenset(marked(model, SHARE_MARK))
     if groups.data_mesh is not None:
         _shard(model, groups.data_mesh, {named[name] for name in experts | routers})
     tensor, tokens, same = groups.spread.tensor_group, groups.spread.token_group, groups.same_experts

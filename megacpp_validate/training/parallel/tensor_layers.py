@@ -31,10 +31,9 @@ from ..layers import AttentionLayer, Build, Layer, MambaLayer, RecurrentLayer, t
 from ..sizes import Letter, Size
 from .checks import gather_parts, mark_split
 
-# Not Megatron-LM's mark alone, `tensor_model_parallel`: Transformer Engine puts that on every weight of its linear
-# layers, the experts' too, whether they are split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).
+# Of a share. Megatron-LM's mark `tensor_model_parallel` does not say so: Transformer Engine puts it on every weight of
+# its linear layers, the experts' too, split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).
 SHARE_MARK: Final = "megacpp_tensor_share"
-MEGATRON_MARK: Final = "tensor_model_parallel"
 TAPS: Final = 4  # of the causal convolution, as `native.mamba.Mamba2Mixer` has them by default
 
 
@@ -102,11 +101,6 @@ def cut_weights(letter: Letter, size: Size, state: Mapping[str, Any], rank: int,
     return {name: share(name, weight) if name in SHARED[letter] else weight for name, weight in whole.items()}
 
 
-def share_parameters(model: Any) -> set[str]:
-    """Names of parameters of which each rank of the tensor group has another part."""
-    return {name for name, parameter in model.named_parameters() if getattr(parameter, SHARE_MARK, False)}
-
-
 def _mark(layer: Any, in_parts: list[Any]) -> None:
     """Mark parameters that are whole, with a part of their gradient on each rank; all others are shares."""
     mark_split(in_parts)
@@ -114,7 +108,6 @@ def _mark(layer: Any, in_parts: list[Any]) -> None:
     for parameter in layer.parameters():
         if id(parameter) not in whole:
             setattr(parameter, SHARE_MARK, True)
-            setattr(parameter, MEGATRON_MARK, True)
 
 
 # --- border

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ...bridge.errors import BridgeError
 from .. import TrainingError, WrongSize
+from ..fields import read_fields
 from ..parallel.launch import RunEnd
-from .order import read_order, run_smoke
+from .order import SmokeOrder, run_smoke
 
 
 def main() -> int:
@@ -33,13 +34,13 @@ def main() -> int:
 
 
 def run_given(text: str) -> RunEnd:
-    """Run an order from its text. Raises as `read_order` and `run_smoke`."""
+    """Run an order from its text. Raises as `read_fields` and `run_smoke`."""
     given = json.loads(text)
     if not isinstance(given, dict):
         raise WrongSize(f"the order is {given!r}. Next step: give a JSON object, {{}} at the least.")
     limits = {name: float(given.pop(name)) for name in ("limit_s", "silent_s") if name in given}
     named = str(given.pop("folder", ""))
-    order = read_order(given)
+    order = read_fields(SmokeOrder, given)
     folder = Path(named or tempfile.mkdtemp(prefix="megacpp-smoke-"))
     end = run_smoke(order, folder, **limits)  # type: ignore[arg-type]
     if end.ending == "done" and not named:

@@ -10,10 +10,9 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from ...bridge.fp8_scope import te_amax_state
 from ..expert_layer import ExpertLayer
-from ..gate_run import low_layers
-from ..model import HybridModel
+from ..gate_run import delayed_scaling
+from ..model import HybridModel, part_of
 from ..optimizer import MasterAdamW, local_part
 from ..parallel.checks import check_replicas, check_routed, digest_tensor
 from ..parallel.sharding import RankGroups, Sharded, is_expert
@@ -108,12 +107,9 @@ class Audit:
         """Scales of layers that share their amax, bit by bit; how many tensors. Raises ReplicaDiverged."""
         dense: dict[str, Any] = {}
         experts: dict[str, Any] = {}
-        for name, layer in low_layers(self._model).items():
-            for forward in (True, False):
-                state = layer.fp8_meta.get("scaling_fwd" if forward else "scaling_bwd")
-                if getattr(state, "amax_history", None) is not None:
-                    of = experts if is_expert(self._model, f"{name}.weight") else dense
-                    of[f"{name} {'forward' if forward else 'backward'}"] = te_amax_state(layer, forward=forward)[1]
+        for name, forward, _, scale in delayed_scaling(self._model):
+            of = experts if is_expert(self._model, f"{name}.weight") else dense
+            of[f"{name} {'forward' if forward else 'backward'}"] = scale
         world = distributed.group.WORLD if self._groups.spread.plan.world > 1 else None
         found = ((dense, world), (experts, self._groups.same_experts))
         return sum(
@@ -158,9 +154,3 @@ class Audit:
             if isinstance(layer, ExpertLayer) and layer.last is not None:
                 check_routed(*layer.last, self._groups.spread.expert_group)
                 self.dispatches += 1
-
-
-def part_of(parameter: str) -> str:
-    """Which part of the model a parameter belongs to: "embedding", "layers.2", "norm", "mtp", "head"."""
-    first, *rest = parameter.split(".")
-    return f"{first}.{rest[0]}" if first == "layers" else first

@@ -178,15 +178,6 @@ class SmokeOrder:
         return str((folder / ORDER).absolute())
 
 
-def read_order(given: Mapping[str, Any]) -> SmokeOrder:
-    """An order from a JSON object.
-
-    Raises:
-        WrongSize: unknown keys or wrong values.
-    """
-    return read_fields(SmokeOrder, given)
-
-
 def run_smoke(
     order: SmokeOrder,
     folder: Path,

@@ -215,7 +215,7 @@ class SmokeTrainer:
         """The loss of a batch that is never trained on; training goes on as if it had not been. Raises NotFinite."""
         with self.ledger.phase("evaluation"), torch.no_grad():
             read = self.language.batch(NEVER_TRAINED_ON, self.size.batch, self.size.length + 1)
-            with pending_amax_kept(self.model) if self._runs_low else nullcontext():
+            with pending_amax_kept(self.model) if self.order.recipe else nullcontext():
                 losses = self._passes(
                     [self._mine(read, part) for part in range(self.plan.accumulate)], with_gradients=False
                 )
@@ -228,7 +228,7 @@ class SmokeTrainer:
         """Write a checkpoint."""
         with self.ledger.phase("checkpoint"):
             folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
-            own = pack_extra_state(self.model) if self._runs_low else b""
+            own = pack_extra_state(self.model) if self.order.recipe else b""
             return save_checkpoint(folder, self._state(), step=self.done, identity=identity, own=own)
 
     def resume(self) -> Resumed:
@@ -238,7 +238,7 @@ class SmokeTrainer:
             self.resumed = load_checkpoint(folder, self._state(), identity=identity)
             self.optimizer.set_step(self.resumed.step)
             self.optimizer.round_weights()
-            if self.resumed.own and self._runs_low:
+            if self.resumed.own and self.order.recipe:
                 take_extra_state(self.model, self.resumed.own)
             self.done = self.resumed.step
         if self.done > self.order.steps:
@@ -315,13 +315,9 @@ class SmokeTrainer:
     def _seconds_inside(self) -> float:
         return 0.0 if self.rank.record is None else self.rank.record.seconds_inside
 
-    @property
-    def _runs_low(self) -> bool:
-        return self.order.recipe is not None
-
     def _make_scopes(self) -> Scopes | None:
         """Low precision of dense layers and of experts: their amax is shared by those that hold the same of them."""
-        if not self._runs_low:
+        if self.order.recipe is None:
             return None
         made: dict[str, Any] = {
             "target": self.order.target,

@@ -11,11 +11,12 @@ import pytest
 
 from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.training import TrainingError
+from megacpp_validate.training.fields import read_fields
 from megacpp_validate.training.parallel.launch import RunEnd
 from megacpp_validate.training.smoke import __main__ as process
 from megacpp_validate.training.smoke import order as orders
 from megacpp_validate.training.smoke.__main__ import main
-from megacpp_validate.training.smoke.order import SAME_BITS, SmokeOrder, read_order, run_smoke
+from megacpp_validate.training.smoke.order import SAME_BITS, SmokeOrder, run_smoke
 
 EXPERTS = {"world": 2, "data": 2, "expert_parallel": 2}
 
@@ -55,20 +56,20 @@ def test_impossible_orders_are_refused(
 ) -> None:
     monkeypatch.setattr(orders, "launch", None)  # which a process would need
     with pytest.raises((TrainingError, BridgeError), match="Next step") as caught:
-        run_smoke(read_order(given), tmp_path / "run")
+        run_smoke(read_fields(SmokeOrder, given), tmp_path / "run")
     assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
     order = SmokeOrder(forms={"expert_backends": ["native"]}, learning_rate=1, warm_up=3, deterministic=True)
-    again = read_order(json.loads(Path(order.write(tmp_path)).read_text()))
+    again = read_fields(SmokeOrder, json.loads(Path(order.write(tmp_path)).read_text()))
     assert again == order
     assert again.read_forms().expert_backends == ("native",)
     assert (again.read_schedule().steps, again.read_schedule().warm_up) == (20, 3)
-    assert read_order({"steps": 5, "schedule_steps": 9}).read_schedule().steps == 9
-    assert (again.environment, read_order({}).environment) == (SAME_BITS, {})
-    assert (again.recipe, read_order({"precision": "block"}).recipe) == (None, "block")
+    assert read_fields(SmokeOrder, {"steps": 5, "schedule_steps": 9}).read_schedule().steps == 9
+    assert (again.environment, read_fields(SmokeOrder, {}).environment) == (SAME_BITS, {})
+    assert (again.recipe, read_fields(SmokeOrder, {"precision": "block"}).recipe) == (None, "block")
 
 
 @pytest.mark.parametrize(
