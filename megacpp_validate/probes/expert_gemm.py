@@ -1,4 +1,7 @@
-"""The expert GEMM wrapper: parity with fp64 of the output and of the gradients of rows and of each expert's weight."""
+"""The expert GEMM wrapper: parity with fp64 of the output and of the gradients of rows and of each expert's weight.
+
+Its backend DeepGEMM has a cell of its own, `fp8_deep_gemm`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,10 @@ from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Backend
 from ..native.grouped_gemm import grouped_gemm_loop
 from .bench import DTYPES, Bench
 from .bounds import Roundings, relative_error
 from .emulation import (
-    PRODUCTS_OF_AN_INSTRUCTION,
-    ROUNDINGS_OF_AN_INSTRUCTION,
     Product,
     Recipe,
     emulated_grouped,
@@ -24,7 +24,7 @@ from .emulation import (
 )  # fmt: skip
 from .low_precision import check_kept_weights
 from .observe import Enter
-from .references import block_scaled_experts, expert_bank
+from .references import expert_bank
 from .trial import Formula, Tensors, Trial, Tried, reference_pass, run_pass, try_case
 
 # Rows of each expert, multiplied by an odd number: on a GPU because it is fast, and in FP8 because the errors of a few
@@ -155,8 +155,6 @@ def probe(bench: Bench) -> None:
                 _low_precision(bench, recipe, routing)
     if recipes:
         _odd_width(bench, recipes[0])
-    if bench.wants_te:
-        _deep_gemm(bench)
     _uses(bench, recipes)
 
 
@@ -220,36 +218,6 @@ def _odd_width(bench: Bench, recipe: Any) -> None:
         _try(bench, new_layer(bench, bank), bank, _summed("bf16"), enter=enter, wanted="native")
 
 
-def _deep_gemm(bench: Bench) -> None:
-    """DeepGEMM, where the target lists it; it is the second backend, so the environment may lack it."""
-    if not bench.order.target.deep_gemm:
-        return
-    deep_gemm = bench.bridge("deep_gemm")
-    if not deep_gemm.is_deep_gemm_available():
-        why = deep_gemm.why_deep_gemm_is_unavailable()
-        bench.backends.append(Backend("expert_gemm.deep_gemm", "deep_gemm", "", (), (f"deep_gemm: {why}",)))
-        bench.check("deep_gemm.present", True, f"absent, and asked only where it is named: {why}")
-        return
-    for routing in IN_FP8[:1] if bench.quick else IN_FP8:
-        with bench.scope(f"deep_gemm.{routing}"):
-            _in_blocks(bench, routing)
-
-
-def _in_blocks(bench: Bench, routing: str) -> None:
-    """Block-scaled FP8, held to fp64 and to the products of the very operands that its casts give."""
-    bank = _sample(bench, torch.bfloat16, routing)
-    layer = new_layer(bench, bank, backends=("deep_gemm", "native"), fp8_when="always")
-    seen = run_bank(layer, bank)
-    bench.ran_on("expert_gemm", layer.choice, seen["forward"], wanted="deep_gemm")
-    power_of_two = bench.order.target.arch != "sm_90"
-    rounded = block_scaled_experts(bank.rows, bank.weights, bank.counts, bank.gradient, power_of_two=power_of_two)
-    taken = block_scaled_roundings(0, "E4M3 operands are taken as they are, which a product in bf16 would miss")
-    bench.compare("forward.of-rounded-operands", seen["forward"], rounded["forward"], roundings=taken)
-    bound = bank.roundings(lambda product, _: block_scaled_roundings(2, f"operands of {product} rounded in blocks"))
-    native = {name: tensor.bfloat16() for name, tensor in rounded.items()}
-    bench.compare_pass(seen, bank.exact(), bound, native=native)
-
-
 def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
     """Forward and backward leave nothing behind, and take the weights of this step, in FP8 too."""
     on_gpu = bench.device == "cuda"
@@ -280,19 +248,3 @@ def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: 
 def _summed(dtype: str) -> Bound:
     why = {"fp32": "summed in fp32", "bf16": "summed in fp32 and rounded to bf16"}[dtype]
     return lambda product, length: Roundings(((dtype, 1),), length, why=f"{product} {why}")
-
-
-def block_scaled_roundings(operands: int, why: str) -> Roundings:
-    """DeepGEMM's products: 128 products at a time in Hopper's FP8 accumulator, which are then added in fp32.
-
-    Args:
-        operands: how many operands of a product are rounded to E4M3.
-        why: what is rounded.
-    """
-    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
-    steps = ((cut, cuts * 128 // PRODUCTS_OF_AN_INSTRUCTION), ("bf16", 1))
-    text = (
-        "the accumulator keeps about 14 bits (arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits for each of the "
-        "4 instructions of 32 products between two additions in fp32"
-    )
-    return Roundings((("e4m3", operands), *steps) if operands else steps, 128, why=f"{why}; {text}; rounded to bf16")

@@ -8,20 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import deep_gemm, expert_gemm, fp8_scope
+from megacpp_validate.bridge import expert_gemm, fp8_scope
 from megacpp_validate.bridge.features import read_features
 from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop
 from megacpp_validate.probes import expert_gemm as probe
-from megacpp_validate.probes.bench import Bench
-from megacpp_validate.probes.expert_gemm import new_bank
-from tests.deep_gemm_double import install
 from tests.probes.planting import (
     RECIPES,
     Fault,
     Patch,
     Plant,
     after,
-    before,
     changing,
     check_caught,
     failed,
@@ -113,50 +109,3 @@ def test_rows_that_are_not_padded_are_an_error(monkeypatch: Patch) -> None:
     monkeypatch.setattr(expert_gemm, "te_state", lambda: {"enabled": False})
     with pytest.raises(ValueError, match="multiples of 16"):
         run("te", ("current",))
-
-
-def test_an_absent_deep_gemm_is_no_failure() -> None:
-    bench = new_bench("expert_gemm", "te", arch="sm_90", deep_gemm=True)
-    probe._deep_gemm(bench)
-    assert failed(bench) == set()
-    assert [(row.path, row.observed) for row in bench.backends] == [("expert_gemm.deep_gemm", ())]
-
-
-def in_blocks(bench: Bench) -> None:
-    """DeepGEMM's part alone, with kernels in torch in its place."""
-    with Patch.context() as patch:
-        install(patch)
-        sizes = probe._sample
-
-        def whole_blocks(bench: Bench, dtype: Any, routing: str, **more: Any) -> Any:
-            made = sizes(bench, dtype, routing, **more)
-            return new_bank(bench, [count * 19 for count in made.counts], 256, 128, dtype)
-
-        patch.setattr(probe, "_sample", whole_blocks)
-        probe._deep_gemm(bench)
-
-
-def bf16_in_its_place(rows: Any, weights: Any, counts: Any, **_: Any) -> Any:
-    return grouped_gemm_loop(rows, weights, counts)
-
-
-FORWARD_IN_BLOCKS = {"deep_gemm.middle-idle.forward.of-rounded-operands"}
-DEEP: dict[str, tuple[Plant, set[str]]] = {
-    "nothing": (lambda patch: None, set()),
-    "bf16 in its place": (putting(expert_gemm, "deep_gemm_grouped", bf16_in_its_place), FORWARD_IN_BLOCKS),
-    "one scale for all": (
-        before(deep_gemm, "cast_weight", lambda w: w.to(torch.float8_e4m3fn).to(w.dtype)), FORWARD_IN_BLOCKS,
-    ),
-    "gradient of weights": (
-        after(deep_gemm, "_weight_gradient", lambda g: g.roll(1, 0)), {"deep_gemm.middle-idle.grad.weight0"},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DEEP)
-def test_a_fault_of_deep_gemm_is_caught(name: str) -> None:
-    plant, wanted = DEEP[name]
-    bench = new_bench("expert_gemm", "te", arch="sm_90", deep_gemm=True, quick=False)
-    found = check_caught(bench, in_blocks, plant, wanted)
-    assert bool(found) is bool(wanted)
-    assert bench.backends

@@ -23,7 +23,8 @@ import torch
 from ...evidence.receipt import Compiler
 from ..bench import Bench, different
 from ..bounds import Roundings, low_precision_ran, relative_error
-from ..expert_gemm import Bank, block_scaled_roundings, new_bank, new_layer, run_bank
+from ..emulation import PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
+from ..expert_gemm import Bank, new_bank, new_layer, run_bank
 from ..references import block_scaled_experts
 from ..trial import Tensors
 
@@ -114,7 +115,7 @@ def _compare(
 ) -> None:
     """Output, gradient of the rows, and gradient of each expert's weight."""
     taken = "rounded to E4M3 in blocks" if operands else "taken as E4M3 has them, which a product in bf16 would miss"
-    found = block_scaled_roundings(operands, f"both operands {taken}")
+    found = _roundings(operands, f"both operands {taken}")
 
     def roundings(name: str) -> Roundings:
         # values of the smaller operand of an outer product
@@ -122,6 +123,22 @@ def _compare(
         return replace(found, independent=count * min(bank.weights.shape[1:]) or None)
 
     bench.compare_pass(seen, wanted, roundings, native=native, shown=lambda name: f"{name}{suffix}")
+
+
+def _roundings(operands: int, why: str) -> Roundings:
+    """DeepGEMM's products: 128 products at a time in Hopper's FP8 accumulator, which are then added in fp32.
+
+    Args:
+        operands: how many operands of a product are rounded to E4M3.
+        why: what is rounded.
+    """
+    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
+    steps = ((cut, cuts * 128 // PRODUCTS_OF_AN_INSTRUCTION), ("bf16", 1))
+    text = (
+        "the accumulator keeps about 14 bits (arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits for each of the "
+        "4 instructions of 32 products between two additions in fp32"
+    )
+    return Roundings((("e4m3", operands), *steps) if operands else steps, 128, why=f"{why}; {text}; rounded to bf16")
 
 
 def _check_operands(bench: Bench, name: str, calls: list[Any]) -> None:
