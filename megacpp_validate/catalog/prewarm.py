@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import Field
 
-from ..errors import WrongArguments
 from .bridge import Catalog, Targets
 from .file import Row, Text, ids_of, read_rows
 
@@ -103,35 +102,6 @@ def read_unkept(folder: Path | None = None) -> tuple[UnkeptKernel, ...]:
     """What no cache keeps; `read_prewarm` names the file's faults. Raises `MatrixInvalid`."""
     (file,) = read_rows(folder, {FILE: _File})
     return tuple(file.unkept)
-
-
-def choose_tasks(
-    tasks: Iterable[PrewarmTask], target: str, wanted: Iterable[str] = (), *, without_gpu: bool = False
-) -> tuple[PrewarmTask, ...]:
-    """The tasks of a target, in their order; all that suit where none is named.
-
-    Args:
-        tasks: of the matrix.
-        target: a row of `matrix/targets.toml`.
-        wanted: ids.
-        without_gpu: only what needs no device, as at image build.
-
-    Raises:
-        WrongArguments: one that the target does not have, or that needs a GPU where there shall be none.
-    """
-    rows = {task.id: task for task in tasks if target in task.targets}
-    asked = tuple(wanted)
-    if unknown := [name for name in asked if name not in rows]:
-        known = ", ".join(rows) or "none at all"
-        raise WrongArguments(
-            f"the target {target} has no task {', '.join(map(repr, unknown))}. Next step: choose from {known}."
-        )
-    if without_gpu and (devices := [name for name in asked if rows[name].gpu]):
-        raise WrongArguments(
-            f"{', '.join(devices)} cannot be compiled without a GPU. Next step: leave --at-build out, on a machine of "
-            f"the target {target}."
-        )
-    return tuple(task for task in rows.values() if (not asked or task.id in asked) and not (without_gpu and task.gpu))
 
 
 def _find_faults(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[str]:

@@ -395,19 +395,15 @@ def _read_file(file: Path) -> tuple[Part, ...]:
 
 
 def _read_freeze(by: str, text: str) -> Iterator[Part]:
-    """Lines "name==version"; another requirement, or a line with a link, is there in an unknown version.
+    """Lines "name==version"; what was installed from a link has no version there.
 
     Raises:
-        ValueError: a line is not a requirement, or there is none.
+        ValueError: there is no such line.
     """
-    lines = (line.partition(" #")[0].partition(" --hash")[0].strip() for line in text.replace("\\\n", " ").splitlines())
-    names = [line.partition("#egg=")[2] or line for line in lines]
-    wanted = [Requirement(name) for name in names if name and not name.startswith(("#", "-"))]
-    if not wanted:
-        raise ValueError("it names no package")
-    for one in wanted:
-        exact = [part.version for part in one.specifier if part.operator in ("==", "===")]
-        yield _part(one.name, exact[0] if exact else "", by)
+    pinned = re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", text)
+    if not pinned:
+        raise ValueError("it pins no package")
+    return (_part(name, version, by) for name, version in pinned)
 
 
 def _read_doctor(result: DoctorResult) -> Iterator[Part]:

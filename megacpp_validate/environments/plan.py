@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
+from ..catalog.prewarm import PrewarmTask
 from ..errors import WrongArguments
 from ..probes.order import Order, Target
 from .interpreter import Facts
@@ -16,7 +17,7 @@ SWITCH: Final = "MEGACPP_DISABLE_TE"
 LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
 IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itself reads as not set
-_Row = TypeVar("_Row", BridgeModule | ProbeCell, BridgeModule, Fp8Cell, SmokeCell)
+_Row = TypeVar("_Row", bound=BridgeModule | ProbeCell | PrewarmTask)
 
 
 class UnknownTarget(WrongArguments):

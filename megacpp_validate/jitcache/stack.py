@@ -19,7 +19,7 @@ from pydantic import Field
 from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
-from ..catalog.prewarm import PROBE, PrewarmTask, choose_tasks
+from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.cell import Cell
 from ..environments.fleet import count_cores
 from ..environments.interpreter import (
@@ -30,7 +30,7 @@ from ..environments.interpreter import (
     read_facts,
     require_torch,
 )
-from ..environments.plan import plan_blank, plan_row, why_not_here
+from ..environments.plan import choose_rows, plan_blank, plan_row, why_not_here
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment, NothingSelected
 from ..evidence.receipt import Outcome, Receipt
@@ -106,17 +106,19 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
     A task for more devices than --ranks is left for a host that has them: it stops neither the others nor their seal.
 
     Raises:
-        WrongArguments: as `choose_tasks`.
+        UnknownTarget: a task that the target does not have, or that needs a GPU with --at-build.
         NothingSelected: there is none.
     """
-    chosen = choose_tasks(every, target, options.tasks or (), without_gpu=options.at_build)
+    of_target = tuple(task for task in every if target in task.targets)
+    possible = [task for task in of_target if not (options.at_build and task.gpu)]
+    chosen = choose_rows(f"task of {target}", possible, options.tasks or ())
     tasks = tuple(task for task in chosen if options.tasks or task.ranks <= options.ranks)
     if options.tasks == () or not tasks:
         raise NothingSelected(
             f"no task of matrix/prewarm.toml for {target} is selected. Next step: name one, or leave --tasks out."
         )
 
-    of_target, left_out = choose_tasks(every, target), list[str]()
+    left_out = list[str]()
     for task in (task for task in of_target if task not in tasks):
         why = f"it takes {task.ranks} devices. Next step: `--ranks {task.ranks}` on a host that has them"
         left_out.append(f"{task.id}: {why if task in chosen else 'excluded by --tasks or --at-build'}")

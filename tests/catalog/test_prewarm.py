@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.prewarm import FILE, choose_tasks, read_prewarm, read_unkept
+from megacpp_validate.catalog.prewarm import FILE, read_prewarm, read_unkept
 from megacpp_validate.jit.tasks import TASKS
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 
@@ -23,8 +23,9 @@ def test_the_projects_own_file(catalog: Catalog) -> None:
 
 def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_routing(catalog: Catalog) -> None:
     """Those recipes cast experts' rows by kernels that are chosen by how many rows the router gave them: on Hopper."""
-    tasks = choose_tasks(read_prewarm(catalog), "h200")
-    assert not any(task.code == "expert_rows" for task in choose_tasks(read_prewarm(catalog), "b200"))
+    every = read_prewarm(catalog)
+    tasks = [task for task in every if "h200" in task.targets]
+    assert not any(task.code == "expert_rows" for task in every if "b200" in task.targets)
     cells = {cell.id: cell.settings for cell in catalog.smoke}
     trained = {(cells[task.cell]["size"], cells[task.cell]["precision"]) for task in tasks if task.code == "smoke"}
     swept = {
@@ -51,16 +52,3 @@ def test_the_kernels_that_no_cache_keeps() -> None:
     assert any(row.fits("cuda", name, "2.20.2") for row in rows)
     assert not any(row.fits("cuda", name, "2.21.0") for row in rows)
     assert not any(row.fits("cuda", name.replace("13__nv_fp8_e4m3", "S3_"), "2.20.2") for row in rows)
-
-
-def test_tasks_are_chosen_by_name(catalog: Catalog) -> None:
-    tasks = read_prewarm(catalog)
-    assert [task.id for task in choose_tasks(tasks, "h200", ["deep_gemm_small", "fa4_d64"])] == [
-        "fa4_d64", "deep_gemm_small",
-    ]  # fmt: skip
-    with pytest.raises(match="'nun'"):
-        choose_tasks(tasks, "h200", ["nun"])
-    with pytest.raises(match="has no task 'deep_gemm_small'"):
-        choose_tasks(tasks, "gb10", ["deep_gemm_small"])
-    with pytest.raises(match="cannot be compiled without a GPU"):
-        choose_tasks(tasks, "h200", ["deep_gemm_small"], without_gpu=True)

@@ -15,12 +15,12 @@ from tests.sealed_caches import CUBIN, flip_a_bit, make_sealed
     ("arguments", "code", "said"),
     [
         (("prewarm", "--target", "abacus"), Exit.WRONG_ARGUMENTS, "abacus"),
-        (("prewarm", "--target", "cpu", "--tasks", "nun"), Exit.WRONG_ARGUMENTS, "has no task 'nun'"),
+        (("prewarm", "--target", "cpu", "--tasks", "nun"), Exit.WRONG_ARGUMENTS, "there is no task of cpu 'nun'"),
         (("prewarm", "--target", "cpu", "--tasks", ","), Exit.NOTHING_SELECTED, "nothing is selected"),
         (("prewarm", "--target", "cpu", "--root", "/proc/none"), Exit.WRONG_ARGUMENTS, "cannot be written"),
         (
             ("prewarm", "--target", "h200", "--tasks", "deep_gemm_small", "--at-build"), Exit.WRONG_ARGUMENTS,
-            "cannot be compiled without a GPU",
+            "there is no task of h200",
         ),
         (("prewarm", "--target", "cpu", "--python", "/nowhere/python"), Exit.NO_ENVIRONMENT, "/nowhere/python"),
         (("jit-verify", "--target", "cpu", "--root", "/nowhere"), Exit.EVIDENCE_MISSING, "is not sealed"),
