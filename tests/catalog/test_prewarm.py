@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.prewarm import FILE, read_prewarm, read_unkept
 from megacpp_validate.jit.tasks import TASKS

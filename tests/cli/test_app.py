@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from megacpp_validate.errors import (
     NothingSelected,
     WrongArguments,
 )
-from tests.cli.session_calls import make_session
+from tests.command_line import Run
 
 HERE = [sys.executable, "-m", "megacpp_validate.cli"]
 
@@ -109,10 +110,10 @@ CALLS = (
 
 @pytest.mark.parametrize(("words", "code", "part"), CALLS, ids=[words for words, *_ in CALLS])
 def test_a_command_line_ends_with_the_code_of_its_class(
-    words: str, code: int, part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: str, code: int, part: str, tmp_path: Path, session: Callable[[str], Run]
 ) -> None:
     verb, *arguments = words.split()
-    done = make_session(verb, capfd, monkeypatch, tmp_path)(*arguments)
+    done = session(verb)(*arguments)
     shown = " ".join((done.out + done.err).split())
     assert (done.code, part in shown, "Traceback" in shown) == (code, True, False), shown
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and "matrix" not in words]

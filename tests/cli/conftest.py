@@ -1,0 +1,33 @@
+"""Verbs called in this process, on a host without a GPU or with an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Run, make_run_in
+from tests.environments.places import make_h200_host
+
+
+@pytest.fixture
+def session(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Run]:
+    """A verb, called on a host without a GPU, in a folder of the test's own."""
+    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "MEGACPP_OVERLAYS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    return lambda verb: make_run_in(tmp_path, verb, capfd, monkeypatch)
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Gives the host an H200 and TE 2.17.1 whose probes do what a test says; the folder of its interpreter."""
+
+    def make(main: str) -> Path:
+        host = make_h200_host(tmp_path, main)
+        monkeypatch.setenv("MEGACPP_PYTHON", str(host / "python3"))
+        monkeypatch.setenv("PATH", f"{host}:/usr/bin:/bin")
+        return host
+
+    return make
