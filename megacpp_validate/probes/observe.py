@@ -14,7 +14,6 @@ Triton tunes) is made in the first calls, or shows in one call and in no other: 
 from __future__ import annotations
 
 import gc
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -110,8 +109,6 @@ def attention_kernels(*outputs: Any) -> tuple[str, ...]:
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-# Set to anything at all, CUDACachingAllocator of c10 calls cudaMalloc and counts nothing, so nothing could rise.
-UNCOUNTED: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 WARM_UP: Final = 2  # delayed scaling has its histories and scales then, and each direction its workspaces
 CALLS: Final = 3
 BLOCK: Final = 512  # bytes of the smallest block that torch's CUDA allocator counts (kMinBlockSize)
@@ -144,9 +141,6 @@ def use_of(
 
 def check_memory(name: str, device: str, call: Callable[[], Any]) -> Check:
     """Whether calls leave the bytes on the device as they were; see `Bench.keeps_nothing`."""
-    if device == "cuda" and UNCOUNTED in os.environ:
-        said = f"torch counts no bytes of its own under {UNCOUNTED}, so nothing is known. Next step: unset it"
-        return Check(f"{name}.memory", False, (), said)
     kept, bound = bytes_kept(device, call), float(BLOCK * SCALARS if device == "cuda" else 0)
     why = (
         f"the smallest rise of {CALLS} calls after {WARM_UP} of warm-up: what is made once rises in one of them at most"
