@@ -17,9 +17,10 @@ import torch
 from torch import distributed
 
 from benchmarks.moe_layer_paths import AUX, SMALL, Case, differentiate
+from benchmarks.router import choose_experts
 from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
-from megacpp_validate.bridge.jagged_experts import choose_experts, jagged_moe
+from megacpp_validate.bridge.jagged_experts import jagged_moe
 from megacpp_validate.bridge.permute import Dispatch
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.router import TopKRouter

@@ -15,8 +15,9 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
+from benchmarks.router import choose_experts
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
-from megacpp_validate.bridge.jagged_experts import Mark, choose_experts, jagged_moe
+from megacpp_validate.bridge.jagged_experts import Mark, jagged_moe
 from megacpp_validate.bridge.permute import Dispatch, padded_moe
 from megacpp_validate.bridge.te_fp8 import te_delayed_scaling, te_scope
 from megacpp_validate.native.mlp import gated_activation

@@ -120,57 +120,19 @@ def check_native_state(state: Mapping[str, Any], shape: BlockShape, dtype: Any) 
 # --- tensor-parallel shards -------------------------------------------------------------------------------
 
 
-def split_qkv(weight: Any, rank: int, tp_size: int, heads: int, groups: int, head_dim: int) -> Any:
-    """One rank's share of a joint QKV weight: whole query heads, then whole groups of keys, then of values.
-
-    A plain chunk of the rows would give the first ranks only queries and the last only values.
-
-    Args:
-        weight: [(H + 2G) x D, ...], rows of the queries, then the keys, then the values.
-        rank: of 0 to tp_size - 1.
-        tp_size: tensor-parallel ranks.
-        heads, groups, head_dim: H, G and D of the whole weight.
-
-    Returns:
-        [(H + 2G) / tp_size x D, ...], a copy.
-
-    Raises:
-        NotDivisible: heads or groups do not divide among the ranks, or there is no such rank.
-        WeightMismatch: the weight has another number of rows.
-    """
-    _check_divides("query heads", heads, tp_size)
-    _check_divides("key and value groups", groups, tp_size)
-    segments = heads * head_dim, groups * head_dim, groups * head_dim
-    if weight.shape[0] != sum(segments):
-        raise WeightMismatch(
-            f"the QKV weight has {weight.shape[0]} rows; {heads} query heads and twice {groups} groups of size "
-            f"{head_dim} make {sum(segments)}. Next step: pass the heads and groups of the whole weight."
-        )
-    return _share(weight, 0, segments, rank, tp_size)
-
-
-def split_gated(fc1: Any, rank: int, tp_size: int) -> Any:
-    """One rank's share of a gated up-projection [2F, ...], the gate first: [2F / tp_size, ...], a copy.
-
-    Raises:
-        NotDivisible: the rows do not make two halves, or a half does not divide among the ranks.
-    """
-    _check_divides("rows of a gated up-projection", fc1.shape[0], 2)
-    half = fc1.shape[0] // 2
-    _check_divides("rows of each half of a gated up-projection", half, tp_size)
-    return _share(fc1, 0, (half, half), rank, tp_size)
-
-
 def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, tp_size: int) -> dict[str, Any]:
     """One rank's share of a whole native state: columns of QKV and fc1, rows of out and fc2, norms whole.
+
+    QKV gives whole query heads, then whole groups of keys, then of values; a gated fc1 a part of each half. A plain
+    chunk of the rows would give the first ranks only queries and the last only values.
 
     Args:
         state: the weights of a whole block.
         shape: its sizes.
-        rank, tp_size: as for `split_qkv`.
+        rank, tp_size: this rank, from 0, and how many share the weights.
 
     Raises:
-        NotDivisible: something does not divide among the ranks.
+        NotDivisible: something does not divide among the ranks, or there is no such rank.
         WeightMismatch: the state does not fit the shape.
     """
     shape.shard(tp_size)

@@ -162,7 +162,6 @@ def test_a_share_without_te_is_refused() -> None:
 
 # --- wrong input -------------------------------------------------------------------------------------------
 
-QKV = torch.zeros(64, 3)
 DOCUMENTS = torch.zeros(2, 12, dtype=torch.int32)
 SHAPE = BlockShape(32, 48, 4, 2, 8, True)
 WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
@@ -179,9 +178,10 @@ WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
     "rope-lengths": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4), torch.ones(16, 4)))),
     "rope-odd-head": (NotDivisible, lambda: make(head_dim=7)(rows(), rope=(torch.ones(12, 3),) * 2)),
     "mlp-by-ranks": (NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),
-    "split-negative": (NotDivisible, lambda: weights.split_qkv(QKV, -1, 2, 4, 2, 8)),
-    "gate-odd": (NotDivisible, lambda: weights.split_gated(QKV[:5], 0, 1)),
     "state-shape": (WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
+    "rank-negative": (NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, -1, 2)),
+    "no-such-rank": (NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 2, 2)),
+    "groups-by-ranks": (NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 0, 4)),
     "state-empty": (WeightMismatch, lambda: weights.shard_native_state({}, SHAPE, 0, 2)),
     "rank": (WrongShape, lambda: make()(rows()[0])),
     "hidden": (WrongShape, lambda: make()(rows()[..., :16])),
@@ -193,10 +193,6 @@ WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
     "packed-and-windowed": (MaskConflict, lambda: make()(rows(), doc_ids=DOCUMENTS, window=4)),
     "heads-by-groups": (NotDivisible, lambda: make(num_gqa_groups=3)),
     "heads-by-ranks": (NotDivisible, lambda: make(tp_size=4)),
-    "split-groups": (NotDivisible, lambda: weights.split_qkv(QKV, 0, 4, 4, 2, 8)),
-    "split-rank": (NotDivisible, lambda: weights.split_qkv(QKV, 2, 2, 4, 2, 8)),
-    "split-rows": (WeightMismatch, lambda: weights.split_qkv(QKV[:-1], 0, 2, 4, 2, 8)),
-    "gate-half": (NotDivisible, lambda: weights.split_gated(QKV[:6], 0, 2)),
 }
 
 
