@@ -38,6 +38,8 @@ class Base(Row):
 
     Attributes:
         repository: registry and path, without a tag.
+        digest: of the index over all platforms, from which every build starts.
+        verified: day on which a registry confirmed that the tag has this digest; empty where none has.
         python: its minor version.
         glibc: its version, which says what wheels it takes.
         provides: name and version of what it brings; an empty version is not known.
@@ -48,6 +50,8 @@ class Base(Row):
     id: Name
     repository: str = Field(pattern=r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)+$")
     tag: str = Field(pattern=r"^\w[\w.-]{0,127}$")
+    digest: Digest
+    verified: str = Field(pattern=r"^(\d{4}-\d\d-\d\d)?$")
     python: str = Field(pattern=r"^3\.\d+$")
     glibc: str = Field(pattern=r"^2\.\d+$")
     provides: list[Pair]
@@ -64,16 +68,6 @@ class Base(Row):
     def distributions(self) -> dict[str, str]:
         """Distributions that it provides -> version."""
         return {name: version for name, version in self.provided.items() if name not in PARTS}
-
-
-class Claim(Row):
-    """A digest as others say it; an empty platform is the index over all platforms."""
-
-    base: BaseName
-    platform: Literal["linux/amd64", "linux/arm64", ""]
-    digest: Digest
-    source: Text
-    named_by: ClassVar = ("base", "platform")
 
 
 class Over(Row):
@@ -241,7 +235,6 @@ class Images(Row):
 
     everywhere: list[RequirementText]
     base: list[Base] = Field(min_length=1)
-    claim: list[Claim] = Field(default_factory=list)
     image: list[Image] = Field(min_length=1)
     sessions: Sessions
     releases: Releases

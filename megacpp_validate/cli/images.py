@@ -45,20 +45,18 @@ def lock(
     targets: Annotated[tuple[str, ...], "Images whose locks are made; all, and pins, without."] = (),
     /,
     check: Annotated[bool, "Compare them with the matrix; write nothing, ask no index."] = False,
-    accept: Annotated[tuple[str, ...], "A tag whose digest may change; repeated."] = (),
     upgrade: Annotated[tuple[str, ...], typer.Option(metavar="NAME", help="A package to take anew; all for all.")] = (),
 ) -> Result:
-    """Write containers/pins.json and containers/locks: digests from registries, packages with hashes from the index.
+    """Write containers/locks and the bake file: packages with hashes from the index; compare the digests of bases.
 
-    Exit code 0: they are what the matrix says, 1: a tag is another image now, a locked version has other files, or does
-    not fit, or an unverified pin is not what the matrix claims, or (--check) a file is older than the matrix or was
-    edited by hand, 2: the matrix, the file of pins or an argument is wrong, 5: uv is missing, or finds no solution, 6:
-    the index does not answer, a base has no digest because no registry answered, or the disk is full.
+    Exit code 0: they are what the matrix says, 1: the tag of a base is another image now, a lock does not fit, or
+    (--check) a file is older than the matrix or was edited by hand, 2: the matrix or an argument is wrong, 5: uv is
+    missing, or makes no lock, 6: the disk is full.
     """
-    from ..images.locking import LockOptions, run_lock
+    from ..images.locks import run_lock
 
     every = tuple("*" if name == "all" else name for name in upgrade)
-    return run_lock(context.images, LockOptions(targets, check, frozenset(accept), every), say)
+    return run_lock(context.images, targets, every, check=check, report=say)
 
 
 @verb("images:describe_fits")

@@ -21,36 +21,15 @@ from ..evidence.values import Frozen
 from ..process import Ended
 from . import tools
 from .locks import read_image_lock
-from .plan import ImagePlan, ImageRows, find_images, name_image, plan_bake
+from .plan import ImagePlan, ImageRows, name_image, plan_bake
 
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-_RESOLVE: Final = "failed to resolve source metadata.*"
-# What an engine prints (seen: 26.1, 28.5), the class of exit, cause and next step; the first row that fits. A full disk
-# comes first: other failures are made of it.
-_CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
-    (
-        r".*(no space left on device|disk quota exceeded).*", InfrastructureFailed,
-        "a full disk of the engine. Next step: make room (`docker buildx prune`): steps that ended are kept",
-    ),
-    (
-        r".*(parent snapshot \S+ does not exist|failed to push|error: failed to .*push).*", InfrastructureFailed,
-        "the registry is down, or requires a login. Next step: `docker login` there; the same command then reuses "
-        "everything that was built",
-    ),
-    (
-        rf".*{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b).*|.*(no match for "
-        "platform|unexpected (commit )?digest|failed precondition: unexpected|failed to verify|digest mismatch).*",
-        NoEnvironment,
-        "the registry has another image than the pin, none for the platform, or requires a login. Next step: `docker "
-        "login` there (nvcr.io: user `$oauthtoken`, the password is the API key); `nox -s lock` checks the pins",
-    ),
-    (
-        rf".*{_RESOLVE}.*|.*failed to do request.*dial tcp.*", InfrastructureFailed,
-        "the registry of the base does not answer. Next step: name a mirror in MEGACPP_REGISTRY_MIRROR",
-    ),
-)  # fmt: skip
+# What an engine prints (seen: 26.1, 28.5) where the same build may go well another time.
+_INFRASTRUCTURE: Final = re.compile(
+    r"no space left on device|disk quota exceeded|failed to push|parent snapshot \S+ does not exist|dial tcp", re.I
+)
 
 
 class ImageClosed(ToolError):
@@ -69,12 +48,11 @@ class Refused(Frozen):
 class ImagePlans(Frozen):
     """What would be built; `warned`: what works with less, or is unknown."""
 
-    schema_id: str = "megacpp-validate/image-plans/2"
+    schema_id: str = "megacpp-validate/image-plans/3"
     tool: str
     plans: tuple[ImagePlan, ...]
     refused: tuple[Refused, ...]
     warned: tuple[Refused, ...]
-    pins_hash: str
 
     @property
     def exit(self) -> Exit:
@@ -91,7 +69,7 @@ class ImageBuild(Frozen):
         seconds: of the whole build, with the push.
     """
 
-    schema_id: str = "megacpp-validate/image-build/2"
+    schema_id: str = "megacpp-validate/image-build/3"
     tool: str
     plan: ImagePlan
     name: str
@@ -124,13 +102,12 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers: its client, versions, and the platforms that it can build."""
+    """An engine that answers: its client and versions."""
 
     docker: str
     variables: Mapping[str, str] = field(repr=False)
     version: str
     buildx: str
-    platforms: tuple[str, ...]
 
     def ask(self, *words: str, limit_s: float = 60.0, folder: Path | None = None) -> Ended:
         """Run the client to its end; the caller judges its exit code."""
@@ -143,21 +120,17 @@ def find_engine(variables: Mapping[str, str]) -> Engine:
     Raises:
         NoEnvironment: no client, no answer, or no buildx.
     """
-    docker = tools.require_program("docker", variables)
-    info, buildx, builder = (
-        tools.call([docker, *words], variables)
-        for words in (("info", "--format", "{{.ServerVersion}}"), ("buildx", "version"), ("buildx", "inspect"))
-    )
-    version = info.words.strip()
-    if info.code or not version or buildx.code:
-        said = info.last_words if info.code or not version else buildx.last_words
-        raise NoEnvironment(
-            f"{docker} cannot reach a Docker Engine with buildx: {said}. Likely cause: the engine is not running, this "
-            "user may not access it, or docker-buildx is not installed. Next step: start it; or as root on Debian, "
-            '`eval "$(containers/docker_engine up)"` starts one with a registry.'
-        )
-    platforms = re.findall(r"linux/[\w/]+", " ".join(re.findall(r"Platforms:(.*)", builder.words)))
-    return Engine(docker, variables, version, next(iter(buildx.words.split()[1:2]), ""), tuple(platforms))
+    docker, versions = tools.require_program("docker", variables), list[str]()
+    for words in (("version", "--format", "{{.Server.Version}}"), ("buildx", "version")):
+        done = tools.call([docker, *words], variables)
+        if done.code:
+            raise NoEnvironment(
+                f"{docker} cannot reach a Docker Engine with buildx: {done.last_words}. Likely cause: the engine is "
+                "not running, this user may not access it, or docker-buildx is missing. Next step: start it; or as root "
+                'on Debian, `eval "$(containers/docker_engine up)"` starts one with a registry.'
+            )
+        versions.append(done.words.strip())
+    return Engine(docker, variables, *versions)
 
 
 # --- one build --------------------------------------------------------------------------------------------------------
@@ -250,34 +223,14 @@ def bake(
             ) from fault
 
 
-def require_platform(engine: Engine, plan: ImagePlan) -> None:
-    """Refuse what the engine cannot run, before anything is pulled.
-
-    Raises:
-        NoEnvironment: it builds for other machines.
-    """
-    if plan.platform not in engine.platforms:
-        raise NoEnvironment(
-            f"the image for {plan.target} is {plan.platform}, and this engine builds "
-            f"{', '.join(engine.platforms[:4])}. Next step: build it on a machine of that architecture, or register "
-            "emulation (binfmt_misc), which is slow."
-        )
-
-
 def explain_build(plan: ImagePlan, name: str, lines: Sequence[str], log: Path) -> ToolError:
-    """What a client's lines mean; where no cause is known, the last words of the step that failed."""
-    # The client shows what the step printed between two rules, after the step's name.
-    rules = [place for place, line in enumerate(lines) if line.startswith("------")]
-    shown = lines[rules[0] + 2 : rules[1]] if len(rules) > 1 else []
-    said = " ".join(re.sub(r"^(#\d+ )?\d+\.\d+ ", "", line).strip() for line in shown) or " ".join(lines[-3:])
-    kind: type[ToolError] = NoEnvironment
-    cause = "a step of the recipe failed, or a package could not be fetched. Next step: read the log"
-    for pattern, known, words in reversed(_CAUSES):
-        if found := re.search(pattern, "\n".join(lines), re.IGNORECASE):
-            said, kind, cause = found[0], known, words
+    """The end of what a client printed, as an error: of infrastructure where the same build may succeed later."""
+    said = " ".join(line.strip() for line in lines[-12:])
+    kind = InfrastructureFailed if _INFRASTRUCTURE.search(said) else NoEnvironment
     return kind(
-        f"the build of {plan.target} on {plan.pulled} failed, and {name} is not set: {said[-700:]}. Likely cause: "
-        f"{cause}. The log: {log}."
+        f"the build of {plan.target} on {plan.pulled} failed, and {name} is not set: {said[-900:]}. Likely cause: a "
+        f"step failed, a registry does not give the pinned base, or a disk is full. Next step: read the log, {log}; "
+        "`docker login`, MEGACPP_REGISTRY_MIRROR and `docker buildx prune` help with the latter two."
     )
 
 
@@ -290,11 +243,6 @@ def check_options(options: ImageOptions) -> None:
     Raises:
         WrongArguments: with the first one.
     """
-    if options.push is not None and not tools.REGISTRY.match(options.push):
-        raise WrongArguments(
-            f"{options.push!r} is not a registry address. Next step: write host[:port][/prefix], without a scheme, as "
-            "127.0.0.1:5000."
-        )
     if options.own_base and len(options.targets) != 1:
         raise WrongArguments("--base is for one image. Next step: name the one target that it is for.")
 
@@ -302,7 +250,7 @@ def check_options(options: ImageOptions) -> None:
 def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
     """What would be built for each target that is named, and what is refused."""
     plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
-    for image in find_images(rows.images, options.targets):
+    for image in rows.find(options.targets):
         try:
             plan = rows.plan(image.target, options.own_base, read_commit())
             fit = rows.judge(image, read_image_lock(rows.root / image.lock), options.own_base)
@@ -315,9 +263,7 @@ def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
             row = Refused(target=image.target, why=f"{why}. Next step: {one.next_step}.")
             refused += [row] if one.verdict is FitVerdict.REFUSED else []
             warned += [row] if one.verdict in (FitVerdict.UNKNOWN, FitVerdict.WARNED) else []
-    return ImagePlans(
-        tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned), pins_hash=rows.pins.hash
-    )
+    return ImagePlans(tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned))
 
 
 def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], None]) -> Iterator[ImageBuild]:
@@ -337,8 +283,6 @@ def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], No
         raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in planned.refused))
     engine = find_engine(rows.variables)
     for plan in planned.plans:
-        require_platform(engine, plan)
-    for plan in planned.plans:
         yield _build(rows, options, engine, plan, report)
 
 
@@ -349,7 +293,7 @@ def _build(
     folder, registry = options.receipts.absolute(), options.push or ""
     name, clock, started = name_image(plan.target, registry, options.tag), time.monotonic(), datetime.now(UTC)
     if not plan.verified:
-        report(f"the base of {plan.target} is not verified: {plan.unverified}")
+        report(f"no registry has confirmed the base of {plan.target}")
     with errors.writing_to(folder, "the receipt and the log", "--receipts"):
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / f"{plan.target}.log"

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..catalog.images import MACHINES, Base, Image
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, writing_to
+from ..errors import Exit, InfrastructureFailed, writing_to
 from ..evidence.values import Frozen
 from ..jitcache.cache import export_cache
 from . import tools
 from .locks import read_image_lock
-from .plan import ImageRows, find_images
+from .plan import ImageRows
 from .restore import CACHES, IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, is_signed, verify
-from .supply import find_signature, read_attested_sbom, read_public_key, require_cosign, run_cosign
+from .supply import check_sbom, check_signature, read_public_key, require_cosign, run_cosign
 
 _RESTORE: Final = Path(__file__).with_name("restore.py")
 _NAME: Final = "io.containerd.image.name"  # by which `docker load` names an image of an OCI layout
@@ -88,7 +88,7 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
         OSError: the disk is full; nothing is left.
     """
     started, out = time.monotonic(), options.out
-    image = find_images(rows.images, [options.target])[0]
+    image = rows.find([options.target])[0]
     files, absent = _gather(rows, options, image)
     with writing_to(out.parent, "the bundle", "--out"):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -158,12 +158,13 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> tuple[dict
     if options.key is None:
         absent["SBOM"] = "no key was named (--key)"
         return files, absent
-    try:
-        if why := find_signature(shown, options.key, rows.variables):
-            absent["signature"] = why
-        files["sbom.spdx.json"] = _json(read_attested_sbom(shown, options.key, rows.variables))
-    except (NoEnvironment, tools.RegistryLies) as fault:
-        absent["SBOM"] = str(fault)
+    if why := check_signature(shown, options.key, rows.variables):
+        absent["signature"] = why
+    why, sbom = check_sbom(shown, options.key, rows.variables)
+    if why:
+        absent["SBOM"] = why
+    else:
+        files["sbom.spdx.json"] = _json(sbom)
     return files, absent
 
 

@@ -1,6 +1,6 @@
 """What an image runs: `docker run IMAGE SESSION [ARGUMENTS]`, as `python -m megacpp_validate.images.entry`.
 
-A session that cannot run here is refused before it starts. Process 1 passes signals on, and ends as the session does.
+A session of another image is refused before it starts. Process 1 passes signals on, and ends as the session does.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from packaging.version import Version
-
 from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, writing_to
 from ..evidence.receipt import write_whole
 from ..jitcache.layout import ARCH_VARIABLE, MODE_VARIABLE, NVRTC, ROOT_VARIABLE, arch_folder, cache_variables
-from ..process import run_command
 
 MOUNT: Final = Path("/receipts")
 
@@ -42,14 +38,14 @@ class Session:
 
     Attributes:
         verb: words; "{target}" is the image's.
-        needs: "gpu" of the image's target; "its-target" where the image's target has one; empty for nothing.
+        gpu: whether an image whose target has no GPU lacks it.
         leaves: "receipts", a file a cell through the verb's option --receipts; "result" as JSON; or empty.
         target: the one image that has it; empty for every image.
     """
 
     name: str
     verb: tuple[str, ...]
-    needs: str
+    gpu: bool
     leaves: str
     help: str
     target: str = ""
@@ -57,18 +53,18 @@ class Session:
 
 _OWN: Final = ("--target", "{target}")
 SESSIONS: Final = (
-    Session("doctor", ("doctor", *_OWN), "", "result", "what the image loads, and what that breaks"),
-    Session("te_canary", ("canary",), "", "result", "which bridge module the step OLD NEW breaks; no network"),
-    Session("cpu_parity", ("parity", "--target", "cpu"), "", "receipts", "native layers against fp64 references"),
-    Session("h200_parity", ("parity", *_OWN), "gpu", "receipts", "every bridge module on an H200", "h200"),
-    Session("b200_parity", ("parity", *_OWN), "gpu", "receipts", "every bridge module on a B200", "b200"),
-    Session("gb10_compat", ("parity", *_OWN), "gpu", "receipts", "every bridge module on a GB10", "gb10"),
-    Session("fp8", ("fp8", *_OWN), "gpu", "receipts", "FP8: recipes, ownership, backends, the loss gate"),
-    Session("moe_smoke", ("moe-smoke", *_OWN), "its-target", "receipts", "the hybrid model trained on 1 to 4 devices"),
-    Session("fp8_policy", ("fp8-policy",), "", "", "which presets may run in low precision, and why"),
-    Session("loss_gate", ("loss-gate",), "", "", "the verdict on a folder of curves"),
-    Session("prewarm", ("prewarm", *_OWN), "gpu", "receipts", "the JIT caches filled on this GPU, sealed and verified"),
-    Session("jit_verify", ("jit-verify", *_OWN), "gpu", "receipts", "a sealed cache triggers no compilation"),
+    Session("doctor", ("doctor", *_OWN), False, "result", "what the image loads, and what that breaks"),
+    Session("te_canary", ("canary",), False, "result", "which bridge module the step OLD NEW breaks; no network"),
+    Session("cpu_parity", ("parity", "--target", "cpu"), False, "receipts", "native layers against fp64 references"),
+    Session("h200_parity", ("parity", *_OWN), True, "receipts", "every bridge module on an H200", "h200"),
+    Session("b200_parity", ("parity", *_OWN), True, "receipts", "every bridge module on a B200", "b200"),
+    Session("gb10_compat", ("parity", *_OWN), True, "receipts", "every bridge module on a GB10", "gb10"),
+    Session("fp8", ("fp8", *_OWN), True, "receipts", "FP8: recipes, ownership, backends, the loss gate"),
+    Session("moe_smoke", ("moe-smoke", *_OWN), False, "receipts", "the hybrid model trained on 1 to 4 devices"),
+    Session("fp8_policy", ("fp8-policy",), False, "", "which presets may run in low precision, and why"),
+    Session("loss_gate", ("loss-gate",), False, "", "the verdict on a folder of curves"),
+    Session("prewarm", ("prewarm", *_OWN), True, "receipts", "the JIT caches filled on this GPU, sealed and verified"),
+    Session("jit_verify", ("jit-verify", *_OWN), True, "receipts", "a sealed cache triggers no compilation"),
 )
 
 
@@ -84,7 +80,6 @@ class ImageFacts:
     name: str
     target: str
     arch: str
-    driver_least: str
     lock_hash: str
     digest: str
 
@@ -92,69 +87,14 @@ class ImageFacts:
     def sessions(self) -> list[Session]:
         """Those that this image can run."""
         own = (session for session in SESSIONS if session.target in ("", self.target))
-        return [session for session in own if session.needs != "gpu" or self.arch]
+        return [session for session in own if self.arch or not session.gpu]
 
 
 def read_image(variables: Mapping[str, str]) -> ImageFacts:
     """What the variables of a container hold."""
-    names = ("ARCH", "DRIVER_LEAST", "LOCK_HASH", "IMAGE_DIGEST")
+    names = ("ARCH", "LOCK_HASH", "IMAGE_DIGEST")
     name, target = variables.get("MEGACPP_IMAGE", "this image"), variables.get("MEGACPP_TARGET", "cpu")
     return ImageFacts(name, target, *(variables.get(f"MEGACPP_{one}", "") for one in names))
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The NVIDIA driver and the GPUs of a container, by name and architecture."""
-
-    driver: str = ""
-    gpus: tuple[tuple[str, str], ...] = ()
-
-
-def read_machine(program: str = "nvidia-smi") -> Machine:
-    """Look at the machine by `nvidia-smi`; what is missing is the answer, and raises nothing."""
-    rows = list[list[str]]()
-    with suppress(OSError):
-        words = [program, "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader"]
-        done = run_command(words, limit_s=60.0, apart=True)
-        rows = [line.split(", ", 2) for line in done.words.splitlines() if line.count(", ") >= 2 and not done.code]
-    gpus = tuple((name, f"sm_{version.replace('.', '')}") for _, version, name in rows)
-    return Machine(rows[0][0] if rows else "", gpus)
-
-
-def require_session(session: Session, image: ImageFacts, machine: Machine) -> None:
-    """Refuse a session that cannot run in this image, or on this machine.
-
-    Raises:
-        WrongArguments: it is a session of another image.
-        NoEnvironment: the machine, or this container, has not the GPU or the driver.
-    """
-    if session not in image.sessions:
-        raise WrongArguments(
-            f"{session.name} is a session of the image for {session.target or 'a GPU'}, and {image.name} is for "
-            f"{image.target}. Next step: run it in another image; `megacpp --help` lists the sessions of this one."
-        )
-    if session.needs != "gpu" and not (session.needs == "its-target" and image.arch):
-        return
-    others = [f"{name} ({arch})" for name, arch in machine.gpus if arch != image.arch]
-    why = ""
-    if not machine.gpus:
-        why = (
-            f"no GPU: {session.name} needs one ({image.arch}), and `nvidia-smi` lists none in this container. Likely "
-            "cause: --gpus is missing, the host has no NVIDIA driver or no NVIDIA Container Toolkit, or "
-            "NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: `docker run --gpus all ...`."
-        )
-    elif image.driver_least and Version(machine.driver) < Version(image.driver_least):
-        why = (
-            f"the NVIDIA driver of this machine is {machine.driver}, and the CUDA of {image.name} needs "
-            f"{image.driver_least} or newer. Next step: update the driver of the host."
-        )
-    elif others:
-        why = (
-            f"another architecture: {image.name} is for {image.arch}, and here is {', '.join(others)}. Next step: take "
-            "the image of that architecture, or hand over the right GPUs alone, with --gpus device=N."
-        )
-    if why:
-        raise NoEnvironment(why)
 
 
 def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
@@ -256,8 +196,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts) -> int:
-    machine = read_machine() if session.needs else Machine()
-    require_session(session, image, machine)
+    if session not in image.sessions:
+        raise WrongArguments(
+            f"{session.name} is a session of the image for {session.target or 'a GPU'}, and {image.name} is for "
+            f"{image.target}. Next step: run it in another image; `megacpp --help` lists the sessions of this one."
+        )
     if session.name not in ("prewarm", "jit_verify"):  # they copy sealed caches, and links would lead out of them
         use_caches()
     folder, mounted = choose_place()
@@ -276,9 +219,8 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
         file.unlink(missing_ok=True)
     code = run_child([*words, *arguments])  # of an option that is given twice, the caller's is the last
     run = {
-        "schema_id": "megacpp-validate/image-run/1", "session": session.name, "arguments": arguments,
-        "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "driver": machine.driver,
-        "gpus": [f"{name} ({arch})" for name, arch in machine.gpus], "exit_code": int(code),
+        "schema_id": "megacpp-validate/image-run/2", "session": session.name, "arguments": arguments,
+        "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "exit_code": int(code),
         "started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 2),
     }  # fmt: skip
     write_whole(record, json.dumps(run, indent=2, sort_keys=True) + "\n")

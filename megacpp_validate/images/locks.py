@@ -1,31 +1,48 @@
-"""Locks of images: what a lock is made from, what it holds, and whether somebody edited it.
+"""Locks: made by uv through `nox -s lock`, which is their one writer, and read and checked by whoever installs them.
 
-The second line of a lock is the hash of its inputs, the third the hash of what is below. pip and uv read it as it is.
+The second line of a lock is the hash of its inputs, the third the hash of what is below: a lock that is older than the
+matrix or was edited by hand is refused. pip and uv read it as it is. The index is the user's own, as uv is configured.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tempfile
+import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ..catalog.images import MACHINES, Image, Images
-from .tools import ImageRefused
+from ..environments.fits import StackFit
+from ..errors import Exit, NoEnvironment
+from ..evidence.receipt import write_whole
+from ..evidence.values import Frozen
+from .pins import PinLine, read_pins
+from .tools import ImageRefused, call, require_program
 
-STEP: Final = "Next step: `nox -s lock` rewrites it; review the difference and commit it."
-EDITED: Final = "was edited by hand: its text does not hash to its `# content:`"
+if TYPE_CHECKING:
+    from .plan import ImageRows
 
+BAKE_FILE: Final = "containers/docker-bake.json"
+
+_STEP: Final = "Next step: `nox -s lock` rewrites it; review the difference and commit it."
+_LIMIT_S: Final = 600.0
 _CONTENT: Final = "# content: sha256:"
-_INPUTS: Final = re.compile(r"^# inputs: sha256:([0-9a-f]{64})$", re.MULTILINE)
+_INPUTS: Final = "# inputs: sha256:"
 _PACKAGE: Final = re.compile(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)((?:\s+--hash=sha256:[0-9a-f]{64})*)( *;.*)?")
+
+
+# --- what a lock holds ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -38,22 +55,64 @@ class LockedPackage:
 
 @dataclass(frozen=True)
 class ImageLock:
-    """A lock.
-
-    Attributes:
-        hash: SHA-256 of its bytes.
-        inputs: hash of what it was made from, as its second line has it.
-        packages: name -> what is locked.
-    """
+    """A lock of an image: the SHA-256 of its bytes, and name -> what is locked."""
 
     hash: str
-    inputs: str
     packages: Mapping[str, LockedPackage]
+
+
+def read_image_lock(file: Path, inputs: str = "") -> ImageLock:
+    """A lock of an image.
+
+    Args:
+        inputs: hash of what it must have been made from; empty for anything.
+
+    Raises:
+        ImageRefused: it is missing, older than the matrix, or was edited by hand.
+    """
+    text = read_file(file)
+    if why := why_stale(text, inputs):
+        raise ImageRefused(f"the lock {file} {why}. {_STEP}")
+    return ImageLock(sha256(text.encode()).hexdigest(), dict(list_packages(text)))
+
+
+def read_file(file: Path) -> str:
+    """The text of a file; empty where it is not there."""
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def list_packages(text: str) -> Iterator[tuple[str, LockedPackage]]:
+    """Name and package of each line of a lock; another line is its own name, in no version."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            found = _PACKAGE.fullmatch(line.strip())
+            hashes = found[3].replace("--hash=sha256:", "").split() if found else []
+            name, version = (str(canonicalize_name(found[1])), found[2]) if found else (line, "")
+            yield name, LockedPackage(version, frozenset(hashes))
+
+
+def seal_lock(text: str) -> str:
+    """The text with its third line: the hash of what is below."""
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_CONTENT)]
+    head, rest = "".join(lines[:2]), "".join(lines[2:])
+    return f"{head}{_CONTENT}{sha256(rest.encode()).hexdigest()}\n{rest}"
+
+
+def why_stale(text: str, inputs: str = "") -> str:
+    """Why a lock has to be made anew; empty where it is as it was made, and from these inputs where they are given."""
+    if not text:
+        return "is missing"
+    if text != seal_lock(text):
+        return "was edited by hand: its text does not hash to its `# content:`"
+    return "" if not inputs or f"\n{_INPUTS}{inputs}\n" in text else "is older than the matrix"
+
+
+# --- what a lock is made from -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LockInputs:
-    """What a lock follows from.
+    """What the lock of an image follows from.
 
     Attributes:
         platform: as uv names it ("x86_64-manylinux_2_39").
@@ -81,30 +140,16 @@ class LockInputs:
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-def read_project(root: Path) -> dict[str, Any]:
-    """`pyproject.toml` of a checkout.
+def gather_inputs(images: Images, image: Image, root: Path) -> LockInputs:
+    """What the lock of an image follows from: its rows, and the pyproject.toml of a checkout.
 
     Raises:
-        ImageRefused: it is missing, or cannot be read.
+        ImageRefused: there is no pyproject.toml.
     """
-    try:
-        return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise ImageRefused(
-            f"{root / 'pyproject.toml'} cannot be read: {fault}. Next step: run it in a checkout of the project."
-        ) from fault
-
-
-def gather_inputs(images: Images, image: Image, project: Mapping[str, Any]) -> LockInputs:
-    """What the lock of an image follows from.
-
-    Raises:
-        ImageRefused: the image names a dependency group that pyproject.toml has not.
-    """
-    base = images.find_base(image.base)
+    base, project = images.find_base(image.base), _read_project(root)
     wanted = [*project["project"]["dependencies"], *images.everywhere, *image.requirements]
     for group in image.groups:
-        wanted += _read_group(project, group, image.target)
+        wanted += _read_group(project["dependency-groups"], group)
     lifted, removed = {row.name for row in image.over}, {row.name for row in image.removes}
     rows = base.distributions
     return LockInputs(
@@ -125,16 +170,16 @@ def gather_inputs(images: Images, image: Image, project: Mapping[str, Any]) -> L
     )
 
 
-def _read_group(project: Mapping[str, Any], group: str, target: str) -> list[str]:
-    groups = project.get("dependency-groups", {})
-    if group not in groups:
-        raise ImageRefused(
-            f"pyproject.toml has no dependency group {group!r}. Next step: name one of {', '.join(groups)} in the row "
-            f"{target} of matrix/images.toml."
-        )
+def _read_project(root: Path) -> dict[str, Any]:
+    if not (root / "pyproject.toml").is_file():
+        raise ImageRefused(f"{root} has no pyproject.toml. Next step: run it in a checkout of the project.")
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def _read_group(groups: Mapping[str, Any], group: str) -> list[str]:
     found: list[str] = []
     for row in groups[group]:
-        found += [row] if isinstance(row, str) else _read_group(project, row["include-group"], target)
+        found += [row] if isinstance(row, str) else _read_group(groups, row["include-group"])
     return found
 
 
@@ -145,68 +190,221 @@ def _join_same(wanted: Iterable[str]) -> set[str]:
     return {text for text, name in named.items() if "+" in text or name not in local}
 
 
-def read_image_lock(file: Path) -> ImageLock:
-    """A lock of an image.
+# --- the verb ---------------------------------------------------------------------------------------------------------
+
+
+class LockLine(Frozen):
+    """A lock: how many packages it has, and `stale`, why it has to be written."""
+
+    target: str
+    file: str
+    stale: str
+    count: int
+
+
+class LockResult(Frozen):
+    """The state of pins and locks; `refusals` are why nothing was written."""
+
+    tool: str
+    check: bool
+    pins: tuple[PinLine, ...] = ()
+    locks: tuple[LockLine, ...] = ()
+    fits: tuple[StackFit, ...] = ()
+    refusals: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where something is refused, does not fit, or is stale and was only checked."""
+        stale = self.check and any(line.stale for line in self.locks)
+        return Exit.CLOSED if self.refusals or stale or any(fit.refused for fit in self.fits) else Exit.OPEN
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """A lock that must be there: its first line, the hash of its inputs, and what makes its body."""
+
+    target: str
+    file: str
+    head: str
+    inputs: str
+    make: Callable[[set[str]], str]
+    image: Image | None = None
+
+
+def run_lock(
+    rows: ImageRows, targets: tuple[str, ...] = (), upgrade: tuple[str, ...] = (), *, check: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> LockResult:  # fmt: skip
+    """Check, or make and write, pins and locks; everything is made before anything is written.
+
+    Args:
+        targets: images whose locks are made; empty for all of them, the pins and the other locks.
+        upgrade: names of packages to take anew, "*" for all.
+        check: compare with the matrix; write nothing, and ask neither index nor registry.
 
     Raises:
-        ImageRefused: it is missing, a line of it is no package with hashes, or it was edited by hand.
+        ImageRefused: an argument or the matrix is wrong, or a registry has no such tag.
+        NoEnvironment: uv is missing, or makes no lock.
+        OSError: the disk is full.
     """
-    try:
-        text = file.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise ImageRefused(f"the lock {file} cannot be read: {fault}. {STEP}") from fault
-    return parse_lock(text, file)
+    started = time.monotonic()
+    if check and upgrade:
+        raise ImageRefused("--check does not take --upgrade. Next step: leave it out.")
+    upgrades = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
+    lines, fits, texts = list[LockLine](), list[StackFit](), dict[str, str]()
+    pins = () if targets and not check else read_pins(rows.images, None if check else rows.variables)
+    for lock in _list_locks(rows, targets, check):
+        before = text = read_file(rows.root / lock.file)
+        if not check:
+            report(f"locking {lock.target}")
+            head = f"# Generated by nox -s lock: {lock.head}; not to be edited\n{_INPUTS}{lock.inputs}\n"
+            text = texts[lock.file] = seal_lock(head + lock.make(upgrades))
+        stale = why_stale(before, lock.inputs) or ("" if before == text else "the index has changed")
+        packages = dict(list_packages(text))
+        lines.append(LockLine(target=lock.target, file=lock.file, stale=stale, count=len(packages)))
+        if lock.image and lock.image.te and not (check and stale):
+            fits.append(rows.judge(lock.image, ImageLock("", packages)))
+    refusals = [pin.refusal for pin in pins if pin.refusal]
+    fresh = check and not any(line.stale for line in lines)
+    if fresh and read_file(rows.root / BAKE_FILE) != rows.render_bake():
+        refusals.append(f"{BAKE_FILE} does not match the matrix and the locks. {_STEP}")
+    result = LockResult(
+        tool=rows.tool, check=check, pins=pins, locks=tuple(lines), fits=tuple(fits), refusals=tuple(refusals),
+        seconds=round(time.monotonic() - started, 1),
+    )  # fmt: skip
+    if check or result.exit is not Exit.OPEN:
+        return result
+    written = [*_write(rows.root, texts), *_write(rows.root, {BAKE_FILE: rows.render_bake()})]
+    return result.model_copy(update={"written": tuple(written)})
 
 
-def parse_lock(text: str, file: Path) -> ImageLock:
-    """A lock of an image out of its text; `file` is for messages. Raises as `read_image_lock`."""
-    rows = list(list_packages(text))
-    packages = dict(rows)
-    bare = [name for name, package in rows if not package.hashes]
-    if not is_sealed(text) or bare or len(packages) < len(rows):
-        why = f": {bare[0][:60]!r} is not pinned to one version with hashes" if bare else ""
-        raise ImageRefused(f"the lock {file} {EDITED}{why}. {STEP}")
-    return ImageLock(sha256(text.encode()).hexdigest(), read_inputs(text), packages)
+def _write(root: Path, texts: Mapping[str, str]) -> list[str]:
+    changed = [name for name, text in texts.items() if read_file(root / name) != text]
+    for name in changed:
+        write_whole(root / name, texts[name])
+    return changed
 
 
-def list_packages(text: str) -> Iterator[tuple[str, LockedPackage]]:
-    """Name and package of each line of a lock; another line is its own name, in no version."""
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.strip() and not line.startswith("#"):
-            found = _PACKAGE.fullmatch(line.strip())
-            hashes = found[3].replace("--hash=sha256:", "").split() if found else []
-            name, version = (str(canonicalize_name(found[1])), found[2]) if found else (line, "")
-            yield name, LockedPackage(version, frozenset(hashes))
+def _list_locks(rows: ImageRows, targets: tuple[str, ...], check: bool) -> Iterator[_Lock]:
+    """The locks of images that are named, or of all; to write some, those of sessions and releases are left alone."""
+    for image in rows.find(targets):
+        inputs = gather_inputs(rows.images, image, rows.root)
+        head = f"{inputs.target}, Python {inputs.python}, {inputs.platform}, over {inputs.base}"
+        yield _Lock(image.target, image.lock, head, inputs.hash, partial(_lock_image, rows, image, inputs), image)
+    if targets and not check:
+        return
+    row, project = rows.images.sessions, _read_project(rows.root)
+    chosen = {group: project["dependency-groups"].get(group) for group in row.groups}
+    wanted = [row.python, row.groups, row.without, project["project"]["dependencies"], chosen]
+    head = "the versions that nox sessions install, for every platform"
+    yield _Lock("sessions", row.lock, head, _hash(wanted), partial(_lock_sessions, rows))
+    name = rows.images.releases.distribution
+    releases = [name, *(stack.te for stack in rows.catalog.stacks)]
+    head = f"the wheel of every release of {name} in matrix/stacks.toml"
+    yield _Lock("releases", rows.images.releases.lock, head, _hash(releases), partial(_lock_releases, rows))
 
 
-def read_inputs(text: str) -> str:
-    """The hash of what a lock was made from, as its second line has it; empty where it has none."""
-    found = _INPUTS.search(text)
-    return found[1] if found else ""
+def _hash(inputs: list[Any]) -> str:
+    return sha256(repr(inputs).encode()).hexdigest()
 
 
-def seal_lock(text: str) -> str:
-    """The text with its third line: the hash of what is below."""
-    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_CONTENT)]
-    head, rest = "".join(lines[:2]), "".join(lines[2:])
-    return f"{head}{_CONTENT}{sha256(rest.encode()).hexdigest()}\n{rest}"
+# --- uv ---------------------------------------------------------------------------------------------------------------
 
 
-def is_sealed(text: str) -> bool:
-    """Whether the text of a lock hashes to its third line."""
-    return text == seal_lock(text)
+def _lock_sessions(rows: ImageRows, upgrades: set[str]) -> str:
+    row, project = rows.images.sessions, rows.root / "pyproject.toml"
+    words = [
+        *("--universal", "--python-version", row.python),
+        *(word for group in row.groups for word in ("--group", f"{project}:{group}")),
+        *(word for one in row.without for word in ("--no-emit-package", one)),
+        str(project),
+    ]
+    return _compile(rows, words, {}, _list_kept(rows, row.lock, upgrades))
 
 
-def check_lock(lock: ImageLock, inputs: LockInputs, file: Path) -> None:
-    """Refuse a lock that was made from something else than the matrix has now, or holds what the base provides.
+def _lock_releases(rows: ImageRows, _: set[str]) -> str:
+    name, lines = rows.images.releases.distribution, list[str]()
+    for stack in rows.catalog.stacks:  # one solution has one version of a distribution
+        # Without its dependencies uv would read no file, and of a folder of wheels it would know no hash.
+        words = ["--generate-hashes", "--python-version", "3.11", "--only-binary", ":all:", "wanted.in"]
+        text = _compile(rows, words, {"wanted.in": f"{name}=={stack.te}\n"})
+        hashes = [f"--hash=sha256:{one}" for one in sorted(dict(list_packages(text))[name].hashes)]
+        lines.append(" ".join((f"{name}=={stack.te}", *hashes)))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lock_image(rows: ImageRows, image: Image, inputs: LockInputs, upgrades: set[str]) -> str:
+    """The packages of an image, every file with its hash.
+
+    What the base provides takes part in the solution in its real version, as a wheel without contents.
+    """
+    known = {name: version for name, version in inputs.provided.items() if version}
+    absent = sorted({*inputs.excluded, *(name for name, version in inputs.provided.items() if not version)})
+    metadata = [(*pinned.split("=="), list(requires)) for pinned, requires in inputs.compiled.items()]
+    # An index has some of what a base provides in the same version, and its requirements are the base's business.
+    metadata += [(name, version, []) for name, version in known.items()]
+    tables = (
+        f"[[dependency-metadata]]\nname = {json.dumps(a)}\nversion = {json.dumps(b)}\nrequires-dist = {json.dumps(c)}\n"
+        for a, b, c in metadata
+    )
+    wanted = [*inputs.requirements, *(f"{name}=={version}" for name, version in known.items())]
+    files = {"wanted.in": "\n".join(wanted), "absent.txt": "\n".join(absent), "uv.toml": "\n".join(tables)}
+    words = [
+        *("--generate-hashes", "--python-version", inputs.python, "--python-platform", inputs.platform),
+        *("--excludes", "absent.txt", "--only-binary", ":all:"),
+        *(word for one in inputs.compiled for word in ("--no-binary", one.partition("==")[0])),
+        *(word for one in known for word in ("--no-emit-package", one)),
+        "wanted.in",
+    ]
+    with tempfile.TemporaryDirectory(prefix="megacpp-stubs-") as shelf:
+        for name, version in known.items():
+            _write_stub(Path(shelf), name, version)
+        links = rows.variables.get("UV_FIND_LINKS") or ",".join(image.links)
+        return _compile(rows, words, files, _list_kept(rows, image.lock, upgrades), f"{shelf},{links}".rstrip(","))
+
+
+def _list_kept(rows: ImageRows, file: str, upgrades: set[str]) -> str:
+    """Versions of the lock that is there, which uv keeps where they still fit."""
+    kept = [row for row in list_packages(read_file(rows.root / file)) if not upgrades & {row[0], "*"}]
+    return "".join(f"{name}=={package.version}\n" for name, package in kept)
+
+
+def _write_stub(shelf: Path, name: str, version: str) -> None:
+    """A wheel without contents, by which the resolver knows what a base has."""
+    stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
+    with zipfile.ZipFile(shelf / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+def _compile(rows: ImageRows, words: list[str], files: Mapping[str, str], kept: str = "", links: str = "") -> str:
+    """Run `uv pip compile` in a folder of its own, and return the lock without a head.
+
+    Args:
+        files: name -> text, put into that folder.
+        kept: versions to keep where they fit.
+        links: pages and folders of wheels; empty for the user's own.
 
     Raises:
-        ImageRefused: with what is wrong.
+        NoEnvironment: uv is missing, or makes no lock.
     """
-    why = ""
-    if lock.inputs != inputs.hash:
-        why = "is older than the matrix"
-    elif doubled := sorted({*inputs.provided, *inputs.excluded} & set(lock.packages)):
-        why = f"installs {', '.join(doubled)}, which the base {inputs.base} provides"
-    if why:
-        raise ImageRefused(f"the lock {file} {why}. {STEP}")
+    uv = require_program("uv", rows.variables)
+    # An interpreter is nothing that uv shall fetch; what is locked has no need of one.
+    variables = {**rows.variables, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    if links:
+        variables["UV_FIND_LINKS"] = links
+    with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as folder:
+        for file, text in {**files, "out.txt": kept}.items():
+            Path(folder, file).write_text(text, encoding="utf-8")
+        command = [uv, "pip", "compile", "--quiet", "--directory", folder, "--no-header", "--no-annotate"]
+        done = call([*command, "--output-file", f"{folder}/out.txt", *words], variables, limit_s=_LIMIT_S)
+        if done.code:
+            raise NoEnvironment(
+                f"uv makes no lock: {done.errors.strip()[-2000:]}. Likely cause: the index does not answer, or no "
+                "release of it fits what matrix/images.toml and the base ask for. Next step: read uv's words; behind a "
+                "mirror set UV_DEFAULT_INDEX, with a folder of wheels UV_FIND_LINKS."
+            )
+        return Path(folder, "out.txt").read_text(encoding="utf-8")

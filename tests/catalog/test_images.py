@@ -16,7 +16,6 @@ def test_the_rows_that_are_shipped(catalog: Catalog) -> None:
     targets = {target.id: target for target in catalog.targets}
     images = read_images(targets)
     assert {image.target for image in images.image} == set(targets)
-    assert all(claim.digest.startswith("sha256:") for claim in images.claim)
     for image in images.image:
         assert set(image.sources) <= {source.id for source in images.source}
         assert (matrix_folder().parent / image.lock).is_file()

@@ -103,9 +103,11 @@ def find(reference: str, kind: str = "manifests") -> Path:
 def run_docker(words: list[str]) -> None:
     if words[:3] != ["buildx", "imagetools", "inspect"]:
         sys.exit("Cannot connect to the Docker daemon")
-    body = find(words[-1]).read_bytes()
-    if words[3] == "--raw":
-        sys.stdout.buffer.write(body)
+    body, digest = find(words[-1]).read_bytes(), words[-1].partition("@")[2]
+    if digest not in ("", digest_of(body)):
+        sys.exit(f"ERROR: unexpected digest {digest_of(body)}")
+    if ".Manifest.Digest" in words[4]:
+        sys.stdout.write(json.dumps(digest_of(body)) + "\n")
         return
     top, repository = json.loads(body), words[-1].rpartition("@")[0]
     row = json.loads(find(f"{repository}@{top['manifests'][0]['digest']}").read_bytes()) if "manifests" in top else top

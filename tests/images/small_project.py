@@ -15,18 +15,14 @@ everywhere = []
 id = "stack"
 repository = "registry.invalid/stack"
 tag = "1"
+digest = "{digest}"
+verified = ""
 python = "3.11"
 glibc = "2.36"
 provides = [["torch", "2.13.0a0+abc"], ["cudnn", "9.24"], ["cublas", "13.6"], ["numpy", ""], ["old", "1.0"]]
 stands_for = ["nvidia-cublas"]
 driver_least = "580"
 source = "a test"
-
-[[claim]]
-base = "stack"
-platform = ""
-digest = "sha256:{claimed}"
-source = "somebody says so"
 
 [[image]]
 target = "h200"
@@ -35,7 +31,7 @@ platform = "linux/amd64"
 cache_arch = "sm_90a"
 lock = "containers/locks/h200.txt"
 groups = ["more"]
-requirements = [{requirements}]
+requirements = ["top", "old>=2"]
 over = [{{ name = "old", why = "a test" }}]
 sources = []
 steps = ["packages"]
@@ -65,14 +61,12 @@ more = ["leaf"]
 """
 
 
-def write_project(root: Path, *requirements: str, claimed: str = "1" * 64) -> Path:
-    """A checkout with the project's own matrix, but for images.toml; the folder of its matrix."""
+def write_project(root: Path, digest: str) -> None:
+    """A checkout with the project's own matrix, but for images.toml, whose base has a digest."""
     shutil.copytree(matrix_folder(), root / "matrix", dirs_exist_ok=True)
-    asked = ", ".join(f'"{one}"' for one in (requirements or ("top", "old>=2")))
-    (root / "matrix" / "images.toml").write_text(IMAGES.format(requirements=asked, claimed=claimed))
+    (root / "matrix" / "images.toml").write_text(IMAGES.format(digest=digest))
     (root / "matrix" / "stacks.toml").write_text(STACKS)
     (root / "pyproject.toml").write_text(PROJECT)
-    return root / "matrix"
 
 
 def write_wheel(shelf: Path, name: str, version: str, *requires: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.images.build import (
     Engine,
@@ -17,7 +17,6 @@ from megacpp_validate.images.build import (
     find_engine,
     plan_build,
     render_pip_conf,
-    require_platform,
 )
 from megacpp_validate.images.plan import DOCKERFILE, ImagePlan
 from megacpp_validate.images.tools import ImageRefused, find_program, read_pip_settings
@@ -28,77 +27,27 @@ STEPS = ROOT / "containers/steps"
 
 
 @pytest.fixture(scope="module")
-def plan(catalog: Catalog) -> ImagePlan:
+def plan() -> ImagePlan:
     return read_plans("cpu")[0]
 
 
 # Lines of Docker Engine 28.5.2 with buildx 0.29.1, on 2026-11-22.
-SAID = [
-    (
-        "ERROR: failed to solve: mount callback failed on /d/containerd: failed to write compressed diff: failed to "
-        "copy: write /d/ingest/data: no space left on device",
-        "127.0.0.1:5000/megacpp/cpu:0.1.0 is not set.*a full disk",
-        True,
-    ),
-    (
-        "ERROR: failed to solve: 127.0.0.1:5000/base@sha256:0000: failed to resolve source metadata for "
-        "127.0.0.1:5000/base@sha256:0000: 127.0.0.1:5000/base@sha256:0000: not found",
-        "the registry has another image than the pin",
-        False,
-    ),
-    (
-        "ERROR: failed to solve: failed to resolve source metadata for docker.io/debian: failed to "
-        'do request: Head "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no such host',
-        "does not answer.*MEGACPP_REGISTRY_MIRROR",
-        True,
-    ),
-    (
-        'ERROR: failed to solve: failed to push 127.0.0.1:5999/cpu:0.1.0: failed to do request: Head "h": dial '
-        "tcp 127.0.0.1:5999: connect: connection refused",
-        "reuses everything that was built",
-        True,
-    ),
-    (
-        "ERROR: failed to solve: failed to resolve source metadata for nvcr.io/nvidia/pytorch: unexpected status from "
-        "HEAD request to https://nvcr.io/v2/: 401 Unauthorized",
-        "docker login",
-        False,
-    ),
-]
-
-
-@pytest.mark.parametrize(("line", "told", "infrastructure"), SAID)
-def test_what_is_known_is_explained(plan: ImagePlan, line: str, told: str, infrastructure: bool) -> None:
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("failed to copy: write /d/ingest/data: no space left on device", Exit.INFRASTRUCTURE),
+        ('failed to do request: Head "https://h/v2/": dial tcp: lookup h: no such host', Exit.INFRASTRUCTURE),
+        ("failed to resolve source metadata for 127.0.0.1:5000/base@sha256:0000: not found", Exit.NO_ENVIRONMENT),
+        ("2.345 ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", Exit.NO_ENVIRONMENT),
+    ],
+)
+def test_the_end_of_a_failed_build_is_shown(plan: ImagePlan, line: str, code: Exit) -> None:
     fault = explain_build(plan, NAME, ["#1 [internal] load", line], Path("cpu.log"))
-    with pytest.raises(type(fault), match=told):
-        raise fault
-    assert fault.exit is (Exit.INFRASTRUCTURE if infrastructure else Exit.NO_ENVIRONMENT)
-    assert "Next step" in str(fault)
-
-
-def test_what_is_not_known_is_shown_as_the_step_printed_it(plan: ImagePlan) -> None:
-    lines = [
-        "#9 [packages 2/2] RUN bash /steps/packages.sh",
-        "------",
-        " > [packages 2/2] RUN bash /steps/packages.sh:",
-        "2.345 ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
-        "2.345     numpy==2.4.6 from https://files/numpy.whl:",
-        "------",
-        "ERROR: failed to solve",
-    ]
-    fault = explain_build(plan, NAME, lines, Path("cpu.log"))
-    assert "FROM THE REQUIREMENTS FILE. numpy==2.4.6 from https://files/numpy.whl:" in str(fault)
-    assert fault.exit is Exit.NO_ENVIRONMENT
-
-
-def test_another_architecture_is_refused_before_anything_is_pulled(catalog: Catalog) -> None:
-    engine = Engine("docker", {}, "28", "0.29", ("linux/amd64",))
-    with pytest.raises(NoEnvironment, match=r"image for gb10 is linux/arm64, and this engine builds linux/amd64"):
-        require_platform(engine, read_plans("gb10")[0])
+    assert (line in str(fault), f"{NAME} is not set" in str(fault), fault.exit) == (True, True, code)
 
 
 def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(NoEnvironment, match=r"docker is missing.*containers/docker_engine up"):
+    with pytest.raises(NoEnvironment, match=r"docker is missing.*MEGACPP_DOCKER"):
         find_engine({"PATH": str(tmp_path)})
     client = tmp_path / "docker"
     client.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\necho ' '\nexit 1\n")
@@ -117,7 +66,7 @@ def test_what_a_host_lends_stays_outside_of_arguments_and_labels(plan: ImagePlan
         "PIP_FIND_LINKS": str(tmp_path), "PIP_CERT": str(tmp_path / "ca.crt"), "PATH": "/usr/bin:/bin",
         "PIP_CONFIG_FILE": str(tmp_path / "pip.ini"), "MEGACPP_BUILD_JOBS": "4", "MEGACPP_BUILD_NETWORK": "host",
     }  # fmt: skip
-    engine = Engine("docker", variables, "28", "0.29", ("linux/amd64",))
+    engine = Engine("docker", variables, "28", "0.29")
     words = plan_build(plan, NAME, engine, tmp_path, push=True)
     text = (tmp_path / "bake.json").read_text()
     target = json.loads(text)["target"]["cpu"]
@@ -132,9 +81,9 @@ def test_what_a_host_lends_stays_outside_of_arguments_and_labels(plan: ImagePlan
     settings = read_pip_settings(variables)
     assert (settings["find-links"], settings["timeout"]) == ([str(tmp_path)], ["60"]), "a variable and a file"
     assert "find-links" not in render_pip_conf(settings), "a folder of the host means nothing in a build"
-    bridged = Engine("docker", {"PATH": "/bin"}, "28", "0.29", ())
+    bridged = Engine("docker", {"PATH": "/bin"}, "28", "0.29")
     assert "network.host" not in plan_build(plan, NAME, bridged, tmp_path)
-    wrong = Engine("docker", {"MEGACPP_BUILD_WHEELS": "/nowhere"}, "28", "0.29", ())
+    wrong = Engine("docker", {"MEGACPP_BUILD_WHEELS": "/nowhere"}, "28", "0.29")
     with pytest.raises(ImageRefused, match="/nowhere does not exist"):
         plan_build(plan, NAME, wrong, tmp_path)
 

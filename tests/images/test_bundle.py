@@ -16,7 +16,7 @@ import pytest
 
 from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, list_platforms, write_bundle, write_sums
-from megacpp_validate.images.locks import gather_inputs, read_project, seal_lock
+from megacpp_validate.images.locks import gather_inputs, seal_lock
 from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.restore import main as restore
 from megacpp_validate.images.supply import run_cosign
@@ -55,7 +55,7 @@ def make_project(root: Path) -> dict[str, str]:
     shutil.copytree(matrix_folder(), root / "matrix")
     shutil.copy(matrix_folder().parent / "pyproject.toml", root)
     wheel, images = write_wheel(root / "shelf", "alpha", "1.0"), ImageRows(root / "matrix", "", {}).images
-    inputs, lock = gather_inputs(images, images.image[-1], read_project(root)), root / images.image[-1].lock
+    inputs, lock = gather_inputs(images, images.image[-1], root), root / images.image[-1].lock
     lock.parent.mkdir(parents=True)
     hashed = sha256(wheel.read_bytes()).hexdigest()
     lock.write_text(seal_lock(f"# x\n# inputs: sha256:{inputs.hash}\nalpha==1.0 --hash=sha256:{hashed}\n"))

@@ -136,7 +136,7 @@ def test_images_of_the_matrix_and_what_is_changed_of_them(images: Images, judge:
     lock = read_image_lock(matrix_folder().parent / h200.lock)
     kept = h200.model_copy(update={"removes": []})  # FlashAttention 2 stays, and hides 4, in whichever version
     assert needs_with(judge(stack_of_image(images, kept, lock)), REFUSED) == {"flash-attn-2-hides-4"}
-    older = ImageLock("", "", dict(lock.packages) | {"nvidia-cutlass-dsl": LockedPackage("4.5.2", frozenset())})
+    older = ImageLock("", dict(lock.packages) | {"nvidia-cutlass-dsl": LockedPackage("4.5.2", frozenset())})
     assert needs_with(judge(stack_of_image(images, h200, older)), REFUSED) == {"flash-attn-4-cute-guarded"}
     own = judge(stack_of_image(images, h200, lock, own_base="x@sha256:0"))
     assert {"cudnn", "torch"} <= {one.component for one in own.of(UNKNOWN)}  # nothing is known of a base of one's own

@@ -1,75 +1,55 @@
-"""Locks: every file by its hash, nothing of what the base provides, and none that is older than the matrix."""
+"""`nox -s lock`: a small project with a registry and an index in folders; and the locks that are committed."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
-from megacpp_validate.catalog.images import Images, read_images
-from megacpp_validate.images.locking import LockOptions, run_lock
-from megacpp_validate.images.locks import (
-    ImageLock,
-    LockedPackage,
-    check_lock,
-    gather_inputs,
-    parse_lock,
-    read_image_lock,
-    read_project,
-    seal_lock,
-)
+from megacpp_validate.catalog.images import Image
+from megacpp_validate.images.locks import gather_inputs, read_image_lock, run_lock
+from megacpp_validate.images.pins import PinNews, read_pins
 from megacpp_validate.images.plan import ImageRows
-from megacpp_validate.images.tools import ImageRefused
+from megacpp_validate.images.tools import ImageRefused, RegistryUnreachable, find_program, read_digest
+from tests.command_line import Run, make_run
+from tests.images.fake_tools import FakeRegistry, install
+from tests.images.small_project import write_project, write_shelf, write_wheel
 
+OPEN, CLOSED, WRONG = 0, 1, 2
 ROOT = matrix_folder().parent
-HASH = "--hash=sha256:" + "a" * 64
+ROWS = ImageRows(None, "a test", {})
+LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
+BAKE = "containers/docker-bake.json"
 
 
-@pytest.fixture(scope="module")
-def images(catalog: Catalog) -> Images:
-    return read_images({target.id: target.machine for target in catalog.targets})
-
-
-@pytest.fixture(scope="module")
-def project() -> dict[str, Any]:
-    return read_project(ROOT)
+# --- what is committed ------------------------------------------------------------------------------------------------
 
 
 def test_the_locks_that_are_committed_are_fresh() -> None:
-    result = run_lock(ImageRows(None, "a test", {}), LockOptions(check=True))
+    result = run_lock(ROWS, check=True)
     assert (result.exit, result.refusals) == (0, ()), "run nox -s lock, and commit what it writes"
 
 
-def test_no_lock_installs_again_what_its_base_provides(images: Images, project: dict[str, Any]) -> None:
-    for image in images.image:
+def test_no_lock_installs_again_what_its_base_provides() -> None:
+    for image in ROWS.images.image:
         lock = read_image_lock(ROOT / image.lock)
-        inputs = gather_inputs(images, image, project)
+        inputs = gather_inputs(ROWS.images, image, ROOT)
         forbidden = {*inputs.provided, *inputs.excluded}
         assert not forbidden & set(lock.packages), image.target
+        assert all(package.hashes for package in lock.packages.values()), image.target
         if inputs.provided:
             assert {"torch", "triton", "numpy", "nvidia-cublas", "nvidia-cudnn-cu13"} <= forbidden
-        brought = [name for name in lock.packages if name.startswith("nvidia-")]
-        assert all(name.startswith(("nvidia-cutlass-dsl", "nvidia-cudnn-frontend")) for name in brought), image.target
-        assert set(inputs.over) <= set(lock.packages), (
-            "what is no more needed over the base is to be taken out of `over`"
-        )
         for name, version in inputs.over.items():
             assert lock.packages[name].version != version, f"{name} is the base's own: take it out of `over`"
 
 
-def test_a_lock_that_does_is_refused(images: Images, project: dict[str, Any]) -> None:
-    h200 = images.image[0]
-    inputs = gather_inputs(images, h200, project)
-    for planted in ("torch", "nvidia-cublas"):
-        lock = ImageLock("", inputs.hash, {planted: LockedPackage("1", frozenset({"a" * 64}))})
-        with pytest.raises(ImageRefused, match=rf"installs {planted}, which the base ngc-26\.07 provides.*Next step"):
-            check_lock(lock, inputs, Path("h200.txt"))
-
-
-def test_the_stack_that_is_pinned_is_the_one_that_is_locked(catalog: Catalog, images: Images) -> None:
-    for image in images.image:
+def test_the_stack_that_is_pinned_is_the_one_that_is_locked(catalog: Catalog) -> None:
+    for image in ROWS.images.image:
         lock = read_image_lock(ROOT / image.lock)
         if image.te:
             assert image.te == catalog.pinned.te
@@ -79,39 +59,125 @@ def test_the_stack_that_is_pinned_is_the_one_that_is_locked(catalog: Catalog, im
             assert lock.packages["torch"].version == "2.13.0+cpu"
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["leaf==1.0", f"leaf>=1.0 {HASH}", "leaf==1.0 --hash=sha256:abc", f"-e . {HASH}", f"--index-url https://x {HASH}",
-     f"leaf==1.0 {HASH}\nLeaf==1.1 {HASH}"],
-)  # fmt: skip
-def test_a_line_without_a_hash_or_a_package_twice(line: str) -> None:
-    with pytest.raises(ImageRefused, match=r"was edited by hand.*nox -s lock"):
-        parse_lock(seal_lock(f"# x\n# y\n{line}\n"), Path("lock.txt"))
-
-
 # What a lock follows from, changed one at a time: each makes it older than the matrix.
-CHANGES: dict[str, Any] = {
-    "groups": lambda image: image.model_copy(update={"groups": ["torch-cpu"]}),
-    "over": lambda image: image.model_copy(update={"over": image.over[:1]}),
-    "base": lambda image: image.model_copy(update={"base": "debian-bookworm"}),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_lock_that_is_older_than_the_matrix(images: Images, project: dict[str, Any], change: str) -> None:
-    image = images.image[0]
-    lock = read_image_lock(ROOT / image.lock)
-    check_lock(lock, gather_inputs(images, image, project), ROOT / image.lock)
-    changed = CHANGES[change](image)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: {"groups": ["torch-cpu"]}, lambda image: {"over": image.over[:1]},
+        lambda image: {"base": "debian-bookworm"},
+    ],
+)  # fmt: skip
+def test_a_lock_that_is_older_than_the_matrix(change: Callable[[Image], dict[str, Any]]) -> None:
+    image = ROWS.images.image[0]
+    changed = gather_inputs(ROWS.images, image.model_copy(update=change(image)), ROOT)
     with pytest.raises(ImageRefused, match=r"older than the matrix.*Next step: `nox -s lock`"):
-        check_lock(lock, gather_inputs(images, changed, project), ROOT / image.lock)
+        read_image_lock(ROOT / image.lock, changed.hash)
+    with pytest.raises(ImageRefused, match=r"is missing.*nox -s lock"):
+        read_image_lock(ROOT / "none.txt")
 
 
-def test_a_lock_that_is_missing_was_never_sealed_or_was_edited(tmp_path: Path) -> None:
-    with pytest.raises(ImageRefused, match=r"cannot be read.*nox -s lock"):
-        read_image_lock(tmp_path / "lock.txt")
-    text = seal_lock(f"# x\n# y\nleaf==1.0 {HASH}\n")
-    assert parse_lock(text, Path("x")).packages
-    for edited in (text.replace("1.0", "1.1"), f"# x\n# y\nleaf==1.0 {HASH}\n", text.replace("content: sha256:", "x")):
-        with pytest.raises(ImageRefused, match="was edited by hand"):
-            parse_lock(edited, Path("x"))
+# --- the verb ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    if find_program("uv", os.environ) is None:
+        pytest.skip("not-run: there is no uv")
+    variables = install(tmp_path / "bin", "docker", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
+    index = {"UV_FIND_LINKS": str(tmp_path / "shelf"), "UV_OFFLINE": "1", "UV_DEFAULT_INDEX": "https://index.invalid"}
+    for name, value in {**variables, **index, "UV_CACHE_DIR": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    return FakeRegistry(Path(variables["FAKE_REGISTRY"]), "mirror.invalid/stack")
+
+
+@pytest.fixture
+def root(tmp_path: Path, registry: FakeRegistry) -> Path:
+    write_project(tmp_path, registry.put_index("1"))
+    write_shelf(tmp_path / "shelf")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path) -> Run:
+    call = make_run(capfd, monkeypatch)
+    return lambda *arguments: call(*arguments, "--matrix", root / "matrix")
+
+
+def kept(root: Path) -> dict[str, str]:
+    files = (place for place in sorted((root / "containers").rglob("*")) if place.is_file())
+    return {str(place.relative_to(root)): place.read_text() for place in files}
+
+
+def lock(run: Run, code: int, *words: str) -> dict[str, Any]:
+    """The result of the verb, which ends with an exit code."""
+    said = run("lock", *words, "--format", "json")
+    assert said.code == code, said
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def stale(result: dict[str, Any]) -> list[str]:
+    return [line["file"] for line in result["locks"] if line["stale"]]
+
+
+def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
+    assert stale(lock(run, CLOSED, "--check")) == list(LOCKS)
+    assert kept(root) == {}  # to look writes nothing
+    made = lock(run, OPEN)
+    assert (made["written"], [pin["news"] for pin in made["pins"]]) == ([*LOCKS, BAKE], [PinNews.VERIFIED])
+    before = kept(root)
+    assert (lock(run, OPEN)["written"], kept(root)) == ([], before)
+    assert (stale(lock(run, OPEN, "--check")), kept(root)) == ([], before)
+    (root / BAKE).write_text(before[BAKE].replace("sha256:", "sha256:e"))
+    assert BAKE in lock(run, CLOSED, "--check")["refusals"][0]
+    (root / BAKE).write_text(before[BAKE])
+    for name in LOCKS:  # a digit of a hash, or of a version where there are no hashes
+        digit = before[name].rindex("0")
+        (root / name).write_text(before[name][:digit] + "1" + before[name][digit + 1 :])
+        edited = lock(run, CLOSED, "--check")
+        assert (stale(edited), edited["refusals"]) == ([name], []), "the file that was edited is named, and no other"
+        if name == LOCKS[0]:  # nor does anything that reads it take it, whatever is written beside it
+            assert run("images", "h200").code == CLOSED
+        (root / name).write_text(before[name])
+    write_wheel(root / "shelf", "leaf", "1.1")
+    assert lock(run, OPEN, "h200")["written"] == []  # a version is kept until it is named
+    assert lock(run, OPEN, "h200", "--upgrade", "leaf")["written"] == [LOCKS[0], BAKE]
+
+
+def test_a_digest_that_changed_under_its_tag(root: Path, run: Run, registry: FakeRegistry) -> None:
+    new = registry.put_index("1", salt="pushed again")
+    (refusal,) = lock(run, CLOSED)["refusals"]
+    assert (new in refusal, kept(root)) == (True, {})  # not the locks either
+    (registry.root / "down").touch()
+    assert [pin["news"] for pin in lock(run, OPEN)["pins"]] == [PinNews.KEPT]
+
+
+def test_a_stack_that_does_not_fit_is_not_written(root: Path, run: Run) -> None:
+    file = root / "matrix" / "images.toml"
+    rows = file.read_text().replace('["cublas", "13.6"]', '["cublas", "13.1"]')
+    file.write_text(rows.replace("requirements = [", 'requirements = ["transformer-engine==2.14.1", '))
+    lock(run, CLOSED)
+    assert kept(root) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["x100"], "no image for x100"), (["--check", "--upgrade", "all"], "--check does not take")],
+)
+def test_wrong_arguments(run: Run, arguments: list[str], says: str) -> None:
+    said = run("lock", *arguments)
+    assert (said.code, says in said.err) == (WRONG, True)
+
+
+# --- digests of bases -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_registry_says_of_a_base(tmp_path: Path) -> None:
+    variables = install(tmp_path / "bin", "docker", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
+    with pytest.raises(ImageRefused, match=r"has no mirror.invalid/nvidia/pytorch:26\.07-py3"):
+        read_pins(ROWS.images, variables)
+    Path(variables["FAKE_REGISTRY"], "down").touch()
+    for tools in (variables, {**variables, "MEGACPP_DOCKER": "/nowhere", "PATH": "/nowhere"}):
+        assert {line.news for line in read_pins(ROWS.images, tools)} == {PinNews.KEPT}
+        with pytest.raises(RegistryUnreachable):
+            read_digest("mirror.invalid/x:1", tools)

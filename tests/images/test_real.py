@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from megacpp_validate.images.build import Engine, bake, find_engine
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
 from megacpp_validate.images.plan import ImagePlan, ImageRows, name_image
 from megacpp_validate.images.supply import CheckOutcome, run_cosign, sign_image, verify_image
-from megacpp_validate.images.tools import find_program, read_manifest
+from megacpp_validate.images.tools import find_program, read_digest
 from tests.images.test_bundle import make_project
 
 REGISTRY = os.environ.get("MEGACPP_TEST_REGISTRY", "127.0.0.1:5000")
@@ -74,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     base = f"{REGISTRY}/tests{root.name}/base"
     words = ("buildx", "build", "--push", "--provenance=false", "--tag", base, "--file", "containers/Dockerfile", ".")
     assert engine.ask(*words, folder=root).code == 0
-    digest = f"sha256:{sha256(read_manifest(f'{base}:latest', os.environ)).hexdigest()}"
+    digest = read_digest(f"{base}:latest", os.environ)
     (root / "containers/Dockerfile").write_text(RECIPE)
     variables = {**os.environ, "COSIGN_PASSWORD": "right", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "shelf")}
     variables.pop("MEGACPP_REGISTRY_MIRROR", None)
@@ -83,8 +82,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     for name in ("one", "other"):
         run_cosign(variables, "generate-key-pair", "--output-key-prefix", str(root / name))
     image = made.bake("real")
-    signed = sign_image(rows, image, root / "one.key", lambda _: None)
-    assert (signed.packages, signed.unknown) == (1, 1)
+    sign_image(rows, image, root / "one.key", lambda _: None)
     return replace(made, image=image)
 
 

@@ -22,7 +22,7 @@ PINNED: Final = ("BASE_IMAGE", "TE_VERSION", "ARCH", "CACHE_ARCH", "LOCK_HASH", 
 def read_images(ended: Ended) -> Decisions:
     """Each plan: base, platform, lock, steps, sources; what is refused and what the linters that ran say."""
     data = ended.data
-    found: Decisions = {"pins": data["pins_hash"], "warned": len(data["warned"])}
+    found: Decisions = {"warned": len(data["warned"])}
     found["refused"] = listed(
         str(row.get("target", row)) if isinstance(row, dict) else terms(row) for row in data["refused"]
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...environments.fits import FitVerdict, StackFit
 from ...images.build import ImageBuild, ImagePlans
 from ...images.bundle import BundleResult
-from ...images.locking import LockResult
+from ...images.locks import LockResult
 from ...images.plan import FitResult
 from ...images.supply import ImageVerdict, SignResult
 from ...text import count
@@ -25,7 +25,8 @@ def describe_plans(plans: ImagePlans) -> Document:
         tabulate_facts(list_fields(plan, _PLANNED), (plan.target, f"{plan.platform}, {plan.cache_arch}"))
         for plan in plans.plans
     ]
-    unverified = [(plan.target, plan.unverified) for plan in plans.plans if not plan.verified]
+    why = "no registry has confirmed that the tag of its base has the digest"
+    unverified = [(plan.target, why) for plan in plans.plans if not plan.verified]
     groups: list[tuple[Mark, list[tuple[str, str]]]] = [
         (risk("not verified"), unverified),
         (bad("refused"), [(row.target, row.why) for row in plans.refused]),
@@ -46,7 +47,6 @@ def describe_build(build: ImageBuild) -> Document:
 def describe_lock(result: LockResult) -> Document:
     """The state of every pin and lock, and the packages that changed."""
     stale = [lock.file for lock in result.locks if lock.stale] if result.check else []
-    absent = [pin.base for pin in result.pins if not pin.after]
     blocks: list[Block] = [
         tabulate(result.pins, "news reference before after how verified"),
         tabulate(result.locks, "file count stale"),
@@ -58,8 +58,7 @@ def describe_lock(result: LockResult) -> Document:
         "Nothing was written, refused": str(len(result.refusals) or ""),
         "Written": "" if result.check or result.refusals else ", ".join(result.written) or "nothing",
         "Older than the matrix (next step: `nox -s lock`)": ", ".join(stale),
-        "No digest, because no registry answered (next step: MEGACPP_REGISTRY_MIRROR)": ", ".join(absent),
-        "No registry has confirmed": ", ".join(pin.base for pin in result.pins if pin.after and not pin.verified),
+        "No registry has confirmed": ", ".join(pin.base for pin in result.pins if not pin.verified),
     }
     answers = [f"{label}: {text}." for label, text in parts.items() if text]
     summary = " ".join(answers) or "Pins and locks are what the matrix says."
@@ -98,12 +97,7 @@ def describe_verdict(verdict: ImageVerdict) -> Document:
     checks = tuple(
         Diagnostic(one.name, mark_of(one.outcome), "image", one.says, help=one.next_step) for one in verdict.checks
     )
-    blocks: tuple[Block, ...] = (
-        *checks,
-        tabulate_facts(list_fields(verdict, "packages")),
-        Details("Packages without a known licence", (Paragraph(", ".join(verdict.unknown_licences)),)),
-    )
-    return Document(verdict.image, f"Checks: {sum_up(checks)}.", mark_exit(verdict.exit), blocks)
+    return Document(verdict.image, f"Checks: {sum_up(checks)}.", mark_exit(verdict.exit), checks)
 
 
 def describe_bundle(result: BundleResult) -> Document:
@@ -123,5 +117,4 @@ def describe_bundle(result: BundleResult) -> Document:
 
 def describe_signing(result: SignResult) -> Document:
     """What was attested of an image."""
-    answer = f"The SBOM lists {count(result.packages, 'package')}; {result.unknown} of them declare no licence."
-    return Document(f"Signed: {result.image}", answer, good("signed"))
+    return Document(f"Signed: {result.image}", f"SBOM attested, image signed, with {result.key}.", good("signed"))
