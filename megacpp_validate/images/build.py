@@ -126,8 +126,8 @@ def find_engine(variables: Mapping[str, str]) -> Engine:
         if done.code:
             raise NoEnvironment(
                 f"{docker} cannot reach a Docker Engine with buildx: {done.last_words}. Likely cause: the engine is "
-                "not running, this user may not access it, or docker-buildx is missing. Next step: start it; or as root "
-                'on Debian, `eval "$(containers/docker_engine up)"` starts one with a registry.'
+                "not running, this user may not access it, or docker-buildx is missing. Next step: start it; or as "
+                'root on Debian, `eval "$(containers/docker_engine up)"` starts one with a registry.'
             )
         versions.append(done.words.strip())
     return Engine(docker, variables, *versions)
