@@ -96,11 +96,6 @@ class FP8GlobalStateManager(metaclass=_Buffers):
         return cls.group
 
     @classmethod
-    def is_fp8_available(cls) -> tuple[bool, str]:
-        """Whether this device has FP8."""
-        return check_fp8_support()
-
-    @classmethod
     def is_first_fp8_module(cls) -> bool:
         """True once in each outermost scope."""
         first, cls.first_module = cls.first_module, False
