@@ -20,6 +20,18 @@ from ..parallel.sharding import RankGroups, Sharded, is_expert
 EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
 
 
+def split_experts(name: str, *tensors: Any) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
+    """Layer, place of the expert on this rank, and its parts of the tensors, of a parameter that experts hold.
+
+    A native bank has one parameter with all experts; Transformer Engine has a parameter an expert.
+    """
+    layer, number = EXPERT.match(name).groups()  # type: ignore[union-attr]
+    if number:
+        yield layer, int(number), tensors
+    else:
+        yield from ((layer, place, parts) for place, parts in enumerate(zip(*tensors, strict=True)))
+
+
 class Audit:
     """Looks at each step, before the weights move.
 
@@ -94,14 +106,11 @@ class Audit:
             master, here = optimizer.master(name), local_part(parameter).detach()
             if not master.numel():  # FSDP2 leaves a rank without rows where there are fewer than ranks
                 continue
-            match = EXPERT.match(name) if name in self._sharded.experts else None
-            if match is None:
+            if name not in self._sharded.experts:
                 yield name, master, here
-            elif match[2]:
-                yield f"{match[1]} expert {first + int(match[2])}", master, here
-            else:
-                for place, (own, one) in enumerate(zip(master.unbind(0), here.unbind(0), strict=True)):
-                    yield f"{match[1]} expert {first + place}", own, one
+                continue
+            for layer, place, (own, one) in split_experts(name, master, here):
+                yield f"{layer} expert {first + place}", own, one
 
     def _compare_scales(self) -> int:
         """Scales of layers that share their amax, bit by bit; how many tensors. Raises ReplicaDiverged."""
@@ -136,8 +145,7 @@ class Audit:
         """Note which experts of this rank got a gradient."""
         for name in sorted(self._sharded.experts):
             layer, number = EXPERT.match(name).groups()  # type: ignore[union-attr]
-            gradient = gradients[name]
-            experts = len(self._groups.spread.experts(self._model.size.num_experts))
+            gradient, experts = gradients[name], len(self._groups.spread.experts(self._model.size.num_experts))
             seen = self._moved.setdefault(layer, torch.zeros(experts, dtype=torch.bool, device=gradient.device))
             if number:
                 seen[int(number)] |= gradient.any()

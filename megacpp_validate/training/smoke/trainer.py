@@ -33,7 +33,7 @@ from ..parallel.goodput import Ledger
 from ..parallel.plan import Spread
 from ..parallel.ranks import Rank
 from ..parallel.sharding import RankGroups, Sharded, make_groups, shard_model
-from .audit import EXPERT, Audit
+from .audit import Audit, split_experts
 from .order import SmokeOrder
 
 DTYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}
@@ -389,12 +389,9 @@ def state_of(optimizer: MasterAdamW, sharded: Sharded, spread: Spread, num_exper
 def _named(
     name: str, tensor: Any, parameter: Any, sharded: Sharded, spread: Spread, num_experts: int
 ) -> Iterator[tuple[str, Any]]:
-    if match := EXPERT.match(name):
+    if name in sharded.experts:
         first = spread.experts(num_experts).start
-        if match[2]:  # Transformer Engine has a parameter an expert
-            yield f"{match[1]}.expert.{first + int(match[2])}", tensor
-        else:
-            yield from ((f"{match[1]}.expert.{first + place}", one) for place, one in enumerate(tensor.unbind(0)))
+        yield from ((f"{layer}.expert.{first + place}", one) for layer, place, (one,) in split_experts(name, tensor))
         return
     if name in sharded.in_parts:
         name += f"@tensor{spread.plan.place(spread.rank).tensor}of{spread.plan.tensor_parallel}"
