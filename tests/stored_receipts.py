@@ -16,43 +16,22 @@ from megacpp_validate.evidence.receipt import (
     Outcome,
     Part,
     Receipt,
-    Timing,
     write_receipt,
 )
 
-GOOD = Check("bf16.out", True, (Part("relative-error", 1e-3, 2e-3, True, "2 x native"),))
-BAD = Check("bf16.gradient", False, (Part("relative-error", 0.5, 2e-3, False, "2 x native"),))
 
-
-def make_receipt(outcome: Outcome = Outcome.PASS, **changes: Any) -> Receipt:
-    """A receipt of `te2.20.2-h200-attention`, or of the parts that are named."""
-    parts = {name: changes.get(name, default) for name, default in DEFAULTS.items()}
-    told: dict[str, Any] = {
-        **parts,
-        "cell": "-".join(parts.values()),
-        "outcome": outcome,
-        "reason": "" if outcome.is_good else f"it ended with {outcome}",
-        "requested": "te",
-        "checks": {Outcome.PASS: (GOOD,), Outcome.EXPECTED_UNSUPPORTED: (GOOD,), Outcome.FAIL: (GOOD, BAD)}.get(
-            outcome, ()
-        ),
-        "backends": (Backend("attention.bf16", "te", "te", ("te",)),) if outcome is Outcome.PASS else (),
-        "blocked_by": "te2.20.2-h200-imports" if outcome is Outcome.BLOCKED else "",
-        "machine": Machine(host="node-1", gpu="NVIDIA H200"),
-        "jit": JitCompiles({"triton": 3}, {"triton": 1}),
-        "started": "2026-11-21T19:25:37+00:00",
-        "seconds": {"probe": 2.5, "total": 10.25},
-        "peak_memory_mib": 512.5,
-        "timings": (Timing("forward", "cuda-events", (1.0, 1.25, 1.5), 1.25, 0.4, 10),),
-        "environment": "a" * 64,
-        "commit": "c" * 40,
-        "image_digest": "sha256:" + "d" * 64,
-        "lock_hash": "e" * 64,
-    }
-    return Receipt(**{**told, **changes})
-
-
-DEFAULTS = {"stack": "te2.20.2", "target": "h200", "probe": "attention"}
+def make_receipt(outcome: Outcome = Outcome.PASS, probe: str = "attention", **changes: Any) -> Receipt:
+    """A receipt of a probe of `te2.20.2-h200`."""
+    good = outcome.is_good
+    check = Check("bf16.out", good, (Part("relative-error", 1e-3 if good else 0.5, 2e-3, good, "2 x native"),))
+    values: dict[str, Any] = {
+        "cell": f"te2.20.2-h200-{probe}", "stack": "te2.20.2", "target": "h200", "probe": probe, "outcome": outcome,
+        "reason": "" if good else f"it ended with {outcome}", "requested": "te", "checks": (check,),
+        "backends": (Backend("attention.bf16", "te", "te", ("te",)),), "machine": Machine(host="node-1"),
+        "jit": JitCompiles({"triton": 3}, {"triton": 1}), "started": "2026-11-21T19:25:37+00:00",
+        "seconds": {"probe": 2.5, "total": 10.25}, "peak_memory_mib": 512.5, "environment": "a" * 64,
+    }  # fmt: skip
+    return Receipt(**{**values, **changes})
 
 
 def put(store: Path, run: str, receipt: Receipt | None = None, **changes: Any) -> Path:

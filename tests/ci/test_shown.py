@@ -39,24 +39,6 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_figures_that_readers_decide_by_are_shown_or_linked() -> None:
-    shown = {source for page in PAGES for source in re.findall(r"<!-- from (\S+) -->", page.read_text())}
-    linked = {(page.parent / path).resolve() for page in PAGES for path, _ in LINK.findall(page.read_text())}
-    assert shown | {str(path.relative_to(ROOT)) for path in linked if path.is_relative_to(ROOT)} >= {
-        "docs/examples/te_canary.txt",
-        "docs/examples/te_canary_h200.txt",
-        "docs/examples/import_firewall.txt",
-        "docs/examples/score.md",
-        "docs/examples/selftest.md",
-        "docs/examples/blame_score.md",
-        "docs/examples/blame_score_held_out.md",
-        "docs/examples/fp8_h200.txt",
-        "docs/examples/moe_smoke_cpu.txt",
-        "docs/examples/moe_smoke_h200.txt",
-        "docs/evidence/support.md",
-    }
-
-
 def test_a_figure_that_is_no_longer_the_files_is_seen_and_put_right(tmp_path: Path) -> None:
     (tmp_path / "f.txt").write_text("now: 2\n")
     page = "before\n<!-- from f.txt -->\n```text\nnow: 1\n```\n<!-- end -->\nafter\n"
