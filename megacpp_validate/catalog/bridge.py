@@ -6,14 +6,13 @@ and ids that point to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from ..evidence.selftest import Mutant
-from .file import PACKAGE_ROOT, MatrixInvalid, Names, Row, Text, ids_of, matrix_folder, read_rows
+from .file import PACKAGE_ROOT, MatrixInvalid, Names, Row, Text, matrix_folder, read_rows
 
 __all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
 
@@ -186,7 +185,7 @@ def read_catalog(folder: Path | None = None) -> Catalog:
         MatrixInvalid: with every fault of every file.
     """
     scopes = [path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py")]
-    bridge, fp8, smoke, stacks, targets, mutants = read_rows(folder, _FILES, {"scope": scopes}, _find_faults)
+    bridge, fp8, smoke, stacks, targets, mutants = read_rows(folder, _FILES, {"scope": scopes})
     return Catalog(
         modules=tuple(bridge.module),
         compositions=tuple(bridge.composition),
@@ -197,11 +196,3 @@ def read_catalog(folder: Path | None = None) -> Catalog:
         targets=tuple(targets.target),
         mutants=tuple(mutants.mutant),
     )
-
-
-def _find_faults(bridge: _BridgeFile, *_: Row) -> Iterator[str]:
-    """Modules that stand before one on which they depend: blame goes through them in order."""
-    modules = ids_of(bridge.module)
-    for at, module in enumerate(bridge.module):
-        for other in set(module.depends_on) & set(modules[at:]):
-            yield f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends"

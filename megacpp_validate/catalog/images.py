@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import Field
 
-from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, ids_of, read_rows
+from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, read_rows
 
 FILE: Final = "images.toml"
 NEEDS: Final = "needs.toml"
@@ -365,10 +365,5 @@ def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-
-    def find(needs: Needs) -> list[str]:
-        wrong = [need for need in needs.need if need.kind != "distribution" and need.of not in ids_of(needs.library)]
-        return [f"{NEEDS}: need {need.id}: of names {need.of!r}, which does not exist" for need in wrong]
-
-    (needs,) = read_rows(folder, {NEEDS: Needs}, {"module": modules}, find)
+    (needs,) = read_rows(folder, {NEEDS: Needs}, {"module": modules})
     return cast("Needs", needs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -87,14 +86,13 @@ def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmT
     """The tasks, in their order.
 
     Args:
-        catalog: the matrix whose targets and cells they name.
+        catalog: the matrix whose targets they name.
         folder: of the matrix; the project's own without it.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    known = {"target": ids_of(catalog.targets)}
-    (file,) = read_rows(folder, {FILE: _File}, known, lambda file: _find_faults(file.task, catalog))
+    (file,) = read_rows(folder, {FILE: _File}, {"target": ids_of(catalog.targets)})
     return tuple(file.task)
 
 
@@ -102,10 +100,3 @@ def read_unkept(folder: Path | None = None) -> tuple[UnkeptKernel, ...]:
     """What no cache keeps; `read_prewarm` names the file's faults. Raises `MatrixInvalid`."""
     (file,) = read_rows(folder, {FILE: _File})
     return tuple(file.unkept)
-
-
-def _find_faults(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[str]:
-    cells = ids_of((*catalog.modules, *catalog.compositions, *catalog.smoke))
-    for task in tasks:
-        if task.is_cell and task.cell not in cells:
-            yield f"{FILE}: task {task.id}: cell names {task.cell!r}, which does not exist"

@@ -19,7 +19,7 @@ from typing import Annotated, Final, cast
 
 from pydantic import Field, StringConstraints
 
-from ..catalog.file import read_rows
+from ..catalog.file import Names, read_rows
 from ..diagnosis.diagnose import find_retry_fault
 from ..diagnosis.rows import JOB_ENDS
 from ..errors import InfrastructureFailed
@@ -55,7 +55,7 @@ class Cluster(Frozen):
     """
 
     all: Options = Field(default_factory=dict)
-    target: dict[str, Options] = Field(default_factory=dict)
+    target: Annotated[dict[str, Options], Names("target")] = Field(default_factory=dict)
     retries: int = Field(default=1, ge=0, le=20)
     poll_s: float = Field(default=5.0, gt=0)
     grace_s: float = Field(default=15.0, ge=0)
@@ -70,12 +70,8 @@ def read_cluster(path: Path | None, targets: Sequence[str]) -> Cluster:
     if path is None:
         return Cluster()
 
-    def find(cluster: Cluster) -> list[str]:
-        unknown = [name for name in cluster.target if name not in targets]
-        return [f"{path.name}: target.{name}: there is no such target" for name in unknown]
-
     place = path.absolute()
-    (cluster,) = read_rows(place.parent, {place.name: Cluster}, find=find)
+    (cluster,) = read_rows(place.parent, {place.name: Cluster}, {"target": targets})
     return cast("Cluster", cluster)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.prewarm import FILE, read_prewarm, read_unkept
+from megacpp_validate.catalog.prewarm import read_prewarm, read_unkept
 from megacpp_validate.jit.tasks import TASKS
-from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 
 def test_the_projects_own_file(catalog: Catalog) -> None:
@@ -17,6 +14,8 @@ def test_the_projects_own_file(catalog: Catalog) -> None:
     probes = {task.cell for task in tasks if task.code == "probe"}
     assert probes == {module.id for module in catalog.modules} - {"imports"}, "imports compiles nothing"
     assert {task.code for task in tasks if not task.is_cell} <= set(TASKS)
+    cells = {row.id for row in (*catalog.modules, *catalog.compositions, *catalog.smoke)}
+    assert {task.cell for task in tasks if task.is_cell} <= cells
 
 
 def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_routing(catalog: Catalog) -> None:
@@ -33,11 +32,6 @@ def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_rou
         for recipe in task.settings["recipes"].split()
     }
     assert swept == {(size, precision) for size, precision in trained if precision in {"delayed", "current"}} != set()
-
-
-def test_a_cell_that_does_not_exist_is_named(tmp_path: Path, catalog: Catalog) -> None:
-    edit(copy_matrix(tmp_path, FILE) / FILE, ('probe = "attention"', 'probe = "nun"'))
-    assert any("cell names 'nun'" in fault for fault in faults_of(lambda: read_prewarm(catalog, tmp_path)))
 
 
 def test_the_kernels_that_no_cache_keeps() -> None:

@@ -74,7 +74,7 @@ def test_a_job_is_given_what_the_site_says(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ('[all]\npartition = "a b"\n"No-des" = 3\n', ["all.partition", "all.No-des"]),
-        ('[target.tpu]\nqos = "x"\n', ["no such target"]),
+        ('[target.tpu]\nqos = "x"\n', ["target names 'tpu'"]),
         ("retries = -1\n", ["retries"]),
         ("[all\n", ["cannot be read"]),
     ],
