@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
-from typing import Final, Protocol, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
 from ..evidence.receipt import Backend, Outcome, Receipt
 from ..evidence.values import ENVIRONMENT, Cause
@@ -45,20 +45,7 @@ _OF_THE_LAYER: Final = re.compile(
 )
 
 
-class Module(Protocol):
-    """A bridge module, as `catalog.bridge.BridgeModule`, which this package may not import."""
-
-    @property
-    def id(self) -> str:
-        """Name of the module."""
-
-    @property
-    def depends_on(self) -> Sequence[str]:
-        """Modules that this module uses."""
-
-    @property
-    def files(self) -> Sequence[str]:
-        """Files of the module in the bridge."""
+Module: TypeAlias = Any  # a row of `catalog.bridge`: that room lies above this one
 
 
 class Change(StrEnum):
@@ -462,15 +449,11 @@ def _looks_through(witness: Red, layer: Red | None, seen: Mapping[str, Receipt])
         of_scope = any(check.entries or check.name.startswith(("scope.", "support.")) for check in witness.checks)
         holds = WITNESSED in seen and seen[WITNESSED].outcome.is_good and others_hold
         return holds and bool(applied) and not of_scope and all(one.kind is CheckKind.BACKEND for one in applied)
-    if layer.is_blocked or layer.is_old != witness.is_old:
-        return False
     if witness.raised is not None:
-        trace, inside = witness.raised.traceback, "in is_judged" in witness.raised.traceback
-        same = is_one_failure(witness, layer) and (inside or others_hold)
-        return "probes/fp8_linear.py" in trace and (same or (inside and witness.entries == layer.uses))
-    low = any(check.precision is Precision.LOW for check in layer.checks)
+        trace = witness.raised.traceback
+        return "in is_judged" in trace or ("probes/fp8_linear.py" in trace and is_one_failure(witness, layer))
     of_layer = bool(witness.checks) and all(_OF_THE_LAYER.match(check.name) for check in witness.checks)
-    return of_layer and others_hold and low and layer.has(CheckKind.NUMBERS, CheckKind.BACKEND)
+    return of_layer and others_hold and layer.has(CheckKind.NUMBERS, CheckKind.BACKEND)
 
 
 def share_cases(cases: Sequence[Case], order: Order) -> tuple[Case, ...]:
@@ -499,9 +482,7 @@ def share_cases(cases: Sequence[Case], order: Order) -> tuple[Case, ...]:
 def merge_cases(cases: Sequence[Case], component: str, order: Order) -> Case:
     """Several cases merged into one of a component below Transformer Engine."""
     members = order.sort(red for case in cases for red in case.members)
-    # The first module that ran into the component describes the failure.
-    first = next((red for red in members if red.met(component)), members[0])
-    return Case(first, tuple(red for red in members if red is not first), component)
+    return Case(members[0], members[1:], component)
 
 
 def _share_parts(cases: Sequence[Case], order: Order) -> list[Case]:

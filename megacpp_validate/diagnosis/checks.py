@@ -230,8 +230,7 @@ def read_failed_check(probe: str, check: Check) -> FailedCheck:
     words = check.name.split(".")
     kind, raised = _kind(check, words)
     backward = True if _BACKWARD.intersection(words) else False if _FORWARD.intersection(words) else None
-    entries = entries_of_check(probe, check)
-    return FailedCheck(check.name, kind, _precision(words), backward, entries, raised)
+    return FailedCheck(check.name, kind, _precision(words), backward, entries_of_check(probe, check), raised)
 
 
 def _kind(check: Check, words: list[str]) -> tuple[CheckKind, str]:

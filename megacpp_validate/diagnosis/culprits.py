@@ -22,7 +22,7 @@ from .blame import (
     share_cases,
     worst_of,
 )
-from .checks import FIREWALL, USES, entries_in
+from .checks import FIREWALL, USES
 from .diagnose import Diagnosis, diagnose, find_host_fault
 from .next_steps import Needs, Sides, next_step, second_copies, shorter, version_of
 
@@ -146,25 +146,18 @@ def _component_of(red: Red, sides: Sides) -> str:
     own = red.diagnosis.component
     if own in sides.changed:
         return own
-    if own == "torch ABI" and "torch" in sides.changed:
-        return "torch"
     return own or sides.stands_on(red.module)
 
 
 def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], before: str) -> Culprit:
     """A red composition without a red module gets the cause BOUNDARY; any other culprit stays as it is."""
     red = [name for name in USES if is_red(seen.get(name))]
-    if red or case.name != case.first.module or culprit.cause not in _OF_MODULES:
+    alone = all(name in seen and seen[name].outcome.is_good for name in USES)
+    if red or not alone or case.name != case.first.module or culprit.cause not in _OF_MODULES:
         return culprit
-    if all(name in seen and seen[name].outcome.is_good for name in USES):
-        says = "Each bridge module passes alone: the fault lies in their combination."
-        step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which "
-        step += f"the run passes is incompatible; stay on {before} until then"
-    elif culprit.cause is Cause.API and case.first.raised is None:  # a contract of the composition
-        says = "Not every bridge module was run beside it: the fault may lie in one module or in their combination."
-        step = f"run the bridge modules in both releases first (`nox -s h200_parity`); stay on {before} until then"
-    else:
-        return culprit
+    says = "Each bridge module passes alone: the fault lies in their combination."
+    step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which "
+    step += f"the run passes is incompatible; stay on {before} until then"
     summary = f"{culprit.summary} {says}"
     return culprit.model_copy(update={"cause": Cause.BOUNDARY, "summary": summary, "next_step": step})
 
@@ -258,5 +251,4 @@ def _entry_points(case: Case) -> tuple[str, ...]:
     if named := case.part.shows if case.part is not None else red.entries:
         order = (*USES.get(red.module, ()), *(name for names in USES.values() for name in names))
         return tuple(dict.fromkeys(name for name in order if name in named))
-    said = entries_in(red.raised.text) if red.raised else ()
-    return said or (() if red.module == FIREWALL else USES.get(red.module, ()))
+    return () if red.module == FIREWALL else USES.get(red.module, ())
