@@ -451,7 +451,8 @@ def _looks_through(witness: Red, layer: Red | None, seen: Mapping[str, Receipt])
         return holds and bool(applied) and not of_scope and all(one.kind is CheckKind.BACKEND for one in applied)
     if witness.raised is not None:
         trace = witness.raised.traceback
-        return "in is_judged" in trace or ("probes/fp8_linear.py" in trace and is_one_failure(witness, layer))
+        same = others_hold and "probes/fp8_linear.py" in trace and is_one_failure(witness, layer)
+        return same or "in is_judged" in trace
     of_layer = bool(witness.checks) and all(_OF_THE_LAYER.match(check.name) for check in witness.checks)
     return of_layer and others_hold and layer.has(CheckKind.NUMBERS, CheckKind.BACKEND)
 

@@ -152,12 +152,17 @@ def _component_of(red: Red, sides: Sides) -> str:
 def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], before: str) -> Culprit:
     """A red composition without a red module gets the cause BOUNDARY; any other culprit stays as it is."""
     red = [name for name in USES if is_red(seen.get(name))]
-    alone = all(name in seen and seen[name].outcome.is_good for name in USES)
-    if red or not alone or case.name != case.first.module or culprit.cause not in _OF_MODULES:
+    if red or case.name != case.first.module or culprit.cause not in _OF_MODULES:
         return culprit
-    says = "Each bridge module passes alone: the fault lies in their combination."
-    step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which "
-    step += f"the run passes is incompatible; stay on {before} until then"
+    if all(name in seen and seen[name].outcome.is_good for name in USES):
+        says = "Each bridge module passes alone: the fault lies in their combination."
+        step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which "
+        step += f"the run passes is incompatible; stay on {before} until then"
+    elif culprit.cause is Cause.API and case.first.raised is None:  # a contract of the composition
+        says = "Not every bridge module was run beside it: the fault may lie in one module or in their combination."
+        step = f"run the bridge modules in both releases first (`nox -s h200_parity`); stay on {before} until then"
+    else:
+        return culprit
     summary = f"{culprit.summary} {says}"
     return culprit.model_copy(update={"cause": Cause.BOUNDARY, "summary": summary, "next_step": step})
 
