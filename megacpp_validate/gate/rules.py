@@ -24,6 +24,7 @@ from ..evidence.receipt import Outcome, Receipt, cell_id, hash_code, read_time
 from ..evidence.store import ReceiptFile
 
 CLOCK_SKEW: Final = timedelta(minutes=5)  # between two machines
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 _CONTRADICTS: Final = (Outcome.FAIL, Outcome.ERROR, Outcome.IMPORT_ERROR)
 _DISOWNING: Final = (GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA)
 UNKNOWN: Final = "unknown"  # code of a receipt without a code hash
@@ -187,6 +188,8 @@ def _find_misfits(
         yield GateRule.UNREADABLE, one.problem or "it is not a receipt", hides
         return
     names = head.stack, head.target, head.probe
+    if odd := [name for name in names if not _NAME.fullmatch(name)]:
+        yield GateRule.NAME, f"it has the invalid name {odd[0][:80]!r}", hides
     if not one.stem == head.cell == cell_id(*names):
         text = f"it holds the cell {head.cell[:120]!r} of {cell_id(*names)[:120]!r}, and its file is {one.stem[:120]!r}"
         yield GateRule.NAME, text, hides
