@@ -72,17 +72,10 @@ REDS = (FAIL, FALLBACK, ERROR, TIMEOUT, IMPORT, BLOCKED)
 
 def session(*receipts: Receipt) -> ParityResult:
     return ParityResult(
-        tool="megacpp-validate 0.1.0",
-        target="h200",
-        stack="te2.20.2",
-        requested="te",
-        requested_because="Transformer Engine is the default on the target h200",
-        interpreter="/usr/bin/python3",
-        folder=".megacpp/receipts",
-        seed=3,
-        seconds=61.5,
-        receipts=receipts,
-    )
+        tool="megacpp-validate 0.1.0", target="h200", stack="te2.20.2", requested="te", folder=".megacpp/receipts",
+        requested_because="Transformer Engine is the default on the target h200", interpreter="/usr/bin/python3",
+        seed=3, seconds=61.5, receipts=receipts,
+    )  # fmt: skip
 
 
 ALL = session(GOOD, *REDS, NOT_RUN, UNSUPPORTED)

@@ -68,14 +68,11 @@ CHANGED: dict[tuple[str, str], tuple[set[Row], set[Row]]] = {
     ),
     # cuDNN older than 9.12.0 raises at import (common/__init__.py:39)
     ("2.19.0", "2.20.2"): (set(), {("imports", NEEDS, "pytorch", "")}),
+    # nothing that the bridge consumes changed: a repackaged release, a minor one, a patch
+    ("2.6.0", "2.6.0.post1"): (set(), set()),
+    ("2.12.0", "2.13.0"): (set(), set()),
+    ("2.14.0", "2.14.1"): (set(), set()),
 }
-
-# Nothing that the bridge consumes changed: a repackaged release, a minor one, a patch.
-UNCHANGED = [
-    ("2.6.0", "2.6.0.post1"),
-    ("2.12.0", "2.13.0"),
-    ("2.14.0", "2.14.1"),
-]
 
 # Followed by the bridge itself, or without effect on its calls: told when asked, never cried about.
 FOLLOWED = [
@@ -106,7 +103,7 @@ def rows_of(result: StaticResult, impact: Impact) -> set[Row]:
 
 SECOND_LOOKS = {
     ("1.12.0", "1.13.0"), ("2.1.0", "2.2.0"), ("2.2.0", "2.3.0"), ("2.3.0", "2.2.0"), ("2.5.0", "2.6.0"),
-    ("2.8.0", "2.9.0"),
+    ("2.8.0", "2.9.0"), ("2.6.0", "2.6.0.post1"), ("2.12.0", "2.13.0"), ("2.14.0", "2.14.1"),
 }  # fmt: skip
 PAIRS = [pytest.param(*pair, marks=pytest.mark.thorough if pair in SECOND_LOOKS else ()) for pair in CHANGED]
 
@@ -119,21 +116,9 @@ def test_what_changed_is_said_and_no_more(old: str, new: str, compare: Compare) 
     assert rows_of(result, Impact.RISK) == risk
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("old", "new"), UNCHANGED)
-def test_nothing_is_said_where_nothing_changed(old: str, new: str, compare: Compare) -> None:
-    assert not compare(old, new).findings
-
-
 @pytest.mark.parametrize(("old", "new", "module", "kind", "symbol"), FOLLOWED)
 def test_what_the_bridge_follows_is_harmless(
     old: str, new: str, module: str, kind: K, symbol: str, compare: Compare
 ) -> None:
     result = compare(old, new)
     assert (module, kind, symbol, "") in rows_of(result, Impact.HARMLESS)
-
-
-@pytest.mark.thorough
-def test_a_downgrade_is_said_to_be_one(compare: Compare) -> None:
-    assert compare("2.3.0", "2.2.0").downgrade
-    assert not compare("2.2.0", "2.3.0").downgrade

@@ -35,22 +35,15 @@ def static(
     old: str, new: str, verdicts: dict[str, ModuleVerdict | str], findings: tuple[Finding, ...] = (), **more: object
 ) -> StaticResult:
     """A result; a verdict that is a module's name is a cascade under it."""
-    rows = []
-    for module in MODULES:
-        verdict = verdicts.get(module, ModuleVerdict.CLEAN)
-        if isinstance(verdict, ModuleVerdict):
-            rows.append(ModuleResult(module=module, verdict=verdict))
-        else:
-            rows.append(ModuleResult(module=module, verdict=ModuleVerdict.CASCADE, under=verdict))
-    values: dict[str, object] = {"downgrade": False, **more}
-    return StaticResult(
-        tool="megacpp-validate 0.1.0",
-        old=source(old),
-        new=source(new),
-        modules=tuple(rows),
-        findings=findings,
-        **values,
-    )  # type: ignore[arg-type]
+    found = {module: verdicts.get(module, ModuleVerdict.CLEAN) for module in MODULES}
+    rows = tuple(
+        ModuleResult(module=module, verdict=verdict)
+        if isinstance(verdict, ModuleVerdict)
+        else ModuleResult(module=module, verdict=ModuleVerdict.CASCADE, under=verdict)
+        for module, verdict in found.items()
+    )
+    values: dict[str, object] = {"downgrade": False, "tool": "megacpp-validate 0.1.0", **more}
+    return StaticResult(old=source(old), new=source(new), modules=rows, findings=findings, **values)  # type: ignore[arg-type]
 
 
 def finding(
@@ -106,12 +99,10 @@ NEEDS = finding(
 )  # fmt: skip
 
 PERMUTE = static(
-    "2.14.1",
-    "2.15.0",
+    "2.14.1", "2.15.0",
     {"permute": ModuleVerdict.BREAKS, "attention": ModuleVerdict.RISK, "native_block": ModuleVerdict.RISK},
-    (REQUIRED, DEFAULT, HARMLESS),
-    not_consumed=41,
-)
+    (REQUIRED, DEFAULT, HARMLESS), not_consumed=41,
+)  # fmt: skip
 AUTOCAST = static("2.8.0", "2.9.0", {"imports": ModuleVerdict.RISK}, (FOLLOWED, MOVED), not_consumed=112)
 CASCADE = static(
     "2.20.2",
@@ -168,19 +159,13 @@ def bare(kind: ChangeKind, impact: Impact, **more: object) -> Finding:
 
 def every_finding() -> tuple[Finding, ...]:
     """Every kind of change with every impact, each about a symbol and at a place of its own."""
+    changes = [(kind, impact) for kind in ChangeKind for impact in Impact]
     return tuple(
         bare(
-            kind,
-            impact,
-            symbol=f"transformer_engine.pytorch.Thing{number}",
-            member="forward" if number % 2 else "",
-            parameter=f"width{number}",
-            before=at(f"{TE}/thing.py", 1000 + number),
-            after=at(f"{TE}/thing.py", 2000 + number),
-            call_sites=(at(f"{BRIDGE}/permute.py", 3000 + number),),
-            old=f"was{number}",
-            new=f"now{number}",
-            suggestion=f"transformer_engine.pytorch.Other{number}",
+            kind, impact, symbol=f"transformer_engine.pytorch.Thing{number}", member="forward" if number % 2 else "",
+            parameter=f"width{number}", before=at(f"{TE}/thing.py", 1000 + number),
+            after=at(f"{TE}/thing.py", 2000 + number), call_sites=(at(f"{BRIDGE}/permute.py", 3000 + number),),
+            old=f"was{number}", new=f"now{number}", suggestion=f"transformer_engine.pytorch.Other{number}",
         )
-        for number, (kind, impact) in enumerate((k, i) for k in ChangeKind for i in Impact)
-    )
+        for number, (kind, impact) in enumerate(changes)
+    )  # fmt: skip
