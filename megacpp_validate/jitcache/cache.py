@@ -30,7 +30,7 @@ from ..errors import EvidenceMissing, Exit, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 from . import layout
-from .layout import CacheChanged, JitCacheSize, Manifest, ManifestInvalid
+from .layout import CacheChanged, Manifest, ManifestInvalid
 
 _FILE_MODE: Final = 0o444
 _SHOWN: Final = 8
@@ -48,6 +48,7 @@ class JitCacheResult(Frozen):
         folder: ROOT/ARCH that was checked or exported, or that was made.
         manifest: hash of the manifest.
         stack: versions that the cache is for.
+        caches: library -> bytes.
         missing: tasks that are not in it.
         archive: of an export.
         variables: that put every cache there, of "open".
@@ -60,7 +61,7 @@ class JitCacheResult(Frozen):
     architecture: str
     manifest: str
     stack: dict[str, str] = Field(default_factory=dict)
-    caches: tuple[JitCacheSize, ...] = ()
+    caches: dict[str, int] = Field(default_factory=dict)
     missing: tuple[str, ...] = ()
     archive: str = ""
     variables: dict[str, str] = Field(default_factory=dict)

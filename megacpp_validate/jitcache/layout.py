@@ -24,7 +24,7 @@ import json
 import os
 import re
 import stat
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import file_digest, sha256
@@ -275,14 +275,6 @@ class JitCompile(Frozen):
     looked_for: str = ""
 
 
-class JitCacheSize(Frozen):
-    """Files and bytes of one library's cache."""
-
-    library: str
-    files: int
-    bytes: int
-
-
 class StackDifference(Frozen):
     """One thing in which a cache and a stack differ.
 
@@ -388,14 +380,12 @@ class Manifest(Frozen):
         return sum(file.bytes for file in self.files)
 
     @property
-    def sizes(self) -> tuple[JitCacheSize, ...]:
-        """Files and bytes, a row a library that has any."""
-        found: dict[str, list[int]] = defaultdict(list)
+    def sizes(self) -> dict[str, int]:
+        """Library -> bytes, of each that has a file."""
+        found = Counter[str]()
         for file in self.files:
-            found[library_of(file.path)].append(file.bytes)
-        return tuple(
-            JitCacheSize(library=name, files=len(sizes), bytes=sum(sizes)) for name, sizes in sorted(found.items())
-        )
+            found[library_of(file.path)] += file.bytes
+        return dict(sorted(found.items()))
 
 
 def describe_files(folder: Path) -> tuple[FileSeen, ...]:
@@ -499,7 +489,7 @@ def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode:
     """
     recorded = _list_fields(manifest.stack, manifest.architecture, manifest.mode)
     observed = _list_fields(stack, architecture, mode)
-    there, found = {size.library for size in manifest.sizes}, list[StackDifference]()
+    there, found = set(manifest.sizes), list[StackDifference]()
     for what, libraries in _AFFECTED.items():
         before, now = recorded.get(what, "not installed"), observed.get(what, "not installed")
         affected = there & set(libraries)

@@ -29,7 +29,7 @@ from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from . import layout
 from .cache import is_sealed, seal
-from .layout import JitCacheSize, JitCompile, Manifest, TaskDone, describe_files
+from .layout import JitCompile, Manifest, TaskDone, describe_files
 from .stack import (
     Answer,
     JitOptions,
@@ -81,10 +81,9 @@ class PrewarmResult(Frozen):
         interpreter: of the stack, in words.
         rows: in the order of the matrix.
         left_out: tasks of the target that this run did not do, and why not: "ID: reason".
-        caches: what lies there now.
+        caches: library -> bytes that lie there now.
         manifest: hash of the manifest; empty where the cache is not sealed.
         sealed: whether the folder is sealed now.
-        swept: files that no finished task owns, left by a run that was killed; they were removed.
         verdict: on the sealed cache; None where it was not verified.
     """
 
@@ -97,10 +96,9 @@ class PrewarmResult(Frozen):
     interpreter: str
     rows: tuple[JitTaskRow, ...] = ()
     left_out: tuple[str, ...] = ()
-    caches: tuple[JitCacheSize, ...] = ()
+    caches: dict[str, int] = Field(default_factory=dict)
     manifest: str = ""
     sealed: bool = False
-    swept: int = 0
     seconds: float = Field(default=0.0, ge=0.0)
     verdict: JitVerifyResult | None = None
 
@@ -168,7 +166,7 @@ def fill(
 
     answers = run_tasks(selected.tasks, run, options.jobs, stack.processes, report)
     rows = tuple(_row(task, answers[task.id]) for task in selected.tasks)
-    fields: dict[str, Any] = {"rows": rows, "swept": progress.swept, "caches": progress.manifest.sizes}
+    fields: dict[str, Any] = {"rows": rows, "caches": progress.manifest.sizes}
     if any(row.state is JitTaskState.FAILED for row in rows):  # it may have left half a file: the next one sweeps
         return fields
     done = {task.id for task in progress.manifest.tasks}
@@ -196,12 +194,10 @@ class Progress:
 
     Attributes:
         manifest: what lies there, and which tasks are finished.
-        swept: files that were removed.
     """
 
     folder: Path
     manifest: Manifest
-    swept: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:
@@ -225,7 +221,6 @@ class Progress:
             found = {(file.path, file.sha256) for file in describe_files(self.folder)}
             for path, _ in found - recorded:
                 (self.folder / path).unlink()
-            self.swept = len(found - recorded)
             if recorded <= found:
                 self.manifest = self.manifest.model_copy(update={"tasks": earlier.tasks})
         layout.remove_temporary(self.folder)

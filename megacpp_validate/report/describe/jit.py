@@ -40,12 +40,11 @@ def describe_prewarm(result: PrewarmResult) -> Document:
     """A row a task, the reason of each failure, and what the caches hold now."""
     verdict = result.verdict
     cases = list_cases(result.rows, "prewarm", "task", "state", "reason")
-    facts = list_fields(result, "folder left_out swept manifest sealed interpreter seconds")
+    facts = list_fields(result, "folder left_out caches manifest sealed interpreter seconds")
     blocks: tuple[Block, ...] = (
         tabulate(result.rows, "task state seconds compiled hits"),
         *(case for case in cases if case.message),
         *(describe_verify(verdict).blocks if verdict else ()),
-        tabulate(result.caches, "library files bytes"),
         tabulate_facts(facts),
     )
     summary = (
@@ -107,14 +106,14 @@ def _list_notes(result: JitVerifyResult) -> Iterator[str]:
 
 def describe_cache(result: JitCacheResult) -> Document:
     """What was done and what the cache is; variables as a shell reads them."""
-    names = "folder manifest stack missing archive"
+    names = "folder manifest stack caches missing archive"
     blocks: tuple[Block, ...] = (
         tabulate_facts(list_fields(result, names)),
-        tabulate(result.caches, "library files bytes"),
         Preformatted("\n".join(f"export {name}={value}" for name, value in result.variables.items())),
     )
-    summary = f"Done: {count(sum(cache.files for cache in result.caches), 'file')}, every hash right."
-    return Document(f"JIT cache of {result.architecture}: {result.deed}", summary, good("done"), blocks)
+    return Document(
+        f"JIT cache of {result.architecture}: {result.deed}", "Done: every hash is right.", good("done"), blocks
+    )
 
 
 def _describe_differences(differences: tuple[StackDifference, ...], target: str) -> tuple[Diagnostic, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.jitcache.cache import JitCacheResult
-from megacpp_validate.jitcache.layout import JitCacheSize, JitCompile, StackDifference
+from megacpp_validate.jitcache.layout import JitCompile, StackDifference
 from megacpp_validate.jitcache.prewarm import JitTaskRow, JitTaskState, PrewarmResult
 from megacpp_validate.jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow
 from megacpp_validate.report.describe.jit import describe_cache, describe_prewarm, describe_verify
@@ -31,9 +31,8 @@ def test_prewarm(snapshot: SnapshotAssertion) -> None:
         JitTaskRow(task="triton", library="triton", state=JitTaskState.DONE),
         JitTaskRow(task="smoke", library="inductor", state=JitTaskState.FAILED, reason="signal 6"),
     )
-    sizes = (JitCacheSize(library="fa4", files=2, bytes=3 * 2**20),)
     result = PrewarmResult(
-        target="h200", interpreter="python", rows=rows, caches=sizes, swept=1, left_out=("x: not named",), **WHERE
+        target="h200", interpreter="python", rows=rows, caches={"fa4": 3 * 2**20}, left_out=("x: not named",), **WHERE
     )
     assert render_markdown(describe_prewarm(result)) == snapshot
 
