@@ -10,7 +10,6 @@ from megacpp_validate.errors import WrongArguments
 from megacpp_validate.jitcache.layout import (
     LIBRARIES,
     CacheChanged,
-    arch_folder,
     cache_variables,
     list_files,
     require_usable,
@@ -27,12 +26,6 @@ def test_every_cache_lies_below_root_and_architecture() -> None:
     for nvrtc, flag, mode in ((True, "1", "nvrtc"), (False, "0", "nvcc")):
         said = cache_variables("/r", "sm_90a", nvrtc=nvrtc)
         assert (said["DG_JIT_USE_NVRTC"], said["MEGACPP_JIT_MODE"]) == (flag, mode)
-
-
-@pytest.mark.parametrize("arch", ["", "..", "sm_90a/..", "/etc", "sm_", "sm_90x"])
-def test_what_is_no_architecture_is_no_folder(arch: str) -> None:
-    with pytest.raises(WrongArguments, match="not an architecture"):
-        arch_folder(Path("/r"), arch)
 
 
 def test_locks_and_what_is_half_written_do_not_count(tmp_path: Path) -> None:

@@ -145,13 +145,10 @@ def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(cata
     assert check_sealed(folder)[0].missing == ("smoke_small_experts_4",)
 
 
-@pytest.mark.parametrize(("verdict", "code"), [
-    (JitVerdict.WARM, Exit.OPEN), (JitVerdict.COMPILED, Exit.CLOSED), (JitVerdict.NOT_RUN, Exit.EVIDENCE_MISSING),
-])  # fmt: skip
-def test_a_prewarm_is_worth_what_the_verdict_on_its_cache_is(verdict: JitVerdict, code: Exit) -> None:
+def test_a_prewarm_is_worth_what_the_verdict_on_its_cache_is() -> None:
     said = {"tool": "t", "target": "h200", "architecture": "sm_90a", "folder": "f", "mode": "nvcc", "interpreter": "i"}
-    row = JitTaskRow(task="a", library="fa4", state=JitTaskState.DONE)
-    verified = JitVerifyResult(**said, manifest="m", rows=(JitVerifyRow(task="a", verdict=verdict),))
-    assert PrewarmResult(**said, rows=(row,), verdict=verified).exit is code
-    for state, alone in ((JitTaskState.FAILED, Exit.CLOSED), (JitTaskState.NOT_RUN, Exit.EVIDENCE_MISSING)):
-        assert PrewarmResult(**said, rows=(row, row.model_copy(update={"state": state}))).exit is alone
+    done = JitTaskRow(task="a", library="fa4", state=JitTaskState.DONE)
+    cold = JitVerifyResult(**said, manifest="m", rows=(JitVerifyRow(task="a", verdict=JitVerdict.COMPILED),))
+    assert PrewarmResult(**said, rows=(done,), verdict=cold).exit is Exit.CLOSED
+    for state, code in ((JitTaskState.FAILED, Exit.CLOSED), (JitTaskState.NOT_RUN, Exit.EVIDENCE_MISSING)):
+        assert PrewarmResult(**said, rows=(done, done.model_copy(update={"state": state}))).exit is code

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -112,14 +110,3 @@ def test_side_by_side_and_those_that_train_alone() -> None:
     assert {task: answer.seconds for task, answer in answers.items()} == {TASK.id: 0.0, LONGER.id: 50.0, "smoke": 99.0}
     assert begun == [LONGER.id, TASK.id, "smoke"]
     assert len(told) == 3
-
-
-def test_a_full_disk_stops_the_others(tmp_path: Path) -> None:
-    processes = Processes()
-
-    def run(task: PrewarmTask) -> Answer:
-        raise OSError(28, os.strerror(28), str(tmp_path))
-
-    with pytest.raises(OSError, match="No space left"):
-        run_tasks([TASK, LONGER], run, 1, processes, lambda _: None)
-    assert processes._stopped
