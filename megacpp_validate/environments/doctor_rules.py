@@ -43,11 +43,6 @@ class Weight(StrEnum):
     RISK = "risk"  # it may fail, depending on what is called
     NOTE = "note"  # nothing fails because of it
 
-    @property
-    def rank(self) -> int:
-        """0 for the worst."""
-        return list(Weight).index(self)
-
 
 # What a difference is about.
 Aspect = Literal["import", "missing", "version", "second copy", "symbol", "library", "torch ABI", "Python ABI",
@@ -281,7 +276,7 @@ def judge_host(host: Host) -> tuple[Difference, ...]:
         found += [*_judge_runtimes(host), *_judge_second_files(host)]
 
     def order(one: Difference) -> tuple[int, int]:
-        return one.weight.rank, host.modules.index(one.breaks[0]) if one.breaks else len(host.modules)
+        return list(Weight).index(one.weight), host.modules.index(one.breaks[0]) if one.breaks else len(host.modules)
 
     return tuple(sorted(dict.fromkeys(found), key=order))
 

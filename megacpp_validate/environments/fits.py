@@ -261,13 +261,10 @@ def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Ma
         if part.brought_by == _ASKED and name not in names:
             near = get_close_matches(name, names, n=1)
             step = f"write {near[0]}, if you mean that" if near else "leave it out, or add a row for it"
-            says, rows = (
-                "no row knows this name, so nothing is compared with it",
-                "matrix/needs.toml, matrix/images.toml",
-            )
             yield _compare(
-                stack, "no-row", name, "a name that a row knows", says, step, rows, verdict=FitVerdict.UNKNOWN
-            )
+                stack, "no-row", name, "a name that a row knows", "no row knows it, so nothing is compared with it",
+                step, "matrix/needs.toml, matrix/images.toml", verdict=FitVerdict.UNKNOWN,
+            )  # fmt: skip
 
 
 def _judge_release(stack: Stack, te: Version, releases: list[Version]) -> Iterator[Fit]:

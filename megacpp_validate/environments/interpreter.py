@@ -35,7 +35,6 @@ from ..process import Call, Processes, run_command
 
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 VARIABLE: Final = "MEGACPP_PYTHON"
-_FOLDER: Final = "MEGACPP_ENVIRONMENTS"
 _CHANGE_WHAT_RUNS: Final = (
     "CUBLAS", "CUDA_", "CUDNN_", "CUTE_DSL_", "DG_", "FLASH_ATTENTION_", "LD_LIBRARY_PATH", "LD_PRELOAD", "MEGACPP_",
     "NCCL_", "NVIDIA_", "NVTE_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_",
@@ -43,7 +42,7 @@ _CHANGE_WHAT_RUNS: Final = (
 # Where a tool keeps things does not change what runs; what lies there is hashed by itself.
 ONLY_PLACES: Final = frozenset({
     "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "DG_JIT_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
-    "MEGACPP_CACHE_DIR", "MEGACPP_ENVIRONMENTS", "MEGACPP_JIT_DRIVER_CACHE", "MEGACPP_JIT_ROOT", "MEGACPP_OVERLAYS",
+    "MEGACPP_CACHE_DIR", "MEGACPP_JIT_DRIVER_CACHE", "MEGACPP_JIT_ROOT", "MEGACPP_OVERLAYS",
     "MEGACPP_PYTHON", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
     "TRITON_CACHE_DIR", "TRITON_HOME",
 })  # fmt: skip
@@ -213,7 +212,7 @@ def host_interpreter(variables: Mapping[str, str], wanted: str = "") -> Interpre
     python = str(Path(found or sys.executable).absolute())
     if python == sys.executable:
         return own_interpreter(variables)
-    return InterpreterEnvironment((python,), _with_package(variables, show_package(variables)), because)
+    return InterpreterEnvironment((python,), _with_package(variables, show_package()), because)
 
 
 def _first_on_path(path: str) -> str | None:
@@ -225,11 +224,11 @@ def _first_on_path(path: str) -> str | None:
     return None
 
 
-def show_package(variables: Mapping[str, str]) -> Path:
+def show_package() -> Path:
     """A folder that shows this package and nothing else to Python: the checkout, or one with a link to the package."""
     if (PACKAGE.parent / "pyproject.toml").is_file():
         return PACKAGE.parent
-    door = environments_folder(variables) / f"door-{hash_parts((str(PACKAGE),))[:12]}"
+    door = Path(platformdirs.user_cache_dir("megacpp-validate"), f"package-{hash_parts((str(PACKAGE),))[:12]}")
     door.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):  # of an earlier run, or one beside this
         (door / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
@@ -317,12 +316,6 @@ def _join(first: Sequence[Path], then: str) -> str:
 
 
 # --- what an environment is made of -----------------------------------------------------------------------------------
-
-
-def environments_folder(variables: Mapping[str, str]) -> Path:
-    """The user's environments: where `MEGACPP_ENVIRONMENTS` points, else in the user's cache folder."""
-    named = variables.get(_FOLDER, "")
-    return Path(named).absolute() if named else Path(platformdirs.user_cache_dir("megacpp-validate"), "envs")
 
 
 def hash_parts(parts: Sequence[str]) -> str:

@@ -152,14 +152,10 @@ def find_environments(overlays: Sequence[Path], variables: Mapping[str, str], py
     overlaid = [_try_overlay(host, place, common) for place in releases]
     own = _read_release(host.about.path)
     mine = [] if own is None else [Found(own, host.shown, host if own else None, "" if own else _UNREADABLE)]
-    usable: dict[Version, Found] = {}
-    others: list[Found] = []
-    for found in (*overlaid, *mine, *every):
-        if found.environment is None:
-            others.append(found)
-        elif (first := usable.setdefault(Version(found.release), found)) is not found:
-            reason = f"{first.place} has the same release, and comes first"
-            others.append(Found(found.release, found.place, None, reason))
+    every = [*overlaid, *mine, *every]
+    # Of two places with one release the first counts.
+    usable = {Version(found.release): found for found in reversed(every) if found.environment is not None}
+    others = [found for found in every if found.environment is None]
     return (*(usable[version] for version in sorted(usable)), *others)
 
 
@@ -186,8 +182,6 @@ def _try_overlay(host: InterpreterEnvironment, place: Path, common: Sequence[Pat
     suffixes = {file.name.removeprefix(_EXTENSION) for file in built}
     if not release:
         reason = _UNREADABLE
-    elif not (place / _PACKAGE / "__init__.py").is_file():
-        reason = f"{_PACKAGE} has no __init__.py; it was not unpacked to the end"
     elif suffixes and not suffixes & {host.about.suffix, ".abi3.so", ".so"}:
         reason = f"its torch extension is built for {', '.join(sorted(suffixes))}, and {host.shown} loads "
         reason += f"{host.about.suffix}. Next step: give the Python that it was built for with --python"

@@ -64,7 +64,7 @@ def test_the_variables_that_change_what_runs(name: str) -> None:
 def test_the_places_of_this_project_have_the_names_that_it_reads() -> None:
     """A variable under another name would make every receipt one of another environment."""
     text = "".join(file.read_text() for file in Path(interpreter.__file__).parents[1].rglob("*.py"))
-    names = [name for name in interpreter._ONLY_PLACES if name.startswith("MEGACPP_")]
+    names = [name for name in interpreter.ONLY_PLACES if name.startswith("MEGACPP_")]
     assert all(len(re.findall(rf"{name}\b", text)) > 1 for name in names)
 
 
@@ -85,7 +85,10 @@ def test_a_link_in_another_folder_is_the_same_environment(tmp_path: Path, monkey
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    places = (str(tmp_path / name) for name in ("one", "two"))
-    one, two = (host_interpreter({"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": place}, str(python)) for place in places)
+    made = []
+    for name in ("one", "two"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        made.append(host_interpreter({"PATH": os.defpath}, str(python)))
+    one, two = made
     assert one.variables["PYTHONPATH"] != two.variables["PYTHONPATH"]
     assert one.identity == two.identity

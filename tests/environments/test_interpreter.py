@@ -69,9 +69,8 @@ def test_an_installed_package_is_reached_through_a_door_that_shows_nothing_else(
     (site / "megacpp_validate" / "__init__.py").write_text("HERE = True\n")
     (site / "pydantic.py").write_text("raise SystemExit('of another Python')\n")
     monkeypatch.setattr(interpreter, "PACKAGE", site / "megacpp_validate")
-    made = host_interpreter(
-        {"PATH": "", "MEGACPP_ENVIRONMENTS": str(tmp_path / "envs")}, str(fake_python(tmp_path / "host"))
-    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = host_interpreter({"PATH": ""}, str(fake_python(tmp_path / "host")))
     code = "import megacpp_validate, pydantic; print(megacpp_validate.HERE, pydantic.VERSION[:2])"
     done = subprocess.run(
         [*made.python, "-P", "-c", code], env=dict(made.variables), capture_output=True, text=True, check=False
