@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import time
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -152,22 +151,16 @@ def gather_inputs(images: Images, image: Image, root: Path) -> LockInputs:
         wanted += _read_group(project["dependency-groups"], group)
     lifted, removed = {row.name for row in image.over}, {row.name for row in image.removes}
     rows = base.distributions
+    pinned = [row for row in images.compiled if image.pinned.get(row.name) == row.version]
     return LockInputs(
-        target=image.target,
-        base=base.id,
-        python=base.python,
+        target=image.target, base=base.id, python=base.python, requirements=tuple(sorted(_join_same(wanted))),
         platform=f"{MACHINES[image.platform]}-manylinux_{base.glibc.replace('.', '_')}",
-        requirements=tuple(sorted(_join_same(wanted))),
         provided={name: version for name, version in rows.items() if name not in lifted | removed},
         over={name: version for name, version in rows.items() if name in lifted},
         removed={name: version for name, version in rows.items() if name in removed},
         excluded=tuple(sorted(base.stands_for)),
-        compiled={
-            f"{row.name}=={row.version}": tuple(row.requires)
-            for row in images.compiled
-            if image.pinned.get(row.name) == row.version
-        },
-    )
+        compiled={f"{row.name}=={row.version}": tuple(row.requires) for row in pinned},
+    )  # fmt: skip
 
 
 def _read_project(root: Path) -> dict[str, Any]:
@@ -212,7 +205,6 @@ class LockResult(Frozen):
     fits: tuple[StackFit, ...] = ()
     refusals: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
-    seconds: float = 0.0
 
     @property
     def exit(self) -> Exit:
@@ -241,17 +233,14 @@ def run_lock(
 
     Args:
         targets: images whose locks are made; empty for all of them, the pins and the other locks.
-        upgrade: names of packages to take anew, "*" for all.
+        upgrade: names of packages to take anew, "*" for all; without effect on a check.
         check: compare with the matrix; write nothing, and ask neither index nor registry.
 
     Raises:
-        ImageRefused: an argument or the matrix is wrong, or a registry has no such tag.
+        ImageRefused: a target or the matrix is wrong, or a registry has no such tag.
         NoEnvironment: uv is missing, or makes no lock.
         OSError: the disk is full.
     """
-    started = time.monotonic()
-    if check and upgrade:
-        raise ImageRefused("--check does not take --upgrade. Next step: leave it out.")
     upgrades = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
     lines, fits, texts = list[LockLine](), list[StackFit](), dict[str, str]()
     pins = () if targets and not check else read_pins(rows.images, None if check else rows.variables)
@@ -272,7 +261,6 @@ def run_lock(
         refusals.append(f"{BAKE_FILE} does not match the matrix and the locks. {_STEP}")
     result = LockResult(
         tool=rows.tool, check=check, pins=pins, locks=tuple(lines), fits=tuple(fits), refusals=tuple(refusals),
-        seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
     if check or result.exit is not Exit.OPEN:
         return result
