@@ -86,12 +86,3 @@ def test_it_is_its_formula_forward_and_backward(name: str, groups: int) -> None:
         torch.autograd.grad(seen, given, upstream), torch.autograd.grad(wanted, given, upstream), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-
-
-def test_wrong_input_is_refused_with_the_next_step() -> None:
-    with pytest.raises(ValueError, match=r"8 query heads cannot share 3.*must divide"):
-        make_block(3)
-    with pytest.raises(ValueError, match=r"takes rows \[B, T, hidden\]; it was given \(11, 24\)"):
-        make_block()(make_rows()[0])
-    with pytest.raises(ValueError, match="the rotary tables hold 4"):
-        make_block()(make_rows(), rope=tables(4))

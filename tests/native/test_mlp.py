@@ -139,18 +139,3 @@ def test_a_norm_mlp_is_a_norm_and_an_mlp_under_the_real_names(
     assert names == {"layer_norm_weight", "fc1_weight", "fc2_weight"} | shifts
     theirs = read_te(wheel_of, "pytorch/module/layernorm_mlp.py")
     assert all(re.search(rf'register_parameter\(\s*"{name}"', theirs) for name in names)
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: MLP(4, 4, activation="swish"), r"no activation is called 'swish'.*gelu, .*swiglu"),
-        (lambda: activation(make(2, 4), "swiglu"), "call gated_activation"),
-        (lambda: gated_activation(make(2, 4), "gelu"), "call activation"),
-        (lambda: gated_activation(make(2, 5), "swiglu"), r"\(2, 5\) ends in an odd width"),
-        (lambda: NormMLP(4, 4, eps=-1.0), "eps is -1.0"),
-    ],
-)
-def test_wrong_input_is_refused_with_the_next_step(call: Callable[[], Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        call()

@@ -105,19 +105,3 @@ def test_the_block_is_what_it_says(length: int) -> None:
         # The first step has nothing to forget.
         assert other.any() or (length == 1 and name == "forget_bias")
         assert close(one, other)
-
-
-def test_wrong_input_is_refused_with_the_shapes_that_are_wanted() -> None:
-    query, key, value, gate_in, forget = make(6)
-    run = matrix_recurrence_chunked
-    refusals = {
-        r"key \(2, 6, 3, 3\)": lambda: run(query, key[..., :3], value, gate_in, forget, chunk=4),
-        r"value \(2, 5, 3, 5\)": lambda: run(query, key, value[:, 1:], gate_in, forget, chunk=4),
-        r"input_gate \(2, 6, 3, 1\)": lambda: run(query, key, value, gate_in[..., None], forget, chunk=4),
-        r"T and a chunk of 1": lambda: run(*(item[:, :0] for item in (query, key, value, gate_in, forget)), chunk=4),
-        r"a chunk of 0": lambda: run(query, key, value, gate_in, forget, chunk=0),
-        r"\[B, T, 8\] and got \(2, 8\)": lambda: block_of()(torch.zeros(2, 8)),
-    }
-    for words, call in refusals.items():
-        with pytest.raises(ValueError, match=words):
-            call()

@@ -24,17 +24,13 @@ def main() -> None:
 
         total = torch.full((3,), float(rank.rank))
         distributed.all_reduce(total)
-        if WHAT == "slow-start":  # a build that gives no sign of life
-            time.sleep(4)
         rank.beat(3)
         if WHAT == "slow":
             for step in range(1000):
                 rank.beat(step)
                 time.sleep(0.05)
-        if WHAT in ("leaves-child", "waits"):
+        if WHAT == "leaves-child":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-        if WHAT == "waits":
-            time.sleep(100)
         if LAST:
             fail()
         distributed.all_reduce(total, distributed.ReduceOp.MAX)

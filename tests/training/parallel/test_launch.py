@@ -60,48 +60,32 @@ def test_ranks_that_end_well_leave_receipts_and_logs(tmp_path: Path, ranks: int)
     assert record.last.shape == "float32[3]"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_killed_rank_is_named_and_the_others_are_not(tmp_path: Path, ranks: int) -> None:
-    end, last = run("leaves-child", tmp_path, ranks=ranks), ranks - 1
-    assert (end.ending, end.culprits) == ("died", (last,)), end.words
-    assert f"At fault: rank {last}." in end.words
-    group = ", ".join(map(str, range(ranks)))
-    line = f"rank {last} ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks {group} (left)"
-    assert line in end.words
-    assert processes_of(tmp_path) == []
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, ranks: int) -> None:
-    end, last = run("hangs", tmp_path, ranks=ranks, limits=Limits(whole=100, silent=2)), ranks - 1
-    assert (end.ending, end.culprits) == ("hung", (last,)), end.words
-    group = ", ".join(map(str, range(ranks)))
-    assert f"rank {last} was ended; last collective: all_reduce float32[3] #1 of ranks {group} (left)" in end.words
-    assert f"rank 0 was ended; last collective: all_reduce float32[3] #2 of ranks {group} (inside)" in end.words
-    assert "no rank gave a sign of life for 2 s" in end.words
-    assert "launched_rank.py" in end.words  # where the rank stood
-    assert processes_of(tmp_path) == []
+QUICK = Limits(whole=100, silent=2)
+LATE = Limits(100, 100, joining=12)
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "ranks", "limits", "ending", "words"),
     [
-        ("raises", "rank 1 ended by exit status 1; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left); "
-            "ValueError: a planted fault"),
-        ("exits", "rank 1 ended by exit status 7"),
+        ("leaves-child", 2, ENOUGH, "died", ["{last} ended by SIGKILL; last collective: {first} (left)"]),
+        ("leaves-child", 4, ENOUGH, "died", ["{last} ended by SIGKILL; last collective: {first} (left)"]),
+        ("hangs", 2, QUICK, "hung", ["no rank gave a sign of life for 2 s", "launched_rank.py"]),  # where it stood
+        ("hangs", 4, QUICK, "hung", ["{last} was ended; last collective: {first} (left)",
+            "rank 0 was ended; last collective: all_reduce float32[3] #2 of ranks 0, 1, 2, 3 (inside)"]),
+        ("raises", 2, ENOUGH, "died", ["{last} ended by exit status 1; last collective: {first} (left); "
+            "ValueError: a planted fault"]),
+        ("exits", 2, ENOUGH, "died", ["{last} ended by exit status 7"]),
+        ("never-joins", 2, LATE, "hung", ["not every rank had joined after 12 s"]),
     ],
 )  # fmt: skip
-def test_who_fails_is_named(tmp_path: Path, what: str, words: str) -> None:
-    end = run(what, tmp_path)
-    assert (end.ending, end.culprits) == ("died", (1,)), end.words
-    assert words in end.words
-    assert processes_of(tmp_path) == []
-
-
-def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
-    end = run("never-joins", tmp_path, limits=Limits(100, 100, joining=12))
-    assert (end.ending, end.culprits) == ("hung", (1,)), end.words
-    assert "not every rank had joined after 12 s" in end.words
+def test_the_last_rank_is_named_and_the_others_are_not(
+    tmp_path: Path, what: str, ranks: int, limits: Limits, ending: str, words: list[str]
+) -> None:
+    end, last = run(what, tmp_path, ranks=ranks, limits=limits), ranks - 1
+    assert (end.ending, end.culprits) == (ending, (last,)), end.words
+    first = f"all_reduce float32[3] #1 of ranks {', '.join(map(str, range(ranks)))}"
+    for one in [f"At fault: rank {last}.", *words]:
+        assert one.format(last=f"rank {last}", first=first) in end.words
     assert processes_of(tmp_path) == []
 
 
