@@ -22,7 +22,7 @@ from megacpp_validate.training import (  # noqa: E402
 )
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
-from megacpp_validate.training.model import HybridModel, Scopes, _draw_expert, build_layer  # noqa: E402
+from megacpp_validate.training.model import HybridModel, Scopes, build_layer  # noqa: E402
 from megacpp_validate.training.parallel.plan import ParallelPlan, Spread  # noqa: E402
 from megacpp_validate.training.sizes import (  # noqa: E402
     Forms,
@@ -57,16 +57,6 @@ def bound(size: Size) -> float:
     _, narrow = run(size, Build(PRESETS["off"], torch.float32))
     _, wide = run(size)
     return 2 * 16 * far(narrow, wide) * 2.0**-53 / 2.0**-24
-
-
-def test_an_expert_is_drawn_by_its_number_on_every_plan() -> None:
-    size = read_size("tiny")
-    whole = build_layer("E", size, EXACT, seed=3, name="layers.2").native_state_dict()
-    for number in range(size.num_experts):
-        up, down = _draw_expert(size, 3, "layers.2", number)
-        assert torch.equal(whole["up.weight"][number], up.double())
-        assert torch.equal(whole["down.weight"][number], down.double())
-    assert not torch.equal(whole["up.weight"][0], whole["up.weight"][1])
 
 
 @pytest.mark.parametrize("moe", ["padded", "jagged"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
+from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import HybridModel  # noqa: E402
@@ -135,8 +137,8 @@ def noted(into: list[str]) -> Iterator[None]:
     ],
 )
 def test_zones_stay_in_bf16_and_the_rest_shares_one_scope(first: int, last: int, expected: list[str]) -> None:
-    """Large letters ran in low precision, by Transformer Engine's own state."""
-    size = read_size("tiny", bf16_first=first, bf16_last=last)
+    """Large letters ran in low precision, by Transformer Engine's own state; the MTP head never does."""
+    size = read_size("tiny", bf16_first=first, bf16_last=last, mtp=last > 0)
     model = HybridModel(size, Build(PRODUCTION, torch.bfloat16, recipe="delayed"), seed=0)
     ran: list[str] = []
     for letter, layer in zip(size.letters, model.layers, strict=True):
@@ -146,6 +148,10 @@ def test_zones_stay_in_bf16_and_the_rest_shares_one_scope(first: int, last: int,
             ran.append(letter if scope is not None and scope.is_low else letter.lower())
 
         layer.register_forward_pre_hook(note)
-    model.norm.register_forward_pre_hook(lambda *_: ran.append("norm" if current_scope() is None else "NORM"))
+    model.norm.register_forward_pre_hook(lambda *_: ran.append("norm" if current_scope() is None else "kept out"))
     model.losses(read(size), scope=lambda: noted(ran)).total.backward()
-    assert ran == [*expected, "norm"]
+    assert ran == [*expected, "norm", *(["r", "kept out"] if last else [])]
+    if not last:
+        shared = HybridModel(replace(size, mtp=True), model.build, seed=0)
+        with pytest.raises(WrongSize, match="bf16_last 1 or more"):
+            shared.losses(read(size), scope=lambda: noted(ran))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
-from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
-from megacpp_validate.training import WrongSize  # noqa: E402
+from megacpp_validate.bridge.features import PRESETS  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import (  # noqa: E402
@@ -63,24 +60,3 @@ def test_it_is_the_head_of_the_paper_on_any_last_layer(last: str) -> None:
 
 def _first(layer: Any) -> str:
     return max(layer.named_parameters(), key=lambda named: named[1].numel())[0]
-
-
-@pytest.mark.usefixtures("te_double")
-def test_it_stays_out_of_low_precision_or_is_refused() -> None:
-    scope = partial(low_precision, target="cpu", amax_reduction_group=None, recipe="delayed")
-    build = Build(PRODUCTION, torch.bfloat16, recipe="delayed")
-    size = read_size("tiny", pattern="AMA", mtp=True)
-    model = HybridModel(size, build, seed=0)
-    seen: list[bool] = []
-
-    def note(*_: Any) -> None:
-        now = current_scope()
-        seen.append(now is not None and now.is_low)
-
-    for part in (model.layers[1], model.layers[-1], model.mtp):
-        part.register_forward_pre_hook(note)
-    model.losses(read(size), scope=scope).total.backward()
-    assert seen == [True, False, False, False]
-    whole = HybridModel(read_size("tiny", pattern="AMA", mtp=True, bf16_last=0), build, seed=0)
-    with pytest.raises(WrongSize, match="bf16_last 1 or more"):
-        whole.losses(read(size), scope=scope)
