@@ -37,3 +37,11 @@ def plain(activation: Any = "swiglu", eps: float = 1e-5) -> ABlock:
     block = ABlock(*SIZES.values(), activation=activation, eps=eps)
     block.load_state_dict(state(activation))
     return block
+
+
+class Recorder(torch.nn.Module):
+    """Stands for one of TE's classes and keeps what it was made with."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.given = given

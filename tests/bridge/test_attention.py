@@ -22,7 +22,7 @@ from megacpp_validate.bridge.errors import (
     WrongTarget,
 )
 from megacpp_validate.native.attention import reference_attention
-from megacpp_validate.probes.references import attend, visible
+from tests.bridge.small_blocks import Recorder
 
 HEADS, GROUPS, WIDTH, LENGTH = 4, 2, 16, 20
 
@@ -93,112 +93,73 @@ def test_the_decision_follows_the_call(calls: Calls) -> None:
 
 
 def test_tensor_parallel_heads_are_this_ranks(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed: dict[str, Any] = {}
-
-    class Recorder(torch.nn.Module):
-        def __init__(self, **given: Any) -> None:
-            super().__init__()
-            passed.update(given)
-
-    group = object()
     monkeypatch.setattr(module.te.dot_product_attention, "_found", (Recorder, ""))
-    layer = make(tp_size=2, tp_group=group)
+    wanted = {"num_attention_heads": HEADS, "num_gqa_groups": GROUPS, "tp_size": 2, "tp_group": object()}
+    layer = make(tp_size=2, tp_group=wanted["tp_group"])
     assert (layer.heads, layer.groups) == (2, 1)
-    assert {name: passed[name] for name in ("num_attention_heads", "num_gqa_groups", "tp_size", "tp_group")} == {
-        "num_attention_heads": HEADS, "num_gqa_groups": GROUPS, "tp_size": 2, "tp_group": group,
-    }  # fmt: skip
-
-
-ROUTED = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-PLAIN: dict[str, dict[str, Any]] = {
-    "scale": {},
-    "window": {"window": 7},
-    "window and cap": {"window": 7, "softcap": 0.5},
-    "documents and cap": {"doc_ids": documents(), "softcap": 0.5},
-    "documents, not causal": {"doc_ids": documents(), "causal": False},
-    "cap, not causal": {"softcap": 0.5, "causal": False},
-    "blocks": {"block_mask": ROUTED.tril(), "block_size": 5},
-    "blocks, not causal": {"block_mask": ROUTED.tril(), "block_size": 5, "causal": False},
-}
-
-
-@pytest.mark.parametrize("scale", [None, 0.2])
-@pytest.mark.parametrize("options", PLAIN.values(), ids=PLAIN)
-def test_the_native_path_computes_what_was_asked_for(options: dict[str, Any], scale: float | None) -> None:
-    given = tensors()
-    named = {name: value for name, value in options.items() if name != "softcap"}
-    seen = visible(2, HEADS, LENGTH, **named)
-    wanted = attend(*given, seen, scale=scale, softcap=options.get("softcap"))
-    layer = make(softmax_scale=scale)
-    made = layer(*given, **options)
-    assert layer.choice.observed == "sdpa"
-    torch.testing.assert_close(made, wanted)
-    upstream = torch.randn_like(made)
-    for one, other in zip(*(torch.autograd.grad(out, given, upstream) for out in (made, wanted)), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-# --- state -------------------------------------------------------------------------------------------------
+    (recorder,) = (part for part in layer.modules() if isinstance(part, Recorder))
+    assert recorder.given.items() >= wanted.items()
 
 
 # --- wrong input -------------------------------------------------------------------------------------------
 
 
-def wrong(call: Callable[[Attention, Any, Any], Any]) -> Callable[[], Any]:
-    def run() -> Any:
-        query, key, _ = tensors(torch.float32)
-        return call(make(), query, key)
-
-    return run
-
-
-WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
-    "batch": (WrongShape, wrong(lambda layer, q, k: layer(q, k[:1], k[:1]))),
-    "value-length": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k[:, :, :8]))),
-    "two-devices": (WrongTarget, wrong(lambda layer, q, k: layer(q, k.to("meta"), k))),
-    "packed-and-routed": (
-        MaskConflict,
-        wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents(), block_mask=ROUTED, block_size=5)),
-    ),
-    "routed-and-capped": (
-        MaskConflict,
-        wrong(lambda layer, q, k: layer(q, k, k, softcap=1.0, block_mask=ROUTED, block_size=5)),
-    ),
-    "blocks-dtype": (WrongDtype, wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED.int(), block_size=5))),
-    "documents-elsewhere": (WrongTarget, wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents().to("meta")))),
-    "blocks-elsewhere": (
-        WrongTarget,
-        wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED.to("meta"), block_size=5)),
-    ),
-    "cap-nan": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, softcap=math.nan))),
-    "scale-negative": (WrongOption, lambda: make(softmax_scale=-1.0)),
-    "size-without-blocks": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, block_size=5))),
-    "groups-by-ranks": (NotDivisible, lambda: make(tp_size=4)),
-    "no-groups": (NotDivisible, lambda: make(num_gqa_groups=0)),
-    "backend-twice": (UnknownName, lambda: make(backends=("te", "te"))),
-    "rank": (WrongShape, wrong(lambda layer, q, k: layer(q[0], k[0], k[0]))),
-    "layout": (WrongShape, wrong(lambda layer, q, k: layer(*(x.transpose(1, 2) for x in (q, k, k))))),
-    "head-size": (WrongShape, wrong(lambda layer, q, k: layer(*(x[..., :8] for x in (q, k, k))))),
-    "groups": (WrongShape, wrong(lambda layer, q, k: layer(q, q, q))),
-    "lengths": (WrongShape, wrong(lambda layer, q, k: layer(q, k[:, :, :8], k[:, :, :8]))),
-    "no-tokens": (WrongShape, wrong(lambda layer, q, k: layer(q[:, :, :0], k[:, :, :0], k[:, :, :0]))),
-    "integers": (WrongDtype, wrong(lambda layer, q, k: layer(q.long(), k.long(), k.long()))),
-    "two-dtypes": (WrongDtype, wrong(lambda layer, q, k: layer(q, k, k.bfloat16()))),
-    "packed-and-windowed": (MaskConflict, wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents(), window=4))),
-    "window-not-causal": (MaskConflict, wrong(lambda layer, q, k: layer(q, k, k, window=4, causal=False))),
-    "window-0": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, window=0))),
-    "cap-0": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, softcap=0.0))),
-    "documents-shape": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents()[:1]))),
-    "documents-dtype": (WrongDtype, wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents().float()))),
-    "blocks-shape": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED, block_size=4))),
-    "blocks-without-size": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED))),
-    "heads-by-groups": (NotDivisible, lambda: make(num_gqa_groups=3)),
-    "heads-by-ranks": (NotDivisible, lambda: make(tp_size=3)),
-    "unknown-backend": (UnknownName, lambda: make(backends=("te", "fa2"))),
+ROUTED: dict[str, Any] = {"block_mask": torch.ones(1, 1, 4, 4, dtype=torch.bool), "block_size": 5}
+OPTIONS: dict[str, tuple[type[BridgeError], dict[str, Any]]] = {
+    "packed and routed": (MaskConflict, {"doc_ids": documents(), **ROUTED}),
+    "routed and capped": (MaskConflict, {"softcap": 1.0, **ROUTED}),
+    "packed and windowed": (MaskConflict, {"doc_ids": documents(), "window": 4}),
+    "window, not causal": (MaskConflict, {"window": 4, "causal": False}),
+    "window of 0": (WrongOption, {"window": 0}),
+    "cap of 0": (WrongOption, {"softcap": 0.0}),
+    "cap NaN": (WrongOption, {"softcap": math.nan}),
+    "size without blocks": (WrongOption, {"block_size": 5}),
+    "blocks without size": (WrongOption, {"block_mask": ROUTED["block_mask"]}),
+    "blocks' shape": (WrongShape, {**ROUTED, "block_size": 4}),
+    "blocks' dtype": (WrongDtype, {**ROUTED, "block_mask": ROUTED["block_mask"].int()}),
+    "blocks elsewhere": (WrongTarget, {**ROUTED, "block_mask": ROUTED["block_mask"].to("meta")}),
+    "documents' shape": (WrongShape, {"doc_ids": documents()[:1]}),
+    "documents' dtype": (WrongDtype, {"doc_ids": documents().float()}),
+    "documents elsewhere": (WrongTarget, {"doc_ids": documents().to("meta")}),
+}
+INPUTS: dict[str, tuple[type[BridgeError], Callable[[Any, Any], tuple[Any, Any, Any]]]] = {
+    "batch": (WrongShape, lambda q, k: (q, k[:1], k[:1])),
+    "value's length": (WrongShape, lambda q, k: (q, k, k[:, :, :8])),
+    "lengths": (WrongShape, lambda q, k: (q, k[:, :, :8], k[:, :, :8])),
+    "no tokens": (WrongShape, lambda q, k: (q[:, :, :0], k[:, :, :0], k[:, :, :0])),
+    "rank": (WrongShape, lambda q, k: (q[0], k[0], k[0])),
+    "layout": (WrongShape, lambda q, k: (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))),
+    "head size": (WrongShape, lambda q, k: (q[..., :8], k[..., :8], k[..., :8])),
+    "groups": (WrongShape, lambda q, k: (q, q, q)),
+    "integers": (WrongDtype, lambda q, k: (q.long(), k.long(), k.long())),
+    "two dtypes": (WrongDtype, lambda q, k: (q, k, k.bfloat16())),
+    "two devices": (WrongTarget, lambda q, k: (q, k.to("meta"), k)),
+}
+SIZES: dict[str, tuple[type[BridgeError], dict[str, Any]]] = {
+    "scale": (WrongOption, {"softmax_scale": -1.0}),
+    "groups by ranks": (NotDivisible, {"tp_size": 4}),
+    "heads by ranks": (NotDivisible, {"tp_size": 3}),
+    "heads by groups": (NotDivisible, {"num_gqa_groups": 3}),
+    "no groups": (NotDivisible, {"num_gqa_groups": 0}),
+    "backend twice": (UnknownName, {"backends": ("te", "te")}),
+    "unknown backend": (UnknownName, {"backends": ("te", "fa2")}),
 }
 
 
-@pytest.mark.parametrize(("error", "call"), WRONG.values(), ids=WRONG)
-def test_wrong_input_is_refused_with_the_next_step(error: type[BridgeError], call: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(("error", "options"), OPTIONS.values(), ids=OPTIONS)
+def test_wrong_options_are_refused(error: type[BridgeError], options: dict[str, Any]) -> None:
     with pytest.raises(error, match="Next step"):
-        call()
+        make()(*tensors(torch.float32), **options)
+
+
+@pytest.mark.parametrize(("error", "change"), INPUTS.values(), ids=INPUTS)
+def test_wrong_tensors_are_refused(error: type[BridgeError], change: Callable[[Any, Any], Any]) -> None:
+    query, key, _ = tensors(torch.float32)
+    with pytest.raises(error, match="Next step"):
+        make()(*change(query, key))
+
+
+@pytest.mark.parametrize(("error", "sizes"), SIZES.values(), ids=SIZES)
+def test_wrong_sizes_are_refused(error: type[BridgeError], sizes: dict[str, Any]) -> None:
+    with pytest.raises(error, match="Next step"):
+        make(**sizes)

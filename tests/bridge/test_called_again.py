@@ -65,13 +65,10 @@ CALLS: dict[str, tuple[Callable[[], Any], list[Callable[[Any], Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("requested", ["native", "te"])
 @pytest.mark.parametrize(("make", "calls"), CALLS.values(), ids=CALLS)
 def test_nothing_of_a_call_is_kept_for_another(
-    request: pytest.FixtureRequest, requested: str, make: Callable[[], Any], calls: list[Callable[[Any], Any]]
+    backend: str, make: Callable[[], Any], calls: list[Callable[[Any], Any]]
 ) -> None:
-    if requested == "te":
-        request.getfixturevalue("te_double")
     layer = make()
     for number, call in enumerate(calls):
         fresh = make()

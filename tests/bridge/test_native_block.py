@@ -32,35 +32,9 @@ from megacpp_validate.bridge.fp8_scope import (
     te_state,
 )
 from megacpp_validate.native.attention import rope_tables
-from tests.bridge.small_blocks import SIZES, TE_NAMES, make, rows, state
-
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "rope": {"rope": rope_tables(16, SIZES["head_dim"])},
-    "packed": {"doc_ids": (torch.arange(12) // 5).repeat(2, 1)},
-    "window": {"window": 3, "rope": rope_tables(16, SIZES["head_dim"])},
-}
-
+from tests.bridge.small_blocks import Recorder, make, rows, state
 
 # --- paths -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("call", "taken", "code"),
-    [
-        ("plain", "te", ""),
-        ("rope", "te", ""),
-        ("packed", "native", "packed-documents"),
-        ("window", "native", "local-window"),
-    ],
-)
-def test_what_te_refuses_runs_on_its_parameters_without_it(te_double: None, call: str, taken: str, code: str) -> None:
-    block = make()
-    block(rows(), **CALLS[call])
-    assert block.choice.observed == taken
-    assert [refusal.code for refusal in block.choice.refusals] == ([code] if code else [])
-    assert {name for name, _ in block.named_parameters()} == {f"te.{name}" for name in TE_NAMES}
-    assert all(weight.device.type == "cpu" for weight in block.parameters())
 
 
 @pytest.mark.parametrize(
@@ -115,19 +89,15 @@ def test_a_recomputation_takes_the_path_of_its_forward_pass(
 # --- tensor parallelism ------------------------------------------------------------------------------------
 
 
-class Recorder(torch.nn.Module):
-    """Stands for one of TE's classes and keeps what it was made with."""
-
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__()
-        assert not args
-        self.given = given
-
-
-def test_tensor_parallelism_is_passed_as_plain_keywords(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = object()
+@pytest.fixture
+def recorded(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that keep what they are made with, in place of TE's."""
     for name in ("layernorm_linear", "dot_product_attention", "linear", "layernorm_mlp"):
         monkeypatch.setattr(getattr(module.te, name), "_found", (Recorder, ""))
+
+
+def test_tensor_parallelism_is_passed_as_plain_keywords(recorded: None) -> None:
+    group = object()
     block = make(tp_size=2, tp_group=group)
     made = {name: getattr(block.te, name).given for name in ("qkv", "attention", "out", "mlp")}
     assert all((given["tp_size"], given["tp_group"]) == (2, group) for given in made.values())
@@ -143,11 +113,7 @@ def test_tensor_parallelism_is_passed_as_plain_keywords(te_double: None, monkeyp
 
 
 @pytest.mark.parametrize(("tp_size", "splits"), [(2, True), (1, False)])
-def test_split_positions_reach_every_layer(
-    te_double: None, monkeypatch: pytest.MonkeyPatch, tp_size: int, splits: bool
-) -> None:
-    for name in ("layernorm_linear", "dot_product_attention", "linear", "layernorm_mlp"):
-        monkeypatch.setattr(getattr(module.te, name), "_found", (Recorder, ""))
+def test_split_positions_reach_every_layer(recorded: None, tp_size: int, splits: bool) -> None:
     block = make(tp_size=tp_size, tp_group=object(), sequence_parallel=True)
     assert block.sequence_parallel is splits  # one rank has no positions to share out
     assert [getattr(block.te, name).given["sequence_parallel"] for name in ("qkv", "out", "mlp")] == [splits] * 3

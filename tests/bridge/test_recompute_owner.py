@@ -20,7 +20,7 @@ from megacpp_validate.bridge.fp8_scope import (
     te_recompute,
     te_state,
 )
-from tests.bridge.scope_paths import low, on_path
+from tests.bridge.scope_paths import low
 
 WAYS = [True, False]
 
@@ -29,23 +29,18 @@ def rows() -> Any:
     return torch.ones(16, 16, requires_grad=True)
 
 
-@pytest.mark.parametrize("path", ["native", "te"])
 @pytest.mark.parametrize("reentrant", WAYS)
-def test_a_scope_in_what_is_run_again_is_refused(request: pytest.FixtureRequest, path: str, reentrant: bool) -> None:
+def test_a_scope_in_what_is_run_again_is_refused(either: str, reentrant: bool) -> None:
     """Also on a laptop: what is an error on the GPU is one there."""
-    if path == "te":
-        request.getfixturevalue("te_double")
 
     def scoped(given: Any) -> Any:
         with low():
             return given * 2
 
-    calls: list[Callable[..., Any]] = [torch_checkpoint]
-    with on_path(path):
-        for call in [*calls, te_recompute] if path == "te" else calls:
-            with pytest.raises(WrongRecomputeOwner, match=r"test_recompute_owner.py:\d+.*Next step.*outside"):
-                call(scoped, rows(), use_reentrant=reentrant)
-        assert current_scope() is None
+    for call in (torch_checkpoint, te_recompute)[: 2 if either == "te" else 1]:
+        with pytest.raises(WrongRecomputeOwner, match=r"test_recompute_owner.py:\d+.*Next step.*outside"):
+            call(scoped, rows(), use_reentrant=reentrant)
+    assert current_scope() is None
 
 
 @pytest.mark.parametrize("reentrant", WAYS)

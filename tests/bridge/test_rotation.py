@@ -40,9 +40,3 @@ def test_it_is_the_rotation_rounded_once(dtype: torch.dtype, table: torch.dtype)
         # The gradient that reaches the rows of the reference is rounded to their dtype there.
         bound += most * torch.finfo(dtype).eps / 2
         assert float((found.detach().double() - right.detach().double()).abs().max()) <= bound
-
-
-def test_gradients_are_those_of_finite_differences() -> None:
-    cos, sin = rope_tables(T, D, dtype=torch.float64)
-    rows = torch.randn(1, T, 2, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda given: turn_heads(given, cos, sin), rows)
