@@ -28,17 +28,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def test_a_header_has_the_bytes_that_are_mapped(tmp_path: Path) -> None:
-    (tmp_path / "a.so").write_bytes(elf(machine=183, loaded=4096))
-    assert bytes_needed(tmp_path / "a.so") == 4096
-    (tmp_path / "b.so").write_bytes(elf(loaded=4096, offset=512))
-    assert bytes_needed(tmp_path / "b.so") == 4608
-
-
 @pytest.mark.parametrize("place", ["libvendor_x.so", "wheel_lib/libvendor_x.so", "../vendor_x_torch.cpython-312.so"])
 def test_one_that_is_cut_short_is_named(package: Path, place: str) -> None:
-    whole = package / "whole.so"
-    whole.write_bytes(elf(loaded=4096))
+    (package / "whole.so").write_bytes(elf(machine=183, loaded=4096))
+    (package / "later.so").write_bytes(elf(loaded=4096, offset=512))
+    assert [bytes_needed(package / name) for name in ("whole.so", "later.so")] == [4096, 4608]
+    (package / "later.so").unlink()
     (package / "libvendor_x.so.debug").write_bytes(elf(loaded=4096, size=2048))  # what a build strips off
     assert find_cut_short("vendor_x") == ""
     (package / place).write_bytes(elf(loaded=4096, size=2048))
@@ -84,42 +79,34 @@ def test_the_facts_are_json_with_what_rules_ask_for() -> None:
     assert facts["handled"] == []
 
 
-WHOLE = dict.fromkeys(("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch"), "2.20.2")
-
-
 @pytest.fixture
-def package_of_te(tmp_path: Path) -> Path:
-    made = tmp_path / "transformer_engine"
-    made.mkdir()
-    return made
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of distributions, in which Transformer Engine has its sources."""
+    (tmp_path / "transformer_engine" / "wheel_lib").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return tmp_path
 
 
-def write(site: Path, name: str, data: bytes) -> None:
+def write(site: Path, name: str, data: bytes = b"") -> None:
     folder = site / f"{name}-2.20.2.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_bytes(data)
+    folder.mkdir()
+    (folder / "METADATA").write_bytes(data or f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.20.2\n".encode())
 
 
-def good(name: str) -> bytes:
-    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.20.2\n".encode()
-
-
-def test_parts_copies_and_libraries_are_found(package_of_te: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_copies_and_libraries_are_found(site: Path) -> None:
     for name in ("transformer_engine", "transformer_engine_cu13", "transformer_engine_torch"):
-        write(package_of_te.parent, name, good(name))
-    (package_of_te / "wheel_lib").mkdir()
-    (package_of_te / "wheel_lib" / "libtransformer_engine.so").touch()
-    (package_of_te / "wheel_lib" / "transformer_engine_torch.cpython-312-x86_64-linux-gnu.so").touch()
-    monkeypatch.setattr(sys, "path", [str(package_of_te.parent)])
+        write(site, name)
+    package = site / "transformer_engine"
+    for name in ("libtransformer_engine.so", "transformer_engine_torch.cpython-312-x86_64-linux-gnu.so"):
+        (package / "wheel_lib" / name).touch()
+    whole = dict.fromkeys(("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch"), "2.20.2")
     install = look_for_te()
-    assert install == Install(WHOLE, (str(package_of_te),), True, True, has_record=False)
-    assert str(package_of_te) in install.describe()
+    assert install == Install(whole, (str(package),), True, True, has_record=False)
+    assert str(package) in install.describe()
 
 
-def test_metadata_that_cannot_be_read_is_told_apart(package_of_te: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(package_of_te.parent, "transformer_engine", b"\xff\xfe\x00")
-    write(package_of_te.parent, "transformer_engine_torch", good("transformer_engine_torch"))
-    monkeypatch.setattr(sys, "path", [str(package_of_te.parent)])
-    install = look_for_te()
-    assert install.unreadable == ("transformer-engine",)
-    assert "metadata cannot be read" in install.describe()
+def test_metadata_that_cannot_be_read_is_told_apart(site: Path) -> None:
+    write(site, "transformer_engine", b"\xff\xfe\x00")
+    write(site, "transformer_engine_torch")
+    assert look_for_te().unreadable == ("transformer-engine",)
+    assert "metadata cannot be read" in look_for_te().describe()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,67 +93,40 @@ class Wrapping(nn.Module):
         raise AssertionError("planning runs no property of a module")
 
 
-class ScaledLinear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 16))
-
-
 class Subclass(nn.Linear):
     pass
 
 
-def lora_layer() -> nn.Module:
-    """As PEFT builds it: a class called Linear, the layer below `base_layer`, adapters beside it."""
-    adapters = {name: nn.ModuleDict({"default": nn.Linear(16, 16)}) for name in ("lora_A", "lora_B")}
-    return holder("Linear", base_layer=nn.Linear(16, 16), **adapters)
-
-
-def parametrized(make: Any) -> nn.Module:
-    return make(nn.Linear(16, 16))
-
-
-def with_identity() -> nn.Module:
-    layer = nn.Linear(16, 16)
+def with_identity(layer: nn.Module) -> nn.Module:
     parametrize.register_parametrization(layer, "weight", nn.Identity())
     return layer
 
 
-WRAPPERS = {
-    "subclass": (Subclass(16, 16), {"q_proj": "wraps-linear"}),
-    "parametrization": (with_identity(), {"q_proj": "wraps-linear"}),
-    "weight norm": (parametrized(parametrizations.weight_norm), {"q_proj": "wraps-linear"}),
-    "spectral norm": (parametrized(parametrizations.spectral_norm), {"q_proj": "wraps-linear"}),
-    "looks like one": (Wrapping(), {"q_proj": "wraps-linear", "q_proj.body": "wraps-linear"}),
-    "is called one": (
-        ScaledLinear(),
-        {"q_proj": "wraps-linear", "q_proj.body.0": "wraps-linear", "q_proj.body.1": "wraps-linear"},
+def plain() -> nn.Module:
+    return nn.Linear(16, 16)
+
+
+# What stands in the place of `q_proj`, and every name below it that is a layer: all of them are kept.
+WRAPPERS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "subclass": (lambda: Subclass(16, 16), ()),
+    "parametrization": (lambda: with_identity(plain()), ()),
+    "weight norm": (lambda: parametrizations.weight_norm(plain()), ()),
+    "looks like one": (Wrapping, (".body",)),
+    "is called one": (lambda: holder("ScaledLinear", body=nn.Sequential(plain(), plain())), (".body.0", ".body.1")),
+    "PEFT": (  # a class called Linear, the layer below `base_layer`, adapters beside it
+        lambda: holder("Linear", base_layer=plain(), lora_A=nn.ModuleDict({"default": plain()})),
+        (".base_layer", ".lora_A.default"),
     ),
-    "lora": (
-        lora_layer(),
-        {
-            "q_proj": "wraps-linear",
-            "q_proj.base_layer": "wraps-linear",
-            "q_proj.lora_A.default": "lora",
-            "q_proj.lora_B.default": "lora",
-        },
-    ),
-    "lora factors beside it": (
-        holder("Adapted", w=nn.Linear(16, 16), lora_A=nn.Linear(16, 2)),
-        {"q_proj": "wraps-linear", "q_proj.w": "wraps-linear", "q_proj.lora_A": "lora"},
-    ),
-    "a wrapped child": (
-        holder("Anything", original_module=nn.Linear(16, 16)),
-        {"q_proj": "wraps-linear", "q_proj.original_module": "wraps-linear"},
-    ),
+    "lora factors beside it": (lambda: holder("Adapted", w=plain(), lora_A=nn.Linear(16, 2)), (".w", ".lora_A")),
+    "a wrapped child": (lambda: holder("Anything", original_module=plain()), (".original_module",)),
 }
 
 
-@pytest.mark.parametrize(("module", "wanted"), WRAPPERS.values(), ids=WRAPPERS)
-def test_what_wraps_a_linear_is_kept_and_said(module: nn.Module, wanted: dict[str, str]) -> None:
-    plan = plan_walk(holder("Tree", q_proj=copy.deepcopy(module)), include=EVERYTHING)
-    assert codes(plan) == wanted
-    assert plan.swapped == ()
+@pytest.mark.parametrize(("make", "below"), WRAPPERS.values(), ids=WRAPPERS)
+def test_what_wraps_a_linear_is_kept_and_said(make: Callable[[], nn.Module], below: tuple[str, ...]) -> None:
+    found = codes(plan_walk(holder("Tree", q_proj=make()), include=EVERYTHING))
+    wanted = {f"q_proj{name}": "lora" if "lora" in name else "wraps-linear" for name in ("", *below)}
+    assert found == wanted
 
 
 SWAPPED = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,9 +42,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return go
 
 
-RAISED = ["ImportError('x')", "OSError('x')", "FileNotFoundError('x')", "AssertionError('x')", "RuntimeError('x')",
-          "ModuleNotFoundError('x')", "AttributeError('x')", "StopIteration('x')", "SystemExit('x')",
-          "MemoryError('x')", "GeneratorExit('x')", "BaseException('x')", "UserWarning('x')"]  # fmt: skip
+RAISED = ["ImportError('x')", "OSError('x')", "AssertionError('x')", "StopIteration('x')", "SystemExit('x')",
+          "MemoryError('x')", "GeneratorExit('x')", "BaseException('x')"]  # fmt: skip
 
 
 @pytest.mark.parametrize("raised", RAISED)
@@ -54,14 +53,12 @@ def test_whatever_an_import_raises_is_a_reason(make: Make, raised: str) -> None:
     assert vendor.why_unavailable() == f"{raised.partition('(')[0]}: x"
 
 
-def test_an_interrupt_goes_through_and_decides_nothing(make: Make) -> None:
+def test_an_interrupt_goes_through_and_decides_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     vendor = make("import os\nif 'FAKE_INTERRUPT' in os.environ:\n    raise KeyboardInterrupt\n")
-    os.environ["FAKE_INTERRUPT"] = "1"
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            vendor.is_available()
-    finally:
-        del os.environ["FAKE_INTERRUPT"]
+    monkeypatch.setenv("FAKE_INTERRUPT", "1")
+    with pytest.raises(KeyboardInterrupt):
+        vendor.is_available()
+    monkeypatch.delenv("FAKE_INTERRUPT")
     assert vendor.is_available() is True
 
 
@@ -109,14 +106,6 @@ def test_a_preset_is_turned_off_alone(make: Make, monkeypatch: pytest.MonkeyPatc
 
 # --- decided once -----------------------------------------------------------------------------------------
 
-COUNTING = "import builtins, time\nbuiltins.fake_imports = getattr(builtins, 'fake_imports', 0) + 1\n"
-
-
-def imports() -> int:
-    import builtins
-
-    return int(builtins.__dict__.pop("fake_imports", 0))
-
 
 def test_a_verdict_is_kept_whatever_changes_later(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vendor = make("raise OSError('gone')\n")
@@ -129,77 +118,59 @@ def test_a_verdict_is_kept_whatever_changes_later(make: Make, tmp_path: Path, mo
     assert sound.is_available() is True
 
 
-def test_threads_that_ask_at_once_get_one_verdict_of_one_import(make: Make) -> None:
-    vendor = make(f"{COUNTING}time.sleep(0.3)\nraise OSError('gone')\n")
-    start, answers = threading.Barrier(16), []
+def test_threads_that_ask_at_once_get_one_verdict_of_one_import(make: Make, tmp_path: Path) -> None:
+    imports = tmp_path / "imports"
+    vendor = make(f"import os, time\nos.mkdir({str(imports)!r})\ntime.sleep(0.3)\nraise OSError('gone')\n")
+    start = threading.Barrier(16)
 
-    def ask() -> None:
+    def ask(_: int) -> tuple[bool, str]:
         start.wait()
-        answers.append((vendor.is_available(), vendor.why_unavailable()))
+        return vendor.is_available(), vendor.why_unavailable()
 
-    threads = [threading.Thread(target=ask) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert answers == [(False, "OSError: gone")] * 16
-    assert imports() == 1
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(ask, range(16))) == [(False, "OSError: gone")] * 16
+    assert imports.is_dir()  # a second import would find it there
 
 
-def test_a_question_during_the_import_is_answered_and_not_kept(make: Make) -> None:
-    import builtins
-
-    source = "import builtins\nbuiltins.fake_answer = builtins.fake_vendor.is_available()\n"
-    vendor = make(source)
-    entry = vendor.entry(lambda: __import__("fakelib"))
-    builtins.fake_vendor = vendor  # type: ignore[attr-defined]
-    try:
-        assert vendor.is_available() is True
-        assert builtins.fake_answer is False  # type: ignore[attr-defined]
-    finally:
-        del builtins.fake_vendor  # type: ignore[attr-defined]
-    assert entry() is not None
+def test_a_question_during_the_import_is_answered_and_not_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    vendor = make("import sys\nanswer = sys.fake_vendor.is_available()\n")
+    monkeypatch.setattr(sys, "fake_vendor", vendor, raising=False)
+    entry = vendor.entry(lambda: __import__("fakelib").answer)
+    assert vendor.is_available() is True
+    assert entry() is False
 
 
 # --- entries ----------------------------------------------------------------------------------------------
 
 
+def value() -> int:
+    return __import__("fakelib").value
+
+
+def other() -> int:
+    from fakelib import other
+
+    return other
+
+
 def test_an_optional_entry_is_missing_alone(make: Make) -> None:
     vendor = make()
-
-    @vendor.entry
-    def value() -> int:
-        from fakelib import value
-
-        return value
-
-    @vendor.entry
-    def other() -> int:
-        from fakelib import other
-
-        return other
-
+    there, missing = vendor.entry(value), vendor.entry(other)
     assert vendor.is_available() is True
-    assert (value(), value.require(), value.why_missing()) == (1, 1, "")
-    assert other() is None
-    assert "entry point `other`" in other.why_missing()
+    assert (there(), there.require(), there.why_missing()) == (1, 1, "")
+    assert missing() is None
+    assert "entry point `other`" in missing.why_missing()
     with pytest.raises(VendorEntryMissing, match="entry point `other`"):
-        other.require()
+        missing.require()
 
 
 def test_a_required_entry_decides_over_the_library(make: Make) -> None:
     vendor = make()
-
-    @vendor.entry(required=True)
-    def other() -> int:
-        from fakelib import other
-
-        return other
-
+    missing = vendor.entry(required=True)(other)
     assert vendor.is_available() is False
     assert "required entry point `other`" in vendor.why_unavailable()
     assert "ImportError: cannot import name 'other'" in vendor.why_unavailable()
-    assert other.why_missing() == vendor.why_unavailable()
+    assert missing.why_missing() == vendor.why_unavailable()
 
 
 # --- the trial import -------------------------------------------------------------------------------------
@@ -242,6 +213,3 @@ def test_an_import_that_hangs_costs_a_verdict_and_what_it_started_is_gone(
     while is_running(started_by_it) and time.monotonic() < limit:
         time.sleep(0.01)
     assert not is_running(started_by_it)
-
-
-# --- the bridge as a copy ---------------------------------------------------------------------------------
