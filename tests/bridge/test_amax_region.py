@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.bridge.fp8_scope import (
     SINGLE_OWNER,
     AmaxGroupChanged,
@@ -39,19 +38,8 @@ def test_a_layer_keeps_the_group_of_its_first_region(world: Any, on_te: None) ->
 
 
 def in_another_thread() -> None:
-    raised: list[BaseException] = []
-
-    def enter() -> None:
-        try:
-            amax_shared_with(SINGLE_OWNER)
-        except BridgeError as fault:
-            raised.append(fault)
-
-    with low():
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
-    raise raised[0]
+    with low(), ThreadPoolExecutor(1) as pool:
+        pool.submit(amax_shared_with, SINGLE_OWNER).result()
 
 
 def in_high_precision() -> None:

@@ -46,32 +46,27 @@ def documents() -> Any:
 # --- who takes a call --------------------------------------------------------------------------------------
 
 
-class Calls:
-    """The real transformer_engine double, with what its attention was called with."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        kind = module.te.dot_product_attention.require()
-        forward = kind.forward
-
-        def record(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            assert all(tensor.is_contiguous() for tensor in args), "TE does not look at strides"
-            self.seen.append((args, kwargs))
-            return forward(layer, *args, **kwargs)
-
-        monkeypatch.setattr(kind, "forward", record)
-
-
 @pytest.fixture
-def calls(te_double: None, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    return Calls(monkeypatch)
+def calls(te_double: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the attention of the double is called with."""
+    seen: list[tuple[Any, ...]] = []
+    kind = module.te.dot_product_attention.require()
+    forward = kind.forward
+
+    def record(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        assert all(tensor.is_contiguous() for tensor in args), "TE does not look at strides"
+        seen.append(args)
+        return forward(layer, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", record)
+    return seen
 
 
-def test_te_gets_rows_that_are_contiguous_and_copies_only_where_they_are_not(calls: Calls) -> None:
+def test_te_gets_rows_that_are_contiguous_and_copies_only_where_they_are_not(calls: list[Any]) -> None:
     layer = make()
     rows = [tensor.detach().transpose(1, 2).contiguous() for tensor in tensors(torch.float32)]
     layer(*(tensor.transpose(1, 2) for tensor in rows))  # as from a projection
-    assert [tensor.data_ptr() for tensor in calls.seen[-1][0]] == [tensor.data_ptr() for tensor in rows]
+    assert [tensor.data_ptr() for tensor in calls[-1]] == [tensor.data_ptr() for tensor in rows]
     query, key, value = tensors(torch.float32)
     wide = torch.zeros(2, GROUPS, LENGTH, 2 * WIDTH)
     wide[..., ::2] = key.detach()
@@ -79,7 +74,7 @@ def test_te_gets_rows_that_are_contiguous_and_copies_only_where_they_are_not(cal
     torch.testing.assert_close(out, reference_attention(query, key, value), rtol=1e-5, atol=1e-5)
 
 
-def test_the_decision_follows_the_call(calls: Calls) -> None:
+def test_the_decision_follows_the_call(calls: list[Any]) -> None:
     layer, given = make(), tensors(torch.float32)
     taken = []
     for options in ({}, {}, {"window": 5}, {}, {"softcap": 0.5}, {"doc_ids": documents()}, {}):

@@ -96,3 +96,16 @@ def test_weights_are_rounded_in_the_first_microbatch_and_kept_for_the_others(mon
     assert torch.equal(kept, before)
     assert torch.equal(first, fresh)
     assert not torch.equal(first, before)
+
+
+def test_tiles_hold_rows_of_one_expert_each() -> None:
+    tiles = deep_gemm.plan_tiles((130, 0, 5, 128), "cpu")
+    first, real, expert, start, padded = tiles.table.tolist()
+    assert first == [0, 128, 130, 135]
+    assert real == [128, 2, 5, 128]
+    assert expert == [0, 0, 2, 3]
+    assert start == [0, 0, 256, 384]
+    assert padded == [256, 256, 128, 128]
+    assert tiles.padded == (256, 0, 128, 128)
+    assert tiles.starts == [0, 256, 256, 384, 512]
+    assert (tiles.rows, tiles.number) == (512, 4)

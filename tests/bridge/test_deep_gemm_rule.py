@@ -17,17 +17,19 @@ FIGURES = (ROOT / SOURCE).with_suffix(".json")
 
 
 @pytest.mark.parametrize(
-    ("counts", "code"),
+    ("counts", "kept", "code"),
     [
-        ((1024,) * 8, None),
-        ((1024, 0, 1024, 0), None),
-        ((16,) * 8, "few-rows"),
-        ((1,), "few-rows"),
-        ((0, 0, 100, 0), "few-rows"),
+        ((1024,) * 8, False, None),
+        ((1024, 0, 1024, 0), False, None),
+        ((512,) * 8, False, "few-rows"),
+        ((1,), False, "few-rows"),
+        ((0, 0, 100, 0), False, "few-rows"),
+        ((512,) * 8, True, None),
+        ((256,) * 8, True, "few-rows"),
     ],
 )
-def test_few_rows_stay_in_bf16(counts: tuple[int, ...], code: str | None) -> None:
-    refusal = why_bf16_is_faster(counts)
+def test_few_rows_stay_in_bf16(counts: tuple[int, ...], kept: bool, code: str | None) -> None:
+    refusal = why_bf16_is_faster(counts, kept=kept)
     assert (refusal and refusal.code) == code
     assert refusal is None or (SOURCE in refusal.reason and SWITCH in refusal.reason)
 
@@ -53,9 +55,3 @@ def test_the_rule_is_what_was_measured() -> None:
             assert gain >= 1.0, table["what"]
         else:
             assert gain < 1.15, table["what"]
-
-
-def test_kept_weights_win_earlier() -> None:
-    assert why_bf16_is_faster((512,) * 8) is not None
-    assert why_bf16_is_faster((512,) * 8, kept=True) is None
-    assert why_bf16_is_faster((256,) * 8, kept=True) is not None

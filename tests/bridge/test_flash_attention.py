@@ -56,16 +56,9 @@ VALID: dict[str, tuple[tuple[int, int], str, int, Any, float | None, str | None]
 }
 
 
-@pytest.mark.parametrize(("capability", "backend", "width", "dtype", "cap", "code"), VALID.values(), ids=VALID)
-def test_the_check_fails_closed(
-    gpu: Callable[[int, int], None],
-    capability: tuple[int, int],
-    backend: str,
-    width: int,
-    dtype: Any,
-    cap: float | None,
-    code: str | None,
-) -> None:
+@pytest.mark.parametrize("case", VALID.values(), ids=VALID)
+def test_the_check_fails_closed(gpu: Callable[[int, int], None], case: tuple[Any, ...]) -> None:
+    capability, backend, width, dtype, cap, code = case
     gpu(*capability)
     query = SimpleNamespace(shape=(2, 8, 128, width), dtype=dtype, device=SimpleNamespace(type="cuda"))
     refusal = why_not_flash(KERNELS[backend], query, softcap=cap)

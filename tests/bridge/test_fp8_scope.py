@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -121,18 +121,10 @@ def test_a_scope_of_somebody_else_is_seen(on_te: None, calibrating: bool) -> Non
 
 
 def in_a_thread(work: Callable[[], object]) -> object:
-    found: list[object] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as fault:
-            found.append(fault)
-
-    thread = threading.Thread(target=run, name="other")
-    thread.start()
-    thread.join()
-    return found[0]
+    """What it gives, or raises."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        return done.exception() or done.result()
 
 
 def entered() -> str:

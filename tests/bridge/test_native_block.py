@@ -37,43 +37,24 @@ from tests.bridge.small_blocks import Recorder, make, rows, state
 # --- paths -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("length", "changes", "taken"),
-    [
-        (16, {}, "te"),
-        (12, {}, "native"),
-        (13, {}, "native"),
-        (16, {"ffn_hidden": 56}, "native"),
-        (16, {"head_dim": 12}, "te"),
-    ],
-    ids=["fits", "tokens-of-a-forward-pass", "tokens", "mlp", "heads"],
-)
-def test_what_fp8_cannot_take_falls_back_inside_its_scope_only(
-    te_double: None, length: int, changes: dict[str, Any], taken: str
-) -> None:
-    block, given_rows = make(**changes), rows(length=length)
-    block(given_rows)
-    assert block.choice.observed == "te"
-    with low_precision(target="cpu", amax_reduction_group=SINGLE_OWNER, recipe="current"):
-        block(given_rows)
-    assert block.choice.observed == taken
-    assert [refusal.code for refusal in block.choice.refusals] == ["fp8-alignment"] * (taken == "native")
-
-
 def low(recipe: str = "current") -> PrecisionScope:
     return low_precision(target="cpu", amax_reduction_group=SINGLE_OWNER, recipe=recipe)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize(("length", "taken"), [(16, "te"), (12, "native"), (13, "native")])
+@pytest.mark.parametrize(
+    ("length", "changes", "taken"),
+    [(16, {}, "te"), (12, {}, "native"), (13, {}, "native"), (16, {"ffn_hidden": 56}, "native")],
+)
 def test_a_recomputation_takes_the_path_of_its_forward_pass(
-    te_double: None, use_reentrant: bool, length: int, taken: str
+    te_double: None, use_reentrant: bool, length: int, changes: dict[str, int], taken: str
 ) -> None:
     """In the backward pass no scope of the bridge is open, and Transformer Engine has its own on."""
-    block, paths = make(), []
-    block.load_native_state_dict(state())
+    block, paths = make(**changes), []
     block.register_forward_hook(lambda layer, *_: paths.append((layer.choice.observed, te_state()["enabled"])))
     first, second = rows(length=length), rows(length=length)
+    block(first)
+    assert paths.pop() == ("te", False)
     with low():
         out = te_recompute(block, first, use_reentrant=use_reentrant)
     assert current_scope() is None

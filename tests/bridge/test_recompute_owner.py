@@ -16,7 +16,6 @@ from megacpp_validate.bridge.fp8_scope import (
     WrongRecomputeOwner,
     current_scope,
     high_precision,
-    recompute_owners,
     te_recompute,
     te_state,
 )
@@ -41,20 +40,6 @@ def test_a_scope_in_what_is_run_again_is_refused(either: str, reentrant: bool) -
         with pytest.raises(WrongRecomputeOwner, match=r"test_recompute_owner.py:\d+.*Next step.*outside"):
             call(scoped, rows(), use_reentrant=reentrant)
     assert current_scope() is None
-
-
-@pytest.mark.parametrize("reentrant", WAYS)
-def test_owners_are_seen_in_both_passes(on_te: None, reentrant: bool) -> None:
-    seen: list[tuple[str, ...]] = []
-
-    def look(given: Any) -> Any:
-        seen.append(recompute_owners())
-        return torch.sin(given)
-
-    for call in (torch_checkpoint, te_recompute):
-        call(look, rows(), use_reentrant=reentrant).sum().backward()
-    assert seen == [("torch",), ("torch",), ("te",), ("te",)]
-    assert recompute_owners() == ()
 
 
 def test_what_is_run_again_in_a_thread_of_autograd_s_has_the_scopes_of_its_first_pass(
