@@ -349,9 +349,18 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
             elif entry.is_symlink():
                 if entry.name.endswith(".json") or not Path(entry.path).is_file():  # a folder may hide receipts
                     why = "it cannot be read: it is a link, which is not followed"
-                    yield ReceiptFile(file, "", None, why, leads_out=True)
+                    yield ReceiptFile(file, "", None, why, _leads_out(folder, Path(entry.path)))
             elif entry.name.endswith(".json") and (found := _read_file(Path(entry.path), file)) is not None:
                 yield found
+
+
+def _leads_out(folder: Path, link: Path) -> bool:
+    """Whether a link ends outside of the store, in a name that begins with a dot, or nowhere."""
+    try:
+        inside = link.resolve(strict=True).relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a circle of links is the second
+        return True
+    return any(part.startswith(".") for part in inside.parts)
 
 
 def _read_file(path: Path, file: str) -> ReceiptFile | None:

@@ -70,6 +70,7 @@ def test_links_pipes_odd_names_and_other_files(tmp_path: Path) -> None:
     for name in (b"a b", b"new\nline", b"\xff\xfe"):
         put(store, os.fsdecode(name), seed=len(name))
     (store / "linked").symlink_to(tmp_path / "elsewhere")
+    (store / "latest").symlink_to("a b")  # within the store: it hides nothing
     (store / "itself").symlink_to("itself")
     (store / "notes").symlink_to(__file__)
     os.mkfifo(store / f"{CELL}.json")
@@ -78,7 +79,7 @@ def test_links_pipes_odd_names_and_other_files(tmp_path: Path) -> None:
     (store / "files.json").write_text("{}")
     found = read_store(store).files
     assert {one.shown: one.leads_out for one in found if one.head is None} == {
-        "itself": True, "linked": True, f"{CELL}.json": False,
+        "itself": True, "linked": True, "latest": False, f"{CELL}.json": False,
     }  # fmt: skip
     assert sum(one.head is not None for one in found) == 3
     for row in list_rows(read_store(store)):
