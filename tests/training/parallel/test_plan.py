@@ -55,9 +55,3 @@ def test_all_reasons_are_named(plan: dict[str, Any], changes: dict[str, Any], wo
     with pytest.raises(WrongSize) as refused:
         refuse_plan(ParallelPlan(**plan), read_size("tiny", **changes))
     assert all(word in str(refused.value) for word in words), str(refused.value)
-
-
-def test_plans_of_the_matrix_are_taken() -> None:
-    refuse_plan(EIGHT, read_size("tiny", num_gqa_groups=2))
-    refuse_plan(ParallelPlan(4, 4, 2), read_size("small"))
-    refuse_plan(ParallelPlan(world=2, **SPLIT), read_size("small"))

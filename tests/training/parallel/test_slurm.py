@@ -53,14 +53,6 @@ def test_a_job_brings_the_receipts_of_all_ranks_home(slurm: dict[str, str], tmp_
     assert processes_of(tmp_path) == []
 
 
-def test_a_rank_killed_on_the_second_node_is_named(slurm: dict[str, str], tmp_path: Path) -> None:
-    done = run(slurm, command(tmp_path, what="killed"))
-    assert done.returncode == 1
-    assert "At fault: rank 1." in done.stderr
-    assert "rank 1 ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left)" in done.stderr
-    assert processes_of(tmp_path) == []
-
-
 def test_the_signal_of_the_time_limit_ends_the_ranks(slurm: dict[str, str], tmp_path: Path) -> None:
     with subprocess.Popen(command(tmp_path, what="slow"), env=slurm, stderr=subprocess.PIPE) as job:
         wait_for(lambda: read_record(tmp_path / "rank-1.collectives").step >= 3)
