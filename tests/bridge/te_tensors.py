@@ -140,14 +140,19 @@ def one_scale(rows: int = 48, columns: int = 32, *, turned: bool = False, gradie
     )
 
 
+def _parts(turned: bool, data: Any, scale: Any) -> dict[str, Any]:
+    """Data and scales of one of both directions; the other has none."""
+    parts = dict.fromkeys(("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv"))
+    kind = "columnwise" if turned else "rowwise"
+    return {**parts, f"_{kind}_data": data, f"_{kind}_scale_inv": scale}
+
+
 def blocks(rows: int, columns: int, *, square: bool, turned: bool = False) -> Any:
     """Scales of 1 x 128 lie [blocks along K, rows padded to 4], of 128 x 128 [blocks of rows, blocks of K padded]."""
     high, wide = (columns, rows) if turned else (rows, columns)
     along = -(-wide // 128)
     shape = (-(-high // 128), -(-along // 4) * 4) if square else (along, -(-high // 4) * 4)
-    kind = "columnwise" if turned else "rowwise"
-    parts = dict.fromkeys(f"_{one}_{what}" for one in ("rowwise", "columnwise") for what in ("data", "scale_inv"))
-    parts |= {f"_{kind}_data": _bytes(high, wide), f"_{kind}_scale_inv": _scales(*shape)}
+    parts = _parts(turned, _bytes(high, wide), _scales(*shape))
     return Float8BlockwiseQTensor((rows, columns), _is_2D_scaled=square, _fp8_dtype=_format(), **parts)
 
 
@@ -157,7 +162,5 @@ def exponents(rows: int = 48, columns: int = 96, *, turned: bool = False, swizzl
     pads = (4, 128) if turned else (128, 4)
     shape = tuple(-(-size // pad) * pad for size, pad in zip(wide, pads, strict=True))
     scale = torch.randint(122, 130, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
-    kind = "columnwise" if turned else "rowwise"
-    parts = dict.fromkeys(f"_{one}_{what}" for one in ("rowwise", "columnwise") for what in ("data", "scale_inv"))
-    parts |= {f"_{kind}_data": _bytes(rows, columns), f"_{kind}_scale_inv": scale}
+    parts = _parts(turned, _bytes(rows, columns), scale)
     return MXFP8Tensor((rows, columns), _with_gemm_swizzled_scales=swizzled, _fp8_dtype=_format(), **parts)

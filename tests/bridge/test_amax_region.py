@@ -4,37 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-import torch
 
-from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import (
     SINGLE_OWNER,
-    AmaxGroupChanged,
     AmaxRegionMisplaced,
     amax_shared_with,
     current_scope,
     high_precision,
 )
-from megacpp_validate.bridge.layer_watch import watch_layers
 from tests.bridge.scope_paths import low
-
-
-def test_a_layer_keeps_the_group_of_its_first_region(world: Any, on_te: None) -> None:
-    layer = te.linear.require()(16, 16, bias=False, device="cpu")
-    watch_layers(layer)
-    rows = torch.ones(16, 16)
-    with low(amax_reduction_group=world, recipe="delayed"):
-        for _ in range(2):
-            with amax_shared_with(SINGLE_OWNER):
-                layer(rows)
-        with pytest.raises(AmaxGroupChanged, match=r"this rank alone so far.*over ranks \[0, 1, 2, 3\] now"):
-            layer(rows)
-
-
-# --- where there is none ----------------------------------------------------------------------------------
 
 
 def in_another_thread() -> None:

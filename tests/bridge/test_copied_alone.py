@@ -1,4 +1,4 @@
-"""The bridge copied into a training tree: the README's snippet and a training loop run where nothing else of us is."""
+"""The bridge in a training tree: a copy runs where nothing else of this package is, and its import takes no time."""
 
 from __future__ import annotations
 
@@ -51,3 +51,21 @@ def test_a_copy_runs_the_readme_s_snippet_and_trains(tmp_path: Path) -> None:
     assert "observed='sdpa'" in ended.stdout
     assert "trained True native" in ended.stdout
     assert "ours []" in ended.stdout
+
+
+HEAVY = ("torch.distributed.fsdp", "torch._dynamo", "torch._inductor", "torchao", "triton", "transformer_engine")
+IMPORT = """
+import importlib, pkgutil, sys, torch
+before = set(sys.modules)
+import megacpp_validate.bridge as bridge
+for found in pkgutil.iter_modules(bridge.__path__, bridge.__name__ + "."):
+    importlib.import_module(found.name)
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_no_module_of_the_bridge_imports_what_takes_long() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    brought = done.stdout.split()
+    assert len(brought) > 30
+    assert [name for name in brought if name.startswith(HEAVY)] == []

@@ -8,14 +8,11 @@ from functools import partial
 
 import pytest
 
-from megacpp_validate.bridge.errors import ScopeEnteredTwice
 from megacpp_validate.bridge.fp8_scope import (
     Scope,
     WrongZone,
     Zones,
-    current_scope,
     group_scope,
-    high_precision,
     te_state,
 )
 from tests.bridge.scope_paths import low
@@ -75,19 +72,3 @@ IMPOSSIBLE: list[Callable[[], object]] = [
 def test_zones_and_groups_that_there_cannot_be(make: Callable[[], object]) -> None:
     with pytest.raises(WrongZone, match="Next step"):
         make()
-
-
-def test_high_precision_turns_it_off_inside_and_on_again(on_te: None) -> None:
-    with low():
-        with high_precision("the router") as scope:
-            assert te_state()["enabled"] is False
-            assert (scope.is_low, scope.reason) == (False, "the router")
-            assert current_scope() is scope
-            with high_precision("nests"):
-                assert te_state()["enabled"] is False
-        assert te_state()["enabled"] is True
-
-
-def test_a_layer_that_enters_what_its_group_entered_is_refused(either: str) -> None:
-    with group([3, 4], Zones(8), []), pytest.raises(ScopeEnteredTwice), low():
-        pytest.fail("entered twice")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, AmaxGroupChanged, low_precision
+from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, AmaxGroupChanged, amax_shared_with, low_precision
 from megacpp_validate.bridge.layer_watch import unwatched, watch_layers
 
 
@@ -34,6 +34,16 @@ def test_another_group_is_refused(world: Any, on_te: None, first: str, then: str
     run(layer, groups[first])
     with pytest.raises(AmaxGroupChanged, match=said + r".*Next step"):
         run(layer, groups[then])
+
+
+def test_a_layer_keeps_the_group_of_its_first_region(world: Any, on_te: None) -> None:
+    layer = new_layer()
+    with low_precision(target="cpu", amax_reduction_group=world, recipe="delayed"):
+        for _ in range(2):
+            with amax_shared_with(SINGLE_OWNER):
+                layer(torch.ones(16, 16))
+        with pytest.raises(AmaxGroupChanged, match=r"this rank alone so far.*over ranks \[0, 1, 2, 3\] now"):
+            layer(torch.ones(16, 16))
 
 
 def test_the_look_is_taken_away_for_a_while(on_te: None) -> None:

@@ -25,12 +25,6 @@ def changed(change: Any) -> nn.Module:
     return layer
 
 
-def drop_weight(layer: nn.Module) -> None:
-    weight = layer.weight
-    del layer._parameters["weight"]
-    layer.__dict__["weight"] = weight.detach()
-
-
 def hook(*_: Any) -> None:
     """Does nothing."""
 
@@ -51,7 +45,6 @@ STATES = {
     "buffer": (lambda layer: layer.register_buffer("scale", torch.ones(1)), "altered"),
     "parameter": (lambda layer: layer.register_parameter("extra", nn.Parameter(torch.ones(1))), "altered"),
     "child": (lambda layer: layer.add_module("dropout", nn.Dropout()), "altered"),
-    "no weight": (drop_weight, "altered"),
     "weight is None": (lambda layer: layer.register_parameter("weight", None), "altered"),
     "weight of a class": (
         lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(16, 16).as_subclass(Sharded))),

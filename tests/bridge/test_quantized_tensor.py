@@ -94,28 +94,18 @@ def test_it_is_announced_while_it_runs_and_not_after(monkeypatch: pytest.MonkeyP
 # --- torchao ----------------------------------------------------------------------------------------------------------
 
 
-def _training(
-    scale: Any, module: str = "torchao.float8.float8_training_tensor", name: str = "Float8TrainingTensor"
-) -> Any:
-    """As torchao stores it, under the class name of a release."""
-    made = type(name, (te.Wrapped,), {"__module__": module})
-    return made((48, 32), _data=te.one_scale()._data.view(torch.float8_e4m3fn), _scale=scale)
+TRAINING = {"float8_training_tensor": "Float8TrainingTensor", "float8_tensor": "Float8Tensor"}  # since 0.13, before
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("torchao.float8.float8_training_tensor", "Float8TrainingTensor"),  # since 0.13
-        ("torchao.float8.float8_tensor", "Float8Tensor"),  # before
-    ],
-)
+@pytest.mark.parametrize(("module", "name"), TRAINING.items())
 @pytest.mark.parametrize(("shape", "block"), [((), "tensor"), ((48, 1), "row"), ((1, 32), "column")])
 def test_torchaos_scales_of_training_divide_under_either_name(module: str, name: str, shape: Any, block: str) -> None:
-    scale = torch.full(shape, 5.0)
-    payload = read_payload(_training(scale, module, name))
+    kind = type(name, (te.Wrapped,), {"__module__": f"torchao.float8.{module}"})
+    data = te.one_scale()._data.view(torch.float8_e4m3fn)
+    payload = read_payload(kind((48, 32), _data=data, _scale=torch.full(shape, 5.0)))
     assert isinstance(payload, ScaledPayload)
     assert (payload.block, payload.convention) == (block, "divide")
-    assert torch.equal(payload.values(), (payload.payload.float() / 5).to(torch.bfloat16))
+    assert torch.equal(payload.values(), (data.float() / 5).to(torch.bfloat16))
     assert torch.allclose(payload.multiplier(), torch.tensor(0.2))
 
 
@@ -131,6 +121,3 @@ def test_torchaos_scales_of_inference_multiply(granularity: str) -> None:
     assert isinstance(payload, ScaledPayload)
     assert (payload.block, payload.convention) == ("tensor" if granularity == "PerTensor" else "row", "multiply")
     assert torch.equal(payload.values(), tensor.dequantize())
-
-
-# --- consumers --------------------------------------------------------------------------------------------------------

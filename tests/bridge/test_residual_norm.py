@@ -107,12 +107,15 @@ def test_what_the_kernels_do_not_take_is_plain(monkeypatch: pytest.MonkeyPatch) 
     assert kernels.programs == 6
 
 
-def test_the_form_is_recorded_with_its_reason() -> None:
-    plain = choose_residual_norm(64, dtype=torch.bfloat16, device="cpu")
-    assert (plain.module, plain.requested, plain.observed) == ("residual_norm", "triton", "torch")
-    assert [refusal.code for refusal in plain.refusals] == ["device"]
-    codes = {
-        "dtype": choose_residual_norm(64, dtype=torch.float64, device="cuda"),
-        "width": choose_residual_norm(module.WIDEST + 1, dtype=torch.float32, device="cuda"),
-    }
-    assert all(choice.refusals[0].code == code for code, choice in codes.items())
+@pytest.mark.parametrize(
+    ("code", "width", "dtype", "device"),
+    [
+        ("device", 64, torch.bfloat16, "cpu"),
+        ("dtype", 64, torch.float64, "cuda"),
+        ("width", module.WIDEST + 1, torch.float32, "cuda"),
+    ],
+)
+def test_the_form_is_recorded_with_its_reason(code: str, width: int, dtype: Any, device: str) -> None:
+    choice = choose_residual_norm(width, dtype=dtype, device=device)
+    assert (choice.module, choice.requested, choice.observed) == ("residual_norm", "triton", "torch")
+    assert [refusal.code for refusal in choice.refusals] == [code]
