@@ -1,8 +1,7 @@
-"""State of a checkpoint: the A-block's weights, their shards, and the recipe that FP8 state is of."""
+"""The A-block's weights: both ways to the bit, and shards of whole heads."""
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from megacpp_validate.bridge import block_weights as weights
 from megacpp_validate.bridge import features
 from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import WeightMismatch
-from megacpp_validate.bridge.extra_state import recipe_of_state
 from tests.bridge.small_blocks import OFF, TE_NAMES, make, state
 
 
@@ -83,23 +81,3 @@ def test_what_does_not_fit_is_refused_whole(te_double: None, path: str, wrong: d
     assert "Next step" in str(refused.value)
     after = block.native_state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-class DelayedScaling:
-    """A class by that name."""
-
-
-class Float8CurrentScaling:
-    """Older releases write recipes without a history, too."""
-
-
-class Unknown:
-    """One that nobody knows."""
-
-
-@pytest.mark.parametrize(
-    ("recipe", "wanted"), [(DelayedScaling, "delayed"), (Float8CurrentScaling, "current"), (Unknown, "delayed")]
-)
-def test_the_recipe_of_a_pickle_is_read_and_not_run(recipe: type, wanted: str) -> None:
-    written = bytearray(pickle.dumps({"recipe": recipe(), "scale_fwd": torch.ones(3)}))
-    assert recipe_of_state(torch.frombuffer(written, dtype=torch.uint8)) == wanted

@@ -36,6 +36,15 @@ def test_a_pass_that_is_never_run_again_is_told_at_the_next_one(on_te: None, ree
 
 
 @WAYS
+def test_the_later_pass_first_is_refused(on_te: None, reentrant: bool) -> None:
+    layer = new_layer()
+    first, second = run(layer, reentrant), run(layer, reentrant)
+    with pytest.raises(RecomputeOutOfOrder, match=r"Linear.*Next step.*oldest first"):
+        second.sum().backward()
+    first.sum().backward()  # is in its turn
+
+
+@WAYS
 def test_without_transformer_engine_it_is_torch_s(reentrant: bool) -> None:
     calls = []
 

@@ -19,6 +19,7 @@ from megacpp_validate.bridge.fp8_scope import (
     te_recompute,
     te_state,
 )
+from megacpp_validate.bridge.layer_watch import watch_layers
 from tests.bridge.scope_paths import low
 
 WAYS = [True, False]
@@ -40,6 +41,15 @@ def test_a_scope_in_what_is_run_again_is_refused(either: str, reentrant: bool) -
         with pytest.raises(WrongRecomputeOwner, match=r"test_recompute_owner.py:\d+.*Next step.*outside"):
             call(scoped, rows(), use_reentrant=reentrant)
     assert current_scope() is None
+
+
+@pytest.mark.parametrize("reentrant", WAYS)
+def test_a_layer_in_torch_s_checkpoint_is_refused(on_te: None, reentrant: bool) -> None:
+    layer = te.linear.require()(16, 16, bias=False, device="cpu")
+    watch_layers(layer)
+    with low(), pytest.raises(WrongRecomputeOwner, match=r"Linear.*torch's checkpoint.*Next step"):
+        torch_checkpoint(layer, rows(), use_reentrant=reentrant)
+    assert torch_checkpoint(layer, rows(), use_reentrant=reentrant).shape == (16, 16)  # without low precision
 
 
 def test_what_is_run_again_in_a_thread_of_autograd_s_has_the_scopes_of_its_first_pass(
