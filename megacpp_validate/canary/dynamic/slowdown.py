@@ -22,14 +22,14 @@ from ...diagnosis.next_steps import Sides, slow_step
 from ...evidence.receipt import Machine, Outcome, Receipt, Timing
 from ...evidence.values import ENVIRONMENT, Cause, Frozen
 
-HOST: Final = ".host"  # suffix of wall-clock times beside device times
-DEVICE: Final = "cuda-events"  # clock of device times
+# Clock of device times. Times on the host are shown and blame nobody: on a clean step (2.17.1 to 2.20.2, four stacks at
+# once on one H200, 2026-11-28) a scope took 1.71 times as long on the host.
+DEVICE: Final = "cuda-events"
 FEWEST_ROUNDS: Final = 3
 # Ratios of two healthy runs. On one H200 (docs/evidence/h200), device times of one stack and of healthy releases differ
-# by up to 6 %, times on the host by up to 39 % (permute, 2.12.0 to 2.20.2).
+# by up to 6 %.
 DEVICE_NOISE: Final = 1.10
-HOST_NOISE: Final = 1.50
-UNMEASURED_NOISE: Final = 1.20  # device times of a card that ran no stack twice; its times on the host are not compared
+UNMEASURED_NOISE: Final = 1.20  # of a card that ran no stack twice
 # A slowdown is shared if at least this many modules have it, and all but this many.
 FEWEST_SHARING: Final = 3
 MOST_SPARED: Final = 1
@@ -146,17 +146,13 @@ def split_slowness(changes: Sequence[TimingChange]) -> Slowness:
     """Separate what all modules share from what is slower: a lower clock is no module's fault.
 
     A factor is shared where at least three modules, and all but one at most, lie nearer to the factor than to no change
-    with every use. Device times decide; where they share nothing, times on the host do. A use that is slower than the
-    shared factor by more than its noise stays its module's own.
+    with every use. A use that is slower than the shared factor by more than its noise stays its module's own.
     """
     slower = [row for row in changes if row.slower]
-    for on_host in (False, True):
-        compared = [row for row in changes if row.noise >= 1.0 and row.name.endswith(HOST) is on_host]
-        logs: dict[str, list[float]] = {}
-        for row in compared:
-            logs.setdefault(row.module, []).append(math.log(row.ratio))
-        if len(logs) < FEWEST_SHARING or not any(row.slower for row in compared):
-            continue
+    logs: dict[str, list[float]] = {}
+    for row in (row for row in changes if row.noise >= 1.0):
+        logs.setdefault(row.module, []).append(math.log(row.ratio))
+    if len(logs) >= FEWEST_SHARING and slower:
         middle = statistics.median(map(statistics.median, logs.values()))
         sharing = tuple(name for name, found in logs.items() if middle > 0.0 and min(found) >= middle / 2.0)
         if len(sharing) >= max(FEWEST_SHARING, len(logs) - MOST_SPARED):
@@ -189,14 +185,16 @@ def _find_bound(
         return 0.0, f"not compared: before it ran on {old}, now on {new}"
     if one.clock != other.clock:
         return 0.0, f"not compared: before it was timed by {one.clock}, now by {other.clock}"
+    if one.clock != DEVICE:
+        return 0.0, "not compared: the host stretches times by what else it runs"
     if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
         return 0.0, f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
     if noise.card == cards[0]:
-        usual, apart = DEVICE_NOISE if one.clock == DEVICE else HOST_NOISE, noise.apart.get((module, one.name), 1.0)
-        if apart > usual:
+        apart = noise.apart.get((module, one.name), 1.0)
+        if apart > DEVICE_NOISE:
             return apart, "two runs of one stack lay as far apart in this use"
-        return usual, "healthy runs on one card differ by less"
-    if one.clock == DEVICE and many and not any(noise.card):
+        return DEVICE_NOISE, "healthy runs on one card differ by less"
+    if many and not any(noise.card):
         return UNMEASURED_NOISE, "healthy runs differ by less; no stack was run twice on this card"
     return 0.0, "not compared: no stack was run twice on this card, so its noise is unknown"
 
@@ -298,7 +296,7 @@ def _describe_timing(row: TimingChange) -> str:
 
 def _describe_slow(module: str, rows: tuple[TimingChange, ...]) -> Watched:
     # Time on the host has that of the device in it, and is noisier.
-    worst = max(rows, key=lambda row: (not row.name.endswith(HOST), row.ratio))
+    worst = max(rows, key=lambda row: row.ratio)
     summary = f"{module} takes {worst.ratio:.2f} times the time of `{worst.name}` (it was {worst.before_ms:.3g} ms and "
     summary += f"is {worst.after_ms:.3g} ms)"
     signature = f"slower: {', '.join(sorted({row.name for row in rows}))}"

@@ -296,17 +296,6 @@ def test_what_all_modules_share_is_the_environments() -> None:
     assert named(found) == {ENVIRONMENT: MODULES[1:]}
 
 
-def test_a_slower_device_is_what_the_host_waits_for() -> None:
-    """The uses on the host are so short, or so noisy, that they share no factor by themselves."""
-    device = tuple(row(module, BF16) for module in MODULES[1:])
-    host = (row("imports", "scope.host", 1.4), row("attention", f"{BF16}.host"), *(
-        row(module, f"{BF16}.host", 1.0) for module in MODULES[2:]))  # fmt: skip
-    found = step(rows=(*device, *host))
-    assert named(found) == {ENVIRONMENT: MODULES[1:]}
-    slower = (*device, row("attention", f"{BF16}.host", 2.0), *host[2:])
-    assert named(step(rows=slower)) == {ENVIRONMENT: MODULES[1:], "attention": ()}
-
-
 def test_what_is_red_is_not_slow_as_well() -> None:
     rows = row("attention", BF16), row("native_block", BF16)
     found = step(falls_back("attention", "attention.bf16.gqa4"), rows=rows)
