@@ -77,7 +77,7 @@ def _compare_receipts(verb: str, folders: Sequence[Path], only: str) -> list[str
                 kept = {name: check for name, check in (known or row)["checks"].items() if name.startswith("speed.")}
                 rows[path.stem] = {**row, "checks": {**kept, **row["checks"]}}
     if verb == "record":
-        write_rows("h200", rows)
+        write_rows("h200", {**read_rows("h200"), **rows})
         return []
     before = {cell: row for cell, row in read_rows("h200").items() if fnmatch.fnmatch(cell, only)}
     return list(differences(before, {cell: row for cell, row in rows.items() if cell in before}, partly=True))
