@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -200,6 +201,9 @@ def run_rank(rank: int, place: Place, target: str, folder: str) -> None:
         owner, region = _group_of(rank, plans_of(place.world)[RIGHT]), _group_of(rank, nested_of(place.world))
         steps |= zip(("nested.inner", "nested.outer"), train(owner, region), strict=True)
         Path(folder, f"{rank}.json").write_text(json.dumps(steps), encoding="utf-8")
+    except RuntimeError:  # a lost peer, as a rule: the rank that failed first must be the first to end
+        time.sleep(3.0)
+        raise
     finally:
         distributed.destroy_process_group()
 
