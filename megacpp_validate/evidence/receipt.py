@@ -105,6 +105,11 @@ class Backend(Strict):
     observed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
+    @property
+    def detail(self) -> str:
+        """What the check of this path says of it."""
+        return f"requested {self.requested}, claimed {self.claimed}, seen {', '.join(self.observed)}"
+
 
 @dataclass(frozen=True)
 class Package(Strict):

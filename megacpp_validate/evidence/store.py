@@ -167,9 +167,7 @@ def _find_false_backends(receipt: Receipt) -> Iterator[str]:
     said = [check for check in receipt.checks if check.name.endswith(".backend")]
     if said and not receipt.backends:
         yield f"{len(said)} checks of the path that was taken, the first is {said[0].name}, and no path is on record"
-    ran = {
-        f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}" for row in receipt.backends
-    }
+    ran = {row.detail for row in receipt.backends}
     if denied := [check for check in said if ", seen " in check.detail and check.detail not in ran]:
         yield f"check {denied[0].name} says {denied[0].detail!r}, which no path on record did"
     for row in receipt.backends:

@@ -301,13 +301,14 @@ class Bench:
         wanted = wanted or self.order.requested
         seen = (*observed_backends(*outputs), *attention_kernels(*outputs))
         reasons = tuple(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
-        self.backends.append(Backend(path, wanted, choice.observed, seen, reasons))
+        row = Backend(path, wanted, choice.observed, seen, reasons)
+        self.backends.append(row)
         if wanted in VENDOR_BACKENDS:
             passed = choice.observed == wanted and wanted in seen and SDPA not in seen
         else:  # what torch itself takes below its own functions differs by shape and device
             vendor = VENDOR_BACKENDS.intersection((*seen, choice.observed))
             passed = not vendor and wanted in ("native", choice.observed)
-        self.check(f"{path}.backend", passed, f"requested {wanted}, claimed {choice.observed}, seen {', '.join(seen)}")
+        self.check(f"{path}.backend", passed, row.detail)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:

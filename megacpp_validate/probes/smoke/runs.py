@@ -254,8 +254,7 @@ def check_backends(bench: Bench, name: str, rows: Sequence[Backend]) -> None:
     bench.backends.extend(rows)
     bench.check(f"{name}.parts", bool(rows), f"{len(rows)} parts report their backend")
     for row in rows:
-        said = f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}"
-        bench.check(f"{row.path}.backend", took_requested(row), "; ".join((said, *row.reasons)))
+        bench.check(f"{row.path}.backend", took_requested(row), row.detail)
 
 
 def took_requested(row: Backend) -> bool:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megacpp_validate.evidence.receipt import receipt_text
+from megacpp_validate.evidence.store import parse_receipt
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke import resume
-from megacpp_validate.probes.smoke.runs import Run, Runs
+from megacpp_validate.probes.smoke.runs import Run, Runs, check_parts
 from megacpp_validate.training.parallel.launch import RunEnd
 from megacpp_validate.training.smoke.order import SAME_BITS, SmokeOrder
+from tests.stored_receipts import make_receipt
 
 # Notes what it was given, and leaves the end of a run as its launchers do.
 SBATCH = """#!/bin/sh
@@ -52,6 +56,16 @@ def test_the_rank_that_was_killed_is_accused(ending: str, culprits: tuple[int, .
     (check,) = bench.checks
     assert (check.name, check.passed) == ("killed.is-told", passes)
     assert "\n" not in check.detail
+
+
+def test_a_part_that_has_no_path_of_te_under_a_plan_leaves_a_receipt_that_can_be_read() -> None:
+    bench = new_bench()
+    refusal = "te: the in-projection of M has rows that are split over ranks"
+    choice = {"observed": "native", "requested": "te", "codes": ["tensor-parallel"], "refusals": [refusal]}
+    rank = {"rank": 0, "choices": {"layers.2.in_projection": choice}}
+    check_parts(bench, Run("plan", SmokeOrder(), RunEnd("done", (), "", ({"rank": 0, "receipt": rank},), 1.0)))
+    made = replace(make_receipt(), checks=tuple(bench.checks), backends=tuple(bench.backends))
+    assert parse_receipt(receipt_text(made).encode(), Path(f"{made.cell}.json")).backends[0].reasons == (refusal,)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
