@@ -7,6 +7,7 @@ shapes are those of real evidence.
 from __future__ import annotations
 
 import json
+import lzma
 import random
 import re
 from collections.abc import Iterator
@@ -49,9 +50,10 @@ class Sample:
 
 def read_samples(evidence: Path = EVIDENCE) -> tuple[Sample, ...]:
     """Every committed receipt."""
-    paths = [path for path in sorted(evidence.rglob("*.json")) if _is_receipt(path)]
-    started = {path: datetime.fromisoformat(json.loads(path.read_bytes())["started"]) for path in paths}
-    return tuple(_split(path, evidence, started[path] - min(started.values())) for path in paths)
+    texts = {path: lzma.decompress(path.read_bytes()) for path in sorted(evidence.rglob("*.json.xz"))}
+    started = {path: datetime.fromisoformat(json.loads(text)["started"]) for path, text in texts.items()}
+    first = min(started.values())
+    return tuple(_split(path, evidence, text, started[path] - first) for path, text in texts.items())
 
 
 def write_store(store: Path, receipts: int, samples: tuple[Sample, ...], first: int = 0) -> int:
@@ -82,14 +84,9 @@ def _take_turns(samples: tuple[Sample, ...], turn: int) -> Iterator[tuple[int, S
         turn += 1
 
 
-def _is_receipt(path: Path) -> bool:
-    return path.read_bytes().startswith(b'{\n  "cell": ')
-
-
-def _split(path: Path, evidence: Path, after: timedelta) -> Sample:
-    text = path.read_bytes()
+def _split(path: Path, evidence: Path, text: bytes, after: timedelta) -> Sample:
     cut = text.rfind(b'\n  "machine": ')
-    return Sample(path.name, str(path.parent.relative_to(evidence)), text[:cut], text[cut:], after)
+    return Sample(path.stem, str(path.parent.relative_to(evidence)), text[:cut], text[cut:], after)
 
 
 def _vary(sample: Sample, turn: int, noise: random.Random) -> bytes:

@@ -27,7 +27,7 @@ from ..environments.interpreter import own_interpreter, read_facts
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..errors import Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
 from ..evidence.receipt import Receipt
-from ..evidence.store import ReceiptInvalid, read_receipts
+from ..evidence.store import ReceiptInvalid, cell_of, read_receipts
 from ..evidence.values import Frozen
 from ..process import Processes
 from .dynamic.slowdown import compare_timings, measure_noise
@@ -326,7 +326,7 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
             )
         receipts = tuple(found.found.values())
         stack = _read_one(f"stack in {folder}", [receipt.stack for receipt in receipts]) or folder.name
-        sides.append(StackReceipts(stack, receipts, {one.file.stem: one.reason for one in found.unreadable}))
+        sides.append(StackReceipts(stack, receipts, {cell_of(one.file.name): one.reason for one in found.unreadable}))
         cells = tuple(receipt.cell for receipt in receipts)
         runs.append(host_stacks.StackRun(stack=stack, environment="", folder=str(folder), reused=cells))
         lost |= {str(one.file): one.reason for one in found.unreadable}

@@ -13,7 +13,7 @@ from pydantic import Field
 from ..errors import Exit, NothingSelected, WrongArguments
 from .receipt import Outcome, read_time
 from .selftest import wilson_interval
-from .store import ReceiptFile, ReceiptHead, ReceiptStore, read_store
+from .store import SUFFIXES, ReceiptFile, ReceiptHead, ReceiptStore, read_store
 from .values import Frozen
 
 DIRTY = "-dirty"  # behind a commit from which files differed
@@ -182,7 +182,7 @@ def _make_row(one: ReceiptFile) -> HistoryRow:
     if head is not None and one.stem != head.cell:
         fault, head = f"it holds the cell {head.cell!r}, which its name does not say", None
     if head is None:
-        cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell
+        cell = one.stem if one.file.endswith(SUFFIXES) else ""  # a folder or a link belongs to no cell
         return HistoryRow(run=one.run, path=one.shown, sha256=one.sha256, cell=cell, fault=fault)
     return HistoryRow.model_construct(**dict(head), run=one.run, path=one.shown, sha256=one.sha256)
 

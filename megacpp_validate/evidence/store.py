@@ -6,6 +6,7 @@ reads their heads, because nine tenths of a receipt are checks; `ReceiptStore.lo
 
 from __future__ import annotations
 
+import lzma
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from ..errors import FileInvalid
 from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id, is_sealed
 from .values import list_errors
 
+SUFFIXES: Final = (".json", ".json.xz")  # as written, and as it may be kept; the seal is over the unpacked content
 _RECEIPT: Final = TypeAdapter(Receipt)
 _CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
 _SCHEMA: Final = re.compile(rb'"schema_id":\s*"(megacpp-validate/[\w./-]{1,60})"')
@@ -62,12 +64,14 @@ def read_receipt(path: Path) -> Receipt:
         raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
 
 
-def parse_receipt(text: bytes, path: Path) -> Receipt:
-    """One receipt from its bytes; its file is not opened, but its name must be that of the cell.
+def parse_receipt(content: bytes, path: Path) -> Receipt:
+    """One receipt from the bytes of its file, which is not opened; its name must be that of the cell.
 
     Raises:
+        OSError: the content cannot be unpacked.
         ReceiptInvalid: the text is not a receipt, is not sealed, or contradicts itself.
     """
+    text = _unpack(content, path)
     named = _SCHEMA.search(text)
     if named and (schema := named[1].decode()) not in READABLE:
         raise ReceiptInvalid(path, f"its schema_id is {schema!r}, which is none of {READABLE[0]!r} to {SCHEMA_ID!r}")
@@ -82,8 +86,20 @@ def parse_receipt(text: bytes, path: Path) -> Receipt:
     return receipt
 
 
+def cell_of(file: str) -> str:
+    """Cell that the name of a receipt's file says."""
+    return PurePosixPath(file).name.removesuffix(".xz").removesuffix(".json")
+
+
+def _unpack(content: bytes, path: Path) -> bytes:
+    try:
+        return lzma.decompress(content) if path.suffix == ".xz" else content
+    except lzma.LZMAError as fault:
+        raise OSError(f"{fault}") from fault
+
+
 def read_receipts(folder: Path) -> Receipts:
-    """Every receipt of one folder, and its invalid files; only `*.json` are read.
+    """Every receipt of one folder, and its invalid files; only files with one of `SUFFIXES` are read.
 
     Raises:
         ReceiptInvalid: there is no such folder.
@@ -92,7 +108,7 @@ def read_receipts(folder: Path) -> Receipts:
         raise ReceiptInvalid(folder, "there is no such folder")
     found: dict[str, Receipt] = {}
     unreadable: list[ReceiptInvalid] = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")):
         try:
             receipt = read_receipt(path)
         except ReceiptInvalid as fault:
@@ -118,7 +134,7 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
     for wrong, text in (
         (receipt.cell != cell_id(receipt.stack, receipt.target, receipt.probe),
          f"cell {receipt.cell!r} is not stack, target and probe joined"),
-        (path.stem != receipt.cell, f"it holds the cell {receipt.cell!r}, which its name does not say"),
+        (cell_of(path.name) != receipt.cell, f"it holds the cell {receipt.cell!r}, which its name does not say"),
         (good and failed, f"outcome {outcome} with the failed check {', '.join(failed[:1])}"),
         (good and not receipt.checks, f"outcome {outcome} with no check at all"),
         (len({check.name for check in receipt.checks}) < len(receipt.checks), "it has a check twice"),
@@ -263,7 +279,7 @@ class ReceiptFile:
     @cached_property
     def stem(self) -> str:
         """Cell in the name of the file."""
-        return PurePosixPath(self.shown).name.removesuffix(".json")
+        return cell_of(self.shown)
 
     @property
     def cell(self) -> str:
@@ -304,18 +320,18 @@ class ReceiptStore:
         if one.head is None:
             raise ReceiptInvalid(path, one.problem)
         try:
-            text = path.read_bytes()
+            content = path.read_bytes()
         except OSError as fault:
             raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
-        if sha256(text).hexdigest() != one.sha256:
+        if sha256(content).hexdigest() != one.sha256:
             raise ReceiptInvalid(path, "it was written while it was read")
-        return parse_receipt(text, path)
+        return parse_receipt(content, path)
 
 
 def read_store(folder: Path) -> ReceiptStore:
-    """Every `*.json` below a folder that is or should be a receipt, and links and closed folders, which may hide some.
+    """Every file below a folder that is or should be a receipt, and links and closed folders, which may hide some.
 
-    Links are listed and not followed; names that begin with a dot are skipped.
+    Only names with one of `SUFFIXES` are read, none that begins with a dot. Links are listed and not followed.
 
     Raises:
         OSError: there is no such folder, or it cannot be listed.
@@ -345,10 +361,10 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
             if entry.is_dir(follow_symlinks=False):
                 ahead.append(file)
             elif entry.is_symlink():
-                if entry.name.endswith(".json") or not Path(entry.path).is_file():  # a folder may hide receipts
+                if entry.name.endswith(SUFFIXES) or not Path(entry.path).is_file():  # a folder may hide receipts
                     why = "it cannot be read: it is a link, which is not followed"
                     yield ReceiptFile(file, "", None, why, _leads_out(folder, Path(entry.path)))
-            elif entry.name.endswith(".json") and (found := _read_file(Path(entry.path), file)) is not None:
+            elif entry.name.endswith(SUFFIXES) and (found := _read_file(Path(entry.path), file)) is not None:
                 yield found
 
 
@@ -366,16 +382,17 @@ def _read_file(path: Path, file: str) -> ReceiptFile | None:
     if not path.is_file():  # opening a pipe blocks until somebody writes to it
         return ReceiptFile(file, "", None, "it is not a regular file")
     try:
-        text = path.read_bytes()
+        content = path.read_bytes()
+        text = _unpack(content, path)
     except OSError as fault:
         return ReceiptFile(file, "", None, f"it cannot be read: {fault.strerror or fault}")
-    digest = sha256(text).hexdigest()
+    digest = sha256(content).hexdigest()
     if is_sealed(text) and (head := _read_head(text)) is not None:
         return ReceiptFile(file, digest, head)
-    if not _claims_to_be_a_receipt(text, PurePosixPath(show_file(file)).stem):
+    if not _claims_to_be_a_receipt(text, cell_of(show_file(file))):
         return None
     try:
-        parse_receipt(text, Path(file))
+        parse_receipt(content, Path(file))
     except ReceiptInvalid as fault:
         return ReceiptFile(file, digest, None, fault.reason)
     return ReceiptFile(file, digest, None, "it is not a receipt")

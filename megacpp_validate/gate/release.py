@@ -21,7 +21,7 @@ from ..diagnosis.diagnose import find_host_fault
 from ..errors import Exit, exit_for
 from ..evidence.receipt import Outcome, Receipt, hash_code
 from ..evidence.receipts_manifest import hash_manifest
-from ..evidence.store import ReceiptFile, ReceiptInvalid, show_file
+from ..evidence.store import ReceiptFile, ReceiptInvalid, cell_of, show_file
 from ..evidence.values import ENVIRONMENT, Cause, Frozen
 from .rules import UNKNOWN, Baseline, Entry, Order, Reason, find_faults, find_newest, is_hard, select_receipts
 
@@ -263,8 +263,7 @@ def _list_lost(files: Iterable[ReceiptFile], context: GateContext) -> Iterator[E
     """Signed files that are missing."""
     if context.signed is not None:
         for file in map(show_file, sorted(context.signed.hashes.keys() - {one.file for one in files})):
-            path = PurePosixPath(file)
-            entry = Entry(path.name.removesuffix(".json"), run=str(path.parent))
+            entry = Entry(cell_of(file), run=str(PurePosixPath(file).parent))
             entry.refuse(GateRule.SIGNATURE, f"{context.signed.signer} signed {file}, and it is not there", closes=True)
             entry.standing = entry.reasons
             yield entry

@@ -196,12 +196,13 @@ def test_two_folders_of_receipts_are_judged_without_a_run(run: Run, tmp_path: Pa
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], object], int, str]] = {
-    "lost": (lambda place: (place / "te2.20.2-h200-permute.json").unlink(), MISSING, "permute"),
+    "lost": (lambda place: (place / "te2.20.2-h200-permute.json.xz").unlink(), MISSING, "permute"),
     "damaged": (
-        lambda place: (place / "te2.20.2-h200-permute.json").write_text("{"), MISSING, 'h200-permute": "the file:',
+        lambda place: (place / "te2.20.2-h200-permute.json.xz").write_text("{"), MISSING,
+        'h200-permute": "it cannot be read',
     ),
     "two-stacks": (
-        lambda place: shutil.copy(EVIDENCE / "te2.12.0" / "te2.12.0-h200-permute.json", place), WRONG, "te2.12.0",
+        lambda place: shutil.copy(EVIDENCE / "te2.12.0" / "te2.12.0-h200-permute.json.xz", place), WRONG, "te2.12.0",
     ),
     "empty": (lambda place: [file.unlink() for file in place.iterdir()], NOTHING, "no receipt"),
     "none": (shutil.rmtree, WRONG, "no such folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import lzma
 import math
 import os
 import shutil
@@ -35,7 +36,14 @@ from megacpp_validate.evidence.receipt import (
     receipt_text,
     write_receipt,
 )
-from megacpp_validate.evidence.store import ReceiptInvalid, parse_receipt, read_receipt, read_receipts, receipt_schema
+from megacpp_validate.evidence.store import (
+    ReceiptInvalid,
+    parse_receipt,
+    read_receipt,
+    read_receipts,
+    read_store,
+    receipt_schema,
+)
 from tests.replay.receipts import sealed
 
 ROOT = Path(__file__).parents[2]
@@ -244,11 +252,26 @@ def test_a_damaged_text_is_refused(text: str, said: str, tmp_path: Path) -> None
 
 
 def test_every_committed_receipt_is_read() -> None:
-    every = (ROOT / "docs" / "evidence").rglob("*.json")
-    places = [path for path in every if "receipt/" in json.loads(path.read_text(encoding="utf-8")).get("schema_id", "")]
+    places = list((ROOT / "docs" / "evidence").rglob("*.json.xz"))
     assert len(places) > 40
     for place in places:
-        assert read_receipt(place).cell == place.stem
+        assert f"{read_receipt(place).cell}.json.xz" == place.name
+
+
+def test_a_packed_receipt_is_read_as_the_plain_one_and_refused_cut_short(tmp_path: Path) -> None:
+    place, content = tmp_path / f"{NAME}.xz", lzma.compress(receipt_text(FULL).encode())
+    place.write_bytes(content)
+    (one,) = (store := read_store(tmp_path)).files
+    assert one.cell == one.stem == FULL.cell
+    assert read_receipt(place) == read_receipts(tmp_path).found[FULL.cell] == store.load(one)
+    for harm in (content[:-20], lzma.compress(receipt_text(FULL).replace("lost driver", "").encode()), b""):
+        place.write_bytes(harm)
+        with pytest.raises(ReceiptInvalid):
+            read_receipt(place)
+        assert len(read_receipts(tmp_path).unreadable) == 1
+        (one,) = read_store(tmp_path).files
+        assert one.head is None
+        assert one.problem
 
 
 def test_a_folder_is_read_with_invalid_files_apart(tmp_path: Path) -> None:

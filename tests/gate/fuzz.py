@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import lzma
 import math
 import random
 import shutil
@@ -224,6 +225,13 @@ def _red_beside(folder: Path, rng: random.Random) -> None:
     (folder / "again" / file.name).write_text(sealed(data))
 
 
+def _pack(folder: Path, rng: random.Random, *, cut: int = 0) -> None:
+    file = _pick(folder, rng)
+    packed = lzma.compress(file.read_bytes())
+    file.with_name(f"{file.name}.xz").write_bytes(packed[: len(packed) - cut])
+    file.unlink()
+
+
 FOLDER: Final[dict[str, tuple[Callable[[Path, random.Random], object], str]]] = {
     "a receipt removed": (lambda folder, rng: _pick(folder, rng).unlink(), ""),
     "all receipts removed": (lambda folder, _: [file.unlink() for file in folder.glob("*.json")], ""),
@@ -237,6 +245,8 @@ FOLDER: Final[dict[str, tuple[Callable[[Path, random.Random], object], str]]] = 
         and f.symlink_to(folder.parent / f.name), "",
     ),
     "a folder in place of a receipt": (lambda folder, rng: (f := _pick(folder, rng)).unlink() or f.mkdir(), ""),
+    "a receipt packed": (_pack, "its content is the same"),
+    "a packed receipt cut short": (lambda folder, rng: _pack(folder, rng, cut=rng.randrange(1, 400)), ""),
     "a text file beside": (lambda folder, _: (folder / "notes.txt").write_text("x"), "it is no receipt"),
     "a good copy in a second run": (
         lambda folder, _: shutil.copytree(folder, folder / "again", ignore=shutil.ignore_patterns("again")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -81,7 +82,8 @@ def _scenario(
 @cache
 def accept_codes(store: Path) -> tuple[str, ...]:
     """The option for every code that produced receipts of a folder."""
-    codes = {json.loads(file.read_text()).get("code", "") or "unknown" for file in store.rglob("*-h200-*.json")}
+    files = store.rglob("*-h200-*.json.xz")
+    codes = {json.loads(lzma.decompress(file.read_bytes())).get("code", "") or "unknown" for file in files}
     return tuple(word for code in sorted(codes) for word in ("--accept-code", code))
 
 
@@ -93,7 +95,7 @@ def _committed() -> Iterator[Scenario]:
 
     releases, new = ("te-upgrade", "nightly", "release"), "h200/te2.20.2"
     for folder, release in product((*FOLDERS, "smoke/ablation", "restart"), releases):
-        files = sorted((EVIDENCE / folder).glob("*-h200-*.json"))
+        files = sorted((EVIDENCE / folder).glob("*-h200-*.json.xz"))
         stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
         yield of(f"{folder} {release}", folder, "--release", release, "--stack", stack, "--target", "h200")
     stacks = ("te2.12.0", "te2.17.1", "te2.20.2")
@@ -234,10 +236,10 @@ EDITS: Final[dict[str, Callable[[Receipt], object]]] = {  # of a real receipt, p
 
 def _edit(change: Callable[[Receipt], object], work: Path) -> None:
     shutil.copytree(REAL, work / "store")
-    path = work / "store" / "te2.20.2-h200-permute.json"
-    data = json.loads(path.read_text())
+    path = work / "store" / "te2.20.2-h200-permute.json.xz"
+    data = json.loads(lzma.decompress(path.read_bytes()))
     change(data)
-    path.write_text(sealed(data))
+    path.write_bytes(lzma.compress(sealed(data).encode()))
 
 
 def sign(work: Path) -> None:

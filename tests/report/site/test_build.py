@@ -40,7 +40,7 @@ def add(folder: Path, receipt: Receipt) -> Path:
 
 
 def imports_of(stack: str) -> Receipt:
-    return read_receipt(EVIDENCE / "h200" / stack / f"{stack}-h200-imports.json")
+    return read_receipt(EVIDENCE / "h200" / stack / f"{stack}-h200-imports.json.xz")
 
 
 def make_site(catalog: Catalog, store: Path, site: Path) -> SiteResult:
@@ -57,10 +57,10 @@ def site(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     folder = tmp_path_factory.mktemp("site")
     for stack, probes in RUNS.items():
         for probe in probes:
-            name = f"{stack}-h200-{probe}.json"
+            name = f"{stack}-h200-{probe}.json.xz"
             (folder / "store" / stack).mkdir(parents=True, exist_ok=True)
             shutil.copy(EVIDENCE / "h200" / stack / name, folder / "store" / stack)
-    add(folder / "store" / "smoke", read_receipt(EVIDENCE / "smoke/small/te2.20.2-h200-smoke_small_delayed.json"))
+    add(folder / "store" / "smoke", read_receipt(EVIDENCE / "smoke/small/te2.20.2-h200-smoke_small_delayed.json.xz"))
     for day, seconds in (("19", 5.0), ("20", 6.0)):
         changed = replace(imports_of(STACK), started=f"2026-11-{day}T00:00:00+00:00", seconds={"probe": seconds})
         add(folder / "store" / "earlier" / day, changed)
@@ -113,7 +113,7 @@ def test_what_is_lost_or_doubted_is_never_good(catalog: Catalog, tmp_path: Path)
     add(store / "z", replace(red, stack=STACK, cell=CELL, started=""))
     add(store / "a", replace(red, started="2026-11-20T00:00:00+00:00"))
     (store / "a" / "te2.21.0-h200-imports.json").write_text('{"cell": "te2.21.0-h2')
-    lies = add(store / "a", read_receipt(EVIDENCE / "h200" / STACK / f"{STACK}-h200-permute.json"))
+    lies = add(store / "a", read_receipt(EVIDENCE / "h200" / STACK / f"{STACK}-h200-permute.json.xz"))
     data = json.loads(lies.read_text())
     part = next(part for check in data["checks"] for part in check["parts"])
     part |= {"observed": 7e9, "bound": 0.5, "passed": True}
