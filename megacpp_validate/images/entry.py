@@ -1,35 +1,28 @@
 """What an image runs: `docker run IMAGE SESSION [ARGUMENTS]`, as `python -m megacpp_validate.images.entry`.
 
-A session of another image is refused before it starts. Process 1 passes signals on, and ends as the session does.
+A session of another image is refused before it starts. The verb of a session then takes the place of this process, so
+that the signals of `docker stop` reach the verb, and its exit code is that of the container.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, writing_to
-from ..evidence.receipt import write_whole
 from ..jitcache.layout import ARCH_VARIABLE, MODE_VARIABLE, NVRTC, ROOT_VARIABLE, arch_folder, cache_variables
 
 MOUNT: Final = Path("/receipts")
 
-_PYTHON: Final = (sys.executable, "-P", "-m")
-_CLI: Final = "megacpp_validate.cli"
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_CLI: Final = (sys.executable, "-P", "-m", "megacpp_validate.cli")
 
 
 @dataclass(frozen=True)
@@ -75,13 +68,11 @@ def find_session(name: str) -> Session | None:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What an image has in its environment variables; `digest` is known to the caller of the container alone."""
+    """What an image has in its environment variables; `arch` is empty for a target without a GPU."""
 
     name: str
     target: str
     arch: str
-    lock_hash: str
-    digest: str
 
     @property
     def sessions(self) -> list[Session]:
@@ -92,9 +83,8 @@ class ImageFacts:
 
 def read_image(variables: Mapping[str, str]) -> ImageFacts:
     """What the variables of a container hold."""
-    names = ("ARCH", "LOCK_HASH", "IMAGE_DIGEST")
-    name, target = variables.get("MEGACPP_IMAGE", "this image"), variables.get("MEGACPP_TARGET", "cpu")
-    return ImageFacts(name, target, *(variables.get(f"MEGACPP_{one}", "") for one in names))
+    get = variables.get
+    return ImageFacts(get("MEGACPP_IMAGE", "this image"), get("MEGACPP_TARGET", "cpu"), get("MEGACPP_ARCH", ""))
 
 
 def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
@@ -145,57 +135,39 @@ def use_caches() -> None:
     os.environ.update(cache_variables(new, arch, nvrtc=os.environ.get(MODE_VARIABLE) == NVRTC))
 
 
-def run_child(words: Sequence[str]) -> int:
-    """Run a command to its end, as process 1 must: signals reach it.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    # What a terminal sends for its keys reaches the child without us: twice would cut short what it does at the first.
-    keys = {signal.SIGINT, signal.SIGQUIT} if os.isatty(0) else set()
-    received, children = list[int](), list[subprocess.Popen[bytes]]()
-
-    def forward(number: int, _frame: object) -> None:
-        received.append(number)
-        for child in children if number not in keys else ():
-            child.send_signal(number)
-
-    for number in _FORWARDED:
-        signal.signal(number, forward)
-    children.append(subprocess.Popen(list(words)))
-    for early in tuple(received):  # before there was a child
-        children[0].send_signal(early)
-    code = children[0].wait()
-    if code >= 0:
-        return code
-    if received:
-        return Exit.INTERRUPTED
-    _say(
-        f"signal {-code} ended the session, and no release is judged. Likely cause: for 9, memory ran out, of this "
-        "container (--memory) or of the machine; for 11, compiled code crashed. Next step: read the lines above."
-    )
-    return Exit.INFRASTRUCTURE
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run a session or another command; the exit code is its own, or that of the class of what stands in the way."""
+    """Become a session or another command; returns an exit code only where this process prints the help itself."""
     image = read_image(os.environ)
     name, *rest = arguments or ["--help"]
     if name in ("--help", "-h", "help"):
         sys.stdout.write(_render_help(image))
         return Exit.OPEN
     if session := find_session(name):
-        return _run_session(session, tuple(rest), image)
+        return _start(plan_session(session, rest, image))
     if not shutil.which(name):
         raise WrongArguments(
             f"there is no session {name!r}, and no command of that name. Next step: choose one of "
             f"{', '.join(row.name for row in image.sessions)}; or `megacpp --help`."
         )
     use_caches()
-    return os.execvp(name, [name, *rest])  # noqa: S606 - a list of words, no shell
+    return _start([name, *rest])
 
 
-def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts) -> int:
+def _start(words: Sequence[str]) -> NoReturn:
+    """Replace this process by a command."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp(words[0], words)  # noqa: S606 - a list of words, no shell
+
+
+def plan_session(session: Session, arguments: Sequence[str], image: ImageFacts) -> list[str]:
+    """The command of a session, whose folder and caches can be used and whose older result is removed.
+
+    Raises:
+        WrongArguments: the image does not have the session, or the folder of receipts cannot be written.
+        NoEnvironment: as `use_caches`.
+        OSError: the disk is full.
+    """
     if session not in image.sessions:
         raise WrongArguments(
             f"{session.name} is a session of the image for {session.target or 'a GPU'}, and {image.name} is for "
@@ -204,27 +176,19 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     if session.name not in ("prewarm", "jit_verify"):  # they copy sealed caches, and links would lead out of them
         use_caches()
     folder, mounted = choose_place()
-    if not mounted and session.leaves == "receipts":
-        _say(
-            f"nothing is mounted at {MOUNT}: receipts go to {folder} and end with the container. Next step, to keep "
-            f'them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
-        )
-    keeps = session.leaves == "result" and mounted and not {"--list", "--help", "-h"} & {*arguments}
-    record, result = folder / f"{session.name}.run.json", folder / f"{session.name}.json"
-    started, clock = datetime.now(UTC), time.monotonic()
-    words = [*_PYTHON, _CLI, *(word.format(target=image.target) for word in session.verb)]
-    words += ["--receipts", str(folder / session.name)] if session.leaves == "receipts" else []
-    words += ["--json", str(result)] if keeps else []
-    for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
-        file.unlink(missing_ok=True)
-    code = run_child([*words, *arguments])  # of an option that is given twice, the caller's is the last
-    run = {
-        "schema_id": "megacpp-validate/image-run/2", "session": session.name, "arguments": arguments,
-        "image": asdict(image), "user": f"{os.geteuid()}:{os.getegid()}", "exit_code": int(code),
-        "started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 2),
-    }  # fmt: skip
-    write_whole(record, json.dumps(run, indent=2, sort_keys=True) + "\n")
-    return code
+    words = [*_CLI, *(word.format(target=image.target) for word in session.verb)]
+    if session.leaves == "receipts":
+        words += ["--receipts", str(folder / session.name)]
+        if not mounted:
+            _say(
+                f"nothing is mounted at {MOUNT}: receipts go to {folder} and end with the container. Next step, to "
+                f'keep them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
+            )
+    elif session.leaves == "result" and mounted and not {"--list", "--help", "-h"} & {*arguments}:
+        result = folder / f"{session.name}.json"
+        result.unlink(missing_ok=True)  # a session that is killed leaves no result of another run
+        words += ["--json", str(result)]
+    return [*words, *arguments]  # of an option that is given twice, the caller's is the last
 
 
 def _render_help(image: ImageFacts) -> str:
@@ -249,12 +213,8 @@ def run_main(arguments: Sequence[str]) -> int:
     except ToolError as fault:
         _say(str(fault))
         return int(fault.exit)
-    except KeyboardInterrupt:
-        return int(Exit.INTERRUPTED)
-    except OSError as fault:  # a run that nobody can show later is none that went well
-        _say(
-            f"{fault}. Likely cause: a full disk, or a folder that was removed. Next step: make room, or mount another."
-        )
+    except OSError as fault:
+        _say(f"{fault}. Likely cause: a full disk, or a folder that was removed. Next step: mount another folder.")
         return int(Exit.INFRASTRUCTURE)
     except Exception as fault:  # Python would end with 1, which says that a release broke
         traceback.print_exc()
