@@ -426,13 +426,15 @@ def _run_on_device(
     is_gpu, reason = bool(target.arch), why_not_here(target, here)
     requests = _choose_stacks(options, releases, named, variables, progress, looks=not reason)
     stacks = [  # nothing is made where nothing can run
-        host_stacks.Stack(name, problem=reason) if reason else host_stacks.prepare_stack(name, make, processes)
+        host_stacks.Stack(name, problem=reason)
+        if reason
+        else host_stacks.prepare_stack(name, make, variables, processes)
         for name, make in requests.items()
     ]
     room = Room(plan_jobs(options.jobs, gpu=is_gpu))
     running = host_stacks.StackOptions(
         options.probes, options.seed, options.times and is_gpu, options.receipts.absolute(), room, options.limit_s,
-        variables, options.fresh, progress.cell,
+        options.fresh, progress.cell,
     )  # fmt: skip
     with writing_to(options.receipts, "receipts", "--receipts"):
         ran = host_stacks.run_stacks(catalog, target, stacks, running, processes)
@@ -441,7 +443,7 @@ def _run_on_device(
     return {
         "target": target.id,
         "stacks": tuple(one.run for one in ran),
-        "unmade": not reason and all(stack.environment is None for stack in stacks),
+        "unmade": not reason and not any(stack.environment.python for stack in stacks),
         **_judge(catalog, target.id, sides, again, selected, {}, options.matrix),
     }
 

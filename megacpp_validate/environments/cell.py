@@ -48,6 +48,7 @@ class Cell:
         limit_s: seconds that it may take.
         seconds: that it is expected to take.
         gpus: that it needs for itself; 0 where it shares one, or needs none.
+        problem: why it is not run; empty where it is.
     """
 
     environment: InterpreterEnvironment
@@ -56,6 +57,7 @@ class Cell:
     limit_s: float
     seconds: float = 0.0
     gpus: int = 0
+    problem: str = ""
 
     @property
     def place(self) -> Path:

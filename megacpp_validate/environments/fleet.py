@@ -21,7 +21,7 @@ from ..diagnosis.diagnose import find_retry_fault
 from ..evidence.receipt import Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..process import Processes, run_command
-from .cell import Cell, answers, find_done, receipt_of_given_up
+from .cell import Cell, answers, find_done, receipt_of_given_up, receipt_without_probe
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _SMI_LIMIT_S: Final = 30.0
@@ -106,7 +106,7 @@ def run_cells(
     cells: Sequence[Cell], back_end: BackEnd, *, fresh: bool = True, retries: int = 0,
     progress: Progress = lambda _: None,
 ) -> tuple[Ran, ...]:  # fmt: skip
-    """Run every cell, or take its receipt where that answers its order.
+    """Run every cell, or take its receipt where that answers its order; one with a problem is `not-run`, unwritten.
 
     Args:
         back_end: what starts the cells; stopped where anything is raised, an interrupt too.
@@ -129,7 +129,9 @@ def run_cells(
         receipt, reused, node = attempt.ran or (None, False, "")
         progress(Event(attempt.cell, receipt, reused, done, len(every), note or node))
 
-    for attempt in every if not fresh else ():
+    for attempt in (one for one in every if one.cell.problem):
+        attempt.ran = Ran(receipt_without_probe(attempt.cell.order, Outcome.NOT_RUN, attempt.cell.problem))
+    for attempt in (one for one in every if one.ran is None and not fresh):
         if (done := find_done(attempt.cell.order, attempt.cell.place)) is not None:
             attempt.ran = Ran(done, reused=True)
             report(attempt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -18,19 +19,11 @@ from ..errors import Exit, NothingSelected, exit_for, writing_to
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen
 from ..process import Processes
-from .cell import Cell, own_folder, receipt_without_probe
+from .cell import own_folder
 from .fleet import MOST_ON_A_GPU, Progress, Room, run_here, share_cores
-from .interpreter import host_interpreter, read_commit, read_facts, require_torch
-from .plan import (
-    choose_rows,
-    choose_smoke_cells,
-    choose_target,
-    find_target,
-    limit_of,
-    plan_blank,
-    plan_row,
-    why_not_here,
-)
+from .interpreter import host_interpreter, read_facts, require_torch
+from .plan import choose_rows, choose_smoke_cells, choose_target, find_target
+from .stacks import Stack, plan_cells
 from .venv import find_cpu_python
 
 _JOBS_WITHOUT: Final = 2
@@ -206,26 +199,21 @@ def run_session(
     variables = share_cores(os.environ, jobs)
     environment = host_interpreter(variables, options.python if target.arch else find_cpu_python(options.python))
     facts = read_facts(environment, processes)
-    blank = plan_blank(target, facts, variables, seed=options.seed, tool=TOOL, commit=read_commit())
-    if reason := why_not_here(target, facts):
-        # Nothing is written: what an earlier run on the right machine wrote stays what it is.
-        receipts = tuple(receipt_without_probe(plan_row(blank, row), Outcome.NOT_RUN, reason) for row in rows)
-    else:
-        require_torch(facts)
-        usable, folder = replace(blank, environment=environment.identity), options.receipts.absolute()
-        cells = [
-            Cell(environment, plan_row(usable, row), folder, limit_of(row, options.limit_s), row.seconds)
-            for row in rows
-        ]
-        with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
-            ran = run_here(cells, Room(jobs), processes, progress=progress)
-        receipts = tuple(one.receipt for one in ran)
+    stack, folder = Stack("", environment, facts).on(target), options.receipts.absolute()
+    cells = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)
+    with ExitStack() as held:
+        if not stack.problem:  # else nothing is written: what the right machine wrote stays what it is
+            require_torch(facts)
+            held.enter_context(writing_to(options.receipts, "receipts", "--receipts"))
+            held.enter_context(own_folder(folder))
+        receipts = tuple(ran.receipt for ran in run_here(cells, Room(jobs), processes, progress=progress))
+    order = cells[0].order
     te = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine"
     versions = f"Python {facts.python}, torch {facts.torch or 'none'}, {te}"
     return SessionResult(
-        tool=TOOL, target=target.id, stack=blank.stack, requested=blank.requested,
-        requested_because=blank.requested_because,
+        tool=TOOL, target=target.id, stack=order.stack, requested=order.requested,
+        requested_because=order.requested_because,
         interpreter=f"{facts.executable} ({environment.because}): {versions}",
-        folder="" if reason else str(options.receipts), seed=options.seed,
+        folder="" if stack.problem else str(options.receipts), seed=options.seed,
         seconds=round(time.monotonic() - started, 2), receipts=receipts,
     )  # fmt: skip

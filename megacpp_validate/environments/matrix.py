@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,12 +23,11 @@ from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, exit_for
 from ..evidence.receipt import Outcome, cell_id, write_receipt
 from ..evidence.values import Frozen
-from ..probes.order import Order
 from ..process import Processes
-from .cell import Cell, own_folder, receipt_without_probe
+from .cell import Cell, own_folder
 from .fleet import Progress, Ran, Room, plan_jobs, read_gpus, run_cells, run_here, share_cores
-from .interpreter import host_interpreter, read_commit
-from .plan import LOCK_HASH, SWITCH, choose_names, find_target, limit_of, plan_row, why_not_here
+from .interpreter import host_interpreter
+from .plan import LOCK_HASH, SWITCH, choose_names, find_target, limit_of
 from .slurm import Cluster, SlurmJobs, list_options, plan_job
 from .stacks import (
     Make,
@@ -35,7 +35,7 @@ from .stacks import (
     Stack,
     find_environments,
     make_environment,
-    plan_blank_on,
+    plan_cells,
     prepare_stack,
     resolve_environment,
 )
@@ -253,36 +253,29 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
         OSError: the folder cannot be written.
     """
     started, processes, folder = time.monotonic(), Processes(), options.receipts.absolute()
-    selected, commit = choose_cells(catalog, options), read_commit()
+    selected = choose_cells(catalog, options)
     if options.launcher == "local":
         jobs = plan_jobs(options.jobs)
         options = replace(options, jobs=jobs, variables=share_cores(options.variables, jobs))
     stacks = _prepare_stacks(catalog, selected, options, processes)
-    ended: dict[str, Ran] = {}
     cells: list[Cell] = []
+    for (name, _), group in groupby(selected, lambda one: (one.stack, one.target.id)):
+        chosen = list(group)
+        stack, target = stacks[name, bool(chosen[0].target.arch)], chosen[0].target
+        stack = stack.on(target) if options.launcher == "local" else stack  # on a cluster the node checks
+        rows = [_start_on_one_machine(one.row) for one in chosen]
+        planned = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)
+        cells += [replace(cell, gpus=one.gpus) for one, cell in zip(chosen, planned, strict=True)]
     with own_folder(folder):
-        for one in selected:
-            stack = stacks[one.stack, bool(one.target.arch)]
-            order = _plan_order(one, stack, options, commit)
-            reason = stack.problem
-            if not reason and stack.facts is not None and options.launcher == "local":  # on a cluster the node checks
-                reason = why_not_here(one.target, stack.facts)
-            if reason or stack.environment is None:
-                ended[one.cell] = Ran(receipt_without_probe(order, Outcome.NOT_RUN, reason))
-            else:
-                limit_s = limit_of(one.row, options.limit_s)
-                cells.append(Cell(stack.environment, order, folder, limit_s, one.row.seconds, one.gpus))
-        if cells:
-            found = _run(cells, options, processes, progress)
-            ended |= {cell.order.cell: ran for cell, ran in zip(cells, found, strict=True)}
-        for ran in ended.values():  # what another machine wrote stays what it is
+        ended = _run(cells, options, processes, progress)
+        for ran in ended:  # what another machine wrote stays what it is
             place = folder / f"{ran.receipt.cell}.json"
             if ran.receipt.outcome is Outcome.NOT_RUN and not place.exists():
                 write_receipt(ran.receipt, place)
     return MatrixRun(
         tool=TOOL, launcher=options.launcher, folder=str(options.receipts),
-        seconds=round(time.monotonic() - started, 2), cells=tuple(_to_row(ended[one.cell]) for one in selected),
-        unmade=all(stack.environment is None for stack in stacks.values()),
+        seconds=round(time.monotonic() - started, 2), cells=tuple(map(_to_row, ended)),
+        unmade=not any(stack.environment.python for stack in stacks.values()),
     )  # fmt: skip
 
 
@@ -323,7 +316,7 @@ def _prepare_stacks(
             make = partial(host_interpreter, variables, python)
         else:
             make = partial(resolve_environment, row.te, found)
-        stacks[name, gpus] = prepare_stack(name, make, processes)
+        stacks[name, gpus] = prepare_stack(name, make, variables, processes)
     return stacks
 
 
@@ -334,9 +327,8 @@ def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Ma
     return {**variables, LOCK_HASH: lock_hash} if lock_hash else variables
 
 
-def _plan_order(cell: SelectedCell, stack: Stack, options: MatrixOptions, commit: str) -> Order:
-    variables = _variables_of(cell.stack, options.variables, gpus=bool(cell.target.arch))
-    order = plan_row(plan_blank_on(stack, cell.target, variables, options.seed, commit), cell.row)
-    # A job has one machine, and starts the ranks of a smoke run there.
-    more = {"launcher": "local"} if isinstance(cell.row, SmokeCell) else {}
-    return replace(order, settings={**order.settings, **more})
+def _start_on_one_machine(row: BridgeModule | ProbeCell) -> BridgeModule | ProbeCell:
+    """A job has one machine, and starts the ranks of a smoke run there."""
+    if not isinstance(row, SmokeCell):
+        return row
+    return row.model_copy(update={"settings": {**row.settings, "launcher": "local"}})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,11 +20,11 @@ from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import NoEnvironment, WrongArguments
-from ..evidence.receipt import Outcome, Receipt
+from ..evidence.receipt import Receipt
 from ..evidence.values import Frozen, read_version
 from ..probes.order import Order
 from ..process import Processes
-from .cell import Cell, own_folder, receipt_without_probe
+from .cell import Cell, own_folder
 from .container import open_image
 from .fleet import Progress, Ran, Room, run_here
 from .interpreter import (
@@ -37,13 +37,14 @@ from .interpreter import (
     read_facts,
     require_torch,
 )
-from .plan import choose_canary_probes, plan_blank, plan_row, why_not_here
+from .plan import choose_canary_probes, limit_of, plan_blank, plan_row, why_not_here
 
 VARIABLE: Final = "MEGACPP_OVERLAYS"
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
     python="", executable="", machine="", torch="", te="", te_folder="", gpu=None, why_no_gpu="it is unknown"
 )
+_NOWHERE: Final = InterpreterEnvironment((), {})
 _PACKAGE: Final = "transformer_engine"
 _EXTENSION: Final = "transformer_engine_torch"
 _UNREADABLE: Final = f"the metadata of {_PACKAGE} there names no release; install it again"
@@ -235,26 +236,37 @@ class Stack:
     """A stack, as far as it came.
 
     Attributes:
-        name: its id.
-        environment, facts: None where it could not be made usable.
+        name: its id; empty for that of the release that it has.
+        environment: has no interpreter where it could not be made usable.
         problem: why it is not run; empty where it is.
     """
 
     name: str
-    environment: InterpreterEnvironment | None = None
-    facts: Facts | None = None
+    environment: InterpreterEnvironment = _NOWHERE
+    facts: Facts = NO_FACTS
     problem: str = ""
 
+    @property
+    def shown(self) -> str:
+        """Where it comes from and what it has; empty where it could not be made usable."""
+        facts, environment = self.facts, self.environment
+        versions = f"Python {facts.python}, torch {facts.torch}"
+        return f"{environment.shown} ({environment.because}): {versions}" if environment.python else ""
 
-def prepare_stack(name: str, make: Make, processes: Processes) -> Stack:
-    """Make a stack usable and read what it has."""
+    def on(self, target: TargetRow) -> Stack:
+        """The same stack, with a problem where this machine is none of the target."""
+        return replace(self, problem=self.problem or why_not_here(target, self.facts))
+
+
+def prepare_stack(name: str, make: Make, variables: Mapping[str, str], processes: Processes) -> Stack:
+    """Make a stack usable and read what it has; `variables` are those of the user."""
     try:
         environment = make()
         facts = read_facts(environment, processes)
         require_torch(facts)
         _ = environment.identity  # raises here where the environment cannot be read
     except NoEnvironment as fault:
-        return Stack(name, problem=str(fault))
+        return Stack(name, InterpreterEnvironment((), variables), problem=str(fault))
     return Stack(name, environment, facts)
 
 
@@ -268,7 +280,6 @@ class StackOptions:
     Attributes:
         probes: by id; all where there is none.
         times: whether modules are timed, and the first stack a second time, for the noise of the card.
-        variables: environment variables of the user.
         folder: of the receipts: one folder a stack, and in that of the first `again/`.
         room: what all cells together may take at a time.
         limit_s: seconds that one cell may take.
@@ -282,7 +293,6 @@ class StackOptions:
     folder: Path
     room: Room
     limit_s: float
-    variables: Mapping[str, str] = field(repr=False)
     fresh: bool = False
     progress: Progress = lambda _: None
 
@@ -320,10 +330,33 @@ class RanStack:
     again: Mapping[str, Receipt] = field(default_factory=dict)
 
 
+def plan_cells(
+    stack: Stack,
+    target: TargetRow,
+    rows: Sequence[BridgeModule | ProbeCell],
+    folder: Path,
+    *,
+    seed: int,
+    limit_s: float,
+) -> list[Cell]:
+    """The cells of a stack on a target, with the stack's problem.
+
+    Their receipts are answers on an environment, and on the row of the matrix that they are judged by.
+    """
+    environment = stack.environment
+    blank = plan_blank(target, stack.facts, environment.variables, seed=seed, tool=TOOL, commit=read_commit())
+    identity = "" if stack.problem else hash_parts((environment.identity, repr(blank.target)))
+    blank = replace(blank, stack=stack.name or blank.stack, environment=identity)
+    return [
+        Cell(environment, plan_row(blank, row), folder, limit_of(row, limit_s), row.seconds, problem=stack.problem)
+        for row in rows
+    ]
+
+
 def run_stacks(
     catalog: Catalog, target: TargetRow, stacks: Sequence[Stack], options: StackOptions, processes: Processes
 ) -> tuple[RanStack, ...]:
-    """Run every cell of every stack that is missing, side by side.
+    """Run every cell of every stack that is missing, side by side; modules of the first a second time, where timed.
 
     Args:
         catalog, target: what the cells are planned by.
@@ -337,65 +370,33 @@ def run_stacks(
         OSError: the folder cannot be written.
     """
     rows = choose_canary_probes(catalog, options.probes)
-    planned, commit = list[tuple[Stack, list[Order]]](), read_commit()
+    stacks = [stack.on(target) for stack in stacks]
     cells: list[Cell] = []
     with own_folder(options.folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
         device = str(Path(lock, "device")) if target.arch else ""
-        for given in stacks:
-            stack = replace(given, problem=given.problem or (why_not_here(target, given.facts) if given.facts else ""))
-            blank = plan_blank_on(stack, target, options.variables, options.seed, commit)
-            orders = [plan_row(blank, row) for row in rows]
-            orders = [replace(one, times=options.times and not one.code, turnstile=device) for one in orders]
-            planned.append((stack, orders))
-            if not stack.problem:
-                cells += _plan_cells(stack, orders, rows, options, is_first=not cells)
+        for stack in stacks:
+            is_first, folder = all(cell.problem for cell in cells), options.folder / stack.name
+            planned = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)
+            for cell in planned:
+                times = options.times and not cell.order.code  # a composition is not timed
+                cells.append(replace(cell, order=replace(cell.order, times=times, turnstile=device)))
+            for cell in cells[-len(planned) :] if is_first and not stack.problem else ():
+                if cell.order.times:
+                    again = replace(cell.order, only_times=True)
+                    cells.append(replace(cell, order=again, folder=folder / AGAIN, seconds=cell.seconds / 2))
         ran = run_here(cells, options.room, processes, fresh=options.fresh, progress=options.progress)
     found = list(zip((cell.order for cell in cells), ran, strict=True))
-    return tuple(_collect(stack, orders, options.folder, found) for stack, orders in planned)
+    return tuple(_collect(stack, options.folder, found) for stack in stacks)
 
 
-def _plan_cells(
-    stack: Stack, orders: Sequence[Order], rows: Sequence[BridgeModule | ProbeCell], options: StackOptions, *,
-    is_first: bool,
-) -> Iterator[Cell]:  # fmt: skip
-    """The cells of a stack; timed modules of the first stack a second time. A composition is not timed."""
-    assert stack.environment is not None, "a stack without a problem has an environment"
-    folder, seconds = options.folder / stack.name, {row.id: row.seconds for row in rows}
-    for order in orders:
-        yield Cell(stack.environment, order, folder, options.limit_s, seconds[order.probe])
-    for order in orders:
-        if order.times and is_first:
-            again = replace(order, only_times=True)
-            yield Cell(stack.environment, again, folder / AGAIN, options.limit_s, seconds[order.probe] / 2)
-
-
-def plan_blank_on(stack: Stack, target: TargetRow, variables: Mapping[str, str], seed: int, commit: str) -> Order:
-    """What all orders on a stack have in common; see `plan_blank`.
-
-    Its receipts are answers on an environment, and on the row of the matrix that they are judged by.
-    """
-    environment = stack.environment
-    own = environment.variables if environment is not None else variables  # an image adds its digest
-    order = plan_blank(target, stack.facts or NO_FACTS, own, seed=seed, tool=TOOL, commit=commit)
-    usable = environment is not None and not stack.problem
-    return replace(
-        order, stack=stack.name,
-        environment=hash_parts((environment.identity, repr(order.target))) if environment and usable else "",
-    )  # fmt: skip
-
-
-def _collect(stack: Stack, orders: Sequence[Order], folder: Path, found: Sequence[tuple[Order, Ran]]) -> RanStack:
+def _collect(stack: Stack, folder: Path, found: Sequence[tuple[Order, Ran]]) -> RanStack:
     mine = [(order, ran) for order, ran in found if order.stack == stack.name]
-    receipts = {order.probe: receipt_without_probe(order, Outcome.NOT_RUN, stack.problem) for order in orders}
-    receipts |= {order.probe: ran.receipt for order, ran in mine if not order.only_times}
+    receipts = {order.probe: ran.receipt for order, ran in mine if not order.only_times}
     again = {order.probe: ran.receipt for order, ran in mine if order.only_times}
     names = [(f"{AGAIN}/{order.cell}" if order.only_times else order.cell, ran.reused) for order, ran in mine]
-    environment = ""
-    if stack.environment is not None and stack.facts is not None:
-        versions = f"Python {stack.facts.python}, torch {stack.facts.torch}"
-        environment = f"{stack.environment.shown} ({stack.environment.because}): {versions}"
+    names = [] if stack.problem else names
     run = StackRun(
-        stack=stack.name, environment=environment, folder="" if stack.problem else str(folder / stack.name),
+        stack=stack.name, environment=stack.shown, folder="" if stack.problem else str(folder / stack.name),
         ran=tuple(name for name, old in names if not old), reused=tuple(name for name, old in names if old),
         problem=stack.problem,
     )  # fmt: skip

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     return _start([name, *rest])
 
 
-def _start(words: Sequence[str]) -> NoReturn:
+def _start(words: list[str]) -> NoReturn:
     """Replace this process by a command."""
     sys.stdout.flush()
     sys.stderr.flush()

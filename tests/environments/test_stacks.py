@@ -37,7 +37,7 @@ from tests.environments.site_folders import make_package, make_te
 
 
 def options(tmp_path: Path, *, times: bool = True) -> StackOptions:
-    return StackOptions(("imports", "permute"), 3, times, tmp_path / "receipts", Room(2), 30.0, {})
+    return StackOptions(("imports", "permute"), 3, times, tmp_path / "receipts", Room(2), 30.0)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_stacks_are_made_and_asked_what_they_have(tmp_path: Path, monkeypatch: p
         "te1": fails("uv says no"),
         "bare": lambda: Named("bare"),
     }
-    found = {name: prepare_stack(name, make, Processes()) for name, make in wanted.items()}
+    found = {name: prepare_stack(name, make, {}, Processes()) for name, make in wanted.items()}
     assert [name for name, made in found.items() if not made.problem] == ["te2.20.2", "te2.14.1", "te2.17.1", "mine"]
     assert found["te1"].problem == "uv says no"
     assert "has no torch" in found["bare"].problem

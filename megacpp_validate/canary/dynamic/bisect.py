@@ -346,7 +346,7 @@ def _open_stacks(
         folder = receipts / f"seed-{options.seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
         running = host_stacks.StackOptions(
             (*dependencies, options.module), options.seed, times=False, folder=folder,
-            room=Room(plan_jobs(gpu=bool(target.arch))), limit_s=options.limit_s, variables=os.environ,
+            room=Room(plan_jobs(gpu=bool(target.arch))), limit_s=options.limit_s,
         )  # fmt: skip
         (ran,) = host_stacks.run_stacks(catalog, target, (stack,), running, processes)
         return judge_receipts(options.module, dependencies, tuple(ran.receipts.values()), choices)
