@@ -146,10 +146,8 @@ def _explain_death(order: Order, ended: Ended, limit_s: float, reason: str) -> R
     outcome, kind, text = Outcome.ERROR, status, f"ended with {status} before it wrote a receipt"
     if ended.code is None:
         outcome, kind, text = Outcome.TIMEOUT, "timeout", f"killed after {limit_s:g} s{where}"
-    elif ended.code < 0:
-        number = -ended.code
-        kind = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        text = f"died of {kind}{where}"
+    elif number := _name_signal(ended.code):
+        kind, text = number, f"died of {number}{where}"
     elif ended.code == 0:
         kind, text = "no-receipt", f"the process ended well and left no receipt that can be used ({reason})"
     elif NO_SPACE in ended.words:  # of the disk alone, and no evidence
@@ -157,6 +155,14 @@ def _explain_death(order: Order, ended: Ended, limit_s: float, reason: str) -> R
     failure = Failure(kind, ended.last_words, ended.frame, ended.words[-20_000:])
     reason = f"{text}; its last words: {ended.last_words}"
     return replace(receipt_without_probe(order, outcome, reason), failure=failure)
+
+
+def _name_signal(code: int) -> str:
+    """The signal that ended a process, or a container, whose exit status is 128 more; empty for none."""
+    number = -code if code < 0 else code - 128
+    if number in set(signal.Signals):
+        return signal.Signals(number).name
+    return f"signal {number}" if code < 0 else ""
 
 
 def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:

@@ -2,7 +2,7 @@
 
 Every process is a container of its own: without a network, as the user who started the tool, with this package mounted
 read-only and with the folders that the process reads and writes. A container outlives a killed docker client, so each
-has a name by which it is removed.
+has a name by which it is removed. A cell that hangs does not report where: docker's init passes no SIGABRT on.
 """
 
 from __future__ import annotations

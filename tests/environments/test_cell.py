@@ -65,6 +65,7 @@ DEATHS: dict[str, tuple[str, Outcome, list[str]]] = {
         ["died of SIGSEGV", "in kernel", "launching"],
     ),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.ERROR, ["died of SIGKILL", "nothing"]),
+    "killed-in-a-container": ("os._exit(137)", Outcome.ERROR, ["died of SIGKILL"]),
     "exit-status": ("print('bye'); os._exit(3)", Outcome.ERROR, ["exit status 3 before it wrote a receipt", "bye"]),
     "after-the-receipt": ("write(); os.abort()", Outcome.ERROR, ["died of SIGABRT"]),
     "no-receipt": ("print('well done')", Outcome.ERROR, ["no receipt that can be used", "well done"]),
