@@ -171,6 +171,12 @@ def lint(session: nox.Session) -> None:
         session.run(str(tools / name), *arguments, external=True)
 
 
+@nox.session(venv_backend="none")
+def gate_fuzz(session: nox.Session) -> None:
+    """Mutate receipts that open the release gate; 1 where it opens wrongly: gate_fuzz -- [--each N] [--seed N]."""
+    session.run(_python(session), "-m", "tests.gate.fuzz", *session.posargs, external=True)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Everything that runs without a GPU: tests -- [pytest arguments]."""

@@ -120,7 +120,19 @@ def plan_deeds(store: Path, work: Path, at: str) -> list[Deed]:
         return (sys.executable, *_VERB, *words)
 
     history = ("history", str(store), "--format", "json")
-    gate = ("release-gate", str(store), "--target", "h200", "--stack", "te2.20.2", "--at", at, "--format", "json")
+    gate = (
+        "release-gate",
+        str(store),
+        "--target",
+        "h200",
+        "--stack",
+        "te2.20.2",
+        "--at",
+        at,
+        "--unsigned",
+        "--format",
+        "json",
+    )
     site = ("report", str(store), "--output", str(work / "site"), "--format", "json")
     return [
         Deed("read: every head", (sys.executable, "-c", _READ, str(store)), Aim(per_second=2000)),

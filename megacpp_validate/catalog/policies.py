@@ -91,7 +91,6 @@ class ReleaseKind(Row):
         commit: "one": the same in all; "clean": and no file of the checkout differed from it.
         environment: "one": the same in all.
         image, lock: "one": recorded, and the same in all.
-        signature: whether the folder must be signed.
         baseline: whether speed and memory must be compared.
         slowdown, memory: largest ratio to the baseline.
         memory_floor_mib: of GPU memory; what a peak may rise by in any case.
@@ -107,7 +106,6 @@ class ReleaseKind(Row):
     environment: Literal["one", "any"]
     image: Literal["one", "any"]
     lock: Literal["one", "any"]
-    signature: Literal["required", "any"]
     baseline: Literal["required", "any"]
     slowdown: Ratio
     memory: Ratio

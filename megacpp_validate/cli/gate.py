@@ -33,6 +33,7 @@ def release_gate(
     baseline: Annotated[Path | None, "Receipts to compare speed and memory with."] = None,
     accept_code: Annotated[tuple[str, ...], "Hash of other code that may have produced receipts; repeated."] = (),
     signers: Annotated[Path | None, "Who may sign: an allowed_signers file of ssh-keygen(1)."] = None,
+    unsigned: Annotated[bool, "Go on without a signature; the decision shows it."] = False,
     at: Annotated[
         datetime | None,
         typer.Option(formats=_FORMS, metavar="TIME", help="Time of the decision, UTC; a day means its end."),

@@ -96,7 +96,8 @@ class GateDecision(Frozen):
         culprits: of the breakages that close the gate, in dependency order.
         commit, image_digest, lock_hash: of the newest receipt that counts; empty if it has none.
         codes: code hashes of receipts that count, except the hash of this checkout; "unknown" for no hash.
-        signed_by: signer of the folder; empty if no signature was requested.
+        signed_by: signer of the folder; empty without a valid signature.
+        unsigned: whether `--unsigned` let the decision go on without a signature.
         baseline: stack with which speed and memory were compared; empty for none.
         rules_sha256: of the rules that were applied, with their waivers.
         receipts_sha256, baseline_sha256: of the manifests: the lines that `sha256sum` writes, sorted by file.
@@ -119,6 +120,7 @@ class GateDecision(Frozen):
     lock_hash: str = ""
     codes: tuple[str, ...] = ()
     signed_by: str = ""
+    unsigned: bool = False
     baseline: str = ""
     rules_sha256: str
     receipts_sha256: str
@@ -166,7 +168,7 @@ class GateContext:
         order: stack, time, and required values of receipts.
         known: modules in dependency order and requirements of releases, for blame.
         baseline: None for no comparison of speed and memory.
-        signed: None if no signature was requested.
+        signed: None if the decision goes on without a signature.
     """
 
     load: Callable[[ReceiptFile], Receipt]
@@ -213,7 +215,7 @@ def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDe
         missing=tuple(lacking), waivers=tuple(_list_waivers(context, judged)),
         culprits=_name_culprits(judged, context),
         codes=tuple(sorted({one.code or UNKNOWN for one in counting.values()} - {hash_code()})),
-        signed_by=signed.signer if signed is not None else "", rules_sha256=rules.sha256,
+        signed_by=signed.signer if signed is not None else "", unsigned=signed is None, rules_sha256=rules.sha256,
         receipts_sha256=hash_manifest({one.file: one.sha256 for one in files}), **carried,
     )  # fmt: skip
 
@@ -253,7 +255,7 @@ def _judge_other(entry: Entry, counting: Mapping[str, Receipt], context: GateCon
         entry.refuse(GateRule.SUPERSEDED if contradicts else GateRule.NOT_RUN, text, closes=not contradicts)
     elif whole is not None and entry.is_refused_by(GateRule.CONTRADICTED):
         entry.refuse(GateRule.CONTRADICTED, entry.reasons[0].text, closes=True, hard=is_hard(whole, counting))
-    unsigned = _find_unsigned(entry.file, context) if context.signed else []
+    unsigned = _find_unsigned(entry.file, context)
     entry.reasons += unsigned
     _hold_off(entry, context)
     entry.closes = bool(unsigned) or (entry.closes and bool(entry.standing))
@@ -270,15 +272,12 @@ def _list_lost(files: Iterable[ReceiptFile], context: GateContext) -> Iterator[E
 
 
 def _find_unsigned(one: ReceiptFile, context: GateContext) -> list[Reason]:
-    signed, text = context.signed, ""
-    if signed is None:
-        if context.rules.kind.signature == "required":
-            text = f"{context.rules.kind.id} requires a signed folder, and --signers is missing"
-    elif signed.problem:
-        text = signed.problem
-    elif signed.hashes.get(one.file) != one.sha256:
-        text = f"it was added or edited after {signed.signer} signed the folder"
-    return [Reason(GateRule.SIGNATURE, text, hard=True)] if text else []
+    """Why no signature covers a file: one reason at most."""
+    signed = context.signed
+    if signed is None or (not signed.problem and signed.hashes.get(one.file) == one.sha256):
+        return []
+    text = signed.problem or f"it was added or edited after {signed.signer} signed the folder"
+    return [Reason(GateRule.SIGNATURE, text, hard=True)]
 
 
 def _verdict(entry: Entry, context: GateContext) -> CellVerdict:

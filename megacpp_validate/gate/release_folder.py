@@ -24,6 +24,10 @@ from .release import GateContext, GateDecision, SignedFolder, decide_release
 from .rules import UNKNOWN, Baseline, Order
 
 _CODE: Final = re.compile(rf"[0-9a-f]{{12,64}}|{UNKNOWN}")
+_NO_SIGNERS: Final = (
+    "a signature is required, and --signers is missing. Next step: name who may sign, or give --unsigned, which the "
+    "decision shows"
+)
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
 
 
@@ -40,6 +44,7 @@ class GateOptions:
     lock: str = ""
     baseline: Path | None = None
     signers: Path | None = None
+    unsigned: bool = False
     at: datetime | None = None
     accept_code: tuple[str, ...] = ()
 
@@ -62,7 +67,10 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
     rules = policy.choose(options.release, target)
     order = _make_order(options, options.stack or _choose_one(store, "stack", target), catalog, matrix)
     signed = baseline = None
-    if options.signers is not None:
+    if options.signers is None:
+        if not options.unsigned:
+            signed = SignedFolder(problem=_NO_SIGNERS)
+    else:
         try:
             signed = SignedFolder(*verify_folder(options.store, options.signers, order.at, os.environ))
         except ManifestInvalid as fault:

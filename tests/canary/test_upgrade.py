@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from megacpp_validate.evidence.store import read_store
 from tests.canary.static.small_sources import write_release
 from tests.command_line import Run, make_run
 from tests.environments.places import make_probes
+from tests.running_processes import processes_of, within
 
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT = 0, 1, 2, 3, 4, 5
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +144,46 @@ def test_without_a_gpu_its_cells_are_not_run_and_the_other_tiers_are_told(run: R
     assert all("sm_90" in stack["problem"] and "none is present" in stack["problem"] for stack in told["stacks"])
     assert {cell["outcome"] for row in told["grid"]["rows"] for cell in row["cells"]} == {"not-run"}
     assert list((tmp_path / "work").rglob("*.json")) == []
+
+
+@pytest.mark.thorough
+def test_two_canaries_and_a_parity_run_that_are_killed_lose_nothing(host: Callable[..., Path], tmp_path: Path) -> None:
+    """With -9, all three at one of 20 random moments, and started again. No process is left, every receipt is whole, and
+    a receipt of a canary stays as it is."""
+    overlays = host("subprocess.Popen(['sleep', '600']); time.sleep(0.2); write()", "2.17.1", "2.20.2")
+    canary = ("canary", "2.17.1", "2.20.2", "--tiers", "gpu", "--no-times", "--overlays", overlays)
+    commands = {"one": canary, "two": canary, "parity": ("parity", "--target", "cpu")}
+
+    def start(store: Path) -> list[subprocess.Popen[bytes]]:
+        words = [sys.executable, "-m", "megacpp_validate.cli"]
+        env, quiet = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.DEVNULL
+        return [
+            subprocess.Popen([*words, *map(str, own), "--receipts", store / name], env=env, stdout=quiet, stderr=quiet)
+            for name, own in commands.items()
+        ]
+
+    def read(store: Path) -> dict[str, str]:
+        files = read_store(store).files if store.exists() else ()
+        assert all(one.head is not None for one in files), [one.problem for one in files]
+        return {one.file: one.sha256 for one in files}
+
+    started, store = time.monotonic(), tmp_path / "store-0"
+    assert [tool.wait(timeout=300) for tool in start(tmp_path / "whole")] == [OPEN] * len(commands)
+    takes_s, cells, rng = time.monotonic() - started, read(tmp_path / "whole").keys(), random.Random(0)
+    for number in range(20):
+        before, tools = read(store), start(store)
+        time.sleep(rng.uniform(0.0, takes_s))
+        for tool in tools:
+            tool.kill()
+            tool.wait()
+        assert within(10, lambda: not processes_of(tmp_path))
+        after = read(store)
+        assert before.keys() <= after.keys()
+        assert all(after[file] == digest for file, digest in before.items() if not file.startswith("parity/"))
+        if after.keys() == cells:
+            store = tmp_path / f"store-{number + 1}"
+    assert [tool.wait(timeout=300) for tool in start(store)] == [OPEN] * len(commands)
+    assert read(store).keys() == cells
 
 
 WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {

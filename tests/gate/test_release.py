@@ -53,7 +53,13 @@ OPEN, CLOSED, WRONG, MISSING, INFRASTRUCTURE = 0, 1, 2, 4, 6
 
 
 def decide(store: Path, matrix: Path | None = None, **options: Any) -> GateDecision:
-    given: dict[str, Any] = {"target": TARGET, "stack": STACK, "at": AT, "accept_code": (CODE,)} | options
+    given: dict[str, Any] = {
+        "target": TARGET,
+        "stack": STACK,
+        "at": AT,
+        "accept_code": (CODE,),
+        "unsigned": True,
+    } | options
     return decide_folder(GateOptions(store, "te-upgrade", **given), matrix)
 
 
@@ -73,6 +79,15 @@ def test_receipts_of_this_code_open_and_those_of_other_code_only_where_it_is_acc
     fill(tmp_path / "unknown", code="")
     assert decide(tmp_path / "unknown").exit == MISSING
     assert decide(tmp_path / "unknown", accept_code=("unknown",)).codes == ("unknown",)
+
+
+def test_a_signature_is_required_unless_the_decision_goes_on_without_one(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    without = decide(store)
+    assert (without.exit, without.unsigned) == (OPEN, True)
+    required = decide(store, unsigned=False)
+    assert (required.exit, required.unsigned) == (MISSING, False)
+    assert {cell.rules for cell in required.cells} == {(GateRule.SIGNATURE,)}
 
 
 @pytest.mark.parametrize("probe", ["imports", "attention", "layer_spec"])
@@ -175,7 +190,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     call = make_run(capfd, monkeypatch)
 
     def run(*arguments: object, verb: str = "release-gate", at: str = AT_WORDS) -> Said:
-        more = ["--at", at, "--accept-code", CODE] if verb == "release-gate" else []
+        more = ["--at", at, "--accept-code", CODE, "--unsigned"] if verb == "release-gate" else []
         return call(verb, *arguments, *more)
 
     return run

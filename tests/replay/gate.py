@@ -76,7 +76,10 @@ def _scenario(
 ) -> Scenario:
     """One call of the gate on a store that `prepare` makes, or on a committed one."""
     codes = accept_codes(ROOT / store) if store.startswith("docs/") else ("--accept-code", CODE)
-    return Scenario(name, ("release-gate", store, *more, *codes, "--at", at, "--format", "json"), read_gate, prepare)
+    signature = () if {"--signers", "release"} & {*more} else ("--unsigned",)
+    return Scenario(
+        name, ("release-gate", store, *more, *codes, *signature, "--at", at, "--format", "json"), read_gate, prepare
+    )
 
 
 @cache

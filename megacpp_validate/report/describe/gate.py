@@ -53,7 +53,9 @@ def _summarize(decision: GateDecision) -> str:
     required = decision.required
     if decision.open:
         waived = ", ".join(one.probe for one in required if one.waived_by)
-        return f"The gate is open: {count(len(required), 'required cell')} accepted; by waiver: {waived or 'none'}."
+        signed = "" if decision.signed_by else ", without a signature"
+        accepted = count(len(required), "required cell")
+        return f"The gate is open{signed}: {accepted} accepted; by waiver: {waived or 'none'}."
     rejected = {one.cell for one in required if _is_rejected(one)}
     parts = {
         "culprits": "; ".join(map(name_culprit, decision.culprits)),
