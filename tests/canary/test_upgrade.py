@@ -148,7 +148,7 @@ def test_without_a_gpu_its_cells_are_not_run_and_the_other_tiers_are_told(run: R
 
 @pytest.mark.thorough
 def test_two_canaries_and_a_parity_run_that_are_killed_lose_nothing(host: Callable[..., Path], tmp_path: Path) -> None:
-    """With -9, all three at one of 20 random moments, and started again. No process is left, every receipt is whole, and
+    """With -9, all three at one of 20 random moments, and started again. No process is left, receipts are whole, and
     a receipt of a canary stays as it is."""
     overlays = host("subprocess.Popen(['sleep', '600']); time.sleep(0.2); write()", "2.17.1", "2.20.2")
     canary = ("canary", "2.17.1", "2.20.2", "--tiers", "gpu", "--no-times", "--overlays", overlays)
