@@ -19,7 +19,7 @@ import torch
 from ..bench import Bench, different
 from ..observe import Enter
 from ..trial import run_pass
-from .stacks import Seen, new_batch, new_stack, same, train_step
+from .stacks import Seen, new_batch, new_stack, train_step
 
 WAYS: Final = {"reentrant": True, "not-reentrant": False}
 FACTORS: Final = ((1.0, 3.0), (2.0, 0.5))  # of the micro-batches of each step: another amax each
@@ -54,7 +54,7 @@ def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = Fal
         return [train_step(bench, stack, enter, given, around=around, late=late, delayed=delayed) for given in batches]
 
     plain, again = run(_with_dropout), run(_with_dropout)
-    unsteady = {name for one, two in zip(plain, again, strict=True) for name in different(one.grads, two.grads)}
+    unsteady = {name for one, two in zip(plain, again, strict=True) for name in different(one["grad"], two["grad"])}
     bench.check("steady", not unsteady, f"without a checkpoint, twice: {_said(sorted(unsteady))}")
     for way, reentrant in WAYS.items():
         calls: list[Any] = []
@@ -64,15 +64,13 @@ def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = Fal
             bench.check(f"{way}.grad", False, f"{type(fault).__name__}: {fault}"[:600])
             continue
         pairs = list(enumerate(zip(plain, seen, strict=True)))
-        outs = [f"step {step}" for step, (one, two) in pairs if not all(map(same, one.outs, two.outs))]
-        bench.check(f"{way}.forward", not outs, _said(outs))
-        found = [(name, step) for step, (one, two) in pairs for name in different(one.grads, two.grads)]
-        wrong = [f"{name} in step {step}" for name, step in found]
-        bench.check(f"{way}.grad", not wrong, _said(wrong))
+        for what in ("forward", "grad"):
+            found = [(name, step) for step, (one, two) in pairs for name in different(one[what], two[what])]
+            bench.check(f"{way}.{what}", not found, _said([f"{name} in step {step}" for name, step in found]))
         wanted = 2 * DEPTH * passes
         bench.check(f"{way}.run-again", len(calls) == wanted, f"blocks ran {len(calls)} times, wanted {wanted}")
         if delayed:
-            _check_history(bench, way, plain[-1].states, seen[-1].states, passes)
+            _check_history(bench, way, plain[-1]["state"], seen[-1]["state"], passes)
 
 
 def _check_history(bench: Bench, way: str, plain: dict[str, Any], seen: dict[str, Any], calls: int) -> None:

@@ -12,7 +12,6 @@ fewer rows, in the recipe and in BF16: a first replay after that is known to cra
 
 from __future__ import annotations
 
-import itertools
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import torch
 
 from ..bench import Bench, different
 from ..observe import Enter, graph_nodes
-from .stacks import Batch, Seen, evaluate, new_batch, new_stack, same, shape_of, train_step
+from .stacks import Batch, Seen, evaluate, new_batch, new_stack, shape_of, train_step
 
 STEPS: Final = 24
 EVALUATED_LARGER: Final = 50.0
@@ -74,9 +73,9 @@ def _train(
     kept = []
     for step, given in enumerate(batches):
         seen = train_step(bench, stack, enter, given, cached=cached, delayed=delayed)
-        if step in EVALUATED:
-            around = enter if EVALUATED[step] == "fp8" else nullcontext
-            seen.evaluated = {EVALUATED[step]: evaluate(stack, around, given[0][0][: len(given[0][0]) // 2])}
+        if kind := EVALUATED.get(step):
+            rows = given[0][0][: len(given[0][0]) // 2]
+            seen[f"eval-{kind}"] = {kind: evaluate(stack, enter if kind == "fp8" else nullcontext, rows)}
         kept.append(seen)
     return kept
 
@@ -88,8 +87,12 @@ def _compare(bench: Bench, eager: list[Seen], replayed: list[Seen], *, delayed: 
         step, names = next((one for one in off if one[1]), (0, []))
         said = f"other bits than without a graph, first in step {step}: {', '.join(names[:3])}"
         bench.check(what, not names, said if names else f"the same bits in each of {len(eager)} steps")
-    stuck = [step for step, (one, two) in enumerate(itertools.pairwise(replayed)) if same(one.outs[0], two.outs[0])]
-    bench.check("outputs-move", not stuck, f"steps with the output of the step before: {len(stuck)}")
+
+
+def _part_of(seen: Seen, what: str) -> dict[str, Any]:
+    if what in DELAYED:
+        return {name: value for name, value in seen["state"].items() if name.endswith(what)}
+    return seen.get(what, {})
 
 
 def _check_no_trace(bench: Bench, enter: Enter) -> None:
@@ -101,23 +104,11 @@ def _check_no_trace(bench: Bench, enter: Enter) -> None:
         for given in batches:
             if evaluates:
                 evaluate(stack, enter, given[0][0] * EVALUATED_LARGER)
-            seen = train_step(bench, stack, enter, given, delayed=True)
-            steps.append({"output": seen.outs[0], **seen.grads, **seen.states})
-            if evaluates:
-                evaluate(stack, enter, given[0][0] * EVALUATED_LARGER)
-        kept.append(steps)
+            steps.append(train_step(bench, stack, enter, given, delayed=True))
+        kept.append([{name: one for part in step.values() for name, one in part.items()} for step in steps])
     wrong = [f"step {step}: {name}" for step, pair in enumerate(zip(*kept, strict=True)) for name in different(*pair)]
     said = f"training is another than without evaluations: {', '.join(wrong[:3])}" if wrong else "no trace of them"
     bench.check("graphs.delayed.evaluation-leaves-no-trace", not wrong, said)
-
-
-def _part_of(seen: Seen, what: str) -> dict[str, Any]:
-    if what == "forward":
-        return {f"micro-batch {index}": out for index, out in enumerate(seen.outs)}
-    if what == "grad":
-        return seen.grads
-    named = seen.states if what in DELAYED else seen.evaluated
-    return {name: value for name, value in named.items() if name.endswith(what.removeprefix("eval-"))}
 
 
 def _batch(bench: Bench, step: int) -> Batch:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from ..bench import Bench, different
+from ..bench import Bench
 from ..observe import Enter
 
 LEARNING_RATE: Final = 1 / 32  # of the largest value of a weight: enough that each step has other weights
@@ -85,21 +84,8 @@ def delayed_states(bench: Bench, model: Any) -> dict[str, Any]:
     return found
 
 
-@dataclass
-class Seen:
-    """What a step gave.
-
-    Attributes:
-        outs: of each micro-batch.
-        grads: by name: of the inputs ("rows0") and of each weight.
-        states: as `delayed_states`.
-        evaluated: what an evaluation after it gave, by the precision it was in.
-    """
-
-    outs: list[Any] = field(default_factory=list)
-    grads: dict[str, Any] = field(default_factory=dict)
-    states: dict[str, Any] = field(default_factory=dict)
-    evaluated: dict[str, Any] = field(default_factory=dict)
+Seen = dict[str, dict[str, Any]]
+"""What a step gave: outputs ("forward"), gradients of inputs and weights ("grad"), `delayed_states` ("state")."""
 
 
 def train_step(
@@ -125,7 +111,7 @@ def train_step(
         late: all forward passes before the first backward one, as a pipeline runs them.
         delayed: whether the states of delayed scaling are kept.
     """
-    seen = Seen()
+    outs, grads = dict[str, Any](), dict[str, Any]()
     stack.zero_grad(set_to_none=True)
     waiting: list[tuple[Any, Any, Any]] = []
 
@@ -133,7 +119,7 @@ def train_step(
         for leaf, out, gradient in waiting:
             out.backward(gradient)
             # Copied: what a graph gives for its inputs is overwritten by its next replay.
-            seen.grads[f"rows{len(seen.grads)}"] = None if leaf.grad is None else leaf.grad.clone()
+            grads[f"rows{len(grads)}"] = None if leaf.grad is None else leaf.grad.clone()
         waiting.clear()
 
     for number, (rows, gradient) in enumerate(batches):
@@ -142,18 +128,17 @@ def train_step(
         with enter():
             for block in stack:
                 out = around(block, out) if around is not None else block(out, **options)
-        seen.outs.append(out.detach().clone())
+        outs[f"micro-batch {number}"] = out.detach().clone()
         waiting.append((leaf, out, gradient))
         if not late:
             run_backward()
     run_backward()
-    seen.grads |= {name: weight.grad.clone() for name, weight in stack.named_parameters() if weight.grad is not None}
+    grads |= {name: weight.grad.clone() for name, weight in stack.named_parameters() if weight.grad is not None}
     with torch.no_grad():
         for weight in (one for one in stack.parameters() if one.grad is not None):
             largest = weight.grad.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
             weight.sub_(weight.grad / largest * weight.abs().amax() * LEARNING_RATE)
-    seen.states = delayed_states(bench, stack) if delayed else {}
-    return seen
+    return {"forward": outs, "grad": grads, "state": delayed_states(bench, stack) if delayed else {}}
 
 
 def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:
@@ -165,8 +150,3 @@ def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:
             out = block(out)
     stack.train()
     return out.clone()
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two tensors are there, with the same values."""
-    return not different({"": one}, {"": other})

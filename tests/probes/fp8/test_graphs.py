@@ -22,7 +22,7 @@ def test_it_passes_in_every_recipe() -> None:
     probe.probe(bench)
     assert failed(bench) == set()
     names = {check.name for check in bench.checks}
-    wanted = {"forward", "grad", "eval-fp8", "eval-bf16", "outputs-move", "replayed"}
+    wanted = {"forward", "grad", "eval-fp8", "eval-bf16", "replayed"}
     for kind in (*RECIPES, *(f"{recipe}.cached" for recipe in RECIPES)):
         assert {f"graphs.{kind}.{name}" for name in wanted} <= names
     assert {"graphs.delayed.history", "graphs.delayed.scale"} <= names
