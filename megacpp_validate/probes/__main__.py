@@ -7,12 +7,9 @@ It needs the standard library and torch, nothing else. What a vendor library pri
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
-import signal
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +18,11 @@ from ..jit.driver_cache import give_back, work_on_copy
 from .order import read_order
 from .process import run_probe
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
 
 def main() -> None:
     """Run one probe. The exit status is 0 wherever a receipt was written, whatever is in it."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m megacpp_validate.probes RECEIPT.json < ORDER.json")
-    _die_with_the_parent()
     faulthandler.enable()  # a crash in compiled code leaves its Python frames in the log
     path = Path(sys.argv[1]).absolute()
     try:
@@ -43,12 +37,6 @@ def main() -> None:
     # Compiled libraries that were loaded side by side crash in their teardown, or wait for a device that is gone: what
     # they were loaded for is written down.
     os._exit(0)
-
-
-def _die_with_the_parent() -> None:
-    """A session that is killed outright takes its probes with it: nothing else would free the GPU."""
-    with suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

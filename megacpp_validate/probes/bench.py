@@ -273,20 +273,19 @@ class Bench:
         passed = codes == [code] and choice.observed != "te"
         self.check(name, passed, f"Transformer Engine refused with {codes}; {choice.observed} took the call")
 
-    def keeps_nothing(self, name: str, call: Callable[[], Any]) -> None:
-        """Calls of forward and backward leave no tensor behind on the device; the check is `NAME.memory`.
-
-        Args:
-            name: of precision and layer, such as "fp8.delayed" or "bf16.mlp".
-            call: one use: new inputs are made in it, so that one that is kept shows; its parameters stay the same.
-        """
-        self.checks.append(check_memory(name, self.device, call))
-
     def layer_keeps_nothing(
         self, name: str, layer: Callable[..., Any], *inputs: Any, enter: Enter = nullcontext, **options: Any
     ) -> None:
-        """The same of `layer(*inputs, **options)` in the scope that `enter` makes: copies of the tensors go in."""
-        self.keeps_nothing(name, use_of(layer, inputs, enter, options))
+        """Forward and backward of `layer(*inputs, **options)` leave no tensor behind on the device.
+
+        Args:
+            name: of precision and layer, such as "fp8.delayed" or "bf16.mlp"; the check is `NAME.memory`.
+            layer: called in the scope that `enter` makes.
+            inputs: copies of the tensors go in at each call, so that one that is kept shows.
+            enter: makes the scope anew.
+            options: of the call.
+        """
+        self.checks.append(check_memory(name, self.device, use_of(layer, inputs, enter, options)))
 
     def ran_on(self, path: str, choice: Any, *outputs: Any, wanted: str = "") -> None:
         """Record what one path requested, claims and was seen to run, and fail it on a fallback or a false claim.

@@ -44,7 +44,7 @@ On a residual stream the errors of a part count by its share in the squared norm
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -124,14 +124,18 @@ def scale_of(amax: Any, name: FormatName, *, power_of_two: bool = False) -> Any:
     return torch.where(amax == 0, torch.ones_like(scale), scale)
 
 
-def round_to_fp8(values: Any, name: FormatName, *, block: Block | None = None, scale: float | None = None) -> Any:
+def round_to_fp8(
+    values: Any, name: FormatName, *, block: Block | None = None, scale: float | None = None,
+    scale_blocks: Callable[[Any], Any] | None = None,
+) -> Any:  # fmt: skip
     """What is left of `values` [M, K] after a cast to FP8 and back, in fp64.
 
     Args:
         values: any floating dtype; blocks run along K.
         name: the format.
-        block: one scale for each of these blocks, a power of two; one scale for the whole tensor without it.
+        block: one scale for each of these blocks; one scale for the whole tensor without it.
         scale: this scale instead of the one that the tensor at hand calls for; values beyond the range saturate.
+        scale_blocks: amax of blocks -> their scales; powers of two without it.
     """
     if values.numel() == 0:
         return values.double()
@@ -144,7 +148,7 @@ def round_to_fp8(values: Any, name: FormatName, *, block: Block | None = None, s
         rows, width = plain.shape
         filled = torch.nn.functional.pad(plain.abs(), (0, -width % block.along, 0, -rows % block.rows))
         amax = filled.unflatten(1, (-1, block.along)).unflatten(0, (-1, block.rows)).amax(dim=(1, 3))
-        scales = scale_of(amax, name, power_of_two=True)
+        scales = scale_blocks(amax) if scale_blocks else scale_of(amax, name, power_of_two=True)
         scales = scales.repeat_interleave(block.rows, 0)[:rows].repeat_interleave(block.along, 1)[:, :width]
     scaled = (plain * scales).clamp(-LARGEST[name], LARGEST[name])  # the vendor's cast saturates, torch's gives NaN
     return scaled.to(DTYPES[name]).double() / scales.double()
@@ -262,18 +266,6 @@ Update = Literal["fused", "python"]
 LARGEST_FP32: Final = 3.4028234663852886e38
 
 
-class DelayedRule(NamedTuple):
-    """What a recipe fixes of a direction.
-
-    Attributes:
-        largest: largest value of the format: 448 of E4M3, 57344 of E5M2.
-        update: which of the two ways brings the state up to date.
-    """
-
-    largest: float
-    update: Update = "fused"
-
-
 class DelayedTensors(NamedTuple):
     """The state of a layer's tensors in one direction.
 
@@ -296,26 +288,27 @@ def new_state(length: int, tensors: int) -> DelayedTensors:
     return DelayedTensors(torch.zeros(length, tensors, dtype=torch.float64), torch.ones(tensors, dtype=torch.float64))
 
 
-def next_state(state: DelayedTensors, amax: Any, rule: DelayedRule) -> DelayedTensors:
+def next_state(state: DelayedTensors, amax: Any, largest: float, update: Update = "fused") -> DelayedTensors:
     """The state after a call.
 
     Args:
         state: before it.
         amax: [N], largest absolute value of each tensor in the call, over all ranks that share the scale.
-        rule: of the recipe.
+        largest: largest value of the format: 448 of E4M3, 57344 of E5M2.
+        update: which of the two ways brings the state up to date.
     """
     seen = state.history.clone()
     seen[0] = amax.double()
-    top = (torch.where(seen.isnan(), 0.0, seen) if rule.update == "fused" else seen).amax(dim=0)
+    top = (torch.where(seen.isnan(), 0.0, seen) if update == "fused" else seen).amax(dim=0)
     moved = seen.roll(-1, 0)
     moved[0] = 0.0
-    if rule.update == "fused":
+    if update == "fused":
         nothing = seen[0] == 0.0
         moved = torch.where(nothing, state.history, moved)
         top = torch.where(nothing, 0.0, top)
     # 53 bits are enough that a quotient rounded twice is the one rounded once.
     usable = top.isfinite() & (top > 0.0)
-    quotient = rule.largest / torch.where(usable, top, 1.0)
+    quotient = largest / torch.where(usable, top, 1.0)
     scale = torch.where(usable, quotient.clamp_max(LARGEST_FP32).float().double(), state.scale)
     return DelayedTensors(moved, scale)
 

@@ -22,8 +22,8 @@ from .emulation import (
     DTYPES,
     EMULATED,
     LARGEST,
-    DelayedRule,
     DelayedScales,
+    FormatName,
     Product,
     Recipe,
     emulated_linear,
@@ -44,7 +44,9 @@ STEPS: Final = (1.0, 3.0, 0.25)  # growing, then shrinking: the maximum of the h
 # A scale is one division in fp32; a fast one may be off by two units in the last place.
 SCALE_TOLERANCE: Final = 2.0**-21
 # Tensor -> whether its state is the forward one, its column there, and its format.
-STATES: Final = {"input": (True, 0, "e4m3"), "weight": (True, 1, "e4m3"), "gradient": (False, 0, "e5m2")}
+STATES: Final[dict[str, tuple[bool, int, FormatName]]] = {
+    "input": (True, 0, "e4m3"), "weight": (True, 1, "e4m3"), "gradient": (False, 0, "e5m2")
+}  # fmt: skip
 
 
 class _Case(NamedTuple):
@@ -220,8 +222,8 @@ def check_amax(bench: Bench) -> None:
         _run(layer, enter, rows, gradient)
         given = {"input": rows, "weight": case.operands["weight"], "gradient": gradient}
         for name, (forward, column, kind) in STATES.items():
-            rule, where = DelayedRule(LARGEST[kind], "python"), f"amax.step{number}.{name}"  # type: ignore[index]
-            state = states[name] = next_state(states[name], torch.tensor([_amax(given[name])]), rule)
+            where, amax = f"amax.step{number}.{name}", torch.tensor([_amax(given[name])])
+            state = states[name] = next_state(states[name], amax, LARGEST[kind], "python")
             found, scale = read(layer, forward=forward)
             seen, history = found[:, column].tolist(), state.history[:, 0].tolist()
             bench.check(f"{where}.history", seen == history, f"seen {_shown(seen)}, wanted {_shown(history)}")

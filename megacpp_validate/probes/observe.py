@@ -115,13 +115,6 @@ BLOCK: Final = 512  # bytes of the smallest block that torch's CUDA allocator co
 SCALARS: Final = 8  # blocks a call: scales and the like, no activation, no weight, no history
 
 
-def drop_gradients(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """Go back from every output that has a graph, with ones, to every input that is in it; nothing is kept of it."""
-    behind = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
-    if behind:  # a fault that cuts the graph shows elsewhere
-        torch.autograd.grad(behind, inputs, [torch.ones_like(output) for output in behind], allow_unused=True)
-
-
 def use_of(
     layer: Callable[..., Any], inputs: Sequence[Any], enter: Enter, options: dict[str, Any]
 ) -> Callable[[], None]:
@@ -134,13 +127,16 @@ def use_of(
             out = layer(*given, **options)
         trained = layer.parameters() if isinstance(layer, torch.nn.Module) else ()
         leaves = [*rows, *(parameter for parameter in trained if parameter.requires_grad)]
-        drop_gradients(out if isinstance(out, tuple | list) else (out,), leaves)
+        made = out if isinstance(out, tuple | list) else (out,)
+        behind = [one for one in made if isinstance(one, torch.Tensor) and one.requires_grad]
+        if behind:  # a fault that cuts the graph shows elsewhere
+            torch.autograd.grad(behind, leaves, [torch.ones_like(one) for one in behind], allow_unused=True)
 
     return use
 
 
 def check_memory(name: str, device: str, call: Callable[[], Any]) -> Check:
-    """Whether calls leave the bytes on the device as they were; see `Bench.keeps_nothing`."""
+    """Whether calls leave the bytes on the device as they were; see `Bench.layer_keeps_nothing`."""
     kept, bound = bytes_kept(device, call), float(BLOCK * SCALARS if device == "cuda" else 0)
     why = (
         f"the smallest rise of {CALLS} calls after {WARM_UP} of warm-up: what is made once rises in one of them at most"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -11,12 +11,12 @@ import torch
 from ..native import permute as native
 from .bench import DTYPES, Bench
 from .bounds import Roundings
-from .observe import drop_gradients
-from .references import Rows, copied, count, entries, picked, places, put_back, reordered, spread, summed
 from .trial import Tensors, Trial, try_case
 
 EXPERTS: Final = 8
 NAN: Final = float("nan")
+SIZES: Final = (3, 0, 5, 1, 4)  # of chunks, and their order after sorting
+ORDER: Final = (3, 0, 4, 1, 2)
 PADDED: Final[dict[str, dict[str, Any]]] = {
     "aligned": {"align": 16}, "padded": {"layout": "padded", "capacity": 3}
 }  # fmt: skip
@@ -51,6 +51,24 @@ CASES: Final = (
 MIXED: Final = CASES[0]
 
 
+Rows = tuple[Any, Any]
+"""Token and expert of each row of a dispatch, each int64 [R]."""
+
+
+def summed(values: Any, rows: Rows, tokens: int, weights: Any = None) -> Any:
+    """Rows [R, D] summed into their tokens [T, D] in fp64, times weights[token, expert] if given; differentiable."""
+    wide = values.double()
+    if weights is not None:
+        wide = wide * weights.double()[rows][:, None]
+    return wide.new_zeros(tokens, values.shape[1]).index_add(0, rows[0], wide)
+
+
+def reordered(values: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
+    """Chunks of rows, cut by `sizes`, with chunk order[0] first, then order[1], and so on."""
+    chunks = values.detach().split(list(sizes))
+    return torch.cat([chunks[chunk] for chunk in order])
+
+
 class Laid(NamedTuple):
     """Where the rows of a routing lie: by expert, the rows of each expert padded.
 
@@ -67,7 +85,9 @@ class Laid(NamedTuple):
 
     def lay(self, values: Any, filling: float = 0.0) -> Any:
         """Values of the rows [R, ...] at their places, and `filling` in the padding."""
-        laid = spread(values, places(self.counts, self.sizes), sum(self.sizes), filling)
+        laid = values.new_full((sum(self.sizes), *values.shape[1:]), filling)
+        for own, place in zip(values.detach().split(self.counts), laid.split(self.sizes), strict=True):
+            place[: len(own)] = own
         return laid.reshape(*self.leading, *values.shape[1:])
 
 
@@ -79,11 +99,18 @@ class Routed(NamedTuple):
     routing_map: Any
 
     def laid(self, align: int = 1, capacity: int | None = None, **_: Any) -> Laid:
-        """As a `Dispatch` with these options lays rows out."""
-        rows = entries(self.routing_map, capacity)
-        counts = count(rows, EXPERTS)
+        """As a `Dispatch` with these options lays rows out; an expert takes its first `capacity` tokens.
+
+        The order of rows is by expert, and within an expert by token (Transformer Engine,
+        pytorch/triton/permutation.py).
+        """
+        chosen = self.routing_map.T
+        if capacity:
+            chosen = chosen & (chosen.cumsum(1) <= capacity)
+        experts, tokens = chosen.nonzero(as_tuple=True)
+        counts = chosen.sum(1).tolist()
         sizes = [capacity or -(-number // align) * align for number in counts]
-        return Laid(rows, counts, sizes, (EXPERTS, capacity) if capacity else (sum(sizes),))
+        return Laid((tokens, experts), counts, sizes, (EXPERTS, capacity) if capacity else (sum(sizes),))
 
 
 def route(bench: Bench, case: Case, dtype: Any, *, grad: bool = False) -> Routed:
@@ -161,9 +188,9 @@ def _summed_once(case: Case, dtype: str, what: str, *, weighted: bool = False) -
 def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: Laid, *, probs: bool = True) -> None:
     seen, wanted = (list(sent.tokens_per_expert), list(sent.rows_per_expert)), (laid.counts, laid.sizes)
     bench.check("counts", seen == wanted, f"tokens and rows of each expert {seen}; wanted {wanted}")
-    _exact(bench, "rows", sent.rows, laid.lay(copied(routed.tokens, laid.rows)))
+    _exact(bench, "rows", sent.rows, laid.lay(routed.tokens[laid.rows[0]]))
     if probs:
-        _exact(bench, "row_probs", sent.row_probs, laid.lay(picked(routed.probs, laid.rows)))
+        _exact(bench, "row_probs", sent.row_probs, laid.lay(routed.probs[laid.rows]))
     else:
         bench.check("row_probs", sent.row_probs is None, "none were given")
 
@@ -194,7 +221,7 @@ def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layou
     rounded = _summed_once(case, dtype, "the gradients of a token's rows summed")
     wanted = summed(of_rows, laid.rows, number)
     bench.compare("grad.tokens", routed.tokens.grad, wanted, roundings=rounded, native=plain)
-    _exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, laid.rows, routed.probs.shape))
+    _exact(bench, "grad.probs", routed.probs.grad, torch.zeros_like(routed.probs).index_put(laid.rows, of_probs))
     return routed, laid, dispatch, sent
 
 
@@ -223,7 +250,7 @@ def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
         forward = _summed_once(case, dtype, "a token's rows summed", weighted=weights is not None)
         scales = {}
         if weights is not None and case.one_token:  # both of its two sums may cancel
-            scales["grad.probs"] = float((copied(upstream, ids).double() * rows.detach().double()).norm())
+            scales["grad.probs"] = float((upstream[ids[0]].double() * rows.detach().double()).norm())
         trial = Trial(
             name, partial(dispatch.unpermute, rows, sent.row_map, probs=weights),
             {"rows": rows} if weights is None else {"rows": rows, "probs": weights},
@@ -233,7 +260,7 @@ def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
         )  # fmt: skip
         tried = try_case(bench, trial)
         if weights is None:
-            _exact(bench, f"{name}.grad.rows", tried.seen["grad.rows"], copied(upstream, ids))
+            _exact(bench, f"{name}.grad.rows", tried.seen["grad.rows"], upstream[ids[0]])
 
 
 def _padded(bench: Bench, bridge: Any, **layout: Any) -> None:
@@ -247,7 +274,7 @@ def _padded(bench: Bench, bridge: Any, **layout: Any) -> None:
     bench.compare("back.forward", back, reference, roundings=_summed_once(MIXED, "bf16", "a token's rows summed"))
     upstream = bench.randn(*back.shape, dtype=torch.bfloat16)
     back.backward(upstream)
-    _exact(bench, "back.grad.rows", filled.grad, laid.lay(copied(upstream, laid.rows)))
+    _exact(bench, "back.grad.rows", filled.grad, laid.lay(upstream[laid.rows[0]]))
 
 
 def _without_probs(bench: Bench, bridge: Any) -> None:
@@ -270,10 +297,10 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
         routed.probs[tokens[::3], experts[::3]] = 0.0
     sent = dispatch.permute(*routed)
     bench.ran_on("permute", dispatch.choice, sent.rows)
-    wanted = copied(routed.tokens, rows)
+    wanted = routed.tokens.detach()[tokens]
     wanted[::3] = 0
     _exact(bench, "rows", sent.rows, wanted)
-    _exact(bench, "row_probs", sent.row_probs, picked(routed.probs, rows))
+    _exact(bench, "row_probs", sent.row_probs, routed.probs[rows])
 
 
 # --- chunks and payloads ---------------------------------------------------------------------
@@ -281,7 +308,7 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
 
 def _chunks(bench: Bench, bridge: Any) -> None:
     """Chunks in another order, an empty one among them, with and without probabilities."""
-    sizes, order = [3, 0, 5, 1, 4], [3, 0, 4, 1, 2]
+    sizes, order = list(SIZES), list(ORDER)
     back_sizes, back = [sizes[chunk] for chunk in order], [order.index(chunk) for chunk in range(len(order))]
     for with_probs in (False, True):
         rows = bench.randn(sum(sizes), width_of(bench, "bf16"), dtype=torch.bfloat16, grad=True)
@@ -313,7 +340,7 @@ def _payloads(bench: Bench, bridge: Any) -> None:
             with bench.scope(f"{str(dtype).removeprefix('torch.')}.{layout}"):
                 sent = dispatch.permute(tokens, routed.probs, routed.routing_map)
                 _check_claim(bench, dispatch)
-                wanted = laid.lay(copied(tokens.view(torch.uint8), laid.rows))
+                wanted = laid.lay(tokens.view(torch.uint8)[laid.rows[0]])
                 _exact(bench, "rows", sent.rows, wanted.view(dtype))
                 moved, _ = dispatch.sort_chunks(sent.rows, laid.sizes, backwards)
                 _check_claim(bench, dispatch, "sort.")
@@ -330,13 +357,13 @@ def _quantized_payload(bench: Bench, bridge: Any) -> None:
     with scopes.te_quantized_weights(enabled=True, recipe=scopes.te_delayed_scaling()):
         layer = bench.te_layer("linear", width, tokens)
     payload, routing_map = layer.weight.detach(), routed.routing_map[:tokens]
-    rows, dispatch = entries(routing_map), bridge.Dispatch(EXPERTS)
+    sent_tokens, dispatch = routed._replace(routing_map=routing_map).laid().rows[0], bridge.Dispatch(EXPERTS)
     with bench.scope("quantized"):
         bench.check("payload", hasattr(payload, "_fp8_dtype"), f"a {type(payload).__name__} is dispatched")
         sent = dispatch.permute(payload, routed.probs[:tokens], routing_map)
         _check_claim(bench, dispatch)
-        _exact(bench, "rows", sent.rows._data, copied(payload._data, rows))
-        _exact(bench, "values", sent.rows.dequantize(), copied(payload.dequantize(), rows))
+        _exact(bench, "rows", sent.rows._data, payload._data[sent_tokens])
+        _exact(bench, "values", sent.rows.dequantize(), payload.dequantize()[sent_tokens])
 
 
 def _check_memory(bench: Bench, bridge: Any) -> None:
@@ -344,26 +371,15 @@ def _check_memory(bench: Bench, bridge: Any) -> None:
 
     The widths and options are those of other cases: every further one is compiled for seconds on a GPU.
     """
-    number, width = _tokens(bench), width_of(bench, "bf16")
-    order = torch.arange(number, device=bench.device)
-    routing_map = torch.zeros(number, EXPERTS, dtype=torch.bool, device=bench.device)
-    for choice in range(MIXED.top_k):
-        routing_map[order, (order + choice) % EXPERTS] = True
+    routed = route(bench, MIXED, torch.bfloat16)
 
-    def new(*shape: int, dtype: Any = torch.bfloat16) -> Any:
-        return torch.ones(*shape, dtype=dtype, device=bench.device, requires_grad=True)
+    def there_and_back(dispatch: Any, tokens: Any, probs: Any) -> tuple[Any, Any]:
+        sent = dispatch.permute(tokens, probs, routed.routing_map)
+        return dispatch.unpermute(sent.rows, sent.row_map), sent.row_probs
 
-    def there_and_back(dispatch: Any) -> None:
-        tokens, probs = new(number, width), new(number, EXPERTS, dtype=torch.float32)
-        sent = dispatch.permute(tokens, probs, routing_map)
-        back = dispatch.unpermute(sent.rows, sent.row_map)
-        drop_gradients((back, sent.row_probs), (tokens, probs))
-
-    def sorted_chunks(dispatch: Any) -> None:
-        rows, probs = new(13, width), new(13, dtype=torch.float32)
-        moved, moved_probs = dispatch.sort_chunks(rows, [3, 0, 5, 1, 4], [3, 0, 4, 1, 2], probs=probs)
-        drop_gradients((moved, moved_probs), (rows, probs))
-
-    bench.keeps_nothing("bf16", partial(there_and_back, bridge.Dispatch(EXPERTS)))
-    bench.keeps_nothing("bf16.aligned", partial(there_and_back, bridge.Dispatch(EXPERTS, align=16)))
-    bench.keeps_nothing("bf16.chunks", partial(sorted_chunks, bridge.Dispatch(EXPERTS)))
+    for name, align in (("bf16", 1), ("bf16.aligned", 16)):
+        dispatch = bridge.Dispatch(EXPERTS, align=align)
+        bench.layer_keeps_nothing(name, partial(there_and_back, dispatch), routed.tokens, routed.probs)
+    rows, sort = bench.randn(sum(SIZES), width_of(bench, "bf16"), dtype=torch.bfloat16), bridge.Dispatch(EXPERTS)
+    chunks = partial(sort.sort_chunks, sizes=SIZES, order=ORDER)
+    bench.layer_keeps_nothing("bf16.chunks", lambda rows, probs: chunks(rows, probs=probs), rows, bench.rand(len(rows)))

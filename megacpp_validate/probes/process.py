@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +44,7 @@ _OF_THE_ORDER: Final = (
     "cell", "stack", "probe", "requested", "requested_because", "seed", "environment", "lock_hash", "commit", "tool",
 )  # fmt: skip
 _LONGEST_TEXT: Final = 20_000
+_LONGEST_REASON: Final = 600
 
 
 @dataclass
@@ -58,7 +59,7 @@ class _Run:
     bench: Bench | None = None
     timings: tuple[Timing, ...] = ()
     note: str = ""  # what there is to say of a pass
-    lacking: str = ""  # what the probe needs and is not here
+    lacking: str = ""  # what the probe or the stopwatch needs and is not here
     seconds: dict[str, float] = field(default_factory=dict)
     machine: Machine = field(default_factory=Machine)
     warm_up: dict[str, int] = field(default_factory=dict)  # what the probe compiled, by library
@@ -72,23 +73,27 @@ class _Run:
         try:
             yield
         finally:
-            self.took(name, start)
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
     @contextmanager
     def device(self, hold: Callable[[str], AbstractContextManager[bool]]) -> Iterator[bool]:
         """Hold the lock of the device in this way; the wait for it is a phase of its own."""
-        start = time.perf_counter()
-        with hold(self.order.turnstile) if self.order.turnstile else nullcontext(True) as is_held:
-            if self.order.turnstile:
-                self.took("waiting", start)
+        if not self.order.turnstile:
+            yield True
+            return
+        with ExitStack() as held:
+            with self.phase("waiting"):
+                is_held = held.enter_context(hold(self.order.turnstile))
             yield is_held
-
-    def took(self, name: str, start: float) -> None:
-        """Add to a phase the seconds since `start`, of time.perf_counter."""
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
     def ended(self, outcome: Outcome, reason: str, failure: Failure | None = None) -> None:
         self.outcome, self.reason, self.failure = outcome, reason, failure
+
+    def ended_by(self, outcome: Outcome, what: str, fault: BaseException) -> None:
+        """Ended by an exception, whose class and text follow `what` in the reason."""
+        failure = describe(fault)
+        line = " ".join(f"{what}{failure.type}: {failure.message}".split())
+        self.ended(outcome, line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]} ...", failure)
 
     def stopped_by_te(self, reason: str) -> None:
         """Transformer Engine is requested and cannot be used: one cell carries that, the others are blocked by it."""
@@ -123,15 +128,13 @@ def run_probe(order: Order) -> Receipt:
     """
     run = _Run(order)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    begin = time.perf_counter()
-    try:
-        _run(order, run)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as fault:  # SystemExit and what compiled code makes up, too
-        failure = describe(fault)
-        run.ended(Outcome.ERROR, _one_line(f"{failure.type}: {failure.message}"), failure)
-    run.took("total", begin)
+    with run.phase("total"):
+        try:
+            _run(order, run)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as fault:  # SystemExit and what compiled code makes up, too
+            run.ended_by(Outcome.ERROR, "", fault)
     return _receipt(run, started)
 
 
@@ -165,9 +168,7 @@ def _run(order: Order, run: _Run) -> None:
             try:
                 importlib.import_module(f"{BRIDGE}.{name}")
             except Exception as fault:
-                failure = describe(fault)
-                reason = f"{BRIDGE}.{name} cannot be imported: {failure.type}: {failure.message}"
-                return run.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
+                return run.ended_by(Outcome.IMPORT_ERROR, f"{BRIDGE}.{name} cannot be imported: ", fault)
     module = importlib.import_module(f"{PROBES}.{order.code or order.probe}")
     with run.device(computing):
         bench = run.bench = _new_bench(order, torch)  # kept also where the probe raises half way
@@ -175,15 +176,7 @@ def _run(order: Order, run: _Run) -> None:
             _observe(module.probe, bench, run, torch)
         stopwatch = _new_stopwatch(bench, run, torch)
     if stopwatch is not None:
-        with run.device(alone) as is_alone:
-            if is_alone:
-                with run.phase("speed"):
-                    run.timings = stopwatch.run()
-            else:
-                waited = f"{run.seconds['waiting']:g} s"
-                run.note = f"not timed: others still computed on the device after {waited} behind {order.turnstile}"
-    if order.only_times and run.note:
-        return run.ended(Outcome.NOT_RUN, run.note)
+        _time_alone(stopwatch, run)
     run.judge()
     last = getattr(module, "probe_last", None)
     if last is not None and not order.only_times:
@@ -210,6 +203,17 @@ def _observe(probe: Any, bench: Bench, run: _Run, torch: Any) -> None:
     if bench.device == "cuda" and run.outcome is Outcome.PASS and not (run.order.quick or run.order.once):
         with run.phase("second-use"):
             _use_again(probe, bench, run, torch)
+
+
+def _time_alone(stopwatch: Stopwatch, run: _Run) -> None:
+    with run.device(alone) as is_alone:
+        if is_alone:
+            with run.phase("speed"):
+                run.timings = stopwatch.run()
+            return
+    waited, behind = f"{run.seconds['waiting']:g} s", run.order.turnstile
+    run.note = f"not timed: others still computed on the device after {waited} behind {behind}"
+    run.lacking = run.note if run.order.only_times else run.lacking
 
 
 def _why_not_here(order: Order, torch: Any) -> str:
@@ -349,8 +353,3 @@ def _below_the_path(file: str) -> str:
     """A source file from its package on: where that is installed says nothing about a fault."""
     entries = [entry for entry in sys.path if entry and file.startswith(entry.rstrip(os.sep) + os.sep)]
     return file[len(max(entries, key=len).rstrip(os.sep)) + 1 :] if entries else file
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 600 else f"{line[:600]} ..."

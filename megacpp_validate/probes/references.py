@@ -5,21 +5,6 @@ Parameters are given by the names that the layers register them under.
 Sources: gates: arXiv:2002.05202, the first half of the width being the gate; squared ReLU: arXiv:2109.08668; RMSNorm:
 arXiv:1910.07467; Mamba-2: arXiv:2405.21060; attention: arXiv:1706.03762; grouped queries: arXiv:2305.13245; soft cap:
 arXiv:2408.00118; block routing: arXiv:2502.13189; rotary embedding, rotate-half pairs: arXiv:2104.09864.
-
-In DeepGEMM's block scaling every operand is rounded for the product at hand, and sums are in fp64.
-
-| product              | left                                   | right                                   |
-|----------------------|----------------------------------------|-----------------------------------------|
-| output               | rows, 1 x 128 along the features       | weights, 128 x 128                      |
-| gradient of the rows | gradient, 1 x 128 along the features   | weights, 128 x 128, transposed          |
-| gradient of a weight | gradient^T, 1 x 128 along the tokens   | rows^T, 128 tokens x 128 features       |
-
-Tokens are cut into blocks within an expert, whose last block is as long as what is left: padding with zeros changes no
-scale. Every value is E4M3.
-
-MoE dispatch, entry by entry: which token goes to which row, and the sums on the way back, in fp64.
-
-The order of rows is by expert, and within an expert by token (Transformer Engine, pytorch/triton/permutation.py).
 """
 
 from __future__ import annotations
@@ -30,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.nn import functional
 
 Tensors = Mapping[str, Any]
 """Parameters by the names that layers register them under, and the rows as "input"."""
@@ -328,124 +312,7 @@ def _turn(heads: Any, cos: Any, sin: Any) -> Any:
 # --- experts --------------------------------------------------------------------------------------------------------
 
 
-LARGEST_E4M3: Final = 448.0
-SMALLEST_AMAX: Final = 1e-4  # DeepGEMM's casts take no less (deep_gemm/utils/math.py, 0.1.3)
-BLOCK: Final = 128
-
-
 def expert_bank(rows: Any, weights: Sequence[Any], counts: Sequence[int]) -> Any:
     """One linear layer an expert: [R, K] -> [R, N]; differentiable."""
     parts = rows.split(list(counts))
     return torch.cat([torch.einsum("rk,nk->rn", *pair) for pair in zip(parts, weights, strict=True)])
-
-
-def block_scaled_experts(
-    rows: Any, weights: Any, counts: Sequence[int], gradient: Any, *, power_of_two: bool = False
-) -> dict[str, Any]:
-    """The pass as exact sums of the very operands that the kernels multiply; fp64.
-
-    Args:
-        rows: [R, K].
-        weights: [E, N, K].
-        counts: rows of each expert, in order; they sum to R.
-        gradient: of the output, [R, N].
-        power_of_two: scales are powers of two.
-    """
-    w = torch.stack([round_blocks(weight, BLOCK, power_of_two) for weight in weights])
-    x = round_blocks(rows, 1, power_of_two)
-    g = round_blocks(gradient, 1, power_of_two)
-    out, of_rows, of_weights = [], [], []
-    first = 0
-    for expert, count in enumerate(counts):
-        own = slice(first, first + count)
-        out.append(torch.einsum("rk,nk->rn", x[own], w[expert]))
-        of_rows.append(torch.einsum("rn,nk->rk", g[own], w[expert]))
-        across = round_blocks(gradient[own].T, 1, power_of_two)
-        tokens = round_blocks(rows[own], BLOCK, power_of_two)
-        of_weights.append(torch.einsum("nr,rk->nk", across, tokens))
-        first += count
-    grads = {f"grad.weight{expert}": weight for expert, weight in enumerate(of_weights)}
-    return {"forward": torch.cat(out), "grad.rows": torch.cat(of_rows), **grads}
-
-
-def round_blocks(values: Any, high: int, power_of_two: bool = False) -> Any:
-    """A matrix in E4M3 with one scale for each `high` x 128 of it, and back, in fp64; the last blocks may be smaller.
-
-    Scale fp32 amax / 448 of each block, not below 1e-4 / 448; rounded up to 2^n where only those can be held.
-    """
-    plain = values.detach().float()
-    tall, wide = plain.shape
-    filled = functional.pad(plain, (0, -wide % BLOCK, 0, -tall % high))
-    blocks = filled.reshape(filled.shape[0] // high, high, filled.shape[1] // BLOCK, BLOCK)
-    scale = blocks.abs().amax(dim=(1, 3), keepdim=True).clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST_E4M3)
-    if power_of_two:
-        scale = torch.exp2(torch.ceil(torch.log2(scale)))
-    rounded = (blocks * (1.0 / scale)).to(torch.float8_e4m3fn).double() * scale.double()
-    return rounded.reshape(filled.shape)[:tall, :wide]
-
-
-Rows = tuple[Any, Any]
-"""Token and expert of each row of a dispatch, each int64 [R]."""
-
-
-def entries(routing_map: Any, capacity: int | None = None) -> Rows:
-    """The rows of a routing map [T, E] in order; an expert takes its first `capacity` tokens."""
-    tokens: list[int] = []
-    experts: list[int] = []
-    for expert, column in enumerate(routing_map.T.tolist()):
-        mine = [token for token, chosen in enumerate(column) if chosen][:capacity]
-        tokens += mine
-        experts += [expert] * len(mine)
-    device = routing_map.device
-    return torch.tensor(tokens, dtype=torch.int64, device=device), torch.tensor(
-        experts, dtype=torch.int64, device=device
-    )
-
-
-def count(rows: Rows, experts: int) -> list[int]:
-    """Rows of each expert."""
-    return list(torch.bincount(rows[1], minlength=experts).tolist())
-
-
-def places(counts: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Where each row lies when expert e's rows begin at sizes[0] + ... + sizes[e - 1]."""
-    firsts = [sum(sizes[:expert]) for expert in range(len(sizes))]
-    return [first + row for first, number in zip(firsts, counts, strict=True) for row in range(number)]
-
-
-def copied(tokens: Any, rows: Rows) -> Any:
-    """Tokens [T, D] as rows [R, D], bit by bit, in the dtype of the tokens."""
-    return tokens.detach()[rows[0]]
-
-
-def picked(probs: Any, rows: Rows) -> Any:
-    """Probabilities [T, E] of the rows, [R]."""
-    return probs.detach()[rows]
-
-
-def put_back(values: Any, rows: Rows, shape: Any) -> Any:
-    """Values of the rows [R] at their token and expert, zeros elsewhere: `shape` is [T, E]."""
-    back = values.new_zeros(tuple(shape))
-    back[rows] = values.detach()
-    return back
-
-
-def spread(values: Any, where: Sequence[int], total: int, filling: float = 0.0) -> Any:
-    """Rows [R, ...] at the given places among `total`, and `filling` in the others."""
-    laid = values.new_full((total, *values.shape[1:]), filling)
-    laid[list(where)] = values.detach()
-    return laid
-
-
-def summed(values: Any, rows: Rows, tokens: int, weights: Any = None) -> Any:
-    """Rows [R, D] summed into their tokens [T, D] in fp64, times weights[token, expert] if given; differentiable."""
-    wide = values.double()
-    if weights is not None:
-        wide = wide * weights.double()[rows][:, None]
-    return wide.new_zeros(tokens, values.shape[1]).index_add(0, rows[0], wide)
-
-
-def reordered(values: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
-    """Chunks of rows, cut by `sizes`, with chunk order[0] first, then order[1], and so on."""
-    chunks = values.detach().split(list(sizes))
-    return torch.cat([chunks[chunk] for chunk in order])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megacpp_validate.probes.emulation import DelayedRule, new_state, next_state
+from megacpp_validate.probes.emulation import new_state, next_state
 from tests.probes.test_emulation import update_of
 
 # Calls by tensors: ordinary, a spike, zeros, and what is not finite, each beside another.
@@ -30,11 +30,10 @@ AMAX = [
 def test_the_python_update(wheel_of: Callable[[str], Path], release: str, length: int, largest: float) -> None:
     fields = {"amax_compute_algo": "max", "scaling_factor_compute_algo": None, "margin": 0}
     recipe, update = type("Recipe", (), fields)(), update_of(wheel_of(release))
-    rule = DelayedRule(largest, "python")
     history, scale, state = torch.zeros(length, 3), torch.ones(3), new_state(length, 3)
     for row in AMAX:
         history[0] = torch.tensor(row)
-        state = next_state(state, history[0], rule)
+        state = next_state(state, history[0], largest, "python")
         update(history, scale, largest, recipe)
         assert torch.equal(history.double().nan_to_num(-1.0), state.history.nan_to_num(-1.0))
         torch.testing.assert_close(scale.double(), state.scale, rtol=2**-23, atol=0.0)

@@ -28,7 +28,7 @@ from ...bridge.fp8_scope import SINGLE_OWNER, amax_shared_with, low_precision, r
 from ...bridge.layer_watch import watch_layers
 from ...evidence.receipt import Backend
 from ..bench import Bench
-from ..emulation import LARGEST, DelayedRule, new_state, next_state
+from ..emulation import LARGEST, new_state, next_state
 
 SECONDS: Final = 40.0  # that a rank waits for the others
 RIGHT: Final = "owners"
@@ -140,11 +140,10 @@ def wrong_amaxes(seen_by: Seen, plan: str, rank: int, groups: Groups) -> list[st
     owners = next(group for group in groups if rank in group)
     wrong = []
     for tensor, (forward, _) in TENSORS.items():
-        rule = DelayedRule(LARGEST["e4m3" if forward else "e5m2"])
-        state = new_state(16, 1)
+        largest, state = LARGEST["e4m3" if forward else "e5m2"], new_state(16, 1)
         for step, seen in enumerate(seen_by[rank][plan]):
             amax = max(seen_by[owner][plan][step]["amax"][tensor] for owner in owners)
-            state = next_state(state, torch.tensor([amax]), rule)
+            state = next_state(state, torch.tensor([amax]), largest)
             remembered, scale = seen["remembered"][tensor], seen["scale"][tensor]
             wanted, at = float(state.scale[0]), f"rank {rank}, step {step}, {tensor}"
             if remembered != amax:

@@ -4,6 +4,17 @@ Forward, the gradient of the rows and that of the weights are held to fp64 by bo
 to the exact products of the very operands that block scaling gives. What the kernels are handed is read off the calls.
 The casts give the bits of their references in plain torch.
 
+Every operand is rounded to E4M3 for the product at hand:
+
+| product              | left                                   | right                                   |
+|----------------------|----------------------------------------|-----------------------------------------|
+| output               | rows, 1 x 128 along the features       | weights, 128 x 128                      |
+| gradient of the rows | gradient, 1 x 128 along the features   | weights, 128 x 128, transposed          |
+| gradient of a weight | gradient^T, 1 x 128 along the tokens   | rows^T, 128 tokens x 128 features       |
+
+Tokens are cut into blocks within an expert, whose last block is as long as what is left: padding with zeros changes no
+scale.
+
 What is refused, how few rows are too few, and when a kept weight is rounded anew is plain Python: tests/bridge holds
 that.
 """
@@ -23,9 +34,8 @@ import torch
 from ...evidence.receipt import Compiler
 from ..bench import Bench, different
 from ..bounds import Roundings, low_precision_ran, relative_error
-from ..emulation import PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
+from ..emulation import LARGEST, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION, Block, round_to_fp8
 from ..expert_gemm import Bank, new_bank, new_layer, run_bank
-from ..references import block_scaled_experts
 from ..trial import Tensors
 
 BF16: Final = torch.bfloat16
@@ -42,6 +52,7 @@ QUICK: Final = ("uneven", "even")
 FEW: Final = (3, 0, 17, 1)
 PRODUCTS: Final = ("forward", "grad.rows", "grad.weight")
 COLUMNS: Final = ("none", "vectors", "blocks")
+SMALLEST_AMAX: Final = 1e-4  # DeepGEMM's casts take no less (deep_gemm/utils/math.py, 0.1.3)
 HEIGHT: Final = 256
 WIDTH: Final = 384
 
@@ -98,8 +109,7 @@ def _check_products(bench: Bench, name: str) -> None:
         seen = run_bank(layer, bank)
     bench.ran_on("expert_gemm", layer.choice, seen["forward"], wanted="deep_gemm")
     _check_operands(bench, name, calls)
-    power_of_two = bench.order.target.arch != "sm_90"
-    rounded = block_scaled_experts(bank.rows, bank.weights, bank.counts, bank.gradient, power_of_two=power_of_two)
+    rounded = block_scaled_pass(bank, power_of_two=bench.order.target.arch != "sm_90")
     exact, native = bank.exact(), {name: tensor.to(BF16) for name, tensor in rounded.items()}
     _compare(bench, bank, "", seen, exact, 2, native)
     _compare(bench, bank, ".of-rounded-operands", seen, rounded, 0)
@@ -108,6 +118,23 @@ def _check_products(bench: Bench, name: str) -> None:
         error = relative_error(*(torch.cat(side) for side in zip(*own, strict=True)))
         part = low_precision_ran(error, Roundings((("e4m3", 2),), 1))
         bench.check(f"{product}.rounded", part.passed, f"relative error {error:.3g}, at least {part.bound:.3g} wanted")
+
+
+def block_scaled_pass(bank: Bank, *, power_of_two: bool) -> dict[str, Any]:
+    """The pass as exact sums, in fp64, of the very operands that the kernels multiply."""
+
+    def scale_blocks(amax: Any) -> Any:
+        inverse = amax.clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST["e4m3"])
+        return 1.0 / (torch.exp2(torch.ceil(torch.log2(inverse))) if power_of_two else inverse)
+
+    line, square = (
+        partial(round_to_fp8, name="e4m3", block=Block(high, 128), scale_blocks=scale_blocks) for high in (1, 128)
+    )
+    rows, gradients = (one.detach().split(bank.counts) for one in (bank.rows, bank.gradient))
+    parts = list(zip(rows, gradients, map(square, bank.weights), strict=True))
+    of_weights = {f"grad.weight{expert}": line(g.T) @ square(x) for expert, (x, g, _) in enumerate(parts)}
+    out, of_rows = [line(x) @ w.T for x, _, w in parts], [line(g) @ w for _, g, w in parts]
+    return {"forward": torch.cat(out), "grad.rows": torch.cat(of_rows), **of_weights}
 
 
 def _compare(

@@ -20,7 +20,7 @@ import torch
 
 from ...evidence.receipt import Part
 from ..bench import Bench
-from ..emulation import LARGEST, DelayedRule, DelayedTensors, FormatName, Update, new_state, next_state
+from ..emulation import LARGEST, DelayedTensors, FormatName, Update, new_state, next_state
 from ..observe import Enter
 from .quantizers import Tensor
 
@@ -114,7 +114,7 @@ class Follower:
 
     def next(self, state: DelayedTensors, amax: Any, forward: bool) -> DelayedTensors:
         """The state after an update that takes these amaxes in, one a column."""
-        return next_state(state, amax, DelayedRule(LARGEST[FORMATS[forward]], self.update))
+        return next_state(state, amax, LARGEST[FORMATS[forward]], self.update)
 
 
 # Phase, and what rows, weight and gradient are multiplied by.

@@ -11,7 +11,7 @@ import torch
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
-from megacpp_validate.probes.emulation import DelayedRule, DelayedTensors, next_state
+from megacpp_validate.probes.emulation import DelayedTensors, Update, next_state
 from megacpp_validate.probes.fp8.scopes import check_resumed, check_scopes
 from megacpp_validate.probes.fp8.state import check_delayed_state, default_update
 from tests.probes.planting import (
@@ -146,21 +146,21 @@ def test_which_update_is_expected(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "amax", "scale"),
+    ("update", "amax", "scale"),
     [
-        (DelayedRule(448.0), 1.0, 224.0),  # 2 is still in the history
-        (DelayedRule(448.0), 0.0, 5.0),  # the kernel does not look at the history then
-        (DelayedRule(448.0, update="python"), 0.0, 224.0),
-        (DelayedRule(448.0), float("inf"), 5.0),
-        (DelayedRule(448.0), float("nan"), 224.0),
-        (DelayedRule(448.0, update="python"), float("nan"), 5.0),
+        ("fused", 1.0, 224.0),  # 2 is still in the history
+        ("fused", 0.0, 5.0),  # the kernel does not look at the history then
+        ("python", 0.0, 224.0),
+        ("fused", float("inf"), 5.0),
+        ("fused", float("nan"), 224.0),
+        ("python", float("nan"), 5.0),
     ],
 )
-def test_one_call_re_computed(rule: DelayedRule, amax: float, scale: float) -> None:
+def test_one_call_re_computed(update: Update, amax: float, scale: float) -> None:
     before = DelayedTensors(torch.tensor([[0.0], [2.0], [0.5]]).double(), torch.tensor([5.0]).double())
-    after = next_state(before, torch.tensor([amax]).double(), rule)
+    after = next_state(before, torch.tensor([amax]).double(), 448.0, update)
     assert float(after.scale[0]) == float(torch.tensor(scale))
-    if amax == 0.0 and rule.update == "fused":
+    if amax == 0.0 and update == "fused":
         assert torch.equal(after.history, before.history)
     else:
         assert after.history[:2, 0].tolist() == [0.0, 0.5]
