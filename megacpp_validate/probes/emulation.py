@@ -44,14 +44,14 @@ On a residual stream the errors of a part count by its share in the squared norm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from ..native import mlp
-from ..native.norms import rms_norm
 from .bounds import Roundings
 from .references import EXPANDED, Shares
 
@@ -146,7 +146,7 @@ def round_to_fp8(
         scales = scale_of(plain.abs().amax(), name).reshape(1, 1)
     else:  # the last blocks of an odd size are smaller
         rows, width = plain.shape
-        filled = torch.nn.functional.pad(plain.abs(), (0, -width % block.along, 0, -rows % block.rows))
+        filled = functional.pad(plain.abs(), (0, -width % block.along, 0, -rows % block.rows))
         amax = filled.unflatten(1, (-1, block.along)).unflatten(0, (-1, block.rows)).amax(dim=(1, 3))
         scales = scale_blocks(amax) if scale_blocks else scale_of(amax, name, power_of_two=True)
         scales = scales.repeat_interleave(block.rows, 0)[:rows].repeat_interleave(block.along, 1)[:, :width]
@@ -208,28 +208,18 @@ def emulated_linear(
     return out.reshape(*rows.shape[:-1], weight.shape[0])
 
 
-def emulated_mlp(given: Mapping[str, Any], recipe: Recipe, *, activation: Any, eps: float) -> Any:
-    """RMSNorm, up-projection, activation, down-projection of "input" [..., D] under an FP8 recipe, differentiable."""
-    normed = rms_norm(given["input"], given["layer_norm_weight"], eps=eps)
-    up = emulated_linear(normed, given["fc1_weight"], recipe)
-    acted = mlp.gated_activation(up, activation) if mlp.is_gated(activation) else mlp.activation(up, activation)
-    return emulated_linear(acted, given["fc2_weight"], recipe)
+class Emulated(TorchFunctionMode):
+    """While inside, every linear layer of plain PyTorch is computed under an FP8 recipe."""
 
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
 
-def emulated_grouped(rows: Any, weights: Any, counts: Sequence[int], recipe: Recipe) -> Any:
-    """A grouped linear layer under an FP8 recipe: each expert has its own scales, as in Transformer Engine.
-
-    Args:
-        rows: [R, K], sorted by expert.
-        weights: [E, N, K].
-        counts: rows of each expert; they sum to R.
-        recipe: as for `emulated_linear`.
-
-    Returns:
-        [R, N].
-    """
-    parts = torch.split(rows, list(counts))
-    return torch.cat([emulated_linear(part, weight, recipe) for part, weight in zip(parts, weights, strict=True)])
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.linear:
+            rows, weight, *bias = args
+            return emulated_linear(rows, weight, self.recipe, *bias)
+        return func(*args, **(kwargs or {}))
 
 
 def operand_roundings(

@@ -6,26 +6,20 @@ Its backend DeepGEMM has a cell of its own, `fp8_deep_gemm`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from ..native.grouped_gemm import grouped_gemm_loop
 from .bench import DTYPES, Bench
 from .bounds import Roundings, relative_error
-from .emulation import (
-    Product,
-    Recipe,
-    emulated_grouped,
-    operand_roundings,
-)  # fmt: skip
+from .emulation import Product, operand_roundings
 from .low_precision import check_kept_weights
-from .observe import Enter
 from .references import expert_bank
-from .trial import Formula, Tensors, Trial, Tried, reference_pass, run_pass, try_case
+from .trial import Tensors, Trial, reference_pass, run_pass, try_case
 
 # Rows of each expert, multiplied by an odd number: on a GPU because it is fast, and in FP8 because the errors of a few
 # rows do not average out in the gradient of a weight (N x K values from only (N + K) x rows roundings).
@@ -79,9 +73,10 @@ class Bank:
         """The plain loop in the dtype of the operands."""
         return grouped_gemm_loop(given["rows"], torch.stack(_weights_of(given)), self.counts)
 
-    def emulated(self, recipe: Recipe) -> Formula:
-        """The same under a recipe."""
-        return lambda given: emulated_grouped(given["rows"], _weights_of(given), self.counts, recipe)
+    def by_linear(self, given: Tensors) -> Any:
+        """The same by linear layers, whose operands each have scales of their own under a recipe."""
+        parts = given["rows"].split(self.counts)
+        return torch.cat([functional.linear(*pair) for pair in zip(parts, _weights_of(given), strict=True)])
 
     def roundings(self, bound: Bound) -> Callable[[str], Roundings]:
         """Of each tensor of a pass: an idle expert's sum has one product of nothing."""
@@ -132,11 +127,9 @@ def named(seen: dict[str, Any]) -> dict[str, Any]:
     return {**kept, **{f"grad.weight{expert}": weight for expert, weight in enumerate(weights)}}
 
 
-def run_bank(layer: Any, bank: Bank, enter: Enter = nullcontext, **options: Any) -> dict[str, Any]:
-    """Forward in the scope and backward, as `named` has it."""
-    return named(
-        run_pass(lambda: layer(bank.rows, bank.counts, **options), leaves_of(layer, bank), bank.gradient, enter)
-    )
+def run_bank(layer: Any, bank: Bank) -> dict[str, Any]:
+    """Forward and backward, as `named` has it."""
+    return named(run_pass(partial(layer, bank.rows, bank.counts), leaves_of(layer, bank), bank.gradient))
 
 
 # --- the probe --------------------------------------------------------------------------------------------------------
@@ -176,30 +169,20 @@ def _trial(layer: Any, bank: Bank, bound: Bound, name: str = "expert_gemm", **mo
     )
 
 
-def _try(bench: Bench, *given: Any, **more: Any) -> Tried:
-    return try_case(bench, _trial(*given, **more))
-
-
 def _plain(bench: Bench, dtype: str, routing: str) -> None:
     """One routing in fp32 or bf16; the rows of one of them are not contiguous."""
     bank = _sample(bench, DTYPES[dtype], routing, strided=routing == "all-busy")
     in_tf32 = bench.wants_te and bench.device == "cuda" and dtype == "fp32"
-
-    def bound(product: Product, length: int) -> Roundings:
-        why = f"both operands of {product} rounded to TF32, which Transformer Engine's GEMMs take for fp32"
-        if in_tf32:
-            return Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
-        return Roundings(((dtype, 1),), length, why=f"{product} summed in fp32 and rounded to {dtype}")
-
-    _try(bench, new_layer(bench, bank), bank, bound, f"expert_gemm.{dtype}.{routing}", native=bank.native)
+    bound, name = partial(_summed, dtype, in_tf32), f"expert_gemm.{dtype}.{routing}"
+    try_case(bench, _trial(new_layer(bench, bank), bank, bound, name, native=bank.native))
 
 
 def _low_precision(bench: Bench, recipe: Any, routing: str) -> None:
     """One routing under a recipe; each expert has scales of its own."""
     bank = _sample(bench, torch.bfloat16, routing, times=TIMES_IN_FP8)
-    more = {"native": bank.emulated(recipe), "recipe": recipe}
+    more = {"native": bank.by_linear, "recipe": recipe}
     bound = partial(operand_roundings, recipe)
-    tried = _try(bench, new_layer(bench, bank), bank, bound, f"expert_gemm.{recipe}.{routing}", **more)
+    tried = try_case(bench, _trial(new_layer(bench, bank), bank, bound, f"expert_gemm.{recipe}.{routing}", **more))
     if tried.native is None:
         return  # another backend ran: a failed check says so
     for name in ("forward", "grad.rows"):  # an error far below that of the recipe is no success
@@ -214,8 +197,8 @@ def _odd_width(bench: Bench, recipe: Any) -> None:
     rows = bench.randn(15, 40, dtype=torch.bfloat16, grad=True)
     bank = Bank(rows, weights, (5, 0, 7, 3), bench.randn(15, 24, dtype=torch.bfloat16))
     with bench.scope("fp8.odd-width"):
-        enter = bench.low_precision(recipe)
-        _try(bench, new_layer(bench, bank), bank, _summed("bf16"), enter=enter, wanted="native")
+        more: dict[str, Any] = {"enter": bench.low_precision(recipe), "wanted": "native"}
+        try_case(bench, _trial(new_layer(bench, bank), bank, partial(_summed, "bf16", False), **more))
 
 
 def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
@@ -245,6 +228,8 @@ def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: 
 # --- bounds -----------------------------------------------------------------------------------------------
 
 
-def _summed(dtype: str) -> Bound:
-    why = {"fp32": "summed in fp32", "bf16": "summed in fp32 and rounded to bf16"}[dtype]
-    return lambda product, length: Roundings(((dtype, 1),), length, why=f"{product} {why}")
+def _summed(dtype: str, in_tf32: bool, product: Product, length: int) -> Roundings:
+    if in_tf32:
+        why = f"both operands of {product} rounded to TF32, which Transformer Engine's GEMMs take for fp32"
+        return Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
+    return Roundings(((dtype, 1),), length, why=f"{product} summed in fp32 and rounded to {dtype}")

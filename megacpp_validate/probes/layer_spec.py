@@ -19,8 +19,7 @@ from ..native.norms import NormLinear, RMSNorm, rms_norm
 from . import emulation as counted
 from . import references as reference
 from .bench import DTYPES, Bench
-from .emulation import emulated_linear, emulated_mlp
-from .trial import Formula, Tensors, formula_of, layer_trial, try_case
+from .trial import Formula, formula_of, layer_trial, try_case
 from .whole_layer import check_whole_layer
 
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
@@ -125,11 +124,6 @@ def _is_te(kind: type) -> bool:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def _rows_by_norm(given: Tensors, recipe: Any) -> Any:
-    normed = rms_norm(given["input"], given["layer_norm_weight"], eps=EPS)
-    return emulated_linear(normed, given["weight"], recipe)
-
-
 class _Row(NamedTuple):
     """One layer in every precision, forward and every gradient.
 
@@ -139,7 +133,6 @@ class _Row(NamedTuple):
         formula: sizes -> the layer in fp64.
         kind: of `counted.LAYERS`.
         native: sizes, what a layer is made with, the layer -> the same in plain PyTorch; None where TE has nothing.
-        emulated: recipe -> the same under it.
         size: of the rows: 1, or so small that eps counts; in a recipe it is 1.
         memory: whether it is seen to leave nothing behind.
         wanted: the backend that must run, where it is not the requested one.
@@ -150,7 +143,6 @@ class _Row(NamedTuple):
     formula: Callable[[_Sizes], Formula]
     kind: str
     native: Callable[..., Formula | None] = lambda *_: None
-    emulated: Callable[[Any], Formula | None] = lambda _: None
     size: float = 1.0
     memory: bool = False
     wanted: str = ""
@@ -178,7 +170,6 @@ def _mlp_row(activation: Any, size: float, *, gated: bool) -> _Row:
         lambda _: partial(reference.mlp, **options),
         "gated_mlp" if gated else "plain_mlp",
         lambda sizes, made, _: formula_of(NormMLP(sizes.hidden, sizes.ffn, **options, **made)),
-        lambda recipe: partial(emulated_mlp, recipe=recipe, **options),
         size=size,
         memory=gated,
     )
@@ -245,7 +236,6 @@ IN_PROJECTION: Final = _Row(
     lambda _: partial(reference.norm_linear, eps=EPS),
     "norm_linear",
     _plain_projection,
-    lambda recipe: partial(_rows_by_norm, recipe=recipe),
     size=SMALL,
     memory=True,
 )
@@ -282,7 +272,7 @@ def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, re
     if recipe:
         widest = layer.out_features if row is IN_PROJECTION else sizes.ffn
         stored = replace(stored, smallest=sizes.hidden * min(shape[0] * shape[1], widest))
-    native = row.emulated(recipe) if recipe else row.native(sizes, made, layer)
+    native = row.native(sizes, made, layer)
     if row.kind == "recurrent":  # plain PyTorch multiplies fp32 as fp32
         stored = replace(stored, operand="", gradient="")
     length = {"gated_mlp": sizes.ffn, "plain_mlp": sizes.ffn, "mixer": 2 * sizes.hidden}.get(row.kind, sizes.hidden)

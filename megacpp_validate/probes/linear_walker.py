@@ -19,10 +19,10 @@ from torch.nn.utils import parametrizations
 
 from .bench import DTYPES, Bench, different
 from .bounds import Roundings
-from .emulation import Product, Recipe, emulated_linear, operand_roundings
+from .emulation import Product, Recipe, operand_roundings
 from .low_precision import check_kept_weights
 from .references import linear
-from .trial import Tensors, Trial, try_case
+from .trial import Trial, try_case
 
 WIDTH: Final = 32
 LISTED: Final = "listed"
@@ -263,7 +263,7 @@ def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recip
         choice=lambda: choice,
         formula=linear,
         roundings=partial(_roundings, bench, case, precision, recipe),
-        native=partial(_native, recipe),
+        native=lambda given: functional.linear(given["input"], given["weight"], given.get("bias")),
         operands={"input": rows, **dict(plain.named_parameters())},
         gradient=gradient,
         recipe=recipe,
@@ -297,12 +297,6 @@ def _roundings(bench: Bench, case: _Case, precision: str, recipe: Recipe | None,
         found = Roundings(((precision, 1),), length, why="exact products, summed in fp32, rounded once")
     # Output, gradient of the input and gradient of the weight are each a product of two of these.
     return replace(found, independent=min(count * narrow, count * wide, wide * narrow))
-
-
-def _native(recipe: Recipe | None, given: Tensors) -> Any:
-    """The same layer in plain PyTorch, its operands rounded as the recipe does."""
-    rows, weight, bias = given["input"], given["weight"], given.get("bias")
-    return emulated_linear(rows, weight, recipe, bias) if recipe else functional.linear(rows, weight, bias)
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------

@@ -15,16 +15,15 @@ from typing import Any, Final
 import torch
 from torch.func import functional_call
 
-from ..native.attention import apply_rope, attention, rope_tables
+from ..native.attention import rope_tables
 from ..native.block import ABlock
 from ..native.mlp import is_gated
-from ..native.norms import rms_norm
 from .bench import DTYPES, Bench
 from .bounds import Roundings
-from .emulation import block_roundings, emulated_linear, emulated_mlp, precision_of
+from .emulation import block_roundings, precision_of
 from .low_precision import check_kept_weights, check_layers_in_low_precision, watching_layers
 from .observe import graph_nodes
-from .references import Sizes, block_step, visible
+from .references import block_step, visible
 from .trial import Case, Formula, Tensors, Trial, try_case
 
 HEADS: Final = 8
@@ -53,11 +52,6 @@ class Sample:
     rope: tuple[Any, Any] | None
     options: dict[str, Any] = field(default_factory=dict)
     eps: float = EPS
-
-    @property
-    def sizes(self) -> Sizes:
-        """What the reference needs besides the weights."""
-        return Sizes(HEADS, self.case.groups, self.case.width, self.case.activation, self.eps)
 
     def seen(self) -> Any:
         """[B, H, T, T]: which key each query sees."""
@@ -135,26 +129,6 @@ def native_formula(sample: Sample) -> Formula:
     return formula
 
 
-def emulated_formula(sample: Sample, recipe: Any) -> Formula:
-    """The plain block with the operands of its four linear layers rounded as the recipe rounds them."""
-    case, width, eps = sample.case, sample.case.width, sample.eps
-
-    def block(parts: Tensors) -> Any:
-        given = _joined(parts)
-        normed = rms_norm(given["rows"], given["qkv.layer_norm_weight"], eps=eps)
-        mixed = emulated_linear(normed, given["qkv.weight"], recipe)
-        heads = mixed.split([HEADS * width, case.groups * width, case.groups * width], dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in heads)
-        if sample.rope is not None:
-            query, key = apply_rope(query, *sample.rope), apply_rope(key, *sample.rope)
-        attended = attention(query, key, value).transpose(1, 2).flatten(2)
-        stream = given["rows"] + emulated_linear(attended, given["out.weight"], recipe)
-        mlp = {name.removeprefix("mlp."): weight for name, weight in given.items()}
-        return stream + emulated_mlp({**mlp, "input": stream}, recipe, activation=case.activation, eps=eps)
-
-    return block
-
-
 def block_trial(
     path: str, sample: Sample, call: Callable[[], Any], leaves: Tensors, choice: Callable[[], Any], *,
     recipe: Any = None, **more: Any,
@@ -170,8 +144,9 @@ def block_trial(
         recipe: that its products are rounded by.
         more: of the trial.
     """
-    given = (sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen(), sample.rope)
-    wanted, shares = block_step(*given)
+    heads: dict[str, Any] = {"heads": HEADS, "groups": sample.case.groups, "width": sample.case.width}
+    given = (sample.rows, sample.weights, sample.gradient, sample.seen(), sample.rope)
+    wanted, shares = block_step(*given, activation=sample.case.activation, eps=sample.eps, **heads)
     batch, length, hidden = sample.rows.shape
     ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * sample.case.width
     smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
@@ -193,7 +168,7 @@ def block_trial(
             independent=independent.get(name, smallest),
         )
 
-    native = native_formula(sample) if recipe is None else emulated_formula(sample, recipe)
+    native = native_formula(sample)
     operands = parted({"rows": sample.rows, **sample.weights}, sample)
     return Trial(
         path, call, leaves, choice, native, roundings, native, operands=operands, exact=exact, scales=alone,

@@ -206,23 +206,6 @@ def attend(
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What the weights alone do not say.
-
-    Attributes:
-        heads, groups, width: H, G and D of the attention.
-        activation: of the MLP.
-        eps: of both norms.
-    """
-
-    heads: int
-    groups: int
-    width: int
-    activation: str
-    eps: float
-
-
-@dataclass(frozen=True)
 class Shares:
     """How large the parts of a block are beside their sums, in squared norms; errors of a part count that much.
 
@@ -242,25 +225,28 @@ class Shares:
 
 
 def block_step(
-    rows: Any, weights: Mapping[str, Any], gradient: Any, sizes: Sizes, seen: Any, rope: tuple[Any, Any] | None
-) -> tuple[dict[str, Any], Shares]:
+    rows: Any, weights: Mapping[str, Any], gradient: Any, seen: Any, rope: tuple[Any, Any] | None, *,
+    activation: str, eps: float, **heads: int,
+) -> tuple[dict[str, Any], Shares]:  # fmt: skip
     """A pass of the whole block in fp64, with "grad.rows" and the gradient of every weight by native name.
 
     Args:
         rows: [B, T, hidden].
         weights: by native names.
         gradient: of the output, [B, T, hidden].
-        sizes: heads, groups, head size, activation, eps.
         seen: [B, H, T, T] bool, which key each query sees.
         rope: (cos, sin), each [at least T, D/2].
+        activation: of the MLP.
+        eps: of both norms.
+        heads: H as `heads`, G as `groups` and D as `width`.
     """
     x = rows.detach().double().requires_grad_()
     leaves = {name: weight.detach().double().requires_grad_() for name, weight in weights.items()}
     turned = None if rope is None else (rope[0].double(), rope[1].double())
-    attention = attention_branch(x, leaves, sizes, seen, turned)
+    attention = attention_branch(x, leaves, seen, turned, eps=eps, **heads)
     stream = x + attention
     of_mlp = {name.removeprefix("mlp."): weight for name, weight in leaves.items() if name.startswith("mlp.")}
-    passed = mlp({**of_mlp, "input": stream}, activation=sizes.activation, eps=sizes.eps)
+    passed = mlp({**of_mlp, "input": stream}, activation=activation, eps=eps)
     upstream = gradient.double()
     (through_mlp,) = torch.autograd.grad(passed, stream, upstream, retain_graph=True)
     back = upstream + through_mlp
@@ -283,22 +269,16 @@ def _share(part: Any, whole: Any) -> float:
 
 
 def attention_branch(
-    rows: Any, weights: Mapping[str, Any], sizes: Sizes, seen: Any, rope: tuple[Any, Any] | None
-) -> Any:
+    rows: Any, weights: Mapping[str, Any], seen: Any, rope: tuple[Any, Any] | None, *,
+    eps: float, heads: int, groups: int, width: int,
+) -> Any:  # fmt: skip
     """out(attention(rope(qkv(norm(rows))))), [B, T, hidden] -> [B, T, hidden]."""
-    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], sizes.eps)
+    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], eps)
     mixed = torch.einsum("btc,nc->btn", normed, weights["qkv.weight"])
-    heads: list[Any] = [
-        mixed[..., start : start + sizes.width]
-        for start in range(0, (sizes.heads + 2 * sizes.groups) * sizes.width, sizes.width)
-    ]
-    query = torch.stack(heads[: sizes.heads], dim=1)
-    key = torch.stack(heads[sizes.heads : sizes.heads + sizes.groups], dim=1)
-    value = torch.stack(heads[sizes.heads + sizes.groups :], dim=1)
+    query, key, value = torch.stack(mixed.split(width, dim=-1), dim=1).split([heads, groups, groups], dim=1)
     if rope is not None:
         query, key = _turn(query, *rope), _turn(key, *rope)
-    out = attend(query, key, value, seen)
-    joined = torch.cat([out[:, head] for head in range(sizes.heads)], dim=-1)
+    joined = torch.cat(attend(query, key, value, seen).unbind(1), dim=-1)
     return torch.einsum("btc,nc->btn", joined, weights["out.weight"])
 
 

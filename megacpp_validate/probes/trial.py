@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from .bench import VENDOR_BACKENDS, Bench
 from .bounds import Roundings
-from .emulation import Recipe, steps_of
+from .emulation import Emulated, Recipe, steps_of
 from .observe import Enter
 
 Tensors = Mapping[str, Any]
@@ -131,6 +131,7 @@ class Trial:
         formula: in fp64.
         roundings: of a tensor of the pass: "forward", "input", ...
         native: the same in plain PyTorch; taken only where Transformer Engine is requested and a vendor's code ran.
+            Under a recipe its linear layers are emulated.
         operands: of both formulas, by name; the leaves without them.
         named: the layer's pass with the names of the formula's, where they differ.
         gradient: of the output; drawn from the bench without one.
@@ -216,7 +217,8 @@ def _compare(bench: Bench, trial: Trial, seen: dict[str, Any], *, plainly: bool)
         scales = {**scales, **spread}
     if trial.native is not None and bench.wants_te and plainly:
         products = torch.backends.cuda.matmul
-        with _tf32(products, allowed=(trial.tf32 and bench.device == "cuda") or products.allow_tf32):
+        emulated = nullcontext() if trial.recipe is None else Emulated(trial.recipe)
+        with emulated, _tf32(products, allowed=(trial.tf32 and bench.device == "cuda") or products.allow_tf32):
             native = formula_pass(trial.native, operands, trial.gradient)
     out, dtype = seen["forward"], next(iter(trial.leaves.values())).dtype
     seen = trial.named(seen)

@@ -111,7 +111,7 @@ def _interleaved(sample: Sample) -> Any:
     The layer's rows lie by group: the queries of a group, its key, its value (Megatron-LM's order, which Transformer
     Engine takes where `qkv_weight_interleaved` is left on); the native ones are all queries, all keys, all values.
     """
-    width, share = sample.sizes.width, HEADS // GROUPS
+    width, share = sample.case.width, HEADS // GROUPS
     heads: list[int] = []
     for group in range(GROUPS):
         heads += [*range(group * share, (group + 1) * share), HEADS + group, HEADS + GROUPS + group]
