@@ -1,0 +1,67 @@
+"""Pages of `docs/examples` that need no GPU, from committed evidence: `python ci/pages.py [PAGE ...]`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter
+
+from megacpp_validate.canary.dynamic.scores import FaultScore
+from megacpp_validate.evidence.selftest import SelftestResult
+from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
+from megacpp_validate.report.describe.scores import describe_ablation, describe_planted, describe_selftest
+from megacpp_validate.report.render.markdown import render_markdown
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+EVIDENCE: Final = ROOT / "docs" / "evidence"
+H200: Final = "docs/evidence/h200"
+VERBS: Final = {  # page -> what prints it
+    "te_canary.txt": "canary 2.14.1 2.15.0",
+    "te_canary_h200.txt": f"compare-receipts {H200}/te2.12.0 {H200}/te2.14.1 {H200}/te2.17.1 {H200}/te2.20.2",
+    "fp8_policy.txt": "fp8-policy",
+    "images_plan.txt": "images --plan",
+    "loss_gate_h200.html": "loss-gate docs/evidence/fp8/te2.20.2 --format html",
+}
+SCORES: Final = (
+    "blame_score", "blame_score_held_out", "fp8_faults", "fp8_faults_earlier", "fp8_faults_held_out", "smoke_faults",
+)  # fmt: skip
+
+
+def render_scores() -> dict[str, str]:
+    """Page -> Markdown, from the scores that runs on a GPU or of many processes left in `docs/evidence`."""
+    pages = {
+        name: describe_planted(FaultScore.model_validate_json((EVIDENCE / f"{name}.json").read_bytes()))
+        for name in SCORES
+    }
+    pages["selftest"] = describe_selftest(
+        TypeAdapter(SelftestResult).validate_json((EVIDENCE / "selftest.json").read_bytes())
+    )
+    files = sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))
+    features = tuple(FeatureAblation.model_validate_json(file.read_bytes()) for file in files)
+    pages["ablation_h200"] = describe_ablation(AblationResult(tool="", features=features))
+    return {f"{name}.md": render_markdown(document) for name, document in pages.items()}
+
+
+def run_verb(words: str) -> str:
+    """What a verb prints in 100 columns, whatever its exit code: a page may show a red result."""
+    command = [sys.executable, "-m", "megacpp_validate.cli", *words.split()]
+    env = os.environ | {"COLUMNS": "100"}
+    text = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False).stdout
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def main() -> int:
+    """Write the pages that are named, or all."""
+    scores = render_scores()
+    for page in sys.argv[1:] or (*VERBS, *scores):
+        text = run_verb(VERBS[page]) if page in VERBS else scores[page]
+        (ROOT / "docs" / "examples" / page).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
