@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal
 
@@ -24,21 +24,10 @@ from ...evidence.values import Frozen
 from ..describe.session import find_main_runs
 from ..render.html import render_html
 from . import pages
-from .cells import Cell, arrange_cells, family
-from .pages import Site
+from .cells import LOST, Cell, arrange_cells, family
 
+_Read = tuple[Cell, Receipt | None]
 MARK: Final = ".megacpp-site"  # the file that lists the pages of a report
-
-
-class SiteCell(Frozen):
-    """The receipt of a cell that counts; `doubt`: why a good outcome is no evidence that the cell holds."""
-
-    cell: str
-    stack: str
-    target: str
-    outcome: Outcome
-    page: str
-    doubt: str = ""
 
 
 class SiteResult(Frozen):
@@ -53,12 +42,12 @@ class SiteResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/site/2"] = "megacpp-validate/site/2"
-    tool: str
+    tool: str = TOOL
     store: str
     folder: str
     receipts: int
     runs: int
-    cells: tuple[SiteCell, ...]
+    cells: tuple[Cell, ...]
     steps: tuple[StepResult, ...] = ()
     unreadable: dict[str, str] = Field(default_factory=dict)
     pages: int
@@ -68,17 +57,6 @@ class SiteResult(Frozen):
     def exit(self) -> Exit:
         """A report judges nothing: `release-gate` does."""
         return Exit.OPEN
-
-
-@dataclass
-class _Stack:
-    """Receipts of the bridge modules of one stack, and its cells without evidence."""
-
-    target: str
-    stack: str
-    receipts: dict[str, Receipt] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    doubts: dict[str, str] = field(default_factory=dict)
 
 
 def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matrix: Path | None = None) -> SiteResult:
@@ -97,24 +75,36 @@ def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matr
     """
     started = time.monotonic()
     history = read_history(store)
-    modules = tuple(module.id for module in catalog.modules)
-    site = Site(str(store), made_at, modules, arrange_cells(history.cells))
-    site.unreadable = {row.path: row.fault for cell in history.cells for row in cell.rows if row.outcome is None}
-    site.unreadable |= history.lost
-    html = _render_site(site, read_needs(list(modules), matrix), catalog, store)
+    files = [row for cell in history.cells for row in cell.rows]
+    unreadable = {row.path: row.fault for row in files if row.outcome is None} | history.lost
+    modules = [module.id for module in catalog.modules]
+    needs = read_needs(modules, matrix)
+    cells: list[Cell] = []
+    steps: list[StepResult] = []
+    runs: list[pages.Run] = []
+    html: dict[str, str] = {}
+    for _, releases in groupby(arrange_cells(history.cells), lambda cell: (cell.target, family(cell.stack))):
+        newer: list[_Read] = []
+        for _, release in groupby(releases, lambda cell: cell.stack):
+            read = [_read_cell(cell, store, unreadable) for cell in release]
+            for cell, receipt in read:  # rendered at once: the receipts of two stacks are in memory
+                cells.append(cell)
+                html[cell.page] = render_html(pages.describe_cell(cell, receipt, unreadable), overview="../index.html")
+                runs += [(cell, receipt, run) for receipt, run in find_main_runs([receipt] if receipt else [])]
+            older = [(cell, receipt) for cell, receipt in read if cell.probe in modules]
+            if _has_receipt(newer) and _has_receipt(older):
+                steps.append(_judge(older, newer, unreadable, catalog, needs))
+            if _has_receipt(older) or not newer:  # a step is judged across a stack without a receipt of a module
+                newer = older
+    result = SiteResult(
+        store=str(store), folder=str(output), receipts=history.receipts,
+        runs=len({row.run for row in files if row.outcome is not None}), cells=tuple(cells), steps=tuple(steps),
+        unreadable=unreadable, pages=len(html) + 1, seconds=round(time.monotonic() - started, 2),
+    )  # fmt: skip
+    overview = render_html(pages.describe_overview(result, modules, runs, made_at))
     with writing_to(output, "pages", "--output"):
-        write_site(output, html)
-    cells = tuple(
-        SiteCell(cell=one.name, stack=one.row.stack, target=one.row.target, outcome=one.outcome, page=one.page,
-                 doubt=one.doubt)
-        for one in site.cells
-    )  # fmt: skip
-    runs = {row.run for cell in history.cells for row in cell.rows if row.outcome is not None}
-    return SiteResult(
-        tool=TOOL, store=site.store, folder=str(output), receipts=history.receipts, runs=len(runs), cells=cells,
-        steps=tuple(site.steps), unreadable=site.unreadable, pages=len(html),
-        seconds=round(time.monotonic() - started, 2),
-    )  # fmt: skip
+        write_site(output, {"index.html": overview, **html})
+    return result
 
 
 def write_site(folder: Path, html: Mapping[str, str]) -> None:
@@ -125,65 +115,49 @@ def write_site(folder: Path, html: Mapping[str, str]) -> None:
     """
     mark = folder / MARK
     earlier = mark.read_text(encoding="utf-8").splitlines() if mark.is_file() else []
-    foreign = [path for path in html if path not in earlier and (folder / path).exists()]
-    if foreign or folder.is_symlink():
-        raise WrongArguments(
-            f"a report would replace {folder / foreign[0] if foreign else folder}, which no report wrote. Likely "
-            "cause: --output names the wrong folder. Next step: give a folder that does not exist, or one of a report."
-        )
-    write_whole(mark, "".join(f"{path}\n" for path in dict.fromkeys((*earlier, *html))))
+    for path in html:
+        if path not in earlier and (folder / path).exists():
+            raise WrongArguments(
+                f"a report would replace {folder / path}, which no report wrote. Likely cause: --output names the "
+                "wrong folder. Next step: give a folder that does not exist, or one of a report."
+            )
+    for path in {*earlier} - html.keys():
+        (folder / path).unlink(missing_ok=True)
+    write_whole(mark, "".join(f"{path}\n" for path in html))
     for path, text in html.items():
         write_whole(folder / path, text.encode("utf-8", "backslashreplace").decode())
-    for path in earlier:
-        if path not in html and path.endswith(".html") and ".." not in path:
-            (folder / path).unlink(missing_ok=True)
-    write_whole(mark, "".join(f"{path}\n" for path in html))
 
 
-def _render_site(site: Site, needs: Needs, catalog: Catalog, store: Path) -> dict[str, str]:
-    """Path -> HTML. Each cell page is rendered while its receipt is read: receipts of two stacks are in memory."""
-    html: dict[str, str] = {}
-    newer: _Stack | None = None
-    for key, cells in site.grid.items():
-        if newer and (newer.target, family(newer.stack)) != (key[0], family(key[1])):
-            newer = None
-        older = _Stack(*key)
-        for probe, cell in cells.items():
-            cells[probe], receipt = _read_cell(site, cell, store)
-            html[cell.page] = render_html(pages.describe_cell(cells[probe], receipt), overview="../index.html")
-            if probe in site.modules:
-                _add(older, cells[probe], receipt)
-        if newer and newer.receipts and older.receipts:
-            site.steps.append(_judge(older, newer, catalog, needs))
-        if older.receipts or not newer:  # a step is judged across a stack without a receipt of a module
-            newer = older
-    return {"index.html": render_html(pages.describe_overview(site)), **html}
-
-
-def _read_cell(site: Site, cell: Cell, store: Path) -> tuple[Cell, Receipt | None]:
+def _read_cell(cell: Cell, store: Path, unreadable: dict[str, str]) -> _Read:
     """A cell and its receipt; a receipt that contradicts itself is lost."""
     try:
-        receipt = read_receipt(store / cell.row.path)
+        return cell, read_receipt(store / cell.path)
     except ReceiptInvalid as fault:
-        site.unreadable[cell.row.path] = fault.reason
-        return replace(cell, fault=fault.reason, doubt="file lost"), None
-    site.runs += find_main_runs([receipt])
-    return cell, receipt
+        unreadable[cell.path] = fault.reason
+        return cell.model_copy(update={"outcome": Outcome.NOT_RUN, "doubt": LOST}), None
 
 
-def _add(stack: _Stack, cell: Cell, receipt: Receipt | None) -> None:
-    if receipt is None:
-        stack.unreadable[cell.name] = cell.fault
-        return
-    stack.receipts[cell.row.probe] = receipt
-    if cell.doubt and cell.outcome.is_good:
-        stack.doubts[cell.name] = f"{cell.doubt}: the newest receipt does not count as evidence"
+def _has_receipt(cells: Sequence[_Read]) -> bool:
+    return any(receipt for _, receipt in cells)
 
 
-def _judge(older: _Stack, newer: _Stack, catalog: Catalog, needs: Needs) -> StepResult:
+def _judge(
+    older: Sequence[_Read], newer: Sequence[_Read], unreadable: Mapping[str, str], catalog: Catalog, needs: Needs
+) -> StepResult:
     before, after = (
-        StackReceipts(side.stack, tuple(side.receipts.values()), side.unreadable) for side in (older, newer)
+        StackReceipts(
+            side[0][0].stack,
+            tuple(receipt for _, receipt in side if receipt),
+            {cell.cell: unreadable[cell.path] for cell, receipt in side if not receipt},
+        )
+        for side in (older, newer)
     )
-    timings = compare_timings(older.receipts, newer.receipts, measure_noise({}, {}))
-    step = compare_stacks(before, after, catalog.modules, timings, target=newer.target, needs=needs)
-    return step.model_copy(update={"lost": {**newer.doubts, **step.lost}})  # a step with a doubt breaks nothing
+    target = newer[0][0].target
+    timings = compare_timings(before.select(target), after.select(target), measure_noise({}, {}))
+    step = compare_stacks(before, after, catalog.modules, timings, target=target, needs=needs)
+    doubts = {
+        cell.cell: f"{cell.doubt}: the newest receipt does not count as evidence"
+        for cell, _ in newer
+        if cell.doubt and cell.outcome.is_good
+    }
+    return step.model_copy(update={"lost": {**doubts, **step.lost}})  # a step with a doubt breaks nothing

@@ -5,53 +5,41 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 from typing import Final
 
 from packaging.version import Version
+from pydantic import Field
 
 from ...evidence.history import CellHistory, HistoryRow
 from ...evidence.receipt import Outcome, read_time
-from ...evidence.values import read_version
+from ...evidence.values import Frozen, read_version
 from ..marks import Mark, mark_of, missing
 
-_LONGEST: Final = 60
-
-Grid = dict[tuple[str, str], dict[str, "Cell"]]
-"""(target, stack) -> probe -> cell."""
+LOST: Final = "file lost"
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Frozen):
     """The receipts of one cell.
 
     Attributes:
-        row: the receipt that counts: the newest, and of two from one moment the one that is not good.
-        rows: all of them, invalid files too.
-        doubt: why that receipt does not settle what the cell does; empty where it does.
-        fault: why its file cannot be read.
+        run, path: of the receipt that counts: the newest, and of two from one moment the one that is not good.
+        outcome: of that receipt; not run where it cannot be read.
+        page: where the cell is shown, below the folder of the report.
+        doubt: why a good outcome is no evidence that the cell holds; empty where it is.
+        rows: every receipt of the cell, invalid files too.
     """
 
-    row: HistoryRow
-    rows: tuple[HistoryRow, ...]
+    cell: str
+    stack: str
+    target: str
+    probe: str
+    run: str
+    path: str
+    outcome: Outcome
+    page: str
     doubt: str = ""
-    fault: str = ""
-
-    @property
-    def name(self) -> str:
-        """The id of the cell."""
-        return self.row.cell
-
-    @property
-    def page(self) -> str:
-        """Where the cell is shown, below the folder of the report."""
-        return name_page("cell", self.name)
-
-    @property
-    def outcome(self) -> Outcome:
-        """The outcome of the receipt that counts; not run where it cannot be read."""
-        return Outcome.NOT_RUN if self.fault or self.row.outcome is None else self.row.outcome
+    rows: tuple[HistoryRow, ...] = Field(default=(), exclude=True)
 
     @property
     def holds(self) -> bool:
@@ -60,30 +48,19 @@ class Cell:
 
     @property
     def mark(self) -> Mark:
-        """The outcome and the doubt; a doubt is never good."""
-        return mark_cell(self.outcome, self.doubt)
+        """The outcome and the doubt; what is in doubt is never good."""
+        mark = mark_of(self.outcome)
+        if not self.doubt:
+            return mark
+        word = f"{mark.word}, {self.doubt}"
+        return missing(word) if self.outcome.is_good else replace(mark, word=word)
 
 
-def mark_cell(outcome: Outcome, doubt: str) -> Mark:
-    """The outcome and the doubt of a cell: what is in doubt is no evidence."""
-    mark = mark_of(outcome)
-    if not doubt:
-        return mark
-    word = f"{mark.word}, {doubt}"
-    return missing(word) if outcome.is_good else replace(mark, word=word)
-
-
-def arrange_cells(histories: Iterable[CellHistory]) -> Grid:
+def arrange_cells(histories: Iterable[CellHistory]) -> list[Cell]:
     """Cells by target and stack: on each target Transformer Engine first, the newest release first."""
-    grid: Grid = {}
-    for history in histories:
-        valid = [row for row in history.rows if row.outcome is not None]
-        if valid:  # a file that is no receipt and stands alone is of no stack that is known
-            row = max(valid, key=lambda one: (not one.only_timed, _at(one), not _is_good(one)))
-            cell = Cell(row, history.rows, _find_doubt(row, history.rows))
-            grid.setdefault((row.target, row.stack), {})[row.probe] = cell
-    newest_first = sorted(grid, key=lambda key: _release_of(key[1]), reverse=True)
-    return {key: grid[key] for key in sorted(newest_first, key=lambda key: (key[0], family(key[1]) != "te"))}
+    cells = [_read_cell(history) for history in histories if any(row.outcome for row in history.rows)]
+    cells.sort(key=lambda cell: (_release_of(cell.stack), cell.stack), reverse=True)
+    return sorted(cells, key=lambda cell: (cell.target, family(cell.stack) != "te"))
 
 
 def family(stack: str) -> str:
@@ -91,27 +68,18 @@ def family(stack: str) -> str:
     return re.split(r"\d", stack, maxsplit=1)[0]
 
 
-def name_page(folder: str, name: str) -> str:
-    """A page's path that a person recognises; its hash differs for all other names, whatever the file system."""
-    digest = sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:10]
-    shown = re.sub(r"[^a-z0-9._]+|\.{2,}", "-", name.lower())[:_LONGEST].strip("-._")
-    return f"{folder}/{shown}-{digest}.html"
-
-
-def _find_doubt(newest: HistoryRow, rows: Iterable[HistoryRow]) -> str:
-    """Why the newest receipt does not settle what the cell does: another one may be newer, and is not good."""
-    others = [row for row in rows if row is not newest]
-    if not _is_good(newest):
-        return ""
-    if any(row.outcome is None for row in others):
-        return "file lost"
-    if any(not _is_good(row) and math.isinf(_at(row)) for row in others):
-        return "another receipt is red"
-    return ""
-
-
-def _is_good(row: HistoryRow) -> bool:
-    return row.outcome is not None and row.outcome.is_good
+def _read_cell(history: CellHistory) -> Cell:
+    valid = [(row, row.outcome) for row in history.rows if row.outcome is not None]
+    row, outcome = max(valid, key=lambda one: (not one[0].only_timed, _at(one[0]), not one[1].is_good))
+    doubt = ""
+    if outcome.is_good and len(valid) < len(history.rows):
+        doubt = LOST
+    elif outcome.is_good and any(not other.is_good and math.isinf(_at(one)) for one, other in valid):
+        doubt = "another receipt is red"
+    return Cell(
+        cell=row.cell, stack=row.stack, target=row.target, probe=row.probe, run=row.run, path=row.path,
+        outcome=outcome, page=f"cell/{row.cell}.html", doubt=doubt, rows=history.rows,
+    )  # fmt: skip
 
 
 def _at(row: HistoryRow) -> float:

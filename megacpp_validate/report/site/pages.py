@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
-from ...canary.dynamic.step import StepResult
 from ...evidence.receipt import Receipt, TrainingRecord
 from ...text import count
 from ..describe.receipt import (
@@ -23,115 +24,98 @@ from ..describe.upgrade import describe_step, mark_step, name_culprit, summarize
 from ..describe.words import list_fields, tabulate, tabulate_facts
 from ..document import Block, Content, Details, Diagnostic, Document, Heading, Link, Paragraph, Preformatted, Table
 from ..marks import Mark, Tone, bad, find_worst_mark, good, missing, risk
-from .cells import Cell, Grid, mark_cell
+from .cells import Cell
 
 if TYPE_CHECKING:
     from .build import SiteResult
 
 _MOST: Final = 20  # cells that a terminal and a log list; the site has all
+Run = tuple[Cell, Receipt, TrainingRecord]
 
 
-@dataclass
-class Site:
-    """What the pages show.
+def describe_overview(site: SiteResult, modules: Sequence[str], runs: Sequence[Run], made_at: str) -> Document:
+    """The answer, every cell as a grid, what is to blame, training runs, and files that are lost.
 
-    Attributes:
+    Args:
         modules: ids of the bridge modules, in dependency order.
-        unreadable: file of an invalid receipt -> reason.
         runs: the training run that each cell is about.
+        made_at: time of the report.
     """
-
-    store: str
-    made_at: str
-    modules: tuple[str, ...]
-    grid: Grid
-    unreadable: dict[str, str] = field(default_factory=dict)
-    steps: list[StepResult] = field(default_factory=list)
-    runs: list[tuple[Receipt, TrainingRecord]] = field(default_factory=list)
-
-    @property
-    def cells(self) -> list[Cell]:
-        """Every cell."""
-        return [cell for cells in self.grid.values() for cell in cells.values()]
-
-
-def describe_overview(site: Site) -> Document:
-    """The answer, every cell as a grid, what is to blame, training runs, and files that are lost."""
     blocks: list[Block] = []
     answers: list[tuple[str, Mark]] = []
-    for target in dict.fromkeys(target for target, _ in site.grid):
-        stacks = {stack: cells for (of, stack), cells in site.grid.items() if of == target}
-        answers.append(_answer(site, target, stacks))
-        others = sorted({probe for cells in stacks.values() for probe in cells} - set(site.modules))
-        blocks += [Heading(f"Bridge modules on {target}"), _tabulate_grid(stacks, site.modules)]
+    whole, releases = 0, 0
+    for target, on_target in groupby(site.cells, lambda cell: cell.target):
+        stacks = {
+            stack: {cell.probe: cell for cell in cells} for stack, cells in groupby(on_target, lambda cell: cell.stack)
+        }
+        answers.append(_answer(modules, target, stacks))
+        others = sorted({probe for cells in stacks.values() for probe in cells} - set(modules))
+        blocks += [Heading(f"Bridge modules on {target}"), _tabulate_grid(stacks, modules)]
         blocks += [Heading(f"Other cells on {target}"), _tabulate_grid(stacks, others)]
+        ours = [cells for stack, cells in stacks.items() if stack != "native"]  # the reference is no release
+        releases += len(ours)
+        whole += sum(all(module in cells and cells[module].holds for module in modules) for cells in ours)
     blocks.append(Heading("What releases broke"))
     for step in site.steps:
         blocks.append(Heading(f"{step.before} → {step.after} on {step.target}", 3, mark_step(step)))
         blocks += [Paragraph(summarize_step(step)), Details("Evidence", tuple(describe_step(step)))]
-    pages = {cell.name: cell.page for cell in site.cells}
-    runs = sorted(site.runs, key=lambda run: run[0].started, reverse=True)
-    named = [(Link(receipt.cell, pages[receipt.cell]), receipt, run) for receipt, run in runs]
+    newest_first = sorted(runs, key=lambda run: run[1].started, reverse=True)
+    named = [(Link(cell.cell, quote(cell.page)), receipt, run) for cell, receipt, run in newest_first]
     blocks += [Heading("Training runs"), tabulate_training(named)]
     lost = tuple((f"`{file}`", why) for file, why in site.unreadable.items())
     blocks += [Heading("Files that could not be read"), Table(("file", "reason"), lost)]
-    blocks += [Paragraph(f"Receipts: `{site.store}`; made {site.made_at}.")]
+    blocks += [Paragraph(f"Receipts: `{site.store}`; made {made_at}.")]
     marks = [*(mark for _, mark in answers), *([missing()] if lost else [])]
-    releases = [cells for (_, stack), cells in site.grid.items() if stack != "native"]  # the reference is no release
-    whole = sum(all(module in cells and cells[module].holds for module in site.modules) for cells in releases)
     summary = f"{' '.join(text for text, _ in answers)} {whole} of {count(releases, 'release')} hold in every module."
     title = "Does the bridge to Transformer Engine hold?"
     return Document(title, summary, find_worst_mark(marks, missing()), tuple(blocks))
 
 
-def _answer(site: Site, target: str, stacks: dict[str, dict[str, Cell]]) -> tuple[str, Mark]:
+def _answer(modules: Sequence[str], target: str, stacks: dict[str, dict[str, Cell]]) -> tuple[str, Mark]:
     """What the newest stack with bridge modules shows. A decision of the gate makes no page look better."""
-    stack = next((name for name, cells in stacks.items() if cells.keys() & {*site.modules}), "")
+    stack = next((name for name, cells in stacks.items() if cells.keys() & {*modules}), "")
     if not stack:
         return f"No stack on {target} has a receipt of a bridge module.", missing("no receipt")
-    marks = {name: _mark(stacks[stack], name) for name in site.modules}
+    cells = stacks[stack]
+    marks = {name: cells[name].mark if name in cells else missing("no receipt") for name in modules}
     wrong = [f"{name} ({mark.word})" for name, mark in marks.items() if mark.tone not in (Tone.GOOD, Tone.QUIET)]
     if not wrong:
         return f"{stack} on {target} holds in every bridge module.", good("holds")
     return f"{stack} on {target} does not hold: {', '.join(wrong)}.", find_worst_mark(marks.values(), risk(""))
 
 
-def _mark(cells: dict[str, Cell], probe: str) -> Mark:
-    return cells[probe].mark if probe in cells else missing("no receipt")
-
-
 def _tabulate_grid(stacks: dict[str, dict[str, Cell]], probes: Sequence[str]) -> Table:
     rows: list[tuple[Content, ...]] = []
     for stack, cells in stacks.items():
         if cells.keys() & {*probes}:
-            links = (
-                Link(cells[probe].mark.word, cells[probe].page, cells[probe].mark) if probe in cells else ""
-                for probe in probes
+            listed = (cells.get(probe) for probe in probes)
+            rows.append(
+                (stack, *(Link(cell.mark.word, quote(cell.page), cell.mark) if cell else "" for cell in listed))
             )
-            rows.append((stack, *links))
     return Table(("stack", *probes), tuple(rows))
 
 
-def describe_cell(cell: Cell, receipt: Receipt | None) -> Document:
+def describe_cell(cell: Cell, receipt: Receipt | None, unreadable: Mapping[str, str]) -> Document:
     """The page of one cell.
 
     Args:
         receipt: the one that counts; None where its file cannot be read.
+        unreadable: file -> what is wrong with it.
     """
     lost = [row.path for row in cell.rows if row.outcome is None]
     blocks: list[Block] = [Paragraph(f"`{path}` of this cell is an invalid receipt.", missing()) for path in lost]
     if receipt is None:
-        blocks.append(Paragraph(f"The newest receipt cannot be shown: {cell.fault}", missing()))
+        blocks.append(Paragraph(f"The newest receipt cannot be shown: {unreadable[cell.path]}", missing()))
     else:
         blocks += _describe_newest(cell, receipt)
     blocks += [Heading("History"), *describe_rows(cell.rows[::-1])]
-    return Document(cell.name, f"{cell.mark.word.capitalize()}.", cell.mark, tuple(blocks))
+    return Document(cell.cell, f"{cell.mark.word.capitalize()}.", cell.mark, tuple(blocks))
 
 
 def _describe_newest(cell: Cell, receipt: Receipt) -> Iterator[Block]:
     jit, late = receipt.jit, sum(receipt.jit.after.values())
     yield Paragraph(
-        f"Run `{cell.row.run}`, {receipt.started or 'date unknown'}; {describe_machine(receipt.machine)}; seed "
+        f"Run `{cell.run}`, {receipt.started or 'date unknown'}; {describe_machine(receipt.machine)}; seed "
         f"{receipt.seed}. Requested: {receipt.requested}: {receipt.requested_because}."
     )
     yield replace(describe_receipt(receipt), mark=cell.mark)
@@ -151,8 +135,7 @@ def _describe_newest(cell: Cell, receipt: Receipt) -> Iterator[Block]:
 def describe_site(result: SiteResult) -> Document:
     """Steps, cells that are not good, files that are lost, and the page to open."""
     cells = [
-        Diagnostic(one.cell, mark_cell(one.outcome, one.doubt), f"report.{one.stack.replace('.', '_')}.{one.target}")
-        for one in result.cells
+        Diagnostic(one.cell, one.mark, f"report.{one.stack.replace('.', '_')}.{one.target}") for one in result.cells
     ]
     cells += [Diagnostic(file, missing("invalid"), "files", why) for file, why in result.unreadable.items()]
     wrong = [case for case in cells if case.mark.tone not in (Tone.GOOD, Tone.QUIET)]
