@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection
 from typing import Final, Literal, TextIO
 
 from rich import box
@@ -21,9 +20,8 @@ from ..marks import Mark, Tone
 _TONES: Final = {
     Tone.BAD: "bold red", Tone.RISK: "yellow", Tone.MISSING: "yellow", Tone.GOOD: "green", Tone.QUIET: "dim",
 }  # fmt: skip
-_COMMAND: Final = re.compile(
-    r"(?m)^((?:\s|\x1b\[[\d;]*m)*):(?=:)|#(?=#\[)"
-)  # of GitHub's log, where a table folds text
+# A command of GitHub's log that a table makes by folding text.
+_COMMAND: Final = re.compile(r"(?m)^((?:\s|\x1b\[[\d;]*m)*):(?=:)|#(?=#\[)")
 _LONGEST_WORD: Final = 24  # characters that a table keeps in one piece
 _NARROWEST: Final = 20  # columns that a paragraph keeps behind its margin
 
@@ -110,27 +108,18 @@ class _Terminal:
             self.print_text(_draw(table.caption, "bold"))
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         rows = [[Text("\n").join(map(self._inline, list_content(cell))) for cell in row] for row in table.rows]
-        places = {
-            at for row in table.rows for at, cell in enumerate(row)
-            if any(isinstance(one, doc.Place) for one in list_content(cell))
-        }  # fmt: skip
-        whole = places | table.numeric  # a path in two pieces can be neither clicked nor searched for
         heads = [clean_line(name) for name in table.columns]
-        columns = [[row[at].plain for row in rows] for at in range(len(heads))]
-        room = self.console.width - 2 * len(heads)
-        widths = _share_out(heads, columns, whole, room, _LONGEST_WORD)
-        if sum(widths) > room:
+        if sum(map(len, heads)) + 2 * len(heads) > self.console.width:
             heads = [name.replace("_", "_\n") for name in heads]
-            widths = _share_out(heads, columns, whole, room, _LONGEST_WORD // 2)
         for at, name in enumerate(heads):
+            texts = [name, *(row[at].plain for row in rows)]
+            least = min(max((len(word) for text in texts for word in text.split()), default=1), _LONGEST_WORD)
+            narrow = all(len(line) <= least for text in texts for line in text.split("\n"))
             justify: Literal["left", "right"] = "right" if at in table.numeric else "left"
-            grid.add_column(Text(name), overflow="fold", width=widths[at], justify=justify)
+            grid.add_column(Text(name), overflow="fold", min_width=least, no_wrap=narrow, justify=justify)
         for row in rows:
             grid.add_row(*row)
-        width = self.console.width
-        self.console.width = max(width, sum(widths) + 2 * len(widths))
-        self.console.print(grid)
-        self.console.width = width
+        self.console.print(grid, crop=False)
 
     def _inline(self, one: doc.Inline) -> Text:
         match one:
@@ -166,27 +155,6 @@ class _Terminal:
     def _print_lines(self, text: str) -> None:
         for line in clean(text).rstrip("\n").split("\n"):
             self.console.print(Text(f"    {line.expandtabs(4)}"), soft_wrap=True)
-
-
-def _share_out(
-    heads: list[str], columns: list[list[str]], whole: Collection[int], room: int, longest: int
-) -> list[int]:
-    """The width of each column: its longest word, and of what is left as much as it needs, the least needy first.
-
-    Args:
-        whole: columns whose lines stay in one piece.
-        room: of all columns together; a screen that is too small for the words gets a wider table.
-        longest: characters of a word that stay in one piece.
-    """
-    texts = [[head, *cells] for head, cells in zip(heads, columns, strict=True)]
-    full = [max(len(line) for text in listed for line in text.split("\n")) for listed in texts]
-    words = [max((len(word) for text in listed for word in text.split()), default=1) for listed in texts]
-    widths = [size if at in whole else min(words[at], longest) for at, size in enumerate(full)]
-    left = list(range(len(heads)))
-    for at in sorted(left, key=lambda at: full[at] - widths[at]):
-        widths[at] += max(0, min(full[at] - widths[at], (room - sum(widths)) // len(left)))
-        left.remove(at)
-    return widths
 
 
 def _draw(sentence: str, style: str = "") -> Text:
