@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from megacpp_validate.text import clean, clean_line
 
 from .. import document as doc
+from ..document import Content, list_content
 from ..marks import Mark
-from .blocks import Format
 
 # As references, which no Markdown parser reads as syntax; `_` and `.` inside a word are safe as they are.
 _SYNTAX: Final = re.compile(
@@ -24,7 +24,24 @@ def render_markdown(document: doc.Document) -> str:
     return "\n\n".join(filter(None, [*parts, *map(form.render, document.blocks)])) + "\n"
 
 
-class _Markdown(Format):
+class _Markdown:
+    """A method for each type of block and inline thing; `text` is for sentences."""
+
+    def render(self, one: Any) -> str:
+        """A block, or one thing that a table cell or a field holds."""
+        method = "text" if isinstance(one, str) else type(one).__name__.lower()
+        rendered: str = getattr(self, method)(one)
+        return rendered
+
+    def content(self, content: Content) -> str:
+        """What a table cell or a field holds."""
+        return "<br>".join(map(self.render, list_content(content)))
+
+    def text(self, text: str) -> str:
+        """A sentence on one line: escaped, and what stands between backticks as code."""
+        pieces = map(self.escape, re.split(r"`([^`]*)`", clean_line(text)))
+        return "".join(f"<code>{piece}</code>" if odd % 2 else piece for odd, piece in enumerate(pieces))
+
     def escape(self, text: str) -> str:
         """Text that Markdown and HTML take as text."""
         return _SYNTAX.sub(lambda found: f"&#{ord(found[0])};", text)
