@@ -169,26 +169,19 @@ class Document:
 def drop_empty(blocks: Iterable[Block]) -> tuple[Block, ...]:
     """Blocks without content left out: tables without rows, lists without items, headings of nothing."""
     kept: list[Block] = []
-    for block in blocks:
+    for block in reversed(tuple(blocks)):
+        below = kept[-1] if kept else Heading("")
         match block:
             case Table(rows=()) | Bullets(items=()) | Paragraph(text="") | Preformatted(text=""):
                 continue
+            case Heading() if isinstance(below, Heading) and below.level <= block.level:
+                continue
             case Details():
-                if inner := drop_empty(block.blocks):
-                    kept.append(replace(block, blocks=inner))
-            case Heading():
-                _drop_headings(kept, block.level)
-                kept.append(block)
+                inner = drop_empty(block.blocks)
+                kept += [replace(block, blocks=inner)] if inner else []
             case _:
                 kept.append(block)
-    _drop_headings(kept, 0)
-    return tuple(kept)
-
-
-def _drop_headings(blocks: list[Block], level: int) -> None:
-    """Remove headings at the end, of this level or below it."""
-    while blocks and isinstance(last := blocks[-1], Heading) and last.level >= level:
-        blocks.pop()
+    return tuple(reversed(kept))
 
 
 def list_content(content: Content) -> tuple[Inline, ...]:

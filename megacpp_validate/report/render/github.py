@@ -24,15 +24,15 @@ def render_github(document: Document) -> str:
 
 
 def _annotate(case: Diagnostic, document: Document) -> str:
-    parts = [case.message.rstrip("."), *list_plain_fields(case), f"Next: {case.help}" if case.help else ""]
     at = {"file": case.place.file, "line": str(max(case.place.line, 1))} if case.place is not None else {}
     title = f"{case.name}: {case.mark.word} ({document.title})"
-    return _write_command(LEVELS[case.mark.tone], ". ".join(filter(None, parts)), **at, title=title)
+    return _write_command(LEVELS[case.mark.tone], "\n".join(list_lines(case)), **at, title=title)
 
 
-def list_plain_fields(case: Diagnostic) -> list[str]:
-    """The fields of a diagnostic as text."""
-    return [f"{label}: {', '.join(map(_show, content))}" for label, content in case.list_fields() if label != "at"]
+def list_lines(case: Diagnostic) -> list[str]:
+    """A diagnostic as lines of text, without its place and its output."""
+    fields = (f"{label}: {', '.join(map(_show, content))}" for label, content in case.list_fields() if label != "at")
+    return [*filter(None, [case.message]), *fields, *([f"Next step: {case.help}"] if case.help else [])]
 
 
 def _show(one: Inline) -> str:

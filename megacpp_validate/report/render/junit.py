@@ -9,7 +9,7 @@ from megacpp_validate.text import clean
 
 from ..document import Diagnostic, Document
 from ..marks import Tone
-from .github import list_plain_fields
+from .github import list_lines
 
 _TAGS: Final = {Tone.BAD: "failure", Tone.MISSING: "skipped"}
 
@@ -33,8 +33,7 @@ def render_junit(document: Document) -> str:
 
 def _add_case(suite: ET.Element, case: Diagnostic, group: str) -> None:
     element = _add(suite, "testcase", name=case.name, classname=group, time=f"{case.seconds:.3f}")
-    place, step = f"at: {case.place}" if case.place else "", f"next: {case.help}" if case.help else ""
-    text = "\n".join(filter(None, [case.message, *list_plain_fields(case), place, step, case.output]))
+    text = "\n".join(filter(None, [*list_lines(case), f"at: {case.place}" if case.place else "", case.output]))
     if case.mark.tone in _TAGS:
         _add(element, _TAGS[case.mark.tone], text, message=case.message or case.mark.word)
     else:

@@ -13,7 +13,7 @@ from megacpp_validate import TOOL
 from megacpp_validate.text import clean, clean_line
 
 from ..document import Diagnostic, Document, Place
-from .github import LEVELS, list_plain_fields
+from .github import LEVELS, list_lines
 from .json import dump_json
 
 _SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -41,15 +41,14 @@ def _rule_of(case: Diagnostic) -> str:
 
 
 def _render_result(case: Diagnostic, rules: list[str]) -> dict[str, Any]:
-    lines = [": ".join(filter(None, (case.group, case.message or case.name))), *list_plain_fields(case)]
-    lines += [f"Next step: {case.help}"] if case.help else []
+    text = ": ".join(filter(None, (case.group, "\n".join(list_lines(case)) or case.name)))
     location: dict[str, Any] = {"logicalLocations": [{"name": clean_line(case.group or case.name), "kind": "module"}]}
     if case.place is not None:
         location["physicalLocation"] = _locate(case.place)
     rule = _rule_of(case)
     return {
         "ruleId": rule, "ruleIndex": rules.index(rule), "level": LEVELS[case.mark.tone],
-        "message": {"text": clean("\n".join(lines))}, "locations": [location],
+        "message": {"text": clean(text)}, "locations": [location],
     }  # fmt: skip
 
 
