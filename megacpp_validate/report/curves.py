@@ -6,17 +6,14 @@ A drawing is SVG with the ink of the page only: each line has its own dashes, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ..evidence.receipt import TrainingRecord
 from ..gate.loss import LossVerdict
-from ..text import clean_line
 from .document import Figure
+from .render.html import read_template
 
-_DASHES: Final = ("", "7 3", "2 2", "10 3 2 3", "1 3", "12 4")
-_WIDTH, _LEFT, _RIGHT, _TALL, _GAP = 900, 80, 680, 190, 70
 _POINTS: Final = 300  # of one line: a reader sees no more, and the page gets heavy
 
 
@@ -25,6 +22,17 @@ class Line(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, float | None]]
+
+
+class Panel(NamedTuple):
+    """What `figure.svg.j2` draws: named lines of points between 0 and 1, and the ends of both axes."""
+
+    title: str
+    lines: list[tuple[str, list[tuple[float, float]]]]
+    low: float = 0.0
+    high: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
 
 
 def draw_training(record: TrainingRecord) -> Figure:
@@ -74,56 +82,30 @@ def draw_loss_curves(verdict: LossVerdict) -> Figure:
 
 def draw_panels(title: str, panels: dict[str, list[Line]]) -> Figure:
     """Panels one below the other, as an SVG document that also stands alone; lines of a panel share its axes."""
-    body = [
-        text
-        for number, (name, lines) in enumerate(panels.items())
-        for text in _draw_panel(name, lines, number * (_TALL + _GAP) + 36)
-    ]
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH} {len(panels) * (_TALL + _GAP)}" '
-        'font-family="system-ui, sans-serif" font-size="13" fill="currentColor">'
-        f"<title>{escape(clean_line(title))}</title>{''.join(body)}</svg>\n"
-    )
-    return Figure(svg, title)
+    drawn = [_scale(name, lines) for name, lines in panels.items()]
+    return Figure(read_template("figure.svg.j2").render(title=title, panels=drawn), title)
 
 
-def _draw_panel(title: str, lines: list[Line], top: float) -> Iterator[str]:
-    yield _text(_LEFT, top - 10, title)
+def _scale(title: str, lines: list[Line]) -> Panel:
+    """A panel whose points lie between 0 and 1; without lines where there is no finite number."""
     finite = [[(x, y) for x, y in line.points if y is not None and math.isfinite(y)] for line in lines]
     values = [value for points in finite for _, value in points]
     if not values:
-        return
+        return Panel(title, [])
     low, high = min(values), max(values)
     margin = (high / 2 - low / 2) * 0.1 or abs(high) * 0.1 or 1.0  # halves: the difference may overflow
     low, high = low - margin, high + margin
     steps = [step for points in finite for step, _ in points]
     first, last = min(steps), max(steps)
-
-    def place(step: float, value: float) -> tuple[float, float]:
-        """Where a point lies in the drawing."""
-        x = _LEFT + (_RIGHT - _LEFT) * (step - first) / max(last - first, 1)
-        return x, top + _TALL - _TALL * (value / 2 - low / 2) / (high / 2 - low / 2)
-
-    ink = 'fill="none" stroke="currentColor"'
-    yield f'<rect x="{_LEFT}" y="{top}" width="{_RIGHT - _LEFT}" height="{_TALL}" {ink} stroke-width="0.5"/>'
-    for value in (low, high):
-        yield _text(_LEFT - 6, place(first, value)[1] + 4, f"{value:.4g}", "end")
-    for step in (first, last):
-        yield _text(place(step, low)[0], top + _TALL + 16, f"step {step:g}", "middle")
-    for number, (line, points) in enumerate(zip(lines, finite, strict=True)):
-        drawn = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in _thin(points))
-        style = f'{ink} stroke-width="1.3" stroke-dasharray="{_DASHES[number % len(_DASHES)]}"'
-        at = top + 10 + 15 * number
-        yield f'<polyline points="{drawn}" {style}><title>{escape(clean_line(line.name))}</title></polyline>'
-        yield f'<line x1="{_RIGHT + 8}" x2="{_RIGHT + 48}" y1="{at}" y2="{at}" {style}/>'
-        yield _text(_RIGHT + 54, at + 4, line.name)
+    length, height = max(last - first, 1), high / 2 - low / 2
+    scaled = [
+        (line.name, [((x - first) / length, (y / 2 - low / 2) / height) for x, y in _thin(points)])
+        for line, points in zip(lines, finite, strict=True)
+    ]
+    return Panel(title, scaled, low, high, first, last)
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Of the points that share a place, the farthest from zero: a peak is never thinned away."""
     stride = max(1, math.ceil(len(points) / _POINTS))
     return [max(points[at : at + stride], key=lambda point: abs(point[1])) for at in range(0, len(points), stride)]
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(clean_line(text))}</text>'

@@ -19,11 +19,12 @@ def render_html(document: Document, *, overview: str = "") -> str:
     Args:
         overview: path of the page that a page of a site leads back to; empty for a page that stands alone.
     """
-    return _read_template().render(document=document, overview=overview)
+    return read_template("page.html.j2").render(document=document, overview=overview)
 
 
 @cache
-def _read_template() -> Template:
+def read_template(name: str) -> Template:
+    """A template of `report/templates`, which escapes every value."""
     loader = PackageLoader("megacpp_validate.report")
     environment = Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -36,7 +37,7 @@ def _read_template() -> Template:
         "listed": list_content,
         "plain": lambda text: clean(text).rstrip("\n"),
     }
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)
 
 
 def _mark_code(sentence: str) -> Markup:
