@@ -22,7 +22,7 @@ from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
 from megacpp_validate.bridge.jagged_experts import jagged_moe
 from megacpp_validate.bridge.permute import Dispatch
-from megacpp_validate.native.mlp import gated_activation
+from megacpp_validate.native.mlp import activation
 from megacpp_validate.native.router import TopKRouter
 from megacpp_validate.training.expert_layer import run_jagged
 from megacpp_validate.training.parallel.exchange import ExpertExchange
@@ -89,7 +89,7 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> 
     def bank(rows: Any, counts: Any) -> Any:
         if jagged:
             return run_jagged(rows, counts, up.bank.weight, down.bank.weight)
-        return down(gated_activation(up(rows, counts), "swiglu"), counts)
+        return down(activation(up(rows, counts), "swiglu"), counts)
 
     def step() -> Any:
         routing = router(tokens)

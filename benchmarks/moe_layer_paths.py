@@ -20,7 +20,7 @@ from megacpp_validate.bridge.expert_gemm import ExpertGemm
 from megacpp_validate.bridge.jagged_experts import Mark, jagged_moe
 from megacpp_validate.bridge.permute import Dispatch, padded_moe
 from megacpp_validate.bridge.te_fp8 import te_delayed_scaling, te_scope
-from megacpp_validate.native.mlp import gated_activation
+from megacpp_validate.native.mlp import activation
 from megacpp_validate.native.router import TopKRouter
 
 AUX: Final = 0.01
@@ -169,7 +169,7 @@ def make_bridge(given: Given, *, fp8: bool = False, backends: Any = ("te",)) -> 
         sent = dispatch.permute(given.tokens, None, routing.routing_map)
         scope = nullcontext() if recipe is None else te_scope(enabled=True, recipe=recipe, amax_reduction_group=None)
         with scope:
-            inner = gated_activation(up(sent.rows, sent.rows_per_expert), "swiglu")
+            inner = activation(up(sent.rows, sent.rows_per_expert), "swiglu")
             rows = down(inner, sent.rows_per_expert)
         out = dispatch.unpermute(rows, sent.row_map, probs=routing.probs)
         return differentiate(out, routing.aux_loss, leaves, given.gradient)

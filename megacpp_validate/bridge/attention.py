@@ -205,7 +205,6 @@ class TeAttention(nn.Module):
         head_dim: D.
         num_gqa_groups: key and value heads, of all ranks; divides H.
         softmax_scale: factor on the scores; None is 1 / sqrt(D).
-        dropout: probability on the attention weights.
         tp_size, tp_group: tensor parallelism over heads.
     """
 
@@ -216,7 +215,6 @@ class TeAttention(nn.Module):
         head_dim: int,
         num_gqa_groups: int,
         softmax_scale: float | None = None,
-        dropout: float = 0.0,
         tp_size: int = 1,
         tp_group: Any = None,
     ) -> None:
@@ -225,7 +223,6 @@ class TeAttention(nn.Module):
             num_attention_heads=num_heads,
             kv_channels=head_dim,
             num_gqa_groups=num_gqa_groups,
-            attention_dropout=dropout,
             qkv_format="bshd",
             attn_mask_type="causal",
             attention_type="self",

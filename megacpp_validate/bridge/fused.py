@@ -24,7 +24,7 @@ from ..native.attention import apply_rope
 from ..native.mamba import ssd_chunked
 from ..native.norms import rms_norm
 from .backends import Choice, Refusal, choose
-from .vendor import TRITON, Vendor, explain_plainly
+from .vendor import TRITON
 
 # --- residual norm ---
 # A residual connection and the RMSNorm behind it, as one pass over the rows.
@@ -282,39 +282,3 @@ def why_not_compiled(device: Any) -> Refusal | None:
 def _compile() -> Scan:
     compiled: Scan = torch.compile(ssd_chunked, dynamic=False, fullgraph=True)
     return compiled
-
-
-# --- liger ---
-# The Liger Kernel import bridge: the same firewall for a second vendor library.
-
-NATIVE_PATH = "torch.nn.functional.cross_entropy of a projection"
-
-LIGER: Final = Vendor(
-    "Liger Kernel",
-    module="liger_kernel.transformers",
-    switch="MEGACPP_DISABLE_LIGER",
-    trial="MEGACPP_LIGER_TRIAL_SECONDS",
-    explain=explain_plainly("Liger Kernel", "pip install liger-kernel"),
-)
-
-is_liger_available = LIGER.is_available
-why_liger_is_unavailable = LIGER.why_unavailable
-is_liger_enabled_for = LIGER.is_enabled_for
-
-
-@LIGER.entry(required=True)
-def fused_linear_cross_entropy() -> Any:
-    """Projection and cross entropy as one: weight [V, D], rows [T, D], targets [T] -> loss []."""
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-    return LigerFusedLinearCrossEntropyLoss
-
-
-def liger_head_loss(weight: Any, rows: Any, targets: Any, *, ignore_index: int = -100) -> Any:
-    """Cross entropy of `rows @ weight.T`: weight [V, D], rows [T, D], targets [T] int64 -> loss [].
-
-    Raises:
-        VendorEntryMissing: Liger cannot be used here; the text says why.
-    """
-    loss = fused_linear_cross_entropy.require()(ignore_index=ignore_index, reduction="mean")
-    return loss(weight, rows, targets)

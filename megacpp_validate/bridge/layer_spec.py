@@ -36,8 +36,7 @@ FEATURE_OF: Final[Mapping[Kind, str]] = {
 }  # fmt: skip
 """Kind -> the feature that lets it take TE; those that TE has nothing for are not in it."""
 
-# What TE's LayerNormMLP has in every release from 2.12 on; "glu" came with 2.13.
-MlpActivation = Literal["gelu", "geglu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"]
+MlpActivation = Literal["gelu", "geglu", "srelu", "swiglu"]
 
 
 _ENTRY_OF: Final[Mapping[Kind, Entry[type]]] = {

@@ -156,7 +156,7 @@ class TeBlock(nn.Module):
         num_heads: int,
         head_dim: int,
         num_gqa_groups: int,
-        activation: Literal["gelu", "geglu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"],
+        activation: Literal["gelu", "geglu", "srelu", "swiglu"],
         eps: float,
         dtype: Any,
         device: Any,
@@ -273,9 +273,7 @@ class NativeBlock(nn.Module):
         num_heads: int,
         head_dim: int,
         num_gqa_groups: int,
-        activation: Literal[
-            "gelu", "geglu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"
-        ] = "swiglu",
+        activation: Literal["gelu", "geglu", "srelu", "swiglu"] = "swiglu",
         eps: float = 1e-5,
         dtype: Any = None,
         device: Any = None,

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-from ..native.mlp import gated_activation
+from ..native.mlp import activation
 from ..native.norms import without_autocast
 from ..native.permute import (
     from_padded,
@@ -544,6 +544,6 @@ def padded_moe(
     dispatch = Dispatch(len(counts), layout="padded", capacity=height, features=features)
     sent = dispatch.permute(tokens, None, routing_map, rows_per_expert=counts)
     with without_autocast(tokens):
-        inner = gated_activation(torch.bmm(sent.rows, up_weight.transpose(1, 2)), "swiglu")
+        inner = activation(torch.bmm(sent.rows, up_weight.transpose(1, 2)), "swiglu")
         out = torch.bmm(inner, down_weight.transpose(1, 2))
     return dispatch.unpermute(out, sent.row_map, probs=probs)

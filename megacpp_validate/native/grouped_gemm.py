@@ -41,14 +41,21 @@ def grouped_gemm(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
     """
     _check(rows, weight, rows_per_expert)
     if grouped_mm_refusal(rows, weight):
-        return _loop(rows, weight, rows_per_expert)
+        return grouped_gemm_loop(rows, weight, rows_per_expert)
     return _FusedGroupedGemm.apply(rows, weight, tuple(rows_per_expert))
 
 
 def grouped_gemm_loop(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
     """The same by one matrix product an expert: the reference, for every dtype and device."""
     _check(rows, weight, rows_per_expert)
-    return _loop(rows, weight, rows_per_expert)
+    # unbind rather than weight[e]: its backward builds the gradient of all experts once, not once an expert.
+    pairs = zip(rows.split(list(rows_per_expert)), weight.unbind(0), strict=True)
+    with without_autocast(rows):
+        products = [piece @ one.t() for piece, one in pairs if piece.shape[0]]
+        if not products:
+            # A product of no rows, so that the weight still gets its gradient of zeros.
+            return rows @ weight[0].t() if weight.shape[0] else rows.new_zeros(0, weight.shape[1])
+        return torch.cat(products)
 
 
 @torch.no_grad()
@@ -124,17 +131,6 @@ def _check(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> None:
             f"idle."
         )
     check_counts(rows, rows_per_expert)
-
-
-def _loop(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
-    # unbind rather than weight[e]: its backward builds the gradient of all experts once, not once an expert.
-    pairs = zip(rows.split(list(rows_per_expert)), weight.unbind(0), strict=True)
-    with without_autocast(rows):
-        products = [piece @ one.t() for piece, one in pairs if piece.shape[0]]
-        if not products:
-            # A product of no rows, so that the weight still gets its gradient of zeros.
-            return rows @ weight[0].t() if weight.shape[0] else rows.new_zeros(0, weight.shape[1])
-        return torch.cat(products)
 
 
 class _FusedGroupedGemm(torch.autograd.Function):

@@ -37,15 +37,6 @@ def ssd_chunked(x: Any, dt: Any, a: Any, b: Any, c: Any, *, chunk: int) -> tuple
     Returns:
         y [B, T, H, P] in the dtype of `x`; the final state [B, H, P, N] in fp32 at least.
     """
-    fits = x.dim() == b.dim() == 4 and c.shape == b.shape and dt.shape == x.shape[:3] and a.shape == x.shape[2:3]
-    fits = fits and b.shape[:2] == x.shape[:2] and x.shape[1] > 0 and x.shape[2] % max(b.shape[2], 1) == 0
-    if not fits or chunk < 1:
-        given = {"x": x, "dt": dt, "a": a, "b": b, "c": c}
-        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in given.items())
-        raise ValueError(
-            f"the scan takes x [B, T, H, P], dt [B, T, H], a [H], b and c [B, T, G, N], G dividing H, T and a chunk of "
-            f"1 or more, and got {seen} and a chunk of {chunk}."
-        )
     with without_autocast(x):
         return _scan_chunks(x, dt, a, b, c, min(chunk, x.shape[1]))
 

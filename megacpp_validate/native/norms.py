@@ -1,24 +1,22 @@
-"""RMSNorm and LayerNorm, alone and in front of a linear layer.
+"""RMSNorm, alone and in front of a linear layer.
 
 Statistics are taken in fp32 at least, whatever the input's dtype; the result is rounded once, to that dtype.
 
-Sources: Ba et al. 2016, arXiv:1607.06450 (LayerNorm); Zhang & Sennrich 2019, arXiv:1910.07467 (RMSNorm). Parameters
-bear the names that Transformer Engine's RMSNorm, LayerNorm and LayerNormLinear give them, and start where theirs do.
+Source: Zhang & Sennrich 2019, arXiv:1910.07467. Parameters have the names that Transformer Engine's RMSNorm and
+LayerNormLinear give them, and start where theirs do.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 # --- norms ---
-
-Normalization = Literal["RMSNorm", "LayerNorm"]
 
 # Transformer Engine's default for linear weights (utils.get_default_init_method), so that a layer that falls back to
 # the native path starts from the same distribution.
@@ -40,29 +38,11 @@ def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
     return functional.rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)
 
 
-def layer_norm(x: Any, weight: Any, bias: Any | None, *, eps: float) -> Any:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis; the variance is the biased one.
-
-    Args:
-        x: [..., D], any floating dtype.
-        weight: [D], of the same dtype as `x` or another.
-        bias: [D] in the dtype of `weight`, or None.
-        eps: added to the variance.
-
-    Returns:
-        [..., D] in the dtype of `x`, computed in fp32 at least.
-    """
-    wide = _wide(x, weight)
-    shift = None if bias is None else bias.to(wide)
-    return functional.layer_norm(x.to(wide), weight.shape, weight.to(wide), shift, eps).to(x.dtype)
-
-
 def _wide(x: Any, weight: Any) -> Any:
     """The dtype that the fused operator is given.
 
     On CUDA it keeps its statistics in fp32 where both are of one low-precision dtype. Mixed ones it refuses, or takes a
-    slow path with a warning; and on the CPU, LayerNorm keeps 1/deviation in bf16 for the backward pass (torch 2.13).
-    Those are promoted first.
+    slow path with a warning. Those are promoted first.
     """
     if x.is_cuda and x.dtype == weight.dtype:
         return x.dtype
@@ -90,55 +70,36 @@ class RMSNorm(nn.Module):
 
 
 class NormLinear(nn.Module):
-    """A norm, then a linear layer: what Transformer Engine's LayerNormLinear computes, under its parameter names.
+    """RMSNorm, then a linear layer: what Transformer Engine's LayerNormLinear computes, under its parameter names.
 
     Args:
         in_features: width of the rows.
         out_features: width of what comes out.
         eps: of the norm.
         dtype, device: of the parameters.
-        normalization: which norm.
-        bias: whether the linear layer adds one.
 
     Attributes:
         layer_norm_weight: [in_features].
-        layer_norm_bias: [in_features], or None for RMSNorm.
         weight: [out_features, in_features].
-        bias: [out_features], or None.
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        eps: float = 1e-5,
-        dtype: Any = None,
-        device: Any = None,
-        normalization: Normalization = "RMSNorm",
-        bias: bool = False,
+        self, in_features: int, out_features: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None
     ) -> None:
         super().__init__()
         check_eps(eps)
-        self.in_features, self.out_features = in_features, out_features
-        self.eps, self.normalization = eps, normalization
-        made = {"dtype": dtype, "device": device}
-        shifted = normalization == "LayerNorm"
-        self.layer_norm_weight = nn.Parameter(torch.ones(in_features, **made))
-        self.layer_norm_bias = nn.Parameter(torch.zeros(in_features, **made)) if shifted else None
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, **made))
-        self.bias = nn.Parameter(torch.zeros(out_features, **made)) if bias else None
+        self.in_features, self.out_features, self.eps = in_features, out_features, eps
+        self.layer_norm_weight = nn.Parameter(torch.ones(in_features, dtype=dtype, device=device))
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device))
         nn.init.normal_(self.weight, std=INIT_STD)
 
     def norm(self, x: Any) -> Any:
         """The norm alone, [..., in_features] -> the same shape and dtype."""
-        if self.normalization == "RMSNorm":
-            return rms_norm(x, self.layer_norm_weight, eps=self.eps)
-        return layer_norm(x, self.layer_norm_weight, self.layer_norm_bias, eps=self.eps)
+        return rms_norm(x, self.layer_norm_weight, eps=self.eps)
 
     def forward(self, x: Any) -> Any:
         """[..., in_features] -> [..., out_features]."""
-        return functional.linear(self.norm(x), self.weight, self.bias)
+        return functional.linear(self.norm(x), self.weight)
 
 
 # --- autocast ---

@@ -60,17 +60,9 @@ def matrix_recurrence_chunked(
     Returns:
         y [B, T, H, V] in the dtype of `value`, and the state after the last step.
     """
-    tensors = {"query": query, "key": key, "value": value, "input_gate": input_gate, "forget_gate": forget_gate}
-    fits = [item.dim() for item in tensors.values()] == [4, 4, 4, 3, 3] and key.shape == query.shape
-    if not fits or chunk < 1 or len({item.shape[:3] for item in tensors.values()}) > 1 or query.shape[1] == 0:
-        seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors.items())
-        raise ValueError(
-            f"the recurrence takes query and key [B, T, H, K], value [B, T, H, V], gates [B, T, H], T and a chunk of 1 "
-            f"or more, and got {seen} and a chunk of {chunk}."
-        )
     length = query.shape[1]
     chunk = min(chunk, length)
-    wide = widest(*tensors.values())
+    wide = widest(query, key, value, input_gate, forget_gate)
     with without_autocast(query):
         q = split_chunks(query.to(wide) / math.sqrt(key.shape[3]), chunk)
         k, v = split_chunks(key.to(wide), chunk), split_chunks(value.to(wide), chunk)

@@ -14,7 +14,7 @@ from ..bridge.fused import choose_residual_norm
 from ..bridge.jagged_experts import jagged_moe, why_not_fused
 from ..bridge.layer_spec import build_norm
 from ..bridge.permute import Dispatch, padded_moe
-from ..native.mlp import MLP, gated_activation
+from ..native.mlp import MLP, activation
 from ..native.router import Routing, TopKRouter
 from .layers import Build, Layer, Stepped, norm_of_sum, take_weights
 from .parallel.checks import share_of_balance_loss
@@ -141,7 +141,7 @@ class ExpertLayer(Layer):
         return self.dispatch.permute(tokens, None, routing_map, rows_per_expert=counts), received
 
     def _run_experts(self, rows: Any, rows_per_expert: Any) -> Any:
-        return self.down(gated_activation(self.up(rows, rows_per_expert), "swiglu"), rows_per_expert)
+        return self.down(activation(self.up(rows, rows_per_expert), "swiglu"), rows_per_expert)
 
     def _run_jagged(self, rows: Any, rows_per_expert: Any) -> Any:
         return run_jagged(rows, rows_per_expert, self.up.bank.weight, self.down.bank.weight)

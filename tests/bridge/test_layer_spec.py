@@ -80,7 +80,9 @@ def test_a_mixer_in_fp8_takes_te_only_where_its_width_fits() -> None:
 @pytest.mark.usefixtures("te_double")
 def test_a_projection_with_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def renamed(hidden: int, width: int, *, eps: float, dtype: Any, device: Any) -> Any:
-        return NormLinear(hidden, width, normalization="LayerNorm", eps=eps, dtype=dtype, device=device)
+        layer = NormLinear(hidden, width, eps=eps, dtype=dtype, device=device)
+        layer.layer_norm_bias = torch.nn.Parameter(torch.zeros(hidden))
+        return layer
 
     monkeypatch.setattr(spec, "te_mamba_in_projection", renamed)
     with pytest.raises(WeightMismatch, match=r"layer_norm_bias.*Next step"):

@@ -11,7 +11,7 @@ from torch import distributed
 
 from megacpp_validate.bridge.jagged_experts import jagged_moe
 from megacpp_validate.native.grouped_gemm import grouped_gemm
-from megacpp_validate.native.mlp import gated_activation
+from megacpp_validate.native.mlp import activation
 from megacpp_validate.native.permute import permute, unpermute
 from megacpp_validate.training.expert_layer import run_jagged
 from megacpp_validate.training.parallel import exchange as exchanges
@@ -57,7 +57,7 @@ def differentiate(layer: Any, data: Any) -> dict[str, Any]:
 
 
 def run_loop(rows: Any, counts: Any, up: Any, down: Any) -> Any:
-    return grouped_gemm(gated_activation(grouped_gemm(rows, up, list(counts)), "swiglu"), down, list(counts))
+    return grouped_gemm(activation(grouped_gemm(rows, up, list(counts)), "swiglu"), down, list(counts))
 
 
 BANKS = {"loop": run_loop, "jagged": run_jagged}
