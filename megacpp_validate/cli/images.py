@@ -31,7 +31,6 @@ def images(
     from .output import write_result
 
     options, rows = fill(build.ImageOptions, locals()), context.images
-    build.check_options(options)
     if plan:
         return Answer(build.plan_all(rows, options), "images:describe_plans")
     for built in build.build_all(rows, options, say):
@@ -47,7 +46,7 @@ def lock(
     check: Annotated[bool, "Compare them with the matrix; write nothing, ask no index."] = False,
     upgrade: Annotated[tuple[str, ...], typer.Option(metavar="NAME", help="A package to take anew; all for all.")] = (),
 ) -> Result:
-    """Write containers/locks and the bake file: packages with hashes from the index; compare the digests of bases.
+    """Write containers/locks: packages with hashes from the index; compare the digests of bases.
 
     Exit code 0: they are what the matrix says, 1: the tag of a base is another image now, a lock does not fit, or
     (--check) a file is older than the matrix or was edited by hand, 2: the matrix or an argument is wrong, 5: uv is

@@ -18,10 +18,9 @@ from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from ..process import Ended
 from . import tools
 from .locks import read_image_lock
-from .plan import ImagePlan, ImageRows, name_image, plan_bake
+from .plan import ImagePlan, ImageRows, describe_target, name_image
 
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
@@ -109,10 +108,6 @@ class Engine:
     version: str
     buildx: str
 
-    def ask(self, *words: str, limit_s: float = 60.0, folder: Path | None = None) -> Ended:
-        """Run the client to its end; the caller judges its exit code."""
-        return tools.call([self.docker, *words], self.variables, limit_s=limit_s, folder=folder)
-
 
 def find_engine(variables: Mapping[str, str]) -> Engine:
     """The engine that the client of this host talks to.
@@ -166,12 +161,10 @@ def plan_build(plan: ImagePlan, name: str, engine: Engine, folder: Path, *, push
     pip_conf.write_text(render_pip_conf(tools.read_pip_settings(variables)), encoding="utf-8")
     secrets = {"pip_conf": pip_conf}
     secrets |= {key: file for key, file in places.items() if key in ("apt_sources", "ca_bundle")}
-    document = plan_bake([plan])
-    target = document["target"][plan.target]
+    target = describe_target(plan)
     target["secret"] = [f"id={key},src={file}" for key, file in sorted(secrets.items())]
     # One exporter sets the tag, as the last thing that it does: a build that fails has set none.
     target["output"] = [f"type=image,name={name},push={str(push).lower()},oci-mediatypes=true"]
-    del target["tags"]
     if "wheels" in places:
         target.setdefault("contexts", {})["wheels"] = str(places["wheels"])
     if jobs := variables.get("MEGACPP_BUILD_JOBS"):
@@ -180,7 +173,7 @@ def plan_build(plan: ImagePlan, name: str, engine: Engine, folder: Path, *, push
     if network := variables.get("MEGACPP_BUILD_NETWORK"):
         target["network"] = network
         words += ["network.host"] if network == "host" else []
-    (folder / "bake.json").write_text(json.dumps(document), encoding="utf-8")
+    (folder / "bake.json").write_text(json.dumps({"target": {plan.target: target}}), encoding="utf-8")
     allowed = [word for one in words for word in ("--allow", one)]
     return ["buildx", "bake", "--file", str(folder / "bake.json"), "--progress", "plain", *allowed, plan.target]
 
@@ -237,18 +230,14 @@ def explain_build(plan: ImagePlan, name: str, lines: Sequence[str], log: Path) -
 # --- the verb ---------------------------------------------------------------------------------------------------------
 
 
-def check_options(options: ImageOptions) -> None:
-    """Refuse a wrong argument.
+def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
+    """What would be built for each target that is named, and what is refused.
 
     Raises:
-        WrongArguments: with the first one.
+        WrongArguments: one base for several targets.
     """
     if options.own_base and len(options.targets) != 1:
         raise WrongArguments("--base is for one image. Next step: name the one target that it is for.")
-
-
-def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
-    """What would be built for each target that is named, and what is refused."""
     plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
     for image in rows.find(options.targets):
         try:

@@ -32,8 +32,6 @@ from .tools import ImageRefused, call, require_program
 if TYPE_CHECKING:
     from .plan import ImageRows
 
-BAKE_FILE: Final = "containers/docker-bake.json"
-
 _STEP: Final = "Next step: `nox -s lock` rewrites it; review the difference and commit it."
 _LIMIT_S: Final = 600.0
 _CONTENT: Final = "# content: sha256:"
@@ -255,24 +253,16 @@ def run_lock(
         lines.append(LockLine(target=lock.target, file=lock.file, stale=stale, count=len(packages)))
         if lock.image and lock.image.te and not (check and stale):
             fits.append(rows.judge(lock.image, ImageLock("", packages)))
-    refusals = [pin.refusal for pin in pins if pin.refusal]
-    fresh = check and not any(line.stale for line in lines)
-    if fresh and read_file(rows.root / BAKE_FILE) != rows.render_bake():
-        refusals.append(f"{BAKE_FILE} does not match the matrix and the locks. {_STEP}")
     result = LockResult(
-        tool=rows.tool, check=check, pins=pins, locks=tuple(lines), fits=tuple(fits), refusals=tuple(refusals),
+        tool=rows.tool, check=check, pins=pins, locks=tuple(lines), fits=tuple(fits),
+        refusals=tuple(pin.refusal for pin in pins if pin.refusal),
     )  # fmt: skip
     if check or result.exit is not Exit.OPEN:
         return result
-    written = [*_write(rows.root, texts), *_write(rows.root, {BAKE_FILE: rows.render_bake()})]
-    return result.model_copy(update={"written": tuple(written)})
-
-
-def _write(root: Path, texts: Mapping[str, str]) -> list[str]:
-    changed = [name for name, text in texts.items() if read_file(root / name) != text]
+    changed = [name for name, text in texts.items() if read_file(rows.root / name) != text]
     for name in changed:
-        write_whole(root / name, texts[name])
-    return changed
+        write_whole(rows.root / name, texts[name])
+    return result.model_copy(update={"written": tuple(changed)})
 
 
 def _list_locks(rows: ImageRows, targets: tuple[str, ...], check: bool) -> Iterator[_Lock]:

@@ -106,24 +106,19 @@ def unpack_caches(root: Path, folder: Path) -> None:
     """Unpack the sealed JIT caches aside, read-only and with their times, and rename.
 
     Raises:
-        Refused: a member of the archive is not a regular file inside of it.
+        Refused: a member of the archive is not a file inside of it; before Python 3.9.17 that is not checked.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with tarfile.open(root / CACHES) as archive:
-            for member in archive:
-                source, place = archive.extractfile(member) if member.isreg() else None, aside / member.name
-                if source is None or ".." in place.parts or member.name.startswith("/"):
-                    raise Refused(f"{CACHES} has the member {member.name!r}, which is not a file inside of it.")
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("xb") as out:
-                    shutil.copyfileobj(source, out)
-                os.utime(place, (member.mtime, member.mtime))  # ninja compares times
-                place.chmod(0o444)
-        for place in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
-            place.chmod(0o755)
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(aside)  # noqa: S202
+        for place in (aside, *aside.rglob("*")):
+            place.chmod(0o755 if place.is_dir() else 0o444)
         aside.rename(folder)
+    except tarfile.TarError as fault:
+        raise Refused(f"{CACHES} has a member that is not a file inside of it: {fault}.") from fault
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

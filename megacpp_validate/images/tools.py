@@ -95,8 +95,8 @@ def use_mirror(repository: str, mirror: str) -> str:
     return f"{mirror.rstrip('/')}/{repository.partition('/')[2]}" if mirror else repository
 
 
-def locate_image(reference: str, variables: Mapping[str, str]) -> str:
-    """ "HOST/REPOSITORY@sha256:DIGEST", without a tag, in the mirror where there is one.
+def split_reference(reference: str) -> tuple[str, str]:
+    """Repository and digest of "HOST/REPOSITORY[:TAG]@sha256:DIGEST".
 
     Raises:
         ImageRefused: the reference has no digest, or names no registry.
@@ -107,9 +107,14 @@ def locate_image(reference: str, variables: Mapping[str, str]) -> str:
             f"the image {reference!r} names no registry, or has no digest, so its content may change. Next step: write "
             "HOST/REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` prints the digest."
         )
-    repository, mirror = found[1], variables.get(MIRROR, "")
+    return found[1], found[3]
+
+
+def locate_image(reference: str, variables: Mapping[str, str]) -> str:
+    """The same without a tag, in the mirror where there is one. Raises as `split_reference`."""
+    (repository, digest), mirror = split_reference(reference), variables.get(MIRROR, "")
     own = is_plain_http(repository, {}) or repository.startswith(f"{mirror.rstrip('/')}/")
-    return f"{repository if own else use_mirror(repository, mirror)}@{found[3]}"
+    return f"{repository if own else use_mirror(repository, mirror)}@{digest}"
 
 
 def _inspect(shown: str, variables: Mapping[str, str], form: str) -> Any:

@@ -21,7 +21,8 @@ from megacpp_validate.images.build import Engine, bake, find_engine
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
 from megacpp_validate.images.plan import ImagePlan, ImageRows, name_image
 from megacpp_validate.images.supply import CheckOutcome, run_cosign, sign_image, verify_image
-from megacpp_validate.images.tools import find_program, read_digest
+from megacpp_validate.images.tools import call, find_program, read_digest
+from megacpp_validate.process import Ended
 from tests.images.test_bundle import make_project
 
 REGISTRY = os.environ.get("MEGACPP_TEST_REGISTRY", "127.0.0.1:5000")
@@ -38,6 +39,9 @@ class Site:
     rows: ImageRows
     image: str
     base: str
+
+    def ask(self, *words: str) -> Ended:
+        return call([self.engine.docker, *words], self.engine.variables)
 
     def bake(self, tag: str, plan: ImagePlan | None = None) -> str:
         """Build and push; the image by its digest."""
@@ -72,7 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     (root / "containers/Dockerfile").write_text("FROM scratch\nCOPY pyproject.toml /\n")
     base = f"{REGISTRY}/tests{root.name}/base"
     words = ("buildx", "build", "--push", "--provenance=false", "--tag", base, "--file", "containers/Dockerfile", ".")
-    assert engine.ask(*words, folder=root).code == 0
+    assert call([engine.docker, *words], os.environ, limit_s=300, folder=root).code == 0
     digest = read_digest(f"{base}:latest", os.environ)
     (root / "containers/Dockerfile").write_text(RECIPE)
     variables = {**os.environ, "COSIGN_PASSWORD": "right", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "shelf")}
@@ -121,21 +125,21 @@ def test_a_build_that_fails_sets_no_tag(site: Site) -> None:
             site.bake("broken")
     finally:
         file.write_text(RECIPE)
-    assert site.engine.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:broken").code
-    assert not site.engine.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:real").code
+    assert site.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:broken").code
+    assert not site.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:real").code
 
 
 def test_a_bundle_restores_with_no_network(site: Site, written: BundleResult) -> None:
     bundle, digest = Path(written.folder), site.image.partition("@")[2]
     assert written.absent == {}
     key = ("--key", str(site.root / "one.pub"), "--id", written.id)
-    names = [line.split()[0] for line in site.engine.ask("image", "ls", "--quiet", "--no-trunc").words.splitlines()]
+    names = [line.split()[0] for line in site.ask("image", "ls", "--quiet", "--no-trunc").words.splitlines()]
     for name in {*names} & {digest}:
-        site.engine.ask("image", "rm", "--force", name)
+        site.ask("image", "rm", "--force", name)
     done = restore(bundle, *key, "--load", "--jit", str(site.root / "restored"))
     assert (done.returncode, digest in done.stdout) == (0, True), done
     name = f"{site.image.partition('@')[0]}:cpu-{digest[7:19]}"
-    assert site.engine.ask("image", "inspect", "--format", "{{.Id}}", name).words.strip() == digest
+    assert site.ask("image", "inspect", "--format", "{{.Id}}", name).words.strip() == digest
     assert (site.root / "restored/cpu/manifest.json").is_file()
     copied = f"{REGISTRY}/copies/{site.root.name}"
     done = restore(bundle, *key, "--push", copied)
