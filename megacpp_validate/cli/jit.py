@@ -22,7 +22,7 @@ def prewarm(
 ) -> Result:
     """Compile what the presets and the probes need into the JIT caches of one architecture, seal and verify them.
 
-    A prewarm that was killed continues; a sealed cache is verified again. Tasks for more devices than --ranks are
+    A sealed cache is verified again. Tasks for more devices than --ranks are
     listed as left out. Exit code 0: all others are done, sealed and warm, 1: a task failed, or what was sealed was
     changed or is not warm, 2: another architecture's folder, or one that cannot be written, 4: a task did not run,
     6: a full disk.

@@ -1,17 +1,15 @@
 """Compile ahead of time what the presets and the probes need, and seal it.
 
-The manifest of a cache is written anew whenever a task has ended well; its hash is written by the seal. So a prewarm
-that was killed continues: the next one first removes what the manifest does not have, because a kernel may be half
-written, and no library checks what it reads from a cache. Its tasks find in the cache what is compiled already.
+The manifest says which files may be trusted. It is written before the first task, and anew when all tasks have ended
+well; the seal writes its hash. A prewarm removes what an earlier one left that was killed or failed: a kernel may be
+half written, and no library checks what it reads from a cache.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -143,8 +141,8 @@ def run_prewarm(
                 stack=stack.read_seen(), tasks=(), files=(), made=datetime.now(UTC).isoformat(timespec="seconds"),
                 tool=TOOL, commit=read_commit(),
             )  # fmt: skip
-            with open_prewarm(folder, blank) as progress:
-                fields = fill(stack, selected, progress, options, report)
+            with hold(folder):
+                fields = fill(stack, selected, take_over(folder, blank), options, report)
         return PrewarmResult(
             tool=TOOL, target=target.id, architecture=folder.name, folder=str(folder), mode=stack.mode,
             interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
@@ -153,25 +151,33 @@ def run_prewarm(
 
 
 def fill(
-    stack: JitStack, selected: Selected, progress: Progress, options: JitOptions, report: Callable[[str], None]
+    stack: JitStack, selected: Selected, manifest: Manifest, options: JitOptions, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the tasks, write the manifest of what lies there then, and seal it: fields of the result."""
-    folder = progress.folder
+    """Run the tasks, write the manifest of what lies there then, and seal it: fields of the result.
+
+    Args:
+        manifest: of what lies there before, from `take_over`.
+    """
+    folder = Path(manifest.folder)
 
     def run(task: PrewarmTask) -> Answer:
-        answer = require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
-        if not answer.failure and not answer.missing:
-            progress.keep(task, answer)
-        return answer
+        return require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
 
     answers = run_tasks(selected.tasks, run, options.jobs, stack.processes, report)
     rows = tuple(_row(task, answers[task.id]) for task in selected.tasks)
-    fields: dict[str, Any] = {"rows": rows, "caches": progress.manifest.sizes}
     if any(row.state is JitTaskState.FAILED for row in rows):  # it may have left half a file: the next one sweeps
-        return fields
-    done = {task.id for task in progress.manifest.tasks}
-    progress.write(missing=tuple(task.id for task in selected.of_target if task.id not in done))
-    fields["caches"] = progress.manifest.sizes
+        return {"rows": rows, "caches": manifest.sizes}
+    done = {one.id: one for one in manifest.tasks}
+    for task, row in zip(selected.tasks, rows, strict=True):
+        if row.state is JitTaskState.DONE:
+            earlier = done[task.id].compiled if task.id in done else ()
+            done[task.id] = TaskDone(
+                id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=row.seconds,
+                compiled=(*earlier, *row.compiled), asked=answers[task.id].asked,
+            )  # fmt: skip
+    missing = tuple(task.id for task in selected.of_target if task.id not in done)
+    manifest = write_files(manifest, tasks=tuple(done.values()), missing=missing)
+    fields: dict[str, Any] = {"rows": rows, "caches": manifest.sizes}
     if all(row.state is JitTaskState.DONE for row in rows):
         fields |= {"manifest": seal(folder), "sealed": True}
     return fields
@@ -185,83 +191,61 @@ def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:
     )  # fmt: skip
 
 
-# --- a prewarm that is under way -------------------------------------------------------------------------------------
+# --- what lies there --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Progress:
-    """What is finished in one ROOT/ARCH, on disk at every moment.
-
-    Attributes:
-        manifest: what lies there, and which tasks are finished.
-    """
-
-    folder: Path
-    manifest: Manifest
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def begin(self) -> None:
-        """Take up what is finished, and remove every file that is not as a prewarm left it.
-
-        Raises:
-            ManifestInvalid: the manifest that lies there cannot be read.
-            WrongArguments: it is of another stack.
-            OSError: the folder cannot be written.
-        """
-        if (self.folder / layout.MANIFEST).exists():
-            earlier, blank = layout.read_manifest(self.folder)[0], self.manifest
-            if differences := layout.compare_stack(earlier, blank.stack, blank.architecture, blank.mode):
-                shown = ", ".join(f"{one.what} {one.recorded} (here {one.observed})" for one in differences)
-                raise WrongArguments(
-                    f"{self.folder} holds caches of another stack: {shown}. Likely cause: the stack was changed, a "
-                    "folder was copied under another name, or machines of two kinds share it. Next step: give another "
-                    f"--root, or remove {self.folder}."
-                )
-            recorded = {(file.path, file.sha256) for file in earlier.files}
-            found = {(file.path, file.sha256) for file in describe_files(self.folder)}
-            for path, _ in found - recorded:
-                (self.folder / path).unlink()
-            if recorded <= found:
-                self.manifest = self.manifest.model_copy(update={"tasks": earlier.tasks})
-        layout.remove_temporary(self.folder)
-        for name in layout.LIBRARIES:
-            (self.folder / name).mkdir(exist_ok=True)
-        self.write()
-
-    def keep(self, task: PrewarmTask, answer: Answer) -> None:
-        """Write down that a task is finished, and what is on disk now. Raises `OSError`."""
-        with self._lock:
-            others = {one.id: one for one in self.manifest.tasks}
-            earlier = others.pop(task.id, None)
-            done = TaskDone(
-                id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=answer.seconds,
-                compiled=(*(earlier.compiled if earlier else ()), *answer.compiled), asked=answer.asked,
-            )  # fmt: skip
-            self.write(tasks=(*others.values(), done))
-
-    def write(self, **changes: Any) -> None:
-        """Write the manifest of what is on disk now, with other fields changed. Raises `OSError`."""
-        self.manifest = self.manifest.model_copy(update={"files": describe_files(self.folder), **changes})
-        layout.write_manifest(self.folder, self.manifest)
-
-
-@contextmanager
-def open_prewarm(folder: Path, blank: Manifest) -> Iterator[Progress]:
-    """Hold ROOT/ARCH against a second prewarm, and take up what is finished there.
+def take_over(folder: Path, blank: Manifest) -> Manifest:
+    """The manifest of what a prewarm may build on in ROOT/ARCH; every file that is not as a manifest there has it goes.
 
     Args:
         blank: manifest without tasks and files.
 
     Raises:
+        ManifestInvalid: the manifest that lies there cannot be read.
+        WrongArguments: it is of another stack.
+        OSError: the folder cannot be written.
+    """
+    manifest = blank
+    if (folder / layout.MANIFEST).exists():
+        earlier = layout.read_manifest(folder)[0]
+        if differences := layout.compare_stack(earlier, blank.stack, blank.architecture, blank.mode):
+            shown = ", ".join(f"{one.what} {one.recorded} (here {one.observed})" for one in differences)
+            raise WrongArguments(
+                f"{folder} holds caches of another stack: {shown}. Likely cause: the stack was changed, a folder was "
+                "copied under another name, or machines of two kinds share it. Next step: give another --root, or "
+                f"remove {folder}."
+            )
+        recorded = {(file.path, file.sha256) for file in earlier.files}
+        found = {(file.path, file.sha256) for file in describe_files(folder)}
+        for path, _ in found - recorded:
+            (folder / path).unlink()
+        if recorded <= found:
+            manifest = blank.model_copy(update={"tasks": earlier.tasks})
+    layout.remove_temporary(folder)
+    for name in layout.LIBRARIES:
+        (folder / name).mkdir(exist_ok=True)
+    return write_files(manifest)
+
+
+def write_files(manifest: Manifest, **changes: Any) -> Manifest:
+    """Write the manifest of what is on disk now, with other fields changed. Raises `OSError`."""
+    folder = Path(manifest.folder)
+    manifest = manifest.model_copy(update={"files": describe_files(folder), **changes})
+    layout.write_manifest(folder, manifest)
+    return manifest
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold ROOT/ARCH against a second prewarm.
+
+    Raises:
         InfrastructureFailed: another prewarm works there.
-        ToolError, OSError: as `Progress.begin`.
     """
     (folder / layout.STATE).mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / layout.STATE / "lock", timeout=0):
-            progress = Progress(folder, blank)
-            progress.begin()
-            yield progress
+            yield
     except Timeout as fault:
         raise InfrastructureFailed(
             f"another prewarm works in {folder}. Next step: wait for it, or give another --root."

@@ -41,14 +41,6 @@ class JitVerdict(StrEnum):
     NOT_RUN = "not-run"
 
 
-class JitCause(StrEnum):
-    """Why a sealed cache did not have a kernel, as its manifest tells it."""
-
-    NO_TASK = "no-task"  # it was sealed without this task
-    OTHER_SETTINGS = "other-settings"  # the task had others then
-    OTHER_KEY = "other-key"  # the same task: a shape, a variable or a source file is another one
-
-
 class JitVerifyRow(Frozen):
     """One task or cell on the sealed cache.
 
@@ -58,14 +50,14 @@ class JitVerifyRow(Frozen):
             nothing.
         hits: kernels that were found.
         known: shapes of each compiled kernel that the cache does have: "KERNEL: SHAPE; SHAPE".
-        cause: why it was not found, where anything was compiled.
+        cause: of an earlier version.
         reason: why it failed, or did not run.
         seconds: of its process.
     """
 
     task: str
     verdict: JitVerdict
-    cause: JitCause | None = None
+    cause: str | None = None
     compiled: tuple[JitCompile, ...] = ()
     unkept: tuple[JitCompile, ...] = ()
     hits: int = 0
@@ -239,19 +231,14 @@ def judge_task(
         found = {COUNTED.get(library) for library, number in answer.hits.items() if number}
         lost = any(COUNTED.get(library) not in (None, *found) for library in used)
         verdict = JitVerdict.SILENT if lost or asked_nothing(task, answer) else JitVerdict.WARM
-    cause = None
-    if missed:
-        same = done and (done.code, done.settings, done.ranks) == (task.code, task.settings, task.ranks)
-        cause = JitCause.NO_TASK if not done else JitCause.OTHER_KEY if same else JitCause.OTHER_SETTINGS
     known = []
     for library, kernel in dict.fromkeys((one.library, one.kernel) for one in missed):
         every = (one for other in manifest.tasks for one in other.compiled)
         shapes = dict.fromkeys(one.shape for one in every if (one.library, one.kernel) == (library, kernel))
         known.append(f"{kernel}: {'; '.join([*shapes][:4]) or 'nothing'}")
     return JitVerifyRow(
-        task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=tuple(known), cause=cause,
-        hits=sum(answer.hits.values()),
-        reason=answer.missing or answer.failure, seconds=answer.seconds,
+        task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=tuple(known),
+        hits=sum(answer.hits.values()), reason=answer.missing or answer.failure, seconds=answer.seconds,
     )  # fmt: skip
 
 

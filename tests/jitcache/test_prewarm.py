@@ -1,12 +1,7 @@
-"""A prewarm that was killed goes on: what is finished stays, and nothing half written is believed."""
+"""A prewarm builds on what a manifest has, and on nothing that is half written."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,76 +12,44 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.prewarm import PrewarmTask, read_prewarm
 from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
 from megacpp_validate.jitcache.cache import check_sealed, is_sealed, open_working
-from megacpp_validate.jitcache.layout import JitCompile, Manifest, list_files
-from megacpp_validate.jitcache.prewarm import (
-    JitTaskRow,
-    JitTaskState,
-    PrewarmResult,
-    Progress,
-    fill,
-    open_prewarm,
-)
-from megacpp_validate.jitcache.stack import Answer, JitOptions, select_tasks
+from megacpp_validate.jitcache.layout import Manifest, list_files
+from megacpp_validate.jitcache.prewarm import JitTaskRow, JitTaskState, PrewarmResult, fill, hold, take_over
+from megacpp_validate.jitcache.stack import Answer, JitOptions, Selected, select_tasks
 from megacpp_validate.jitcache.verify import JitVerdict, JitVerifyResult, JitVerifyRow
 from megacpp_validate.process import Processes
 from tests.sealed_caches import GROUP, KERNEL, STACK, TASK, make_sealed, put
 
 OTHER = TASK.model_copy(update={"id": "fa4_d64", "settings": {"head_dim": "64"}})
-COMPILED = JitCompile(library="fa4", kernel="fwd", shape="d128")
-BLANK = Manifest(architecture="sm_90a", target="h200", folder="f", mode="nvcc", stack=STACK, tasks=(), files=())
 
 
-@contextmanager
-def prewarm(folder: Path, **changes: Any) -> Iterator[Progress]:
-    blank = BLANK.model_copy(update={"folder": str(folder), **changes})
-    with open_prewarm(folder, blank) as progress:
-        yield progress
+def take(folder: Path, **changes: Any) -> Manifest:
+    blank = Manifest(
+        architecture="sm_90a", target="h200", folder=str(folder), mode="nvcc", stack=STACK, tasks=(), files=()
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    return take_over(folder, blank.model_copy(update=changes))
 
 
-def _paths(folder: Path) -> list[str]:
-    return list(list_files(folder))
+def run(folder: Path, manifest: Manifest, answer: Answer, *tasks: PrewarmTask) -> dict[str, Any]:
+    """A prewarm whose tasks each leave a kernel and answer so."""
+
+    def one(task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
+        put(folder / "fa4" / f"{task.id}.o", b"a kernel")
+        return answer
+
+    stack: Any = SimpleNamespace(run=one, processes=Processes())
+    return fill(stack, Selected(tasks, tasks, ()), manifest, JitOptions("h200"), lambda _: None)
 
 
-def _be_killed(folder: Path) -> None:
-    """Finish one task, and die in the middle of the other."""
-    with prewarm(folder) as progress:
-        put(folder / "fa4" / "one.o", b"one")
-        progress.keep(TASK, Answer(compiled=(COMPILED,), seconds=1.5))
-        put(folder / "fa4" / "half.o", b"ha")
-        put(folder / "fa4" / ".two.17.tmp.o", b"h")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_killed_prewarm_keeps_what_was_finished_and_nothing_else(tmp_path: Path) -> None:
+def test_what_a_failed_or_killed_prewarm_left_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     put(folder / "triton" / "earlier.cubin", b"of a training run that was there before")
-    process = multiprocessing.get_context("fork").Process(target=_be_killed, args=(folder,))
-    process.start()
-    process.join(20)
-    assert process.exitcode == -signal.SIGKILL
-    assert not is_sealed(folder)
-    with prewarm(folder) as progress:
-        assert _paths(folder) == ["fa4/one.o", "triton/earlier.cubin"]
-        assert not list(folder.rglob("*.tmp.o"))
-        progress.keep(TASK, Answer(hits={"fa4": 1}))
-        (done,) = progress.manifest.tasks
-        assert (done.compiled, done.asked) == ((COMPILED,), ("fa4",)), "what an earlier run compiled is remembered"
-
-
-@pytest.mark.parametrize("damage", [b"on", None])
-def test_a_file_that_is_not_as_it_was_left_undoes_all(damage: bytes | None, tmp_path: Path) -> None:
-    """Truncated after the prewarm had ended: it would be sealed, with a hash of its own, as if it were a kernel."""
-    folder = tmp_path / "sm_90a"
-    with prewarm(folder) as progress:
-        put(folder / "fa4" / "one.o", b"one")
-        put(folder / "fa4" / "two.o", b"two")
-        progress.keep(TASK, Answer())
-    (folder / "fa4" / "one.o").unlink()
-    if damage is not None:
-        put(folder / "fa4" / "one.o", damage)
-    with prewarm(folder) as progress:
-        assert progress.manifest.tasks == ()
-        assert _paths(folder) == ["fa4/two.o"]
+    fields = run(folder, take(folder), Answer(failure="it crashed"), TASK)
+    assert ({row.state for row in fields["rows"]}, is_sealed(folder)) == ({JitTaskState.FAILED}, False)
+    put(folder / "fa4" / ".two.17.tmp.o", b"h")
+    take(folder)
+    assert list(list_files(folder)) == ["triton/earlier.cubin"]
+    assert not list(folder.rglob("*.tmp.o"))
 
 
 @pytest.mark.parametrize(
@@ -99,30 +62,27 @@ def test_a_file_that_is_not_as_it_was_left_undoes_all(damage: bytes | None, tmp_
 def test_caches_of_another_stack_or_architecture_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     sealed, _ = make_sealed(tmp_path / "sealed")
     work = Path(open_working(sealed, tmp_path / "work").folder)
-    with pytest.raises(WrongArguments, match=said), prewarm(work, **change):
-        pass
-    with prewarm(work):
-        pass
+    with pytest.raises(WrongArguments, match=said):
+        take(work, **change)
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "sm_90a"
-    with (
-        prewarm(folder),
-        pytest.raises(InfrastructureFailed, match="another prewarm works"),
-        prewarm(folder),
-    ):
+    with hold(tmp_path), pytest.raises(InfrastructureFailed, match="another prewarm works"), hold(tmp_path):
         pass
 
 
-def test_a_working_copy_is_continued(tmp_path: Path) -> None:
+def test_a_working_copy_is_continued_as_long_as_it_is_whole(tmp_path: Path) -> None:
     """Its files are as the sealed manifest has them, but for Triton's groups, which name the new folder."""
     sealed, _ = make_sealed(tmp_path / "sealed")
     work = Path(open_working(sealed, tmp_path / "a-longer-name").folder)
-    with prewarm(work) as progress:
-        progress.keep(OTHER, Answer(hits={"fa4": 1}))
-        assert [(task.id, task.compiled) for task in progress.manifest.tasks] == [(TASK.id, (KERNEL,)), (OTHER.id, ())]
-        assert next(file for file in progress.manifest.files if file.path == GROUP).names_root
+    manifest = take(work)
+    assert [(task.id, task.compiled) for task in manifest.tasks] == [(TASK.id, (KERNEL,))]
+    assert next(file for file in manifest.files if file.path == GROUP).names_root
+    assert run(work, manifest, Answer(hits={"fa4": 1}), OTHER)["sealed"]
+    assert [task.id for task in check_sealed(work)[0].tasks] == [TASK.id, OTHER.id]
+    put(work / "fa4" / f"{OTHER.id}.o", b"cut")  # it would be sealed, with a hash of its own, as if it were a kernel
+    assert take(work).tasks == ()
+    assert f"fa4/{OTHER.id}.o" not in list_files(work)
 
 
 # --- to its end -------------------------------------------------------------------------------------------------------
@@ -132,17 +92,13 @@ def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(cata
     selected = select_tasks(read_prewarm(catalog), "h200", JitOptions("h200"))
     assert [line.partition(":")[0] for line in selected.left_out] == ["smoke_small_experts_4"]
     folder = tmp_path / "sm_90a"
-
-    def run(task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
-        put(folder / "fa4" / f"{task.id}.o", b"a kernel")
-        return Answer(hits={task.library: 1})
-
-    stack: Any = SimpleNamespace(run=run, processes=Processes())
-    with open_prewarm(folder, BLANK) as progress:
-        fields = fill(stack, selected, progress, JitOptions("h200"), lambda _: None)
+    manifest, every = take(folder), selected.of_target
+    stack: Any = SimpleNamespace(run=lambda task, *_: Answer(hits={task.library: 1}), processes=Processes())
+    fields = fill(stack, selected, manifest, JitOptions("h200"), lambda _: None)
     assert {row.state for row in fields["rows"]} == {JitTaskState.DONE}
     assert fields["sealed"]
-    assert check_sealed(folder)[0].missing == ("smoke_small_experts_4",)
+    sealed = check_sealed(folder)[0]
+    assert (sealed.missing, len(sealed.tasks)) == (("smoke_small_experts_4",), len(every) - 1)
 
 
 def test_a_prewarm_is_worth_what_the_verdict_on_its_cache_is() -> None:

@@ -22,7 +22,6 @@ from megacpp_validate.jitcache.layout import (
 )
 from megacpp_validate.jitcache.stack import Answer, JitOptions
 from megacpp_validate.jitcache.verify import (
-    JitCause,
     JitVerdict,
     JitVerifyResult,
     JitVerifyRow,
@@ -46,20 +45,18 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict", "cause"),
+    ("answer", "verdict"),
     [
-        (Answer(hits={"fa4": 3}), JitVerdict.WARM, None),
-        (Answer(hits={"triton": 9, "fa4": 0}), JitVerdict.SILENT, None),
-        (Answer(compiled=(MISSED,), hits={"fa4": 3}), JitVerdict.COMPILED, JitCause.OTHER_KEY),
-        (Answer(failure="fail: out of bounds"), JitVerdict.FAILED, None),
-        (Answer(missing="no GPU", compiled=(MISSED,)), JitVerdict.NOT_RUN, JitCause.OTHER_KEY),
+        (Answer(hits={"fa4": 3}), JitVerdict.WARM),
+        (Answer(hits={"triton": 9, "fa4": 0}), JitVerdict.SILENT),
+        (Answer(compiled=(MISSED,), hits={"fa4": 3}), JitVerdict.COMPILED),
+        (Answer(failure="fail: out of bounds"), JitVerdict.FAILED),
+        (Answer(missing="no GPU", compiled=(MISSED,)), JitVerdict.NOT_RUN),
     ],
 )
-def test_how_a_task_finds_the_cache(
-    manifest: Manifest, answer: Answer, verdict: JitVerdict, cause: JitCause | None
-) -> None:
+def test_how_a_task_finds_the_cache(manifest: Manifest, answer: Answer, verdict: JitVerdict) -> None:
     row = judge_task(TASK, answer, manifest)
-    assert (row.verdict, row.cause) == (verdict, cause)
+    assert row.verdict is verdict
     if verdict is JitVerdict.COMPILED:
         assert (row.compiled, row.known) == ((MISSED,), (f"fwd: {KERNEL.shape}",))
 
@@ -108,18 +105,6 @@ def test_what_was_used_when_it_was_prewarmed_must_be_used_again(
 ) -> None:
     sealed = manifest.model_copy(update={"tasks": tuple(one.model_copy(update=used) for one in manifest.tasks)})
     assert judge_task(task, Answer(hits=hits), sealed).verdict is verdict
-
-
-@pytest.mark.parametrize(
-    ("task", "cause"),
-    [
-        (TASK, JitCause.OTHER_KEY),
-        (TASK.model_copy(update={"settings": {"head_dim": "96"}}), JitCause.OTHER_SETTINGS),
-        (TASK.model_copy(update={"id": "fa4_d96"}), JitCause.NO_TASK),
-    ],
-)
-def test_the_cause_is_read_from_the_manifest(manifest: Manifest, task: PrewarmTask, cause: JitCause) -> None:
-    assert judge_task(task, Answer(compiled=(MISSED,)), manifest).cause is cause
 
 
 def test_a_kernel_that_no_process_reported_is_found(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from ...jitcache.cache import JitCacheResult
 from ...jitcache.layout import JitCompile, StackDifference
 from ...jitcache.prewarm import PrewarmResult
-from ...jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow
+from ...jitcache.verify import JitVerdict, JitVerifyResult, JitVerifyRow
 from ...text import count
 from ..document import Block, Content, Diagnostic, Document, Paragraph, Preformatted
 from ..marks import bad, good, mark_exit, mark_of, missing, risk
@@ -18,7 +18,12 @@ _UNWATCHED: Final = (
     "this file appeared in the driver's cache, which could not be watched: whether it is warm is not proven"
 )
 _PREWARM: Final = "`nox -s prewarm -- --target {target} --tasks {task} --root FOLDER`"
-_CAUSES: Final[dict[JitVerdict | JitCause, tuple[str, str]]] = {  # why, and what to do
+_CAUSES: Final[dict[JitVerdict, tuple[str, str]]] = {  # why, and what to do
+    JitVerdict.COMPILED: (
+        "the sealed cache does not have a kernel that was requested",
+        "compare the shapes: for another shape, add a task to matrix/prewarm.toml; for the same, a variable or a "
+        f"source file in its key has changed; then {_PREWARM}, and seal again",
+    ),
     JitVerdict.SILENT: (
         "it compiled nothing and looked for nothing that it compiles when it is prewarmed: it took another path "
         "now, or compiling is switched off",
@@ -26,13 +31,7 @@ _CAUSES: Final[dict[JitVerdict | JitCause, tuple[str, str]]] = {  # why, and wha
     ),
     JitVerdict.FAILED: ("", "fix the failure first: its log lies beside the receipt"),
     JitVerdict.NOT_RUN: ("", "run it on a machine of the target"),
-    JitCause.NO_TASK: ("the cache was sealed without this task", f"{_PREWARM}, and seal again"),
-    JitCause.OTHER_SETTINGS: ("the cache was sealed with other settings of this task", f"{_PREWARM}, and seal again"),
-    JitCause.OTHER_KEY: (
-        "this very task was prewarmed: the requested kernel has another key",
-        "compare the shapes: for another shape, add a task to matrix/prewarm.toml; for the same, a variable or a "
-        f"source file in its key has changed; then {_PREWARM}",
-    ),
+    JitVerdict.WARM: ("", ""),
 }
 
 
@@ -82,16 +81,14 @@ def describe_verify(result: JitVerifyResult) -> Document:
 
 
 def _diagnose(row: JitVerifyRow, result: JitVerifyResult) -> Diagnostic:
-    reasons = [_CAUSES[one] for one in (row.verdict, row.cause) if one in _CAUSES]
+    cause, step = _CAUSES[row.verdict]
     fields: list[tuple[str, Content]] = [("the cache has", row.known)]
     for one in row.compiled:
         looked_for = one.looked_for or f"its key below {result.folder}/{one.library}: the library does not report it"
         fields += [("compiled", _describe_compile(one)), ("looked for", looked_for)]
-    why = "; ".join(filter(None, (row.reason, *(why for why, _ in reasons))))
-    step = reasons[0][1] if reasons else f"{_PREWARM}, and seal again"
-    step = "" if row.verdict is JitVerdict.WARM else step.format(target=result.target, task=row.task)
-    mark = mark_of(row.verdict)
-    return Diagnostic(row.task, mark, "jit_verify", why, tuple(fields), step, seconds=row.seconds)
+    why = "; ".join(filter(None, (row.reason, cause)))
+    step = step.format(target=result.target, task=row.task)
+    return Diagnostic(row.task, mark_of(row.verdict), "jit_verify", why, tuple(fields), step, seconds=row.seconds)
 
 
 def _list_notes(result: JitVerifyResult) -> Iterator[str]:

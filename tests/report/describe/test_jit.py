@@ -7,7 +7,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.jitcache.cache import JitCacheResult
 from megacpp_validate.jitcache.layout import JitCompile, StackDifference
 from megacpp_validate.jitcache.prewarm import JitTaskRow, JitTaskState, PrewarmResult
-from megacpp_validate.jitcache.verify import JitCause, JitVerdict, JitVerifyResult, JitVerifyRow
+from megacpp_validate.jitcache.verify import JitVerdict, JitVerifyResult, JitVerifyRow
 from megacpp_validate.report.describe.jit import describe_cache, describe_prewarm, describe_verify
 from megacpp_validate.report.render.markdown import render_markdown
 
@@ -16,9 +16,7 @@ WHERE = {"tool": "t", "architecture": "sm_90a", "folder": "/r/sm_90a", "mode": "
 CACHE = {name: value for name, value in WHERE.items() if name != "mode"}
 ROWS = (
     JitVerifyRow(task="fa4_d64", verdict=JitVerdict.WARM, hits=3, unkept=(KERNEL,)),
-    JitVerifyRow(
-        task="fa4_d96", verdict=JitVerdict.COMPILED, compiled=(KERNEL,), cause=JitCause.OTHER_KEY, known=("fwd: d64",)
-    ),
+    JitVerifyRow(task="fa4_d96", verdict=JitVerdict.COMPILED, compiled=(KERNEL,), known=("fwd: d64",)),
     JitVerifyRow(task="triton", verdict=JitVerdict.SILENT),
     JitVerifyRow(task="smoke", verdict=JitVerdict.NOT_RUN, reason="no GPU"),
 )
