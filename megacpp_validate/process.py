@@ -205,20 +205,20 @@ def run_command(
         processes: stops this command too, when it stops all of its own.
 
     Returns:
-        Its code is None where it reached the limit; a command that fails is no exception.
-
-    Raises:
-        OSError: the command cannot be started.
+        Its code is None where it reached the limit, and 127 where it cannot be started; neither is an exception.
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-run-") as name:
         log, errors, stdin = Path(name, "log"), Path(name, "errors"), Path(name, "stdin")
         if isinstance(given, bytes):
             stdin.write_bytes(given)
         call = Call(tuple(words), dict(os.environ if variables is None else variables))
-        ended = (processes or Processes()).run(
-            call, folder=folder or Path.cwd(), limit_s=limit_s, log=log, errors=errors if apart else None,
-            given=given if isinstance(given, Path) else stdin,
-        )  # fmt: skip
+        try:
+            ended = (processes or Processes()).run(
+                call, folder=folder or Path.cwd(), limit_s=limit_s, log=log, errors=errors if apart else None,
+                given=given if isinstance(given, Path) else stdin,
+            )  # fmt: skip
+        except OSError as fault:
+            return Ended("not started", 127, 0.0, "", f"{call.words[0]} cannot be started: {fault}")
         words = _read_end(log, _MOST_OUTPUT)
         return replace(ended, words=words, errors=_read_end(errors, _MOST_WORDS) if apart else "")
 

@@ -21,7 +21,7 @@ from ..process import Call, run_command
 from .interpreter import ONLY_PLACES, PACKAGE, InterpreterEnvironment, list_variables, read_driver
 from .plan import IMAGE_DIGEST
 
-_PINNED: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
+PINNED: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 _HOME: Final = "/tmp"  # noqa: S108 - the container's own: any image lets any user write there
 _PULL_S: Final = 3600.0  # an NGC image has 12 GB
 # Variables of the user that change what runs and name no place of the host.
@@ -69,24 +69,15 @@ def open_image(image: str, variables: Mapping[str, str]) -> ContainerEnvironment
         variables: environment variables of the user.
 
     Raises:
-        NoEnvironment: no digest, no docker, or no such image.
+        NoEnvironment: no docker, or no such image.
     """
-    if not _PINNED.fullmatch(image):
-        raise NoEnvironment(
-            f"the image {image!r} has no digest, so its content may change. Next step: give it as "
-            f"REPOSITORY@sha256:...; `docker buildx imagetools inspect {image.partition('@')[0]}` prints the digest."
-        )
-    own, reason = {**variables, IMAGE_DIGEST: image.partition("@")[2]}, ""
-    try:
-        for words in (("docker", "image", "inspect", image), ("docker", "pull", "--quiet", image)):
-            ended = run_command(words, variables=variables, limit_s=_PULL_S)
-            if ended.code == 0:
-                return ContainerEnvironment(("docker", "run", image), own, f"the image {image}")
-            reason = ended.last_words
-    except OSError as fault:
-        reason = str(fault)
+    own = {**variables, IMAGE_DIGEST: image.partition("@")[2]}
+    for words in (("docker", "image", "inspect", image), ("docker", "pull", "--quiet", image)):
+        ended = run_command(words, variables=variables, limit_s=_PULL_S)
+        if ended.code == 0:
+            return ContainerEnvironment(("docker", "run", image), own, f"the image {image}")
     raise NoEnvironment(
-        f"docker cannot provide the image {image}: {reason}. Likely cause: docker is not installed or not running, or "
-        "the registry does not answer, requires a login, or has no such digest. Next step: `docker pull` it by hand; "
-        "on a host without a network `docker load` it from an archive."
+        f"docker cannot provide the image {image}: {ended.last_words}. Likely cause: docker is not installed or not "
+        "running, or the registry does not answer, requires a login, or has no such digest. Next step: `docker pull` "
+        "it by hand; on a host without a network `docker load` it from an archive."
     )

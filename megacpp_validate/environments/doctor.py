@@ -113,16 +113,9 @@ def take_looks(
                 return PackageLook(package, installed=True, ended=f"{NOT_STARTED}: {fault}")
             return _read_package(package, ended, Path(f"{scratch / package}.json"))
 
-        words = ""
-        try:
-            words = run("path").last_words
-            path = _PATH.validate_json((scratch / "path.json").read_bytes())
-        except (OSError, ValidationError) as fault:
-            raise NoEnvironment(
-                f"{environment.shown} does not answer: {words or fault}. Likely cause: it is no Python of 3.11 or "
-                "newer, or another megacpp-validate comes first on its path. Next step: give another interpreter with "
-                "--python."
-            ) from fault
+        _ = environment.about  # raises here where it is no Python
+        run("path")
+        path = _PATH.validate_json((scratch / "path.json").read_bytes())
         with ThreadPoolExecutor(max_workers=max(1, options.jobs)) as pool:
             try:
                 return path, tuple(pool.map(look_at_package, names))

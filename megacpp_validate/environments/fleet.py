@@ -268,8 +268,5 @@ def read_gpus(variables: Mapping[str, str]) -> tuple[str, ...]:
     if VISIBLE in variables:
         return tuple(name.strip() for name in variables[VISIBLE].split(",") if name.strip() not in ("", "-1"))
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        ended = run_command(command, limit_s=_SMI_LIMIT_S, variables=variables, apart=True)
-    except OSError:
-        return ()
+    ended = run_command(command, limit_s=_SMI_LIMIT_S, variables=variables, apart=True)
     return tuple(ended.words.split()) if ended.code == 0 else ()

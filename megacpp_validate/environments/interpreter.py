@@ -135,17 +135,14 @@ class InterpreterEnvironment:
         Raises:
             NoEnvironment: the interpreter does not start, or prints something else.
         """
-        said, call = "", self.start(*words)
-        try:
-            ended = run_command(call.words, limit_s=_LIMIT_S, variables=call.variables, apart=True, processes=processes)
-            said = ended.last_words
-            if ended.code == 0:
+        call = self.start(*words)
+        ended = run_command(call.words, limit_s=_LIMIT_S, variables=call.variables, apart=True, processes=processes)
+        if ended.code == 0:
+            with suppress(ValueError, LookupError):
                 return read(ended.words.splitlines()[-1]), " ".join(ended.errors.split())[-300:]
-        except (OSError, ValueError, LookupError) as fault:
-            said = said or str(fault)
         raise NoEnvironment(
-            f"{self.shown} cannot be queried: {said}. Likely cause: {cause}. Next step: start it by hand, or give "
-            "another Python with --python."
+            f"{self.shown} cannot be queried: {ended.last_words}. Likely cause: {cause}. Next step: start it by hand, "
+            "or give another Python with --python."
         )
 
     @cached_property
@@ -255,10 +252,7 @@ def read_commit() -> str:
     if not (PACKAGE.parent / ".git").exists():
         return ""
     command = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        ended = run_command(command, limit_s=_LIMIT_S, apart=True)
-    except OSError:
-        return ""
+    ended = run_command(command, limit_s=_LIMIT_S, apart=True)
     return ended.words.strip() if ended.code == 0 else ""
 
 

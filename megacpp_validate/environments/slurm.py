@@ -306,15 +306,11 @@ def _ask(*words: str) -> str:
     Raises:
         InfrastructureFailed: it fails, or does not answer in time.
     """
-    try:
-        ended = run_command(words, limit_s=_TOOL_LIMIT_S, apart=True)
-        if ended.code == 0:
-            return ended.words
-        reason = ended.last_words
-    except OSError as fault:
-        reason = str(fault)
+    ended = run_command(words, limit_s=_TOOL_LIMIT_S, apart=True)
+    if ended.code == 0:
+        return ended.words
     raise InfrastructureFailed(
-        f"the scheduler does not answer: {words[0]}: {reason[-_LAST_WORDS:]}. Likely cause: this host is no login node "
-        "of a cluster, or the controller is down. Next step: `scontrol ping`; then the same command again, which goes "
-        "on from the jobs that were submitted; or --launcher local."
+        f"the scheduler does not answer: {words[0]}: {ended.last_words[-_LAST_WORDS:]}. Likely cause: this host is no "
+        "login node of a cluster, or the controller is down. Next step: `scontrol ping`; then the same command again, "
+        "which goes on from the jobs that were submitted; or --launcher local."
     )

@@ -25,7 +25,7 @@ from ..evidence.values import Frozen, read_version
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder
-from .container import open_image
+from .container import PINNED, open_image
 from .fleet import Progress, Ran, Room, run_here
 from .interpreter import (
     Facts,
@@ -79,7 +79,8 @@ def read_spec(text: str) -> Spec:
     """
     name, _, rest = text.partition("=")
     way, _, value = rest.partition(":")
-    if not _NAME.fullmatch(name) or way not in ("overlay", "image", "python") or not value:
+    pinned = way != "image" or PINNED.fullmatch(value)
+    if not _NAME.fullmatch(name) or way not in ("overlay", "image", "python") or not value or not pinned:
         raise WrongArguments(
             f"{text!r} is not an environment. Next step: write {_FORM}; a name has letters, digits, '.', '_', '+'."
         )

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from ..errors import NoEnvironment
 from ..evidence.receipt import write_whole
@@ -30,7 +30,6 @@ _CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _CPU_LOCK: Final = _CHECKOUT / "containers" / "locks" / "cpu.txt"
 _STAMP: Final = "installed"  # written last: a folder that has it is whole
 _LIMIT_S: Final = 3600.0  # torch is 200 MB
-_LONGEST_WAIT_S: Final = 7200.0  # for another process that makes the same
 
 
 def find_cpu_python(python: str = "") -> str:
@@ -76,8 +75,8 @@ def make_cpu_stack(folder: Path) -> Path:
         Its interpreter.
 
     Raises:
-        NoEnvironment: there is no checkout to take the lock from, the installation fails, or the folder cannot be
-            written.
+        NoEnvironment: there is no checkout to take the lock from, or the installation fails.
+        OSError: the folder cannot be written.
     """
     if not _CPU_LOCK.is_file():
         raise NoEnvironment(
@@ -87,19 +86,12 @@ def make_cpu_stack(folder: Path) -> Path:
     wanted = _list_cpu_requirements()
     state = "\n".join((sys.version, *wanted, _CPU_LOCK.read_text(encoding="utf-8")))
     stamp = folder / _STAMP
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock", timeout=_LONGEST_WAIT_S):
-            if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == state):
-                shutil.rmtree(folder, ignore_errors=True)
-                _install_cpu_stack(folder, wanted)
-                write_whole(stamp, state)
-    except (OSError, Timeout) as fault:
-        raise NoEnvironment(
-            f"the CPU stack cannot be made in {folder}: {fault}. Likely cause: the disk is full, the folder belongs to "
-            f"another user, or another process has been making it for {_LONGEST_WAIT_S:g} s. Next step: make room, end "
-            f"that process, or name another folder in {CPU_VARIABLE}."
-        ) from fault
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == state):
+            shutil.rmtree(folder, ignore_errors=True)
+            _install_cpu_stack(folder, wanted)
+            write_whole(stamp, state)
     return folder / "bin" / "python"
 
 

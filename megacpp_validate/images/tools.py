@@ -64,10 +64,7 @@ def require_program(name: str, variables: Mapping[str, str]) -> str:
 
 def call(words: Sequence[str], variables: Mapping[str, str], *, limit_s: float = _QUICK_S, **more: Any) -> Ended:
     """Run a program to its end, output and errors apart; the caller judges its exit code."""
-    try:
-        return run_command(words, limit_s=limit_s, variables=variables, apart=True, **more)
-    except OSError as fault:
-        return Ended("not started", 127, 0.0, "", f"{words[0]} cannot be started: {fault}")
+    return run_command(words, limit_s=limit_s, variables=variables, apart=True, **more)
 
 
 def read_pip_settings(variables: Mapping[str, str]) -> dict[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +25,6 @@ esac
 
 def follows(words: tuple[str, ...], option: str) -> list[str]:
     return [words[place + 1] for place, word in enumerate(words) if word == option]
-
-
-@pytest.mark.parametrize("name", ["nvcr.io/nvidia/pytorch:26.09-py3", "a@sha256:123", f"a@sha256:{'A' * 64}", ""])
-def test_an_image_that_is_not_pinned_is_refused(name: str) -> None:
-    with pytest.raises(NoEnvironment, match=r"has no digest.*Next step.*@sha256"):
-        open_image(name, os.environ)
 
 
 def test_how_a_module_is_started_in_an_image(tmp_path: Path) -> None:

@@ -160,7 +160,19 @@ def test_what_a_person_writes(text: str, spec: Spec) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "2.20.2", "overlay:/a", "=overlay:/a", "x=overlay:", "x=conda:env", "a/b=python:p", "x=", "../x=python:p"],
+    [
+        "",
+        "2.20.2",
+        "overlay:/a",
+        "=overlay:/a",
+        "x=overlay:",
+        "x=conda:env",
+        "a/b=python:p",
+        "x=",
+        "../x=python:p",
+        "x=image:nvcr.io/nvidia/pytorch:26.09-py3",
+        "x=image:a@sha256:123",
+    ],
 )
 def test_what_is_no_environment_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(WrongArguments, match=r"NAME=overlay:DIR.*NAME=image:REPOSITORY@sha256.*NAME=python:PATH"):
