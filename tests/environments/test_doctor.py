@@ -16,7 +16,6 @@ import pytest
 from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
-from megacpp_validate.errors import NoEnvironment
 from megacpp_validate.evidence.doctor_look import PackageLook
 from megacpp_validate.process import Processes
 
@@ -158,21 +157,3 @@ def test_second_copies_and_second_runtimes_are_seen(
     assert look.runtimes == {name: str(runtimes / name) for name in ("libcudart.so.12", "libcudart.so.13")}
     assert (path.torch, path.torch_cuda) == ("2.13.0+cpu", "13.0")
     assert any(one.name == "pytest" for one in path.distributions)
-
-
-@pytest.mark.parametrize(
-    ("python", "said"),
-    [
-        ("#!/bin/sh\necho I am no Python\n", "I am no Python"),
-        ("not a program at all", "Exec format error"),
-        (None, "No such file"),
-    ],
-)
-def test_an_interpreter_that_cannot_be_used_is_said_so(python: str | None, said: str, tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    if python is not None:
-        program.write_text(python)
-        program.chmod(0o755)
-    with pytest.raises(NoEnvironment, match="Next") as fault:
-        take_looks(InterpreterEnvironment((str(program),), dict(os.environ)), ["torch"], LIMITS, Processes())
-    assert said in str(fault.value)

@@ -330,22 +330,3 @@ def test_a_job_cancelled_a_node_lost_the_tool_killed_a_process_killed(slurm: dic
     tries = Counter(run.tries.values())
     assert {cell: 1 + len(receipt.retries) for cell, receipt in found.found.items()} == dict(tries)
     assert not (run.receipts / ".matrix.work").exists()
-
-
-@pytest.mark.thorough
-def test_an_interrupt_leaves_nothing_in_the_queue_and_the_same_command_goes_on(
-    slurm: dict[str, str], tmp_path: Path
-) -> None:
-    run = Run(slurm, tmp_path, ["--targets", "cpu", "--probes", "imports,permute,layer_spec"])
-    tool = run.start()
-    until(run.running)
-    second = subprocess.run(
-        tool.args, env={**slurm, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    assert (second.returncode, "another run writes its receipts" in second.stderr) == (6, True)
-    tool.send_signal(signal.SIGINT)
-    assert tool.wait() == 130
-    until(lambda: all(row[2] not in ("PENDING", "RUNNING", "COMPLETING") for row in run.jobs()))
-    assert run.start().wait() == 0, run.said
-    receipts = read_receipts(run.receipts).found.values()
-    assert [len(receipts), *(receipt.retries for receipt in receipts)] == [3, (), (), ()]

@@ -90,40 +90,20 @@ def test_a_stack_that_cannot_be_made_is_not_run_and_the_others_are(
     assert not (tmp_path / "receipts" / "te2.14.1").exists()
 
 
-def fails(words: str) -> Callable[[], InterpreterEnvironment]:
-    def make() -> InterpreterEnvironment:
-        raise NoEnvironment(words)
+def test_a_stack_that_has_nothing_to_probe_has_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> InterpreterEnvironment:
+        raise NoEnvironment("there is no such folder")
 
-    return make
-
-
-def test_stacks_are_made_and_asked_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = make_probes(tmp_path, "")
-    has = {
-        "one": H200_HOST,
-        "two": H200_HOST.model_copy(update={"te": "2.14.1+cu13"}),
-        "bare": H200_HOST.model_copy(update={"torch": ""}),
-    }
-
-    class Named:
-        because = shown = identity = "named"
-
-        def __init__(self, name: str) -> None:
-            self.name, self.call = name, environment.call
-
-    monkeypatch.setattr(stacks, "read_facts", lambda made, processes: has[made.name])
-    wanted = {
-        "te2.20.2": lambda: Named("one"),
-        "te2.14.1": lambda: Named("two"),
-        "te2.17.1": lambda: Named("one"),
-        "mine": lambda: Named("one"),
-        "te1": fails("uv says no"),
-        "bare": lambda: Named("bare"),
-    }
-    found = {name: prepare_stack(name, make, {}, Processes()) for name, make in wanted.items()}
-    assert [name for name, made in found.items() if not made.problem] == ["te2.20.2", "te2.14.1", "te2.17.1", "mine"]
-    assert found["te1"].problem == "uv says no"
-    assert "has no torch" in found["bare"].problem
+    for torch, make, problem in (
+        ("2.11.0", lambda: environment, ""),
+        ("", lambda: environment, "has no torch"),
+        ("2.11.0", fail, "no such folder"),
+    ):
+        monkeypatch.setattr(stacks, "read_facts", lambda *_, t=torch: H200_HOST.model_copy(update={"torch": t}))
+        made = prepare_stack("one", make, {"A": "b"}, Processes())
+        assert (problem in made.problem, bool(made.problem)) == (True, bool(problem))
+        assert bool(made.shown) == (not problem)
 
 
 def test_the_target_is_that_of_the_gpu(catalog: Catalog) -> None:

@@ -180,16 +180,6 @@ def test_who_signed_it(site: Site, bundle: Path, capsys: pytest.CaptureFixture[s
     assert restore(key) == 1
 
 
-WORDS = [["--key", "/nonexistent"], ["--key", ""], ["--id", ""]]
-
-
-@pytest.mark.parametrize("words", WORDS)
-def test_wrong_arguments_install_nothing(words: list[str], bundle: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        restore(["--bundle", str(bundle), *words])
-    assert ended.value.code == 2
-
-
 DOCKER = """#!/bin/sh
 case "$1 $2" in
   "image inspect") cat {0}/id ;;
@@ -215,16 +205,6 @@ def test_a_loaded_image_must_have_its_digest(
     assert restore(["--bundle", str(bundle), "--load"]) == 5
     (engine / "docker").unlink()
     assert restore(["--bundle", str(bundle), "--load"]) == 5
-
-
-@pytest.mark.thorough
-def test_pip_installs_the_wheelhouse(bundle: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    words = ("--no-index", "--require-hashes", "--no-deps", "--find-links", "wheelhouse", "--requirement", "lock.txt")
-    subprocess.run(
-        [tmp_path / "venv/bin/pip", "install", *words], cwd=bundle, check=True, env={"PATH": "/usr/bin:/bin"}
-    )
-    assert list((tmp_path / "venv").rglob("alpha-1.0.dist-info"))
 
 
 def test_the_restore_command_needs_nothing_beside_itself(bundle: Path) -> None:
