@@ -113,7 +113,8 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
     }
     usable = [one for one in result.stacks if not one.problem]
     facts |= {one.stack: "; ".join(filter(None, (one.environment, one.folder))) for one in usable}
-    title = f"Upgrade canary {f'on {result.target}' if result.target else ''}: {', '.join(result.tiers)}"
+    place = f" on {result.target}" if result.target else ""
+    title = f"Upgrade canary{place}: {', '.join(result.tiers)}"
     blocks.append(tabulate_facts(facts))
     return Document(title, summarize_upgrade(result), mark_upgrade(result), tuple(blocks), (*cases, *unusable))
 
