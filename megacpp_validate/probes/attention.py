@@ -68,6 +68,7 @@ CASES: Final = (
     Case("gqa4.d64.one-token", length=1, code="one-token"),
     Case("gqa4.d64.strided", strided=True),
     Case("gqa4.d64.no-mask", causal=False),
+    Case("gqa4.d64.scale", scale=0.25),
 )
 REFUSED: Final = (
     Case("gqa4.d64.packed", options=("doc_ids",), code="packed-documents"),
@@ -75,7 +76,9 @@ REFUSED: Final = (
     Case("gqa4.d64.soft-cap", options=("softcap",), code="soft-cap"),
     Case("gqa4.d64.blocks", options=("block_mask", "block_size"), code="block-routing"),
 )
-QUICK: Final = frozenset({"gqa4.d64.odd", "gqa1.d64", "gqa4.d64.one-token", "gqa4.d64.strided", "gqa4.d64.no-mask"})
+QUICK: Final = frozenset(
+    {"gqa4.d64.odd", "gqa1.d64", "gqa4.d64.one-token", "gqa4.d64.strided", "gqa4.d64.no-mask", "gqa4.d64.scale"}
+)
 FLASH: Final = {
     "fa3": (Case("gqa4.d128", width=128), Case("gqa4.d64.window", extra=5, options=("window",))),
     "fa4": (Case("gqa4.d128", width=128), Case("gqa4.d64.soft-cap", extra=5, options=("softcap",))),
@@ -106,11 +109,11 @@ class Sample:
         """In fp64."""
         query, key, value = given.values()
         softcap = self.options.get("softcap")
-        return attend(query, key, value, self.visible(), softcap=softcap)
+        return attend(query, key, value, self.visible(), scale=self.case.scale, softcap=softcap)
 
     def native(self, given: Tensors) -> Any:
         """The plain path in the same precision, on tensors that lie alike."""
-        return native_attention(*given.values(), causal=self.case.causal, **self.options)
+        return native_attention(*given.values(), causal=self.case.causal, scale=self.case.scale, **self.options)
 
 
 def probe(bench: Bench) -> None:
@@ -121,9 +124,9 @@ def probe(bench: Bench) -> None:
             if not bench.quick or case.name in QUICK:
                 _run(bench, bridge, case, name)
     shapes = [(2, heads, _length(bench), 64) for heads in (HEADS, CASES[0].groups, CASES[0].groups)]
-    tensors = [torch.ones(shape, dtype=torch.bfloat16, device=bench.device) for shape in shapes]
+    tensors = [bench.randn(*shape, dtype=torch.bfloat16) for shape in shapes]
     layer = _layer(bench, bridge, CASES[0])
-    bench.layer_keeps_nothing("bf16", layer, *tensors)
+    bench.layer_keeps_nothing("bf16", layer, *tensors, draws=True)
     both = partial(layer, *tensors, doc_ids=tensors[0].new_zeros(2, _length(bench)).long(), window=4)
     bench.refuses("refuses.packed-and-windowed", bench.bridge("errors").MaskConflict, both)
 
@@ -169,7 +172,7 @@ def _layer(bench: Bench, bridge: Any, case: Case, flash: str = "") -> Any:
     # Without Transformer Engine the native path is meant, not another vendor's.
     backends = (flash,) if flash else bridge.BACKENDS if bench.wants_te else ("te", "sdpa")
     sizes = {"num_heads": HEADS, "head_dim": case.width, "num_gqa_groups": case.groups}
-    return bridge.Attention(**sizes, backends=backends, device=bench.device)
+    return bridge.Attention(**sizes, softmax_scale=case.scale, backends=backends, device=bench.device)
 
 
 def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:

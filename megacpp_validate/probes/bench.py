@@ -15,7 +15,7 @@ import torch
 from ..evidence.receipt import Backend, Check, Compiler, JitCompile, Quantizer, TrainingRecord
 from .bounds import Roundings, compare, low_precision_ran, relative_error
 from .emulation import EMULATED
-from .observe import Enter, attention_kernels, check_memory, observed_backends, use_of
+from .observe import Enter, Used, attention_kernels, check_memory, check_steady, observed_backends, use_of
 from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"
@@ -274,18 +274,23 @@ class Bench:
         self.check(name, passed, f"Transformer Engine refused with {codes}; {choice.observed} took the call")
 
     def layer_keeps_nothing(
-        self, name: str, layer: Callable[..., Any], *inputs: Any, enter: Enter = nullcontext, **options: Any
-    ) -> None:
-        """Forward and backward of `layer(*inputs, **options)` leave no tensor behind on the device.
+        self, name: str, layer: Callable[..., Any], *inputs: Any, enter: Enter = nullcontext, draws: bool = False,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """Ten uses of `layer(*inputs, **options)` keep no tensor on the device, and give the same.
 
         Args:
-            name: of precision and layer, such as "fp8.delayed" or "bf16.mlp"; the check is `NAME.memory`.
+            name: of precision and layer, such as "fp8.delayed" or "bf16.mlp"; the checks are `NAME.memory` and
+                `NAME.steady`.
             layer: called in the scope that `enter` makes.
             inputs: copies of the tensors go in at each call, so that one that is kept shows.
-            enter: makes the scope anew.
+            enter: makes the scope anew; with one, gradients are rounded to FP8.
+            draws: whether a fused attention runs, which moves the GPU's generator even without dropout.
             options: of the call.
         """
-        self.checks.append(check_memory(name, self.device, use_of(layer, inputs, enter, options)))
+        use = use_of(layer, inputs, enter, options)
+        self.checks.append(check_memory(name, self.device, use))
+        self.checks.append(check_steady(name, use, low_precision=enter is not nullcontext, draws=draws))
 
     def ran_on(self, path: str, choice: Any, *outputs: Any, wanted: str = "") -> None:
         """Record what one path requested, claims and was seen to run, and fail it on a fallback or a false claim.

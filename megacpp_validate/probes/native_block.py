@@ -260,7 +260,7 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     if bench.wants_te and not case.code:
         check_layers_ran(bench, path, out, LAYERS)
     if case is PLAIN and dtype == "bf16":
-        bench.layer_keeps_nothing(dtype, layer, sample.rows, rope=sample.rope)
+        bench.layer_keeps_nothing(dtype, layer, sample.rows, rope=sample.rope, draws=True)
 
 
 def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
@@ -275,7 +275,7 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
             try_case(bench, trial)
         check_layers_in_low_precision(bench, path, recipe, watched)
         if case is GATED:
-            bench.layer_keeps_nothing(f"fp8.{recipe}", layer, sample.rows, enter=enter, rope=sample.rope)
+            bench.layer_keeps_nothing(f"fp8.{recipe}", layer, sample.rows, enter=enter, rope=sample.rope, draws=True)
     sample, path = new_sample(bench, ODD, torch.bfloat16), f"fp8.{recipe}.{ODD.name}"
     trial = layer_trial(path, new_layer(bench, bridge, sample), sample, enter=enter, ran_as=f"native_block.{path}")
     try_case(bench, replace(trial, code="fp8-alignment"))

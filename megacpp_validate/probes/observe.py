@@ -14,11 +14,12 @@ Triton tunes) is made in the first calls, or shows in one call and in no other: 
 from __future__ import annotations
 
 import gc
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook
@@ -107,7 +108,7 @@ def attention_kernels(*outputs: Any) -> tuple[str, ...]:
     return tuple(kernel for pattern, kernel in _KERNELS if any(pattern.search(name) for name in names))
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- uses of a layer --------------------------------------------------------------------------------------------------
 
 WARM_UP: Final = 2  # delayed scaling has its histories and scales then, and each direction its workspaces
 CALLS: Final = 3
@@ -115,24 +116,80 @@ BLOCK: Final = 512  # bytes of the smallest block that torch's CUDA allocator co
 SCALARS: Final = 8  # blocks a call: scales and the like, no activation, no weight, no history
 
 
+class Used(NamedTuple):
+    """What one use of a layer gave."""
+
+    outputs: list[Any]
+    gradients: list[Any]
+
+
 def use_of(
     layer: Callable[..., Any], inputs: Sequence[Any], enter: Enter, options: dict[str, Any]
-) -> Callable[[], None]:
+) -> Callable[[], Used]:
     """A use of a layer: a copy of each tensor goes forward through it in the scope, and gradients come back outside."""
 
-    def use() -> None:
+    def use() -> Used:
         given = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in inputs]
         rows = [one.requires_grad_() for one in given if isinstance(one, torch.Tensor) and one.is_floating_point()]
         with enter():
             out = layer(*given, **options)
         trained = layer.parameters() if isinstance(layer, torch.nn.Module) else ()
         leaves = [*rows, *(parameter for parameter in trained if parameter.requires_grad)]
-        made = out if isinstance(out, tuple | list) else (out,)
-        behind = [one for one in made if isinstance(one, torch.Tensor) and one.requires_grad]
+        made = [one for one in (out if isinstance(out, tuple | list) else (out,)) if isinstance(one, torch.Tensor)]
+        behind = [one for one in made if one.requires_grad]
+        gradients: Sequence[Any] = ()
         if behind:  # a fault that cuts the graph shows elsewhere
-            torch.autograd.grad(behind, leaves, [torch.ones_like(one) for one in behind], allow_unused=True)
+            ones = [torch.ones_like(one) for one in behind]
+            gradients = torch.autograd.grad(behind, leaves, ones, allow_unused=True)
+        return Used([one.detach() for one in made], [one for one in gradients if one is not None])
 
     return use
+
+
+# --- the tenth use ----------------------------------------------------------------------------------------------------
+
+USES: Final = 5  # after those that memory is measured in, ten together
+ROUNDING: Final = 2.0**-8  # of bf16
+FP8_ROUNDING: Final = 2.0**-3  # of E5M2, the format of gradients
+
+
+def check_steady(name: str, call: Callable[[], Used], *, low_precision: bool, draws: bool) -> Check:
+    """Whether later uses of a layer, of the same tensors, give what earlier ones gave; see `Bench.layer_keeps_nothing`."""
+    before = _generators(draws)
+    uses = [call() for _ in range(USES + 1)]
+    outputs, gradients = (
+        max(_distance(getattr(one, part), getattr(other, part)) for one, other in pairwise(uses))
+        for part in Used._fields
+    )
+    bound = FP8_ROUNDING if low_precision else ROUNDING
+    moved = float(not all(map(torch.equal, before, _generators(draws))))
+    why = f"use {WARM_UP + CALLS + 1} to {WARM_UP + CALLS + USES + 1} against the use before"
+    parts = (
+        Part("outputs", outputs, ROUNDING, outputs <= ROUNDING, f"{why}: one rounding to bf16"),
+        Part("gradients", gradients, bound, gradients <= bound, f"{why}: one rounding to the format of gradients"),
+        Part("generators-moved", moved, 0.0, moved == 0.0, "nothing is drawn without dropout"),
+    )
+    passed = all(part.passed for part in parts)
+    return Check(
+        f"{name}.steady", passed, parts, "" if passed else "a later use of the layer differs from the first ones"
+    )
+
+
+def _distance(before: Sequence[Any], after: Sequence[Any]) -> float:
+    """The largest relative difference of two lists of tensors; infinite where one has a value that is not finite."""
+    found = [0.0]
+    for one, other in zip(before, after, strict=True):
+        norm, distance = (float(tensor.double().norm()) for tensor in (one, other.double() - one.double()))
+        found.append(distance / norm if norm else distance)
+    return max(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def _generators(draws: bool) -> list[Any]:
+    """States of torch's generators; without the GPU's where a fused kernel takes numbers even for no dropout."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() and not draws else [])]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def check_memory(name: str, device: str, call: Callable[[], Any]) -> Check:

@@ -124,7 +124,7 @@ def route(bench: Bench, case: Case, dtype: Any, *, grad: bool = False) -> Routed
     routing_map.scatter_(1, chosen[order], True)
     if case.dropped:
         routing_map[case.dropped - 1 :: case.dropped] = False
-    probs = bench.rand(number, EXPERTS).add_(0.05)
+    probs = bench.rand(number, EXPERTS).pow_(3).add_(1e-3)  # a third of them below 0.05
     return Routed(tokens.requires_grad_(grad), probs.requires_grad_(grad), routing_map)
 
 

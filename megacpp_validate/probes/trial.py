@@ -92,6 +92,7 @@ class Case:
         strided: whether no input is contiguous; of attention, the key not even along its last axis.
         small: whether rows of a block are so small that eps counts in both norms.
         activation: of a block's MLP.
+        scale: factor on the scores that attention is made with; None is its default.
         options: of the call; the probe makes their tensors.
         code: of the refusal that Transformer Engine must give; empty where it must not.
     """
@@ -105,6 +106,7 @@ class Case:
     strided: bool = False
     small: bool = False
     activation: Any = "swiglu"
+    scale: float | None = None
     options: tuple[str, ...] = ()
     code: str = ""
 

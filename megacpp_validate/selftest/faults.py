@@ -166,7 +166,7 @@ def _change_value(value: Any, default: Any, mutant: Mutant) -> Any:
     if mutant.fault is Fault.ARGUMENT:
         return given["value"] if given.get("only", value) == value else value
     if mutant.fault is Fault.ARGUMENT_LOST:
-        return default
+        return value.masked_fill(value < given["below"], 0.0) if "below" in given else default
     if mutant.fault is Fault.ARGUMENT_SCALED:
         return None if value is None else value * given["factor"]
     if isinstance(value, torch.Tensor):

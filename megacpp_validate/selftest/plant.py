@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from ..evidence.selftest import Fault, Mutant
@@ -87,10 +88,15 @@ def _make_faulty(target: Any, mutant: Mutant, trace: Trace) -> Any:
         trace.reached = 1
         return _without_row(target, mutant.parameters["name"])
     fault = FAULTS[mutant.fault]
+    calls, every = count(1), int(mutant.parameters.get("every", 1))
+
+    def around(call: Call) -> Any:
+        return call.run() if next(calls) % every else fault(call, mutant, trace)
+
     # A class that is looked up by its module must not pass for the vendor's.
     module = __name__ if mutant.fault is Fault.NATIVE_INSTEAD else ""
     at_init = mutant.parameters.get("call") == "init"
-    return around_calls(target, lambda call: fault(call, mutant, trace), at_init=at_init, module=module)
+    return around_calls(target, around, at_init=at_init, module=module)
 
 
 def _without_row(table: Any, name: Any) -> Any:

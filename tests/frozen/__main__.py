@@ -1,4 +1,4 @@
-"""`python -m tests.frozen record | compare [--only CELL] [--fast] [--jobs N] [--receipts FOLDER ...]`.
+"""`python -m tests.frozen record|compare|checks|boundary [--only CELL] [--fast] [--jobs N] [--receipts FOLDER ...]`.
 
 Without receipts: every cell that a CPU can run, native layers and training. With them: receipts of an H200.
 """
@@ -16,7 +16,8 @@ from typing import Any
 
 from megacpp_validate.evidence.receipt import receipt_text
 
-from .cells import list_orders, run_cells
+from .boundary import never_varied
+from .cells import list_orders, run_cells, trace_boundary
 from .compare import HOME, differences, read_rows, row_of, write_evidence, write_json, write_rows
 from .layers import hash_layers
 
@@ -24,7 +25,7 @@ from .layers import hash_layers
 def main() -> int:
     """Record, compare, or write the checks that the gate requires: 0 where nothing changed, 1 where something did."""
     parser = argparse.ArgumentParser(prog="python -m tests.frozen", description=__doc__)
-    parser.add_argument("verb", choices=["record", "compare", "checks"])
+    parser.add_argument("verb", choices=["record", "compare", "checks", "boundary"])
     parser.add_argument("--only", default="*", help="cells, with * and ?")
     parser.add_argument("--fast", action="store_true", help="quick cells only: no full shapes, no training")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -33,7 +34,9 @@ def main() -> int:
     if given.verb == "checks":
         write_evidence()
         return 0
-    if given.receipts:
+    if given.verb == "boundary":
+        found = [f"{name}: only {kind}" for name, kind in never_varied(trace_boundary(given.jobs)).items()]
+    elif given.receipts:
         found = _compare_receipts(given.verb, given.receipts, given.only)
     else:
         found = _compare_cells(given.verb, given.only, given.jobs, fast=given.fast)

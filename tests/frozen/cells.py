@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, Final
@@ -20,6 +20,8 @@ import pytest
 from megacpp_validate.catalog.bridge import ProbeCell, read_catalog
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.probes.order import Order, Target
+
+from .boundary import Seen, note_calls
 
 RECIPES: Final = ("delayed", "current", "block")
 TARGETS: Final = {
@@ -60,15 +62,36 @@ def list_orders() -> dict[str, Order]:
 
 def run_cells(orders: dict[str, Order], jobs: int) -> Iterator[tuple[str, Receipt]]:
     """Run each in a new process, `jobs` at a time; each as soon as it is over."""
+    return _run_each(_run, orders, jobs)
+
+
+def trace_boundary(jobs: int) -> Seen:
+    """What all cells on the double pass to Transformer Engine."""
+    seen: Seen = {}
+    for _, one in _run_each(
+        _note, {cell: order for cell, order in list_orders().items() if order.requested == "te"}, jobs
+    ):
+        for name, kinds in one.items():
+            seen[name] = seen.get(name, set()) | kinds
+    return seen
+
+
+def _run_each(run: Any, orders: dict[str, Order], jobs: int) -> Iterator[tuple[str, Any]]:
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        running = {pool.submit(_run, order): cell for cell, order in orders.items()}
+        running = {pool.submit(run, order): cell for cell, order in orders.items()}
         for one in as_completed(running):
             yield running[one], one.result()
 
 
-def _run(order: Order) -> Any:
+def _note(order: Order) -> Seen:
+    notes: list[Seen] = []
+    _run(order, lambda: notes.append(note_calls()))
+    return dict(notes[0])
+
+
+def _run(order: Order, prepare: Callable[[], None] = lambda: None) -> Receipt:
     warnings.simplefilter("ignore")
     for variable in [name for name in os.environ if name.startswith("MEGACPP_")]:
         del os.environ[variable]
@@ -85,5 +108,6 @@ def _run(order: Order) -> Any:
     from megacpp_validate.probes.process import run_probe
 
     sys.argv = sys.argv[:1]
+    prepare()
     with tempfile.TemporaryDirectory() as folder:
         return run_probe(replace(order, folder=folder))

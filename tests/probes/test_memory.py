@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.probes.observe import CALLS, WARM_UP, bytes_kept, check_memory, use_of  # noqa: E402
+from megacpp_validate.probes.observe import CALLS, WARM_UP, bytes_kept, check_memory, check_steady, use_of  # noqa: E402
 
 CALLS_IN_ALL = WARM_UP + CALLS
 Keeps = Callable[[Any, Any], None]
@@ -108,3 +108,27 @@ def test_on_a_gpu_the_allocator_counts(
     check = check_memory("bf16", "cuda", lambda: None)
     assert (check.name, check.passed, check.parts[0].observed) == ("bf16.memory", passed, kept)
     assert ("memory grows" in check.detail) is not passed
+
+
+def scale_late(rows: Any, out: Any, calls: list[int]) -> None:
+    calls.append(len(calls))
+    if len(calls) % 5 == 0:
+        out.data.mul_(1.01)
+
+
+FAULTS: dict[str, tuple[str, Callable[..., None]]] = {
+    "outputs": ("outputs", scale_late),
+    "gradients": ("gradients", lambda rows, out, calls: calls.append(1) or out.register_hook(lambda g: g * len(calls))),
+    "generator": ("generators-moved", lambda rows, out, calls: torch.rand(1)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_layer_that_changes_with_its_uses_is_seen(fault: str) -> None:
+    part, keeps = FAULTS[fault]
+    calls: list[int] = []
+    use = use_of(Layer(lambda rows, out: keeps(rows, out, calls)), (torch.ones(4, 8),), nullcontext, {})
+    check = check_steady("bf16", use, low_precision=False, draws=False)
+    assert [one.name for one in check.parts if not one.passed] == [part]
+    quiet = use_of(Layer(lambda rows, out: None), (torch.ones(4, 8),), nullcontext, {})
+    assert check_steady("bf16", quiet, low_precision=False, draws=False).passed
