@@ -15,7 +15,7 @@ import torch
 from ..evidence.receipt import Backend, Check, Compiler, JitCompile, Quantizer, TrainingRecord
 from .bounds import Roundings, compare, low_precision_ran, relative_error
 from .emulation import EMULATED
-from .observe import Enter, Used, attention_kernels, check_memory, check_steady, observed_backends, use_of
+from .observe import Enter, attention_kernels, check_memory, check_steady, observed_backends, use_of
 from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"

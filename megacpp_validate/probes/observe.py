@@ -154,7 +154,7 @@ FP8_ROUNDING: Final = 2.0**-3  # of E5M2, the format of gradients
 
 
 def check_steady(name: str, call: Callable[[], Used], *, low_precision: bool, draws: bool) -> Check:
-    """Whether later uses of a layer, of the same tensors, give what earlier ones gave; see `Bench.layer_keeps_nothing`."""
+    """Whether later uses of a layer, of the same tensors, give what earlier ones gave."""
     before = _generators(draws)
     uses = [call() for _ in range(USES + 1)]
     outputs, gradients = (
