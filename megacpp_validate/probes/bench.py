@@ -284,13 +284,13 @@ class Bench:
                 `NAME.steady`.
             layer: called in the scope that `enter` makes.
             inputs: copies of the tensors go in at each call, so that one that is kept shows.
-            enter: makes the scope anew; with one, gradients are rounded to FP8.
+            enter: makes the scope anew.
             draws: whether a fused attention runs, which moves the GPU's generator even without dropout.
             options: of the call.
         """
         use = use_of(layer, inputs, enter, options)
         self.checks.append(check_memory(name, self.device, use))
-        self.checks.append(check_steady(name, use, low_precision=enter is not nullcontext, draws=draws))
+        self.checks.append(check_steady(name, use, draws=draws))
 
     def ran_on(self, path: str, choice: Any, *outputs: Any, wanted: str = "") -> None:
         """Record what one path requested, claims and was seen to run, and fail it on a fallback or a false claim.

@@ -150,10 +150,9 @@ def use_of(
 
 USES: Final = 5  # after those that memory is measured in, ten together
 ROUNDING: Final = 2.0**-8  # of bf16
-FP8_ROUNDING: Final = 2.0**-3  # of E5M2, the format of gradients
 
 
-def check_steady(name: str, call: Callable[[], Used], *, low_precision: bool, draws: bool) -> Check:
+def check_steady(name: str, call: Callable[[], Used], *, draws: bool) -> Check:
     """Whether later uses of a layer, of the same tensors, give what earlier ones gave."""
     before = _generators(draws)
     uses = [call() for _ in range(USES + 1)]
@@ -161,12 +160,11 @@ def check_steady(name: str, call: Callable[[], Used], *, low_precision: bool, dr
         max(_distance(getattr(one, part), getattr(other, part)) for one, other in pairwise(uses))
         for part in Used._fields
     )
-    bound = FP8_ROUNDING if low_precision else ROUNDING
     moved = float(not all(map(torch.equal, before, _generators(draws))))
-    why = f"use {WARM_UP + CALLS + 1} to {WARM_UP + CALLS + USES + 1} against the use before"
+    why = "each of the later uses against the one before: one rounding to bf16; on an H200 all bits are the same"
     parts = (
-        Part("outputs", outputs, ROUNDING, outputs <= ROUNDING, f"{why}: one rounding to bf16"),
-        Part("gradients", gradients, bound, gradients <= bound, f"{why}: one rounding to the format of gradients"),
+        Part("outputs", outputs, ROUNDING, outputs <= ROUNDING, why),
+        Part("gradients", gradients, ROUNDING, gradients <= ROUNDING, why),
         Part("generators-moved", moved, 0.0, moved == 0.0, "nothing is drawn without dropout"),
     )
     passed = all(part.passed for part in parts)

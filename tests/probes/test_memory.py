@@ -128,7 +128,7 @@ def test_a_layer_that_changes_with_its_uses_is_seen(fault: str) -> None:
     part, keeps = FAULTS[fault]
     calls: list[int] = []
     use = use_of(Layer(lambda rows, out: keeps(rows, out, calls)), (torch.ones(4, 8),), nullcontext, {})
-    check = check_steady("bf16", use, low_precision=False, draws=False)
+    check = check_steady("bf16", use, draws=False)
     assert [one.name for one in check.parts if not one.passed] == [part]
     quiet = use_of(Layer(lambda rows, out: None), (torch.ones(4, 8),), nullcontext, {})
-    assert check_steady("bf16", quiet, low_precision=False, draws=False).passed
+    assert check_steady("bf16", quiet, draws=False).passed
