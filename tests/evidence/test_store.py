@@ -251,8 +251,11 @@ def test_a_damaged_text_is_refused(text: str, said: str, tmp_path: Path) -> None
         read_receipt(tmp_path / NAME)
 
 
-def test_every_committed_receipt_is_read() -> None:
-    places = list((ROOT / "docs" / "evidence").rglob("*.json.xz"))
+def test_every_committed_receipt_is_packed_and_read() -> None:
+    evidence = ROOT / "docs" / "evidence"
+    files = [path for path in evidence.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 5_000_000, "pack receipts with `xz -9`"
+    places = [path for path in files if path.name.endswith(".json.xz")]
     assert len(places) > 40
     for place in places:
         assert f"{read_receipt(place).cell}.json.xz" == place.name
