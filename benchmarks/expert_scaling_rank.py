@@ -20,11 +20,10 @@ from benchmarks.moe_layer_paths import AUX, SMALL, Case, differentiate
 from benchmarks.router import choose_experts
 from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
-from megacpp_validate.bridge.jagged_experts import jagged_moe
+from megacpp_validate.bridge.jagged_experts import jagged_moe, jagged_rows
 from megacpp_validate.bridge.permute import Dispatch
 from megacpp_validate.native.mlp import activation
 from megacpp_validate.native.router import TopKRouter
-from megacpp_validate.training.expert_layer import run_jagged
 from megacpp_validate.training.parallel.exchange import ExpertExchange
 from megacpp_validate.training.parallel.ranks import join_ranks
 from megacpp_validate.training.smoke.trainer import exposed_seconds
@@ -88,7 +87,7 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> 
 
     def bank(rows: Any, counts: Any) -> Any:
         if jagged:
-            return run_jagged(rows, counts, up.bank.weight, down.bank.weight)
+            return jagged_rows(rows, counts, up.bank.weight, down.bank.weight)
         return down(activation(up(rows, counts), "swiglu"), counts)
 
     def step() -> Any:
@@ -98,7 +97,7 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> 
         if exchange is None:
             rows = bank(sent.rows, sent.rows_per_expert)
         else:
-            rows = exchange.run(sent.rows, counts, received, bank, by_source=jagged)
+            rows = exchange.run(sent.rows, counts, received, bank)
         out = dispatch.unpermute(rows, sent.row_map, probs=routing.probs)
         return differentiate(out, routing.aux_loss, leaves, gradient)
 

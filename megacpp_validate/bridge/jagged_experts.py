@@ -17,8 +17,9 @@ gradients of experts without rows to zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -79,6 +80,24 @@ def jagged_moe(
         if why_not_fused(tokens, up_weight, down_weight):
             return _plain(tokens, chosen, weights, up_weight, down_weight)
         return _JaggedMoe.apply(tokens, chosen, weights, up_weight, down_weight, mark)
+
+
+def jagged_rows(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
+    """Rows that are sorted by expert already through their experts, without weights: [R, D] -> [R, D].
+
+    Args:
+        rows: [R, D]; R may be 0.
+        rows_per_expert: E numbers on the host that sum to R. The host does not wait for the device.
+        up_weight, down_weight: as in `jagged_moe`.
+
+    Returns:
+        [R, D] in the dtype of the rows, also inside an autocast region; gradients as in `jagged_moe`.
+    """
+    with without_autocast(rows):
+        if why_not_fused(rows, up_weight, down_weight):
+            return _plain_rows(rows, rows_per_expert, up_weight, down_weight)
+        ends = torch.tensor(list(accumulate(rows_per_expert)), dtype=torch.int32).to(rows.device, non_blocking=True)
+        return _JaggedRows.apply(rows, ends, up_weight, down_weight)
 
 
 def why_not_fused(tokens: Any, up_weight: Any, down_weight: Any) -> str:
@@ -230,6 +249,39 @@ class _JaggedMoe(torch.autograd.Function):
         return of_tokens, None, of_weights, of_up_weight, of_down, None
 
 
+class _JaggedRows(torch.autograd.Function):
+    """The experts alone: no sort, no gather, no weights."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, ends: Any, up_weight: Any, down_weight: Any) -> Any:
+        rows, up_weight, down_weight = packed(rows), packed(up_weight), packed(down_weight)
+        up = grouped_product(rows, up_weight.transpose(1, 2), ends)
+        ctx.save_for_backward(rows, ends, up_weight, down_weight, up)
+        return grouped_product(gate_rows(up), down_weight.transpose(1, 2), ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any]:
+        rows, ends, up_weight, down_weight, up = ctx.saved_tensors
+        grad = packed(grad)
+        of_up, _, inner = gate_rows_backward(up, grouped_product(grad, down_weight, ends))
+        of_down = zero_idle(grouped_product(grad.t(), inner, ends), ends)
+        of_up_weight = zero_idle(grouped_product(of_up.t(), rows, ends), ends)
+        return grouped_product(of_up, up_weight, ends), None, of_up_weight, of_down
+
+
+def _plain_rows(rows: Any, counts: Sequence[int], up_weight: Any, down_weight: Any, scale: Any = None) -> Any:
+    """`jagged_rows` in plain torch, by a loop over the experts; `scale` [R, 1] of each row, if any."""
+    gate, linear = grouped_gemm_loop(rows, up_weight, counts).to(_wide(rows)).chunk(2, dim=-1)
+    inner = functional.silu(gate) * linear
+    inner = inner if scale is None else inner * scale
+    return grouped_gemm_loop(inner.to(rows.dtype), down_weight, counts)
+
+
+def _wide(rows: Any) -> Any:
+    return torch.promote_types(rows.dtype, torch.float32)
+
+
 def _plain(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> Any:
     """The same mathematics and roundings in plain torch, by a loop over the experts."""
     experts, (count, top_k) = up_weight.shape[0], chosen.shape
@@ -241,14 +293,12 @@ def _plain(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: 
             f"{experts - 1}."
         )
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    wide = torch.promote_types(tokens.dtype, torch.float32)
+    wide = _wide(tokens)
     assignment = order.order.long()
     # In the wide dtype, so that the gradients of a token's rows are summed in it.
     rows = tokens.to(wide).index_select(0, assignment // top_k).to(tokens.dtype)
-    gate, linear = grouped_gemm_loop(rows, up_weight, counts).to(wide).chunk(2, dim=-1)
     scale = weights.to(wide).reshape(-1).index_select(0, assignment).unsqueeze(-1)
-    inner = (functional.silu(gate) * linear * scale).to(tokens.dtype)
-    out = grouped_gemm_loop(inner, down_weight, counts).to(wide)
+    out = _plain_rows(rows, counts, up_weight, down_weight, scale).to(wide)
     taken = out.index_select(0, order.place.reshape(-1).long())
     return taken.reshape(count, top_k, tokens.shape[1]).sum(dim=1).to(tokens.dtype)
 
@@ -268,7 +318,7 @@ def _check(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: 
             f"tokens [T, D], chosen [T, k], weights [T, k], up_weight [E, 2F, D] and down_weight [E, D, F] have the "
             f"shapes {shapes}. Next step: pass these shapes, k from 1 to E."
         )
-    wanted = torch.promote_types(tokens.dtype, torch.float32)
+    wanted = _wide(tokens)
     same = tokens.dtype == up_weight.dtype == down_weight.dtype
     if chosen.dtype != torch.int64 or weights.dtype != wanted or not same:
         raise WrongDtype(

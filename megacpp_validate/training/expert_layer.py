@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import torch
 from ..bridge.backends import Choice, Refusal, choose
 from ..bridge.expert_gemm import ExpertGemm, TeExpertBank
 from ..bridge.fused import choose_residual_norm
-from ..bridge.jagged_experts import jagged_moe, why_not_fused
+from ..bridge.jagged_experts import jagged_moe, jagged_rows, why_not_fused
 from ..bridge.layer_spec import build_norm
 from ..bridge.permute import Dispatch, padded_moe
 from ..native.mlp import MLP, activation
@@ -122,15 +121,13 @@ class ExpertLayer(Layer):
             self._note_path(tokens)
             if self.exchange is None:
                 return self._mix_at_once(tokens, routing)
-        jagged = self.build.forms.moe == "jagged"
-        bank = self._run_jagged if jagged else self._run_experts
         sent, received = self.lay_out(tokens, routing.routing_map)
         if self.spread.audit:
             self.last = sent.rows_per_expert, routing.routing_map.detach()
         if self.exchange is None:
-            rows = bank(sent.rows, sent.rows_per_expert)
+            rows = self._run_experts(sent.rows, sent.rows_per_expert)
         else:
-            rows = self.exchange.run(sent.rows, list(sent.rows_per_expert), received, bank, by_source=jagged)
+            rows = self.exchange.run(sent.rows, list(sent.rows_per_expert), received, self._run_experts)
         return self.dispatch.unpermute(rows, sent.row_map, probs=routing.probs)
 
     def lay_out(self, tokens: Any, routing_map: Any) -> tuple[Any, list[int]]:
@@ -141,10 +138,10 @@ class ExpertLayer(Layer):
         return self.dispatch.permute(tokens, None, routing_map, rows_per_expert=counts), received
 
     def _run_experts(self, rows: Any, rows_per_expert: Any) -> Any:
+        """Rows by expert through the experts that lie here."""
+        if self.build.forms.moe == "jagged":
+            return jagged_rows(rows, rows_per_expert, self.up.bank.weight, self.down.bank.weight)
         return self.down(activation(self.up(rows, rows_per_expert), "swiglu"), rows_per_expert)
-
-    def _run_jagged(self, rows: Any, rows_per_expert: Any) -> Any:
-        return run_jagged(rows, rows_per_expert, self.up.bank.weight, self.down.bank.weight)
 
     def _mix_at_once(self, tokens: Any, routing: Any) -> Any:
         """The paths that are one function from tokens to tokens, on one rank."""
@@ -173,19 +170,6 @@ class ExpertLayer(Layer):
             probs = routing.logits.softmax(dim=-1)
             aux = self.size.aux_coefficient * share_of_balance_loss(probs, routing.routing_map, spread.token_group)
         return replace(routing, aux_loss=aux / spread.plan.accumulate, z_loss=routing.z_loss * spread.share)
-
-
-def run_jagged(rows: Any, rows_per_chunk: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
-    """The jagged product over rows [R, D] in chunks, unweighted: each row as a token of one expert.
-
-    Args:
-        rows_per_chunk: numbers that sum to R; chunk c is of expert c modulo the experts here.
-    """
-    experts = torch.arange(up_weight.shape[0], device=rows.device).repeat(len(rows_per_chunk) // up_weight.shape[0])
-    counts = torch.tensor(rows_per_chunk, device=rows.device)
-    chosen = experts.repeat_interleave(counts, output_size=rows.shape[0]).unsqueeze(1)
-    ones = torch.ones(chosen.shape, dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
-    return jagged_moe(rows, chosen, ones, up_weight, down_weight)
 
 
 def build_router(size: Size, device: Any) -> TopKRouter:

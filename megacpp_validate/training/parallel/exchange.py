@@ -59,17 +59,13 @@ class ExpertExchange:
         sent, received = both.tolist()
         return sent, received
 
-    def run(
-        self, rows: Any, sent: list[int], received: list[int], bank: Callable[[Any, Sequence[int]], Any], *,
-        by_source: bool = False,
-    ) -> Any:  # fmt: skip
+    def run(self, rows: Any, sent: list[int], received: list[int], bank: Callable[[Any, Sequence[int]], Any]) -> Any:
         """Dispatch, the expert bank of this rank, combine: [R, D] -> [R, D'].
 
         Args:
             rows: [R, D] sorted by expert, as `Dispatch.permute` lays them out; R may be 0.
             sent, received: of `exchange_counts`.
             bank: rows [R', D] by expert and E / ranks numbers -> [R', D'], with a gradient also where R' is 0.
-            by_source: `bank` takes rows as they arrive and the E numbers `received` instead, and sorts them itself.
 
         Raises:
             TokensNotConserved: rows differ from what was sent (audit).
@@ -77,13 +73,10 @@ class ExpertExchange:
         to_rank, from_rank = ([sum(counts) for counts in self._by_rank(of)] for of in (sent, received))
         moved = exchange_rows(rows, to_rank, from_rank, self.group)
         self._compare("dispatch", (rows, sent), (moved, received))
-        if by_source:
-            back = bank(moved, received)
-        else:
-            by_expert, back_by_source = _chunk_orders(self.num_experts, self.ranks)
-            ordered, _ = self._sorting.sort_chunks(moved, received, by_expert)
-            out = bank(ordered, [sum(counts) for counts in zip(*self._by_rank(received), strict=True)])
-            back, _ = self._sorting.sort_chunks(out, [received[chunk] for chunk in by_expert], back_by_source)
+        by_expert, back_by_source = _chunk_orders(self.num_experts, self.ranks)
+        ordered, _ = self._sorting.sort_chunks(moved, received, by_expert)
+        out = bank(ordered, [sum(counts) for counts in zip(*self._by_rank(received), strict=True)])
+        back, _ = self._sorting.sort_chunks(out, [received[chunk] for chunk in by_expert], back_by_source)
         returned = exchange_rows(back, from_rank, to_rank, self.group)
         self._compare("combine", (back, received), (returned, sent))
         return returned

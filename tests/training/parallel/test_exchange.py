@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import distributed
 
-from megacpp_validate.bridge.jagged_experts import jagged_moe
+from megacpp_validate.bridge.jagged_experts import jagged_moe, jagged_rows
 from megacpp_validate.native.grouped_gemm import grouped_gemm
 from megacpp_validate.native.mlp import activation
 from megacpp_validate.native.permute import permute, unpermute
-from megacpp_validate.training.expert_layer import run_jagged
 from megacpp_validate.training.parallel import exchange as exchanges
 from megacpp_validate.training.parallel.checks import TokensNotConserved, check_routed
 from megacpp_validate.training.parallel.exchange import ExpertExchange
@@ -60,7 +59,7 @@ def run_loop(rows: Any, counts: Any, up: Any, down: Any) -> Any:
     return grouped_gemm(activation(grouped_gemm(rows, up, list(counts)), "swiglu"), down, list(counts))
 
 
-BANKS = {"loop": run_loop, "jagged": run_jagged}
+BANKS = {"loop": run_loop, "jagged": jagged_rows}
 
 
 def over_ranks(bank: Any) -> Any:
@@ -70,8 +69,7 @@ def over_ranks(bank: Any) -> Any:
         rows, scale, ids = permute(tokens, probs, routed)
         exchange = ExpertExchange(EXPERTS, audit=True)
         sent, received = exchange.exchange_counts(routed.sum(0))
-        by_source = bank is run_jagged
-        out = exchange.run(rows, sent, received, lambda *given: bank(*given, up, down), by_source=by_source)
+        out = exchange.run(rows, sent, received, lambda *given: bank(*given, up, down))
         return unpermute(out, ids, num_tokens=len(tokens), row_probs=scale)
 
     return layer
