@@ -45,7 +45,7 @@ class ExpertLayer(Layer):
         self.router = build_router(size, build.device)
         self.shared = build_shared(size, build.dtype, build.device)
         self.dispatch = Dispatch(size.num_experts, features=build.features)
-        self.experts = self.spread.plan.local_experts(self.spread.rank, size.num_experts)
+        self.experts = self.spread.experts(size.num_experts)
         backends = build.forms.expert_backends if build.forms.moe == "bridge" else ("native",)
         experts = {"num_experts": len(self.experts), "backends": backends, **made}
         self.up = ExpertGemm(in_features=size.hidden, out_features=2 * size.expert_width, **experts)

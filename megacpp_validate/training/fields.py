@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -19,17 +19,27 @@ def read_fields(kind: type[Read], given: Mapping[str, Any]) -> Read:
     return kind(**given)
 
 
-def wrong_fields(value: Any, *, least: int = 1, others: Mapping[str, int] | None = None) -> Iterator[str]:
-    """What is wrong with each field of a dataclass, in words.
+def check_fields(
+    value: Any, more: Iterable[str] = (), *, least: int = 1, others: Mapping[str, int] | None = None
+) -> None:
+    """Refuse a dataclass with fields of another type or out of range.
 
     Args:
         value: the dataclass.
+        more: further faults, looked at where every field has its type.
         least: that a whole number has to be.
         others: name of a field -> its own least value.
+
+    Raises:
+        WrongSize: with every fault.
     """
+    if faults := list(_wrong_types(value, least, others or {})) or list(more):
+        raise WrongSize(f"{value} is not possible: {'; '.join(faults)}. Next step: change these numbers.")
+
+
+def _wrong_types(value: Any, least: int, others: Mapping[str, int]) -> Iterator[str]:
     for name, kind in get_type_hints(type(value)).items():
-        one, wanted = getattr(value, name), get_origin(kind) or kind
-        lowest = (others or {}).get(name, least)
+        one, wanted, lowest = getattr(value, name), get_origin(kind) or kind, others.get(name, least)
         if wanted is Literal:
             if one not in get_args(kind):
                 yield f"{name} is {one!r}, and is one of {', '.join(get_args(kind))}"

@@ -21,9 +21,6 @@ from typing import Any, Final
 
 import torch
 
-from . import WrongSize
-from .fields import wrong_fields
-
 MOST_STEPS: Final = 4  # distances that a chain may move by
 DECAY: Final = 0.4  # each is as much less probable than the one before it
 
@@ -35,18 +32,11 @@ class Grammar:
     Attributes:
         classes, words: how many there are; V = classes * words.
         lag: tokens between a word and the one that it depends on.
-
-    Raises:
-        WrongSize: numbers that are not whole, or below 2, or a lag below 1.
     """
 
     classes: int
     words: int
     lag: int
-
-    def __post_init__(self) -> None:
-        if faults := list(wrong_fields(self, least=2, others={"lag": 1})):
-            raise WrongSize(f"a language is not possible: {'; '.join(faults)}. Next step: change those numbers.")
 
     @property
     def vocabulary(self) -> int:

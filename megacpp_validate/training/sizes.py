@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 
 from ..bridge.fp8_scope import Zones
 from . import WrongSize
-from .fields import read_fields, wrong_fields
+from .fields import check_fields, read_fields
 from .language import Grammar
 
 Letter = Literal["A", "M", "E", "R"]  # attention, Mamba, mixture of experts, recurrent
@@ -49,8 +49,7 @@ class Forms:
     low_precision_experts: bool = True
 
     def __post_init__(self) -> None:
-        if faults := list(wrong_fields(self)):
-            raise WrongSize(f"forms are not possible: {'; '.join(faults)}. Next step: change those.")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,8 @@ class Size:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if faults := list(_faults(self)):
-            raise WrongSize(f"the size {self.name!r} is not possible: {'; '.join(faults)}. Next step: change these.")
-        _ = self.zones, self.grammar
+        check_fields(self, _faults(self), others=_LEAST)
+        _ = self.zones
 
     @cached_property
     def letters(self) -> tuple[Letter, ...]:
@@ -152,15 +150,14 @@ class Size:
         return self.classes * self.words
 
 
+_LEAST: Final = {"bf16_first": 0, "bf16_last": 0, "shared_experts": 0, "classes": 2, "words": 2}
+
+
 def _faults(size: Size) -> Iterator[str]:
-    faults = list(wrong_fields(size, others=dict.fromkeys(("bf16_first", "bf16_last", "shared_experts"), 0)))
-    numbers = {name: value for name, value in vars(size).items() if type(value) is float}
-    faults += [f"{name} is {one!r}, and is from 0 to below 1" for name, one in numbers.items() if not 0 <= one < 1]
+    shares = {name: value for name, value in vars(size).items() if isinstance(value, float)}
+    yield from (f"{name} is {one!r}, and is from 0 to below 1" for name, one in shares.items() if not 0 <= one < 1)
     if not size.pattern or set(size.pattern) - set(get_args(Letter)):
-        faults.append(f"pattern is {size.pattern!r}, and has one of {', '.join(get_args(Letter))} for each layer")
-    yield from faults
-    if faults:
-        return  # nothing can be divided by these
+        yield f"pattern is {size.pattern!r}, and has one of {', '.join(get_args(Letter))} for each layer"
     rules = {
         f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}": (
             size.num_heads % size.num_gqa_groups

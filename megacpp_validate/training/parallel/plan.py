@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .. import WrongSize
-from ..fields import wrong_fields
+from ..fields import check_fields
 from ..sizes import Size
 
 MESH_NAMES: Final = ("expert_data", "expert", "tensor")
@@ -63,12 +62,6 @@ class ParallelPlan:
         data, tensor = divmod(rank, self.tensor_parallel)
         return RankPlace(*divmod(data, self.expert_parallel), tensor)
 
-    def local_experts(self, rank: int, num_experts: int) -> range:
-        """Numbers of the experts that a rank holds."""
-        each = num_experts // self.expert_parallel
-        first = self.place(rank).expert * each
-        return range(first, first + each)
-
     def sequences(self, rank: int, batch: int, *, part: int = 0) -> range:
         """Sequences of the whole batch [batch, T] that a rank reads in pass `part` of a step.
 
@@ -78,23 +71,10 @@ class ParallelPlan:
         first = (part * self.data + rank // self.tensor_parallel) * each
         return range(first, first + each)
 
-    def positions(self, rank: int, length: int) -> range:
-        """Positions of a sequence of `length` on a rank between tensor-parallel layers."""
-        each = length // self.tensor_parallel
-        return range(self.place(rank).tensor * each, (self.place(rank).tensor + 1) * each)
-
 
 def refuse_plan(plan: ParallelPlan, size: Size) -> None:
-    """Refuse a plan that does not fit a model and its batch.
-
-    Raises:
-        WrongSize: with all reasons.
-    """
-    if faults := list(wrong_fields(plan)) or list(_faults(plan, size)):
-        raise WrongSize(
-            f"the size {size.name!r} cannot be trained by {plan}: {'; '.join(faults)}. Next step: change those "
-            "numbers; no process was started."
-        )
+    """Refuse a plan that does not fit a model and its batch. Raises WrongSize with all reasons."""
+    check_fields(plan, _faults(plan, size))
 
 
 def _faults(plan: ParallelPlan, size: Size) -> Iterator[str]:
@@ -143,6 +123,8 @@ class Spread:
         expert_group: process group that distributes the experts; None where expert_parallel is 1.
         tensor_group: process group that splits heads, columns and positions; None where tensor_parallel is 1.
         token_group: all ranks, which hold different tokens of one pass; None for a rank alone.
+        same_experts: ranks that hold the same experts and see other tokens; None where that is this rank alone.
+        data_mesh: DeviceMesh of one dimension that FSDP2 shards over; None where data is 1.
         audit: whether rows at experts are compared bit by bit with what was sent; the host then waits.
     """
 
@@ -151,6 +133,8 @@ class Spread:
     expert_group: Any = None
     tensor_group: Any = None
     token_group: Any = None
+    same_experts: Any = None
+    data_mesh: Any = None
     audit: bool = False
 
     @property
@@ -160,11 +144,15 @@ class Spread:
 
     def experts(self, num_experts: int) -> range:
         """Numbers of the experts that lie here."""
-        return self.plan.local_experts(self.rank, num_experts)
+        return _nth_part(num_experts, self.plan.expert_parallel, self.plan.place(self.rank).expert)
 
     def positions(self, length: int) -> range:
         """Positions of each sequence that lie here between the layers that split heads."""
-        return self.plan.positions(self.rank, length)
+        return _nth_part(length, self.plan.tensor_parallel, self.plan.place(self.rank).tensor)
+
+
+def _nth_part(whole: int, parts: int, number: int) -> range:
+    return range(whole // parts * number, whole // parts * (number + 1))
 
 
 ALONE: Final = Spread()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import distributed
@@ -24,9 +24,6 @@ from ..optimizer import GradientSums
 from .checks import MARK, marked
 from .plan import MESH_NAMES, ParallelPlan, Spread
 from .tensor_layers import SHARE_MARK
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 # Outputs of layers beside tensors: FSDP2 finds the tensors in them only if they are registered.
 _OUTPUTS: Final = (Stepped, Routing, Trunk, Losses)
@@ -57,22 +54,17 @@ class Sharded:
         return self.plan.tensor_parallel if name in self.in_parts else 1
 
 
-def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
-    """Distribute a model, in place.
-
-    Args:
-        model: built with `groups.spread`, whole but for experts and what the tensor group splits.
-        groups: of this rank.
-    """
-    plan, named = groups.spread.plan, dict(model.named_parameters())
+def shard_model(model: HybridModel) -> Sharded:
+    """Distribute a model in place, as its `build.spread` says."""
+    spread, named = model.build.spread, dict(model.named_parameters())
+    plan, tensor, tokens, same = spread.plan, spread.tensor_group, spread.token_group, spread.same_experts
     experts = frozenset(name for name in named if is_expert(model, name))
     # FSDP2 wants one dtype a block; the routers are in fp32, and small: every rank holds them whole.
     routers = frozenset(name for name, one in named.items() if name not in experts and one.dtype != model.build.dtype)
     split = frozenset(marked(model, MARK)) - experts - routers
     in_parts = frozenset(marked(model, SHARE_MARK))
-    if groups.data_mesh is not None:
-        _shard(model, groups.data_mesh, {named[name] for name in experts | routers})
-    tensor, tokens, same = groups.spread.tensor_group, groups.spread.token_group, groups.same_experts
+    if spread.data_mesh is not None:
+        _shard(model, spread.data_mesh, {named[name] for name in experts | routers})
     sums = ((experts, same), (routers, tokens), (split, tensor))
     alike = (
         ("expert", experts, same),
@@ -135,22 +127,7 @@ def _register_with_pytree() -> None:
 # --- mesh
 
 
-@dataclass(frozen=True, eq=False)
-class RankGroups:
-    """The groups of one rank.
-
-    Attributes:
-        spread: what layers need to know of the plan.
-        data_mesh: of one dimension, "data": what FSDP2 shards over; None where data is 1.
-        same_experts: ranks that hold the same experts and see other tokens; None where that is this rank alone.
-    """
-
-    spread: Spread
-    data_mesh: DeviceMesh | None
-    same_experts: Any
-
-
-def make_groups(plan: ParallelPlan, device: str, *, audit: bool = False) -> RankGroups:
+def make_spread(plan: ParallelPlan, device: str, *, audit: bool = False) -> Spread:
     """Make all groups of a plan: a collective call of the whole world.
 
     Args:
@@ -164,7 +141,7 @@ def make_groups(plan: ParallelPlan, device: str, *, audit: bool = False) -> Rank
     if (ranks := distributed.get_world_size()) != plan.world:
         raise WrongSize(f"the plan is of {plan.world} rank(s), and {ranks} were started. Next step: start as many.")
     if plan.world == 1:
-        return RankGroups(Spread(plan=plan, audit=audit), None, None)
+        return Spread(plan=plan, audit=audit)
     from torch.distributed.device_mesh import init_device_mesh
 
     rank = distributed.get_rank()
@@ -174,13 +151,13 @@ def make_groups(plan: ParallelPlan, device: str, *, audit: bool = False) -> Rank
         members = [one for one in range(plan.world) if plan.place(one).expert == expert]
         group = distributed.new_group(members)
         same_experts = group if rank in members else same_experts
-    spread = Spread(
+    return Spread(
         plan=plan,
         rank=rank,
         expert_group=mesh.get_group("expert") if plan.expert_parallel > 1 else None,
         tensor_group=mesh.get_group("tensor") if plan.tensor_parallel > 1 else None,
         token_group=distributed.group.WORLD,
+        same_experts=same_experts,
+        data_mesh=mesh["expert_data", "expert"]._flatten("data") if plan.data > 1 else None,
         audit=audit,
     )
-    data_mesh = mesh["expert_data", "expert"]._flatten("data") if plan.data > 1 else None
-    return RankGroups(spread, data_mesh, same_experts)

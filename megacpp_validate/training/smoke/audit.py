@@ -15,7 +15,7 @@ from ..gate_run import delayed_scaling
 from ..model import HybridModel, part_of
 from ..optimizer import MasterAdamW, local_part
 from ..parallel.checks import check_replicas, check_routed, digest_tensor
-from ..parallel.sharding import RankGroups, Sharded, is_expert
+from ..parallel.sharding import Sharded, is_expert
 
 EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
 
@@ -45,8 +45,8 @@ class Audit:
         stream_norms: layer -> the norm of what it gave, over the tokens of all ranks and passes, in each step.
     """
 
-    def __init__(self, model: HybridModel, sharded: Sharded, groups: RankGroups) -> None:
-        self._model, self._sharded, self._groups = model, sharded, groups
+    def __init__(self, model: HybridModel, sharded: Sharded) -> None:
+        self._model, self._sharded, self._spread = model, sharded, model.build.spread
         self._moved: dict[str, Any] = {}
         self._optimizer: MasterAdamW | None = None
         self._first: Any = None
@@ -76,7 +76,7 @@ class Audit:
 
     def experts_without_gradient(self) -> list[str]:
         """Experts of this rank that no step gave a gradient, as in "layers.1 expert 17"."""
-        first = self._groups.spread.experts(self._model.size.num_experts).start
+        first = self._spread.experts(self._model.size.num_experts).start
         lacking = []
         for layer, seen in sorted(self._moved.items()):
             lacking += [f"{layer} expert {first + int(place)}" for place in (~seen).nonzero().flatten().tolist()]
@@ -101,7 +101,7 @@ class Audit:
 
     def _held(self, optimizer: MasterAdamW) -> Iterator[tuple[str, Any, Any]]:
         """Name, master and parameter of all that lies here; of a bank one expert after the other."""
-        first = self._groups.spread.experts(self._model.size.num_experts).start
+        first = self._spread.experts(self._model.size.num_experts).start
         for name, parameter in optimizer.parameters().items():
             master, here = optimizer.master(name), local_part(parameter).detach()
             if not master.numel():  # FSDP2 leaves a rank without rows where there are fewer than ranks
@@ -119,8 +119,8 @@ class Audit:
         for name, forward, _, scale in delayed_scaling(self._model):
             of = experts if is_expert(self._model, f"{name}.weight") else dense
             of[f"{name} {'forward' if forward else 'backward'}"] = scale
-        world = distributed.group.WORLD if self._groups.spread.plan.world > 1 else None
-        found = ((dense, world), (experts, self._groups.same_experts))
+        world = distributed.group.WORLD if self._spread.plan.world > 1 else None
+        found = ((dense, world), (experts, self._spread.same_experts))
         return sum(
             check_replicas(sorted(scales.items()), what="scale", group=group)
             for scales, group in found
@@ -135,8 +135,8 @@ class Audit:
     def _sum_streams(self) -> None:
         places = range(len(self._model.layers))
         squares = torch.stack([sum(one for (_, place), one in self._given.items() if place == own) for own in places])
-        if self._groups.spread.token_group is not None:
-            distributed.all_reduce(squares, group=self._groups.spread.token_group)
+        if self._spread.token_group is not None:
+            distributed.all_reduce(squares, group=self._spread.token_group)
         for place, value in zip(places, squares.sqrt().tolist(), strict=True):
             self.stream_norms.setdefault(f"layers.{place}", []).append(value)
         self._given.clear()
@@ -145,7 +145,7 @@ class Audit:
         """Note which experts of this rank got a gradient."""
         for name in sorted(self._sharded.experts):
             layer, number = EXPERT.match(name).groups()  # type: ignore[union-attr]
-            gradient, experts = gradients[name], len(self._groups.spread.experts(self._model.size.num_experts))
+            gradient, experts = gradients[name], len(self._spread.experts(self._model.size.num_experts))
             seen = self._moved.setdefault(layer, torch.zeros(experts, dtype=torch.bool, device=gradient.device))
             if number:
                 seen[int(number)] |= gradient.any()
@@ -160,5 +160,5 @@ class Audit:
         """
         for layer in self._model.layers:
             if isinstance(layer, ExpertLayer) and layer.last is not None:
-                check_routed(*layer.last, self._groups.spread.expert_group)
+                check_routed(*layer.last, self._spread.expert_group)
                 self.dispatches += 1

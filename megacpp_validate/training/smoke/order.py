@@ -15,7 +15,7 @@ from ...bridge.features import Features, read_features
 from ...bridge.recipes import TARGETS, RecipeName
 from ...evidence.receipt import write_whole
 from .. import WrongSize
-from ..fields import read_fields, wrong_fields
+from ..fields import check_fields, read_fields
 from ..optimizer import Schedule
 from ..parallel.launch import Limits, RunEnd, launch
 from ..parallel.plan import ParallelPlan, refuse_plan
@@ -96,11 +96,9 @@ class SmokeOrder:
     fault: str = ""
 
     def __post_init__(self) -> None:
-        faults = list(wrong_fields(self, least=0, others={"steps": 1}))
-        if not faults and (self.resume or self.checkpoint_every) and not self.checkpoint_folder:
-            faults.append("checkpoints need a checkpoint_folder")
-        if faults:
-            raise WrongSize(f"an order is not possible: {'; '.join(faults)}. Next step: change those.")
+        lacks_folder = (self.resume or self.checkpoint_every) and not self.checkpoint_folder
+        more = ["checkpoints need a checkpoint_folder"] if lacks_folder else []
+        check_fields(self, more, least=0, others={"steps": 1})
 
     def read_size(self) -> Size:
         """The size with its changes."""

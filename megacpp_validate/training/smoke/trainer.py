@@ -32,7 +32,7 @@ from ..parallel.checks import FiniteWatch, NotFinite
 from ..parallel.goodput import Ledger
 from ..parallel.plan import Spread
 from ..parallel.ranks import Rank
-from ..parallel.sharding import RankGroups, Sharded, make_groups, shard_model
+from ..parallel.sharding import Sharded, make_spread, shard_model
 from .audit import Audit, split_experts
 from .order import SmokeOrder
 
@@ -90,28 +90,27 @@ class SmokeTrainer:
     def __init__(self, order: SmokeOrder, rank: Rank, ledger: Ledger) -> None:
         self.order, self.rank, self.ledger = order, rank, ledger
         self.size, self.plan = order.read_size(), order.read_plan()
-        self.groups: RankGroups = make_groups(self.plan, order.device, audit=order.audit)
-        spread = self.groups.spread
+        self.spread = make_spread(self.plan, order.device, audit=order.audit)
         build = Build(
             order.read_features(),
             DTYPES.get(order.precision, torch.bfloat16),
             rank.device,
             order.recipe,
             order.read_forms(),
-            spread,
+            self.spread,
         )
         self.model = HybridModel(self.size, build, seed=order.seed)
         if build.dtype == torch.float64:
             self.model.to(build.dtype)  # routers, which are in fp32 elsewhere
         here = {name: one.numel() for name, one in self.model.named_parameters()}
         self.language = Language(self.size.grammar, seed=order.seed)
-        self.sharded: Sharded = shard_model(self.model, self.groups)
+        self.sharded: Sharded = shard_model(self.model)
         self.parameters = sum(self.sharded.times(name) * count for name, count in here.items())
         sums = self.sharded.sums if self.plan.world > 1 else None
         self.optimizer = MasterAdamW(self.model.named_parameters(), order.read_schedule(), sums=sums)
         self.scope = self._make_scopes()
         self.watch = FiniteWatch(self.model) if order.watch else None
-        self.audit = Audit(self.model, self.sharded, self.groups) if order.audit else None
+        self.audit = Audit(self.model, self.sharded) if order.audit else None
         self.records: list[StepRecord] = []
         self.validation: dict[int, float] = {}
         self.resumed: Resumed | None = None
@@ -249,7 +248,7 @@ class SmokeTrainer:
         return self.resumed
 
     def _state(self) -> dict[str, Any]:
-        return state_of(self.optimizer, self.sharded, self.groups.spread, self.size.num_experts)
+        return state_of(self.optimizer, self.sharded, self.spread, self.size.num_experts)
 
     def _profile_step(self) -> None:
         """Do one step under the profiler, which makes it slower; without a GPU a plain step."""
@@ -288,8 +287,8 @@ class SmokeTrainer:
         return total
 
     def _sum_over_ranks(self, losses: Any) -> Any:
-        if self.groups.spread.token_group is not None:
-            distributed.all_reduce(losses, group=self.groups.spread.token_group)
+        if self.spread.token_group is not None:
+            distributed.all_reduce(losses, group=self.spread.token_group)
         return losses
 
     def _mine(self, read: Any, part: int) -> Any:
@@ -329,7 +328,7 @@ class SmokeTrainer:
         dense = partial(low_precision, amax_reduction_group=world, **made)
         if self.plan.expert_parallel == 1:
             return Scopes(dense)
-        same = self.groups.same_experts if self.groups.same_experts is not None else alone
+        same = self.spread.same_experts if self.spread.same_experts is not None else alone
         return Scopes(dense, partial(amax_shared_with, same))
 
 
