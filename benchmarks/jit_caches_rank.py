@@ -73,7 +73,7 @@ def run(asked: Any) -> dict[str, Any]:
         forms={"compiled_scan": True, "fused_residual_norm": True},
     )
     ledger = Ledger(began_ns=began)
-    trainer = SmokeTrainer(order, Rank(0, 1, 0, device, None, None), ledger)
+    trainer = SmokeTrainer(order, Rank(device=device), ledger)
     started = (time.monotonic_ns() - began) / 1e9
     meet(asked)
     together = time.monotonic()

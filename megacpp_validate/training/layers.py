@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..bridge.attention import Attention
 from ..bridge.backends import Choice, choose
@@ -72,6 +73,11 @@ class Stepped:
     def whole(self) -> Any:
         """The stream after the layer, [B, T, hidden]."""
         return self.rows if self.added is None else self.rows + self.added
+
+
+# FSDP2 and the watch for values that are not finite find tensors in what is registered.
+pytree.register_dataclass(Stepped)
+pytree.register_dataclass(Routing)
 
 
 class Layer(nn.Module):

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from ..bridge.backends import Choice
 from ..bridge.features import PRESETS
@@ -73,18 +74,16 @@ class Losses:
 
     Attributes:
         language: mean cross-entropy, nats a prediction.
-        aux, z: of the routers, with their coefficients.
-        mtp: of the head that predicts the token after the next one, with its coefficient; 0 without it.
-        trajectory: with its coefficient; 0 where it is off.
-        total: their sum, the loss of training.
+        total: the loss of training: language, and with their coefficients the routers' losses, that of the head that
+            predicts the token after the next one, and the trajectory loss.
     """
 
     language: Any
-    aux: Any
-    z: Any
-    mtp: Any
-    trajectory: Any
     total: Any
+
+
+pytree.register_dataclass(Trunk)
+pytree.register_dataclass(Losses)
 
 
 class HybridModel(nn.Module):
@@ -197,14 +196,11 @@ class HybridModel(nn.Module):
         share = self.build.spread.share
         language = functional.cross_entropy(wide, self._here(tokens[:, 1:]).flatten()) * share
         total = language + seen.aux_loss + seen.z_loss
-        mtp = trajectory = torch.zeros_like(total)
         if self.mtp is not None:
-            mtp = self._mtp_loss(self.mtp, seen.stream, tokens)
-            total = total + mtp
+            total = total + self._mtp_loss(self.mtp, seen.stream, tokens)
         if self.size.trajectory_coefficient:
-            trajectory = self.size.trajectory_coefficient * trajectory_loss(seen.rows) * share
-            total = total + trajectory
-        return Losses(language, seen.aux_loss, seen.z_loss, mtp, trajectory, total)
+            total = total + self.size.trajectory_coefficient * trajectory_loss(seen.rows) * share
+        return Losses(language, total)
 
     def choices(self) -> dict[str, Choice]:
         """Part, as in layers.3.up -> what its last call took, and why."""

@@ -24,10 +24,10 @@ def test_every_size_goes_together(name: str) -> None:
     ("changes", "words"),
     [
         ({"pattern": ""}, ["pattern is ''"]),
-        ({"pattern": "AmX"}, ["pattern is 'AmX'"]),
         ({"attention": "mha"}, ["attention is 'mha'"]),
         ({"batch": 0, "hidden": "8", "top_k": True}, ["batch is 0", "hidden is '8'", "top_k is True"]),
-        ({"bf16_first": -1, "mtp_coefficient": 1.0}, ["bf16_first is -1", "mtp_coefficient is 1.0"]),
+        ({"bf16_first": -1, "words": 1}, ["bf16_first is -1", "words is 1, and is a whole number from 2 up"]),
+        ({"mtp_coefficient": 1.0, "pattern": "AmX"}, ["mtp_coefficient is 1.0", "pattern is 'AmX'"]),
         ({"num_gqa_groups": 3}, ["num_gqa_groups 3 does not divide num_heads 2"]),
         ({"head_dim": 15}, ["head_dim 15 is odd"]),
         ({"attention": "mla", "rope_dim": 16}, ["rope_dim 16"]),
@@ -35,7 +35,6 @@ def test_every_size_goes_together(name: str) -> None:
         ({"mamba_head_dim": 3}, ["mamba_head_dim 3"]),
         ({"length": 2}, ["length 2 does not exceed the lag 2"]),
         ({"depth": 3}, ["Size has no depth"]),
-        ({"words": 1}, ["language"]),
     ],
 )
 def test_numbers_that_do_not_go_together_are_named(changes: dict[str, Any], words: list[str]) -> None:

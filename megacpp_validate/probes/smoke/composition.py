@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from torch import distributed
 
 from ...evidence.receipt import Backend
 from ...training.parallel.goodput import Ledger
@@ -38,19 +37,14 @@ def probe(bench: Bench) -> None:
         target=bench.order.target.id,
         audit=True,
     )
-    store = distributed.HashStore()
-    distributed.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=0, world_size=1)
-    try:
-        trained = check_run(bench, "bf16", order)
-        native = train_reference(replace(order, features={"preset": "off"}))
-        for quantity, check in compare_trajectories(trained, native).items():
-            kind = "forward" if quantity == "loss" else "grad"
-            bench.checks.append(replace(check, name=f"bf16.train.{kind}.{quantity}"))
-        recipe: Any = bench.order.target.production_recipe
-        if bench.wants_te and recipe and recipe in bench.recipes:
-            check_run(bench, recipe, replace(order, precision=recipe))
-    finally:
-        distributed.destroy_process_group()
+    trained = check_run(bench, "bf16", order)
+    native = train_reference(replace(order, features={"preset": "off"}))
+    for quantity, check in compare_trajectories(trained, native).items():
+        kind = "forward" if quantity == "loss" else "grad"
+        bench.checks.append(replace(check, name=f"bf16.train.{kind}.{quantity}"))
+    recipe: Any = bench.order.target.production_recipe
+    if bench.wants_te and recipe and recipe in bench.recipes:
+        check_run(bench, recipe, replace(order, precision=recipe))
 
 
 def check_run(bench: Bench, name: str, order: SmokeOrder) -> Trajectory:
@@ -69,7 +63,7 @@ def check_run(bench: Bench, name: str, order: SmokeOrder) -> Trajectory:
 
 
 def train_reference(order: SmokeOrder) -> Reference:
-    """One rank and its twins, in this process and its world."""
+    """One rank and its twins, in this process."""
     orders = twins_of({"accumulate": order.read_plan().accumulate}, order.changes)
     return reference_of([trajectory_of(train(replace(order, **changes))) for changes in orders], order)
 
@@ -78,7 +72,7 @@ def train(order: SmokeOrder) -> SmokeTrainer:
     """Train a run of one rank to its end."""
     torch.manual_seed(order.seed)
     device = "cuda:0" if order.device == "cuda" else "cpu"
-    trainer = SmokeTrainer(order, Rank(0, 1, 0, device, None, None), Ledger(began_ns=time.monotonic_ns()))
+    trainer = SmokeTrainer(order, Rank(device=device), Ledger(began_ns=time.monotonic_ns()))
     trainer.run()
     if order.device == "cuda":
         torch.cuda.synchronize()

@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from torch import distributed
-
-from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
 from .composition import train_reference
 from .reproduce import Reference, compare_trajectories, follows, locate_departure
@@ -82,7 +79,7 @@ class FaultCell:
 
     def __init__(self, bench: Bench, runs: Runs) -> None:
         self._runs, self._order = runs, runs.order(watch=True)
-        self._reference = None if bench.setting("reference") == "none" else make_reference(self._order)
+        self._reference = None if bench.setting("reference") == "none" else train_reference(self._order)
         self._whole = Trajectory((), ())  # of the run without a fault, which comes first
         self._checkpoints, self._saved = runs.folder / "saved", runs.folder / "saved-well"
 
@@ -124,15 +121,6 @@ class FaultCell:
             steps = next((int(one.named["step"]) for one in findings if one.check == "watch"), len(seen.losses))
             findings += find_departure(seen.cut(0, steps), self._reference, parts=not findings)
         return run, findings
-
-
-def make_reference(order: SmokeOrder) -> Reference:
-    """One rank and its twins, all in this process."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        return train_reference(order)
-    finally:
-        distributed.destroy_process_group()
 
 
 def find_raised(run: Run) -> list[Finding]:

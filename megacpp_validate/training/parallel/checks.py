@@ -6,15 +6,17 @@ The errors here have `check`, the name of the check, and `where`, what it names:
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import distributed
+from torch.utils import _pytree as pytree
 
 from .. import TrainingError
 
@@ -169,6 +171,8 @@ def gather_parts(mine: Any, group: Any = None) -> list[Any]:
 
     By `all_gather`, a name that torch 2.11 and 2.13 share; the one into a whole tensor was renamed in 2.13.
     """
+    if not distributed.is_initialized():
+        return [mine]
     parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(parts, mine, group=group)
     return parts
@@ -397,18 +401,9 @@ def first_not_finite(looks: Sequence[Look], step: int) -> NonFinite | None:
     return NonFinite(place, rank, step, *looks[chosen][:2])
 
 
-def _find_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _find_tensors(value: Any) -> Iterator[tuple[str, Any]]:
     """Floating-point tensors in what a module takes or gives, with where they lie in it: "0", "rows", "1.seen"."""
-    if isinstance(value, torch.Tensor):
-        if value.dtype.is_floating_point and value.dtype.itemsize > 1 and value.numel():
-            yield name, value
-        return
-    items: Iterable[tuple[Any, Any]] = ()
-    if is_dataclass(value):
-        items = vars(value).items()
-    elif isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, tuple | list):
-        items = enumerate(value) if len(value) > 1 else (("", one) for one in value)
-    for key, item in items:
-        yield from _find_tensors(item, f"{name}.{key}".strip("."))
+    only = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    for path, one in pytree.tree_flatten_with_path(only)[0]:
+        if isinstance(one, torch.Tensor) and one.dtype.is_floating_point and one.dtype.itemsize > 1 and one.numel():
+            yield ".".join(re.findall(r"\w+", pytree.keystr(path))), one

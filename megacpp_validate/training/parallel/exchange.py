@@ -14,7 +14,7 @@ order, and differs by at most 2 (n - 1) u sum |term| (Higham 2002, section 4.2; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -122,24 +122,28 @@ def exchange_rows(rows: Any, sent: Sequence[int], received: Sequence[int], group
     Returns:
         [sum of received, ...] in the dtype of `rows`, by source rank.
     """
-    return _ExchangeRows.apply(rows, list(sent), list(received), group)
+    there, back = list(sent), list(received)
+    return run_collective(rows, partial(_exchange, there, back), partial(_exchange, back, there), group)
 
 
-class _ExchangeRows(torch.autograd.Function):
-    """The backward of an exchange is the exchange of the gradients the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Any, sent: list[int], received: list[int], group: Any) -> Any:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _exchange(rows, sent, received, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:
-        return _exchange(grad, ctx.received, ctx.sent, ctx.group), None, None, None
-
-
-def _exchange(rows: Any, sent: list[int], received: list[int], group: Any) -> Any:
+def _exchange(sent: list[int], received: list[int], rows: Any, group: Any) -> Any:
     out = rows.new_empty(sum(received), *rows.shape[1:])
     distributed.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
     return out
+
+
+def run_collective(rows: Any, ahead: Callable[[Any, Any], Any], back: Callable[[Any, Any], Any], group: Any) -> Any:
+    """A collective whose backward pass is another one, `back`; both take a tensor and a group."""
+    return _Collective.apply(rows, ahead, back, group)
+
+
+class _Collective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Any, ahead: Any, back: Any, group: Any) -> Any:
+        ctx.back, ctx.group = back, group
+        return ahead(rows, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None, None, None]:
+        return ctx.back(gradient, ctx.group), None, None, None

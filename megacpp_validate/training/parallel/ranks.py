@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -57,36 +57,6 @@ def rank_path(folder: Path, rank: int | str, kind: str) -> Path:
     return folder / f"rank-{rank}.{kind}"
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One rank that has joined.
-
-    Attributes:
-        rank, world: its number and how many there are.
-        local_rank: on its host.
-        device: "cpu" or "cuda:<local_rank>".
-        folder: of the run, if a launcher gave one.
-        record: of its collectives; None without a folder.
-    """
-
-    rank: int
-    world: int
-    local_rank: int
-    device: str
-    folder: Path | None
-    record: CollectiveRecord | None
-
-    def beat(self, step: int) -> None:
-        """A sign of life, once a step."""
-        if self.record is not None:
-            self.record.beat(step)
-
-    def write_receipt(self, value: Mapping[str, Any]) -> None:
-        """Write this rank's receipt, which the launcher gathers; nothing without a folder."""
-        if self.folder is not None:
-            write_whole(rank_path(self.folder, self.rank, "json"), json.dumps(value, allow_nan=False))
-
-
 def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
@@ -107,9 +77,8 @@ def join_ranks(backend: Literal["gloo", "nccl"], *, seconds: float = 600.0) -> I
     faulthandler.enable()  # a crash in compiled code leaves its Python frames in the log
     faulthandler.register(STACKS, all_threads=True)
     folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
-    record = None
-    if folder is not None:
-        record = CollectiveRecord(rank_path(folder, rank, "collectives"), os.environ.get(HOST, ""))
+    path = None if folder is None else rank_path(folder, rank, "collectives")
+    record = CollectiveRecord(path, os.environ.get(HOST, ""))
     try:
         import torch
         from torch import distributed
@@ -121,12 +90,10 @@ def join_ranks(backend: Literal["gloo", "nccl"], *, seconds: float = 600.0) -> I
             torch.cuda.set_device(local)
             made["device_id"] = torch.device(device)
         distributed.init_process_group(backend, **made)
-        if record is not None:
-            watch_collectives(record)
-            record.beat()  # from here on the launcher counts silence
+        watch_collectives(record)
+        record.beat()  # from here on the launcher counts silence
         yield Rank(rank, world, local, device, folder, record)
-        if record is not None:
-            record.beat()
+        record.beat()
         distributed.destroy_process_group()
     except Exception as fault:
         _fail(fault)
@@ -210,7 +177,7 @@ class CollectiveRecord:
     """Writes the file of one rank.
 
     Args:
-        path: of the file; made anew.
+        path: of the file; made anew. None keeps the record in memory.
         host: which launcher started the rank.
 
     Attributes:
@@ -218,10 +185,13 @@ class CollectiveRecord:
         is_inside: whether one is open.
     """
 
-    def __init__(self, path: Path, host: str = "") -> None:
-        path.write_bytes(b"\0" * SLOT * SLOTS)
-        with path.open("r+b") as stream:
-            self._map = mmap.mmap(stream.fileno(), SLOT * SLOTS)
+    def __init__(self, path: Path | None = None, host: str = "") -> None:
+        if path is None:
+            self._map = mmap.mmap(-1, SLOT * SLOTS)
+        else:
+            path.write_bytes(b"\0" * SLOT * SLOTS)
+            with path.open("r+b") as stream:
+                self._map = mmap.mmap(stream.fileno(), SLOT * SLOTS)
         self._groups: dict[tuple[int, ...], list[int]] = {}  # group -> slot, number of its last collective
         self._order, self.seconds_inside, self.is_inside = 0, 0.0, False
         self._who = {"pid": os.getpid(), "host": host}
@@ -265,6 +235,35 @@ class CollectiveRecord:
         if len(text) > SLOT:  # a group of very many ranks: its ends say which
             text = json.dumps({**value, "group": [value["group"][0], value["group"][-1]], "shape": ""}).encode()
         self._map[slot * SLOT : (slot + 1) * SLOT] = text.ljust(SLOT, b"\0")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank that has joined; without arguments a process alone on the CPU.
+
+    Attributes:
+        rank, world: its number and how many there are.
+        local_rank: on its host.
+        device: "cpu" or "cuda:<local_rank>".
+        folder: of the run, if a launcher gave one.
+        record: of its collectives; in memory alone without a folder.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    device: str = "cpu"
+    folder: Path | None = None
+    record: CollectiveRecord = field(default_factory=CollectiveRecord)
+
+    def beat(self, step: int) -> None:
+        """A sign of life, once a step."""
+        self.record.beat(step)
+
+    def write_receipt(self, value: Mapping[str, Any]) -> None:
+        """Write this rank's receipt, which the launcher gathers; nothing without a folder."""
+        if self.folder is not None:
+            write_whole(rank_path(self.folder, self.rank, "json"), json.dumps(value, allow_nan=False))
 
 
 def read_record(path: Path) -> RankRecord:

@@ -8,25 +8,18 @@ token further) keeps its parameters whole after the forward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import distributed
-from torch.utils import _pytree as pytree
 
-from ...native.router import Routing
 from .. import WrongSize
 from ..expert_layer import ExpertLayer
-from ..layers import Stepped
-from ..model import HybridModel, Losses, Trunk
+from ..model import HybridModel
 from ..optimizer import GradientSums
 from .checks import MARK, marked
 from .plan import MESH_NAMES, ParallelPlan, Spread
 from .tensor_layers import SHARE_MARK
-
-# Outputs of layers beside tensors: FSDP2 finds the tensors in them only if they are registered.
-_OUTPUTS: Final = (Stepped, Routing, Trunk, Losses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +83,6 @@ def _shard(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
         register_fsdp_forward_method,
     )
 
-    _register_with_pytree()
     low = model.build.dtype in (torch.bfloat16, torch.float16)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False)
     made: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "ignored_params": whole}
@@ -113,17 +105,6 @@ def is_expert(model: HybridModel, name: str) -> bool:
     return rest[1] in ("up", "down")
 
 
-@cache
-def _register_with_pytree() -> None:
-    for kind in _OUTPUTS:
-        names = tuple(kind.__dataclass_fields__)
-        pytree.register_pytree_node(
-            kind,
-            lambda value, names=names: ([getattr(value, name) for name in names], None),
-            lambda values, _, kind=kind: kind(*values),
-        )
-
-
 # --- mesh
 
 
@@ -138,7 +119,8 @@ def make_spread(plan: ParallelPlan, device: str, *, audit: bool = False) -> Spre
     Raises:
         WrongSize: the world has another number of ranks than the plan.
     """
-    if (ranks := distributed.get_world_size()) != plan.world:
+    ranks = distributed.get_world_size() if distributed.is_initialized() else 1
+    if ranks != plan.world:
         raise WrongSize(f"the plan is of {plan.world} rank(s), and {ranks} were started. Next step: start as many.")
     if plan.world == 1:
         return Spread(plan=plan, audit=audit)

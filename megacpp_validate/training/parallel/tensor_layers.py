@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 from torch import distributed, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ...bridge.backends import Refusal, choose
@@ -30,6 +29,7 @@ from ...native.norms import NormLinear, RMSNorm
 from ..layers import AttentionLayer, Build, Layer, MambaLayer, RecurrentLayer, take_weights
 from ..sizes import Letter, Size
 from .checks import gather_parts, mark_split
+from .exchange import run_collective
 
 # Of a share. Megatron-LM's mark `tensor_model_parallel` does not say so: Transformer Engine puts it on every weight of
 # its linear layers, the experts' too, split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).
@@ -127,32 +127,18 @@ class TensorBorder:
 
     def enter(self, rows: Any) -> Any:
         """[B, T / tp, hidden] -> [B, T, hidden], on every rank."""
-        return _Collective.apply(rows, _gather_positions, _scatter_positions, self.group)
+        return run_collective(rows, _gather_positions, _scatter_positions, self.group)
 
     def leave(self, parts: Any) -> Any:
         """[B, T, hidden] -> [B, T / tp, hidden], the sum over the group: the inverse of `enter`."""
-        return _Collective.apply(parts, _scatter_positions, _gather_positions, self.group)
+        return run_collective(parts, _scatter_positions, _gather_positions, self.group)
 
     def sum_inside(self, parts: Any) -> Any:
         """The sum of tensors of one shape over the group, which every rank goes on with for its own part.
 
         Each rank's gradient of the sum is a part too: they are summed on the way back.
         """
-        return _Collective.apply(parts, _sum_parts, _sum_parts, self.group)
-
-
-class _Collective(torch.autograd.Function):
-    """A collective whose backward pass is another one."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Any, ahead: Any, back: Any, group: Any) -> Any:
-        ctx.back, ctx.group = back, group
-        return ahead(rows, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, None, None, None]:
-        return ctx.back(gradient, ctx.group), None, None, None
+        return run_collective(parts, _sum_parts, _sum_parts, self.group)
 
 
 def _gather_positions(rows: Any, group: Any) -> Any:

@@ -145,7 +145,7 @@ class SmokeTrainer:
         while self.done < order.steps:
             if order.validate_every and self.done % order.validate_every == 0:
                 self.validate()
-            if order.profile and len(self.records) == PROFILED:
+            if order.profile and order.device == "cuda" and len(self.records) == PROFILED:
                 self._profile_step()
             else:
                 self.step()
@@ -186,7 +186,7 @@ class SmokeTrainer:
             read = self.language.batch(number, self.size.batch, self.size.length + 1)
             perfect = float(self.language.surprise(read).mean())
             parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
-        inside = self._seconds_inside()
+        inside = self.rank.record.seconds_inside
         with self.ledger.step(self.tokens):
             if self.watch is not None:
                 self.watch.begin()
@@ -200,7 +200,7 @@ class SmokeTrainer:
             if self.audit is not None and fine:
                 self.audit.look(self.optimizer)
             rate = self.optimizer.update(number, norm) if fine else self.optimizer.schedule.rate(number)
-        self.waited.append(self._seconds_inside() - inside)
+        self.waited.append(self.rank.record.seconds_inside - inside)
         record = StepRecord(number, loss, perfect, other, gradient, rate, self.ledger.last_step_seconds)
         self.records.append(record)
         if len(self.records) == WARM:
@@ -251,10 +251,7 @@ class SmokeTrainer:
         return state_of(self.optimizer, self.sharded, self.spread, self.size.num_experts)
 
     def _profile_step(self) -> None:
-        """Do one step under the profiler, which makes it slower; without a GPU a plain step."""
-        if self.order.device != "cuda":
-            self.step()
-            return
+        """Do one step under the profiler, which makes it slower."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -310,9 +307,6 @@ class SmokeTrainer:
             "step on that rank alone; the weights are those from before it.",
             where,
         )
-
-    def _seconds_inside(self) -> float:
-        return 0.0 if self.rank.record is None else self.rank.record.seconds_inside
 
     def _make_scopes(self) -> Scopes | None:
         """Low precision of dense layers and of experts: their amax is shared by those that hold the same of them."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megacpp_validate.training import WrongSize
-from megacpp_validate.training.parallel.plan import ParallelPlan, refuse_plan
+from megacpp_validate.training.parallel.plan import ParallelPlan, Spread, refuse_plan
 from megacpp_validate.training.sizes import read_size
 
 SPLIT = {"tensor_parallel": 2, "sequence_parallel": True}
@@ -21,10 +21,9 @@ def test_ranks_share_out_everything_once() -> None:
     assert [(one.expert_data, one.expert, one.tensor) for one in places] == [
         (rank // 4, rank // 2 % 2, rank % 2) for rank in ranks
     ]
-    assert [EIGHT.local_experts(rank, 8) for rank in ranks] == [
-        range(rank // 2 % 2 * 4, rank // 2 % 2 * 4 + 4) for rank in ranks
-    ]
-    assert [EIGHT.positions(rank, 32).start for rank in ranks] == [0, 16] * 4
+    spreads = [Spread(EIGHT, rank) for rank in ranks]
+    assert [one.experts(8) for one in spreads] == [range(rank // 2 % 2 * 4, rank // 2 % 2 * 4 + 4) for rank in ranks]
+    assert [one.positions(32).start for one in spreads] == [0, 16] * 4
     for part in range(2):
         read = [EIGHT.sequences(rank, 16, part=part) for rank in ranks[::2]]
         assert [place for one in read for place in one] == list(range(8 * part, 8 * part + 8))

@@ -32,9 +32,9 @@ def order_of(**given: Any) -> SmokeOrder:
 
 
 def new_trainer(order: SmokeOrder) -> SmokeTrainer:
-    """The part of this rank in a world that is there."""
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    return SmokeTrainer(order, Rank(rank, world, rank, "cpu", None, None), Ledger(began_ns=time.monotonic_ns()))
+    """The part of this rank in a world that is there; without one it is alone."""
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    return SmokeTrainer(order, Rank(rank), Ledger(began_ns=time.monotonic_ns()))
 
 
 def train(given: dict[str, Any]) -> dict[str, Any]:

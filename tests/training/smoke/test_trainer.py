@@ -22,7 +22,7 @@ from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_
 
 @pytest.fixture(autouse=True, scope="module")
 def world() -> Iterator[None]:
-    with alone():
+    with alone():  # for checkpoints
         yield
 
 
