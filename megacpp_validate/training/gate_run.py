@@ -15,7 +15,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -90,20 +90,16 @@ class GateTrainer:
         build = Build(run.features, run.dtype, run.device, recipe or "delayed")
         self.data = GateData(size, seed=run.data_seed)
         self.model = GateModel(size, build, seed=run.seed)
-        schedule = Schedule(
-            run.steps, LEARNING_RATE, warm_up=int(WARM_UP * run.steps), eps=1e-15
-        )  # an eps that is small beside quiet gradients
+        # An eps that is small beside quiet gradients.
+        schedule = Schedule(run.steps, LEARNING_RATE, warm_up=int(WARM_UP * run.steps), eps=1e-15)
         self.optimizer = MasterAdamW(self.model.named_parameters(), schedule)
         self._scope: ScopeFactory | None = None
         if recipe is not None:
             self._scope = partial(low_precision, target=run.target, amax_reduction_group=SINGLE_OWNER, recipe=recipe)
-        self._watch = HistoryWatch(self.model)
-        self._watched = {1, 24, run.steps // 2, run.steps - 2}
+        self._watch = HistoryWatch(self.model, before={1, 24, run.steps // 2, run.steps - 2})
         self._digest = hashlib.sha256()
         self._losses: dict[str, list[float]] = {}
         self._norms: dict[str, list[float]] = {}
-        self._quantizers: tuple[QuantizerSeen, ...] = ()
-        self._histories: list[HistorySeen] = []
 
     def train(self) -> LossCurve:
         """All steps, or those up to the first that is not finite; their curve."""
@@ -122,8 +118,8 @@ class GateTrainer:
             gradient_norms=norms.pop("all"),
             part_losses=losses,
             part_norms=norms,
-            quantizers=self._quantizers,
-            histories=tuple(self._histories),
+            quantizers=() if self._scope is None else see_quantizers(self.model),
+            histories=tuple(self._watch.seen),
         )
 
     def step(self, step: int) -> bool:
@@ -131,36 +127,21 @@ class GateTrainer:
         lesson = self.data.lesson(step)
         self._digest.update(_bytes_of(lesson.tokens) + _bytes_of(lesson.levels))
         losses = self.model.losses(lesson.to(self.run.device), scope=self._scope)
-        (losses["total"] * spike_of(step)).backward()  # outside of the scope, as the bridge wants it
+        (losses.pop("total") * spike_of(step)).backward()  # outside of the scope, as the bridge wants it
         norm = self.optimizer.take_gradients()
-        named = {name: loss for name, loss in losses.items() if name != "total"}
         norms = {"all": norm, **self.optimizer.norms_by(self.model.part_of)}
-        numbers = torch.stack([one.detach().float() for one in (*named.values(), *norms.values())]).tolist()
+        numbers = torch.stack([one.detach().float() for one in (*losses.values(), *norms.values())]).tolist()
         # Nine digits tell every fp32 number from its neighbours; what more a double has would only make a larger file.
-        for name, value in zip(named, numbers, strict=False):
-            self._losses.setdefault(name, []).append(_round(value, 9))
-        for name, value in zip(norms, numbers[len(named) :], strict=True):
-            self._norms.setdefault(name, []).append(_round(value, 9 if name == "all" else 6))
+        for name, value in zip(losses, numbers, strict=False):
+            self._losses.setdefault(name, []).append(float(f"{value:.9g}"))
+        for name, value in zip(norms, numbers[len(losses) :], strict=True):
+            self._norms.setdefault(name, []).append(float(f"{value:.{9 if name == 'all' else 6}g}"))
         fine = all(map(math.isfinite, numbers))
         if fine:
             self.optimizer.update(step, norm)
-        self._look(step)
+        if self._scope is not None:
+            self._watch.look(step)
         return fine
-
-    def _look(self, step: int) -> None:
-        """At the state of the layers; twice in a row where histories are compared."""
-        if self._scope is None:
-            return
-        if step - 1 in self._watched and (seen := self._watch.compare(step)) is not None:
-            self._histories.append(seen)
-        if step in self._watched:
-            self._watch.remember()
-        if step in (1, self.run.steps - 1):
-            self._quantizers = see_quantizers(self.model)
-
-
-def _round(value: float, digits: int) -> float:
-    return float(f"{value:.{digits}g}")
 
 
 def _bytes_of(tokens: Any) -> bytes:
@@ -409,25 +390,34 @@ def format_of(quantizer: Any) -> str:
 
 
 class HistoryWatch:
-    """Compares the state of delayed scaling after a step with that after the next one.
+    """Compares the state of delayed scaling after some steps with that after the next one.
 
     Args:
         model: whose layers are watched.
+        before: numbers of the steps after which the state is kept.
+
+    Attributes:
+        seen: how the state moved in the step after each of them; empty where no layer has any.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, *, before: Collection[int]) -> None:
+        self._model, self._steps = model, before
         self._before: dict[tuple[str, bool], tuple[Any, Any]] = {}
+        self.seen: list[HistorySeen] = []
 
-    def remember(self) -> None:
-        """Keep the state as it is after a step."""
-        self._before = dict(self._read())
+    def look(self, step: int) -> None:
+        """At the state after a step."""
+        if step - 1 not in self._steps and step not in self._steps:
+            return
+        now = dict(self._read())
+        if step - 1 in self._steps:
+            self._compare(step, now)
+        self._before = now
 
-    def compare(self, step: int) -> HistorySeen | None:
-        """How the state moved in `step`, the one after what was kept; None where no layer has any."""
+    def _compare(self, step: int, now: Mapping[tuple[str, bool], tuple[Any, Any]]) -> None:
         tensors = not_rolled = not_collected = 0
         worst = 0.0
-        for key, (history, scale) in self._read():
+        for key, (history, scale) in now.items():
             before_history, before_scale = self._before.get(key, (None, None))
             if before_history is None or before_history.shape != history.shape:
                 continue
@@ -444,7 +434,8 @@ class HistoryWatch:
                 # The maximum is taken before the oldest row, old[1], leaves.
                 amax = max(float(new[1:].max()), float(old[1]))
                 worst = max(worst, _error(float(scale[index]), float(before_scale[index]), amax, largest))
-        return HistorySeen(step, tensors, not_rolled, not_collected, worst) if tensors else None
+        if tensors:
+            self.seen.append(HistorySeen(step, tensors, not_rolled, not_collected, worst))
 
     def _read(self) -> Iterator[tuple[tuple[str, bool], tuple[Any, Any]]]:
         """Layer and direction -> history [L, n] and scales [n], on the CPU."""
@@ -470,12 +461,12 @@ def _quantizers(module: Any, *, forward: bool) -> list[Any]:
 # --- process
 
 
-def train_to_file(run: GateRun, path: Path) -> tuple[LossCurve, dict[str, Any]]:
+def train_to_file(run: GateRun, path: Path) -> dict[str, Any]:
     """Train a run, and write its curve with the versions that trained it.
 
     Returns:
-        The curve; and backends (part of the model -> backend of its last call), seconds from the first step to the
-        last, peak_mib of the device.
+        backends (part of the model -> backend of its last call), seconds from the first step to the last, peak_mib of
+        the device.
 
     Raises:
         OSError: the place cannot be written.
@@ -484,17 +475,16 @@ def train_to_file(run: GateRun, path: Path) -> tuple[LossCurve, dict[str, Any]]:
     trainer = GateTrainer(run)
     started = time.perf_counter()
     curve = trainer.train()
-    seconds = round(time.perf_counter() - started, 2)
+    seconds, peak = round(time.perf_counter() - started, 2), 0.0
     curve.made_with["torch"] = torch.__version__
     with contextlib.suppress(PackageNotFoundError):
         curve.made_with["transformer_engine"] = version("transformer_engine")
-    peak = 0.0
     if run.device == "cuda":
         curve.made_with["gpu"] = torch.cuda.get_device_name()
         peak = torch.cuda.max_memory_allocated() / 2**20
     write_curve(curve, path)
     backends = {part: choice.observed for part, choice in trainer.model.choices().items()}
-    return curve, {"backends": backends, "seconds": seconds, "peak_mib": round(peak, 1)}
+    return {"backends": backends, "seconds": seconds, "peak_mib": round(peak, 1)}
 
 
 def main() -> None:
@@ -503,8 +493,7 @@ def main() -> None:
     path = Path(order.pop("path")).absolute()
     torch.set_num_threads(1)  # runs stand side by side, and their work is the device's
     start_compiling()
-    _, trained = train_to_file(GateRun(**order), path)
-    sys.stdout.write(json.dumps(trained) + "\n")
+    sys.stdout.write(json.dumps(train_to_file(GateRun(**order), path)) + "\n")
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ class Ledger:
 
         Returns:
             whole_s; phases_ns in the order of `PHASES`, which sum to the whole; peak_bytes by phase, without an entry
-            where no memory was given; step_seconds; tokens of all steps on all ranks; goodput, the share of the wall
-            time in steps; tokens_per_second of the steps, waits for other ranks included.
+            where no memory was given; tokens of all steps on all ranks; tokens_per_second of the steps, waits for other
+            ranks included.
         """
         self._settle()
         whole, spent = self._since - self._began, sum(self._steps)
@@ -100,9 +100,7 @@ class Ledger:
             "whole_s": whole / NS,
             "phases_ns": dict(self._spent),
             "peak_bytes": dict(self._peaks),
-            "step_seconds": list(self._steps),
             "tokens": self._tokens,
-            "goodput": self._spent["step"] / whole if whole else 0.0,
             "tokens_per_second": self._tokens / spent if spent else 0.0,
         }
 

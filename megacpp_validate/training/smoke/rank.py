@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +91,9 @@ def _memory_of(device: str) -> Callable[[], int]:
 
 def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None = None) -> dict[str, Any]:
     """The receipt of a rank, JSON values only, a number that is not finite as text; read from what ran."""
-    order, size, plan, audit = trainer.order, trainer.size, trainer.plan, trainer.audit
+    order, size, audit = trainer.order, trainer.size, trainer.audit
     failed = fault if isinstance(fault, CheckFailed) else None
     where = {} if failed is None else {"step": trainer.done, **failed.where}
-    resumed = trainer.resumed
     return {
         "rank": trainer.rank.rank,
         "check": "" if failed is None else failed.check,  # that failed, and what it names
@@ -106,7 +104,6 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
         "validation": {str(step): _number(loss) for step, loss in trainer.validation.items()},
         "goodput": _account(trainer, ledger),
         "flop_utilisation": _utilisation(trainer),
-        "exposed_s": trainer.exposed,
         "choices": {part: _choice(one) for part, one in trainer.model.choices().items() if one is not None},
         "replicas": audit and audit.replicas,
         "dispatches": audit and audit.dispatches,
@@ -120,10 +117,6 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
         "topology": {
             "host": socket.gethostname(),
             "device": torch.cuda.get_device_name() if order.device == "cuda" else "cpu",
-            "world": plan.world,
-            "mesh": list(plan.mesh_shape),
-            "plan": asdict(plan),
-            "place": asdict(plan.place(trainer.rank.rank)),
         },
         "forms": asdict(order.read_forms()),
         "features": asdict(order.read_features()),
@@ -134,8 +127,6 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
             "precision": order.precision,
             "size": asdict(size),
         },
-        "resumed": None if resumed is None else {"step": resumed.step, "world": resumed.world},
-        "versions": _versions(),
         "jit": _jit(trainer.warm_at),
     }
 
@@ -196,14 +187,6 @@ def _choice(choice: Any) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
-
-
-def _versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
-    for package in ("transformer_engine", "triton", "megatron-core"):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 # --- same bits

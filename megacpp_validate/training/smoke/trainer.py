@@ -317,12 +317,11 @@ class SmokeTrainer:
             "recipe": self.order.recipe,
             "features": self.order.read_features(),
         }
-        alone = None if self.plan.world == 1 else SINGLE_OWNER
-        world = distributed.group.WORLD if self.plan.world > 1 else alone
+        world = distributed.group.WORLD if self.plan.world > 1 else SINGLE_OWNER
         dense = partial(low_precision, amax_reduction_group=world, **made)
         if self.plan.expert_parallel == 1:
             return Scopes(dense)
-        same = self.spread.same_experts if self.spread.same_experts is not None else alone
+        same = SINGLE_OWNER if self.spread.same_experts is None else self.spread.same_experts
         return Scopes(dense, partial(amax_shared_with, same))
 
 

@@ -39,7 +39,7 @@ def train_here(jobs: Sequence[Job]) -> list[Ended]:
     ended = []
     for job in jobs:
         order = {name: value for name, value in job.order.items() if name != "path"}
-        _, trained = train_to_file(GateRun(**order), job.path)
+        trained = train_to_file(GateRun(**order), job.path)
         ended.append(Ended(0, trained, ""))
     return ended
 
