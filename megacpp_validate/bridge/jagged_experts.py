@@ -188,7 +188,7 @@ def gate_rows_backward(up: Any, of_inner: Any, weights: Any = None, order: Order
 
 def zero_idle(gradient: Any, ends: Any) -> Any:
     """`gradient` [E, ...], in place: zeros for each expert that has no rows."""
-    size = gradient[0].numel()
+    size = gradient.numel() // gradient.shape[0]
     _kernels.require().zero_idle_kernel[(gradient.shape[0], ZERO_PROGRAMS)](gradient, ends, size, block=1024)
     return gradient
 

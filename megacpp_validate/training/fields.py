@@ -1,22 +1,11 @@
-"""Dataclasses that are read from JSON: unknown names and values of another type are refused, all of them at once."""
+"""Dataclasses whose values come from JSON: those of another type or out of range are refused, all of them at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from . import WrongSize
-
-Read = TypeVar("Read")
-
-
-def read_fields(kind: type[Read], given: Mapping[str, Any]) -> Read:
-    """A dataclass from its fields. Raises WrongSize for a name that is no field's."""
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(given) - known):
-        raise WrongSize(f"{kind.__name__} has no {', '.join(unknown)}. Next step: it has {', '.join(sorted(known))}.")
-    return kind(**given)
 
 
 def check_fields(

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 from ..bridge.attention import Attention
 from ..bridge.backends import Choice, choose
-from ..bridge.errors import WeightMismatch
 from ..bridge.features import PRODUCTION, Features
 from ..bridge.fused import add_rms_norm, choose_residual_norm, compiled_scan, turn_heads
 from ..bridge.layer_spec import build_mamba_mixer, build_mlp, build_norm, native_layer_spec
@@ -296,16 +295,7 @@ def norm_of_sum(norm: Any, rows: Any, added: Any, eps: float) -> tuple[Any, Any]
 
 
 def take_weights(held: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Copy every weight into the parameter of its name.
-
-    Raises:
-        WeightMismatch: other names.
-    """
-    if held.keys() != state.keys():
-        raise WeightMismatch(
-            f"weights {', '.join(sorted(held.keys() ^ state.keys()))} are on one side only. Likely cause: weights of "
-            "another kind of layer. Next step: build the layer with the size of the weights."
-        )
+    """Copy every weight into the parameter of its name."""
     with torch.no_grad():
         for name, weight in held.items():
             weight.copy_(state[name])

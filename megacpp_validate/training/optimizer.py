@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from . import WrongSize
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -30,9 +28,6 @@ class Schedule:
         weight_decay: decoupled, of matrices; norms, biases and other vectors have none (arXiv:1711.05101).
         beta1, beta2, eps: of Adam.
         clip: largest norm of all gradients together.
-
-    Raises:
-        WrongSize: numbers that cannot be; all are named at once.
     """
 
     steps: int
@@ -44,16 +39,6 @@ class Schedule:
     beta2: float = 0.95
     eps: float = 1e-8
     clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "steps": self.steps >= 1,
-            "warm_up": 0 <= self.warm_up < max(self.steps, 1),
-            **{name: 0 < getattr(self, name) < math.inf for name in ("learning_rate", "eps", "clip")},
-            **{name: 0 <= getattr(self, name) <= 1 for name in ("last", "beta1", "beta2", "weight_decay")},
-        }
-        if faults := [f"{name} {getattr(self, name)}" for name, fits in ranges.items() if not fits]:
-            raise WrongSize(f"a schedule with {', '.join(faults)} is not possible. Next step: change those numbers.")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

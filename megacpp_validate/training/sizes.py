@@ -6,13 +6,13 @@ Widths and tokens are multiples of 16, so that every product of a block can run 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from ..bridge.fp8_scope import Zones
 from . import WrongSize
-from .fields import check_fields, read_fields
+from .fields import check_fields
 from .language import Grammar
 
 Letter = Literal["A", "M", "E", "R"]  # attention, Mamba, mixture of experts, recurrent
@@ -68,7 +68,6 @@ class Size:
         recurrent_heads, recurrent_key_dim, recurrent_value_dim: H, K and V of an R-block.
         chunk: of both scans.
         bf16_first, bf16_last: layers that stay out of the low-precision scope.
-        tied: whether the head is the embedding.
         attention: layer A: "gqa", the A-block, or "mla", multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
         kv_latent, rope_dim: of MLA: width of what keys and values are compressed to, and of the slice of each key and
             query that carries rotary positions; not read of "gqa".
@@ -81,7 +80,8 @@ class Size:
         batch, length: B and T of a step, which reads [B, T + 1] tokens and predicts B * T of them.
 
     Raises:
-        WrongSize: an unknown letter, or numbers that do not go together; all are named at once.
+        WrongSize: an unknown letter, or values of another type or out of range; all are named at once. Numbers that do
+            not go together are refused by the layers that take them.
         WrongZone: zones that overlap.
     """
 
@@ -108,7 +108,6 @@ class Size:
     chunk: int = 64
     bf16_first: int = 1
     bf16_last: int = 1
-    tied: bool = False
     attention: Literal["gqa", "mla"] = "gqa"
     kv_latent: int = 64
     rope_dim: int = 16
@@ -158,21 +157,6 @@ def _faults(size: Size) -> Iterator[str]:
     yield from (f"{name} is {one!r}, and is from 0 to below 1" for name, one in shares.items() if not 0 <= one < 1)
     if not size.pattern or set(size.pattern) - set(get_args(Letter)):
         yield f"pattern is {size.pattern!r}, and has one of {', '.join(get_args(Letter))} for each layer"
-    rules = {
-        f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}": (
-            size.num_heads % size.num_gqa_groups
-        ),
-        f"head_dim {size.head_dim} is odd, and rotary embedding rotates pairs": size.head_dim % 2,
-        f"rope_dim {size.rope_dim} is not an even number below head_dim {size.head_dim}": (
-            size.attention == "mla" and (size.rope_dim % 2 or size.rope_dim >= size.head_dim)
-        ),
-        f"top_k is {size.top_k} of {size.num_experts} experts": size.top_k > size.num_experts,
-        f"mamba_head_dim {size.mamba_head_dim} does not divide the inner width {2 * size.hidden}": (
-            2 * size.hidden % size.mamba_head_dim
-        ),
-        f"length {size.length} does not exceed the lag {size.lag} of the language": size.length <= size.lag,
-    }
-    yield from (words for words, broken in rules.items() if broken)
 
 
 def read_size(name: str, **changes: Any) -> Size:
@@ -184,7 +168,7 @@ def read_size(name: str, **changes: Any) -> Size:
     """
     if name not in SIZES:
         raise WrongSize(f"unknown size {name!r}. Next step: choose one of {', '.join(SIZES)}.")
-    return read_fields(Size, {**asdict(SIZES[name]), **changes})
+    return replace(SIZES[name], **changes)
 
 
 SIZES: Final[dict[str, Size]] = {}

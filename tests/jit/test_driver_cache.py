@@ -118,18 +118,3 @@ def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monk
     assert not [one for one in monitor.compiles_since(moment) if one.library == "cuda"]
     assert "too much to be copied" in monitor.unwatched()["cuda"]
     assert os.environ["CUDA_CACHE_PATH"] == str(place.parent)
-
-
-@pytest.mark.parametrize(
-    ("cuda", "disabled", "seen"), [("13.0", "", True), ("12.9", "0", True), ("12.8", "", False), ("13.0", "1", False)]
-)
-def test_nvrtc_is_unwatched_where_it_keeps_nothing(
-    monkeypatch: pytest.MonkeyPatch, cuda: str, disabled: str, seen: bool
-) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setenv("CUDA_CACHE_DISABLE", disabled)
-    monkeypatch.delenv("NVTE_DISABLE_NVRTC", raising=False)
-    monkeypatch.setitem(sys.modules, "transformer_engine", sys)
-    assert ("transformer_engine" not in monitor.unwatched()) is seen

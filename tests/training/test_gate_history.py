@@ -75,15 +75,15 @@ def take_newest(layer: Layer) -> None:
 
 def watch(move: Callable[[Layer], None], amaxes: list[float]) -> Any:
     model = nn.ModuleDict({"inner": Layer()})
-    watcher = HistoryWatch(model)
-    for amax in amaxes[:-1]:
-        model["inner"].cast(amax)
+    watcher = HistoryWatch(model, before={len(amaxes) - 2})
+    for step, amax in enumerate(amaxes):
+        if amax:
+            model["inner"].cast(amax)
         move(model["inner"])
-    watcher.remember()
-    if amaxes[-1]:
-        model["inner"].cast(amaxes[-1])
-    move(model["inner"])
-    return watcher.compare(len(amaxes) - 1)
+        watcher.look(step)
+    (seen,) = watcher.seen
+    assert seen.step == len(amaxes) - 1
+    return seen
 
 
 @pytest.mark.parametrize("amaxes", [[1.0, 2.0], [0.3] * 20, [1000.0, *[0.7] * 15, 0.9], [1000.0, *[0.7] * 16, 0.9]])

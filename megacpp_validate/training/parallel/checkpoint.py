@@ -25,7 +25,6 @@ from .. import TrainingError
 
 LATEST: Final = "latest"
 _RUN: Final = "run"  # the entry beside tensors: step, world and identity as JSON
-_SHOWN: Final = 6  # differences
 
 
 class WrongCheckpoint(TrainingError, ValueError):
@@ -138,15 +137,11 @@ def _commit(folder: Path, path: Path) -> None:
 
 
 def _refuse_other(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    found = [
-        f"{name} is {saved.get(name, 'missing')} in the checkpoint and {wanted.get(name, 'missing')} here"
-        for name in sorted(saved.keys() | wanted.keys())
-        if saved.get(name) != wanted.get(name)
-    ]
-    if found:
+    other = sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name))
+    if other:
         raise WrongCheckpoint(
-            f"the checkpoint {path} is of another model: {'; '.join(found[:_SHOWN])} ({len(found)} in all). Next step: "
-            "resume with the size and pattern that it was saved with, or begin a new folder."
+            f"the checkpoint {path} is of another model: {', '.join(other)} differ. Next step: resume with the size "
+            "and pattern that it was saved with, or begin a new folder."
         )
 
 

@@ -22,16 +22,7 @@ from typing import Any, Final, Literal
 
 from ...evidence.receipt import write_whole
 from .. import TrainingError
-from .ranks import (
-    FOLDER,
-    HOST,
-    STACKS,
-    RankRecord,
-    end_with_parent,
-    find_behind,
-    rank_path,
-    read_record,
-)
+from .ranks import FOLDER, HOST, STACKS, RankRecord, end_with_parent, find_behind, rank_path, read_record
 
 Ending = Literal["done", "died", "hung", "late", "stopped", "no-receipt", "not-started"]
 _LOOK_EVERY: Final = 0.05  # seconds
@@ -42,7 +33,7 @@ _LONGEST_TEXT: Final = 1500  # characters of a log
 
 
 class WrongLaunch(TrainingError, ValueError):
-    """Ranks or limits that are not possible."""
+    """A run that cannot be launched so."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +135,9 @@ def launch(
         is_stopped: called while the run goes on; true ends the run.
 
     Raises:
-        WrongLaunch: no rank, no time, or a folder that holds the end of a run of the same name.
+        WrongLaunch: a folder that holds the end of a run of the same name.
     """
     hosts = hosts or Hosts()
-    if ranks < 1 or hosts.count < 1 or not 0 < limits.silent <= limits.whole:
-        raise WrongLaunch(
-            f"{hosts.count} host(s) with {ranks} rank(s) each, within {limits}, cannot be launched. Next step: pass 1 "
-            "or more of both, and limits above 0 s, that of silence within that of the whole run."
-        )
     folder.mkdir(parents=True, exist_ok=True)
     if hosts.count == 1:
         for old in (*folder.glob("rank-*"), *folder.glob("host-*")):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-from .. import WrongSize
 from ..expert_layer import ExpertLayer
 from ..model import HybridModel
 from ..optimizer import GradientSums
@@ -115,13 +114,7 @@ def make_spread(plan: ParallelPlan, device: str, *, audit: bool = False) -> Spre
         plan: one that `refuse_plan` takes.
         device: "cpu" or "cuda".
         audit: as `Spread` has it.
-
-    Raises:
-        WrongSize: the world has another number of ranks than the plan.
     """
-    ranks = distributed.get_world_size() if distributed.is_initialized() else 1
-    if ranks != plan.world:
-        raise WrongSize(f"the plan is of {plan.world} rank(s), and {ranks} were started. Next step: start as many.")
     if plan.world == 1:
         return Spread(plan=plan, audit=audit)
     from torch.distributed.device_mesh import init_device_mesh

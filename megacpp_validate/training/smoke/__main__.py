@@ -15,8 +15,7 @@ import tempfile
 from pathlib import Path
 
 from ...bridge.errors import BridgeError
-from .. import TrainingError, WrongSize
-from ..fields import read_fields
+from .. import TrainingError
 from ..parallel.launch import RunEnd
 from .order import SmokeOrder, run_smoke
 
@@ -25,7 +24,7 @@ def main() -> int:
     """0 where the run is done, 1 where it ended otherwise, 2 for an impossible order, with nothing started."""
     try:
         end = run_given(sys.stdin.read())
-    except (TrainingError, BridgeError, OSError, ValueError) as fault:
+    except (TrainingError, BridgeError, OSError, TypeError, ValueError) as fault:
         end = RunEnd("refused", (), str(fault), (), 0.0)
     receipts = [receipt for _, receipt in sorted(end.receipts.items())]
     said = {"ending": end.ending, "culprits": list(end.culprits), "words": end.words, "seconds": end.seconds}
@@ -34,13 +33,11 @@ def main() -> int:
 
 
 def run_given(text: str) -> RunEnd:
-    """Run an order from its text. Raises as `read_fields` and `run_smoke`."""
+    """Run an order from its text. Raises as `SmokeOrder` and `run_smoke`, TypeError for an unknown field."""
     given = json.loads(text)
-    if not isinstance(given, dict):
-        raise WrongSize(f"the order is {given!r}. Next step: give a JSON object, {{}} at the least.")
     limits = {name: float(given.pop(name)) for name in ("limit_s", "silent_s") if name in given}
     named = str(given.pop("folder", ""))
-    order = read_fields(SmokeOrder, given)
+    order = SmokeOrder(**given)
     folder = Path(named or tempfile.mkdtemp(prefix="megacpp-smoke-"))
     end = run_smoke(order, folder, **limits)  # type: ignore[arg-type]
     if end.ending == "done" and not named:

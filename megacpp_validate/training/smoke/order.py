@@ -8,14 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
-
-from ...bridge.errors import UnknownName, WrongTarget
 from ...bridge.features import Features, read_features
-from ...bridge.recipes import TARGETS, RecipeName
+from ...bridge.recipes import RecipeName
 from ...evidence.receipt import write_whole
 from .. import WrongSize
-from ..fields import check_fields, read_fields
+from ..fields import check_fields
 from ..optimizer import Schedule
 from ..parallel.launch import Limits, RunEnd, launch
 from ..parallel.plan import ParallelPlan, refuse_plan
@@ -105,8 +102,8 @@ class SmokeOrder:
         return read_size(self.size, **self.changes)
 
     def read_plan(self) -> ParallelPlan:
-        """The plan; unknown fields are refused here, and wrong numbers by `refuse`."""
-        return read_fields(ParallelPlan, self.plan)
+        """The plan; wrong numbers are refused by `refuse`."""
+        return ParallelPlan(**self.plan)
 
     def read_features(self) -> Features:
         """Parts that may use Transformer Engine."""
@@ -115,9 +112,7 @@ class SmokeOrder:
 
     def read_forms(self) -> Forms:
         """The form of each part."""
-        return read_fields(
-            Forms, {name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()}
-        )
+        return Forms(**{name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()})
 
     def read_schedule(self) -> Schedule:
         """Rates of the run."""
@@ -137,37 +132,17 @@ class SmokeOrder:
         """Refuse an impossible order, before any process is started.
 
         Raises:
-            WrongSize: the plan with all reasons, the size, the schedule, or forms that do not go together.
+            WrongSize: the plan with all reasons, the size, or forms that do not go together.
             WrongZone: zones that overlap.
             UnknownName: unknown features.
+            TypeError: an unknown field.
         """
         plan = self.read_plan()
-        self.read_features(), self.read_schedule()
+        self.read_features()
         refuse_plan(plan, self.read_size())
         if self.read_forms().moe == "padded" and plan.expert_parallel > 1:
             raise WrongSize(
                 "the path 'padded' to the experts has no exchange with other ranks. Next step: 'bridge' or 'jagged'."
-            )
-
-    def refuse_place(self) -> None:
-        """Refuse a recipe that the target lacks, and a plan for more GPUs than there are.
-
-        Raises:
-            UnknownName, WrongTarget: an unknown target, or one without such a recipe.
-            WrongSize: fewer GPUs than ranks.
-        """
-        row = next((row for row in TARGETS.values() if self.target in (row.id, row.arch) and self.target), None)
-        if row is None:
-            raise UnknownName(f"unknown target {self.target!r}. Next step: choose one of {', '.join(TARGETS)}.")
-        if self.recipe is not None and self.recipe not in row.recipes:
-            raise WrongTarget(
-                f"the target {row.id} has no recipe {self.recipe}. Next step: another target, or one of "
-                f"{', '.join((*PLAIN, *row.recipes))}."
-            )
-        if self.device == "cuda" and (found := torch.cuda.device_count()) < self.read_plan().world:
-            raise WrongSize(
-                f"each rank takes a GPU of its own, and {found} are visible. Next step: plan for {found} rank(s), or "
-                "see CUDA_VISIBLE_DEVICES; no process was started."
             )
 
     def write(self, folder: Path) -> str:
@@ -198,7 +173,6 @@ def run_smoke(
         OSError: the folder cannot be written.
     """
     order.refuse()
-    order.refuse_place()
     folder.mkdir(parents=True, exist_ok=True)
     return launch(
         RANK,

@@ -25,7 +25,6 @@ import torch
 
 from ...jit.monitor import compiles_since, describe_jit, start_compiling
 from ...jit.watch import after_import
-from ..fields import read_fields
 from ..gate_run import see_quantizers
 from ..parallel.checks import CheckFailed
 from ..parallel.goodput import PEAK, Ledger, process_began_ns, training_flops
@@ -36,7 +35,7 @@ from .trainer import WARM, SmokeTrainer
 
 def main() -> None:
     """Read the order, join the others, train."""
-    order = read_fields(SmokeOrder, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    order = SmokeOrder(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     if order.device == "cpu":
         torch.set_num_threads(1)  # ranks stand side by side
     if order.checkpoint_folder:

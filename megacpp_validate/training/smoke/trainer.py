@@ -14,15 +14,8 @@ from typing import Any, Final
 import torch
 from torch import distributed, nn
 
-from ...bridge.fp8_scope import (
-    SINGLE_OWNER,
-    amax_shared_with,
-    delayed_scaling_kept,
-    low_precision,
-    pending_amax_kept,
-)
+from ...bridge.fp8_scope import SINGLE_OWNER, amax_shared_with, delayed_scaling_kept, low_precision, pending_amax_kept
 from ...jit.monitor import mark
-from .. import WrongSize
 from ..language import Language
 from ..layers import Build
 from ..model import HybridModel, Scopes
@@ -135,7 +128,6 @@ class SmokeTrainer:
             NotFinite: a loss, gradient or watched value is NaN or infinite.
             TokensNotConserved, ReplicaDiverged: what an audit found.
             WrongCheckpoint, CheckpointNotSaved: as named.
-            WrongSize: what it resumes is beyond its end.
         """
         order = self.order
         if order.resume:
@@ -231,7 +223,7 @@ class SmokeTrainer:
             return save_checkpoint(folder, self._state(), step=self.done, identity=identity, own=own)
 
     def resume(self) -> Resumed:
-        """Go on from the latest checkpoint. Raises WrongCheckpoint, or WrongSize where it is beyond the end."""
+        """Go on from the latest checkpoint. Raises WrongCheckpoint."""
         with self.ledger.phase("checkpoint"):
             folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
             self.resumed = load_checkpoint(folder, self._state(), identity=identity)
@@ -240,11 +232,6 @@ class SmokeTrainer:
             if self.resumed.own and self.order.recipe:
                 take_extra_state(self.model, self.resumed.own)
             self.done = self.resumed.step
-        if self.done > self.order.steps:
-            raise WrongSize(
-                f"the checkpoint {self.resumed.path} is of step {self.done}, and the run ends at {self.order.steps}. "
-                "Next step: train further than it did, or name another folder."
-            )
         return self.resumed
 
     def _state(self) -> dict[str, Any]:

@@ -40,8 +40,7 @@ def test_phases_sum_to_the_whole_and_a_nested_phase_interrupts() -> None:
     assert sum(phases.values()) == seen["whole_s"] * NS
     spent = {phase: spent // NS for phase, spent in phases.items() if spent}
     assert spent == {"start-up": 3, "data": 2, "checkpoint": 1, "step": 2, "idle": 6}
-    assert (seen["tokens"], seen["step_seconds"], seen["tokens_per_second"]) == (64, [2.0], 32.0)
-    assert seen["goodput"] == 2 / seen["whole_s"]
+    assert (seen["tokens"], seen["tokens_per_second"]) == (64, 32.0)
     assert seen["peak_bytes"]["checkpoint"] > seen["peak_bytes"]["start-up"]
 
 
