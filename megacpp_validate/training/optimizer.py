@@ -146,11 +146,9 @@ class MasterAdamW:
         for parameter in self._named.values():
             parameter.grad = None
 
-    def update(self, step: int, norm: Any) -> float:
-        """Clip what was taken, move the copies, round them into the parameters; returns the rate of the step."""
-        rate = self.schedule.rate(step)
-        self._move(rate, norm)
-        return rate
+    def update(self, step: int, norm: Any) -> None:
+        """Clip what was taken, move the copies, round them into the parameters."""
+        self._move(self.schedule.rate(step), norm)
 
     def rehearse(self) -> None:
         """An update that moves nothing, before the first one: of zeros, at a rate of 0, and counted as no step."""

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -263,29 +262,9 @@ def _compare_columns(names: list[str], table: Any, what: str, group: Any) -> Non
 # parameter and gradient looked at in the order in which they come up; the first that is not finite is named.
 
 
-@dataclass(frozen=True)
-class NonFinite:
-    """The first value that is NaN or infinite.
-
-    Attributes:
-        order: how many tensors came up before it.
-        step, rank: where.
-        module: its name in the model; empty for the model itself.
-        tensor: "input", "output", "parameter weight", "gradient of the input", "gradient of weight", ...
-    """
-
-    order: int
-    rank: int
-    step: int
-    module: str
-    tensor: str
-
-    def words(self) -> str:
-        """For a message."""
-        return (
-            f"step {self.step}, rank {self.rank}: the first value that is not finite is the {self.tensor} of "
-            f"{self.module or 'the model itself'}"
-        )
+NonFinite = tuple[int, int, str, str]
+"""The first value that is NaN or infinite: how many tensors came up before it, the rank, the module (empty for the
+model itself), and the tensor: "input", "output", "parameter weight", "gradient of the input", "gradient of weight"."""
 
 
 class FiniteWatch:
@@ -313,7 +292,7 @@ class FiniteWatch:
             distributed.all_reduce(total)  # a NaN of one rank is everyone's
         return bool(total.isfinite())
 
-    def find(self, replay: Callable[[], Any], *, step: int) -> NonFinite | None:
+    def find(self, replay: Callable[[], Any]) -> NonFinite | None:
         """Run the step again and find the first value that is not finite: the same on all ranks; None for none.
 
         Gradients of the model are None after it.
@@ -321,17 +300,16 @@ class FiniteWatch:
         Args:
             replay: the forward and backward passes of the step, from the weights that it began with; nothing in the
                 model draws random numbers.
-            step: its number.
         """
         self._model.zero_grad(set_to_none=True)
         with look_at_everything(self._model) as looks:
             replay()
         self._model.zero_grad(set_to_none=True)
-        found: list[Any] = [first_not_finite(looks, step)]
+        found: list[Any] = [first_not_finite(looks)]
         if distributed.is_initialized():
             found = found * distributed.get_world_size()
             distributed.all_gather_object(found, found[0])
-        return min(filter(None, found), key=lambda one: (one.order, one.rank), default=None)
+        return min(filter(None, found), default=None)
 
     def _see(self, module: Any, given: Any, out: Any) -> None:  # noqa: ARG002 - as torch calls it
         with torch.no_grad():
@@ -385,7 +363,7 @@ def look_at_everything(model: Any) -> Iterator[list[Look]]:
         yield looks
 
 
-def first_not_finite(looks: Sequence[Look], step: int) -> NonFinite | None:
+def first_not_finite(looks: Sequence[Look]) -> NonFinite | None:
     """The first look that is not finite; None where all are. The host waits here.
 
     A gradient that is looked at more than once is named after its consumer, which made it: the hook that was put on
@@ -398,7 +376,7 @@ def first_not_finite(looks: Sequence[Look], step: int) -> NonFinite | None:
     while looks[place][3] and chosen + 1 < len(looks) and looks[chosen + 1][3] == looks[place][3]:
         chosen += 1
     rank = distributed.get_rank() if distributed.is_initialized() else 0
-    return NonFinite(place, rank, step, *looks[chosen][:2])
+    return place, rank, *looks[chosen][:2]
 
 
 def _find_tensors(value: Any) -> Iterator[tuple[str, Any]]:

@@ -293,14 +293,13 @@ def skip_update(trainer: Any, step: int) -> None:
     """One rank leaves the second layer as it is in one step, where it holds a part of it alone."""
     optimizer = trainer.optimizer
 
-    def skipping(update: Any, number: int, norm: Any) -> float:
+    def skipping(update: Any, number: int, norm: Any) -> None:
         names = _names_of(trainer, trainer.model.layers[1].parameters()) if number == step else []
         kept = {name: optimizer.master(name).clone() for name in names}
-        rate = update(number, norm)
+        update(number, norm)
         for name, value in kept.items():
             optimizer.master(name).copy_(value)
         optimizer.round_weights()
-        return float(rate)
 
     _wrap(optimizer, "update", skipping)
 

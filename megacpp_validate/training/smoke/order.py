@@ -112,7 +112,8 @@ class SmokeOrder:
 
     def read_forms(self) -> Forms:
         """The form of each part."""
-        return Forms(**{name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()})
+        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()}
+        return Forms(**given)
 
     def read_schedule(self) -> Schedule:
         """Rates of the run."""

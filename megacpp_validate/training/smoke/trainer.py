@@ -45,7 +45,6 @@ class StepRecord:
         perfect: loss of a model that knows the language exactly, on the same batch.
         aux_loss: all other losses (routers, MTP, trajectory).
         grad_norm: L2, of all gradients, before clipping.
-        learning_rate: of the update.
         seconds: wall time from reading its batch until its loss is known and its update is launched.
     """
 
@@ -54,7 +53,6 @@ class StepRecord:
     perfect: float
     aux_loss: float
     grad_norm: float
-    learning_rate: float
     seconds: float
 
 
@@ -191,9 +189,10 @@ class SmokeTrainer:
                 fine = self.watch.is_finite(torch.tensor([loss, other, gradient]).sum()) and fine
             if self.audit is not None and fine:
                 self.audit.look(self.optimizer)
-            rate = self.optimizer.update(number, norm) if fine else self.optimizer.schedule.rate(number)
+            if fine:
+                self.optimizer.update(number, norm)
         self.waited.append(self.rank.record.seconds_inside - inside)
-        record = StepRecord(number, loss, perfect, other, gradient, rate, self.ledger.last_step_seconds)
+        record = StepRecord(number, loss, perfect, other, gradient, self.ledger.last_step_seconds)
         self.records.append(record)
         if len(self.records) == WARM:
             self.warm_at = mark()
@@ -281,13 +280,16 @@ class SmokeTrainer:
 
     def _not_finite(self, record: StepRecord, parts: list[Any]) -> NotFinite:
         watch = self.watch or FiniteWatch(self.model)  # all ranks are here: their sum is not finite
-        found = watch.find(lambda: self._passes(parts, with_gradients=True), step=record.step)
+        found = watch.find(lambda: self._passes(parts, with_gradients=True))
         self.optimizer.drop_gradients()
         where: dict[str, Any] = {"step": record.step}
         words = "all was finite when the step was run again"
         if found is not None:
-            where |= {"ranks": [found.rank], "module": found.module, "tensor": found.tensor}
-            words = found.words()
+            _, rank, module, tensor = found
+            where |= {"ranks": [rank], "module": module, "tensor": tensor}
+            words = (
+                f"the first value that is not finite is the {tensor} of {module or 'the model itself'} on rank {rank}"
+            )
         return NotFinite(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}: {words}. Likely cause: a layer "
             "that overflowed, a kernel that read memory of others, or a learning rate too high. Next step: run this "
