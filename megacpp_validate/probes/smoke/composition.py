@@ -13,14 +13,15 @@ from typing import Any, Final
 
 import torch
 
-from ...evidence.receipt import Backend
 from ...training.parallel.goodput import Ledger
+from ...training.parallel.launch import RunEnd
 from ...training.parallel.ranks import Rank
 from ...training.smoke.order import SmokeOrder
+from ...training.smoke.rank import make_receipt
 from ...training.smoke.trainer import SmokeTrainer
 from ..bench import Bench
 from .reproduce import Reference, compare_trajectories, reference_of, twins_of
-from .runs import Trajectory, check_backends
+from .runs import Run, Trajectory, check_parts
 
 STEPS: Final = 6
 
@@ -49,26 +50,23 @@ def probe(bench: Bench) -> None:
 
 def check_run(bench: Bench, name: str, order: SmokeOrder) -> Trajectory:
     """Train in this process; every step finite, every part on the requested backend."""
-    trainer = train(order)
-    losses = ", ".join(f"{record.loss:.4f}" for record in trainer.records)
+    run = train(order, name)
+    losses = run.trajectory.losses
     # A step that is not finite raises before this.
-    bench.check(f"{name}.train.finite", len(trainer.records) == order.steps, f"losses {losses}")
-    rows = []
-    for part, choice in trainer.model.choices().items():
-        requested = choice.requested if bench.wants_te else "native"
-        reasons = tuple(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
-        rows.append(Backend(f"{name}.{part}", requested, choice.observed, (choice.observed,), reasons))
-    check_backends(bench, name, rows)
-    return trajectory_of(trainer)
+    bench.check(
+        f"{name}.train.finite", len(losses) == order.steps, f"losses {', '.join(f'{one:.4f}' for one in losses)}"
+    )
+    check_parts(bench, run)
+    return run.trajectory
 
 
 def train_reference(order: SmokeOrder) -> Reference:
     """One rank and its twins, in this process."""
     orders = twins_of({"accumulate": order.read_plan().accumulate}, order.changes)
-    return reference_of([trajectory_of(train(replace(order, **changes))) for changes in orders], order)
+    return reference_of([train(replace(order, **changes)).trajectory for changes in orders], order)
 
 
-def train(order: SmokeOrder) -> SmokeTrainer:
+def train(order: SmokeOrder, name: str = "") -> Run:
     """Train a run of one rank to its end."""
     torch.manual_seed(order.seed)
     device = "cuda:0" if order.device == "cuda" else "cpu"
@@ -76,11 +74,5 @@ def train(order: SmokeOrder) -> SmokeTrainer:
     trainer.run()
     if order.device == "cuda":
         torch.cuda.synchronize()
-    return trainer
-
-
-def trajectory_of(trainer: SmokeTrainer) -> Trajectory:
-    """Losses and norms of a run that was audited."""
-    losses, norms = (tuple(getattr(one, name) for one in trainer.records) for name in ("loss", "grad_norm"))
-    audit: Any = trainer.audit
-    return Trajectory(losses, norms, audit.stream_norms, audit.part_norms)
+    receipt = make_receipt(trainer, trainer.ledger)
+    return Run(name, order, RunEnd("done", (), "", ({"rank": 0, "receipt": receipt},), 0.0))

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from .trainer import SmokeTrainer
 
 After = Callable[["SmokeTrainer"], None]
-Plant = Callable[[Any, int], After | None]
-FAULTS: Final[dict[str, Plant]] = {}
+FAULTS: Final[dict[str, Callable[[Any, int], After | None]]] = {}
 NORM: Final = "norm.weight"  # the last one of the model
 _STEP: Final = 2  # where a fault of a single step is planted, where none is named
 
@@ -48,13 +47,23 @@ def plant(text: str, trainer: SmokeTrainer) -> After | None:
     return FAULTS[name](trainer, int(step or _STEP)) if text else None
 
 
-def _fault(name: str, *, everywhere: bool = False) -> Callable[[Plant], Plant]:
-    """Enter a fault into the table; without `everywhere` it is planted on the last rank alone."""
+def _fault(name: str, *, everywhere: bool = False, after: bool = False) -> Callable[[Any], Any]:
+    """Enter a fault into the table.
 
-    def enter(function: Plant) -> Plant:
+    Args:
+        name: of the fault.
+        everywhere: whether it is planted on all ranks, and not on the last one alone.
+        after: whether it is called once, behind its step, and not before the first.
+    """
+
+    def enter(function: Any) -> Any:
         def plant_here(trainer: Any, step: int) -> After | None:
-            last = trainer.rank.rank == trainer.plan.world - 1
-            return function(trainer, step) if everywhere or last else None
+            if not everywhere and trainer.rank.rank != trainer.plan.world - 1:
+                return None
+            if after:
+                return lambda one: function(one) if one.done == step else None
+            function(trainer, step)
+            return None
 
         FAULTS[name] = plant_here
         return function
@@ -228,19 +237,12 @@ def read_as_first(trainer: Any, _: int) -> None:
 @_fault("pass-lost", everywhere=True)
 def lose_passes(trainer: Any, _: int) -> None:
     """The gradients of all passes of a step but the last are forgotten."""
-    optimizer, add = trainer.optimizer, trainer.optimizer.add_gradients
 
-    def forget(*, first: bool) -> None:  # noqa: ARG001 - as it is called
+    def forget_before(losses: Any, *given: Any, **named: Any) -> Any:
         trainer.model.zero_grad()
+        return losses(*given, **named)
 
-    def take_last(take: Any, **_: bool) -> Any:
-        optimizer.add_gradients = add
-        norm = take(first=True)
-        optimizer.add_gradients = forget
-        return norm
-
-    optimizer.add_gradients = forget
-    _wrap(optimizer, "take_gradients", take_last)
+    _wrap(trainer.model, "losses", forget_before)
 
 
 @_fault("gradients-averaged", everywhere=True)
@@ -311,17 +313,13 @@ def raise_rate(trainer: Any, _: int) -> None:
     trainer.optimizer.schedule = replace(schedule, learning_rate=1.1 * schedule.learning_rate)
 
 
-@_fault("weight-bit-flipped")
-def flip_bit(_: Any, step: int) -> After:
+@_fault("weight-bit-flipped", after=True)
+def flip_bit(trainer: Any) -> None:
     """One weight of the last layer doubles on one rank, as it does where a bit of its exponent flips."""
-
-    def flip(one: Any) -> None:
-        if one.done == step:
-            masters = [one.optimizer.master(name) for name in _names_of(one, one.model.layers[-1].parameters())]
-            max(masters, key=lambda master: int(master.numel())).view(-1)[0] *= 2
-            one.optimizer.round_weights()
-
-    return flip
+    names = _names_of(trainer, trainer.model.layers[-1].parameters())
+    masters = [trainer.optimizer.master(name) for name in names]
+    max(masters, key=lambda master: int(master.numel())).view(-1)[0] *= 2
+    trainer.optimizer.round_weights()
 
 
 @_fault("wrong-amax-group", everywhere=True)
@@ -335,42 +333,11 @@ def scale_alone(trainer: Any, _: int) -> None:
 # --- checkpoints, evaluations, the order of data, and the ranks
 
 
-class _OtherOrder:
-    """A language whose batches come in another order."""
-
-    def __init__(self, language: Any) -> None:
-        self.language, self.shift = language, 0
-        self.surprise = language.surprise
-
-    def batch(self, number: int, sequences: int, length: int) -> Any:
-        return self.language.batch(number + self.shift, sequences, length)
-
-
-@_fault("stale-checkpoint", everywhere=True)
-def save_old_weights(trainer: Any, step: int) -> After:
+@_fault("stale-checkpoint", everywhere=True, after=True)
+def save_old_weights(trainer: Any) -> None:
     """A checkpoint claims its own step, and holds the weights of an earlier one."""
-    kept: list[Any] = []
-
-    def tensors() -> list[Any]:
-        return [one for parts in trainer.optimizer.state_tensors().values() for one in parts.values()]
-
-    def put_back(values: list[Any]) -> None:
-        for tensor, value in zip(tensors(), values, strict=True):
-            tensor.copy_(value)
-
-    def remember(one: Any) -> None:
-        if one.done == step:
-            kept[:] = [tensor.clone() for tensor in tensors()]
-
-    def save_old(save: Any) -> Any:
-        fresh = [tensor.clone() for tensor in tensors()]
-        put_back(kept)
-        path = save()
-        put_back(fresh)
-        return path
-
-    _wrap(trainer, "save", save_old)
-    return remember
+    kept = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    trainer.state = lambda: kept
 
 
 @_fault("moments-lost", everywhere=True)
@@ -386,14 +353,21 @@ def lose_moments(trainer: Any, _: int) -> None:
     _wrap(trainer, "resume", forgetful)
 
 
+def _shift_batches(trainer: Any) -> list[int]:
+    """From now on batches are those behind the ones asked for, by the number in this list."""
+    shift = [0]
+    _wrap(trainer.language, "batch", lambda batch, number, *rest: batch(number + shift[0], *rest))
+    return shift
+
+
 @_fault("data-from-the-start", everywhere=True)
 def read_from_the_start(trainer: Any, _: int) -> None:
     """A run that is resumed reads the batches from the first one on."""
-    trainer.language = _OtherOrder(trainer.language)
+    shift = _shift_batches(trainer)
 
     def restarting(resume: Any) -> Any:
         resumed = resume()
-        trainer.language.shift = -resumed.step
+        shift[0] = -resumed.step
         return resumed
 
     _wrap(trainer, "resume", restarting)
@@ -402,33 +376,24 @@ def read_from_the_start(trainer: Any, _: int) -> None:
 @_fault("evaluation-moves-data", everywhere=True)
 def move_data_by_evaluation(trainer: Any, step: int) -> None:
     """An evaluation takes its batch out of those of training, which goes on with the one after it."""
-    trainer.language = _OtherOrder(trainer.language)
+    shift = _shift_batches(trainer)
 
     def moving(validate: Any) -> float:
         loss = validate()
-        trainer.language.shift += trainer.done == step
+        shift[0] += trainer.done == step
         return float(loss)
 
     _wrap(trainer, "validate", moving)
 
 
-@_fault("dies")
-def die(_: Any, step: int) -> After:
+@_fault("dies", after=True)
+def die(_: Any) -> None:
     """The rank is killed."""
-
-    def kill(one: Any) -> None:
-        if one.done == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return kill
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-@_fault("hangs")
-def hang(_: Any, step: int) -> After:
+@_fault("hangs", after=True)
+def hang(_: Any) -> None:
     """The rank does nothing any more."""
-
-    def sleep(one: Any) -> None:
-        while one.done == step:
-            time.sleep(1)
-
-    return sleep
+    while True:
+        time.sleep(1)

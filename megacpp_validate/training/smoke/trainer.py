@@ -219,13 +219,13 @@ class SmokeTrainer:
         with self.ledger.phase("checkpoint"):
             folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
             own = pack_extra_state(self.model) if self.order.recipe else b""
-            return save_checkpoint(folder, self._state(), step=self.done, identity=identity, own=own)
+            return save_checkpoint(folder, self.state(), step=self.done, identity=identity, own=own)
 
     def resume(self) -> Resumed:
         """Go on from the latest checkpoint. Raises WrongCheckpoint."""
         with self.ledger.phase("checkpoint"):
             folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
-            self.resumed = load_checkpoint(folder, self._state(), identity=identity)
+            self.resumed = load_checkpoint(folder, self.state(), identity=identity)
             self.optimizer.set_step(self.resumed.step)
             self.optimizer.round_weights()
             if self.resumed.own and self.order.recipe:
@@ -233,7 +233,8 @@ class SmokeTrainer:
             self.done = self.resumed.step
         return self.resumed
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """The tensors of a checkpoint, under names that hold on every world."""
         return state_of(self.optimizer, self.sharded, self.spread, self.size.num_experts)
 
     def _profile_step(self) -> None:

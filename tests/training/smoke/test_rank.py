@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,31 +17,6 @@ def run(order: SmokeOrder, folder: Path, **limits: float) -> RunEnd:
     result = run_smoke(order, folder, **{"limit_s": 100, "silent_s": 60, **limits})
     assert processes_of(folder) == []
     return result
-
-
-def numbers(result: RunEnd) -> list[tuple[float, float]]:
-    assert result.ending == "done", result.words
-    return [(step["loss"], step["grad_norm"]) for step in result.receipts[0]["steps"]]
-
-
-def test_a_rank_that_is_killed_is_named_and_the_run_resumes_bit_by_bit(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    order = order_of(plan=EXPERTS, steps=4, checkpoint_folder=str(saved), checkpoint_every=1)
-    whole = run(replace(order, checkpoint_folder=str(tmp_path / "other")), tmp_path / "whole")
-    killed = run(replace(order, fault="dies:2"), tmp_path / "killed")
-    assert (killed.ending, killed.culprits) == ("died", (1,)), killed.words
-    assert "rank 1 ended by SIGKILL; last collective: " in killed.words
-    resumed = run(replace(order, resume=True), tmp_path / "resumed")
-    (first,) = {receipt["resumed"]["step"] for receipt in resumed.receipts.values()}
-    assert 2 <= first < 4
-    assert numbers(resumed) == numbers(whole)[first:]
-
-
-def test_a_rank_that_hangs_is_named_with_its_last_collective(tmp_path: Path) -> None:
-    result = run(order_of(plan=EXPERTS, fault="hangs:1"), tmp_path, silent_s=3)
-    assert (result.ending, result.culprits) == ("hung", (1,)), result.words
-    assert "no rank gave a sign of life for 3 s" in result.words
-    assert "rank 1 was ended; last collective: " in result.words
 
 
 def test_the_rank_that_made_a_value_that_is_no_number_is_named(tmp_path: Path) -> None:
