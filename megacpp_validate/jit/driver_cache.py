@@ -22,7 +22,6 @@ from .compiles import saw
 
 VARIABLE: Final = "CUDA_CACHE_PATH"  # else .nv/ComputeCache of the home folder
 SOURCE: Final = "MEGACPP_JIT_DRIVER_CACHE"  # of whoever started this process, where that one works on a copy itself
-MOST_BYTES: Final = 512 * 2**20  # copied in a second or two; what is larger holds what other programs left
 _NAMED: Final = "megacpp-cuda-"
 _KERNEL: Final = re.compile(rb"\.text\.([A-Za-z_$][\w$.]{1,160})")  # a section of machine code, named after its kernel
 _NAMELESS: Final = b"PTX"
@@ -34,7 +33,7 @@ _shared: Final[list[str]] = []  # why compiles of the driver are not counted
 def work_on_copy() -> None:
     """Have the driver keep its cache in a copy; before CUDA is initialised, once a process.
 
-    Where a copy cannot be made (no space, a cache of gigabytes), the driver goes on in the shared folder, and
+    Where a copy cannot be made (no space), the driver goes on in the shared folder, and
     `why_shared` names the reason.
     """
     if _copies or _shared:
@@ -44,10 +43,6 @@ def work_on_copy() -> None:
     try:
         source = Path(os.environ.get(SOURCE) or driver_cache())
         found = list_kernels(source)
-        size = sum(path.stat().st_size for path in map(source.joinpath, found) if path.exists())
-        if size > MOST_BYTES:
-            _shared.append(f"{source} has {size >> 20} MiB, too much to be copied for each process")
-            return
         for dead in temporary.glob(f"{_NAMED}*"):  # of a killed process
             if not Path("/proc", dead.name.removeprefix(_NAMED)).exists():
                 shutil.rmtree(dead, ignore_errors=True)

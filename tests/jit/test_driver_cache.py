@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.jit import driver_cache, monitor
+from megacpp_validate.jit import driver_cache
 
 # A process that starts as a probe does. "compiles" stands for the driver: it writes where the variable says.
 _PROCESS = """
@@ -105,16 +105,3 @@ def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> 
     killed.communicate(timeout=60)
     driver_cache.work_on_copy()
     assert len(copies(tmp_path)) == 1
-
-
-def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_cache, "MOST_BYTES", 3)
-    monkeypatch.setattr(driver_cache, "_driver_files", set())
-    place = tmp_path / "root/cpu/cuda/kernel"
-    place.write_bytes(b"four")
-    driver_cache.work_on_copy()
-    moment = monitor.mark()
-    place.with_name("others").write_bytes(b"four")
-    assert not [one for one in monitor.compiles_since(moment) if one.library == "cuda"]
-    assert "too much to be copied" in monitor.unwatched()["cuda"]
-    assert os.environ["CUDA_CACHE_PATH"] == str(place.parent)

@@ -31,6 +31,9 @@ class Ledger:
         began_ns: when the rank began, by `clock`; `process_began_ns()` of the default clock.
         clock: nanoseconds that never go back.
         memory: the most bytes in use since the last call, called where a phase begins or ends.
+
+    Attributes:
+        steps: seconds of each step that did not raise.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Ledger:
         self._since, self._open = began_ns, list[Phase](["start-up"])
         self._spent: dict[Phase, int] = dict.fromkeys(PHASES, 0)
         self._peaks: dict[Phase, int] = {}
-        self._steps: list[float] = []
+        self.steps: list[float] = []
         self._tokens = 0
         self._settle()
         self._open = ["idle"]
@@ -69,13 +72,8 @@ class Ledger:
         started = self._clock()
         with self.phase("step"):
             yield
-        self._steps.append((self._since - started) / NS)
+        self.steps.append((self._since - started) / NS)
         self._tokens += tokens
-
-    @property
-    def last_step_seconds(self) -> float:
-        """Of the last step that did not raise; 0 before it."""
-        return self._steps[-1] if self._steps else 0.0
 
     def move(self, source: Phase, target: Phase, seconds: float) -> None:
         """Give time of a closed phase to another one: a wait or a compile that only a counter tells from its step.
@@ -95,7 +93,7 @@ class Ledger:
             ranks included.
         """
         self._settle()
-        whole, spent = self._since - self._began, sum(self._steps)
+        whole, spent = self._since - self._began, sum(self.steps)
         return {
             "whole_s": whole / NS,
             "phases_ns": dict(self._spent),

@@ -77,8 +77,9 @@ class RunEnd:
         culprits: ranks at fault; empty where the records do not show which.
         words: what happened, likely cause, next step; empty where the run is done.
         ranks: of each rank: rank, code (exit status, negative for a signal; None where it was ended because the run was
-            over), fault (what it raised), last (collective that it was in, or left last), step (-1 before the first),
-            receipt (None without one), log (its standard error).
+            over), failed_at (seconds since the epoch; 0 where it did not), fault (what it raised), last (collective
+            that it was in, or left last), step (-1 before the first), receipt (None without one), log (its standard
+            error).
         seconds: wall time.
     """
 
@@ -155,9 +156,13 @@ def launch(
         own.end()
     own.leave(ending)
     ends, seconds = own.await_hosts(), time.monotonic() - started
+    codes = {rank: value for end in ends.values() for rank, value in end["codes"].items()}
+    records = own.records(every=True)
+    rows = [read_row(own.folder, rank, one, *codes.get(str(rank), (None, 0.0, ""))) for rank, one in records.items()]
     if ending == "not-started":
-        return RunEnd(ending, (), own.why_not_started(), tuple(trace.end for trace in own.traces(ends)), seconds)
-    return judge(ending, own.traces(ends), limits, seconds, lost=hosts.count - len(ends), hosts=tuple(ends))
+        return RunEnd(ending, (), own.why_not_started(), tuple(rows), seconds)
+    lost = [rank for rank, record in records.items() if record.host not in ends]
+    return judge(ending, rows, records, limits, seconds, lost=lost if len(ends) < hosts.count else None)
 
 
 class _OwnRanks:
@@ -211,11 +216,11 @@ class _OwnRanks:
                 return ("hung" if self.records() else "not-started") if silent else "late"
             time.sleep(_LOOK_EVERY)
 
-    def records(self) -> dict[int, RankRecord]:
-        """Rank -> record, of the ranks of this host that have begun."""
+    def records(self, *, every: bool = False) -> dict[int, RankRecord]:
+        """Rank -> record, of the ranks of this host that have begun, or of every rank of the run."""
         world = range(self.hosts.count * self.ranks)
         found = {rank: read_record(rank_path(self.folder, rank, "collectives")) for rank in world}
-        return {rank: record for rank, record in found.items() if record.host == self.name}
+        return {rank: record for rank, record in found.items() if every or record.host == self.name}
 
     def _is_silent(self, now: float, started: float) -> bool:
         """Silence counts once the process group is up on all ranks: imports and the rendezvous give no sign of life."""
@@ -260,12 +265,6 @@ class _OwnRanks:
             ends = _read_hosts(self.folder, self.hosts)
         return ends
 
-    def traces(self, ends: Mapping[str, Mapping[str, Any]]) -> list[Trace]:
-        """Of all ranks of the run."""
-        codes = {rank: value for end in ends.values() for rank, value in end["codes"].items()}
-        world = self.hosts.count * self.ranks
-        return [read_trace(self.folder, rank, *codes.get(str(rank), (None, 0.0, ""))) for rank in range(world)]
-
     def why_not_started(self) -> str:
         """In words."""
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
@@ -290,27 +289,27 @@ def _read_hosts(folder: Path, hosts: Hosts) -> dict[str, Mapping[str, Any]]:
 # --- verdict
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The traces of a rank: its entry in `RunEnd.ranks`, its record, and when it failed (seconds since the epoch)."""
-
-    end: Mapping[str, Any]
-    record: RankRecord
-    failed_at: float
-
-
-def read_trace(folder: Path, rank: int, code: int | None, failed_at: float = 0.0, fault: str = "") -> Trace:
-    """The traces of a rank in the folder of its run."""
-    record, receipt = read_record(rank_path(folder, rank, "collectives")), None
+def read_row(
+    folder: Path, rank: int, record: RankRecord, code: int | None, failed_at: float, fault: str
+) -> dict[str, Any]:
+    """The entry of a rank in `RunEnd.ranks`."""
+    receipt = None
     with suppress(OSError, ValueError):
         receipt = json.loads(rank_path(folder, rank, "json").read_text(encoding="utf-8"))
-    seen = {"last": record.last.words() if record.last else "", "step": record.step, "receipt": receipt}
+    how = {"rank": rank, "code": code, "failed_at": failed_at, "fault": fault}
+    last = record.last.words() if record.last else ""
     log = str(rank_path(folder, rank, "stderr.log"))
-    return Trace({"rank": rank, "code": code, "fault": fault, **seen, "log": log}, record, failed_at)
+    return {**how, "last": last, "step": record.step, "receipt": receipt, "log": log}
 
 
 def judge(
-    ending: Ending, traces: Sequence[Trace], limits: Limits, seconds: float, *, lost: int = 0, hosts: Sequence[str] = ()
+    ending: Ending,
+    rows: Sequence[Mapping[str, Any]],
+    records: Mapping[int, RankRecord],
+    limits: Limits,
+    seconds: float,
+    *,
+    lost: Sequence[int] | None = None,
 ) -> RunEnd:
     """The end of a run: which ranks are at fault, and in words what happened.
 
@@ -319,57 +318,56 @@ def judge(
 
     Args:
         ending: as the launcher saw it.
-        traces: of all ranks, in their order.
+        rows: of `RunEnd.ranks`.
+        records: rank -> its record.
         limits: of the run.
         seconds: wall time.
-        lost: hosts that left no report.
-        hosts: those that did.
+        lost: ranks of hosts that left no report; None where every host did.
     """
-    ranks = tuple(trace.end for trace in traces)
+    ranks = tuple(rows)
     culprits = tuple(sorted({rank for one in ranks for rank in (one["receipt"] or {}).get("culprits", ())}))
     said = {one["fault"] for one in ranks}
     if ending == "died" and len(ranks) > 1 and len(said) == 1 and (fault := said.pop()):
         words = f"every rank ended the run: {fault}. Logs: {Path(ranks[0]['log']).parent}."
         return RunEnd(ending, culprits, words, ranks, seconds)
-    if lost and ending != "stopped":
-        culprits = tuple(trace.end["rank"] for trace in traces if trace.record.host not in hosts)
+    if lost is not None and ending != "stopped":
         happened = (
-            f"{lost} of {lost + len(hosts)} host(s) left no report, and the others were ended. Likely cause: the host "
-            "or its launcher was ended (memory, a reboot, the scheduler), or not all hosts share the folder of the "
-            "run. Next step: see the system log of that host"
+            "a host left no report, and the others were ended. Likely cause: the host or its launcher was ended "
+            "(memory, a reboot, the scheduler), or not all hosts share the folder of the run. Next step: see the system "
+            "log of that host"
         )
-        return RunEnd("died", culprits, _words(happened, culprits, traces), ranks, seconds)
+        return RunEnd("died", tuple(lost), _words(happened, lost, ranks), ranks, seconds)
     if ending == "done":
         without = tuple(rank["rank"] for rank in ranks if rank["receipt"] is None)
         words = f"rank {_list(without)} ended well and left no receipt. Next step: see {ranks[0]['log']}."
         return RunEnd("no-receipt" if without else "done", without, words if without else "", ranks, seconds)
     if not culprits:  # a run that is late and still moves has no culprit
-        behind = find_behind({trace.end["rank"]: trace.record for trace in traces})
-        culprits = {"died": _first_dead(traces) or behind, "hung": behind}.get(ending, ())
+        behind = find_behind(records)
+        culprits = {"died": _first_dead(ranks, records) or behind, "hung": behind}.get(ending, ())
     happened = {
         "died": "a rank died, and the others were ended",
         "hung": f"no rank gave a sign of life for {limits.silent:g} s, and all were ended",
         "late": f"the run was not done after {limits.whole:g} s, and all ranks were ended",
         "stopped": "the launcher got SIGTERM or SIGINT, and all ranks were ended",
     }[ending]
-    if ending == "hung" and not all(trace.record.seen_at for trace in traces):
+    if ending == "hung" and not all(record.seen_at for record in records.values()):
         happened = f"not every rank had joined after {limits.joining:g} s, and all were ended"
-    return RunEnd(ending, culprits, _words(happened, culprits, traces), ranks, seconds)
+    return RunEnd(ending, culprits, _words(happened, culprits, ranks), ranks, seconds)
 
 
-def _first_dead(traces: Sequence[Trace]) -> tuple[int, ...]:
+def _first_dead(ranks: Sequence[Mapping[str, Any]], records: Mapping[int, RankRecord]) -> tuple[int, ...]:
     """The rank that died first of itself; one whose collective raised lost another rank."""
     own = []
-    for trace in traces:
-        last, code = trace.record.last, trace.end["code"] or 0
+    for row in ranks:
+        last, code = records[row["rank"]].last, row["code"] or 0
         if code < 0 or (code > 0 and not (last is not None and last.state == "raised")):
-            own.append((trace.failed_at, trace.end["rank"]))
+            own.append((row["failed_at"], row["rank"]))
     return (min(own)[1],) if own else ()
 
 
-def _words(happened: str, culprits: Sequence[int], traces: Sequence[Trace]) -> str:
+def _words(happened: str, culprits: Sequence[int], ranks: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{happened}. At fault: {f'rank {_list(culprits)}' if culprits else 'unknown'}."]
-    for end in (trace.end for trace in traces):
+    for end in ranks:
         code = end["code"]
         name = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
         fault = f"; {end['fault']}" if end["fault"] else ""

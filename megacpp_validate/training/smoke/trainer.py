@@ -192,7 +192,7 @@ class SmokeTrainer:
             if fine:
                 self.optimizer.update(number, norm)
         self.waited.append(self.rank.record.seconds_inside - inside)
-        record = StepRecord(number, loss, perfect, other, gradient, self.ledger.last_step_seconds)
+        record = StepRecord(number, loss, perfect, other, gradient, self.ledger.steps[-1])
         self.records.append(record)
         if len(self.records) == WARM:
             self.warm_at = mark()
