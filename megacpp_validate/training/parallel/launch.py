@@ -333,8 +333,8 @@ def judge(
     if lost is not None and ending != "stopped":
         happened = (
             "a host left no report, and the others were ended. Likely cause: the host or its launcher was ended "
-            "(memory, a reboot, the scheduler), or not all hosts share the folder of the run. Next step: see the system "
-            "log of that host"
+            "(memory, a reboot, the scheduler), or not all hosts share the folder of the run. Next step: see "
+            "the log of that system"
         )
         return RunEnd("died", tuple(lost), _words(happened, lost, ranks), ranks, seconds)
     if ending == "done":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from megacpp_validate.evidence.loss_curve import Depth
 from megacpp_validate.probes.smoke.faults import (
     Planted,
@@ -66,22 +68,20 @@ def test_a_run_that_follows_says_nothing() -> None:
     assert find_departure(new_seen().cut(0, 0), new_reference()) == []
 
 
-def test_the_first_layer_that_differs_is_named() -> None:
-    everywhere = dict.fromkeys(PARTS, 2.0)
-    (found,) = find_departure(change(new_seen(), step=1, streams=("layers.1",), parts=everywhere), new_reference())
-    assert found.named == {"step": 1, "module": "layers.1"}
-    (found,) = find_departure(change(new_seen(), step=2, streams=("layers.0", "layers.1")), new_reference())
-    assert found.named == {"step": 2, "module": "layers.0"}
-
-
-def test_where_no_stream_differs_the_part_whose_gradients_do_most_is_named() -> None:
-    (found,) = find_departure(change(new_seen(), step=0, parts={"head": 1.1, "mtp": 2.0, "norm": 0.9}), new_reference())
-    assert found.named == {"step": 0, "module": "mtp"}
-
-
-def test_what_is_not_finite_never_follows() -> None:
-    (found,) = find_departure(change(new_seen(), step=3, parts={"norm": float("nan")}), new_reference())
-    assert found.named == {"step": 3, "module": "norm"}
+@pytest.mark.parametrize(
+    ("step", "streams", "parts", "module"),
+    [
+        (1, ("layers.1",), dict.fromkeys(PARTS, 2.0), "layers.1"),  # the first layer that differs
+        (2, ("layers.0", "layers.1"), {}, "layers.0"),
+        (0, (), {"head": 1.1, "mtp": 2.0, "norm": 0.9}, "mtp"),  # without one, the part whose gradients do most
+        (3, (), {"norm": float("nan")}, "norm"),
+    ],
+)
+def test_where_a_run_departs_is_named(
+    step: int, streams: tuple[str, ...], parts: dict[str, float], module: str
+) -> None:
+    (found,) = find_departure(change(new_seen(), step=step, streams=streams, parts=parts), new_reference())
+    assert found.named == {"step": step, "module": module}
 
 
 def test_other_bits_are_found_and_missing_steps_too() -> None:

@@ -18,7 +18,6 @@ from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke.runs import (
     Run,
     Runs,
-    backends_of,
     check_parts,
     open_runs,
     read_plan,
@@ -240,25 +239,19 @@ def test_a_loss_that_does_not_fall_is_seen(losses: list[float | str], passes: bo
     assert learning(losses) is passes
 
 
-def test_a_fallback_that_was_not_asked_for_fails() -> None:
-    bench = new_bench("te", target="cpu")
-    check_run(bench, run_of(left_by(0), left_by(1)))
-    assert failed(bench) == {"plan.layers.0.block.backend"}
-    (row,) = backends_of(run_of(left_by(0)), wants_te=True, native=["block"])
-    assert row.requested == "native"
-
-
 def took(observed: str, *codes: str) -> dict[str, Any]:
     return {"requested": "te", "observed": observed, "refusals": [], "codes": list(codes)}
 
 
-@pytest.mark.parametrize(("choices", "wanted"), [
-    ({}, {"plan.parts"}),  # ranks that report no backend are no evidence
-    ({"layers.0.block": took("native", "flag-off")}, set()),
-    ({"layers.0.block": took("te"), "layers.1.in_projection": took("native", "tensor-parallel")}, set()),
+@pytest.mark.parametrize(("choices", "native", "wanted"), [
+    ({}, "", {"plan.parts"}),  # ranks that report no backend are no evidence
+    ({"layers.0.block": took("native")}, "", {"plan.layers.0.block.backend"}),  # a fallback that was not asked for
+    ({"layers.0.block": took("native")}, "block", set()),
+    ({"layers.0.block": took("native", "flag-off")}, "", set()),
+    ({"layers.0.block": took("te"), "layers.1.in_projection": took("native", "tensor-parallel")}, "", set()),
 ])  # fmt: skip
-def test_what_the_ranks_ran_on_is_on_record(choices: dict[str, Any], wanted: set[str]) -> None:
-    bench = new_bench("te")
+def test_what_the_ranks_ran_on_is_on_record(choices: dict[str, Any], native: str, wanted: set[str]) -> None:
+    bench = new_bench("te", native=native)
     check_parts(bench, run_of(left_by(0) | {"choices": choices}))
     assert failed(bench) == wanted
     assert len(bench.backends) == len(choices)

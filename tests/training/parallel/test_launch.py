@@ -153,16 +153,6 @@ def test_two_hosts_reduce_together_and_receipts_are_gathered(tmp_path: Path) -> 
     assert all("holds the end of a run" in one for one in words), words
 
 
-def test_a_rank_that_hangs_on_one_host_is_named_with_its_stack(tmp_path: Path) -> None:
-    codes, words = run_two(tmp_path, "hangs", "--silent-s", "3")
-    assert codes == [1, 1]
-    for one in words:
-        assert "no rank gave a sign of life for" in one
-        assert "At fault: rank 1." in one
-        assert "launched_rank.py" in one
-    assert processes_of(tmp_path) == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_host_that_is_lost_or_stopped_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     port = free_port()
