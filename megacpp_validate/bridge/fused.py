@@ -20,7 +20,6 @@ from typing import Any, Final
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..native.attention import apply_rope
 from ..native.mamba import ssd_chunked
 from ..native.norms import rms_norm
 from .backends import Choice, Refusal, choose
@@ -174,13 +173,11 @@ def turn_heads(rows: Any, cos: Any, sin: Any) -> Any:
 
     Args:
         rows: [B, T, H, D], any strides.
-        cos, sin: [at least T, D/2], on the device of `rows`.
+        cos, sin: [at least T, D/2], on the device of `rows`; they get no gradient.
 
     Returns:
         [B, T, H, D], contiguous, in the dtype of `rows`, computed in the wider dtype of `rows` and the tables.
     """
-    if cos.requires_grad or sin.requires_grad:  # nobody trains the tables; the plain path can
-        return apply_rope(rows.transpose(1, 2), cos, sin).transpose(1, 2).contiguous()
     return _Turn.apply(rows, cos[: rows.shape[1]], sin[: rows.shape[1]])
 
 

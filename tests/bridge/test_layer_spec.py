@@ -78,6 +78,16 @@ def test_a_mixer_in_fp8_takes_te_only_where_its_width_fits() -> None:
 
 
 @pytest.mark.usefixtures("te_double")
+def test_a_mixer_by_te_draws_no_more_than_a_native_one() -> None:
+    after = []
+    for features in (read_features(), OFF):
+        torch.manual_seed(0)
+        spec.build_mamba_mixer(32, state=16, head_dim=8, features=features, **MADE)
+        after.append(torch.rand(3))
+    assert torch.equal(*after)
+
+
+@pytest.mark.usefixtures("te_double")
 def test_a_projection_with_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def renamed(hidden: int, width: int, *, eps: float, dtype: Any, device: Any) -> Any:
         layer = NormLinear(hidden, width, eps=eps, dtype=dtype, device=device)

@@ -32,6 +32,14 @@ def test_weights_in_the_recipes_format_are_refused(model: nn.Module) -> None:
     assert dict(model.named_modules()) == before
 
 
+def test_random_numbers_are_where_they_were(model: nn.Module) -> None:
+    torch.manual_seed(0)
+    wanted = torch.rand(3)
+    torch.manual_seed(0)
+    swap_linears(model)
+    assert torch.equal(torch.rand(3), wanted)
+
+
 def test_without_te_the_tree_stays_and_says_why(model: nn.Module) -> None:
     before = dict(model.named_modules())
     swap = swap_linears(model, features=read_features(linear=False))

@@ -18,25 +18,3 @@ from .permutation import (
 from .quantization import autocast, fp8_autocast, fp8_model_init, quantized_model_init
 from .rmsnorm import RMSNorm
 from .transformer import TransformerLayer
-
-__all__ = [
-    "DotProductAttention",
-    "Fp8Padding",
-    "Fp8Unpadding",
-    "GroupedLinear",
-    "LayerNormLinear",
-    "LayerNormMLP",
-    "Linear",
-    "RMSNorm",
-    "TransformerLayer",
-    "autocast",
-    "checkpoint",
-    "fp8_autocast",
-    "fp8_model_init",
-    "make_graphed_callables",
-    "moe_permute_with_probs",
-    "moe_sort_chunks_by_index",
-    "moe_sort_chunks_by_index_with_probs",
-    "moe_unpermute",
-    "quantized_model_init",
-]

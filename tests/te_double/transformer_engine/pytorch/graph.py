@@ -21,8 +21,6 @@ def make_graphed_callables(
     modules: Any,
     sample_args: Any,
     num_warmup_iters: int = 3,
-    allow_unused_input: bool = False,
-    sample_kwargs: Any = None,
     enabled: bool = False,
     recipe: Any = None,
     amax_reduction_group: Any = None,

@@ -30,6 +30,7 @@ ALONE = {
     "set_parallel_mode": False,
     "tp_group": None,
     "tp_size": 1,
+    "zero_centered_gamma": False,
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.nn import functional
 
 from .gemm import Gemm
@@ -21,19 +20,13 @@ def _gelu(rows: Any) -> Any:
     return functional.gelu(rows, approximate="tanh")
 
 
-def _qgelu(rows: Any) -> Any:
-    return rows * torch.sigmoid(1.702 * rows)
-
-
 def _squared_relu(rows: Any) -> Any:
     return functional.relu(rows).square()
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {
-    "gelu": _gelu, "qgelu": _qgelu, "relu": functional.relu, "srelu": _squared_relu, "silu": functional.silu,
-}  # fmt: skip
-# A gated one applies its plain one to the first half of fc1's rows and multiplies by the second.
-_GATED = {"geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
+_PLAIN: dict[str, Callable[[Any], Any]] = {"gelu": _gelu, "srelu": _squared_relu}
+# A gated one applies this to the first half of fc1's rows and multiplies by the second.
+_GATED: dict[str, Callable[[Any], Any]] = {"geglu": _gelu, "swiglu": functional.silu}
 
 
 def activate(rows: Any, name: str) -> Any:
@@ -42,7 +35,7 @@ def activate(rows: Any, name: str) -> Any:
     if name in _PLAIN:
         return _PLAIN[name](wide).to(rows.dtype)
     gate, linear = wide.chunk(2, dim=-1)
-    return (_PLAIN[_GATED[name]](gate) * linear).to(rows.dtype)
+    return (_GATED[name](gate) * linear).to(rows.dtype)
 
 
 class LayerNormMLP(TransformerEngineBaseModule):
@@ -57,7 +50,6 @@ class LayerNormMLP(TransformerEngineBaseModule):
         normalization: str = "LayerNorm",
         activation: str = "gelu",
         params_dtype: Any = None,
-        zero_centered_gamma: bool = False,
         device: Any = "cuda",
         **alone: Any,
     ) -> None:
@@ -66,8 +58,8 @@ class LayerNormMLP(TransformerEngineBaseModule):
             raise NotImplementedError(f"the double of Transformer Engine has no activation {activation!r}")
         super().__init__(num_gemms=2)
         self.hidden_size, self.eps, self.activation, self.use_bias = hidden_size, eps, activation, bias
-        self.normalization, self.zero_centered_gamma = normalization, zero_centered_gamma
-        add_norm(self, hidden_size, normalization, zero_centered_gamma, params_dtype, device)
+        self.normalization = normalization
+        add_norm(self, hidden_size, normalization, params_dtype, device)
         wide = ffn_hidden_size * (2 if activation in _GATED else 1)
         self.add_weights({"fc1_weight": wide}, hidden_size, bias, params_dtype, device)
         self.add_weights({"fc2_weight": hidden_size}, ffn_hidden_size, bias, params_dtype, device)
@@ -81,9 +73,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
             check_fp8_shape(inp, self.fc1_weight, self.fc2_weight)
         biases = (self.fc1_bias, self.fc2_bias) if self.use_bias else (None, None)
         rows = inp.reshape(-1, self.hidden_size)
-        rows = normalize(
-            rows, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.normalization, self.zero_centered_gamma
-        )
+        rows = normalize(rows, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.normalization)
         rows = _LayerNormMLP.apply(rows, self.fc1_weight, biases[0], rounder, 0, last)
         rows = _LayerNormMLP.apply(activate(rows, self.activation), self.fc2_weight, biases[1], rounder, 1, False)
         return rows.view(inp.shape)

@@ -24,7 +24,7 @@ class _OneGemm(TransformerEngineBaseModule):
 
     def __init__(
         self, in_features: int, out_features: int, split: Any, bias: bool, dtype: Any, device: Any,
-        norm: str = "", zero_centered: bool = False,
+        norm: str = "",
     ) -> None:  # fmt: skip
         super().__init__(num_gemms=1)
         self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
@@ -37,7 +37,7 @@ class _OneGemm(TransformerEngineBaseModule):
         if not pieces or sum(pieces.values()) != out_features:
             raise ValueError(f"Trying to split weight buffer (out_features={out_features}) with split sizes {pieces}")
         if norm:
-            add_norm(self, in_features, norm, zero_centered, dtype, device)
+            add_norm(self, in_features, norm, dtype, device)
         self.weight_names = list(pieces)
         self.bias_names = self.add_weights(pieces, in_features, bias, dtype, device)
 
@@ -98,15 +98,12 @@ class LayerNormLinear(_OneGemm):
         normalization: str = "LayerNorm",
         params_dtype: Any = None,
         parameters_split: Any = None,
-        zero_centered_gamma: bool = False,
         device: Any = "cuda",
         **alone: Any,
     ) -> None:
         check_alone(alone)
-        super().__init__(
-            in_features, out_features, parameters_split, bias, params_dtype, device, normalization, zero_centered_gamma
-        )
-        self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
+        super().__init__(in_features, out_features, parameters_split, bias, params_dtype, device, normalization)
+        self.eps, self.normalization = eps, normalization
 
     def forward(self, inp: Any, is_first_microbatch: bool | None = None) -> Any:
         """[..., in_features] -> [..., out_features]."""
@@ -114,5 +111,4 @@ class LayerNormLinear(_OneGemm):
 
     def norm(self, rows: Any) -> Any:
         """Rows [R, in_features], normalized."""
-        weight, bias = self.layer_norm_weight, self.layer_norm_bias
-        return normalize(rows, weight, bias, self.eps, self.normalization, self.zero_centered_gamma)
+        return normalize(rows, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.normalization)
