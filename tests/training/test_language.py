@@ -50,6 +50,11 @@ def test_the_floor_is_what_the_language_itself_scores(grammar: Grammar, length: 
     assert float(scores.mean()) == pytest.approx(grammar.floor(length), abs=5 * spread + 1e-9)
 
 
+def test_what_cannot_be_said_is_infinitely_surprising() -> None:
+    noise = torch.randint(64, (4, 50), generator=torch.Generator().manual_seed(0))
+    assert math.isinf(float(Language(Grammar(8, 8, 2), seed=0).surprise(noise).mean()))
+
+
 def test_a_batch_depends_on_seed_and_step_alone() -> None:
     language = Language(SMALL, seed=1)
     first = language.batch(5, 4, 9)
