@@ -10,17 +10,8 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import attention as module
+from megacpp_validate.bridge import errors
 from megacpp_validate.bridge.attention import Attention
-from megacpp_validate.bridge.errors import (
-    BridgeError,
-    MaskConflict,
-    NotDivisible,
-    UnknownName,
-    WrongDtype,
-    WrongOption,
-    WrongShape,
-    WrongTarget,
-)
 from megacpp_validate.native.attention import reference_attention
 from tests.bridge.small_blocks import Recorder
 
@@ -83,7 +74,7 @@ def test_the_decision_follows_the_call(calls: list[Any]) -> None:
     assert taken == ["te", "te", "sdpa", "te", "sdpa", "sdpa", "te"]
     layer(*tensors(torch.float64))
     assert layer.choice.observed == "sdpa"
-    with pytest.raises(WrongShape):
+    with pytest.raises(errors.WrongShape):
         layer(*(tensor[..., :8] for tensor in given))
 
 
@@ -100,61 +91,61 @@ def test_tensor_parallel_heads_are_this_ranks(te_double: None, monkeypatch: pyte
 
 
 ROUTED: dict[str, Any] = {"block_mask": torch.ones(1, 1, 4, 4, dtype=torch.bool), "block_size": 5}
-OPTIONS: dict[str, tuple[type[BridgeError], dict[str, Any]]] = {
-    "packed and routed": (MaskConflict, {"doc_ids": documents(), **ROUTED}),
-    "routed and capped": (MaskConflict, {"softcap": 1.0, **ROUTED}),
-    "packed and windowed": (MaskConflict, {"doc_ids": documents(), "window": 4}),
-    "window, not causal": (MaskConflict, {"window": 4, "causal": False}),
-    "window of 0": (WrongOption, {"window": 0}),
-    "cap of 0": (WrongOption, {"softcap": 0.0}),
-    "cap NaN": (WrongOption, {"softcap": math.nan}),
-    "size without blocks": (WrongOption, {"block_size": 5}),
-    "blocks without size": (WrongOption, {"block_mask": ROUTED["block_mask"]}),
-    "blocks' shape": (WrongShape, {**ROUTED, "block_size": 4}),
-    "blocks' dtype": (WrongDtype, {**ROUTED, "block_mask": ROUTED["block_mask"].int()}),
-    "blocks elsewhere": (WrongTarget, {**ROUTED, "block_mask": ROUTED["block_mask"].to("meta")}),
-    "documents' shape": (WrongShape, {"doc_ids": documents()[:1]}),
-    "documents' dtype": (WrongDtype, {"doc_ids": documents().float()}),
-    "documents elsewhere": (WrongTarget, {"doc_ids": documents().to("meta")}),
+OPTIONS: dict[str, tuple[type[errors.BridgeError], dict[str, Any]]] = {
+    "packed and routed": (errors.MaskConflict, {"doc_ids": documents(), **ROUTED}),
+    "routed and capped": (errors.MaskConflict, {"softcap": 1.0, **ROUTED}),
+    "packed and windowed": (errors.MaskConflict, {"doc_ids": documents(), "window": 4}),
+    "window, not causal": (errors.MaskConflict, {"window": 4, "causal": False}),
+    "window of 0": (errors.WrongOption, {"window": 0}),
+    "cap of 0": (errors.WrongOption, {"softcap": 0.0}),
+    "cap NaN": (errors.WrongOption, {"softcap": math.nan}),
+    "size without blocks": (errors.WrongOption, {"block_size": 5}),
+    "blocks without size": (errors.WrongOption, {"block_mask": ROUTED["block_mask"]}),
+    "blocks' shape": (errors.WrongShape, {**ROUTED, "block_size": 4}),
+    "blocks' dtype": (errors.WrongDtype, {**ROUTED, "block_mask": ROUTED["block_mask"].int()}),
+    "blocks elsewhere": (errors.WrongTarget, {**ROUTED, "block_mask": ROUTED["block_mask"].to("meta")}),
+    "documents' shape": (errors.WrongShape, {"doc_ids": documents()[:1]}),
+    "documents' dtype": (errors.WrongDtype, {"doc_ids": documents().float()}),
+    "documents elsewhere": (errors.WrongTarget, {"doc_ids": documents().to("meta")}),
 }
-INPUTS: dict[str, tuple[type[BridgeError], Callable[[Any, Any], tuple[Any, Any, Any]]]] = {
-    "batch": (WrongShape, lambda q, k: (q, k[:1], k[:1])),
-    "value's length": (WrongShape, lambda q, k: (q, k, k[:, :, :8])),
-    "lengths": (WrongShape, lambda q, k: (q, k[:, :, :8], k[:, :, :8])),
-    "no tokens": (WrongShape, lambda q, k: (q[:, :, :0], k[:, :, :0], k[:, :, :0])),
-    "rank": (WrongShape, lambda q, k: (q[0], k[0], k[0])),
-    "layout": (WrongShape, lambda q, k: (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))),
-    "head size": (WrongShape, lambda q, k: (q[..., :8], k[..., :8], k[..., :8])),
-    "groups": (WrongShape, lambda q, k: (q, q, q)),
-    "integers": (WrongDtype, lambda q, k: (q.long(), k.long(), k.long())),
-    "two dtypes": (WrongDtype, lambda q, k: (q, k, k.bfloat16())),
-    "two devices": (WrongTarget, lambda q, k: (q, k.to("meta"), k)),
+INPUTS: dict[str, tuple[type[errors.BridgeError], Callable[[Any, Any], tuple[Any, Any, Any]]]] = {
+    "batch": (errors.WrongShape, lambda q, k: (q, k[:1], k[:1])),
+    "value's length": (errors.WrongShape, lambda q, k: (q, k, k[:, :, :8])),
+    "lengths": (errors.WrongShape, lambda q, k: (q, k[:, :, :8], k[:, :, :8])),
+    "no tokens": (errors.WrongShape, lambda q, k: (q[:, :, :0], k[:, :, :0], k[:, :, :0])),
+    "rank": (errors.WrongShape, lambda q, k: (q[0], k[0], k[0])),
+    "layout": (errors.WrongShape, lambda q, k: (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))),
+    "head size": (errors.WrongShape, lambda q, k: (q[..., :8], k[..., :8], k[..., :8])),
+    "groups": (errors.WrongShape, lambda q, k: (q, q, q)),
+    "integers": (errors.WrongDtype, lambda q, k: (q.long(), k.long(), k.long())),
+    "two dtypes": (errors.WrongDtype, lambda q, k: (q, k, k.bfloat16())),
+    "two devices": (errors.WrongTarget, lambda q, k: (q, k.to("meta"), k)),
 }
-SIZES: dict[str, tuple[type[BridgeError], dict[str, Any]]] = {
-    "scale": (WrongOption, {"softmax_scale": -1.0}),
-    "groups by ranks": (NotDivisible, {"tp_size": 4}),
-    "heads by ranks": (NotDivisible, {"tp_size": 3}),
-    "heads by groups": (NotDivisible, {"num_gqa_groups": 3}),
-    "no groups": (NotDivisible, {"num_gqa_groups": 0}),
-    "backend twice": (UnknownName, {"backends": ("te", "te")}),
-    "unknown backend": (UnknownName, {"backends": ("te", "fa2")}),
+SIZES: dict[str, tuple[type[errors.BridgeError], dict[str, Any]]] = {
+    "scale": (errors.WrongOption, {"softmax_scale": -1.0}),
+    "groups by ranks": (errors.NotDivisible, {"tp_size": 4}),
+    "heads by ranks": (errors.NotDivisible, {"tp_size": 3}),
+    "heads by groups": (errors.NotDivisible, {"num_gqa_groups": 3}),
+    "no groups": (errors.NotDivisible, {"num_gqa_groups": 0}),
+    "backend twice": (errors.UnknownName, {"backends": ("te", "te")}),
+    "unknown backend": (errors.UnknownName, {"backends": ("te", "fa2")}),
 }
 
 
 @pytest.mark.parametrize(("error", "options"), OPTIONS.values(), ids=OPTIONS)
-def test_wrong_options_are_refused(error: type[BridgeError], options: dict[str, Any]) -> None:
+def test_wrong_options_are_refused(error: type[errors.BridgeError], options: dict[str, Any]) -> None:
     with pytest.raises(error, match="Next step"):
         make()(*tensors(torch.float32), **options)
 
 
 @pytest.mark.parametrize(("error", "change"), INPUTS.values(), ids=INPUTS)
-def test_wrong_tensors_are_refused(error: type[BridgeError], change: Callable[[Any, Any], Any]) -> None:
+def test_wrong_tensors_are_refused(error: type[errors.BridgeError], change: Callable[[Any, Any], Any]) -> None:
     query, key, _ = tensors(torch.float32)
     with pytest.raises(error, match="Next step"):
         make()(*change(query, key))
 
 
 @pytest.mark.parametrize(("error", "sizes"), SIZES.values(), ids=SIZES)
-def test_wrong_sizes_are_refused(error: type[BridgeError], sizes: dict[str, Any]) -> None:
+def test_wrong_sizes_are_refused(error: type[errors.BridgeError], sizes: dict[str, Any]) -> None:
     with pytest.raises(error, match="Next step"):
         make(**sizes)

@@ -9,20 +9,10 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import block_weights as weights
+from megacpp_validate.bridge import errors
 from megacpp_validate.bridge import native_block as module
 from megacpp_validate.bridge.backends import NoBackend
 from megacpp_validate.bridge.block_weights import BlockShape
-from megacpp_validate.bridge.errors import (
-    BridgeError,
-    MaskConflict,
-    NotDivisible,
-    UnknownName,
-    WeightMismatch,
-    WrongDtype,
-    WrongOption,
-    WrongShape,
-    WrongTarget,
-)
 from megacpp_validate.bridge.fp8_scope import (
     SINGLE_OWNER,
     PrecisionScope,
@@ -111,40 +101,40 @@ def test_a_share_without_te_is_refused() -> None:
 
 DOCUMENTS = torch.zeros(2, 12, dtype=torch.int32)
 SHAPE = BlockShape(32, 48, 4, 2, 8, True)
-WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
-    "hidden-0": (WrongShape, lambda: make(hidden=0)),
-    "mlp-negative": (WrongShape, lambda: make(ffn_hidden=-16)),
-    "activation": (UnknownName, lambda: make(activation="tanh")),
-    "eps-nan": (WrongOption, lambda: make(eps=float("nan"))),
-    "dtype-integer": (WrongDtype, lambda: make(dtype=torch.int32)),
+WRONG: dict[str, tuple[type[errors.BridgeError], Callable[[], Any]]] = {
+    "hidden-0": (errors.WrongShape, lambda: make(hidden=0)),
+    "mlp-negative": (errors.WrongShape, lambda: make(ffn_hidden=-16)),
+    "activation": (errors.UnknownName, lambda: make(activation="tanh")),
+    "eps-nan": (errors.WrongOption, lambda: make(eps=float("nan"))),
+    "dtype-integer": (errors.WrongDtype, lambda: make(dtype=torch.int32)),
     "documents-elsewhere": (
-        WrongTarget,
+        errors.WrongTarget,
         lambda: make()(rows(), doc_ids=torch.zeros(2, 12, dtype=torch.int64, device="meta")),
     ),
-    "rope-elsewhere": (WrongTarget, lambda: make()(rows(), rope=rope_tables(16, 8, device="meta"))),
-    "rope-lengths": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4), torch.ones(16, 4)))),
-    "rope-odd-head": (NotDivisible, lambda: make(head_dim=7)(rows(), rope=(torch.ones(12, 3),) * 2)),
-    "mlp-by-ranks": (NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),
-    "state-shape": (WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
-    "rank-negative": (NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, -1, 2)),
-    "no-such-rank": (NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 2, 2)),
-    "groups-by-ranks": (NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 0, 4)),
-    "state-empty": (WeightMismatch, lambda: weights.shard_native_state({}, SHAPE, 0, 2)),
-    "rank": (WrongShape, lambda: make()(rows()[0])),
-    "hidden": (WrongShape, lambda: make()(rows()[..., :16])),
-    "no-tokens": (WrongShape, lambda: make()(rows()[:, :0])),
-    "dtype": (WrongDtype, lambda: make()(rows().double())),
-    "rope-short": (WrongShape, lambda: make()(rows(), rope=rope_tables(8, 8))),
-    "rope-wide": (WrongShape, lambda: make()(rows(), rope=rope_tables(12, 16))),
-    "documents": (WrongShape, lambda: make()(rows(), doc_ids=DOCUMENTS[:, :6])),
-    "packed-and-windowed": (MaskConflict, lambda: make()(rows(), doc_ids=DOCUMENTS, window=4)),
-    "heads-by-groups": (NotDivisible, lambda: make(num_gqa_groups=3)),
-    "heads-by-ranks": (NotDivisible, lambda: make(tp_size=4)),
+    "rope-elsewhere": (errors.WrongTarget, lambda: make()(rows(), rope=rope_tables(16, 8, device="meta"))),
+    "rope-lengths": (errors.WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4), torch.ones(16, 4)))),
+    "rope-odd-head": (errors.NotDivisible, lambda: make(head_dim=7)(rows(), rope=(torch.ones(12, 3),) * 2)),
+    "mlp-by-ranks": (errors.NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),
+    "state-shape": (errors.WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
+    "rank-negative": (errors.NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, -1, 2)),
+    "no-such-rank": (errors.NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 2, 2)),
+    "groups-by-ranks": (errors.NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 0, 4)),
+    "state-empty": (errors.WeightMismatch, lambda: weights.shard_native_state({}, SHAPE, 0, 2)),
+    "rank": (errors.WrongShape, lambda: make()(rows()[0])),
+    "hidden": (errors.WrongShape, lambda: make()(rows()[..., :16])),
+    "no-tokens": (errors.WrongShape, lambda: make()(rows()[:, :0])),
+    "dtype": (errors.WrongDtype, lambda: make()(rows().double())),
+    "rope-short": (errors.WrongShape, lambda: make()(rows(), rope=rope_tables(8, 8))),
+    "rope-wide": (errors.WrongShape, lambda: make()(rows(), rope=rope_tables(12, 16))),
+    "documents": (errors.WrongShape, lambda: make()(rows(), doc_ids=DOCUMENTS[:, :6])),
+    "packed-and-windowed": (errors.MaskConflict, lambda: make()(rows(), doc_ids=DOCUMENTS, window=4)),
+    "heads-by-groups": (errors.NotDivisible, lambda: make(num_gqa_groups=3)),
+    "heads-by-ranks": (errors.NotDivisible, lambda: make(tp_size=4)),
 }
 
 
 @pytest.mark.parametrize(("error", "call"), WRONG.values(), ids=WRONG)
-def test_wrong_input_is_refused_with_the_next_step(error: type[BridgeError], call: Callable[[], Any]) -> None:
+def test_wrong_input_is_refused_with_the_next_step(error: type[errors.BridgeError], call: Callable[[], Any]) -> None:
     with pytest.raises(error, match="Next step"):
         call()
 

@@ -21,12 +21,7 @@ from tests.bridge import te_tensors as te  # noqa: E402
 Make = Callable[[], Any]
 
 TENSORS: dict[str, tuple[Make, str]] = {
-    "one scale": (te.one_scale, "tensor"),
-    "one scale, E5M2": (lambda: te.one_scale(gradient=True), "tensor"),
-    "rows of 128": (lambda: te.blocks(10, 256, square=False), "1x128"),
     "rows of 128, odd": (lambda: te.blocks(7, 200, square=False), "1x128"),
-    "rows of 128, turned": (lambda: te.blocks(200, 10, square=False, turned=True), "128x1"),
-    "squares": (lambda: te.blocks(256, 384, square=True), "128x128"),
     "squares, odd": (lambda: te.blocks(130, 520, square=True), "128x128"),
     "squares, turned": (lambda: te.blocks(520, 130, square=True, turned=True), "128x128"),
     "exponents": (te.exponents, "1x32"),
@@ -43,7 +38,6 @@ def test_payload_and_scale_are_what_the_tensor_says_itself(name: str) -> None:
     assert isinstance(payload, ScaledPayload)
     assert (payload.block, payload.convention) == (block, "multiply")
     assert (payload.logical_shape, payload.logical_dtype) == (tuple(tensor.shape), torch.bfloat16)
-    assert payload.format == ("e5m2" if "E5M2" in name else "e4m3")
     assert torch.equal(payload.values(), tensor.dequantize())
 
 

@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import imports as te  # noqa: E402
-from megacpp_validate.bridge.attention import Attention  # noqa: E402
 from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.selftest import Fault, Mutant  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
@@ -85,80 +84,6 @@ def test_a_gradient_is_damaged_and_nothing_else(name: str) -> None:
     assert trace.reached == 1
     for key, value in plain.items():
         torch.testing.assert_close(seen[key], value * 2 if key == name else value)
-
-
-def test_arguments_are_changed() -> None:
-    for fault, more in ((Fault.ARGUMENT, {"value": 0.5}), (Fault.ARGUMENT_SCALED, {"factor": 50.0}),
-                        (Fault.ARGUMENT_LOST, {})):  # fmt: skip
-        with planted(vendor("layernorm_linear", fault, call="init", name="eps", **more)) as trace:
-            layer = te.layernorm_linear.require()(16, 16, eps=0.01, params_dtype=torch.float32, device="cpu")
-        assert layer.eps == {Fault.ARGUMENT: 0.5, Fault.ARGUMENT_SCALED: 0.5, Fault.ARGUMENT_LOST: 1e-5}[fault]
-        assert trace.reached == 1
-
-
-def attend(length: int = 5) -> Any:
-    torch.manual_seed(0)
-    query = torch.randn(1, 4, length, 8)
-    key, value = torch.randn(2, 1, 2, length, 8)
-    return query, key, value, Attention(num_heads=4, head_dim=8, num_gqa_groups=2, device="cpu")(query, key, value)
-
-
-def test_the_mask_is_off_by_one() -> None:
-    query, key, value, _ = attend()
-    with planted(vendor("dot_product_attention", Fault.MASK_OFF_BY_ONE, name="query_layer", axis=1)) as trace:
-        *_, out = attend()
-    seen = torch.ones(5, 5, dtype=torch.bool).tril(1)
-    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
-    torch.testing.assert_close(out, wanted)
-    assert trace.reached == 1
-    with planted(vendor("dot_product_attention", Fault.MASK_OFF_BY_ONE, name="query_layer", axis=1)) as trace:
-        attend(length=1)
-    assert trace.reached == 0
-
-
-def test_experts_are_exchanged() -> None:
-    def run() -> Any:
-        torch.manual_seed(0)
-        layer = te.grouped_linear.require()(3, 16, 8, bias=False, params_dtype=torch.float32, device="cpu")
-        return layer, layer(rows(), [2, 1, 3])
-
-    with planted(vendor("grouped_linear", Fault.EXPERTS_EXCHANGED, first=0, second=2)) as trace:
-        layer, out = run()
-    assert trace.reached == 1
-    torch.testing.assert_close(out[:2], rows()[:2] @ layer.weight2.T)
-    torch.testing.assert_close(out[3:], rows()[3:] @ layer.weight0.T)
-
-
-NATIVE = ("linear", "layernorm_linear", "layernorm_mlp", "grouped_linear", "rmsnorm", "dot_product_attention")
-
-
-@pytest.mark.parametrize("entry", NATIVE)
-def test_plain_torch_in_the_vendors_place_gives_the_same_and_is_seen(entry: str) -> None:
-    made = {"params_dtype": torch.float32, "device": "cpu"}
-
-    def run() -> Any:
-        torch.manual_seed(0)
-        kind = getattr(te, entry).require()
-        if entry == "dot_product_attention":
-            return kind(2, 8, qkv_format="bshd")(*torch.randn(3, 1, 5, 2, 8, requires_grad=True))
-        if entry == "grouped_linear":
-            return kind(2, 16, 8, bias=False, **made)(rows(), [2, 4])
-        return kind(16, **made)(rows()) if entry == "rmsnorm" else kind(16, 16, **made)(rows())
-
-    plain = run()
-    with planted(vendor(entry, Fault.NATIVE_INSTEAD)) as trace:
-        seen = run()
-    torch.testing.assert_close(seen, plain)
-    assert trace.reached == 1
-    assert "te" in observed_backends(plain)
-    assert "te" not in observed_backends(seen)
-
-
-def test_a_missing_entry_is_missing() -> None:
-    with planted(vendor("rmsnorm", Fault.MISSING)):
-        assert te.rmsnorm() is None
-        assert "takes this entry point away" in te.rmsnorm.why_missing()
-    assert te.rmsnorm() is not None
 
 
 GONE: dict[str, Mutant] = {
