@@ -34,7 +34,6 @@ from .interpreter import PACKAGE, hash_parts
 WORK_FOLDER: Final = ".matrix.work"
 _OVER: Final = frozenset({"COMPLETED", "FAILED", "", *JOB_ENDS})  # "": Slurm does not know the job any more
 _TOOL_LIMIT_S: Final = 60.0
-_PATIENCE_S: Final = 600.0  # that the scheduler may be silent while jobs are on their way
 _START_MINUTES: Final = 15  # that a job may take beside its cell: an image that is pulled, a cold disk
 _LAST_WORDS: Final = 400  # characters
 # Options of `sbatch` by their long names; Slurm reads a value to the end of its line.
@@ -141,7 +140,6 @@ class SlurmJobs:
     fresh: bool = False
     _jobs: dict[str, Attempt] = field(default_factory=dict)  # by number
     _over: dict[str, float] = field(default_factory=dict)  # when a job was first seen to be over
-    _answered: float = field(default_factory=time.monotonic)  # when Slurm last answered
 
     def __post_init__(self) -> None:
         """Look for a Slurm.
@@ -204,15 +202,10 @@ class SlurmJobs:
         """Jobs that are over, after a look at the queue.
 
         Raises:
-            InfrastructureFailed: Slurm is silent for longer than a while.
+            InfrastructureFailed: Slurm does not answer; the next run finds the jobs.
         """
         time.sleep(self.cluster.poll_s)
-        try:
-            seen = self._look()
-        except InfrastructureFailed:
-            if time.monotonic() - self._answered >= _PATIENCE_S:
-                raise
-            return []
+        seen = self._look()
         found = [self._settle(number, seen.get(number, QueuedJob())) for number in tuple(self._jobs)]
         return [ended for ended in found if ended is not None]
 
@@ -236,7 +229,7 @@ class SlurmJobs:
             with suppress(OSError):  # a disk that is full costs those words alone
                 (self.folder / f"{cell.order.cell}.attempt-{len(attempt.faults) + 1}.log").write_text(words)
         del self._jobs[number]
-        self._clear(work)
+        shutil.rmtree(work, ignore_errors=True)
         return Attempted(attempt, receipt, fault, seen.node)
 
     def stop(self) -> None:
@@ -254,13 +247,7 @@ class SlurmJobs:
         seen = self._look()
         if going_on := [number for number in numbers if seen.get(number, QueuedJob()).word not in _OVER]:
             _ask("scancel", "--quiet", *going_on)
-        self._clear(work)
-
-    def _clear(self, work: Path) -> None:
-        """Remove the folder of a job, and that of all where it was the last."""
         shutil.rmtree(work, ignore_errors=True)
-        with suppress(OSError):
-            work.parent.rmdir()
 
     def _work(self, attempt: Attempt) -> Path:
         order = attempt.cell.order
@@ -274,7 +261,6 @@ class SlurmJobs:
         """
         words = ("squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%N|%r")
         rows = [line.split("|", 3) for line in _ask(*words).splitlines() if line.count("|") >= 3]
-        self._answered = time.monotonic()
         return {row[0]: QueuedJob(row[1], "" if row[2] in ("(null)", "n/a") else row[2], row[3]) for row in rows}
 
 

@@ -16,18 +16,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ..catalog.images import MACHINES, Image, Images
+from ..catalog.images import MACHINES, Base, Image, Images
 from ..environments.fits import StackFit
 from ..errors import Exit, NoEnvironment
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
-from .pins import PinLine, read_pins
-from .tools import ImageRefused, call, require_program
+from .tools import MIRROR, ImageRefused, RegistryUnreachable, call, read_digest, require_program, use_mirror
 
 if TYPE_CHECKING:
     from .plan import ImageRows
@@ -102,6 +101,54 @@ def why_stale(text: str, inputs: str = "") -> str:
     if text != seal_lock(text):
         return "was edited by hand: its text does not hash to its `# content:`"
     return "" if not inputs or f"\n{_INPUTS}{inputs}\n" in text else "is older than the matrix"
+
+
+# --- digests of bases -------------------------------------------------------------------------------------------------
+
+
+class PinLine(Frozen):
+    """The digest of a base, a row of matrix/images.toml.
+
+    Attributes:
+        before, after: digest of the matrix, and the one that the tag has.
+        news: "verified": the tag has it; "changed": refused, the tag has another one; "kept": no registry answered.
+        verified: day on which a registry confirmed the digest, as the matrix has it.
+        how: why no registry answered.
+        refusal: why nothing is written; empty where the digests are one.
+    """
+
+    base: str
+    reference: str
+    before: str
+    after: str
+    news: Literal["verified", "changed", "kept"] = "kept"
+    verified: str
+    how: str = ""
+    refusal: str = ""
+
+
+def read_pin(base: Base, variables: Mapping[str, str] | None = None) -> PinLine:
+    """The digest of a base, compared with its registry where `variables` are given.
+
+    Raises:
+        ImageRefused: the registry does not have the tag.
+    """
+    name = f"{base.repository}:{base.tag}"
+    line = PinLine(base=base.id, reference=name, before=base.digest, after=base.digest, verified=base.verified)
+    if variables is None:
+        return line
+    try:
+        now = read_digest(f"{use_mirror(base.repository, variables.get(MIRROR, ''))}:{base.tag}", variables)
+    except RegistryUnreachable as fault:
+        return line.model_copy(update={"how": str(fault)})
+    if now == base.digest:
+        return line.model_copy(update={"news": "verified"})
+    refusal = (
+        f"{name} is another image now: {base.digest} is {now}. Likely cause: the tag was pushed again, or this is not "
+        "the intended registry. Next step: find out what changed; then write the digest to the base "
+        f"{base.id} of matrix/images.toml, and commit it."
+    )
+    return line.model_copy(update={"news": "changed", "after": now, "refusal": refusal})
 
 
 # --- what a lock is made from -----------------------------------------------------------------------------------------
@@ -241,7 +288,9 @@ def run_lock(
     """
     upgrades = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
     lines, fits, texts = list[LockLine](), list[StackFit](), dict[str, str]()
-    pins = () if targets and not check else read_pins(rows.images, None if check else rows.variables)
+    used = {image.base for image in rows.images.image if check or not targets}
+    registry = None if check else rows.variables
+    pins = tuple(read_pin(base, registry) for base in rows.images.base if base.id in used)
     for lock in _list_locks(rows, targets, check):
         before = text = read_file(rows.root / lock.file)
         if not check:

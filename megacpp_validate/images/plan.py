@@ -15,6 +15,7 @@ from .. import __version__
 from ..catalog.bridge import Catalog, matrix_folder, read_catalog
 from ..catalog.images import Image, Images, Needs, read_images, read_needs
 from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, stack_of_words
+from ..environments.plan import choose_names
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
 from . import tools
@@ -152,15 +153,10 @@ class ImageRows:
         """The rows of targets, in the order of the file; all of them where none is named.
 
         Raises:
-            ImageRefused: a target has no image.
+            UnknownTarget: a target has no image.
         """
-        wanted, known = list(names), {image.target: image for image in self.images.image}
-        if unknown := [name for name in wanted if name not in known]:
-            raise tools.ImageRefused(
-                f"there is no image for {', '.join(unknown)}. Next step: choose one of {', '.join(known)}, or add a "
-                "row to matrix/images.toml."
-            )
-        return tuple(image for image in self.images.image if not wanted or image.target in wanted)
+        chosen = choose_names("image for", [image.target for image in self.images.image], tuple(names))
+        return tuple(image for image in self.images.image if image.target in chosen)
 
     def judge(self, image: Image, lock: ImageLock, own_base: str = "") -> StackFit:
         """Whether the stack of an image fits."""
@@ -236,9 +232,7 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
         ImageRefused: a word, a target or a lock is wrong.
     """
     started = time.monotonic()
-    targets = [row.id for row in rows.catalog.targets]
-    if target and target not in targets:
-        raise tools.ImageRefused(f"there is no target {target!r}. Next step: choose one of {', '.join(targets)}.")
+    choose_names("target", [row.id for row in rows.catalog.targets], [target] if target else [])
     if te is not None:  # an empty one, of a variable without a value, is no question about the images
         stacks = [stack_of_words(te, parts, rows.needs, target)]
     else:

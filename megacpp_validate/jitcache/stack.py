@@ -10,27 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
 
-from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
-from ..environments.cell import Cell
 from ..environments.fleet import count_cores
-from ..environments.interpreter import (
-    Facts,
-    InterpreterEnvironment,
-    host_interpreter,
-    read_commit,
-    read_facts,
-    require_torch,
-)
-from ..environments.plan import choose_rows, plan_blank, plan_row, why_not_here
+from ..environments.interpreter import Facts, InterpreterEnvironment, host_interpreter, read_facts, require_torch
+from ..environments.plan import choose_rows, why_not_here
+from ..environments.stacks import Stack, plan_cells
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment, NothingSelected
 from ..evidence.receipt import Outcome, Receipt
@@ -269,12 +261,9 @@ class JitStack:
         return answer
 
     def _run_cell(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
-        variables = self.environment.variables
-        blank = plan_blank(self.target, self.facts, variables, seed=self.seed, tool=TOOL, commit=read_commit())
         rows: list[BridgeModule | ProbeCell] = [*self.catalog.modules, *self.catalog.compositions, *self.catalog.smoke]
-        row = next(row for row in rows if row.id == task.cell)
-        order = replace(plan_row(blank, row), environment=self.environment.identity)
-        cell = Cell(self.environment, order, logs, limit_s)
+        chosen, stack = [row for row in rows if row.id == task.cell], Stack("", self.environment, self.facts)
+        (cell,) = plan_cells(stack, self.target, chosen, logs, seed=self.seed, limit_s=limit_s)
         return read_receipt_answer(cell.run(self.scratch / f"cell-{task.id}", self.processes))
 
     def _ask(self, order: Mapping[str, Any], log: Path, limit_s: float) -> Answer:

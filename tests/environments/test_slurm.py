@@ -162,7 +162,6 @@ def test_a_job_without_a_receipt_is_run_again_and_a_second_start_runs_nothing(sc
         assert receipt.retries[0].startswith("no-receipt: the job ended (COMPLETED)")
         assert read_receipts(tmp_path / "receipts").found["native-cpu-x"] == receipt
     assert len(list(scripts.glob("*.name"))) == 2
-    assert not (tmp_path / "receipts" / ".matrix.work").exists()
     assert any(note.startswith("no-receipt") for note in notes)
 
 
@@ -329,4 +328,4 @@ def test_a_job_cancelled_a_node_lost_the_tool_killed_a_process_killed(slurm: dic
     assert faults["node-fail"] >= 1
     tries = Counter(run.tries.values())
     assert {cell: 1 + len(receipt.retries) for cell, receipt in found.found.items()} == dict(tries)
-    assert not (run.receipts / ".matrix.work").exists()
+    assert not list((run.receipts / ".matrix.work").iterdir())

@@ -12,8 +12,7 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import Image
-from megacpp_validate.images.locks import gather_inputs, read_image_lock, run_lock
-from megacpp_validate.images.pins import PinNews, read_pins
+from megacpp_validate.images.locks import gather_inputs, read_image_lock, read_pin, run_lock
 from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.tools import ImageRefused, RegistryUnreachable, find_program, read_digest
 from tests.command_line import Run, make_run
@@ -123,7 +122,7 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
     assert stale(lock(run, CLOSED, "--check")) == list(LOCKS)
     assert kept(root) == {}  # to look writes nothing
     made = lock(run, OPEN)
-    assert (made["written"], [pin["news"] for pin in made["pins"]]) == ([*LOCKS], [PinNews.VERIFIED])
+    assert (made["written"], [pin["news"] for pin in made["pins"]]) == ([*LOCKS], ["verified"])
     before = kept(root)
     assert (lock(run, OPEN)["written"], kept(root)) == ([], before)
     assert (stale(lock(run, OPEN, "--check")), kept(root)) == ([], before)
@@ -145,7 +144,7 @@ def test_a_digest_that_changed_under_its_tag(root: Path, run: Run, registry: Fak
     (refusal,) = lock(run, CLOSED)["refusals"]
     assert (new in refusal, kept(root)) == (True, {})  # not the locks either
     (registry.root / "down").touch()
-    assert [pin["news"] for pin in lock(run, OPEN)["pins"]] == [PinNews.KEPT]
+    assert [pin["news"] for pin in lock(run, OPEN)["pins"]] == ["kept"]
 
 
 def test_a_stack_that_does_not_fit_is_not_written(root: Path, run: Run) -> None:
@@ -158,7 +157,7 @@ def test_a_stack_that_does_not_fit_is_not_written(root: Path, run: Run) -> None:
 
 def test_a_target_without_an_image(run: Run) -> None:
     said = run("lock", "x100")
-    assert (said.code, "no image for x100" in said.err) == (WRONG, True)
+    assert (said.code, "no image for 'x100'" in said.err) == (WRONG, True)
 
 
 # --- digests of bases -------------------------------------------------------------------------------------------------
@@ -167,9 +166,9 @@ def test_a_target_without_an_image(run: Run) -> None:
 def test_what_a_registry_says_of_a_base(tmp_path: Path) -> None:
     variables = install(tmp_path / "bin", "docker", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
     with pytest.raises(ImageRefused, match=r"has no mirror.invalid/nvidia/pytorch:26\.07-py3"):
-        read_pins(ROWS.images, variables)
+        read_pin(ROWS.images.find_base("ngc-26.07"), variables)
     Path(variables["FAKE_REGISTRY"], "down").touch()
     for tools in (variables, {**variables, "MEGACPP_DOCKER": "/nowhere", "PATH": "/nowhere"}):
-        assert {line.news for line in read_pins(ROWS.images, tools)} == {PinNews.KEPT}
+        assert read_pin(ROWS.images.base[0], tools).news == "kept"
         with pytest.raises(RegistryUnreachable):
             read_digest("mirror.invalid/x:1", tools)
