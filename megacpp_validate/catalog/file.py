@@ -1,22 +1,20 @@
 """Files of the matrix as typed values, or every fault of them in one error.
 
-A row is a pydantic model. A field that names other rows is marked with `Names`; `read_rows` compares what such fields
-hold with the ids that exist.
+A row is a pydantic model. A field that names other rows is marked with `Names`, which gets the ids from `read_rows`.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from ..errors import WrongArguments
 
@@ -49,11 +47,18 @@ class Row(BaseModel):
         return " ".join(str(getattr(self, key, "")) for key in self.named_by).strip()
 
 
-@dataclass(frozen=True)
-class Names:
-    """Mark of a field: its text, texts or keys are ids of rows of this kind."""
+def Names(kind: str) -> AfterValidator:  # noqa: N802 - a mark of a field, beside `Field`
+    """Mark of a field: its text, texts or keys are ids of rows of this kind, wherever those are known."""
 
-    kind: str
+    def check(value: Any, info: ValidationInfo) -> Any:
+        known = (info.context or {}).get(kind)
+        for one in [value] if isinstance(value, str) else value:
+            if known is not None and one not in known:
+                allowed = ", ".join(sorted(known)[:_MOST_ALLOWED]) or "none"
+                raise ValueError(f"names {one!r}, which does not exist; known are {allowed}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -85,41 +90,53 @@ def read_rows(
 ) -> tuple[Any, ...]:
     """Some files as typed values, in their order.
 
-    What is wrong between rows is searched for once every file has the right shape.
-
     Args:
         folder: of the matrix; the project's own where it is None.
         models: name of a file -> model of the whole file. The rows of a table are of the kind of the table's name.
         known: kind -> ids of rows that lie in other files.
-        find: gets the files; what else is wrong between their rows.
+        find: gets the files; what else is wrong between their rows, searched for once every file is right by itself.
 
     Raises:
         MatrixInvalid: with every fault of every file.
     """
     faults: list[str] = []
     root = folder or matrix_folder()
-    files = {name: _read(root / name, model, faults) for name, model in models.items()}
+    loaded = {name: data for name in models if (data := _load(root / name, faults)) is not None}
+    ids: dict[str, Collection[str]] = {}
+    for kind, rows in (table for data in loaded.values() for table in data.items() if isinstance(table[1], list)):
+        ids[kind] = [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
+    ids |= known or {}
+    files = [_validate(name, data, models[name], ids, faults) for name, data in loaded.items()]
     if not faults:
-        ids = {kind: ids_of(rows) for file in files.values() for kind, rows in _list_kinds(file)} | dict(known or {})
-        for name, file in files.items():
-            faults += [f"{name}: {fault}" for fault in _find_between(file, ids)]
-        faults += find(*files.values())
+        faults += find(*files)
     if faults:
         raise MatrixInvalid(dict.fromkeys(faults))
-    return tuple(files.values())
+    return tuple(files)
 
 
-def _read(path: Path, model: type[BaseModel], faults: list[str]) -> Any:
-    data: dict[str, Any] = {}
+def _load(path: Path, faults: list[str]) -> dict[str, Any] | None:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        return model.model_validate(data)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as fault:
+        faults.append(f"{path.name}: cannot be read: {fault}")
+        return None
+
+
+def _validate(
+    name: str, data: dict[str, Any], model: type[BaseModel], ids: Mapping[str, Collection[str]], faults: list[str]
+) -> Any:
+    """A file as its model, whose rows of one kind have different names."""
+    try:
+        file = model.model_validate(data, context=ids)
     except ValidationError as invalid:
         for error in invalid.errors():
             where = ".".join(map(str, error["loc"])) + _name_row(data, error["loc"])
-            faults.append(f"{path.name}: {where}: {error['msg']} (found {error['input']!r:.60})")
-    except (OSError, ValueError) as fault:
-        faults.append(f"{path.name}: cannot be read: {fault}")
+            faults.append(f"{name}: {where}: {error['msg']} (found {error['input']!r:.60})")
+        return None
+    for kind, rows in file:
+        labels = Counter(row.label for row in rows if isinstance(row, Row)) if isinstance(rows, list) else Counter()
+        faults += [f"{name}: {kind} {one!r} appears {labels[one]} times" for one in labels if one and labels[one] > 1]
+    return file
 
 
 def _name_row(data: Any, location: tuple[int | str, ...]) -> str:
@@ -128,40 +145,6 @@ def _name_row(data: Any, location: tuple[int | str, ...]) -> str:
         data = data[int(part)] if isinstance(data, list) else data.get(part) if isinstance(data, dict) else None
     name = data.get("id", data.get("target")) if isinstance(data, dict) else None
     return f" ({name})" if isinstance(name, str) else ""
-
-
-def _list_kinds(file: BaseModel) -> Iterator[tuple[str, list[Row]]]:
-    for name, field in type(file).model_fields.items():
-        rows = getattr(file, name)
-        rows = rows if isinstance(rows, list) else [rows]
-        yield str(field.validation_alias or name), [row for row in rows if isinstance(row, Row)]
-
-
-def _find_between(file: Row, ids: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """Rows of one name, and ids that point to nothing."""
-    yield from _find_dangling(file, ids, deep=False)
-    for kind, rows in _list_kinds(file):
-        for label, number in Counter(row.label for row in rows).items():
-            if label and number > 1:
-                yield f"{kind} {label!r} appears {number} times"
-        for row in rows:
-            yield from (f"{kind} {row.label}: {fault}" for fault in _find_dangling(row, ids))
-
-
-def _find_dangling(row: Row, ids: Mapping[str, Collection[str]], *, deep: bool = True) -> Iterator[str]:
-    for key, field in type(row).model_fields.items():
-        value = getattr(row, key)
-        for mark in field.metadata:
-            if not isinstance(mark, Names) or mark.kind not in ids:
-                continue
-            known = ids[mark.kind]
-            for one in [value] if isinstance(value, str) else value:
-                if one not in known:
-                    allowed = ", ".join(sorted(known)[:_MOST_ALLOWED])
-                    yield f"{key} names {one!r}, which does not exist; known are {allowed or 'none'}"
-        for nested in value if deep and isinstance(value, list) else ():
-            if isinstance(nested, Row):
-                yield from (f"{key}: {fault}" for fault in _find_dangling(nested, ids))
 
 
 def ids_of(rows: Iterable[Any]) -> list[str]:

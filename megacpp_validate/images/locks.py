@@ -13,10 +13,11 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -106,12 +107,19 @@ def why_stale(text: str, inputs: str = "") -> str:
 # --- digests of bases -------------------------------------------------------------------------------------------------
 
 
+class PinNews(StrEnum):
+    """What a registry says of the digest of a base."""
+
+    VERIFIED = "verified"  # the tag has it
+    CHANGED = "changed"  # refused: the tag has another one
+    KEPT = "kept"  # no registry was asked, or none answers
+
+
 class PinLine(Frozen):
     """The digest of a base, a row of matrix/images.toml.
 
     Attributes:
         before, after: digest of the matrix, and the one that the tag has.
-        news: "verified": the tag has it; "changed": refused, the tag has another one; "kept": no registry answered.
         verified: day on which a registry confirmed the digest, as the matrix has it.
         how: why no registry answered.
         refusal: why nothing is written; empty where the digests are one.
@@ -121,7 +129,7 @@ class PinLine(Frozen):
     reference: str
     before: str
     after: str
-    news: Literal["verified", "changed", "kept"] = "kept"
+    news: PinNews = PinNews.KEPT
     verified: str
     how: str = ""
     refusal: str = ""
@@ -142,13 +150,13 @@ def read_pin(base: Base, variables: Mapping[str, str] | None = None) -> PinLine:
     except RegistryUnreachable as fault:
         return line.model_copy(update={"how": str(fault)})
     if now == base.digest:
-        return line.model_copy(update={"news": "verified"})
+        return line.model_copy(update={"news": PinNews.VERIFIED})
     refusal = (
         f"{name} is another image now: {base.digest} is {now}. Likely cause: the tag was pushed again, or this is not "
         "the intended registry. Next step: find out what changed; then write the digest to the base "
         f"{base.id} of matrix/images.toml, and commit it."
     )
-    return line.model_copy(update={"news": "changed", "after": now, "refusal": refusal})
+    return line.model_copy(update={"news": PinNews.CHANGED, "after": now, "refusal": refusal})
 
 
 # --- what a lock is made from -----------------------------------------------------------------------------------------

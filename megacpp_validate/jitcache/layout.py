@@ -425,23 +425,16 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     sealed = folder / MANIFEST_HASH
     try:
         text = (folder / MANIFEST).read_bytes()
-        line = sealed.read_text(errors="replace") if sealed.exists() else hash_line(text)
-    except OSError as fault:
-        raise ManifestInvalid(
-            f"{folder} has no manifest: {fault}. Likely cause: nothing was prewarmed there, or another user owns it. "
-            "Next step: `nox -s prewarm`."
-        ) from fault
-    if line != hash_line(text):
-        raise CacheChanged(
-            f"the manifest of {folder} does not hash to its {MANIFEST_HASH}. Likely cause: it was edited. "
-            "Next step: take the cache from where it was exported, or prewarm again."
-        )
-    try:
+        if sealed.exists() and sealed.read_text(errors="replace") != hash_line(text):
+            raise CacheChanged(
+                f"the manifest of {folder} does not hash to its {MANIFEST_HASH}. Likely cause: it was edited. "
+                "Next step: take the cache from where it was exported, or prewarm again."
+            )
         return Manifest.model_validate_json(text), f"sha256:{sha256(text).hexdigest()}"
-    except ValueError as fault:
+    except (OSError, ValueError) as fault:
         raise ManifestInvalid(
-            f"the manifest of {folder} is invalid: {fault}. Likely cause: another version wrote it. Next step: prewarm "
-            "again with this one."
+            f"{folder} has no valid manifest: {fault}. Likely cause: nothing was prewarmed there, another user owns "
+            "it, or another version wrote it. Next step: `nox -s prewarm`."
         ) from fault
 
 

@@ -51,11 +51,10 @@ WRONG = {
     "unknown key": (GOOD + "colour = 1\n", ["part.1.colour (two)"]),
     "no id": (GOOD + "[[part]]\n", ["part.2.id"]),
     "a double": (GOOD.replace("two", "one"), ["part 'one' appears 2 times"]),
-    "a dangling name": (GOOD.replace('["one"]', '["own"]'), ["part two: on names 'own', which does not exist"]),
+    "a dangling name": (GOOD.replace('["one"]', '["own"]'), ["part.1.on (two)"]),
     "no range": (GOOD + 'needs = "2 or so"\n', ["part.1.needs (two)", "'2 or so'"]),
     "no requirement": (GOOD + 'beside = "cuda 13"\n', ["part.1.beside (two)", "cuda 13"]),
     "all of one kind": (GOOD + 'size = "big"\n[[part]]\non = "two"\n', ["part.1.size (two)", "part.2.on", "part.2.id"]),
-    "all between rows": (GOOD.replace("two", "one").replace('["one"]', '["own"]'), ["appears 2 times", "names 'own'"]),
 }
 
 

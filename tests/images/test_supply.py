@@ -108,7 +108,7 @@ def test_wrong_arguments(
         (("image-verify", f"{site.registry.repository}:1"), 2, "has no digest"),
         (("image-verify", site.image, "--key", tmp_path / "none"), 2, "is not a public key"),
         (("image-verify", site.image, "--key", site.key), 2, "is not a public key"),
-        (("image-verify", site.image, "--target", "h100"), 2, "no image for h100"),
+        (("image-verify", site.image, "--target", "h100"), 2, "no image for 'h100'"),
         (("image-sign", site.image, "--key", tmp_path / "none"), 5, "another file than a private key"),
     ):
         said = run(*words)

@@ -7,7 +7,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.environments.fits import stack_of_words
 from megacpp_validate.images.build import ImageBuild, ImagePlans, Refused
 from megacpp_validate.images.bundle import BundleResult
-from megacpp_validate.images.locks import LockLine, LockResult, PinLine
+from megacpp_validate.images.locks import LockLine, LockResult, PinLine, PinNews
 from megacpp_validate.images.plan import FitResult
 from megacpp_validate.images.supply import CheckOutcome, ImageCheck, ImageVerdict, SignResult
 from megacpp_validate.report.describe import images as describe
@@ -27,7 +27,7 @@ def test_a_plan_says_a_thing_once(snapshot: SnapshotAssertion) -> None:
 
 def test_the_others(snapshot: SnapshotAssertion) -> None:
     pin = PinLine(
-        base="b", reference="r:1", before="", after="sha256:1", news="verified", verified="2026-11-22", how="x"
+        base="b", reference="r:1", before="", after="sha256:1", news=PinNews.VERIFIED, verified="2026-11-22", how="x"
     )
     line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2)
     lock = LockResult(tool="t", check=False, pins=(pin,), locks=(line,), written=("cpu.txt",))
