@@ -21,7 +21,6 @@ CASTING: Final = ("block", "mlp", "in_projection", "up", "down")
 ROW: Final = ("layer", "tensor", "kind", "format")
 RAN: Final = ("start-up", "data", "step")  # phases that every run has
 TICK_S: Final = 0.01  # the kernel tells when a process began in hundredths of a second, cut off: a tick too early
-OUTSIDE_S: Final = 10.0  # most that a rank may spend outside of its account: processes that begin and end
 QUIET_STEPS: Final = 6  # of the runs with and without validation
 
 
@@ -90,10 +89,9 @@ def look_at_audit(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, b
 
 
 def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """The phases of a rank sum to its whole, which the launcher's clock confirms; every token is counted.
+    """The phases of a rank sum to its whole, which is no longer than the launcher's; every token is counted.
 
-    A rank begins after its launcher's clock and ends before it. What it does not see of that time is the start of its
-    process, and what follows the account: the receipt, leaving the others, the end of the process.
+    How much shorter it is says nothing: on a loaded host, processes take seconds to begin and end.
     """
     account = receipt["goodput"]
     phases, whole = account["phases_ns"], round(account["whole_s"] * 1e9)
@@ -104,7 +102,7 @@ def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str,
     yield "account", adds_up and ran, f"{whole / 1e9:.2f} s: {said}"
     outside = run.end.seconds - account["whole_s"]
     said = f"{run.end.seconds:.2f} s by the launcher's clock, of which the rank's account lacks {outside:.2f} s"
-    yield "clock", -TICK_S <= outside <= OUTSIDE_S, said
+    yield "clock", outside >= -TICK_S, said
     wanted = run.order.steps * run.size.batch * run.size.length
     said = f"{account['tokens']} of {wanted} tokens of {run.order.steps} steps"
     yield "counted", account["tokens"] == wanted, said

@@ -131,13 +131,6 @@ def test_a_fault_of_one_rank_is_seen(change: Callable[[dict[str, Any]], None], c
     assert failed(bench) == {check}
 
 
-def test_an_account_that_leaves_out_most_of_the_run_is_seen() -> None:
-    for seconds, fails in ((12.9, False), (13.1, True), (0.0, True)):
-        bench = new_bench()
-        check_run(bench, run_of(left_by(0), left_by(1), seconds=seconds))
-        assert failed(bench) == ({"plan.clock.rank0", "plan.clock.rank1"} if fails else set())
-
-
 # Of A M E in the middle of tiny, and A and R at its ends, which are zones; a row of the receipt is an operand.
 LAYERS = {"layers.1.mixer.in_projection": "layers.1.in_projection", "layers.2.up.bank.inner": "layers.2.up",
           "layers.2.down.bank.inner": "layers.2.down", "layers.3.block.mlp": "layers.3.block"}  # fmt: skip
