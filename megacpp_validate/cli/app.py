@@ -23,7 +23,6 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    Final,
     Literal,
     NamedTuple,
     NoReturn,
@@ -34,7 +33,6 @@ from typing import (
 )
 
 import typer
-from typer.models import OptionInfo
 
 from .. import TOOL
 from ..errors import Exit, NothingSelected, ToolError
@@ -135,9 +133,6 @@ def show_event(event: Event) -> None:
         say(f"{count:>7} {'again':12} {name}: {event.note}")
 
 
-_METAVARS: Final = {str: "TEXT", Path: "PATH", int: "NUMBER", float: "NUMBER"}
-
-
 app = typer.Typer(
     epilog=EXIT_CODES,
     add_completion=False,
@@ -146,13 +141,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Which part of the bridge to Transformer Engine does an upgrade break, and why. --version prints the version.",
 )
-
-
-def _check_output(output: Path | None) -> Path | None:
-    from .output import require_output
-
-    require_output(output)
-    return output
 
 
 LARGEST_SEED = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed
@@ -169,9 +157,7 @@ Python = Annotated[
 ]
 Receipts = Annotated[Path, typer.Option(metavar="PATH", help="Folder for the receipts and logs.")]
 _MATRIX = Annotated[Path | None, typer.Option(metavar="PATH", help="Folder of the matrix files.")]
-_OUTPUT = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="Write the result to this file.", callback=_check_output)
-]
+_OUTPUT = Annotated[Path | None, typer.Option(metavar="PATH", help="Write the result to this file.")]
 _FORMAT = Annotated[Format, typer.Option("--format", help="Form of the result.")]
 _VERBOSE = Annotated[bool, typer.Option("--verbose", help="List everything: each check, case, change or need.")]
 _AS_JSON = Annotated[Path | None, typer.Option("--json", hidden=True)]  # the entry point of an image keeps it
@@ -239,16 +225,9 @@ def _adapt(one: Parameter) -> tuple[Parameter, Callable[[Any], Any]]:
         kind = GenericAlias(list, get_args(kind)[:1])
         kind, default = (kind | None, None) if default == () else (kind, default)
         converts = converts or [lambda values: tuple(values or ())]
-    if isinstance(about, OptionInfo):
-        about.metavar = about.metavar or _name_type(kind)
     annotation = Annotated.__class_getitem__((kind, about))  # type: ignore[attr-defined]
     adapted = one.replace(kind=Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     return adapted, converts[0] if converts else lambda value: value
-
-
-def _name_type(kind: Any) -> str | None:
-    """What the help calls a type; of a list or an optional the type inside."""
-    return _METAVARS.get(kind) or next(filter(None, map(_name_type, get_args(kind))), None)
 
 
 def fill(kind: type[_T], given: Mapping[str, Any], **more: Any) -> _T:

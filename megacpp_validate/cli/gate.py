@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, time
+from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +11,15 @@ import typer
 from .app import Context, Result, fill, split_names, verb
 from .options import Store
 
-_FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M%z", "%Y-%m-%dT%H:%M:%S%z"]
 
-
-def _end_of_day(moment: datetime | None) -> datetime | None:
-    """A day alone means its end."""
-    return datetime.combine(moment, time(23, 59, 59)) if moment and moment.time() == time() else moment
+def _read_moment(text: str) -> datetime:
+    """The time of the decision, in UTC where it names no zone; a day alone means its end."""
+    if text == "now":
+        return datetime.now(UTC).replace(microsecond=0)
+    moment = datetime.fromisoformat(text)
+    if moment.time() == time():
+        moment = datetime.combine(moment, time(23, 59, 59))
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @verb("gate:describe_gate")
@@ -35,23 +38,19 @@ def release_gate(
     signers: Annotated[Path | None, "Who may sign: an allowed_signers file of ssh-keygen(1)."] = None,
     unsigned: Annotated[bool, "Go on without a signature; the decision shows it."] = False,
     at: Annotated[
-        datetime | None,
-        typer.Option(formats=_FORMS, metavar="TIME", help="Time of the decision, UTC; a day means its end."),
-        _end_of_day,
-    ] = None,
+        datetime,
+        typer.Option(parser=_read_moment, metavar="TIME", help="Time of the decision, UTC; a day means its end."),
+    ] = "now",  # type: ignore[assignment]  # as typer reads it
 ) -> Result:
     """Decide whether receipts prove every cell that a release requires.
 
     Exit code 0: open. 1: closed by a breakage. 2: the matrix or an argument is wrong. 4: closed, because evidence is
     missing, stale, of something else, or not what was signed. 6: a run writes to the folder.
     """
-    from ..gate.release_folder import GateOptions, decide_folder
-    from .output import require_apart
+    from ..gate.release_folder import decide_folder
+    from ..gate.rules import GateOptions
 
-    options = fill(GateOptions, locals())
-    for folder in filter(None, (store, baseline)):
-        require_apart(folder, context.output, "--output")
-    return decide_folder(options, context.matrix)
+    return decide_folder(fill(GateOptions, locals()), context.matrix)
 
 
 @verb()

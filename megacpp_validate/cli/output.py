@@ -84,33 +84,6 @@ def write_text(text: str, output: Path | None) -> None:
             raise _explain(output, fault) from fault
 
 
-def require_output(output: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything runs.
-
-    Raises:
-        WrongArguments: the file cannot be written.
-    """
-    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):
-        return  # a pipe or a device is left to whoever writes
-    place = next(path for path in output.absolute().parents if path.exists())
-    number = errno.EISDIR if output.is_dir() else 0 if place.is_dir() and os.access(place, os.W_OK) else errno.EACCES
-    if number:
-        raise _explain(output, OSError(number, os.strerror(number)))
-
-
-def require_apart(folder: Path, file: Path | None, option: str) -> None:
-    """Refuse a file to write among the files that are read: it could replace one.
-
-    Raises:
-        WrongArguments: the file lies in the folder.
-    """
-    if file is not None and file.resolve().is_relative_to(folder.resolve()):
-        raise WrongArguments(
-            f"{file} lies in the folder {folder}, which is read: it could replace one of its files. Next step: give "
-            f"{option} a file elsewhere."
-        )
-
-
 def _explain(output: Path | None, fault: OSError) -> ToolError:
     what = f"the result cannot be written to {output or 'standard output'}: {fault.strerror or fault}"
     if output is None or fault.errno in (errno.ENOSPC, errno.EDQUOT):

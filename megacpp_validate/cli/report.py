@@ -19,7 +19,7 @@ def report(
     folder: Annotated[
         Path, typer.Option("--output", help="Folder of the pages; replaced whole if a report wrote it.")
     ] = Path(".megacpp/report"),
-    output: Annotated[Path | None, typer.Option("--summary", help="Write the summary to this file.")] = None,
+    output: Annotated[Path | None, typer.Option("--summary", help="Write the summary to this file.")] = None,  # noqa: ARG001
 ) -> Result:
     """Write receipts as pages over releases, targets and runs. Open index.html in the folder that it names.
 
@@ -28,32 +28,26 @@ def report(
     from datetime import UTC, datetime
 
     from ..report.site.build import write_report
-    from .output import require_apart
 
-    require_apart(store, output, "--summary")
-    require_apart(folder, output, "--summary")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     return write_report(context.catalog, store, folder, made_at, context.matrix)
 
 
 @verb("receipt:describe_history")
 def history(
-    context: Context,
     store: Store = Path(".megacpp/receipts"),
     /,
     cell: Cells = (),
     last: Annotated[int, typer.Option(min=0, help="Newest rows of a cell; 0: all.")] = 20,  # noqa: ARG001 - for its words
 ) -> Result:
-    """Show each cell over runs: outcomes, commits, stacks, times, and how often it fails without a change.
+    """Show each cell over runs: outcomes, commits, stacks and times.
 
     The receipts of cells that are named are read whole; without --cell their checks are not read. Exit code 0: shown,
     whatever the outcomes are. 2: there is no such folder. 3: no receipt, or no such cell. 4: nothing of the cells that
     were named can be read.
     """
     from ..evidence.history import read_history
-    from .output import require_apart
 
-    require_apart(store, context.output, "--output")
     return read_history(store, cell or None)
 
 

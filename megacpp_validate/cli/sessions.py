@@ -106,7 +106,6 @@ def ablate(
     pairs: Annotated[int, typer.Option(min=2, help="Runs of each arm, in turn.")] = 2,
     device: Annotated[Literal["cuda", "cpu"], "Where to train."] = "cuda",
     target: Annotated[str, "Whose FP8 recipes hold, on a GPU."] = "h200",
-    base: Annotated[Literal["posture", "plain", ""], "What both arms begin with; the posture on a GPU."] = "",
 ) -> Result:
     """Measure what a feature changes: step time, tokens a second, memory, loss; a win, a tax, or noise.
 
@@ -117,10 +116,10 @@ def ablate(
     from ..gate.ablation import AblationOptions, read_features, run_ablation
     from .output import write_result
 
-    posture, on_gpu = read_postures(context.matrix), device == "cuda"
+    posture = read_postures(context.matrix)
     options = fill(
         AblationOptions, locals(), features=read_features(list(features), posture),
-        target=target if on_gpu else "cpu", base=base or ("posture" if on_gpu else "plain"),
+        target=target if device == "cuda" else "cpu",
     )  # fmt: skip
     result = run_ablation(posture, options, say)
     write_result(result, "scores:describe_ablation", context.receipts / "ablation.md", fmt="markdown")

@@ -1,9 +1,9 @@
-"""What became of cells over the runs of a store: a row a receipt, and how often a cell goes bad by itself."""
+"""What became of cells over the runs of a store: a row a receipt."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,6 @@ from pydantic import Field
 
 from ..errors import Exit, NothingSelected, WrongArguments
 from .receipt import Outcome, read_time
-from .selftest import wilson_interval
 from .store import SUFFIXES, ReceiptFile, ReceiptHead, ReceiptStore, read_store
 from .values import Frozen
 
@@ -48,36 +47,11 @@ class HistoryRow(ReceiptHead):
         return self.outcome is not None and not (self.same_as or self.only_timed)
 
 
-class FlakeRate(Frozen):
-    """How often a cell goes bad where nothing that is recorded had changed: its 95% Wilson interval is `low` to `high`.
-
-    A state is one environment, image, lock and clean commit. A state that was always bad is a breakage and no flake.
-
-    Attributes:
-        states: observed more than once.
-        flaky_states: those of them that came out both good and bad.
-        runs: observations in all these states.
-        flakes: bad observations in flaky states.
-        rate: flakes / runs; None without a state that was observed more than once.
-        unbound: observations that name no environment or no clean commit, and so belong to no state.
-    """
-
-    states: int = 0
-    flaky_states: int = 0
-    runs: int = 0
-    flakes: int = 0
-    rate: float | None = None
-    low: float = 0.0
-    high: float = 1.0
-    unbound: int = 0
-
-
 class CellHistory(Frozen):
     """One cell over all runs of a store; its rows are oldest first, unreadable ones last."""
 
     cell: str
     rows: tuple[HistoryRow, ...]
-    flakes: FlakeRate
 
 
 class HistoryResult(Frozen):
@@ -90,7 +64,7 @@ class HistoryResult(Frozen):
         lost: path -> fault of unreadable files and folders that belong to none of `cells`.
     """
 
-    schema_id: Literal["megacpp-validate/history/2"] = "megacpp-validate/history/2"
+    schema_id: Literal["megacpp-validate/history/3"] = "megacpp-validate/history/3"
     store: str
     asked: tuple[str, ...] = ()
     cells: tuple[CellHistory, ...] = ()
@@ -128,7 +102,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
     for row in rows:
         if row.cell and (patterns is None or any(fnmatchcase(row.cell, pattern) for pattern in patterns)):
             by_cell[row.cell].append(row)
-    cells = [CellHistory(cell=name, rows=tuple(of), flakes=rate_flakes(of)) for name, of in sorted(by_cell.items())]
+    cells = [CellHistory(cell=name, rows=tuple(of)) for name, of in sorted(by_cell.items())]
     lost = {row.path: row.fault for row in rows if row.outcome is None and row.cell not in by_cell}
     receipts = sum(row.outcome is not None for row in rows)
     if not cells:
@@ -156,35 +130,14 @@ def list_rows(store: ReceiptStore) -> tuple[HistoryRow, ...]:
     )
 
 
-def rate_flakes(rows: Iterable[HistoryRow]) -> FlakeRate:
-    """The flake rate of one cell; blocked cells, cells that were not run and rows that do not count are left out."""
-    states: dict[tuple[str, ...], list[bool]] = defaultdict(list)
-    unbound = 0
-    for row in rows:
-        if not row.counts or row.outcome in (None, Outcome.BLOCKED, Outcome.NOT_RUN):
-            continue
-        if row.environment and row.commit and not row.commit.endswith(DIRTY):
-            states[row.environment, row.image_digest, row.lock_hash, row.commit].append(row.outcome.is_good)
-        else:
-            unbound += 1
-    repeated = [state for state in states.values() if len(state) > 1]
-    flaky = [state for state in repeated if any(state) and not all(state)]
-    runs, flakes = sum(map(len, repeated)), sum(state.count(False) for state in flaky)
-    low, high = wilson_interval(flakes, runs)
-    return FlakeRate(
-        states=len(repeated), flaky_states=len(flaky), runs=runs, flakes=flakes,
-        rate=flakes / runs if runs else None, low=low, high=high, unbound=unbound,
-    )  # fmt: skip
-
-
 def _make_row(one: ReceiptFile) -> HistoryRow:
     head, fault = one.head, one.problem
     if head is not None and one.stem != head.cell:
         fault, head = f"it holds the cell {head.cell!r}, which its name does not say", None
     if head is None:
         cell = one.stem if one.file.endswith(SUFFIXES) else ""  # a folder or a link belongs to no cell
-        return HistoryRow(run=one.run, path=one.shown, sha256=one.sha256, cell=cell, fault=fault)
-    return HistoryRow.model_construct(**dict(head), run=one.run, path=one.shown, sha256=one.sha256)
+        return HistoryRow(run=one.run, path=one.file, sha256=one.sha256, cell=cell, fault=fault)
+    return HistoryRow.model_construct(**dict(head), run=one.run, path=one.file, sha256=one.sha256)
 
 
 def _place(row: HistoryRow) -> tuple[bool, float, str, str]:

@@ -40,7 +40,7 @@ def render_manifest(hashes: Mapping[str, str]) -> str:
 
 def hash_manifest(hashes: Mapping[str, str]) -> str:
     """SHA-256 of the manifest: one number for all that a folder holds."""
-    return hashlib.sha256(render_manifest(hashes).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(render_manifest(hashes).encode()).hexdigest()
 
 
 def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: Mapping[str, str]) -> None:

@@ -230,10 +230,6 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     return 0.0 if hits == 0 else centre - half, 1.0 if hits == trials else centre + half
 
 
-class RunInvalid(ValueError):
-    """A line that is no run; the text says which and why."""
-
-
 def order_text(order: SelftestOrder) -> str:
     """An order as the environment reads it."""
     return json.dumps(asdict(order))
@@ -243,10 +239,11 @@ def read_runs(text: str) -> tuple[SelftestRun, ...]:
     """Every run, one a line.
 
     Raises:
-        RunInvalid: a line that is none.
+        InfrastructureFailed: a line that is none.
     """
     from pydantic import TypeAdapter, ValidationError  # the host alone reads them
 
+    from ..errors import InfrastructureFailed
     from .values import list_errors
 
     reader, runs = TypeAdapter(SelftestRun), []
@@ -254,7 +251,7 @@ def read_runs(text: str) -> tuple[SelftestRun, ...]:
         try:
             runs.append(reader.validate_json(line, strict=True))
         except ValidationError as fault:
-            raise RunInvalid(
+            raise InfrastructureFailed(
                 f"line {number} is not a run of the selftest: {list_errors(fault)}. Likely cause: it was cut short, or "
                 "written by another version. Next step: run the selftest again."
             ) from fault

@@ -253,33 +253,28 @@ class ReceiptFile:
     """One file of a store.
 
     Attributes:
-        file: relative to the store, with `/` between its parts.
+        file: relative to the store, with `/` between its parts; bytes that are not UTF-8 are escaped.
         sha256: of the file; empty if it could not be read.
         head: None if the file is not a receipt, or was changed after sealing.
         problem: why there is no head.
-        leads_out: whether it may hide receipts: a link out of the store, or a folder that cannot be read.
+        hides: whether it may hide receipts: a link out of the store, or a folder that cannot be read.
     """
 
     file: str
     sha256: str
     head: ReceiptHead | None
     problem: str = ""
-    leads_out: bool = False
-
-    @cached_property
-    def shown(self) -> str:
-        """Name of the file as text, with `\\xff` for bytes that are not UTF-8."""
-        return show_file(self.file)
+    hides: bool = False
 
     @cached_property
     def run(self) -> str:
         """Folder of the file; "." for the store itself."""
-        return str(PurePosixPath(self.shown).parent)
+        return str(PurePosixPath(self.file).parent)
 
     @cached_property
     def stem(self) -> str:
         """Cell in the name of the file."""
-        return cell_of(self.shown)
+        return cell_of(self.file)
 
     @property
     def cell(self) -> str:
@@ -339,46 +334,35 @@ def read_store(folder: Path) -> ReceiptStore:
     return ReceiptStore(folder, tuple(sorted(_read_files(folder), key=lambda one: one.file)))
 
 
-def show_file(file: str) -> str:
+def _read_files(folder: Path) -> Iterator[ReceiptFile]:
+    root, closed = os.path.realpath(folder), list[OSError]()
+    for place, folders, files in os.walk(root, onerror=closed.append):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in (*folders, *(name for name in files if not name.startswith("."))):
+            path = Path(place, name)
+            file = _show(path.relative_to(root))
+            if path.is_symlink():
+                if name.endswith(SUFFIXES) or not path.is_file():  # a folder may hide receipts
+                    hides = not Path(os.path.realpath(path)).is_relative_to(root)
+                    yield ReceiptFile(file, "", None, "it cannot be read: it is a link, which is not followed", hides)
+            elif name in files and (found := _read_file(path, file)) is not None:
+                yield found
+    for fault in closed:
+        if fault.filename == root:
+            raise fault
+        file, problem = _show(Path(fault.filename).relative_to(root)), fault.strerror or str(fault)
+        yield ReceiptFile(file, "", None, f"the folder cannot be read: {problem}", hides=True)
+
+
+def _show(file: Path) -> str:
     """The name of a file as text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(file).decode("utf-8", "backslashreplace")
 
 
-def _read_files(folder: Path) -> Iterator[ReceiptFile]:
-    root, ahead = os.fspath(folder), [""]
-    while ahead:
-        below = ahead.pop()
-        try:
-            with os.scandir(f"{root}/{below}" if below else root) as entries:
-                listed = [one for one in entries if not one.name.startswith(".")]
-        except OSError as fault:
-            if not below:
-                raise
-            yield ReceiptFile(below, "", None, f"the folder cannot be read: {fault.strerror or fault}", leads_out=True)
-            continue
-        for entry in listed:
-            file = f"{below}/{entry.name}" if below else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                ahead.append(file)
-            elif entry.is_symlink():
-                if entry.name.endswith(SUFFIXES) or not Path(entry.path).is_file():  # a folder may hide receipts
-                    why = "it cannot be read: it is a link, which is not followed"
-                    yield ReceiptFile(file, "", None, why, _leads_out(folder, Path(entry.path)))
-            elif entry.name.endswith(SUFFIXES) and (found := _read_file(Path(entry.path), file)) is not None:
-                yield found
-
-
-def _leads_out(folder: Path, link: Path) -> bool:
-    """Whether a link ends outside of the store, in a name that begins with a dot, or nowhere."""
-    try:
-        inside = link.resolve(strict=True).relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # a circle of links is the second
-        return True
-    return any(part.startswith(".") for part in inside.parts)
-
-
 def _read_file(path: Path, file: str) -> ReceiptFile | None:
-    """The file as an entry of the store; None for other JSON files."""
+    """The file as an entry of the store; None for a file that is not JSON, or other JSON."""
+    if not path.name.endswith(SUFFIXES):
+        return None
     if not path.is_file():  # opening a pipe blocks until somebody writes to it
         return ReceiptFile(file, "", None, "it is not a regular file")
     try:
@@ -389,7 +373,7 @@ def _read_file(path: Path, file: str) -> ReceiptFile | None:
     digest = sha256(content).hexdigest()
     if is_sealed(text) and (head := _read_head(text)) is not None:
         return ReceiptFile(file, digest, head)
-    if not _claims_to_be_a_receipt(text, cell_of(show_file(file))):
+    if not _claims_to_be_a_receipt(text, cell_of(file)):
         return None
     try:
         parse_receipt(content, Path(file))

@@ -313,7 +313,6 @@ class AblationOptions:
 
     Attributes:
         features: ids, in the order in which they are run.
-        base: what both arms begin with: the posture with nobody looking on, or everything in its plain form.
         limit_s: seconds that one run may take.
         receipts: folder for receipts, logs and the page.
         python: interpreter of the stack; empty for the host's.
@@ -326,7 +325,6 @@ class AblationOptions:
     seed: int
     device: Literal["cuda", "cpu"]
     target: str
-    base: Literal["posture", "plain"]
     limit_s: float
     receipts: Path
     python: str
@@ -348,8 +346,11 @@ def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
 
 
 def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> dict[ArmName, dict[str, Any]]:
-    """The whole order of each arm, but for its folder; they differ in the feature and in nothing else."""
-    plain = options.base == "plain"
+    """The whole order of each arm, but for its folder; they differ in the feature and in nothing else.
+
+    Both begin with the posture, and nobody looking on; on a CPU with everything in its plain form.
+    """
+    plain = options.device == "cpu"
     switches = dict.fromkeys(posture.switches if plain else posture.observability, False)  # who looks on costs time
     order: dict[str, Any] = {
         "size": options.size, "changes": {}, "plan": {"data": 1, "world": 1}, "steps": options.steps,
@@ -375,7 +376,8 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
         OSError: the receipts cannot be written.
     """
     rows: list[FeatureAblation] = []
-    python = find_cpu_python(options.python) if options.device == "cpu" else options.python
+    base: Literal["plain", "posture"] = "plain" if options.device == "cpu" else "posture"
+    python = find_cpu_python(options.python) if base == "plain" else options.python
     environment, processes = host_interpreter(os.environ, python), Processes()
     with own_folder(options.receipts):
         for name in options.features:
@@ -383,7 +385,7 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
             orders = plan_arms(posture, feature, options)
             runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
             row = FeatureAblation(
-                tool=TOOL, commit=read_commit(), interpreter=environment.shown, base=options.base, feature=name,
+                tool=TOOL, commit=read_commit(), interpreter=environment.shown, base=base, feature=name,
                 **feature.model_dump(include={"title", "plain", "source"}), off=orders["off"], on=orders["on"],
                 runs=runs, **decide_feature(feature, orders, runs, options.pairs),
             )  # fmt: skip

@@ -21,9 +21,9 @@ from ..diagnosis.diagnose import find_host_fault
 from ..errors import Exit, exit_for
 from ..evidence.receipt import Outcome, Receipt, hash_code
 from ..evidence.receipts_manifest import hash_manifest
-from ..evidence.store import ReceiptFile, ReceiptInvalid, cell_of, show_file
+from ..evidence.store import ReceiptFile, ReceiptInvalid
 from ..evidence.values import ENVIRONMENT, Cause, Frozen
-from .rules import UNKNOWN, Baseline, Entry, Order, Reason, find_faults, find_newest, is_hard, select_receipts
+from .rules import UNKNOWN, Baseline, Entry, GateOptions, Reason, find_faults, find_newest, is_hard, select_receipts
 
 _CAUSES: Final = {
     GateRule.SLOWER: (Cause.PERFORMANCE, "time both again on an idle card, then bisect with `nox -s te_bisect`"),
@@ -173,7 +173,7 @@ class GateContext:
 
     load: Callable[[ReceiptFile], Receipt]
     rules: GateRules
-    order: Order
+    order: GateOptions
     known: tuple[Catalog, Needs]
     baseline: Baseline | None = None
     signed: SignedFolder | None = None
@@ -202,11 +202,6 @@ def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDe
     judged = (*required, *others, *_list_lost(files, context))
     closed = any(entry.closes for entry in judged)
     newest, baseline, signed = find_newest(counting), context.baseline, context.signed
-    carried: dict[str, Any] = {}
-    if newest is not None:
-        carried = {name: getattr(newest, name) for name in ("commit", "image_digest", "lock_hash")}
-    if baseline is not None:
-        carried |= {"baseline": baseline.stack, "baseline_sha256": baseline.sha256}
     lacking = (entry.cell for entry in required if any(not reason.breaks for reason in entry.standing))
     return GateDecision(
         tool=TOOL, release=rules.kind.id, stack=order.stack, target=rules.target.id, open=not closed,
@@ -216,7 +211,10 @@ def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDe
         culprits=_name_culprits(judged, context),
         codes=tuple(sorted({one.code or UNKNOWN for one in counting.values()} - {hash_code()})),
         signed_by=signed.signer if signed is not None else "", unsigned=signed is None, rules_sha256=rules.sha256,
-        receipts_sha256=hash_manifest({one.file: one.sha256 for one in files}), **carried,
+        receipts_sha256=hash_manifest({one.file: one.sha256 for one in files}),
+        baseline=baseline.stack if baseline else "", baseline_sha256=baseline.sha256 if baseline else "",
+        commit=newest.commit if newest else "", image_digest=newest.image_digest if newest else "",
+        lock_hash=newest.lock_hash if newest else "",
     )  # fmt: skip
 
 
@@ -227,7 +225,7 @@ def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], c
         cell = context.own + probe
         entry = found.get(cell)
         if entry is None:
-            refused = [one.file.shown for one in entries if cell in (one.cell, one.file.stem)]
+            refused = [one.file.file for one in entries if cell in (one.cell, one.file.stem)]
             entry = Entry(cell, probe=probe, required=True)
             entry.refuse(GateRule.MISSING, f"no receipt of it counts; refused: {', '.join(refused[:3]) or 'none'}")
         else:
@@ -264,8 +262,9 @@ def _judge_other(entry: Entry, counting: Mapping[str, Receipt], context: GateCon
 def _list_lost(files: Iterable[ReceiptFile], context: GateContext) -> Iterator[Entry]:
     """Signed files that are missing."""
     if context.signed is not None:
-        for file in map(show_file, sorted(context.signed.hashes.keys() - {one.file for one in files})):
-            entry = Entry(cell_of(file), run=str(PurePosixPath(file).parent))
+        for file in sorted(context.signed.hashes.keys() - {one.file for one in files}):
+            path = PurePosixPath(file)
+            entry = Entry(path.name.removesuffix(".json"), run=str(path.parent))
             entry.refuse(GateRule.SIGNATURE, f"{context.signed.signer} signed {file}, and it is not there", closes=True)
             entry.standing = entry.reasons
             yield entry

@@ -7,8 +7,8 @@ import hashlib
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +19,9 @@ from ..catalog.policies import GateRules, read_gate_policy
 from ..errors import EvidenceMissing, InfrastructureFailed, WrongArguments
 from ..evidence.receipt import Receipt, read_time
 from ..evidence.receipts_manifest import ManifestInvalid, hash_manifest, sign_folder, verify_folder
-from ..evidence.store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_store
+from ..evidence.store import ReceiptInvalid, ReceiptStore, read_store
 from .release import GateContext, GateDecision, SignedFolder, decide_release
-from .rules import UNKNOWN, Baseline, Order
+from .rules import OLDEST, UNKNOWN, Baseline, GateOptions
 
 _CODE: Final = re.compile(rf"[0-9a-f]{{12,64}}|{UNKNOWN}")
 _NO_SIGNERS: Final = (
@@ -29,24 +29,6 @@ _NO_SIGNERS: Final = (
     "decision shows"
 )
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
-
-
-@dataclass(frozen=True)
-class GateOptions:
-    """What the user gave; empty or None for what the receipts or the matrix say."""
-
-    store: Path
-    release: str
-    target: str = ""
-    stack: str = ""
-    commit: str = ""
-    image: str = ""
-    lock: str = ""
-    baseline: Path | None = None
-    signers: Path | None = None
-    unsigned: bool = False
-    at: datetime | None = None
-    accept_code: tuple[str, ...] = ()
 
 
 def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecision:
@@ -65,7 +47,8 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
     policy = read_gate_policy(catalog, matrix)
     target = options.target or _choose_one(store, "target", "")
     rules = policy.choose(options.release, target)
-    order = _make_order(options, options.stack or _choose_one(store, "stack", target), catalog, matrix)
+    stack = options.stack or _choose_one(store, "stack", target)
+    order = _complete(replace(options, target=target, stack=stack), catalog, matrix)
     signed = baseline = None
     if options.signers is None:
         if not options.unsigned:
@@ -137,33 +120,32 @@ def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     raise (WrongArguments if names else EvidenceMissing)(text)
 
 
-def _make_order(options: GateOptions, stack: str, catalog: Catalog, matrix: Path | None) -> Order:
-    """With the time of the decision in UTC, and the image digest and lock that the row of the stack pins."""
-    at = options.at or datetime.now(UTC).replace(microsecond=0)
-    at = (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
-    row = next((row for row in catalog.stacks if row.id == stack), None)
-    image, lock = options.image, options.lock
-    if row is not None:
-        image = image or row.image.rpartition("@")[2]
-        if row.lock and not lock:
-            file = (matrix or matrix_folder()).parent / row.lock
-            if not file.is_file():
-                raise WrongArguments(
-                    f"there is no lock {file} of {stack}. Likely cause: the matrix was copied alone. "
-                    "Next step: give --lock its SHA-256, or --matrix a checkout."
-                )
-            lock = hashlib.sha256(file.read_bytes()).hexdigest()
-    return Order(stack, at, options.commit, image, lock, options.accept_code)
+def _complete(options: GateOptions, catalog: Catalog, matrix: Path | None) -> GateOptions:
+    """With the image digest and the lock that the row of the stack pins."""
+    row = next((row for row in catalog.stacks if row.id == options.stack), None)
+    if row is None:
+        return options
+    lock = options.lock
+    if row.lock and not lock:
+        file = (matrix or matrix_folder()).parent / row.lock
+        if not file.is_file():
+            raise WrongArguments(
+                f"there is no lock {file} of {row.id}. Likely cause: the matrix was copied alone. "
+                "Next step: give --lock its SHA-256, or --matrix a checkout."
+            )
+        lock = hashlib.sha256(file.read_bytes()).hexdigest()
+    return replace(options, image=options.image or row.image.rpartition("@")[2], lock=lock)
 
 
 def _read_baseline(folder: Path, rules: GateRules, judged: set[str], at: datetime) -> Baseline:
     """The newest good receipt of each probe of another run, whatever its stack, if it is one and requested the same."""
-    store, newest = _read(folder), dict[str, tuple[datetime, ReceiptFile]]()
-    for one in store.files:
-        if (head := one.head) is not None and head.target == rules.target.id and one.stem == head.cell:
-            started = read_time(head.started)
-            if started and head.outcome.is_good and not head.only_timed:
-                newest[head.cell] = max(newest.get(head.cell, (started, one)), (started, one), key=lambda pair: pair[0])
+    store = _read(folder)
+    good = [
+        (read_time(one.head.started) or OLDEST, one) for one in store.files
+        if one.head is not None and one.head.target == rules.target.id and one.stem == one.head.cell
+        and one.head.outcome.is_good and not one.head.only_timed
+    ]  # fmt: skip
+    newest = {one.cell: (started, one) for started, one in sorted(good, key=lambda pair: pair[0])}
     stacks = sorted({one.claims.stack for _, one in newest.values()})
     if not stacks:
         raise EvidenceMissing(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from ..catalog.policies import BREAKAGES, IMPORTS, GateRule, GateRules
@@ -30,8 +30,7 @@ _DISOWNING: Final = (GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCH
 UNKNOWN: Final = "unknown"  # code of a receipt without a code hash
 PLAIN: Final = frozenset({"native", "sdpa"})  # names of backends of plain PyTorch
 _CLOCK: Final = "cuda-events"  # device time: the host time of healthy releases differs by 39%
-_JIT_AFTER: Final = 0  # kernels that may be compiled after warm-up
-_OLDEST: Final = datetime.min.replace(tzinfo=UTC)
+OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 _HARD: Final = (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
 _RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # in the name of a stack
@@ -52,22 +51,33 @@ _MEMORY: Final = "peak memory"
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is judged.
+class GateOptions:
+    """What is judged, by the user's words; `release_folder` fills in what they leave to the receipts and the matrix.
 
     Attributes:
-        stack: id.
+        store: folder of the receipts.
+        release: kind of release.
         at: time of the decision.
+        target, stack: ids; empty for those that all receipts share.
         commit, image, lock: required in every receipt; empty for any value that all receipts share.
-        codes: accepted prefixes of code hashes, beside the hash of this checkout.
+        baseline: folder of receipts to compare speed and memory with.
+        signers: file of those who may sign.
+        unsigned: go on without a signature if there are no signers.
+        accept_code: prefixes of code hashes that are accepted beside the hash of this checkout.
     """
 
-    stack: str
+    store: Path
+    release: str
     at: datetime
+    target: str = ""
+    stack: str = ""
     commit: str = ""
     image: str = ""
     lock: str = ""
-    codes: tuple[str, ...] = ()
+    baseline: Path | None = None
+    signers: Path | None = None
+    unsigned: bool = False
+    accept_code: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,7 @@ class Entry:
 # --- Which receipt counts. ---
 
 
-def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order) -> list[Entry]:
+def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: GateOptions) -> list[Entry]:
     """An entry for every file, sorted by file; entries that count are `required` and have no reasons yet."""
     own = f"{order.stack}-{rules.target.id}-"
     required = {own + probe for probe in rules.probes}
@@ -164,7 +174,7 @@ def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: Order
         newest.required = True
         for entry in older:
             if not _contradict(entry, newest, rules):
-                entry.refuse(GateRule.SUPERSEDED, f"{newest.file.shown} is younger")
+                entry.refuse(GateRule.SUPERSEDED, f"{newest.file.file} is younger")
     if rules.kind.others == "close":
         _close_by_others(entries, own, rules, order)
     return entries
@@ -177,13 +187,13 @@ def rank_by_time(entry: Entry) -> tuple[datetime, bool, str]:
 
 
 def _find_misfits(
-    one: ReceiptFile, required: set[str], rules: GateRules, order: Order
+    one: ReceiptFile, required: set[str], rules: GateRules, order: GateOptions
 ) -> Iterator[tuple[GateRule, str, bool]]:
     """Rules for which a file alone is no receipt of a required cell: rule, text, and whether it closes the gate.
 
     It closes the gate where it may hide the result of a required cell.
     """
-    head, hides = one.head, one.leads_out or not required.isdisjoint((one.stem, one.cell))
+    head, hides = one.head, one.hides or not required.isdisjoint((one.stem, one.cell))
     if head is None:
         yield GateRule.UNREADABLE, one.problem or "it is not a receipt", hides
         return
@@ -229,14 +239,14 @@ def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
     if not (same and red and age <= timedelta(days=rules.kind.max_age_days)) or old.commit.endswith(DIRTY):
         return False
     text = (
-        f"it is {old.outcome.value}, and {newest.file.shown} of the same commit and environment is "
+        f"it is {old.outcome.value}, and {newest.file.file} of the same commit and environment is "
         f"{now.outcome.value}: an intermittent failure counts as a failure"
     )
     older.refuse(GateRule.CONTRADICTED, text, closes=True, hard=False)
     return True
 
 
-def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: Order) -> None:
+def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: GateOptions) -> None:
     """A cell that is not required closes the gate if it is unreadable, red or contradicted.
 
     Receipts of another commit, cells that were not run, and cells that were only timed do not count.
@@ -288,7 +298,7 @@ Finding = Reason | str
 
 
 def find_faults(
-    receipt: Receipt, rules: GateRules, order: Order, counting: Mapping[str, Receipt], baseline: Baseline | None
+    receipt: Receipt, rules: GateRules, order: GateOptions, counting: Mapping[str, Receipt], baseline: Baseline | None
 ) -> Iterator[Finding]:
     """Broken rules of a receipt, and warnings.
 
@@ -313,16 +323,16 @@ def find_faults(
 
 def find_newest(receipts: Mapping[str, Receipt]) -> Receipt | None:
     """The newest receipt; of the same second, the last by cell."""
-    return max(receipts.values(), key=lambda one: (read_time(one.started) or _OLDEST, one.cell), default=None)
+    return max(receipts.values(), key=lambda one: (read_time(one.started) or OLDEST, one.cell), default=None)
 
 
 def _compare(
-    receipt: Receipt, rules: GateRules, order: Order, newest: Receipt
+    receipt: Receipt, rules: GateRules, order: GateOptions, newest: Receipt
 ) -> Iterator[tuple[GateRule, object, str]]:
     """Rule, whether the receipt breaks it, and text: stack, target, age and one environment."""
     kind, arch, machine, first = rules.kind, rules.target.arch, receipt.machine, newest.machine
     good = receipt.outcome.is_good
-    age = order.at - (read_time(receipt.started) or _OLDEST)
+    age = order.at - (read_time(receipt.started) or OLDEST)
     text = f"it is {age.days} days old, and at most {kind.max_age_days} are allowed"
     yield GateRule.AGE, age > timedelta(days=kind.max_age_days), text
     number, least = _schema(receipt), kind.least_schema
@@ -371,7 +381,7 @@ def _schema(receipt: Receipt) -> int:
     return int(receipt.schema_id.rpartition("/")[2])
 
 
-def _find_code(receipt: Receipt, rules: GateRules, order: Order) -> Iterator[Reason]:
+def _find_code(receipt: Receipt, rules: GateRules, order: GateOptions) -> Iterator[Reason]:
     """Receipts of other code than this checkout's, and what a run of this code leaves and a receipt lacks."""
     code, own = receipt.code or UNKNOWN, hash_code()
     if code == own:
@@ -383,7 +393,9 @@ def _find_code(receipt: Receipt, rules: GateRules, order: Order) -> Iterator[Rea
             if lacking:
                 text = f"{len(lacking)} checks, parts of checks or backends of this cell are not in it: {min(lacking)}"
                 yield Reason(GateRule.CHECKS, text, hard=True)
-    elif not any(code.startswith(accepted) for accepted in order.codes):  # of accepted code the checks are unknown
+    elif not any(
+        code.startswith(accepted) for accepted in order.accept_code
+    ):  # of accepted code the checks are unknown
         text = f"code {code[:12]} produced it, and this checkout has {own[:12]}; --accept-code {code[:12]} accepts it"
         yield Reason(GateRule.CODE, text, hard=True)
 
@@ -435,18 +447,15 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
 
 def _find_compiles(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
     late = [row for row in receipt.jit.compiled if row.when == "after"]
-    after = Counter(row.library for row in late) | Counter(
-        receipt.jit.after
-    )  # compiles of training ranks are only in the list
-    if after.total() > _JIT_AFTER:
+    listed = Counter(row.library for row in late)  # those of training ranks too, which `jit.after` lacks
+    after = listed | Counter(receipt.jit.after)
+    if after:
         numbers = ", ".join(f"{name} {number}" for name, number in sorted(after.items()))
         kernels = ", ".join(sorted({row.kernel for row in late})[:3])
         yield Reason(GateRule.JIT, f"compiled after warm-up: {numbers} ({kernels or 'unnamed'}); none is allowed")
     for library, why in sorted(receipt.jit.unwatched.items()):
         reason = Reason(GateRule.UNWATCHED, f"compiles of {library} were not watched: {why}")
         yield _allow(reason, library, receipt, rules)
-    if receipt.outcome.is_good and _schema(receipt) < 5:
-        yield "its schema does not record which libraries were not watched while they compiled"
 
 
 def _find_copies(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:

@@ -147,7 +147,7 @@ def test_every_verb_takes_every_format_and_says_what_its_exit_codes_mean() -> No
         help_text = CliRunner().invoke(app, [command.name or "", "--help"])
         assert help_text.exit_code == 0
         assert EXIT_CODES in " ".join(help_text.output.split()), command.name
-        assert "--output PATH" in help_text.output, command.name
+        assert "--output " in help_text.output, command.name
 
 
 def test_a_terminal_of_another_encoding_shows_the_verdict_too(monkeypatch: pytest.MonkeyPatch) -> None:

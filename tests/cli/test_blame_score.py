@@ -33,17 +33,6 @@ says = "Permute is right, so nobody can be named."
 [[fault.edit]]
 file = "__init__.py"
 append = "NOTHING = True\\n"
-
-[[fault]]
-id = "stale"
-module = "permute"
-cause = "numerics"
-releases = ["2.20.2"]
-says = "Its text is not there."
-[[fault.edit]]
-file = "__init__.py"
-old = "GONE"
-new = "HERE"
 """
 # A probe that looks at the Transformer Engine that it imports; each run of one is a line in a file.
 PROBE = """
@@ -77,7 +66,7 @@ def verdicts(text: str) -> dict[str, str]:
 def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
     code, out, err = call(*HERE, "--format", "json")
     assert code == CLOSED, err
-    assert verdicts(out) == {"attention-wrong": "right", "permute-wrong": "missed", "stale": "not-planted"}
+    assert verdicts(out) == {"attention-wrong": "right", "permute-wrong": "missed"}
     assert json.loads(out)["faults"][0]["seen"] == [{"by": "attention", "names": ["numerics", "native_block"]}]
     assert [row["verdict"] for row in json.loads(out)["clean"]] == ["quiet"]
     ran = [line.split() for line in host.read_text().splitlines()]

@@ -83,18 +83,3 @@ def test_every_mutant_killed_and_blamed_rightly_and_no_alarm_is_open(run: Run, k
     assert said.code == OPEN, said
     assert "Mutants killed: 2 of 2" in said.out
     assert "bf16.forward" in said.out
-
-
-def test_a_mutant_that_lives_closes(run: Run, catalog: Catalog, planted: dict[str, Mutant], clean: str) -> None:
-    first, second = planted.values()
-    said = run(Planter(line(catalog, first, first.module) + line(catalog, second) + clean))
-    assert (said.code, f"{second.id} survived" in said.flat) == (CLOSED, True)
-
-
-def test_lost_runs_are_never_green(run: Run, catalog: Catalog, killed: str, clean: str) -> None:
-    said = run(Planter(killed + line(catalog)))
-    assert said.code == MISSING
-    assert "lost: 7 clean probe runs of 14" in said.out
-    said = run(Planter(killed + clean + line(catalog, receipts=(), trouble="killed after 120 s")))
-    assert said.code == MISSING
-    assert "lost: clean run with seed 3: killed after 120 s" in said.out

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,9 @@ from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.catalog.policies import PRESETS
 from megacpp_validate.environments.cell import own_folder
 from megacpp_validate.errors import Exit
-from megacpp_validate.evidence.loss_curve import write_curve
 from megacpp_validate.evidence.store import read_receipts
 from tests.command_line import Run
-from tests.gate.small_curves import as_recipe, make_pairs
+from tests.replay.loss import made_up, put
 from tests.running_processes import hearing_signals, within
 
 MODULES = {"imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec"}
@@ -81,9 +81,8 @@ def test_an_interrupt_ends_it_and_what_it_started(stack: Stack, tmp_path: Path) 
 
 
 def test_a_session_that_leaves_good_curves_is_open(session: Session, stack: Stack, tmp_path: Path) -> None:
-    bf16, delayed = make_pairs()
-    for curve in (*bf16, *delayed, *(as_recipe(curve, "current") for curve in delayed)):
-        write_curve(curve, tmp_path / f"te2.17.1-h200-fp8_loss.{curve.recipe}-{curve.seed}.curve")
+    for recipe, seed in product(("bf16", "delayed", "current"), range(3)):
+        put(tmp_path, made_up(recipe, seed), "te2.17.1-h200-fp8_loss")
     left = [str(curve) for curve in tmp_path.glob("*.curve")]
     copy = f"[shutil.copy(curve, os.path.dirname(place)) for curve in {left}]"
     stack(f"import shutil\nif order['probe'] == 'fp8_loss': {copy}\nwrite()")

@@ -1,4 +1,4 @@
-"""History: rows of a store in order, copies and contradictions, unreadable files by name, how often a cell flakes."""
+"""History: rows of a store in order, copies and contradictions, unreadable files by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import Exit, NothingSelected, WrongArguments
-from megacpp_validate.evidence.history import HistoryRow, list_rows, rate_flakes, read_history
+from megacpp_validate.evidence.history import HistoryRow, list_rows, read_history
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_store
 from tests.command_line import make_run
@@ -78,38 +78,12 @@ def test_links_pipes_odd_names_and_other_files(tmp_path: Path) -> None:
     (store / "a-list-of.json").write_text('{"schema_id": "megacpp-validate/upgrade/1"}')
     (store / "files.json").write_text("{}")
     found = read_store(store).files
-    assert {one.shown: one.leads_out for one in found if one.head is None} == {
-        "itself": True, "linked": True, "latest": False, f"{CELL}.json": False,
+    assert {one.file: one.hides for one in found if one.head is None} == {
+        "itself": False, "linked": True, "latest": False, f"{CELL}.json": False,
     }  # fmt: skip
     assert sum(one.head is not None for one in found) == 3
     for row in list_rows(read_store(store)):
         row.path.encode()  # can be printed
-
-
-def row(outcome: Outcome, **changes: str) -> HistoryRow:
-    state = {"environment": "e", "commit": "c", "image_digest": "i", "lock_hash": "l"} | changes
-    return HistoryRow(run="r", cell=CELL, path="p", outcome=outcome, seconds={"probe": 1.0}, **state)
-
-
-GOOD, BAD = row(Outcome.PASS), row(Outcome.FAIL)
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ([], (0, 0, 0, 0, 0)),
-        ([GOOD, GOOD, BAD], (1, 1, 3, 1, 0)),
-        ([BAD, BAD], (1, 0, 2, 0, 0)),  # always bad: a breakage
-        ([GOOD, row(Outcome.FAIL, commit="d")], (0, 0, 0, 0, 0)),
-        ([GOOD, BAD, row(Outcome.FAIL, commit="c-dirty"), row(Outcome.PASS, environment="")], (1, 1, 2, 1, 2)),
-        ([GOOD, row(Outcome.BLOCKED), row(Outcome.NOT_RUN), row(Outcome.FAIL, same_as="x")], (0, 0, 0, 0, 0)),
-    ],
-)
-def test_flakes_are_bad_where_the_same_state_was_good(told: list[HistoryRow], expected: tuple[int, ...]) -> None:
-    rate = rate_flakes(told)
-    assert (rate.states, rate.flaky_states, rate.runs, rate.flakes, rate.unbound) == expected
-    assert rate.rate == (expected[3] / expected[2] if expected[2] else None)
-    assert 0 <= rate.low <= (rate.rate or 0.0) <= rate.high <= 1
 
 
 def test_the_verb_and_what_selects_nothing(

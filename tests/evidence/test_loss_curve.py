@@ -51,10 +51,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "another schema": ({"schema_id": "megacpp-validate/loss-curve/9"}, "schema_id"),
     "an unknown key": ({"mood": "good"}, "mood: "),
     "a loss too few": ({"losses": [2.5, 2.25]}, "3 steps, and a series of [2] values"),
-    "no data": ({"data": ""}, "data"),
-    "no recipe": ({"recipe": ""}, "recipe"),
     "nothing planned": ({"planned": 0}, "planned is 0"),
-    "more planned than can be": ({"planned": 10**12}, "planned is 1000000000000"),
 }
 
 

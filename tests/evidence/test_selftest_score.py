@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from megacpp_validate.errors import InfrastructureFailed
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 from megacpp_validate.evidence.selftest import (
     FalseAlarm,
@@ -15,15 +14,12 @@ from megacpp_validate.evidence.selftest import (
     Fault,
     Mutant,
     MutantResult,
-    RunInvalid,
-    SelftestOrder,
     SelftestResult,
     SelftestRun,
-    order_text,
     read_runs,
     wilson_interval,
 )
-from megacpp_validate.selftest.tasks import read_selftest_order, run_line
+from megacpp_validate.selftest.tasks import run_line
 
 MUTANT = Mutant("a-b", "attention", "vendor", "te", "linear", Fault.SCALED, "x", {"factor": 0.5})
 RECEIPT = Receipt(
@@ -39,13 +35,6 @@ RECEIPT = Receipt(
 )
 def test_wilson(hits: int, trials: int, low: float, high: float) -> None:
     assert wilson_interval(hits, trials) == pytest.approx((low, high), abs=2e-6)
-
-
-@given(st.integers(0, 500), st.integers(0, 500))
-def test_wilson_holds_the_proportion(hits: int, more: int) -> None:
-    low, high = wilson_interval(hits, hits + more)
-    share = hits / (hits + more) if hits + more else 0.5
-    assert 0.0 <= low <= share <= high <= 1.0
 
 
 def test_one_survivor_one_wrong_blame_or_one_alarm_breaks_it() -> None:
@@ -66,10 +55,5 @@ def test_a_run_comes_back_from_its_line() -> None:
 @pytest.mark.parametrize("line", ["", "{", "{}", '{"mutant": "a", "colour": 1}'])
 def test_a_line_that_is_no_run_is_refused(line: str) -> None:
     good = run_line(SelftestRun("", "te", 3, (RECEIPT,)))
-    with pytest.raises(RunInvalid, match=r"line 2 is not a run.*Next step"):
+    with pytest.raises(InfrastructureFailed, match=r"line 2 is not a run.*Next step"):
         read_runs(good + line + "\n")
-
-
-def test_an_order_comes_back_from_its_text() -> None:
-    order = SelftestOrder(("p", "q"), (MUTANT,), clean=7, seed=3, recipes=("current",))
-    assert read_selftest_order(order_text(order)) == order

@@ -11,8 +11,6 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.policies import Fp8Policy, LowParts, Preset, read_fp8_policy
 from megacpp_validate.gate.fp8 import AGREED, PresetDecision, PresetOutcome, decide_preset
 
-OWNERS = {"amax": "somebody", "graphs": "somebody", "recompute": "somebody"}
-
 
 @pytest.fixture(scope="module")
 def policy(catalog: Catalog) -> Fp8Policy:
@@ -64,50 +62,6 @@ def test_a_rule_that_is_taken_out_is_missed(policy: Fp8Policy) -> None:
 )
 def test_the_decision_on_a_preset(policy: Fp8Policy, refused_by: list[str], outcome: PresetOutcome) -> None:
     assert decide(policy, changed(policy, low=[low("mtp_head")], refused_by=refused_by)).outcome is outcome
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no-first-zone": ({"bf16_first": 0}, "every-layer", "the first 0 and the last 1"),
-    "no-last-zone": ({"bf16_last": 0}, "every-layer", "the first 1 and the last 0"),
-    "mamba-scan": ({"low": [low("mamba_scan")]}, "scan-heavy", "mamba_scan runs in delayed"),
-    "embedding": ({"low": [low("token_embedding")]}, "tied-embeddings", "token_embedding"),
-    "mtp-head": ({"low": [low("mtp_head")]}, "auxiliary-heads", "mtp_head"),
-    "moe-router": ({"low": [low("moe_router")]}, "routers", "moe_router"),
-    "scores": ({"low": [low("score_projections")]}, "score-projections", "score_projections"),
-    "no-owners": ({"owners": {}}, "graphs-and-recompute-unowned", "amax, graphs, recompute"),
-    "one-owner-missing": (
-        {"owners": {**OWNERS, "graphs": " "}}, "graphs-and-recompute-unowned", "no owner is named for graphs",
-    ),
-    "no-history": ({"amax_history": 0}, "no-history", "amax_history is 0; at least 1"),
-    "mxfp8-on-hopper": (
-        {"low": [low("expert_products", recipe="mxfp8")]}, "recipe-of-the-target",
-        "h200 has no mxfp8 (it has delayed, current, block); targets that have it: b200",
-    ),
-    "fp8-on-the-cpu": (
-        {"targets": ["cpu"], "low": [low("expert_products")]}, "recipe-of-the-target",
-        "cpu has no delayed (it has none); targets that have it: h200, b200",
-    ),
-    "odd-width": (
-        {"low": [low("expert_products", widths=(4096, 1000))]}, "dimensions",
-        "width 1000; delayed takes multiples of 16",
-    ),
-    "odd-tokens": ({"tokens": 8190}, "dimensions", "tokens 8190; delayed takes multiples of 16"),
-    "odd-tokens-mxfp8": (
-        {"targets": ["b200"], "tokens": 8200, "low": [low("expert_products", recipe="mxfp8")]}, "dimensions",
-        "tokens 8200; mxfp8 takes multiples of 32",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("fields", "rule", "found"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_was_rolled_back_is_refused_by_name(
-    policy: Fp8Policy, fields: dict[str, Any], rule: str, found: str
-) -> None:
-    decision = decide(policy, changed(policy, **fields))
-    assert decision.outcome is PresetOutcome.REFUSED
-    assert {refusal.rule.id for refusal in decision.refusals} == {rule}
-    assert found in decision.refusals[0].found
-    assert all(refusal.rule.reason and refusal.rule.next for refusal in decision.refusals)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,6 @@ def gates() -> Iterator[Scenario]:
         yield _scenario(name, *row.get("more", ()), prepare=partial(_lay_out, row), store=store, at=at)
     for name, plant in DAMAGE.items():
         yield _scenario(f"planted {name}", *OWN, prepare=lambda work, plant=plant: plant(fill(work / "store")))
-    for name, edit in EDITS.items():
-        yield _scenario(f"edited {name}", *OWN[:2], *accept_codes(REAL), prepare=partial(_edit, edit), at=DAY)
     yield from _signed()
 
 
@@ -219,30 +217,6 @@ DAMAGE: Final[dict[str, Prepare]] = {
     "only timed": lambda store: put(store, good("attention", seconds={"speed": 1.0, "total": 9.0})),
     "a foreign file": lambda store: (store / "notes.json").write_text('{"schema_id": "megacpp-validate/upgrade/1"}'),
 }
-REAL: Final = EVIDENCE / "h200/te2.20.2"
-
-
-def _measure(data: Receipt, **changes: Any) -> None:
-    next(row for row in data["checks"] if row["parts"])["parts"][0].update(changes)
-
-
-EDITS: Final[dict[str, Callable[[Receipt], object]]] = {  # of a real receipt, permute of te2.20.2, sealed again
-    "nothing": lambda data: None,
-    "over its bound": lambda data: _measure(data, observed=1e9),
-    "over its bound and says so": lambda data: _measure(data, observed=1e9, passed=False),
-    "no checks": lambda data: data.update(checks=[]),
-    "no backends": lambda data: data.update(backends=[]),
-    "an unknown key": lambda data: data.update(surplus=1),
-    "a key less": lambda data: data.pop("checks"),
-}
-
-
-def _edit(change: Callable[[Receipt], object], work: Path) -> None:
-    shutil.copytree(REAL, work / "store")
-    path = work / "store" / "te2.20.2-h200-permute.json.xz"
-    data = json.loads(lzma.decompress(path.read_bytes()))
-    change(data)
-    path.write_bytes(lzma.compress(sealed(data).encode()))
 
 
 def sign(work: Path) -> None:

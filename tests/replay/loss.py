@@ -93,7 +93,6 @@ def each(key: str, name: str, value: Any) -> Callable[[Curve], object]:
     return lambda curve: [row.update({name: value}) for row in curve[key]]
 
 
-SCALES: Final = (0.5, 0.99, 1.03, 1.5, 0.0)
 FAULTS: Final[dict[str, Callable[[Curve], object]]] = {  # of one run of one recipe
     "nothing": lambda curve: None,
     **{f"late gap {gap}": late(gap) for gap in (0.0005, 0.002, 0.01, 0.05, -0.002, -0.05)},
@@ -151,7 +150,6 @@ def losses() -> Iterator[Scenario]:
         yield Scenario(f"made up, every run: {name}", WORDS, read_loss, _made_up(fault, "delayed", seeds=(0, 1, 2)))
         if name in OF_BF16:
             yield Scenario(f"made up, bf16: {name}", WORDS, read_loss, _made_up(fault, "bf16", seeds=(0,)))
-        yield Scenario(f"real: {name}", WORDS, read_loss, _real(fault))
     for name, deed in FOLDERS.items():
         yield Scenario(f"folder: {name}", WORDS, read_loss, _folder(deed))
     for label in _packed()["curves"]:
@@ -168,21 +166,6 @@ def _made_up(fault: Callable[[Curve], object], recipe: str, seeds: tuple[int, ..
                 if one == recipe and seed in seeds:
                     fault(curve)
                 put(work / "curves", curve)
-
-    return prepare
-
-
-def _real(fault: Callable[[Curve], object]) -> Callable[[Path], None]:
-    def prepare(work: Path) -> None:
-        (work / "curves").mkdir()
-        for path in REAL.glob("*.curve.xz"):
-            if "current" not in path.name:
-                (work / "curves" / path.name).symlink_to(path)
-        name = f"{CELL}.delayed-0.curve.xz"
-        curve = json.loads(lzma.decompress((REAL / name).read_bytes()))
-        (work / "curves" / name).unlink()
-        fault(curve)
-        put(work / "curves", curve)
 
     return prepare
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from html import unescape
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from .harness import ROOT, Decisions, Ended, Scenario, listed, terms
 from .receipts import PROBES, fill, good, put, raised, red
@@ -89,19 +86,11 @@ def images() -> Iterator[Scenario]:
         yield Scenario(f"lock with {name}", ("lock", "--check", *more), read_lock, prepare)
 
 
-_LINK: Final = re.compile(r"""(?:href|src)=(?:"([^"]*)"|'([^']*)'|([^\s>]+))""")
-_ID: Final = re.compile(r"""\bid=(?:"([^"]*)"|([^\s>]+))""")
-_HASH: Final = re.compile(r"-[0-9a-f]{8,}(?=\.html$)")
-
-
 def read_site(ended: Ended) -> Decisions:
-    """Pages, cells with their outcome, steps with their culprits, and links that lead nowhere."""
+    """Cells with their outcome, and steps with their culprits; tests of the site hold its pages and links."""
     data, site = ended.data, ended.work / "site"
-    pages = sorted(str(path.relative_to(site)) for path in site.rglob("*") if path.is_file())
-    links, broken = _links(site)
     cells = (f"{row['cell']} {row['outcome']}{' in doubt' if row['doubt'] else ''}" for row in data["cells"])
     return {
-        "pages": [_HASH.sub("", page) for page in pages], "links": links, "broken links": broken,
         "cells": listed(cells), "cells with a page": sum((site / row["page"]).is_file() for row in data["cells"]),
         "steps": listed(map(_step, data["steps"])),
         "receipts": data["receipts"], "runs": data["runs"], "unreadable": len(data["unreadable"]),
@@ -118,43 +107,13 @@ def _name(culprit: dict[str, str]) -> str:
     return f"{who} ({cause})"
 
 
-def _links(site: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """Pages that each top page links to, and links that lead nowhere."""
-    found: dict[str, list[str]] = {}
-    broken = []
-    for path in sorted(site.rglob("*.html")):
-        text = path.read_text(encoding="utf-8")
-        own = set()
-        for groups in _LINK.findall(text):
-            link = unescape(next(filter(None, groups), ""))
-            parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
-                continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
-            if not target.is_file() or (parts.fragment and not _has(target, unquote(parts.fragment))):
-                broken.append(f"{path.relative_to(site)} -> {link}")
-            elif target != path.resolve() and target.suffix == ".html":
-                own.add(_HASH.sub("", str(target.relative_to(site.resolve()))))
-        if path.parent == site:
-            found[path.name] = sorted(own)
-    return found, broken
-
-
-def _has(page: Path, fragment: str) -> bool:
-    return any(
-        fragment in (unescape(one) for one in groups) for groups in _ID.findall(page.read_text(encoding="utf-8"))
-    )
-
-
 def read_history(ended: Ended) -> Decisions:
-    """Each cell: its runs in order, with their outcome, and how often it goes bad by itself."""
+    """Each cell: its runs in order, with their outcome."""
     data = ended.data
     found: Decisions = {key: data[key] for key in ("receipts", "runs", "unreadable")} | {"lost": len(data["lost"])}
     for cell in data["cells"]:
         name = cell["cell"]
         found[name] = [_run(row) for row in cell["rows"]]
-        flakes = cell["flakes"] or {}
-        found[f"{name} flakes"] = [flakes.get(key) for key in ("states", "flaky_states", "runs", "flakes", "unbound")]
     return found
 
 

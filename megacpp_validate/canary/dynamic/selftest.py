@@ -16,7 +16,7 @@ from ...diagnosis.blame import blame
 from ...environments.interpreter import PACKAGE, host_interpreter
 from ...environments.plan import choose_names
 from ...environments.venv import find_torch_python
-from ...errors import InfrastructureFailed, NoEnvironment
+from ...errors import NoEnvironment
 from ...evidence import selftest as score
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.selftest import Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
@@ -61,10 +61,7 @@ def run_selftest(
                 f"The process that plants the faults ended early ({ended.how}): {ended.last_words}. Likely cause: this "
                 "environment has no torch. Next step: run `nox -s selftest`."
             )
-        try:
-            found = score.read_runs(runs.read_text(encoding="utf-8"))
-        except score.RunInvalid as fault:
-            raise InfrastructureFailed(str(fault)) from fault
+        found = score.read_runs(runs.read_text(encoding="utf-8"))
     result = judge_selftest(catalog, order, found)
     ended_at = datetime.now(UTC).isoformat(timespec="seconds")
     return replace(result, seconds=round(time.monotonic() - started, 1), finished_at=ended_at)

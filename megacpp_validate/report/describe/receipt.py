@@ -12,7 +12,6 @@ from ...evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt,
 from ...text import count
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Paragraph, Table
 from ..marks import Mark, bad, good, mark_of, missing, quiet
-from .words import show_rate
 
 _OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bound is, not how far the tensor is off
 _MOST_FAILED: Final = 12  # checks of one cell that are listed by name
@@ -185,10 +184,10 @@ def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = F
     cells, summaries = result.cells, [_summarize_cell(cell) for cell in result.cells]
     blocks: list[Block] = []
     if len(cells) > _FEW and not verbose:
-        blocks.append(Table(("cell", "last", "good", "newest", "flakes"), tuple(summaries)))
+        blocks.append(Table(("cell", "last", "good", "newest"), tuple(summaries)))
     else:
-        for cell, (name, mark, ratio, newest, flakes) in zip(cells, summaries, strict=True):
-            numbers = f"Good receipts: {ratio}; newest {newest or 'unknown'}; flakes: {flakes or 'unknown'}."
+        for cell, (name, mark, ratio, newest) in zip(cells, summaries, strict=True):
+            numbers = f"Good receipts: {ratio}; newest {newest or 'unknown'}."
             blocks += [Heading(name, mark=mark), Paragraph(numbers)]
             blocks += describe_rows(cell.rows[-last:] if last else cell.rows)
     lines = tuple(f"{path}: {why}" for path, why in result.lost.items())
@@ -217,14 +216,13 @@ def _mark_row(row: HistoryRow) -> Mark:
     return quiet("only timed") if row.only_timed else mark_of(row.outcome)
 
 
-def _summarize_cell(cell: CellHistory) -> tuple[str, Mark, str, str, str]:
-    """Name, mark and day of the newest row that judged the cell and has a time; good rows, and flakes."""
+def _summarize_cell(cell: CellHistory) -> tuple[str, Mark, str, str]:
+    """Name, mark and day of the newest row that judged the cell and has a time; good rows."""
     judged = [row for row in cell.rows if not row.only_timed]
     dated = [row for row in judged if row.outcome is not None and read_time(row.started)]
     passed = sum(row.outcome is not None and row.outcome.is_good for row in judged)
-    flakes = "" if cell.flakes.rate is None else show_rate(cell.flakes.flakes, cell.flakes.runs)
     mark = _mark_row(dated[-1]) if dated else missing("unknown")
-    return cell.cell, mark, f"{passed} of {len(judged)}", dated[-1].started[:10] if dated else "", flakes
+    return cell.cell, mark, f"{passed} of {len(judged)}", dated[-1].started[:10] if dated else ""
 
 
 def _list_numbers(row: HistoryRow) -> tuple[str, ...]:

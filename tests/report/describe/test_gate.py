@@ -16,9 +16,7 @@ from tests.replay.receipts import AT, CODE, STACK, TARGET, fill, good, put, red
 
 
 def test_release_gate(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    options = GateOptions(
-        fill(tmp_path / "store"), "te-upgrade", TARGET, STACK, at=AT, accept_code=(CODE,), unsigned=True
-    )
+    options = GateOptions(fill(tmp_path / "store"), "te-upgrade", AT, TARGET, STACK, accept_code=(CODE,), unsigned=True)
     put(tmp_path / "store", good("attention", retries=["node-fail: the node was lost (node n3)"]))
     pages = [describe_gate(decide_folder(options))]
     put(tmp_path / "store", red("permute"), run=".")

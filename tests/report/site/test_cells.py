@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.evidence.history import CellHistory, FlakeRate, HistoryRow
+from megacpp_validate.evidence.history import CellHistory, HistoryRow
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.site.cells import Cell, arrange_cells
@@ -27,7 +27,7 @@ RED = changed(GREEN, run="red", path="red/a.json", outcome=Outcome.ERROR, starte
 
 
 def history(*rows: HistoryRow) -> CellHistory:
-    return CellHistory(cell=rows[0].cell, rows=rows, flakes=FlakeRate())
+    return CellHistory(cell=rows[0].cell, rows=rows)
 
 
 def arrange(*rows: HistoryRow) -> Cell:
