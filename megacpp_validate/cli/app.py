@@ -143,14 +143,9 @@ app = typer.Typer(
 )
 
 
-LARGEST_SEED = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed
-LONGEST_LIMIT_S = 604_800.0  # a week. More is a typing error, and infinity is no time of a job
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, metavar="NUMBER", help="Seed of weights and inputs.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Seed of weights and inputs.")]
 Limit = Annotated[
-    float,
-    typer.Option(
-        "--limit", min=1, max=LONGEST_LIMIT_S, metavar="SECONDS", help="Seconds that one cell, task or import may take."
-    ),
+    float, typer.Option("--limit", min=1, metavar="SECONDS", help="Seconds that one cell, task or import may take.")
 ]
 Python = Annotated[
     str, typer.Option(metavar="PATH", help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
-from ..errors import Exit, NothingSelected, WrongArguments
+from ..errors import Exit, NothingSelected
 from .receipt import Outcome, read_time
 from .store import SUFFIXES, ReceiptFile, ReceiptHead, ReceiptStore, read_store
 from .values import Frozen
 
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
 DIRTY = "-dirty"  # behind a commit from which files differed
 
 
@@ -40,11 +42,6 @@ class HistoryRow(ReceiptHead):
     schema_id: str = ""
     outcome: Outcome | None = None  # type: ignore[assignment]  # a head that was read has one
     same_as: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is an observation of its own."""
-        return self.outcome is not None and not (self.same_as or self.only_timed)
 
 
 class CellHistory(Frozen):
@@ -90,14 +87,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
         WrongArguments: there is no such folder.
         NothingSelected: no cell of it has such a name, or none is named.
     """
-    try:
-        store = read_store(folder)
-    except OSError as fault:
-        raise WrongArguments(
-            f"the folder {folder} cannot be read: {fault.strerror or fault}. Likely cause: nothing has run here, or "
-            "the receipts lie elsewhere. Next step: name the folder that holds them."
-        ) from fault
-    rows = list_rows(store)
+    rows = list_rows(read_store(folder))
     by_cell: dict[str, list[HistoryRow]] = defaultdict(list)
     for row in rows:
         if row.cell and (patterns is None or any(fnmatchcase(row.cell, pattern) for pattern in patterns)):
@@ -120,7 +110,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
 def list_rows(store: ReceiptStore) -> tuple[HistoryRow, ...]:
     """A row for every file that is a receipt or should be one: oldest first, unreadable ones last."""
     rows = [_make_row(one) for one in store.files]
-    rows.sort(key=lambda row: (row.outcome is None, *_place(row)))
+    rows.sort(key=lambda row: (row.outcome is None, read_time(row.started) or _NEVER, row.run, row.path))
     first: dict[str, str] = {}
     return tuple(
         row.model_copy(update={"same_as": first[row.sha256]})
@@ -138,8 +128,3 @@ def _make_row(one: ReceiptFile) -> HistoryRow:
         cell = one.stem if one.file.endswith(SUFFIXES) else ""  # a folder or a link belongs to no cell
         return HistoryRow(run=one.run, path=one.file, sha256=one.sha256, cell=cell, fault=fault)
     return HistoryRow.model_construct(**dict(head), run=one.run, path=one.file, sha256=one.sha256)
-
-
-def _place(row: HistoryRow) -> tuple[bool, float, str, str]:
-    at = read_time(row.started)
-    return at is None, 0.0 if at is None else at.timestamp(), row.run, row.path

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, computed_field
 
-from ..errors import FileInvalid
+from ..errors import FileInvalid, WrongArguments
 from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id, is_sealed
 from .values import list_errors
 
@@ -236,12 +236,6 @@ class ReceiptHead(BaseModel):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def compiles_after(self) -> int:
-        """Kernels that were compiled just in time after warm-up."""
-        return sum(self.after.values())
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
     def step_seconds(self) -> float | None:
         """Median seconds of the steps of the first run without its first step; None without training."""
         times = [seconds for step in self.steps if (seconds := step.get("seconds")) is not None]
@@ -329,7 +323,7 @@ def read_store(folder: Path) -> ReceiptStore:
     Only names with one of `SUFFIXES` are read, none that begins with a dot. Links are listed and not followed.
 
     Raises:
-        OSError: there is no such folder, or it cannot be listed.
+        WrongArguments: there is no such folder, or it cannot be listed.
     """
     return ReceiptStore(folder, tuple(sorted(_read_files(folder), key=lambda one: one.file)))
 
@@ -349,7 +343,10 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
                 yield found
     for fault in closed:
         if fault.filename == root:
-            raise fault
+            raise WrongArguments(
+                f"the folder {folder} cannot be read: {fault.strerror or fault}. Likely cause: nothing has run here, "
+                "or the receipts lie elsewhere. Next step: give the folder that holds them."
+            ) from fault
         file, problem = _show(Path(fault.filename).relative_to(root)), fault.strerror or str(fault)
         yield ReceiptFile(file, "", None, f"the folder cannot be read: {problem}", hides=True)
 

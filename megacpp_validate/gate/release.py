@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
-from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
 from .. import TOOL
@@ -263,8 +262,8 @@ def _list_lost(files: Iterable[ReceiptFile], context: GateContext) -> Iterator[E
     """Signed files that are missing."""
     if context.signed is not None:
         for file in sorted(context.signed.hashes.keys() - {one.file for one in files}):
-            path = PurePosixPath(file)
-            entry = Entry(path.name.removesuffix(".json"), run=str(path.parent))
+            lost = ReceiptFile(file, "", None)
+            entry = Entry(lost.cell, lost, lost.run)
             entry.refuse(GateRule.SIGNATURE, f"{context.signed.signer} signed {file}, and it is not there", closes=True)
             entry.standing = entry.reasons
             yield entry

@@ -96,12 +96,7 @@ def _refuse_run(folder: Path) -> None:
 
 def _read(folder: Path) -> ReceiptStore:
     _refuse_run(folder)
-    try:
-        store = read_store(folder)
-    except OSError as fault:
-        raise WrongArguments(
-            f"the folder {folder} cannot be read: {fault.strerror or fault}. Next step: give a folder of receipts."
-        ) from fault
+    store = read_store(folder)
     if not store.files:
         raise EvidenceMissing(
             f"{folder} has no receipt. Likely cause: its run never began, or a typing error. Next step: run what is to "

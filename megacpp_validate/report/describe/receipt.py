@@ -229,7 +229,7 @@ def _list_numbers(row: HistoryRow) -> tuple[str, ...]:
     numbers = (row.seconds.get("total"), row.seconds.get("probe"), row.step_seconds, row.peak_memory_mib or None)
     shown = ("" if value is None else f"{value:.4g}" for value in numbers)
     started = row.started[:16].replace("T", " ")
-    return started, row.commit[:8], row.environment[:8], *shown, str(row.compiles_after or "")
+    return started, row.commit[:8], row.environment[:8], *shown, str(sum(row.after.values()) or "")
 
 
 def _list_notes(row: HistoryRow) -> Iterator[str]:
