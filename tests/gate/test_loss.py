@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megacpp_validate.evidence.loss_curve import LossCurve, parse_curve
-from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss
+from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss, t_of
 from megacpp_validate.report.curves import draw_loss_curves
 from tests.replay.loss import made_up
 
@@ -31,6 +32,28 @@ def make_candidate(seed: int, gaps: Sequence[float]) -> LossCurve:
     """FP8 beside the BF16 run of the same seed."""
     bf16 = REFERENCE[seed]
     return make_curve("delayed", seed, [*map(sum, zip(bf16.losses, gaps, strict=True))], bf16.gradient_norms)
+
+
+@pytest.mark.parametrize(("gap", "fails"), [(0.99, False), (1.01, True)])
+def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails: bool) -> None:
+    """Seeds 1/2048 apart in the first half and a quarter of that in the second: each half has a bar of its own."""
+    first, reference, candidate = REFERENCE[0], [], []
+    for seed in range(3):
+        losses = [loss + seed / (2048 if step < 50 else 8192) for step, loss in enumerate(first.losses)]
+        size = gap * t_of(3)[0] * math.sqrt(2) / 2048
+        gaps = [size if 10 <= step < 20 else UNIT for step in range(STEPS)]
+        reference.append(make_curve("bf16", seed, losses, first.gradient_norms))
+        candidate.append(make_curve("delayed", seed, [*map(sum, zip(losses, gaps, strict=True))], first.gradient_norms))
+    verdict = decide_loss(reference, candidate)
+    assert verdict.bar == pytest.approx(t_of(3)[0] * math.sqrt(2) / 8192)
+    red = {check.name.partition(".seed")[0] for check in verdict.checks if not check.passed}
+    assert red == ({"gap.learning", "gap.short.learning"} if fails else set())
+
+
+def test_quantiles_of_student() -> None:
+    """At 0.975 and at 1 - 0.075 / seeds, by the tables of 26.7 in Abramowitz and Stegun."""
+    assert [t_of(seeds)[0] for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.131]
+    assert [t_of(seeds)[1] for seeds in (3, 4, 5, 16, 64)] == [4.303, 3.572, 3.298, 2.978, 2.978]
 
 
 # A gap as a few levels that hold for a while each, so that windows, halves and tails all see something.
