@@ -66,6 +66,11 @@ def test_the_check_fails_closed(gpu: Callable[[int, int], None], case: tuple[Any
     assert refusal is None or (refusal.backend == backend and len(refusal.reason) > 30)
 
 
+def test_a_library_is_asked_for_only_where_everything_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FA3, "is_available", lambda: pytest.fail("it was imported"))
+    assert why_not_flash(KERNELS["fa3"], torch.ones(1, 1, 1, 64), softcap=None) is not None
+
+
 # --- what is passed ----------------------------------------------------------------------------------------
 
 

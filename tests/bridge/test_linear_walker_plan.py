@@ -102,6 +102,10 @@ def test_widths_fit_the_recipe(shape: Any, recipe: Any, code: str) -> None:
     assert codes(plan_walk(holder("Tree", fc1=nn.Linear(*shape)), recipe=recipe)) == {"fc1": code}
 
 
+def test_the_tree_itself_cannot_be_swapped() -> None:
+    assert codes(plan_walk(nn.Linear(16, 16), include=(nn.Linear,))) == {"": "root"}
+
+
 BAD = {
     "no module": (lambda: plan_walk({"fc1": nn.Linear(16, 16)}), NotATree),
     "a string for a list": (lambda: plan_walk(tree_of("fc1"), include="fc1"), UnknownName),

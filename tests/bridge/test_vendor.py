@@ -164,6 +164,14 @@ def test_an_optional_entry_is_missing_alone(make: Make) -> None:
         missing.require()
 
 
+def test_an_entry_is_imported_when_it_is_first_asked_for_and_then_kept(make: Make) -> None:
+    loaded: list[int] = []
+    entry = make().entry(lambda: loaded.append(1) or object())
+    assert loaded == []
+    assert entry() is entry()
+    assert loaded == [1]
+
+
 def test_a_required_entry_decides_over_the_library(make: Make) -> None:
     vendor = make()
     missing = vendor.entry(required=True)(other)
