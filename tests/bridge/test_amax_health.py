@@ -14,8 +14,6 @@ from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import NotDivisible, WrongTarget
 from megacpp_validate.bridge.layer_watch import Fp8Guard
 
-NAN, INFINITY = float("nan"), float("inf")
-RECIPES = ["delayed", "current", "block"]
 pytestmark = pytest.mark.usefixtures("te_double")
 
 
@@ -59,6 +57,13 @@ def test_without_gradients_multiples_of_8_are_taken() -> None:
         tree(rows(24))
         with pytest.raises(NotDivisible, match="rows in multiples of 8 "):
             tree(rows(12))
+
+
+def test_in_high_precision_nothing_is_looked_at() -> None:
+    tree = model()
+    with Fp8Guard(tree) as guard:
+        tree(rows(5) * float("nan"))
+        guard.end_step(0)
 
 
 def test_sizes_of_experts_are_refused() -> None:

@@ -12,6 +12,7 @@ import torch
 from megacpp_validate.bridge import attention as module
 from megacpp_validate.bridge import errors
 from megacpp_validate.bridge.attention import Attention
+from megacpp_validate.bridge.features import read_features
 from megacpp_validate.native.attention import reference_attention
 from tests.bridge.small_blocks import Recorder
 
@@ -76,6 +77,12 @@ def test_the_decision_follows_the_call(calls: list[Any]) -> None:
     assert layer.choice.observed == "sdpa"
     with pytest.raises(errors.WrongShape):
         layer(*(tensor[..., :8] for tensor in given))
+
+
+def test_a_flag_turns_te_off(te_double: None) -> None:
+    layer = make(features=read_features(attention=False))
+    layer(*tensors(torch.float32))
+    assert layer.choice.refusals[0].code == "flag-off"
 
 
 def test_tensor_parallel_heads_are_this_ranks(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:

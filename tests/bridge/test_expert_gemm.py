@@ -1,17 +1,19 @@
-"""The expert bank on its native path and on the double of TE: same call, same numbers, same refusals."""
+"""The expert bank on its native path and on the double of TE, and where the dispatcher stays in bf16."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="not-run: there is no torch")
-
-from megacpp_validate.bridge import errors, expert_gemm, fp8_scope  # noqa: E402
-from megacpp_validate.bridge.backends import NoBackend  # noqa: E402
-from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
-from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
+from megacpp_validate.bridge import errors, expert_gemm, fp8_scope
+from megacpp_validate.bridge.backends import NoBackend
+from megacpp_validate.bridge.errors import UnknownName
+from megacpp_validate.bridge.expert_gemm import SOURCE, SWITCH, ExpertGemm, read_when, why_bf16_is_faster
+from megacpp_validate.native.grouped_gemm import grouped_gemm_loop
 
 EXPERTS, INPUTS, OUTPUTS = 4, 32, 48
 
@@ -153,3 +155,48 @@ def test_no_rows_go_native_even_where_only_te_is_named() -> None:
     assert [refusal.code for refusal in layer.choice.refusals] == ["no-rows"]
     assert out.shape == (0, OUTPUTS)
     assert not any(parameter.grad.any() for parameter in layer.parameters())
+
+
+ROOT = Path(__file__).parents[2]
+FIGURES = (ROOT / SOURCE).with_suffix(".json")
+
+
+@pytest.mark.parametrize(
+    ("counts", "kept", "code"),
+    [
+        ((1024,) * 8, False, None),
+        ((1024, 0, 1024, 0), False, None),
+        ((512,) * 8, False, "few-rows"),
+        ((1,), False, "few-rows"),
+        ((0, 0, 100, 0), False, "few-rows"),
+        ((512,) * 8, True, None),
+        ((256,) * 8, True, "few-rows"),
+    ],
+)
+def test_few_rows_stay_in_bf16(counts: tuple[int, ...], kept: bool, code: str | None) -> None:
+    refusal = why_bf16_is_faster(counts, kept=kept)
+    assert (refusal and refusal.code) == code
+    assert refusal is None or (SOURCE in refusal.reason and SWITCH in refusal.reason)
+
+
+def test_the_word_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert read_when(None) == "faster"
+    monkeypatch.setenv(SWITCH, " Always ")
+    assert read_when(None) == "always"
+    assert read_when("faster") == "faster", "what is written in the code goes first"
+    monkeypatch.setenv(SWITCH, "sometimes")
+    with pytest.raises(UnknownName, match="faster, always"):
+        read_when(None)
+
+
+@pytest.mark.skipif(not FIGURES.exists(), reason="not-run: there are no figures")
+def test_the_rule_is_what_was_measured() -> None:
+    """FP8 is taken where it wins, weights rounded in every call; where it is not, it wins nothing worth having."""
+    for table in json.loads(FIGURES.read_text(encoding="utf-8"))["tables"]:
+        gains = {row["path"]: row["step"]["gain"] for row in table["paths"]}
+        gain = gains["DeepGEMM, weights each call"]
+        if why_bf16_is_faster(table["counts"]) is None:
+            assert gain >= 1.0, table["what"]
+        else:
+            assert gain < 1.15, table["what"]

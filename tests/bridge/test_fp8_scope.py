@@ -1,11 +1,13 @@
-"""The low-precision scope: once, seen, put back; on the native path and on the double of Transformer Engine."""
+"""The low-precision scope, its zones and regions, on the native path and on the double of Transformer Engine."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -13,8 +15,15 @@ from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import BridgeError, ScopeEnteredTwice, WrongTarget
 from megacpp_validate.bridge.fp8_scope import (
+    SINGLE_OWNER,
+    AmaxRegionMisplaced,
     PrecisionScope,
+    Scope,
+    WrongZone,
+    Zones,
+    amax_shared_with,
     current_scope,
+    group_scope,
     high_precision,
     te_scope,
     te_state,
@@ -181,3 +190,94 @@ def test_scopes_left_in_the_wrong_order_are_all_closed_and_told(either: str) -> 
     assert current_scope() is None
     if either == "te":
         assert te_state()["enabled"] is False
+
+
+def group(layers: list[int | str], zones: Zones, made: list[int]) -> contextlib.AbstractContextManager[Scope]:
+    """A group whose factories note the index of whoever is asked."""
+
+    def factory(index: int) -> contextlib.AbstractContextManager[Scope]:
+        made.append(index)
+        return low()
+
+    return group_scope(layers, zones, [partial(factory, index) for index in range(len(layers))])
+
+
+def test_a_group_enters_once_with_the_factory_of_index_0(either: str) -> None:
+    made: list[int] = []
+    with group([3, 4, 5], Zones(8, first=2, last=2), made) as scope:
+        assert scope.is_low is (either == "te")
+    assert made == [0]
+
+
+@pytest.mark.parametrize("layers", [[1, 2, 3], [4, 5, 6], [7], [3, "mtp"], ["lm_head"]])
+def test_one_layer_in_the_zone_keeps_the_group_out(on_te: None, layers: list[int | str]) -> None:
+    made: list[int] = []
+    with group(layers, Zones(8, first=2, last=2), made) as scope:
+        assert (scope.is_low, scope.recipe) == (False, None)
+        assert "BF16" in scope.reason
+        assert te_state()["enabled"] is False
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    ("zones", "wanted"),
+    [
+        (Zones(6), []),
+        (Zones(6, first=2, last=1), [0, 1, 5]),
+        (Zones(4, first=2, last=2), [0, 1, 2, 3]),
+    ],
+)
+def test_the_first_and_the_last_layers_stay(zones: Zones, wanted: list[int]) -> None:
+    assert [layer for layer in range(zones.num_layers) if zones.is_bf16(layer)] == wanted
+
+
+IMPOSSIBLE: list[Callable[[], object]] = [
+    lambda: group_scope([], Zones(4), []),
+    lambda: group_scope([1, 2], Zones(4), [low]),
+    lambda: group_scope([9], Zones(4), [low]),
+    lambda: Zones(4, -1, 0),
+    lambda: Zones(4, 0, -1),
+    lambda: Zones(-1, 0, 0),
+    lambda: Zones(4, 3, 2),
+]
+
+
+@pytest.mark.parametrize("make", IMPOSSIBLE)
+def test_zones_and_groups_that_there_cannot_be(make: Callable[[], object]) -> None:
+    with pytest.raises(WrongZone, match="Next step"):
+        make()
+
+
+def in_another_thread() -> None:
+    with low(), ThreadPoolExecutor(1) as pool:
+        pool.submit(amax_shared_with, SINGLE_OWNER).result()
+
+
+def in_high_precision() -> None:
+    with low(), high_precision("a head"), amax_shared_with(SINGLE_OWNER):
+        pytest.fail("entered")
+
+
+def twice() -> None:
+    with low(), amax_shared_with(SINGLE_OWNER), amax_shared_with(SINGLE_OWNER):
+        pytest.fail("entered")
+
+
+def made_in_an_earlier_scope() -> None:
+    with low():
+        region = amax_shared_with(SINGLE_OWNER)
+    with low(), region:
+        pytest.fail("entered")
+
+
+@pytest.mark.parametrize(("enter", "said"), [
+    (lambda: amax_shared_with(SINGLE_OWNER), "outside of every scope"),
+    (in_another_thread, "outside of every scope of this thread"),
+    (in_high_precision, r"inside the one entered at .*test_fp8_scope.py:\d+"),
+    (twice, r"entered at .*test_fp8_scope.py:\d+ inside the one entered at .*test_fp8_scope.py:\d+"),
+    (made_in_an_earlier_scope, "inside another scope than it was made in"),
+])  # fmt: skip
+def test_a_region_out_of_place_is_refused(either: str, enter: Callable[[], None], said: str) -> None:
+    with pytest.raises(AmaxRegionMisplaced, match=said + r".*Next step: enter low_precision first"):
+        enter()
+    assert current_scope() is None

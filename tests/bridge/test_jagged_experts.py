@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge.errors import WrongShape
-from megacpp_validate.bridge.features import read_features
+from megacpp_validate.bridge.errors import WrongDtype, WrongShape
 from megacpp_validate.bridge.jagged_experts import (
     jagged_moe,
 )
 
-NAMES = ("out", "tokens", "weights", "up", "down")
-OFF = read_features("off")
 HIDDEN, WIDTH = 24, 16
 
 
@@ -37,9 +34,11 @@ def jagged(given: dict[str, Any]) -> Any:
         ("down", lambda one: one[1:]),
         ("chosen", lambda one: one + 5),
         ("chosen", lambda one: one - 5),
+        ("chosen", lambda one: one.int()),
+        ("weights", lambda one: one.double()),
     ],
 )
 def test_tensors_that_do_not_belong_together_are_refused(name: str, change: Any) -> None:
     given = make(8, 5, 2)
-    with pytest.raises(WrongShape, match="Next step"):
+    with pytest.raises((WrongShape, WrongDtype), match="Next step"):
         jagged({**given, name: change(given[name])})

@@ -46,6 +46,12 @@ def test_a_layer_keeps_the_group_of_its_first_region(world: Any, on_te: None) ->
             layer(torch.ones(16, 16))
 
 
+def test_only_delayed_scaling_has_a_group_to_keep(world: Any, on_te: None) -> None:
+    layer = new_layer()
+    for group in (SINGLE_OWNER, world):
+        run(layer, group, "current")
+
+
 def test_the_look_is_taken_away_for_a_while(on_te: None) -> None:
     layer, other = new_layer(), torch.nn.Linear(16, 16)
     handle = other.register_forward_pre_hook(lambda *_: None)

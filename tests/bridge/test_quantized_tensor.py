@@ -54,10 +54,11 @@ def test_a_payload_is_not_made_without_a_scale_that_fits() -> None:
     [
         (lambda: te.exponents(swizzled=True), "swizzled"),
         (lambda: te.NVFP4Tensor((4, 4)), "kind"),
-        (lambda: _without(te.one_scale(), "_scale_inv"), "no-data"),
-        (lambda: _without(te.one_scale(), "_data"), "no-data"),
-        (lambda: _without(te.blocks(8, 128, square=False), "_rowwise_scale_inv"), "no-data"),
-        (lambda: _without(te.exponents(), "_rowwise_data"), "no-data"),
+        (lambda: _with(te.one_scale(), "_scale_inv"), "no-data"),
+        (lambda: _with(te.one_scale(), "_data"), "no-data"),
+        (lambda: _with(te.one_scale(turned=True), "_transpose_invalid", True), "no-data"),
+        (lambda: _with(te.blocks(8, 128, square=False), "_rowwise_scale_inv"), "no-data"),
+        (lambda: _with(te.exponents(), "_rowwise_data"), "no-data"),
     ],
 )
 def test_what_has_no_payload_says_why(make: Make, code: str) -> None:
@@ -66,8 +67,8 @@ def test_what_has_no_payload_says_why(make: Make, code: str) -> None:
     assert found.code == code
 
 
-def _without(tensor: Any, part: str) -> Any:
-    setattr(tensor, part, None)
+def _with(tensor: Any, part: str, value: Any = None) -> Any:
+    setattr(tensor, part, value)
     return tensor
 
 

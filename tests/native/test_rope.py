@@ -1,4 +1,4 @@
-"""Rotary tables against complex numbers; `tests.bridge.test_rotation` and cells of `native_block` hold the turn."""
+"""Rotary tables against complex numbers; `tests.bridge.test_fused` and cells of `native_block` hold the turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evaluation or a rehearsal in the scope leaves no amax behind for the next training step."""
+"""Over which ranks amax is reduced, and what an evaluation or a rehearsal leaves behind: nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,26 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.fp8_scope import pending_amax_kept, te_amax_state
+from megacpp_validate.bridge.fp8_scope import (
+    SINGLE_OWNER,
+    AmaxGroupMissing,
+    pending_amax_kept,
+    reduction_of,
+    te_amax_state,
+)
 from tests.bridge.scope_paths import low
+
+
+def test_a_group_of_this_rank_is_taken_and_a_single_owner_reduces_with_nobody(world: Any) -> None:
+    group = torch.distributed.new_group([0, 1])
+    assert reduction_of(group) == (group, True)
+    assert reduction_of(SINGLE_OWNER) == (None, False)
+
+
+def test_what_is_no_group_of_this_rank_is_refused(world: Any) -> None:
+    for owner in (None, torch.distributed.new_group([2, 3]), [0, 1], "world"):
+        with pytest.raises(AmaxGroupMissing, match=r"Next step.*SINGLE_OWNER"):
+            reduction_of(owner)
 
 
 def new_layer() -> Any:
