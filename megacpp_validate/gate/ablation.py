@@ -353,7 +353,7 @@ def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> d
     plain = options.device == "cpu"
     switches = dict.fromkeys(posture.switches if plain else posture.observability, False)  # who looks on costs time
     order: dict[str, Any] = {
-        "size": options.size, "changes": {}, "plan": {"data": 1, "world": 1}, "steps": options.steps,
+        "size": options.size, "changes": {}, "plan": {"data": 1}, "steps": options.steps,
         "seed": options.seed,
         "precision": "bf16" if options.device == "cuda" else "fp32", "device": options.device,
         "target": options.target, "features": {}, "forms": {}, "learning_rate": LEARNING_RATE,

@@ -80,14 +80,6 @@ class ExpertLayer(Layer):
             seen |= {"up": self.up.choice, "down": self.down.choice}
         return seen if self.dispatch.choice is None else {**seen, "dispatch": self.dispatch.choice}
 
-    def native_state_dict(self) -> dict[str, Any]:
-        """norm.weight, router.weight, up.weight [E, 2F, hidden] (the gate first), down.weight [E, hidden, F].
-
-        E are the experts that lie here. Shared experts add shared.fc1_weight and shared.fc2_weight.
-        """
-        banks = {f"{name}.weight": getattr(self, name).native_state_dict()["weight"] for name in ("up", "down")}
-        return {name: weight.detach().clone() for name, weight in self.named_weights().items()} | banks
-
     def load_drawn(self, router: Any, shared: MLP | None, experts: Any) -> None:
         """Take first weights, rounded to the dtypes here.
 
@@ -107,7 +99,7 @@ class ExpertLayer(Layer):
                     into.copy_(weight)
 
     def named_weights(self) -> dict[str, Any]:
-        """The weights of everything but the experts."""
+        """The weights of everything but the experts: norm, router, and shared experts if any."""
         parts = {"norm": self.norm, "router": self.router, "shared": self.shared}
         return {
             f"{part}.{name}": weight

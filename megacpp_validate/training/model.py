@@ -277,7 +277,7 @@ class HybridModel(nn.Module):
 
     def _mark_split(self) -> None:
         """Under sequence parallelism say of all that works on single positions that this rank sees a part of them."""
-        if not self.build.spread.plan.sequence_parallel:
+        if self.build.spread.plan.tensor_parallel == 1:
             return
         experts = [layer for letter, layer in zip(self.size.letters, self.layers, strict=True) if letter == "E"]
         for part in (self.embedding, self.norm, self.head, self.mtp, *experts):

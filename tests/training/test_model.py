@@ -49,9 +49,15 @@ def native(model: HybridModel) -> dict[str, Any]:
     layers = {
         f"layers.{place}.{name}": weight
         for place, layer in enumerate(model.layers)
-        for name, weight in layer.native_state_dict().items()
+        for name, weight in [*layer.native_state_dict().items(), *experts(layer)]
     }
     return {**{name: weight.detach().clone() for name, weight in state.items()}, **layers}
+
+
+def experts(layer: Any) -> list[tuple[str, Any]]:
+    """The banks of an E-layer, [E, out, in] each."""
+    banks = {name: getattr(layer, name) for name in ("up", "down") if hasattr(layer, "router")}
+    return [(f"{name}.weight", bank.native_state_dict()["weight"]) for name, bank in banks.items()]
 
 
 def off(observed: Any, reference: Any) -> float:

@@ -196,10 +196,9 @@ def probe(bench: Bench) -> None:
 
 def run_reference(runs: Runs) -> list[Run]:
     """One rank and its twins, as `twins_of` orders them."""
-    alone = {"world": 1, "data": 1, "expert_parallel": 1, "tensor_parallel": 1, "sequence_parallel": False}
     given = runs.bench.setting("twins")
     splits = [split for split in map(int, given.split()) if runs.size.batch % split == 0] if given else TWINS
-    orders = twins_of({**alone, "accumulate": runs.plan.accumulate}, runs.changes, splits)
+    orders = twins_of({"accumulate": runs.plan.accumulate}, runs.changes, splits)
     names = ["one-rank", *(f"twin-{split}" for split in (1, *splits))]
     return runs.run_beside(dict(zip(names, orders, strict=True)))
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +121,7 @@ class Runs:
         self.bench, self.folder = bench, folder
         self.limit_s = float(bench.setting("limit_s", str(limit_s)))
         self.silent_s = float(bench.setting("silent_s", str(silent_s)))
-        self.plan = read_plan(bench.setting("plan"))
+        self.plan = ParallelPlan(**read_settings(bench.setting("plan")))
         self.changes = read_settings(bench.setting("changes"))
         self.size = read_size(bench.setting("size", "tiny"), **self.changes)
 
@@ -299,13 +299,6 @@ def _places(device: str) -> list[dict[str, str]]:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     numbers = seen.split(",") if seen else [str(number) for number in range(torch.cuda.device_count())]
     return [{"CUDA_VISIBLE_DEVICES": number} for number in numbers]
-
-
-def read_plan(text: str) -> ParallelPlan:
-    """A plan from "data=2 expert_parallel=2"; the world follows from the others."""
-    given = read_settings(text)
-    plan = ParallelPlan(**{**given, "sequence_parallel": bool(given.get("sequence_parallel"))})
-    return replace(plan, world=plan.data * plan.tensor_parallel)
 
 
 def read_settings(text: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def check_run(bench: Bench, run: Run) -> None:
     have_ended(bench, run)
     if not run.receipts:
         return
-    check_ranks(bench, run, *LOOKS)
+    check_ranks(bench, run, look_at_steps, look_at_audit, look_at_account)
     size = run.size
     bench.checks.append(judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch))
     check_parts(bench, run)
@@ -111,9 +111,6 @@ def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str,
         yield "memory", peak > 0, f"peak {peak} B"
 
 
-LOOKS: Final[tuple[Look, ...]] = (look_at_steps, look_at_audit, look_at_account)
-
-
 def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Grammar, length: int, batch: int) -> Check:
     """Whether the end of a run is better than the best model that uses no context could be.
 
@@ -169,7 +166,11 @@ def find_wrong_casts(run: Run, receipt: Mapping[str, Any], recipe: str) -> list[
     for row in receipt["quantizers"] or ():
         part = next((part for part, start in parts.items() if f"{row['layer']}.".startswith(start)), "")
         seen.setdefault(part, set()).add(row["tensor"])
-        said, wanted = (row["kind"], f"float8_{row['format']}"), (KINDS[recipe], _format_of(recipe, row["tensor"]))
+        direction: Any = "dgrad" if row["tensor"] == "gradient" else "forward"
+        said, wanted = (
+            (row["kind"], f"float8_{row['format']}"),
+            (KINDS[recipe], wanted_format(recipe, direction, row["tensor"])),
+        )
         if not _may_cast(run, row["layer"]):
             faults.append(f"{row['layer']} stays in BF16, and has a {row['kind']}")
         elif said != wanted:
@@ -199,10 +200,6 @@ def _may_cast(run: Run, name: str) -> bool:
 
 def _place_of(name: str) -> int:
     return int(name.split(".")[1])
-
-
-def _format_of(recipe: str, tensor: Any) -> str:
-    return wanted_format(recipe, "dgrad" if tensor == "gradient" else "forward", tensor)
 
 
 def check_validation(bench: Bench, runs: Runs) -> None:

@@ -37,20 +37,21 @@ class ParallelPlan:
     Nothing is checked here: `refuse_plan` reports all faults of a plan at once.
 
     Attributes:
-        world: ranks.
-        data: ranks that read different sequences and shard parameters; world = data * tensor_parallel.
+        data: ranks that read different sequences and shard parameters.
         expert_parallel: ranks of a data group that distribute the experts; divides data.
         tensor_parallel: ranks that split heads, columns and positions.
-        sequence_parallel: must be True with tensor_parallel above 1: positions are always split.
         accumulate: forward and backward passes a step.
     """
 
-    world: int = 1
     data: int = 1
     expert_parallel: int = 1
     tensor_parallel: int = 1
-    sequence_parallel: bool = False
     accumulate: int = 1
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.data * self.tensor_parallel
 
     @property
     def mesh_shape(self) -> tuple[int, int, int]:
@@ -79,10 +80,6 @@ def refuse_plan(plan: ParallelPlan, size: Size) -> None:
 
 def _faults(plan: ParallelPlan, size: Size) -> Iterator[str]:
     tensor, parts = plan.tensor_parallel, plan.data * plan.accumulate
-    if plan.data * tensor != plan.world:
-        yield f"data {plan.data} times tensor_parallel {tensor} is not world {plan.world}"
-    if plan.sequence_parallel != (tensor > 1):
-        yield "sequence_parallel is set exactly where tensor_parallel is above 1"
     if plan.expert_parallel > 1 and "E" not in size.letters:
         yield f"expert_parallel is {plan.expert_parallel}, and the pattern {size.pattern} has no layer of experts"
     if tensor > 1 and size.attention == "mla" and "A" in size.letters:

@@ -155,7 +155,6 @@ class SmokeTrainer:
         summed and their norm taken, and the optimizer makes an update of zeros. No weight, no moment, and in low
         precision no scale and no history moves.
         """
-        looked_at = 0 if self.audit is None else self.audit.dispatches  # those of steps are counted
         with self.ledger.phase("compile"), delayed_scaling_kept(self.model):
             read = self.language.batch(NEVER_TRAINED_ON + 1, self.size.batch, self.size.length + 1)
             parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
@@ -165,8 +164,6 @@ class SmokeTrainer:
             self.optimizer.drop_gradients()
             if not self.done:  # zeros would let the moments of a run that is resumed decay
                 self.optimizer.rehearse()
-        if self.audit is not None:
-            self.audit.dispatches = looked_at
 
     def step(self) -> StepRecord:
         """Read a batch, move the weights once, and record it."""

@@ -20,7 +20,6 @@ from megacpp_validate.probes.smoke.runs import (
     Runs,
     check_parts,
     open_runs,
-    read_plan,
     record_of,
 )
 from megacpp_validate.probes.smoke.train import (
@@ -72,7 +71,7 @@ def left_by(rank: int) -> dict[str, Any]:
 
 
 def run_of(*receipts: dict[str, Any], ending: str = "done", words: str = "", seconds: float = SECONDS) -> Run:
-    order = SmokeOrder(steps=STEPS, plan=asdict(read_plan("data=2 expert_parallel=2")))
+    order = SmokeOrder(steps=STEPS, plan={"data": 2, "expert_parallel": 2})
     ranks = tuple({"rank": receipt["rank"], "receipt": receipt} for receipt in receipts)
     return Run("plan", order, RunEnd(ending, (), words, ranks, seconds))
 
@@ -287,8 +286,8 @@ def test_an_evaluation_that_is_too_good_is_seen() -> None:
     [
         ({"plan": {}, "forms": {"moe": "bridge"}}, "tokens", False),
         ({"plan": {}, "forms": {"moe": "jagged"}}, "tokens", True),  # whose rows nobody can count on one rank
-        ({"plan": asdict(read_plan("tensor_parallel=2 sequence_parallel=1"))}, "replicas", False),
-        ({"plan": asdict(read_plan("data=2"))}, "replicas", False),
+        ({"plan": {"tensor_parallel": 2}}, "replicas", False),
+        ({"plan": {"data": 2}}, "replicas", False),
     ],
 )
 def test_a_plan_says_what_must_be_looked_at(order: dict[str, Any], check: str, passes: bool) -> None:

@@ -16,9 +16,9 @@ from megacpp_validate.training.parallel.ranks import Rank
 from megacpp_validate.training.smoke.order import SmokeOrder
 from megacpp_validate.training.smoke.trainer import SmokeTrainer
 
-EXPERTS = {"world": 2, "data": 2, "expert_parallel": 2}
-DATA = {"world": 2, "data": 2}
-POSITIONS = {"world": 2, "tensor_parallel": 2, "sequence_parallel": True}
+EXPERTS = {"data": 2, "expert_parallel": 2}
+DATA = {"data": 2}
+POSITIONS = {"tensor_parallel": 2}
 # Losses of routers that weigh, so that a share that is left out shows; attention that two ranks can split; the MTP
 # head, whose shared block stays whole after its forward pass.
 CHANGES = {"batch": 4, "num_gqa_groups": 2, "mtp": True, "aux_coefficient": 0.5, "z_coefficient": 0.1}

@@ -17,14 +17,14 @@ from megacpp_validate.training.smoke import order as orders
 from megacpp_validate.training.smoke.__main__ import main
 from megacpp_validate.training.smoke.order import SAME_BITS, SmokeOrder, run_smoke
 
-EXPERTS = {"world": 2, "data": 2, "expert_parallel": 2}
+EXPERTS = {"data": 2, "expert_parallel": 2}
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"changes": {"pattern": "AMXAR"}}, "pattern is 'AMXAR'"),
-        ({"plan": {"world": 4, "data": 2}}, "is not world 4"),
+        ({"plan": {"data": 3}}, "batch 8 is not divisible by data"),
         ({"plan": {"accumulate": "2"}}, "accumulate is '2'"),
         ({"size": "huge"}, "unknown size 'huge'"),
         ({"steps": 0, "validate_every": -1}, "steps is 0, and is a whole number from 1 up; validate_every is -1"),

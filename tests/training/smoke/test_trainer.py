@@ -116,7 +116,7 @@ def test_a_rehearsal_moves_nothing_and_is_in_the_account_of_compiling() -> None:
     for precision in ("fp32", "bf16"):
         given = {"precision": precision, "audit": True, "plan": {"accumulate": 2}, "forms": {"recompute": True}}
         plain, rehearsed = train(given), train({**given, "rehearse": True})
-        for name in ("losses", "others", "norms", "part_norms", "lacking", "dispatches"):
+        for name in ("losses", "others", "norms", "part_norms", "lacking"):
             assert plain[name] == rehearsed[name]
         assert same_weights(plain["weights"], rehearsed["weights"])
     trainer = new_trainer(order_of(precision="fp32", steps=2))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.thorough
 
 PLANS = {"experts": EXPERTS, "sequences": DATA, "positions": POSITIONS}
 TWICE = {"accumulate": 2}
-FOUR = {"world": 4, "data": 4, "expert_parallel": 2}
+FOUR = {"data": 4, "expert_parallel": 2}
 
 
 def one_rank(**given: Any) -> tuple[dict[str, Any], dict[str, list[float]]]:
