@@ -235,6 +235,11 @@ def _two_copies(_: Fault, install: Install) -> Words | None:
     return {"first": first, "hidden": ", ".join(others)} if others else None
 
 
+def _two_builds(fault: Fault, _: Install) -> Words | None:
+    found = re.search(r"Multiple files found: \[(.+?)\](?!\w)", fault.text)
+    return {"files": re.sub(r"PosixPath\('(.+?)'\)", r"\1", found[1])} if found else None
+
+
 # --- libraries and parts ----------------------------------------------------------------------------------------------
 
 
@@ -247,7 +252,7 @@ def _known(fault: Fault, _: Install) -> Words | None:
     component = found.component.removesuffix(" ABI") or "build"
     likely = f"Transformer Engine was built for another {component}"
     if found.cause is Cause.ENVIRONMENT:
-        likely = f"the {component} does not fit or is not installed"
+        likely = f"{component} does not fit or is not installed"
     return {"likely": f"{likely}{f' ({found.missing} is missing)' if found.missing else ''}", "step": step}
 
 
@@ -326,7 +331,7 @@ ROWS: Final = (
         "a second copy of Transformer Engine: {first} comes first on the path and hides {hidden}; sources of one are "
         "loaded with libraries or metadata of the other",
         "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"),
-    Row(r"Multiple files found: \[(?P<files>.+?)\](?!\w)", "the libraries of two builds lie beside each other: {files}",
+    Row(_two_builds, "the libraries of two builds lie beside each other: {files}",
         "remove the one of the older build"),
     *(Row(pattern, "this release moved, renamed or never had `{owner}.{name}`",
           "run the upgrade canary between a release that has it and this one")
