@@ -20,6 +20,7 @@ from pathlib import Path
 
 from megacpp_validate.images.build import Engine, bake, find_engine
 from megacpp_validate.images.plan import ImageRows, name_image
+from megacpp_validate.images.tools import call
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
@@ -98,7 +99,7 @@ def main() -> None:
         image = build(engine, root, asked.base, fresh=False)
     rows["doctor in a container"] = measure(lambda: run(engine, image, "doctor"), asked.times, 3)
     rows["list of sessions in a container"] = measure(lambda: run(engine, image), asked.times, 1)
-    engine.ask("image", "rm", "--force", image)
+    call([engine.docker, "image", "rm", "--force", image], engine.variables)
     text = render_table(engine, rows)
     print(text)
     (DOCS / "images.md").write_text(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from pydantic import Field
 
@@ -77,26 +77,22 @@ class UnkeptKernel(Row):
         return library == self.library and release in self.releases and self.kernel.search(kernel) is not None
 
 
-class _File(Row):
+class PrewarmRows(Row):
+    """The file: tasks in their order, and what no cache keeps."""
+
     task: list[PrewarmTask] = Field(min_length=1)
     unkept: list[UnkeptKernel] = Field(default_factory=list)
 
 
-def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmTask, ...]:
-    """The tasks, in their order.
+def read_prewarm(catalog: Catalog, folder: Path | None = None) -> PrewarmRows:
+    """The file in `folder`.
 
     Args:
-        catalog: the matrix whose targets they name.
+        catalog: the matrix whose targets the tasks name.
         folder: of the matrix; the project's own without it.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (file,) = read_rows(folder, {FILE: _File}, {"target": ids_of(catalog.targets)})
-    return tuple(file.task)
-
-
-def read_unkept(folder: Path | None = None) -> tuple[UnkeptKernel, ...]:
-    """What no cache keeps; `read_prewarm` names the file's faults. Raises `MatrixInvalid`."""
-    (file,) = read_rows(folder, {FILE: _File})
-    return tuple(file.unkept)
+    (rows,) = read_rows(folder, {FILE: PrewarmRows}, {"target": ids_of(catalog.targets)})
+    return cast("PrewarmRows", rows)

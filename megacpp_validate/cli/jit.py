@@ -27,16 +27,16 @@ def prewarm(
     changed or is not warm, 2: another architecture's folder, or one that cannot be written, 4: a task did not run,
     6: a full disk.
     """
-    from ..catalog.prewarm import read_prewarm, read_unkept
+    from ..catalog.prewarm import read_prewarm
     from ..jitcache.prewarm import run_prewarm
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_verify
 
     options, rows = fill(JitOptions, locals(), tasks=tasks or None), read_prewarm(context.catalog, context.matrix)
-    result = run_prewarm(context.catalog, rows, options, say)
+    result = run_prewarm(context.catalog, rows.task, options, say)
     if not result.sealed:
         return result
-    verdict = run_verify(context.catalog, rows, read_unkept(context.matrix), options, None, context.receipts, say)
+    verdict = run_verify(context.catalog, rows, options, None, context.receipts, say)
     return result.model_copy(update={"verdict": verdict})
 
 
@@ -57,13 +57,13 @@ def jit_verify(
     a GPU is looked for without one. Exit code 0: warm, 1: something was compiled, failed, or was changed since it was
     sealed, or the cache is of another stack, 4: something did not run.
     """
-    from ..catalog.prewarm import read_prewarm, read_unkept
+    from ..catalog.prewarm import read_prewarm
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_verify
 
     options = fill(JitOptions, locals(), tasks=tasks or None)
-    rows, unkept = read_prewarm(context.catalog, context.matrix), read_unkept(context.matrix)
-    return run_verify(context.catalog, rows, unkept, options, work, context.receipts, say)
+    rows = read_prewarm(context.catalog, context.matrix)
+    return run_verify(context.catalog, rows, options, work, context.receipts, say)
 
 
 Action = Literal["check", "export", "import", "open"]

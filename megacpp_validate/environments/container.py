@@ -18,16 +18,14 @@ from typing import Final
 from ..errors import NoEnvironment
 from ..evidence.receipt import hash_code
 from ..process import Call, run_command
-from .interpreter import ONLY_PLACES, PACKAGE, InterpreterEnvironment, list_variables, read_driver
+from .interpreter import PACKAGE, InterpreterEnvironment, list_variables, read_driver
 from .plan import IMAGE_DIGEST
 
 PINNED: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 _HOME: Final = "/tmp"  # noqa: S108 - the container's own: any image lets any user write there
 _PULL_S: Final = 3600.0  # an NGC image has 12 GB
-# Variables of the user that change what runs and name no place of the host.
-_PASSED: Final = ("CUBLAS", "CUDA_VISIBLE_DEVICES", "CUDNN_", "MEGACPP_", "NCCL_", "NVIDIA_TF32", "NVTE_", "OMP_",
-                  "PYTORCH_", "TORCH_", "TRITON_")  # fmt: skip
-_PLACE: Final = re.compile(r".*_(DIR|PATH|HOME|CACHE)")
+# Of the variables that change what runs, those that name places of the host, or that Docker sets.
+_OF_THE_HOST: Final = re.compile(r"LD_.*|PYTHON.*|NVIDIA_VISIBLE_DEVICES|.*_(DIR|PATH|HOME|CACHE)")
 # The image may have a PYTHONPATH of its own, which comes first.
 _START: Final = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}/opt/megacpp-validate" exec python3 "$@"'
 
@@ -53,8 +51,9 @@ class ContainerEnvironment(InterpreterEnvironment):
         return Call(command, self.variables, cleanup=("docker", "rm", "--force", name))
 
     def _passed(self) -> dict[str, str]:
-        names = [name for name in sorted(self.variables) if name.startswith(_PASSED) and name not in ONLY_PLACES]
-        return {name: self.variables[name] for name in names if not _PLACE.fullmatch(name)}
+        names = [*(line.partition("=")[0] for line in list_variables(self.variables)), "OMP_NUM_THREADS"]
+        kept = [name for name in names if name in self.variables and not _OF_THE_HOST.fullmatch(name)]
+        return {name: self.variables[name] for name in kept}
 
     def _parts(self) -> Iterator[str]:
         yield from ("container", *self.python, "driver", read_driver(), "package", hash_code())

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
-from ..catalog.prewarm import PrewarmTask, UnkeptKernel
+from ..catalog.prewarm import PrewarmRows, PrewarmTask, UnkeptKernel
 from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..errors import Exit, exit_for, writing_to
@@ -127,8 +127,8 @@ class JitVerifyResult(Frozen):
 
 
 def run_verify(
-    catalog: Catalog, tasks: Sequence[PrewarmTask], unkept: Sequence[UnkeptKernel], options: JitOptions,
-    work: Path | None, receipts: Path, report: Callable[[str], None],
+    catalog: Catalog, matrix: PrewarmRows, options: JitOptions, work: Path | None, receipts: Path,
+    report: Callable[[str], None],
 ) -> JitVerifyResult:  # fmt: skip
     """Check, run, judge, and write the verdict.
 
@@ -136,7 +136,7 @@ def run_verify(
     were left out, and its file has another name (`name_verdict`).
 
     Args:
-        tasks, unkept: of the matrix.
+        matrix: tasks, and what no cache keeps.
         work: folder for the working copy; that for temporary files where it is None.
         receipts: folder for the verdict, receipts and logs.
         report: called with a line a task that has ended.
@@ -146,7 +146,7 @@ def run_verify(
         OSError: a disk is full.
     """
     target = find_target(catalog, options.target)
-    selected = select_tasks(tasks, target.id, options)
+    selected = select_tasks(matrix.task, target.id, options)
     with writing_to(receipts, "receipts", "--receipts"):  # now, and not a quarter of an hour later
         receipts.mkdir(parents=True, exist_ok=True)
     parent = work or Path(tempfile.gettempdir())
@@ -167,7 +167,7 @@ def run_verify(
             differences = layout.compare_stack(manifest, stack.read_seen(), stack.architecture, stack.mode)
             if not differences:
                 answers, new = run_on_copy(stack, folder, selected.tasks, options, receipts, report)
-        rows = tuple(judge_task(task, answers[task.id], manifest, unkept) for task in selected.tasks if answers)
+        rows = tuple(judge_task(task, answers[task.id], manifest, matrix.unkept) for task in selected.tasks if answers)
         unwatched = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.unwatched))
         unreported, unproven = judge_files(new, rows, unwatched)
         result = JitVerifyResult(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import FILE, MACHINES, NEEDS, read_images, read_needs
@@ -26,24 +25,6 @@ def test_the_rows_that_are_shipped(catalog: Catalog) -> None:
     h200 = images.image[0]
     assert h200.te == h200.pinned["transformer-engine-torch"] == "2.20.2"
     assert images.find_base(h200.base).provided["nccl"] == "2.30.7"
-
-
-@pytest.mark.parametrize(
-    ("te", "needs"),
-    [
-        ("2.12.0", {"one-cuda-runtime", "cudnn-least-documented", "torch-least"}),
-        ("2.14.0+f031cf8", {"cublas-grouped-layout", "one-cuda-runtime", "cudnn-least-documented", "torch-least"}),
-        ("2.20.2", {
-            "cublas-grouped-gemm", "one-cuda-runtime-warned", "cudnn-least", "cudnn-frontend", "flash-attn-4-cute-b24",
-            "torch-least", *(f"flash-attn-4-cute-{name}" for name in ("guarded", "b20", "b16", "b3")),
-        }),
-    ],
-)  # fmt: skip
-def test_each_release_has_its_needs(te: str, needs: set[str], catalog: Catalog) -> None:
-    found = read_needs([module.id for module in catalog.modules])
-    assert {need.id for need in found.need if need.holds_for(Version(te))} == needs
-    libraries = {library.id for library in found.library}
-    assert {need.of for need in found.need if need.kind != "distribution"} <= libraries
 
 
 @pytest.mark.parametrize(

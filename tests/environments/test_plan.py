@@ -13,8 +13,6 @@ from megacpp_validate.environments.plan import (
     UnknownTarget,
     choose_canary_probes,
     choose_fp8_cells,
-    choose_rows,
-    find_target,
     plan_blank,
     plan_row,
     why_not_here,
@@ -71,13 +69,6 @@ def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Cata
     assert order.bridge_modules == tuple(module.id for module in catalog.modules)
     with pytest.raises(UnknownTarget, match=r"'smoke'.*Next step.*moe_smoke"):
         choose_canary_probes(catalog, ("smoke",))
-
-
-def test_a_probe_or_target_that_there_is_not_names_those_that_there_are(catalog: Catalog) -> None:
-    with pytest.raises(UnknownTarget, match=r"'atention'.*Next step.*attention"):
-        choose_rows("probe", catalog.modules, ("atention",))
-    with pytest.raises(UnknownTarget, match=r"'h100'.*Next step.*h200"):
-        find_target(catalog, "h100")
 
 
 def other_gpu(name: str, capability: str) -> dict[str, object]:

@@ -33,19 +33,6 @@ def test_the_locks_that_are_committed_are_fresh() -> None:
     assert (result.exit, result.refusals) == (0, ()), "run nox -s lock, and commit what it writes"
 
 
-def test_no_lock_installs_again_what_its_base_provides() -> None:
-    for image in ROWS.images.image:
-        lock = read_image_lock(ROOT / image.lock)
-        inputs = gather_inputs(ROWS.images, image, ROOT)
-        forbidden = {*inputs.provided, *inputs.excluded}
-        assert not forbidden & set(lock.packages), image.target
-        assert all(package.hashes for package in lock.packages.values()), image.target
-        if inputs.provided:
-            assert {"torch", "triton", "numpy", "nvidia-cublas", "nvidia-cudnn-cu13"} <= forbidden
-        for name, version in inputs.over.items():
-            assert lock.packages[name].version != version, f"{name} is the base's own: take it out of `over`"
-
-
 def test_the_stack_that_is_pinned_is_the_one_that_is_locked(catalog: Catalog) -> None:
     for image in ROWS.images.image:
         lock = read_image_lock(ROOT / image.lock)

@@ -8,24 +8,11 @@ import pytest
 
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.jitcache.layout import (
-    LIBRARIES,
     CacheChanged,
-    cache_variables,
     list_files,
     require_usable,
 )
 from tests.sealed_caches import CUBIN, GROUP, OBJECT, fill, small_disk
-
-
-def test_every_cache_lies_below_root_and_architecture() -> None:
-    said = cache_variables(Path("/opt/megacpp/jit"), "sm_90a", nvrtc=False)
-    folders = {value for value in said.values() if value.startswith("/opt/megacpp/jit/sm_90a/")}
-    assert folders == {f"/opt/megacpp/jit/sm_90a/{name}" for name in LIBRARIES}
-    assert said["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1", "it is off by default"
-    assert (said["MEGACPP_JIT_ROOT"], said["MEGACPP_JIT_ARCH"]) == ("/opt/megacpp/jit", "sm_90a")
-    for nvrtc, flag, mode in ((True, "1", "nvrtc"), (False, "0", "nvcc")):
-        said = cache_variables("/r", "sm_90a", nvrtc=nvrtc)
-        assert (said["DG_JIT_USE_NVRTC"], said["MEGACPP_JIT_MODE"]) == (flag, mode)
 
 
 def test_locks_and_what_is_half_written_do_not_count(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_working_copy_is_continued_as_long_as_it_is_whole(tmp_path: Path) -> N
 
 
 def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(catalog: Catalog, tmp_path: Path) -> None:
-    selected = select_tasks(read_prewarm(catalog), "h200", JitOptions("h200"))
+    selected = select_tasks(read_prewarm(catalog).task, "h200", JitOptions("h200"))
     assert [line.partition(":")[0] for line in selected.left_out] == ["smoke_small_experts_4"]
     folder = tmp_path / "sm_90a"
     manifest, every = take(folder), selected.of_target

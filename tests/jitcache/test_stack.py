@@ -51,7 +51,7 @@ def test_what_the_caller_leaves_out_is_named(
     catalog: Catalog, names: tuple[str, ...] | None, ranks: int, at_build: bool
 ) -> None:
     options = JitOptions("h200", names, ranks=ranks, at_build=at_build)
-    selected = select_tasks(read_prewarm(catalog), "h200", options)
+    selected = select_tasks(read_prewarm(catalog).task, "h200", options)
     covered, every = {task.id for task in selected.tasks}, {task.id for task in selected.of_target}
     fit = {task.id for task in selected.of_target if task.ranks <= ranks and not (at_build and task.gpu)}
     assert covered == (set(names) if names else fit)

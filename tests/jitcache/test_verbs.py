@@ -14,15 +14,11 @@ from tests.sealed_caches import CUBIN, flip_a_bit, make_sealed
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("prewarm", "--target", "abacus"), Exit.WRONG_ARGUMENTS, "abacus"),
-        (("prewarm", "--target", "cpu", "--tasks", "nun"), Exit.WRONG_ARGUMENTS, "there is no task of cpu 'nun'"),
-        (("prewarm", "--target", "cpu", "--tasks", ","), Exit.NOTHING_SELECTED, "nothing is selected"),
         (("prewarm", "--target", "cpu", "--root", "/proc/none"), Exit.WRONG_ARGUMENTS, "cannot be written"),
         (
             ("prewarm", "--target", "h200", "--tasks", "deep_gemm_small", "--at-build"), Exit.WRONG_ARGUMENTS,
             "there is no task of h200",
         ),
-        (("prewarm", "--target", "cpu", "--python", "/nowhere/python"), Exit.NO_ENVIRONMENT, "/nowhere/python"),
         (("jit-verify", "--target", "cpu", "--root", "/nowhere"), Exit.EVIDENCE_MISSING, "is not sealed"),
         (("jit-cache", "check", "--root", "/nowhere"), Exit.EVIDENCE_MISSING, "0 caches with a manifest"),
         (("jit-cache", "check", "--root", "/nowhere", "--arch", "../x"), Exit.WRONG_ARGUMENTS, "not an architecture"),
