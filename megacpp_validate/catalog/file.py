@@ -86,7 +86,6 @@ def read_rows(
     folder: Path | None,
     models: Mapping[str, type[BaseModel]],
     known: Mapping[str, Collection[str]] | None = None,
-    find: Callable[..., Iterable[str]] = lambda *_: (),
 ) -> tuple[Any, ...]:
     """Some files as typed values, in their order.
 
@@ -94,7 +93,6 @@ def read_rows(
         folder: of the matrix; the project's own where it is None.
         models: name of a file -> model of the whole file. The rows of a table are of the kind of the table's name.
         known: kind -> ids of rows that lie in other files.
-        find: gets the files; what else is wrong between their rows, searched for once every file is right by itself.
 
     Raises:
         MatrixInvalid: with every fault of every file.
@@ -107,8 +105,6 @@ def read_rows(
         ids[kind] = [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
     ids |= known or {}
     files = [_validate(name, data, models[name], ids, faults) for name, data in loaded.items()]
-    if not faults:
-        faults += find(*files)
     if faults:
         raise MatrixInvalid(dict.fromkeys(faults))
     return tuple(files)

@@ -366,7 +366,7 @@ def _read_one(text: str, needs: Needs, bases: tuple[Base, ...], variables: Mappi
 def _read_interpreter(python: str, variables: Mapping[str, str]) -> Iterator[Part]:
     """What is installed there, by metadata: no package is imported."""
     try:
-        rows, _ = host_interpreter(variables, python).ask("-c", _LIST)
+        rows = host_interpreter(variables, python).ask("-c", _LIST)
     except NoEnvironment as fault:
         raise WrongArguments(f"--env: {fault}") from fault
     for name, version in rows:

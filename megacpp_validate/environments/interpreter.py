@@ -123,8 +123,8 @@ class InterpreterEnvironment:
     def ask(
         self, *words: str, read: Callable[[str], Any] = json.loads, cause: str = _CAUSE,
         processes: Processes | None = None,
-    ) -> tuple[Any, str]:  # fmt: skip
-        """What Python prints there as JSON on its last line, and what it warns of.
+    ) -> Any:  # fmt: skip
+        """What Python prints there as JSON on its last line.
 
         Args:
             words: arguments of Python: `-c CODE` or `-m MODULE`, and theirs.
@@ -139,7 +139,7 @@ class InterpreterEnvironment:
         ended = run_command(call.words, limit_s=_LIMIT_S, variables=call.variables, apart=True, processes=processes)
         if ended.code == 0:
             with suppress(ValueError, LookupError):
-                return read(ended.words.splitlines()[-1]), " ".join(ended.errors.split())[-300:]
+                return read(ended.words.splitlines()[-1])
         raise NoEnvironment(
             f"{self.shown} cannot be queried: {ended.last_words}. Likely cause: {cause}. Next step: start it by hand, "
             "or give another Python with --python."
@@ -148,7 +148,7 @@ class InterpreterEnvironment:
     @cached_property
     def about(self) -> About:
         """What it reports of itself; asked once. Raises as `ask`."""
-        (version, prefix, suffix, path), _ = self.ask("-c", _ABOUT)
+        version, prefix, suffix, path = self.ask("-c", _ABOUT)
         return About(version, prefix, suffix, tuple(map(Path, path)))
 
     @cached_property
@@ -278,13 +278,11 @@ def put_over(host: InterpreterEnvironment, folders: Sequence[Path], because: str
     names = ", ".join(map(str, site))
     variables = {**host.variables, "PYTHONPATH": _join(site, host.variables.get("PYTHONPATH", ""))}
     cause = f"a line in the .pth files of {names} ends the interpreter"
-    entries, warnings = replace(host, variables=variables).ask("-c", _ADDED, *map(str, site), cause=cause)
+    entries = replace(host, variables=variables).ask("-c", _ADDED, *map(str, site), cause=cause)
     # A path that does not exist adds nothing, and one of another host would be found first.
     added = [Path(entry) for entry in entries if Path(entry).is_dir()]
     variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))
     words = [because or f"the folders {names} before the host's own"]
-    if warnings:
-        words.append(f"Python's warning on its .pth files: {warnings}")
     if libraries := find_libraries((*site, *added)):
         variables["LD_LIBRARY_PATH"] = _join(libraries, variables.get("LD_LIBRARY_PATH", ""))
         words.append(f"LD_LIBRARY_PATH has {', '.join(map(str, libraries))}")
@@ -406,7 +404,7 @@ def read_facts(environment: InterpreterEnvironment, processes: Processes) -> Fac
     Raises:
         NoEnvironment: its interpreter cannot be started, is too old, or answers in another form.
     """
-    facts: Facts = environment.ask("-c", _IDENTIFY, read=Facts.model_validate_json, processes=processes)[0]
+    facts: Facts = environment.ask("-c", _IDENTIFY, read=Facts.model_validate_json, processes=processes)
     return facts
 
 
