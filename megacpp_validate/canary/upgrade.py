@@ -214,11 +214,6 @@ def _require_step(names: Sequence[str]) -> None:
         )
 
 
-def list_releases() -> tuple[str, ...]:
-    """The releases on the index, oldest first."""
-    return tuple(open_sources("static").versions())
-
-
 def compare_pairs(catalog: Catalog, releases: Sequence[str], options: CanaryOptions) -> tuple[StaticResult, ...]:
     """The static tier for each release and the next; fewer than two are completed by the pin and the index.
 
@@ -270,12 +265,6 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], options: CanaryOpt
     return sweep
 
 
-def run_firewall_tier(catalog: Catalog, progress: Progress, **options: Any) -> FirewallResult:
-    """The firewall tier on releases of the index; `options` are those of `run_firewall`."""
-    wheels = open_sources("firewall").wheel
-    return run_firewall(catalog, wheels, progress=progress.case, **options)
-
-
 def run_upgrade(catalog: Catalog, plan: CanaryPlan, options: CanaryOptions, progress: Progress) -> UpgradeResult:
     """Run the tiers of a plan; the one that needs nothing comes first.
 
@@ -293,7 +282,7 @@ def run_upgrade(catalog: Catalog, plan: CanaryPlan, options: CanaryOptions, prog
             if len(releases) < 2:  # as the pin and the index completed them
                 releases = (parts["static"][0].old.version, parts["static"][0].new.version)
         elif tier == "firewall":
-            parts["firewall"] = run_firewall_tier(catalog, progress)
+            parts["firewall"] = run_firewall(catalog, open_sources(tier).wheel, progress=progress.case)
         else:
             parts |= _run_on_device(catalog, options, releases, progress)
         seconds[tier] = round(time.monotonic() - started, 2)

@@ -123,13 +123,11 @@ class Fp8Fault(PlantedFault):
         checks: names with `*` and `?`; in each of those cells one that fails must bear one of them. Where a probe
             raises, the name is "raised CLASS".
         green: a cell off its path, which must stay green.
-        quick: whether the smallest shapes and the fewest steps show it.
     """
 
     cells: Annotated[list[str], Names("cell")] = Field(min_length=1)
     checks: list[Text] = Field(min_length=1)
     green: Annotated[str, Names("cell")]
-    quick: bool = True
 
     def wants(self, check: str) -> bool:
         """Whether a check of this name is one that must see it."""

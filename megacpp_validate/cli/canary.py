@@ -75,7 +75,7 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
 
     catalog, plan = context.catalog, upgrade.plan_canary(options)
     if options.listing:
-        return "\n".join(upgrade.list_releases())
+        return "\n".join(upgrade.open_sources("static").versions())
     if options.every_pair:
         sweep = upgrade.compare_every_pair(catalog, plan.releases, options, context.progress)
         return Answer(sweep, "static:describe_sweep")
@@ -128,7 +128,7 @@ def te_watch(
     index does not answer, 6: another run holds the folder.
     """
     from ..canary.requirements import run_requirements
-    from ..canary.upgrade import list_releases
+    from ..canary.upgrade import open_sources
     from ..canary.watch import run_watch
     from ..report.describe.upgrade import describe_release
     from ..report.render.markdown import render_markdown
@@ -139,7 +139,7 @@ def te_watch(
         page = describe_release(found, release, run_requirements(catalog, release, matrix, note=say))
         return f"# {page.title}\n\n{render_markdown(page)}"
 
-    return run_watch(catalog, state, list_releases(), render, context.progress, matrix=matrix)
+    return run_watch(catalog, state, open_sources("static").versions(), render, context.progress, matrix=matrix)
 
 
 @verb("canary:describe_requirements")
@@ -166,10 +166,11 @@ def import_firewall(
     limit_s: Limit = 120.0,
 ) -> Result:
     """Can the bridge be imported, and does it say why, whatever is wrong with an install of Transformer Engine?"""
-    from ..canary.upgrade import run_firewall_tier
+    from ..canary.firewall.run import run_firewall
+    from ..canary.upgrade import open_sources
 
-    options = {"only": only, "limit_s": limit_s, "jobs": jobs}
-    return run_firewall_tier(context.catalog, context.progress, **options)
+    wheels, progress = open_sources("firewall").wheel, context.progress.case
+    return run_firewall(context.catalog, wheels, only=only, limit_s=limit_s, jobs=jobs, progress=progress)
 
 
 @verb("upgrade:describe_upgrade")

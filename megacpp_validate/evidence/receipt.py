@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 # 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training, 4 no kernels that were compiled;
 # those of 1 to 5 that are committed were sealed afterwards.
+DEVICE_CLOCK: Final = "cuda-events"  # times on the host differ by 39 % between healthy releases
 READABLE: Final = tuple(f"megacpp-validate/receipt/{number}" for number in range(1, 7))
 SCHEMA_ID: Final = READABLE[-1]
 _END: Final = '"\n}\n'  # of a file, behind the digits of its seal
@@ -454,6 +455,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def memory_limit(held_mib: float, ratio: float, rise_mib: float) -> float:
+    """The highest peak in MiB that is no growth: by a ratio, or by a rise that a healthy release may make."""
+    return max(held_mib * ratio, held_mib + rise_mib)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ from ..catalog.policies import BREAKAGES, IMPORTS, GateRule, GateRules
 from ..diagnosis.diagnose import find_host_fault
 from ..diagnosis.rows import JOB_ENDS
 from ..evidence.history import DIRTY
-from ..evidence.receipt import Outcome, Receipt, cell_id, hash_code, read_time
+from ..evidence.receipt import DEVICE_CLOCK, Outcome, Receipt, cell_id, hash_code, memory_limit, read_time
 from ..evidence.store import ReceiptFile
 
 CLOCK_SKEW: Final = timedelta(minutes=5)  # between two machines
@@ -29,7 +29,6 @@ _CONTRADICTS: Final = (Outcome.FAIL, Outcome.ERROR, Outcome.IMPORT_ERROR)
 _DISOWNING: Final = (GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA)
 UNKNOWN: Final = "unknown"  # code of a receipt without a code hash
 PLAIN: Final = frozenset({"native", "sdpa"})  # names of backends of plain PyTorch
-_CLOCK: Final = "cuda-events"  # device time: the host time of healthy releases differs by 39%
 OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 _HARD: Final = (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
@@ -525,7 +524,7 @@ def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) 
         rows = (f"{name} {now[name]:.4g} ms, {old[name]:.4g} in {stack} (x {ratios[name]:.2f})" for name in slower)
         yield Reason(GateRule.SLOWER, f"slower than x {kind.slowdown:g}: {'; '.join(rows)}")
     peak, held = now.get(_MEMORY, 0.0), old.get(_MEMORY, math.inf)
-    if peak > max(kind.memory * held, held + kind.memory_floor_mib):
+    if peak > memory_limit(held, kind.memory, kind.memory_floor_mib):
         text = f"its peak is {peak:.0f} MiB, {held:.0f} MiB in {stack} (x {peak / held:.2f}); at most "
         text += f"x {kind.memory:g}, or {kind.memory_floor_mib:g} MiB more, is allowed"
         yield Reason(GateRule.MEMORY, text)
@@ -533,5 +532,5 @@ def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) 
 
 def _measure(receipt: Receipt) -> dict[str, float]:
     """Median device times in ms, and peak memory in MiB; without values that were not measured."""
-    rows = {row.name: row.median_ms for row in receipt.timings if row.clock == _CLOCK}
+    rows = {row.name: row.median_ms for row in receipt.timings if row.clock == DEVICE_CLOCK}
     return {name: value for name, value in {**rows, _MEMORY: receipt.peak_memory_mib}.items() if value > 0.0}

@@ -16,7 +16,6 @@ from megacpp_validate.errors import Exit, WrongArguments
 from megacpp_validate.report.describe.static import describe_static
 from megacpp_validate.report.marks import Tone
 from tests.canary.static.small_sources import write_release
-from tests.catalog.refusals import copy_matrix, edit
 
 BROKEN, UNKNOWN, _, MET = FitVerdict
 H200 = "cublas=13.1,cudnn=9.14,torch=2.11"
@@ -106,23 +105,9 @@ def test_verdict_exit_and_mark(judge, env: str, verdict: FitVerdict, exits: Exit
     assert any(case.code == "cudnn-reshape-mode" for case in page.judged())
 
 
-def test_a_requirement_of_a_module_that_the_tree_does_not_use_breaks_nothing(judge) -> None:  # type: ignore[no-untyped-def]
-    result = judge({"mlp.py": "Linear"}, "cudnn=9.14")
-    assert ([fit.verdict for fit in result.requirements], result.exit) == ([FitVerdict.WARNED], Exit.OPEN)
-
-
 def test_the_bridge_breaks_at_the_first_module_and_the_others_with_it(judge) -> None:  # type: ignore[no-untyped-def]
     result = judge({}, "cudnn=9.14")
     rows = {row.module: (row.verdict, row.under) for row in result.modules}
     assert rows["attention"] == (ModuleVerdict.BREAKS, "")
     assert rows["native_block"] == (ModuleVerdict.CASCADE, "attention")
     assert rows["permute"][0] is ModuleVerdict.CLEAN
-
-
-def test_a_planted_row_is_judged(catalog: Catalog, tmp_path: Path) -> None:
-    folder = copy_matrix(tmp_path, "needs.toml")
-    copy_matrix(tmp_path, "images.toml")
-    edit(folder / "needs.toml", ('te = ">=2.20.0"\nkind = "library"', 'te = ">=2.19.0"\nkind = "library"'))
-    for matrix, known in ((None, set()), (folder, {"cudnn-least"})):
-        fits = Requirements(catalog, ["cudnn=9.11"], matrix).find_new("2.18.0", "2.19.0")
-        assert {fit.need for fit in fits if fit.verdict is BROKEN} == known

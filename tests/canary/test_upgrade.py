@@ -107,17 +107,6 @@ def test_every_installed_release_is_run_and_the_one_that_breaks_is_named(run: Ru
     assert [(len(stack["ran"]), len(stack["reused"])) for stack in told["stacks"]] == [(0, 8), (0, 8), (0, 8)]
 
 
-def test_releases_that_are_named_and_an_environment_of_a_name(
-    run: Run, host: Callable[..., Path], tmp_path: Path
-) -> None:
-    overlays = host("write()", "2.9.0")
-    python = tmp_path / "host" / "python3"
-    said = run(*GPU, "2.9.0", "patched", "--overlays", overlays, "--environment", f"patched=python:{python}",
-               "--probes", "imports,permute")  # fmt: skip
-    assert said.code == OPEN, said.err
-    assert [stack["stack"] for stack in json.loads(said.out)["stacks"]] == ["te2.9.0", "patched"]
-
-
 def test_a_release_that_is_not_here_costs_the_others_nothing(run: Run, host: Callable[..., Path]) -> None:
     overlays = host("write()", "2.9.0", "2.20.2")
     common = ("--overlays", overlays, "--probes", "imports")
@@ -226,17 +215,6 @@ def test_the_gpu_tier_needs_nothing_that_reads_sources(host: Callable[..., Path]
     assert done.returncode == NO_ENVIRONMENT
     assert "griffe" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_two_folders_of_receipts_are_judged_without_a_run(run: Run, tmp_path: Path) -> None:
-    """Those that an H200 wrote: 2.17.1 broke attention, 2.14.1 does not import."""
-    said = run("compare-receipts", EVIDENCE / "te2.12.0", EVIDENCE / "te2.17.1", "--format", "json")
-    assert said.code == CLOSED
-    (step,) = json.loads(said.out)["steps"]
-    assert (step["before"], step["after"], step["target"]) == ("te2.12.0", "te2.17.1", "h200")
-    assert step["culprits"]
-    assert run("compare-receipts", EVIDENCE / "te2.12.0", EVIDENCE / "te2.20.2").code == OPEN
-    assert run("compare-receipts", EVIDENCE / "te2.12.0", EVIDENCE / "te2.14.1").code == CLOSED
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], object], int, str]] = {

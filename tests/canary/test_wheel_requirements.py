@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import zipfile
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,13 +19,14 @@ from megacpp_validate.canary.requirements import (
     run_requirements,
 )
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.errors import Exit, NoEnvironment
+from megacpp_validate.errors import Exit
 from megacpp_validate.report.describe.canary import describe_requirements
 from megacpp_validate.report.marks import Tone
-from tests.canary.static.small_index import PACKAGE, serve, use_index, write_index
+from tests.canary.static.small_index import PACKAGE, use_index, write_index, write_wheel
 from tests.catalog.refusals import copy_matrix
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not-run: there is no C compiler")
+PLATFORM = "manylinux_2_{}_x86_64"
 OLD, NEW = "int cublasLtCreate(void) { return 0; }", "int cublasLtGroupedThing(void) { return 0; }"
 CORE = "int cublasLtCreate(void); int cublasLtGroupedThing(void);\nint nvte_run(void) { return cublasLtCreate() + cublasLtGroupedThing(); }"  # noqa: E501
 
@@ -39,23 +39,6 @@ def compile_library(file: Path, code: str) -> bytes:
     return file.read_bytes()
 
 
-def write_wheel(index: Path, name: str, version: str, files: Mapping[str, bytes], tag: str = "manylinux_2_18") -> Path:
-    folder, stem = index / "simple" / name.replace("_", "-"), f"{name}-{version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{stem}-py3-none-{tag}_x86_64.whl"
-    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for place, content in files.items():
-            archive.writestr(place, content)
-        archive.writestr(f"{stem}.dist-info/METADATA", about)
-        archive.writestr(f"{stem}.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: py3-none-{tag}_x86_64\n")
-        archive.writestr(f"{stem}.dist-info/RECORD", "")
-    (folder / "index.html").write_text(
-        "".join(f'<a href="{one.name}">{one.name}</a>\n' for one in folder.glob("*.whl"))
-    )
-    return wheel
-
-
 @pytest.fixture
 def read(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Code of each nvidia-cublas, and the loader of the release -> its requirements; the index has no CUDA 12."""
@@ -65,10 +48,12 @@ def read(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # 
         use_index(monkeypatch, write_index(tmp_path / "index", {"2.14.1": package}))
         monkeypatch.setenv("MEGACPP_CACHE_DIR", str(tmp_path / "cache"))
         core = {"transformer_engine/wheel_lib/libtransformer_engine.so": compile_library(tmp_path / "core.so", CORE)}
-        write_wheel(tmp_path / "index", "transformer_engine_cu13", "2.14.1", core)
+        index = tmp_path / "index" / "simple"
+        write_wheel(index / "transformer-engine-cu13", "2.14.1", core, "transformer_engine_cu13", PLATFORM.format(18))
         for version, code in libraries.items():
             files = {"nvidia/cu13/lib/libcublasLt.so.13": compile_library(tmp_path / "lt.so", code)}
-            write_wheel(tmp_path / "index", "nvidia_cublas", version, files, f"manylinux_2_{17 + len(version) % 3}")
+            platform = PLATFORM.format(17 + len(version) % 3)
+            write_wheel(index / "nvidia-cublas", version, files, "nvidia_cublas", platform)
         matrix = copy_matrix(tmp_path / "matrix") if not (tmp_path / "matrix").exists() else tmp_path / "matrix"
         return run_requirements(catalog, "2.14.1", matrix)
 
@@ -125,7 +110,7 @@ class _InRanges(BaseHTTPRequestHandler):
 
 def test_one_library_of_a_wheel_on_a_server(tmp_path: Path) -> None:
     files = {"a/lib/libx.so.13": compile_library(tmp_path / "x.so", OLD), "a/text.txt": b"no library"}
-    content = write_wheel(tmp_path, "x", "1", files).read_bytes()
+    content = write_wheel(tmp_path, "1", files, "x").read_bytes()
     handler = type("Handler", (_InRanges,), {"content": content})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -134,12 +119,3 @@ def test_one_library_of_a_wheel_on_a_server(tmp_path: Path) -> None:
             elf = read_library(wheel, "a/lib/libx.so.13")
             assert (elf.defines("cublasLtCreate"), elf.defines("cublasLtGroupedThing")) == (True, False)
         server.shutdown()
-
-
-def test_a_server_without_ranges_is_named(tmp_path: Path) -> None:
-    with (
-        serve({".whl": (200, "application/zip", b"PK")}) as address,
-        pytest.raises(NoEnvironment, match="ranges"),
-        open_wheel(f"{address}/x-1-py3-none-any.whl"),
-    ):
-        pass

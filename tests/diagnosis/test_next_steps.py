@@ -6,13 +6,13 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.canary.dynamic.test_real_receipts import kept
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.diagnosis.next_steps import Sides, VersionChange
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
-from tests.canary.dynamic.test_real_receipts import kept
 from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
 
 CATALOG = read_catalog()

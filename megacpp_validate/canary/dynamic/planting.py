@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -23,6 +24,7 @@ from ...catalog import planted
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...catalog.planted import EditDoesNotFit, Fp8Fault, PlantedFault, TeFault
+from ...diagnosis.blame import is_red
 from ...environments import plan as planning
 from ...environments.cell import Cell, own_folder
 from ...environments.faulty_overlay import make_faulty
@@ -39,8 +41,7 @@ from ...process import Processes
 from .scores import FaultScore, ScoreRow, Sighting, Verdict
 from .step import StackReceipts, compare_stacks
 
-CLEAN: Final = "clean"  # runs of the copied folder itself:
-CLEAN_WHOLE: Final = "clean-whole"  # and with all shapes
+CLEAN: Final = "clean"  # the run of the folder that is copied
 _Row = TypeVar("_Row", bound=PlantedFault)
 Receipts = Mapping[str, Receipt]
 """Receipts of one run by probe."""
@@ -110,23 +111,19 @@ def run_planted(
 
 @dataclass(frozen=True)
 class CopyRun:
-    """Some cells once, in one copy of a release.
+    """Some cells once with the smallest shapes, in one copy of a release.
 
     Attributes:
-        name: of its folder below that of the release.
-        fault: what is planted; None in a clean run and in a control.
-        against: name of the clean run that it is compared with; empty for a clean run, which makes no copy.
+        name: of its folder below that of the release; `CLEAN` for the clean run, which makes no copy.
+        fault: what is planted; None in the clean run and in a control.
         seed: of weights and inputs.
         cells: FP8 cells that run; empty for every probe.
-        quick: whether with the smallest shapes.
     """
 
     name: str
     fault: PlantedFault | None = None
-    against: str = ""
     seed: int = 0
     cells: tuple[str, ...] = ()
-    quick: bool = True
 
 
 def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str]) -> list[_Row]:
@@ -147,24 +144,14 @@ def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str])
 
 
 def plan_copies(faults: Sequence[PlantedFault], *, controls: int = 0, seed: int = 0) -> tuple[CopyRun, ...]:
-    """The clean runs, then a copy for each fault, then copies without a fault, which take the seeds after `seed`.
+    """The clean run, then a copy for each fault, then copies without a fault, which take the seeds after `seed`.
 
-    A clean run has every FP8 cell that a fault names.
+    The clean run has every FP8 cell that a fault names.
     """
-    copies: list[CopyRun] = []
-    for one in faults:
-        if isinstance(one, Fp8Fault):
-            against, cells = CLEAN if one.quick else CLEAN_WHOLE, (*one.cells, one.green)
-            copies.append(CopyRun(f"faults/{one.id}", one, against, seed, cells, one.quick))
-        else:
-            copies.append(CopyRun(f"faults/{one.id}", one, CLEAN, seed))
-    copies += [CopyRun(f"controls/control-{one}", None, CLEAN, seed + one) for one in range(1, controls + 1)]
-    clean = []
-    for name in (CLEAN, CLEAN_WHOLE):
-        if mine := [run for run in copies if run.against == name]:
-            cells = tuple(dict.fromkeys(cell for run in mine for cell in run.cells))
-            clean.append(CopyRun(name, None, "", seed, cells, mine[0].quick))
-    return (*clean, *copies)
+    named = [(*one.cells, one.green) if isinstance(one, Fp8Fault) else () for one in faults]
+    copies = [CopyRun(f"faults/{one.id}", one, seed, cells) for one, cells in zip(faults, named, strict=True)]
+    copies += [CopyRun(f"controls/control-{one}", seed=seed + one) for one in range(1, controls + 1)]
+    return (CopyRun(CLEAN, None, seed, tuple(dict.fromkeys(chain(*named)))), *copies)
 
 
 # --- the judge ------------------------------------------------------------------------------------------------------
@@ -183,10 +170,9 @@ def judge_copies(
     """
     faults: list[ScoreRow] = []
     clean: list[ScoreRow] = []
-    for run in runs:
-        if not run.against:
-            continue
-        before, copy, fault = seen.get(run.against, {}), seen.get(run.name, {}), run.fault
+    before = seen.get(CLEAN, {})
+    for run in (one for one in runs if one.name != CLEAN):
+        copy, fault = seen.get(run.name, {}), run.fault
         row = ScoreRow(
             id=fault.id if fault else run.name.removeprefix("controls/"), where=release, verdict=Verdict.NOT_RUN,
             says=fault.says if fault else f"A copy without a fault, with seed {run.seed}.",
@@ -224,7 +210,7 @@ def _find_trouble(
 
 def _judge_blame(run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule]) -> dict[str, Any]:
     """Who is blamed in a copy, and what that is worth."""
-    sides = [StackReceipts(name, tuple(it.values())) for name, it in ((run.against, clean), (run.name, copy))]
+    sides = [StackReceipts(name, tuple(it.values())) for name, it in ((CLEAN, clean), (run.name, copy))]
     step = compare_stacks(sides[0], sides[1], modules)
     named = ", ".join(f"{culprit.module} ({culprit.cause.value})" for culprit in step.culprits)
     verdict, reason = Verdict.RIGHT, ""
@@ -246,7 +232,7 @@ def _judge_blame(run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequenc
 
 def _judge_cells(fault: Fp8Fault, copy: Receipts) -> dict[str, Any]:
     """Which checks fail in the cells of a fault, and what that is worth."""
-    red = {cell: list_failed(copy[cell]) for cell in fault.cells if _is_red(copy.get(cell))}
+    red = {cell: list_failed(copy[cell]) for cell in fault.cells if is_red(copy.get(cell))}
     still = ", ".join(cell for cell in fault.cells if cell not in red)
     lost = [f"{cell}: {_why_lost(copy.get(cell))}" for cell in fault.cells if not _ran(copy.get(cell))]
     wrong = [f"{still} stays green"] if still else []
@@ -272,7 +258,7 @@ def _judge_green(fault: Fp8Fault, row: ScoreRow, receipt: Receipt | None) -> Sco
                              "verdict": Verdict.QUIET, "seconds": 0.0}  # fmt: skip
     if not _ran(receipt):
         found |= {"verdict": Verdict.NOT_RUN, "reason": _why_lost(receipt)}
-    elif receipt is not None and _is_red(receipt):
+    elif is_red(receipt):
         seen = (Sighting(by=fault.green, names=tuple(list_failed(receipt))),)
         found |= {"verdict": Verdict.FALSE_ALARM, "reason": receipt.reason, "seen": seen}
     return row.model_copy(update=found)
@@ -286,10 +272,6 @@ def list_failed(receipt: Receipt) -> list[str]:
 
 def _ran(receipt: Receipt | None) -> bool:
     return receipt is not None and receipt.outcome not in (Outcome.NOT_RUN, Outcome.BLOCKED)
-
-
-def _is_red(receipt: Receipt | None) -> bool:
-    return receipt is not None and _ran(receipt) and not receipt.outcome.is_good
 
 
 def _why_lost(receipt: Receipt | None) -> str:
@@ -358,7 +340,7 @@ def _make_copy(
     """
     clean, *behind = found.folders
     scratch = options.copies or Path(tempfile.gettempdir(), f"megacpp-te-copies-{os.getuid()}")
-    place = make_faulty(clean, release, run.fault, scratch) if run.against else clean
+    place = clean if run.name == CLEAN else make_faulty(clean, release, run.fault, scratch)
     return put_over(bare, (place, *behind), f"{run.name} of Transformer Engine {release}")
 
 
@@ -367,12 +349,10 @@ def _plan_cells(
 ) -> Iterator[Cell]:
     for row in planning.choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules:
         own = replace(
-            planning.plan_row(blank, row), seed=run.seed, quick=run.quick,
+            planning.plan_row(blank, row), seed=run.seed, quick=True,
             turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
         )  # fmt: skip
-        yield Cell(
-            environment, own, folder / run.name, limit_s if run.quick else planning.limit_of(row, limit_s), row.seconds
-        )
+        yield Cell(environment, own, folder / run.name, limit_s, row.seconds)
 
 
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ...catalog.bridge import Catalog
-from ...diagnosis.blame import blame
+from ...diagnosis.blame import blame, is_red
 from ...environments.interpreter import PACKAGE, host_interpreter
 from ...environments.plan import choose_names
 from ...environments.venv import find_torch_python
@@ -94,7 +94,7 @@ def judge_selftest(catalog: Catalog, order: SelftestOrder, runs: Sequence[Selfte
         runs: what came back, in any order.
     """
     clean = [(run, receipt) for run in runs if not run.mutant for receipt in run.receipts]
-    red = [(run, receipt) for run, receipt in clean if _is_red(receipt)]
+    red = [(run, receipt) for run, receipt in clean if is_red(receipt)]
     alarms = {(run.requested, receipt.probe) for run, receipt in red}
     of_mutant = {run.mutant: run for run in runs if run.mutant}
     lost = [f"clean run with seed {run.seed}: {run.trouble}" for run in runs if not run.mutant and run.trouble]
@@ -130,7 +130,7 @@ def _judge_mutant(
     heard = [receipt for receipt in run.receipts if (run.requested, receipt.probe) not in alarms]
     found = blame(heard, catalog.modules)
     if found.culprits:
-        culprit = next(receipt for receipt in heard if receipt.probe == found.culprits[0] and _is_red(receipt))
+        culprit = next(receipt for receipt in heard if receipt.probe == found.culprits[0] and is_red(receipt))
         cascades = tuple(name for name, _ in found.cascades)
         check = first_failure(culprit)
         return MutantResult(mutant, Fate.KILLED, found.culprits, cascades, check, run.trouble, run.seconds)
@@ -142,7 +142,3 @@ def _judge_mutant(
     elif not run.reached:
         fate, reason = Fate.NOT_REACHED, f"no probe runs {mutant.at}, or it changes nothing there"
     return MutantResult(mutant, fate, reason=reason, seconds=run.seconds)
-
-
-def _is_red(receipt: Receipt) -> bool:
-    return receipt.outcome is not Outcome.NOT_RUN and not receipt.outcome.is_good

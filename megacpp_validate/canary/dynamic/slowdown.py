@@ -19,12 +19,11 @@ from ...diagnosis.blame import Order
 from ...diagnosis.checks import FIREWALL, USES
 from ...diagnosis.culprits import Culprit
 from ...diagnosis.next_steps import Sides, slow_step
-from ...evidence.receipt import Machine, Outcome, Receipt, Timing
+from ...evidence.receipt import DEVICE_CLOCK, Machine, Outcome, Receipt, Timing, memory_limit
 from ...evidence.values import ENVIRONMENT, Cause, Frozen
 
-# Clock of device times. Times on the host are shown and blame nobody: on a clean step (2.17.1 to 2.20.2, four stacks at
+# Times on the host are shown and blame nobody: on a clean step (2.17.1 to 2.20.2, four stacks at
 # once on one H200, 2026-11-28) a scope took 1.71 times as long on the host.
-DEVICE: Final = "cuda-events"
 FEWEST_ROUNDS: Final = 3
 # Ratios of two healthy runs. On one H200 (docs/evidence/h200), device times of one stack and of healthy releases differ
 # by up to 6 %.
@@ -126,7 +125,7 @@ def compare_timings(before: Receipts, after: Receipts, noise: CardNoise) -> tupl
     round of `before`. A row that cannot be compared has `noise` 0.
     """
     pairs = [(name, *pair) for name in after if name in before for pair in _pairs(before[name], after[name])]
-    timed = {module for module, one, _ in pairs if one.clock == DEVICE}
+    timed = {module for module, one, _ in pairs if one.clock == DEVICE_CLOCK}
     rows: list[TimingChange] = []
     for module, one, other in pairs:
         cards = _card(before[module].machine), _card(after[module].machine)
@@ -185,7 +184,7 @@ def _find_bound(
         return 0.0, f"not compared: before it ran on {old}, now on {new}"
     if one.clock != other.clock:
         return 0.0, f"not compared: before it was timed by {one.clock}, now by {other.clock}"
-    if one.clock != DEVICE:
+    if one.clock != DEVICE_CLOCK:
         return 0.0, "not compared: the host stretches times by what else it runs"
     if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
         return 0.0, f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
@@ -371,7 +370,7 @@ def _find_memory(module: str, before: Receipt, after: Receipt) -> Watched | None
         and {check.name for check in before.checks} == {check.name for check in after.checks}
     )  # fmt: skip
     old, new = before.peak_memory_mib, after.peak_memory_mib
-    if not same or old <= 0.0 or new <= max(old * MEMORY_RATIO, old + MEMORY_RISE_MIB):
+    if not same or old <= 0.0 or new <= memory_limit(old, MEMORY_RATIO, MEMORY_RISE_MIB):
         return None
     summary = (
         f"{module} holds {new / old:.2f} times the GPU memory at its peak (it was {old:.0f} MiB and is {new:.0f} MiB)"

@@ -177,9 +177,8 @@ class Install:
         return self.site / "transformer_engine"
 
     def stand_in(self, part: str) -> Path:
-        """The library of a part, or its folder where that holds several; raises `CannotBuild`."""
-        if self.stand_ins is None:
-            raise CannotBuild("this damage needs a small library, and there is no compiler to build it with")
+        """The library of a part, or its folder where that holds several."""
+        assert self.stand_ins is not None, "a case with compiled parts is not run without stand-ins"
         return next((self.stand_ins / part).glob("*.so"), self.stand_ins / part)
 
     def write(self, pattern: str, data: bytes) -> None:
@@ -187,13 +186,6 @@ class Install:
         path = self.find(pattern)
         path.unlink()
         path.write_bytes(data)
-
-    def edit(self, file: str, change: Callable[[str], str]) -> None:
-        """Change a Python source of the package; it is an error if that changes nothing."""
-        before = (self.package / file).read_text(encoding="utf-8")
-        if (after := change(before)) == before:
-            raise LookupError(f"{file} of {self.release} has nothing of what was to be damaged")
-        self.write(file, after.encode())
 
     def find(self, pattern: str) -> Path:
         """A file or folder of the package, of its libraries, or of its metadata."""
@@ -269,34 +261,17 @@ def write_dist_info(site: Path, name: str, version: str) -> None:
 # --- the actions ----------------------------------------------------------------------------------------------------
 
 
-def rename(library: Path, pattern: str, end: str) -> tuple[str, str]:
-    """Change the end of a name in the strings of a library: of a symbol, of a library that it needs, of a constant.
-
-    Args:
-        library: replaced, never written through a link.
-        pattern: of the whole name; the first one that matches is changed.
-        end: takes the place of as many characters.
-
-    Returns:
-        The old and the new name.
+def rename_string(install: Install, file: str, pattern: str, end: str) -> None:
+    """Change the end of the first string of a library that matches: of a symbol, of a library that it needs.
 
     Raises:
         LookupError: no string of the library matches.
     """
-    image = library.read_bytes()
+    image = install.find(file).read_bytes()
     found = re.search(rb"(?<=\0)(?:" + pattern.encode() + rb")(?=\0)", image)
     if found is None:
-        raise LookupError(f"{library.name} has no string {pattern}")
-    old = found[0].decode()
-    new = old[: -len(end)] + end
-    library.unlink()
-    library.write_bytes(image[: found.start()] + new.encode() + image[found.end() :])
-    return old, new
-
-
-def rename_string(install: Install, file: str, pattern: str, end: str) -> None:
-    """Change the end of the first string of a library that matches."""
-    rename(install.find(file), pattern, end)
+        raise LookupError(f"{file} has no string {pattern}")
+    install.write(file, image[: found.end() - len(end)] + end.encode() + image[found.end() :])
 
 
 def uninstall(install: Install) -> None:
@@ -329,24 +304,12 @@ def overwrite(install: Install, file: str, content: str) -> None:
     install.write(file, content.encode("latin-1"))
 
 
-def append(install: Install, file: str, line: str) -> None:
-    """Add a line to a source of the package."""
-    install.edit(file, lambda text: f"{text}\n{line}\n")
-
-
-def cut_source(install: Install, file: str) -> None:
-    """Cut a source of the package in half."""
-    install.edit(file, lambda text: text[: len(text) // 2])
-
-
-def take_out(install: Install, name: str) -> None:
-    """Take one name out of what `transformer_engine.pytorch` re-exports, alone or as a line of a longer import."""
-
-    def change(text: str) -> str:
-        lines = text.splitlines(keepends=True)
-        return "".join(line for line in lines if not line.rstrip().endswith((f" import {name}", f"    {name},")))
-
-    install.edit("pytorch/__init__.py", change)
+def edit(install: Install, file: str, pattern: str, replacement: str) -> None:
+    """Change a source of the package where a pattern matches first; it is an error if that changes nothing."""
+    before = install.find(file).read_text(encoding="utf-8")
+    if (after := re.sub(pattern, replacement, before, count=1)) == before:
+        raise LookupError(f"{file} of {install.release} has nothing of what was to be damaged")
+    install.write(file, after.encode())
 
 
 def link_second_core(install: Install) -> None:
@@ -405,9 +368,8 @@ def add_flash_attention_4(install: Install, version: str) -> None:
 ACTIONS: Final[dict[str, Callable[..., object]]] = {
     action.__name__: action
     for action in (
-        add_flash_attention_4, append, cut_source, delete, hide, hide_nvrtc, leave_folders, link_second_core,
-        lose_function, overwrite, put_copy_first, rename_string, replace_core, set_variable, set_version, take_out,
-        uninstall,
+        add_flash_attention_4, delete, edit, hide, hide_nvrtc, leave_folders, link_second_core, lose_function,
+        overwrite, put_copy_first, rename_string, replace_core, set_variable, set_version, uninstall,
     )
 }  # fmt: skip
 """Name in a row's `do` -> what it does to an install, with the row's other words as arguments."""

@@ -25,7 +25,8 @@ from ... import TOOL
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.planted import Damage, read_damages
 from ...diagnosis.installs import ImportFailure, explain_reason
-from ...errors import Exit, ToolError, WrongArguments, exit_for
+from ...environments.plan import choose_names
+from ...errors import Exit, ToolError, exit_for
 from ...evidence.receipt import Outcome
 from ...evidence.values import Frozen
 from ...process import Ended, Processes, Stopped, run_command
@@ -122,11 +123,8 @@ def plan_firewall(pinned: str, only: Collection[str] = ()) -> tuple[Damage, ...]
         WrongArguments: no case has one of these names.
     """
     rows = {row.id: row for row in read_damages(pinned)}
-    if unknown := sorted(set(only) - rows.keys()):
-        raise WrongArguments(
-            f"No firewall case is called {', '.join(unknown)}. Next step: choose from {', '.join(rows)}."
-        )
-    chosen = {*(only or rows), *(rows[name].baseline for name in only)}
+    named = choose_names("firewall case", list(rows), tuple(only))
+    chosen = {*named, *(rows[name].baseline for name in named)}
     return tuple(row for row in rows.values() if row.id in chosen)
 
 

@@ -43,19 +43,9 @@ def _finding(group: list[Met], surface: Surface) -> Finding:
     return Finding(
         module=surface.first({one.use.module for one in told}),
         modules=tuple(sorted(modules, key=surface.module_order.index)),
-        kind=change.kind,
-        impact=change.impact,
-        cause=change.cause,
         symbol=group[0].symbol.path.rstrip("."),
-        member=change.member,
-        parameter=change.parameter,
-        before=change.before,
-        after=change.after,
         call_sites=tuple(sites[key] for key in sorted(sites)),
-        old=change.old,
-        new=change.new,
-        suggestion=change.suggestion,
-        follows=change.follows,
+        **vars(change),
     )
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from importlib.util import resolve_name
 
 from ...evidence.values import Cause, SourceLine
 from . import bodies
@@ -154,7 +155,7 @@ class _Walk:
                     for alias in names:
                         self._imported(alias.name, (), node, place, condition)
                 case ast.ImportFrom(module=module, names=names, level=level):
-                    base = absolute(module or "", level, place.package)
+                    base = resolve_name("." * level + (module or ""), place.package)
                     self._imported(base, tuple(a.name for a in names), node, place, condition)
                 case ast.Try(body=inner, handlers=handlers, orelse=orelse):
                     caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
@@ -291,17 +292,8 @@ def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:
 def _imported_from(place: _Place, name: str) -> str:
     for node in place.tree.body:
         if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
-            return absolute(node.module or "", node.level, place.package)
+            return resolve_name("." * node.level + (node.module or ""), place.package)
     return ""
-
-
-def absolute(module: str, level: int, package: str) -> str:
-    """The dotted path that `from ..module` means in a package."""
-    if not level:
-        return module
-    base = package.split(".")
-    base = base[: len(base) - (level - 1)]
-    return ".".join([*base, module] if module else base)
 
 
 def _both(one: str, other: str) -> str:

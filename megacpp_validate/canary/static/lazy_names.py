@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import resolve_name
 
 
 def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
@@ -22,7 +23,7 @@ def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
         for found in (node for node in ast.walk(branch) if isinstance(node, ast.ImportFrom)):
             for alias in found.names:
                 if name in (alias.asname, alias.name):
-                    return f"{_absolute('.' * found.level + (found.module or ''), module)}.{alias.name}"
+                    return f"{resolve_name('.' * found.level + (found.module or ''), module)}.{alias.name}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             if found_in := _from_table(node, module, name):
@@ -65,20 +66,10 @@ def _from_table(node: ast.Dict, module: str, name: str) -> str:
             continue
         match value:
             case ast.Constant(value=str(where)) if key.value == name:
-                return f"{_absolute(where, module)}.{name}"
+                return f"{resolve_name(where, module)}.{name}"
             case ast.Tuple(elts=[ast.Constant(value=str(where)), ast.Constant(value=str(other))]) if key.value == name:
-                return f"{_absolute(where, module)}.{other}"
+                return f"{resolve_name(where, module)}.{other}"
             case ast.List() | ast.Tuple():
                 if any(isinstance(element, ast.Constant) and element.value == name for element in value.elts):
                     return f"{module}.{key.value.lstrip('.')}.{name}"
     return ""
-
-
-def _absolute(where: str, module: str) -> str:
-    """A module path as it stands in a package's `__init__`, made absolute."""
-    if not where.startswith("."):
-        return where
-    level = len(where) - len(where.lstrip("."))
-    base = module.split(".")
-    base = base[: len(base) - (level - 1)]
-    return ".".join([*base, where.lstrip(".")]).rstrip(".")

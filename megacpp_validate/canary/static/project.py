@@ -6,12 +6,10 @@ Nothing of the project is imported or executed. A file that is no Python is name
 from __future__ import annotations
 
 import ast
-import hashlib
 import os
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -152,12 +150,6 @@ class Project:
                 self.unreadable[file.shown] = str(fault) or type(fault).__name__
         return self._trees[file.module]
 
-    def hash_of(self, file: SourceFile) -> str:
-        """Of a file's bytes; empty where it cannot be read."""
-        with suppress(OSError):
-            return hashlib.sha256(file.path.read_bytes()).hexdigest()
-        return ""
-
     def _text(self, file: SourceFile) -> str:
         if file.module not in self._texts:
             try:
@@ -213,12 +205,6 @@ class Source:
     order: tuple[str, ...] = ()
     shown_below: str = ""
     title: str = ""
-
-    def fingerprint(self) -> Iterator[object]:
-        """Everything that a verdict on the source tree depends on: names and rows, and every file by its hash."""
-        yield from (sorted(self.rows.items()), self.order, self.shown_below)
-        for module, file in sorted(self.project.files.items()):
-            yield module, file.shown, self.project.hash_of(file)
 
     def row_of(self, file: SourceFile) -> str:
         """The row that a file belongs to."""

@@ -12,8 +12,6 @@ import hashlib
 import json
 import logging
 import re
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from typing import Any
 import griffe
 
 from ...errors import NoEnvironment
+from ...evidence.receipt import write_whole
 from ...evidence.values import SourceLine
 from .findings import ReleaseSource
 from .lazy_names import lazy_target
@@ -34,7 +33,6 @@ from .syntax_nodes import ParsedFiles, statements_below
 
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
 
-MOST_VERDICTS = 500  # on pairs of releases, kept beside the trees; some 10 kB each
 BINARY = "transformer_engine_torch"
 _OF_BINARY = re.compile(r"\b(?:tex|transformer_engine_torch)\.(\w+)")
 _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
@@ -207,7 +205,7 @@ class Release:
     def stored(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Facts about the release that `make` reads from its sources, kept beside the tree."""
         tree = self._stored_tree()
-        path = tree.with_suffix(f".{name}-{_hash_of(_code_behind(make.__module__))}.json") if tree else None
+        path = tree.with_suffix(f".{name}.json") if tree else None
         if path and (text := _read_sealed(path)):
             known: list[dict[str, Any]] = json.loads(text)
             return known
@@ -319,28 +317,10 @@ def takes_binary_names(module: griffe.Module) -> bool:
 
 @cache
 def _reader_hash() -> str:
-    """What the stored facts depend on besides the wheel: griffe, and the code that reads them."""
-    return _hash_of(frozenset({__name__, lazy_target.__module__, ConstructedDataclasses.__module__}))
-
-
-@cache
-def _code_behind(module: str) -> frozenset[str]:
-    """A module, and those of this package that it uses itself or through others: what it reads depends on them all."""
-    known: set[str] = set()
-    waiting = {module}
-    while waiting:
-        known |= waiting
-        used = [value for name in waiting for value in vars(sys.modules[name]).values()]
-        named = {str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in used}
-        waiting = {name for name in named if name.startswith(f"{__package__}.")} - known
-    return frozenset(known)
-
-
-@cache
-def _hash_of(modules: frozenset[str]) -> str:
+    """What the stored facts depend on besides the wheel: griffe, and the code of this package that reads them."""
     digest = hashlib.sha256(distribution_version("griffe").encode())
-    for module in sorted(modules):
-        digest.update(Path(sys.modules[module].__file__ or "").read_bytes())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -379,29 +359,8 @@ def _read_sealed(path: Path) -> str:
 def _keep(path: Path, text: str) -> None:
     """Keep what can be made again; a cache that cannot be written costs time, not the answer."""
     with suppress(OSError):
-        data = text.encode()
-        write_aside(path, f"{hashlib.sha256(data).hexdigest()}\n".encode() + data)
+        write_whole(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
         release, _, reader = path.name.partition("-")
         for old in path.parent.glob(f"{release}-*"):
             if not old.name.startswith(reader.partition(".")[0], len(release) + 1):
                 old.unlink()  # written by an earlier version of the code that reads releases
-        verdicts = sorted(path.parent.glob("*.pair-*"), key=lambda one: one.stat().st_mtime)
-        for old in verdicts[:-MOST_VERDICTS]:
-            old.unlink()
-
-
-def write_aside(path: Path, data: bytes) -> None:
-    """Write a file under another name and rename it, so that no one ever reads half of it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as aside:
-        try:
-            aside.write(data)
-            aside.flush()
-            Path(aside.name).replace(path)
-        except BaseException:
-            Path(aside.name).unlink(missing_ok=True)
-            raise

@@ -20,9 +20,10 @@ import platformdirs
 from packaging.version import InvalidVersion, Version
 
 from ...errors import NoEnvironment, WrongArguments
+from ...evidence.receipt import write_whole
 from ...process import Ended, run_command
 from .findings import ReleaseSource
-from .release import ROOTS, Release, write_aside
+from .release import ROOTS, Release
 
 DISTRIBUTION = "transformer-engine"
 FETCH_LIMIT_S = 90.0
@@ -60,7 +61,6 @@ class Sources:
     def __init__(self, cache: Path | None = None) -> None:
         named = os.environ.get(CACHE_VARIABLE, "")
         self.cache = cache or (Path(named) if named else Path(platformdirs.user_cache_dir("megacpp-validate")))
-        self.fetched_bytes = 0
         self._listed: list[str] | None = None
 
     def release(self, version: str) -> Release:
@@ -174,13 +174,12 @@ class Sources:
             if done.code or not wheels:
                 raise self._explain(version, distribution, done)
             wheel, sha256 = wheels[0], _sha256(wheels[0])
-            self.fetched_bytes += wheel.stat().st_size
             if distribution == DISTRIBUTION:
                 self._refuse_empty(wheel, version)
             place = self.cache / "wheels" / sha256 / wheel.name
             place.parent.mkdir(parents=True, exist_ok=True)
             wheel.replace(place)
-        write_aside(self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}).encode())
+        write_whole(self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}))
         return place, sha256
 
     def _refuse_empty(self, wheel: Path, version: str) -> None:

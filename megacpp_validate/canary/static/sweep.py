@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from packaging.version import InvalidVersion, Version
 
 from ...catalog.bridge import Catalog
 from ...catalog.file import PACKAGE_ROOT
-from ...environments.fits import Fit
 from ..requirements import Requirements
 from .compare import compare_releases
 from .findings import Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
@@ -69,26 +67,8 @@ def run_pair(
     old: Release, new: Release, source: Source, *, tool: str, verbose: bool = False,
     requirements: Requirements | None = None,
 ) -> StaticResult:  # fmt: skip
-    """The static tier for one pair of releases; without `requirements` those of the environment are left out.
-
-    The result is kept for as long as releases, source tree, requirements and code are the same.
-    """
-    found = tuple(requirements.find_new(old.version, new.version)) if requirements is not None else ()
-    shown = requirements.shown if requirements is not None else ""
-
-    def compare() -> StaticResult:
-        return _compare(old, new, source, found, shown, tool=tool, verbose=verbose)
-
-    if not old.source.sha256:  # a folder may change
-        return compare()
-    key = repr((old.source, tool, verbose, shown, found, *source.fingerprint()))
-    name = f"pair-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
-    return StaticResult.model_validate(new.stored(name, lambda: [compare().model_dump(mode="json")])[0])
-
-
-def _compare(
-    old: Release, new: Release, source: Source, found: Sequence[Fit], environment: str, *, tool: str, verbose: bool
-) -> StaticResult:
+    """The static tier for one pair of releases; without `requirements` those of the environment are left out."""
+    found = requirements.find_new(old.version, new.version) if requirements is not None else ()
     with without_garbage_collection():
         findings, standing, surface = compare_releases(old, new, source)
         others = list(_not_consumed(old, new, surface))
@@ -108,7 +88,7 @@ def _compare(
         changes_not_consumed=tuple(others) if verbose else (),
         not_read=dict(source.project.unreadable),
         source=source.title,
-        environment=environment,
+        environment=requirements.shown if requirements is not None else "",
         requirements=placed,
     )
 

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,8 @@ from megacpp_validate.canary.dynamic.bisect import (
     judge_receipts,
     search,
 )
-from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.diagnosis.blame import read_order
 from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.evidence.receipt import Failure, Library, Outcome, Package, Receipt
-from megacpp_validate.evidence.store import read_receipts
 
 BAD, GOOD, UNBUILT, UNTOLD = Verdict.BAD, Verdict.GOOD, Verdict.CANNOT_BUILD, Verdict.CANNOT_TELL
 NAMES = ("te", "cudnn", "torch", "flash-attn")
@@ -140,35 +136,6 @@ def test_a_mix_without_an_answer_leaves_both_axes() -> None:
     found = find([10, 2], Truth(({0: 6},), lambda p: UNTOLD if (p[0] > 4) != (p[1] > 0) else None))
     assert turns_of(found) == {"te": ("v4", ("v5", "v6", "v7", "v8", "v9")), "cudnn": ("", ("v1",))}
     assert found.end is SearchEnd.NARROWED
-
-
-EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
-
-# What an H200 showed of the releases in docs/evidence: (release, module): the verdict, and a word of the reason.
-SEEN: dict[tuple[str, str], tuple[Verdict, str]] = {
-    ("2.12.0", "attention"): (Verdict.GOOD, "pass"),
-    ("2.14.1", "imports"): (Verdict.BAD, "cublasLtGroupedMatrixLayoutInit_internal"),
-    ("2.14.1", "attention"): (Verdict.CANNOT_TELL, "blocked by imports, which is import-error"),
-    ("2.14.1", "layer_spec"): (Verdict.CANNOT_TELL, "blocked by imports"),
-    ("2.17.1", "attention"): (Verdict.BAD, "fused_attn"),
-    ("2.17.1", "native_block"): (Verdict.BAD, "attention, on which the module depends, red too"),
-    ("2.17.1", "permute"): (Verdict.GOOD, "pass"),
-    ("2.20.2", "native_block"): (Verdict.GOOD, "pass"),
-}
-
-
-def below(module: str, catalog: Catalog) -> tuple[str, ...]:
-    found = read_order(catalog.modules).below[module]
-    return tuple(row.id for row in catalog.modules if row.id in found)
-
-
-@pytest.mark.parametrize(("release", "module"), SEEN)
-def test_what_an_h200_showed_is_judged_as_a_person_would(catalog: Catalog, release: str, module: str) -> None:
-    receipts = tuple(read_receipts(EVIDENCE / f"te{release}").found.values())
-    answer = judge_receipts(module, below(module, catalog), receipts, {"te": release})
-    verdict, word = SEEN[release, module]
-    assert answer.verdict is verdict
-    assert word in answer.reason
 
 
 def receipt(probe: str, outcome: Outcome = Outcome.PASS, **more: object) -> Receipt:

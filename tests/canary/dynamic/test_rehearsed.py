@@ -70,26 +70,3 @@ def test_a_planted_fault_has_its_blame(fault: str) -> None:
         assert culprit.next_step
         assert len(set(culprit.evidence)) == len(culprit.evidence)
         assert BEFORE in culprit.next_step or culprit.component == "GPU memory"
-
-
-# Pairs of faults that have nothing to do with one another, planted in two copies: together they are both named, and
-# what neither of them alone leads to is nobody's.
-APART = [
-    ("unpermute-ignores-probs", "mlp-gates-swapped"),
-    ("unpermute-ignores-probs", "linear-bias-keyword"),
-    ("attention-cudnn-error", "unpermute-ignores-probs"),
-    ("permute-hangs", "attention-new-required"),
-    ("grouped-ignores-fp8", "linear-scaled"),
-    ("attention-and-permute", "checkpoint-removed"),
-    ("linear-aborts", "permute-two-of-three"),
-    ("linear-ignores-fp8", "attention-and-permute"),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), APART, ids=["+".join(pair) for pair in APART])
-def test_two_faults_that_have_nothing_to_do_with_one_another(one: str, other: str) -> None:
-    sides = KEPT[one], KEPT[other]
-    mine = {module for module in sides[0]["red"] if module not in sides[1]["red"]}
-    rows = {**sides[1]["red"], **{module: sides[0]["red"][module] for module in mine}}
-    found = step({module: red(module, kept) for module, kept in rows.items()})
-    assert {culprit.module for culprit in found.culprits} == sides[0]["culprits"].keys() | sides[1]["culprits"].keys()

@@ -11,7 +11,7 @@ from megacpp_validate.canary.dynamic.slowdown import TimingChange
 from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.diagnosis.blame import Change
-from megacpp_validate.evidence.receipt import Check, Library, Receipt
+from megacpp_validate.evidence.receipt import Check, Library, Part, Receipt
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
 from tests.diagnosis.planted import (
     CUBLAS,
@@ -79,6 +79,9 @@ def witness(text: str) -> Receipt:
     return replace(made, failure=replace(made.failure, traceback=trace))
 
 
+# Checks of the whole layer that the last probe of the layer spec runs.
+WHOLE = ("bf16.whole.gqa4.forward", "bf16.whole.gqa4.grad.rows",
+         "bf16.whole.gqa4.grad.self_attention.layernorm_qkv.weight.key")  # fmt: skip
 TABLE: dict[str, tuple[tuple[Receipt, ...], Named]] = {
     "the-linear-layer-is-seen-by-the-firewall-first": (
         (witness(keyword("linear_walker")[1]), *(raises(m, *keyword("linear_walker")) for m in ("linear_walker",
@@ -174,6 +177,16 @@ TABLE: dict[str, tuple[tuple[Receipt, ...], Named]] = {
         tuple(dies(m, "no-receipt") for m in MODULES[1:]), {ENVIRONMENT: MODULES[1:]},
     ),
     "killed-from-outside-says-nothing": (tuple(dies(m, "SIGKILL") for m in MODULES), {}),
+    "a-whole-layer-has-wrong-numbers-with-attention-and-the-block": (
+        (fails("attention", "bf16.gqa4.d64.forward", "bf16.gqa4.d64.grad.key"),
+         fails("native_block", "bf16.gqa4.d64.swiglu.forward"), fails("layer_spec", *WHOLE)),
+        {"attention": ("native_block", "layer_spec")},
+    ),
+    "or-with-the-gradients-of-attention": (
+        (fails("attention", "bf16.gqa4.d64.grad.key"), fails("layer_spec", *WHOLE[1:])),
+        {"attention": ("layer_spec",)},
+    ),
+    "or-alone": ((fails("layer_spec", *WHOLE),), {"layer_spec": ()}),
     "a-composition-falls-with-its-part": (
         (raises("permute", *keyword("permute")), raises("moe_smoke", *keyword("permute"))), {"permute": ("moe_smoke",)},
     ),
@@ -185,6 +198,17 @@ def test_the_right_one_is_named(red: tuple[Receipt, ...], wanted: Named) -> None
     found = step(*red)
     assert named(found) == wanted
     assert named(step(*reversed(red))) == wanted
+
+
+APPLIED = {"imports": "recompute.fp8.delayed.reentrant.grad", "layer_spec": "delayed.whole.gqa4.grad"}
+
+
+@pytest.mark.parametrize("module", APPLIED)
+def test_a_layer_out_of_the_scope_is_a_silent_fallback(module: str) -> None:
+    part = Part("low-precision-ran", 0.001, 0.02, False, "half the error", at_least=True)
+    checks = (Check(APPLIED[module], False), Check(f"{APPLIED[module]}.applied", False, (part,)))
+    (culprit,) = step(replace(fails(module, "seen"), checks=checks)).culprits
+    assert (culprit.module, culprit.cause, culprit.cascades) == (module, Cause.SILENT_FALLBACK, ())
 
 
 def test_what_failed_before_explains_no_new_numbers() -> None:

@@ -222,11 +222,9 @@ NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "a-second-backend-on-another-card": (
         second("fa3"), second(why=DAMAGED) | {"machine": replace(MACHINE, gpu="NVIDIA L40S")}),
     "another-request": (ran(*NATIVE, claimed="sdpa"), ran(*UNFUSED)),
-    "another-second-request": ({"backends": (Backend("bf16.block", "fa3", "te", FUSED),)}, ran(*UNFUSED)),
     "another-card": (ran(*FUSED), ran(*UNFUSED) | {"machine": replace(MACHINE, capability="10.0")}),
     "compiles-that-no-kernel-is-named-for": ({}, {"jit": JitCompiles(after={"deep_gemm": 1})}),
     "compiles-in-warm-up": ({}, {"jit": JitCompiles({"triton": 9}, compiled=(replace(KERNEL, when="warm-up"),))}),
-    "compiles-in-a-rank-as-before": ({"jit": IN_A_RANK}, {"jit": IN_A_RANK}),
     "compiles-that-nobody-watched-before": ({"jit": JitCompiles(unwatched={"triton": "too late"})}, {"jit": LATE}),
     "compiles-that-no-receipt-of-before-could-name": ({"schema_id": OLDER}, {"jit": LATE}),
     # docs/evidence: healthy releases.
@@ -234,7 +232,6 @@ NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "a-few-percent": ({"peak_memory_mib": 4000.0}, {"peak_memory_mib": 4300.0}),
     "memory-of-another-card": (
         {"peak_memory_mib": 1376.0}, {"peak_memory_mib": 2752.0, "machine": replace(MACHINE, gpu="NVIDIA H100")}),
-    "memory-of-another-seed": ({"peak_memory_mib": 1376.0}, {"peak_memory_mib": 2752.0, "seed": 1}),
     "memory-of-the-process-where-there-is-no-gpu": (
         {"peak_memory_mib": 1376.0, "machine": replace(MACHINE, gpu="")},
         {"peak_memory_mib": 2752.0, "machine": replace(MACHINE, gpu="")}),

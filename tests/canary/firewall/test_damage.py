@@ -10,34 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.firewall import damage
 from megacpp_validate.canary.firewall.damage import (
     ACTIONS,
     CannotBuild,
     Install,
     build_stand_ins,
-    find_compiler,
+    edit,
     lay_out,
-    rename,
-    take_out,
+    rename_string,
 )
 from megacpp_validate.canary.firewall.run import plan_firewall
 from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.catalog.planted import Damage, read_damages
-from megacpp_validate.process import Ended
+from megacpp_validate.catalog.planted import read_damages
 
 PINNED = read_catalog().pinned.te
 ROWS = {row.id: row for row in read_damages(PINNED)}
-UNAVAILABLE = [row for row in ROWS.values() if not row.available and row.id != "switched-off"]
 CORE, EXTENSION = "libtransformer_engine*.so*", "transformer_engine_torch*.so"
-
-
-@pytest.mark.parametrize("row", UNAVAILABLE, ids=lambda row: row.id)
-def test_every_reason_must_say_what_why_and_what_next(row: Damage) -> None:
-    what, cause, following = row.reason
-    assert what
-    assert "cause: " in cause
-    assert following.startswith("Next step: ") or "Next step: " in following
 
 
 def test_every_row_names_an_action_and_an_undamaged_install() -> None:
@@ -93,17 +81,9 @@ def do(install: Install, case: str) -> None:
     ACTIONS[name](install, *words)
 
 
-def test_one_re_export_is_taken_out_and_no_other(laid_out: Install) -> None:
-    init = laid_out.package / "pytorch" / "__init__.py"
-    before = init.read_text().splitlines()
-    take_out(laid_out, "Linear")
-    gone = set(before) - set(init.read_text().splitlines())
-    assert gone == {"from transformer_engine.pytorch.module import Linear"}
-
-
 def test_a_damage_that_changes_nothing_is_an_error(laid_out: Install) -> None:
     with pytest.raises(LookupError, match="nothing of what was to be damaged"):
-        take_out(laid_out, "no_such_name")
+        edit(laid_out, "pytorch/__init__.py", "no_such_name", "x")
 
 
 def test_a_library_is_damaged_in_a_copy(laid_out: Install, tmp_path: Path) -> None:
@@ -119,24 +99,8 @@ def test_a_library_is_damaged_in_a_copy(laid_out: Install, tmp_path: Path) -> No
 
 
 def test_one_name_in_a_library_is_changed(laid_out: Install) -> None:
-    size = laid_out.find(CORE).stat().st_size
-    cublas = rename(laid_out.find(CORE), r"libcublas\w*\.so\.\d+", "99")
-    assert cublas == ("libcublasLt.so.13", "libcublasLt.so.99")
-    symbol = rename(laid_out.find(EXTENSION), r"nvte_\w+", "Q")
-    assert symbol == ("nvte_stand_in_is_loaded", "nvte_stand_in_is_loadeQ")
-    assert laid_out.find(CORE).stat().st_size == size
+    before = laid_out.find(EXTENSION).read_bytes()
+    rename_string(laid_out, EXTENSION, r"nvte_\w+", "Q")
+    assert laid_out.find(EXTENSION).read_bytes() == before.replace(b"_loaded\0", b"_loadeQ\0", 1)
     with pytest.raises(LookupError, match="has no string nothing"):
-        rename(laid_out.find(CORE), "nothing", "Q")
-
-
-def test_no_compiler_or_one_that_fails_is_said_with_the_next_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr(damage, "run_command", lambda *_, **__: Ended("exit", 1, 0.0, ""))
-    with pytest.raises(CannotBuild, match=r"no C compiler .*Next step: install"):
-        find_compiler()
-    monkeypatch.undo()
-    monkeypatch.setattr("shutil.which", lambda _: "false")
-    with pytest.raises(CannotBuild, match=r"could not build .*Next step"):
-        build_stand_ins(tmp_path / "built")
+        rename_string(laid_out, CORE, "nothing", "Q")

@@ -25,26 +25,15 @@ from megacpp_validate.canary.firewall.run import (
 )
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.errors import Exit, WrongArguments
+from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.process import Ended
 from tests.running_processes import hearing_signals
-
-
-def slow(*cases: str) -> list[object]:
-    return [pytest.param(case, marks=pytest.mark.thorough) for case in cases]
-
 
 FAST = (
     "absent", "metapackage-alone", "core-library-deleted", "missing-library", "second-copy", "metadata-unreadable",
     "import-aborts", "import-hangs",
 )  # fmt: skip
 WITH_TORCH = ("core-without-extension", "undefined-symbol", "optional-symbol-gone")
-# `nox -s import_firewall` has these at every run, and a pull request runs it; here they are a second look.
-MORE = slow(
-    "extension-without-core", "core-library-cut-short", "core-of-another-release", "two-core-libraries",
-    "torch-missing", "leftovers-of-an-uninstall", "record-deleted", "no-library-in-cache", "core-without-extension-1.x",
-)  # fmt: skip
 
 Run = Callable[..., FirewallResult]
 
@@ -80,13 +69,13 @@ def tier(run: Run, interpreter: Interpreter) -> dict[str, FirewallCase]:
     return {case.case: case for case in run(*cases).cases}
 
 
-@pytest.mark.parametrize("case", [*FAST, *WITH_TORCH, *MORE])
+@pytest.mark.parametrize("case", [*FAST, *WITH_TORCH])
 def test_the_bridge_stands_on_a_damaged_install(
-    tier: dict[str, FirewallCase], run: Run, case: str, interpreter: Interpreter
+    tier: dict[str, FirewallCase], case: str, interpreter: Interpreter
 ) -> None:
     if interpreter.problem and case not in FAST:
         pytest.skip(f"not-run: {interpreter.problem}")
-    found = tier.get(case) or {one.case: one for one in run(case).cases}[case]
+    found = tier[case]
     assert (found.problems, found.outcome) == ((), Outcome.PASS)
     assert found.available is (case == "optional-symbol-gone")
 
@@ -164,16 +153,6 @@ def test_a_planted_fault_in_the_bridge_fails_the_tier(run: Run, tmp_path: Path, 
     assert re.search(problem, " | ".join(found.problems))
 
 
-def test_the_exit_code_is_that_of_the_worst_case(tier: dict[str, FirewallCase]) -> None:
-    def end(*outcomes: str) -> Exit:
-        cases = tuple(tier["absent"].model_copy(update={"outcome": Outcome(word)}) for word in outcomes)
-        return FirewallResult(tool="test", python="", torch="", cases=cases).exit
-
-    assert end("pass", "pass") == Exit.OPEN
-    assert end("not-run", "pass", "fail") == Exit.CLOSED
-    assert end("pass", "not-run") == end() == Exit.EVIDENCE_MISSING
-
-
 def test_a_bridge_that_hangs_fails_the_tier_in_time(run: Run, tmp_path: Path) -> None:
     bridge = plant(tmp_path, ("permute.py", before("NATIVE_PATH", "import time\ntime.sleep(3600)")))
     (case,) = run("absent", bridge=bridge, limit_s=4.0).cases
@@ -234,19 +213,3 @@ def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
     assert time.monotonic() - started < 120  # it did not wait for the limit
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
-
-
-def test_an_answer_is_compared_with_the_row(catalog: Catalog) -> None:
-    rows = {row.id: row for row in plan_firewall(catalog.pinned.te)}
-    native = {Path(one.files[0]).stem: one.native for one in catalog.modules}
-
-    def problems(case: str, **changes: object) -> str:
-        said = {"imported": {}, "native_paths": native, "available": True, "reason": "", "failure": None}
-        answer = firewall.Answer.model_validate({**said, "missing": {}, "problems": (), **changes})
-        return " ".join(firewall.judge(rows[case], catalog.modules, answer, Ended("exit", 0, 0.0, "")))
-
-    assert problems("undamaged-2.20.2") == ""
-    assert problems("undamaged-2.20.2", missing={"linear": "gone"}) == "None comes from ['linear'], and should from []"
-    assert "yet there is a reason" in problems("undamaged-2.20.2", reason="why")
-    assert problems("undamaged-2.20.2", available=False).startswith("is_te_available() is False")
-    assert "does not say" in problems("switched-off", available=False, reason="off")

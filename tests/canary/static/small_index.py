@@ -33,27 +33,31 @@ def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def write_wheel(folder: Path, version: str, files: Mapping[str, str] = PACKAGE) -> Path:
-    """A wheel of Transformer Engine that holds `files`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"transformer_engine-{version}.dist-info"
-    wheel = folder / f"transformer_engine-{version}-py3-none-any.whl"
+def write_wheel(
+    page: Path, version: str, files: Mapping[str, str | bytes] = PACKAGE, name: str = "transformer_engine",
+    platform: str = "any",
+) -> Path:  # fmt: skip
+    """A wheel that holds `files`, and the page of the index that lists all wheels of the folder."""
+    page.mkdir(parents=True, exist_ok=True)
+    stem, tag = f"{name}-{version}", f"py3-none-{platform}"
     about = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: transformer-engine\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        "RECORD": "",
     }
+    wheel = page / f"{stem}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in {**files, **about}.items():
-            archive.writestr(zipfile.ZipInfo(name), text)
+        for place, content in {**files, **{f"{stem}.dist-info/{key}": text for key, text in about.items()}}.items():
+            archive.writestr(zipfile.ZipInfo(place), content)
+    links = (f'<a href="{one.name}">{one.name}</a>\n' for one in sorted(page.glob("*.whl")))
+    (page / "index.html").write_text("".join(links))
     return wheel
 
 
 def write_index(folder: Path, wheels: Mapping[str, Mapping[str, str]]) -> str:
     """An index of version -> files, on disk; its address."""
-    page = folder / "simple" / "transformer-engine"
-    names = [write_wheel(page, version, files).name for version, files in wheels.items()]
-    (page / "index.html").write_text("".join(f'<a href="{name}">{name}</a>\n' for name in names))
+    for version, files in wheels.items():
+        write_wheel(folder / "simple" / "transformer-engine", version, files)
     return (folder / "simple").as_uri()
 
 

@@ -8,12 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from megacpp_validate.canary.static import bodies
-from megacpp_validate.canary.static import release as under_test
 from megacpp_validate.canary.static.findings import ReleaseSource
-from megacpp_validate.canary.static.import_time import read_requirements
 from megacpp_validate.canary.static.release import Absent, Found, Opaque, Release, ReleaseUnreadable
-from megacpp_validate.canary.static.source_files import SourceFiles
 from megacpp_validate.canary.static.sources import Sources as RealSources
 from tests.canary.static.small_sources import Sources, compare, said_by, write_release
 
@@ -232,40 +228,9 @@ def test_a_stored_tree_that_was_cut_short_is_loaded_anew(tmp_path: Path) -> None
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [stored.name]
 
 
-def test_facts_are_made_anew_where_code_that_they_lean_on_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_release(tmp_path / "te", "import einops")
-    source, cache = ReleaseSource(version="1", wheel="a folder", sha256="abc"), tmp_path / "cache"
-    read_requirements(Release(source, tmp_path / "te", cache))
-    known = set(cache.iterdir())
-    read_requirements(Release(source, tmp_path / "te", cache))
-    assert set(cache.iterdir()) == known
-    (tmp_path / "edited.py").write_text("")
-    monkeypatch.setattr(bodies, "__file__", str(tmp_path / "edited.py"))  # the walk asks `conditions`, which asks this
-    monkeypatch.setattr(under_test, "_hash_of", under_test._hash_of.__wrapped__)
-    read_requirements(Release(source, tmp_path / "te", cache))
-    assert len(set(cache.iterdir()) - known) == 1
-
-
 def test_a_folder_above_the_package_is_asked_for(tmp_path: Path) -> None:
     write_release(tmp_path, CLASS)
     assert RealSources(tmp_path / "cache").release(str(tmp_path)).version == str(tmp_path)
-
-
-def test_what_an_earlier_version_kept_makes_room(tmp_path: Path) -> None:
-    write_release(tmp_path / "te", CLASS)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "abc-0123456789ab.json").write_text("{}")
-    (cache / "other-0123456789ab.json").write_text("{}")
-    release = Release(ReleaseSource(version="1", wheel="w", sha256="abc"), tmp_path / "te", cache)
-    _ = release.tree
-    release.stored("facts", lambda: [{"a": 1}])
-    kept = sorted(path.name for path in cache.iterdir())
-    assert "abc-0123456789ab.json" not in kept
-    assert "other-0123456789ab.json" in kept
-    assert len(kept) == 3  # the other release's, and this one's tree and facts
 
 
 def test_a_file_is_read_in_the_encoding_that_it_says(tmp_path: Path) -> None:
@@ -276,20 +241,3 @@ def test_a_file_is_read_in_the_encoding_that_it_says(tmp_path: Path) -> None:
     assert all(not release.why_unreadable(file) for file in release.files())
     assert {"marked", "latin"} <= set(release.tree["pytorch"].members)
     assert "NAME" in release.tree["pytorch.latin"].members
-
-
-def test_a_folder_that_holds_itself_is_read_once_and_links_are_followed(tmp_path: Path) -> None:
-    real = tmp_path / "real"
-    write_release(real, "")
-    package = real / "transformer_engine"
-    (package / "pytorch" / "loop").symlink_to(package / "pytorch")
-    (package / "pytorch" / "gone.py").symlink_to(tmp_path / "nowhere.py")
-    (package / "pytorch" / "folder.py").mkdir()
-    linked = tmp_path / "linked"
-    linked.mkdir()
-    (linked / "transformer_engine").symlink_to(package)
-    assert (
-        SourceFiles(real).names
-        == SourceFiles(linked).names
-        == [f"transformer_engine/{name}__init__.py" for name in ("", "common/", "common/recipe/", "pytorch/")]
-    )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,6 @@ from tests.canary.static.small_index import (
     serve_nothing,
     use_index,
     write_index,
-    write_wheel,
 )
 
 OFFERED = ["1.9.0", "2.8.0", "2.9.0", "2.10.0", "2.11.0"]
@@ -78,11 +74,9 @@ def test_a_release_is_fetched_once_and_then_read_without_an_index(
     first = Sources(cache)
     release = first.release("2.9.0")
     assert isinstance(release.lookup("transformer_engine.pytorch", "Linear"), Found)
-    assert first.fetched_bytes > 0
     use_index(monkeypatch, UNREACHABLE)
     again = Sources(cache)
     assert again.release("2.9.0").source == release.source
-    assert again.fetched_bytes == 0
     assert not list(cache.glob("fetch-*"))
 
 
@@ -93,7 +87,6 @@ def test_a_damaged_wheel_is_fetched_again(index: str, with_one: Path) -> None:
     wheel.write_bytes(whole[:50] + bytes([whole[50] ^ 255]) + whole[51:])
     sources = Sources(cache)
     assert sources.wheel("2.9.0").read_bytes() == whole
-    assert sources.fetched_bytes == len(whole)
     wheel.unlink()
     assert Sources(cache).wheel("2.9.0").read_bytes() == whole
 
@@ -105,15 +98,6 @@ def test_a_damaged_record_is_made_again(record: str, index: str, with_one: Path)
     kept.write_text(record)
     Sources(with_one).wheel("2.9.0")
     assert kept.read_text() == told
-
-
-def test_a_record_that_points_out_of_the_cache_is_not_followed(index: str, cache: Path, tmp_path: Path) -> None:
-    other = write_wheel(tmp_path / "elsewhere", "2.9.0", {"transformer_engine/pytorch/__init__.py": "evil = 1"})
-    digest = under_test._sha256(other)
-    record = cache / "releases" / "transformer-engine-2.9.0.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({"sha256": digest, "wheel": str(other)}))
-    assert cache in Sources(cache).wheel("2.9.0").parents
 
 
 def test_an_unknown_release_names_the_nearest(index: str, cache: Path) -> None:
@@ -147,31 +131,15 @@ def test_a_wheel_without_the_package_says_so_and_is_not_kept(index: str, cache: 
     assert listing(cache) == []
 
 
-@pytest.fixture(params=["below-a-file", "proc"])
-def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A cache folder that not even root can write."""
-    (tmp_path / "a-file").write_text("")
-    places = {"below-a-file": tmp_path / "a-file" / "cache", "proc": Path("/proc/megacpp-cache")}
-    return places[request.param]
-
-
 def test_an_unwritable_cache_is_told_before_anything_is_fetched(
-    unwritable: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unwritable = tmp_path / "a-file" / "cache"  # that not even root can write
+    unwritable.parent.write_text("")
     use_index(monkeypatch, UNREACHABLE)
     with pytest.raises(SourceUnavailable) as refused:
         Sources(unwritable).release("2.9.0")
     assert_actionable(str(refused.value), str(unwritable), "cannot be written", under_test.CACHE_VARIABLE)
-
-
-@pytest.mark.parametrize("inside", ["wheels", "releases"])
-def test_an_unwritable_place_inside_the_cache_is_told_too(inside: str, index: str, cache: Path) -> None:
-    cache.mkdir()
-    (cache / inside).write_text("in the way")
-    with pytest.raises(SourceUnavailable) as refused:
-        Sources(cache).release("2.9.0")
-    assert_actionable(str(refused.value), str(cache), under_test.CACHE_VARIABLE)
-    assert not list(cache.glob("fetch-*"))
 
 
 def test_a_tree_that_cannot_be_kept_is_read_all_the_same(index: str, cache: Path) -> None:
@@ -214,17 +182,3 @@ def test_an_index_that_never_answers_is_not_waited_for(cache: Path, monkeypatch:
             Sources(cache).release("2.9.0")
     assert_actionable(str(refused.value), "transformer-engine 2.9.0", "after 2 s")
     assert listing(cache) == []
-
-
-def test_two_processes_may_fetch_the_same_release(index: str, cache: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from megacpp_validate.canary.static.sources import Sources;"
-        "r = Sources(Path(sys.argv[1])).release('2.9.0'); r.tree; print(r.source.sha256)"
-    )
-    command = [sys.executable, "-c", code, str(cache)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert said[0] == said[1]
-    kinds = [name.partition("/")[0] for name in listing(cache)]
-    assert sorted(kinds) == ["releases", "trees", "wheels"]
