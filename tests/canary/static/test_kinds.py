@@ -188,6 +188,23 @@ DATACLASSES += [
     Case("key-only-looked-at", BASE + LOOKS, BASE.replace("dtype", "kind") + LOOKS, "te.L.require()(size=8, dtype=1)", {"user parameter-removed dtype breaking"}),
 ]  # fmt: skip
 
+IN_A_BRANCH = {
+    "except": "try:\n    import gone\nexcept ImportError:\n",
+    "finally": "try:\n    import gone\nfinally:\n",
+    "match": "match 3:\n    case 3:\n    ",
+}
+CHECKS_X = "    def f(x):\n            if x == 1: raise ValueError('x')"
+MORE_BODIES += [
+    Case(
+        f"defined-in-{name}",
+        f"{head}    def f(x): ...",
+        head + CHECKS_X,
+        "te.f.require()(1)",
+        {"user guard-added x breaking"},
+    )
+    for name, head in IN_A_BRANCH.items()
+]
+
 EVERY = [
     *NOW_RAISES, *STANDING_IN_THE_WAY, *DEFINITIONS, *SCOPES, *PARAMETERS, *CLASSES, *DATACLASSES, *BODIES, *MORE_BODIES,
 ]  # fmt: skip
