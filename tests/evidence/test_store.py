@@ -170,6 +170,8 @@ FAULTS: dict[str, tuple[Change, str]] = {  # as a broken producer would seal the
     "pass-over-a-norm-that-is-not-finite": (trained({"grad_norm": None}), "over a training run with a bad step"),
     "pass-over-a-missing-step": (trained({"step": 2}), "over a training run with a bad step"),
     "pass-over-a-step-twice": (trained({"step": 0}), "over a training run with a bad step"),
+    "pass-without-checks": (changed(outcome="pass", checks=[]), "no check at all"),
+    "another-cell": (changed(cell="te2.20.2-h200-permute"), "joined"),
     "fail-without-failed-check": (changed(checks=[]), "without a failed check"),
     "blocked-by-nothing": (changed(outcome="blocked"), "not by which cell"),
     "unknown-key-of-the-machine": (lambda data: data["machine"].update(colour="green"), "machine.colour"),

@@ -65,6 +65,17 @@ def test_the_decision_on_a_preset(policy: Fp8Policy, refused_by: list[str], outc
 
 
 @pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"bf16_last": 0}, "every-layer"),
+        ({"owners": {"amax": "x", "graphs": " ", "recompute": "x"}}, "graphs-and-recompute-unowned"),
+    ],
+)
+def test_each_part_of_a_rule_refuses(policy: Fp8Policy, fields: dict[str, Any], rule: str) -> None:
+    assert [refusal.rule.id for refusal in decide(policy, changed(policy, **fields)).refusals] == [rule]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"graphs": False, "owners": {}},
