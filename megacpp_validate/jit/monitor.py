@@ -7,7 +7,9 @@ cannot be seen. `start_compiling` is the start of every process that compiles: a
 from __future__ import annotations
 
 import os
+import re
 import resource
+import sys
 from collections import Counter
 from contextlib import suppress
 from functools import cache
@@ -17,7 +19,16 @@ from .compiles import ARCH, ROOT, Compile, seen_since
 from .driver_cache import look_at_driver, watch_driver, why_shared, work_on_copy
 from .watch import HOOKS, after_import, faults
 
+# NVRTC keeps what it compiles in the driver's cache since CUDA 12.9 (its manual, "Caching"), and is seen there. Before,
+# it compiled in memory and reported nothing: module that is loaded where it does -> what it compiles.
+_BY_NVRTC: Final = {
+    "transformer_engine": "its NVRTC kernels (transposes, casts) are compiled in memory, in every process",
+    "cudnn": "its fused engines are compiled in memory by NVRTC, in every process",
+}
+_CACHES_SINCE: Final = (12, 9)
+_NO_CACHE: Final = "CUDA_CACHE_DISABLE"
 MODE: Final = "MEGACPP_JIT_MODE"
+_NVRTC_OFF: Final = "NVTE_DISABLE_NVRTC"
 # The working folder is in the key of NVRTC's cache (CUDA 13.0, one H200: with the same cache the first attention of a
 # process took 0.13 s in the folder in which it was filled, and 1.6 s in another). So every process on shared caches
 # works in one that is the same on every machine, and in which nobody can leave a header that a compiler would take.
@@ -79,6 +90,18 @@ def describe_jit() -> dict[str, Any]:
 
 def unwatched() -> dict[str, str]:
     """Libraries in this process whose compiles cannot be seen, and why."""
-    why = why_shared()
-    found = {"cuda": f"its compiles are not counted: {why}"} if why else {}
+    found = {name: why for name, why in _BY_NVRTC.items() if name in sys.modules and not _nvrtc_caches()}
+    if os.environ.get(_NVRTC_OFF, "0") not in ("", "0"):
+        found.pop("transformer_engine", None)
+    if why := why_shared():
+        found["cuda"] = f"its compiles are not counted: {why}"
     return found | {name: f"its hook failed: {why}" for name, why in faults().items()}
+
+
+def _nvrtc_caches() -> bool:
+    """Whether NVRTC keeps compiled kernels in the driver's cache, where they are seen."""
+    if os.environ.get(_NO_CACHE, "0") not in ("", "0"):
+        return False
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) or ""
+    release = re.match(r"(\d+)\.(\d+)", str(cuda))
+    return release is not None and (int(release[1]), int(release[2])) >= _CACHES_SINCE

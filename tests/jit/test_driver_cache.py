@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.jit import driver_cache
+from megacpp_validate.jit import driver_cache, monitor
 
 # A process that starts as a probe does. "compiles" stands for the driver: it writes where the variable says.
 _PROCESS = """
@@ -105,3 +105,18 @@ def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> 
     killed.communicate(timeout=60)
     driver_cache.work_on_copy()
     assert len(copies(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("cuda", "disabled", "seen"), [("13.0", "", True), ("12.9", "0", True), ("12.8", "", False), ("13.0", "1", False)]
+)
+def test_nvrtc_is_unwatched_where_it_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, disabled: str, seen: bool
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", disabled)
+    monkeypatch.delenv("NVTE_DISABLE_NVRTC", raising=False)
+    monkeypatch.setitem(sys.modules, "transformer_engine", sys)
+    assert ("transformer_engine" not in monitor.unwatched()) is seen
