@@ -100,7 +100,7 @@ class HybridModel(nn.Module):
         embedding: nn.Embedding, [V, hidden].
         layers: one a letter of the pattern.
         norm: behind the last layer.
-        head: nn.Linear without bias, [V, hidden].
+        head: nn.Linear without bias, [V, hidden]; its weight is the embedding's where the size says tied.
         mtp: what is its own of the head that predicts the token after the next one; None without it.
 
     Raises:
@@ -118,7 +118,7 @@ class HybridModel(nn.Module):
         )
         self.norm = build_norm(size.hidden, eps=size.eps, features=build.features, **build.made)
         self.head = nn.Linear(size.hidden, size.vocabulary, bias=False, device="meta", dtype=build.dtype)
-        self.head.weight = nn.Parameter(self._draw("head"))
+        self.head.weight = self.embedding.weight if size.tied else nn.Parameter(self._draw("head"))
         cos, sin = rope_tables(size.length, size.head_dim, device=build.device)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -423,12 +423,15 @@ def trajectory_loss(rows: Any, *, stride: int = STRIDE) -> Any:
 
     Args:
         rows: [B, T, hidden], any floating dtype.
-        stride: positions of a step, of which a sequence has two at least.
+        stride: positions of a step; as many as leave a triple where the sequence is too short for it.
 
     Returns:
-        [], in fp32 at least.
+        [], in fp32 at least; 0 for fewer than 3 positions, with a gradient of zeros.
     """
     wide = torch.promote_types(rows.dtype, torch.float32)
+    if rows.shape[1] < 3:
+        return rows.to(wide).sum() * 0
+    stride = min(stride, (rows.shape[1] - 1) // 2)
     points = rows[:, ::stride].to(wide)
     steps = points.diff(dim=1)
     lengths = steps.square().sum(-1)
