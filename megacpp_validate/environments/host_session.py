@@ -196,8 +196,8 @@ def run_session(
     """
     started, processes = time.monotonic(), Processes()
     jobs = options.jobs or (MOST_ON_A_GPU if target.arch else _JOBS_WITHOUT)
-    variables = share_cores(os.environ, jobs)
-    environment = host_interpreter(variables, options.python if target.arch else find_cpu_python(options.python))
+    python = options.python if target.arch else find_cpu_python(options.python)  # sets the hash of its lock
+    environment = host_interpreter(share_cores(os.environ, jobs), python)
     facts = read_facts(environment, processes)
     stack, folder = Stack("", environment, facts).on(target), options.receipts.absolute()
     cells = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)

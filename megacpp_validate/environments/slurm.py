@@ -108,12 +108,12 @@ class QueuedJob:
     because: str = ""
 
 
-def run_cell(cell: Cell, changed: Mapping[str, str], removed: Sequence[str]) -> str:
+def run_cell(cell: Cell, changed: Mapping[str, str]) -> str:
     """What a job runs on its node: the cell, with the variables that the node adds; its outcome."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # submitit would go on until Slurm kills the job
     cores = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    variables = {"OMP_NUM_THREADS": cores if cores.isdigit() else str(count_cores()), **os.environ}
-    variables = {name: value for name, value in variables.items() if name not in removed} | dict(changed)
+    threads = cores if cores.isdigit() else str(count_cores())
+    variables = {"OMP_NUM_THREADS": threads, **os.environ, **changed}
     here = replace(cell, environment=replace(cell.environment, variables=variables))
     with tempfile.TemporaryDirectory(prefix="megacpp-") as scratch:
         return here.run(Path(scratch, "cell"), Processes()).outcome.value
@@ -176,7 +176,7 @@ class SlurmJobs:
 
         cell = attempt.cell
         work.mkdir(parents=True, mode=0o700)
-        own = dict(cell.environment.variables)
+        own = cell.environment.variables
         changed = {key: value for key, value in own.items() if os.environ.get(key) != value or key == "PYTHONPATH"}
         # The scheduler hands all other variables on.
         bare = replace(cell.environment, variables={})
@@ -189,7 +189,7 @@ class SlurmJobs:
         )  # fmt: skip
         there = replace(cell, environment=bare, folder=work)
         try:
-            return str(executor.submit(run_cell, there, changed, sorted(set(os.environ) - set(own))).job_id)
+            return str(executor.submit(run_cell, there, changed).job_id)
         except (FailedJobError, FailedSubmissionError, OSError) as fault:
             words = " ".join(str(fault).split())[-_LAST_WORDS:]
             raise InfrastructureFailed(
