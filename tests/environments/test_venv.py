@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from megacpp_validate.environments import venv
 from megacpp_validate.environments.venv import make_cpu_stack
@@ -17,6 +18,8 @@ def test_another_lock_is_another_stack_and_a_failure_is_not_kept(
     lock, place, made = tmp_path / "cpu.txt", tmp_path / "stack", list[str]()
 
     def install(folder: Path, _: object) -> None:
+        with pytest.raises(Timeout):  # another process waits meanwhile
+            FileLock(f"{folder}.lock", timeout=0).acquire()
         folder.mkdir()
         made.append(lock.read_text())
         if made[-1] == "fails":
