@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
@@ -18,7 +14,6 @@ from megacpp_validate.bridge.fp8_scope import (
     SINGLE_OWNER,
     AmaxRegionMisplaced,
     PrecisionScope,
-    Scope,
     WrongZone,
     Zones,
     amax_shared_with,
@@ -30,32 +25,7 @@ from megacpp_validate.bridge.fp8_scope import (
 )
 from tests.bridge.scope_paths import low, off_by, with_the_recipes_of
 
-
-def here() -> int:
-    """Line of the caller."""
-    return sys._getframe(1).f_lineno
-
-
 # --- what is on -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (None, "DelayedScaling"),
-        ("delayed", "DelayedScaling"),
-        ("current", "Float8CurrentScaling"),
-        ("block", "Float8BlockScaling"),
-    ],
-)
-def test_the_recipe_is_on_inside_and_off_outside(on_te: None, name: str | None, kind: str) -> None:
-    with low(recipe=name) as scope:
-        state = te_state()
-        assert (state["enabled"], type(state["recipe"]).__name__) == (True, kind)
-        assert (scope.recipe, scope.is_low, scope.choice.observed, scope.reason) == (name or "delayed", True, "te", "")
-        assert current_scope() is scope
-    assert te_state()["enabled"] is False
-    assert current_scope() is None
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
@@ -95,18 +65,6 @@ def test_what_is_switched_off_is_recorded(on_te: None, variable: str, code: str)
 
 
 # --- entered once -----------------------------------------------------------------------------------------
-
-
-def test_a_second_entry_names_both_places(either: str) -> None:
-    with pytest.raises(ScopeEnteredTwice) as refusal:  # noqa: PT012 - the places are what is tested
-        first = here() + 1
-        with low():
-            second = here() + 1
-            with low():
-                pytest.fail("entered twice")
-    places = re.findall(r"(\S+\.py):(\d+)", str(refusal.value))
-    assert [(file.endswith("test_fp8_scope.py"), int(line)) for file, line in places] == [(True, second), (True, first)]
-    assert "Next step" in str(refusal.value)
 
 
 @pytest.mark.parametrize("calibrating", [False, True])
@@ -190,45 +148,6 @@ def test_scopes_left_in_the_wrong_order_are_all_closed_and_told(either: str) -> 
     assert current_scope() is None
     if either == "te":
         assert te_state()["enabled"] is False
-
-
-def group(layers: list[int | str], zones: Zones, made: list[int]) -> contextlib.AbstractContextManager[Scope]:
-    """A group whose factories note the index of whoever is asked."""
-
-    def factory(index: int) -> contextlib.AbstractContextManager[Scope]:
-        made.append(index)
-        return low()
-
-    return group_scope(layers, zones, [partial(factory, index) for index in range(len(layers))])
-
-
-def test_a_group_enters_once_with_the_factory_of_index_0(either: str) -> None:
-    made: list[int] = []
-    with group([3, 4, 5], Zones(8, first=2, last=2), made) as scope:
-        assert scope.is_low is (either == "te")
-    assert made == [0]
-
-
-@pytest.mark.parametrize("layers", [[1, 2, 3], [4, 5, 6], [7], [3, "mtp"], ["lm_head"]])
-def test_one_layer_in_the_zone_keeps_the_group_out(on_te: None, layers: list[int | str]) -> None:
-    made: list[int] = []
-    with group(layers, Zones(8, first=2, last=2), made) as scope:
-        assert (scope.is_low, scope.recipe) == (False, None)
-        assert "BF16" in scope.reason
-        assert te_state()["enabled"] is False
-    assert made == []
-
-
-@pytest.mark.parametrize(
-    ("zones", "wanted"),
-    [
-        (Zones(6), []),
-        (Zones(6, first=2, last=1), [0, 1, 5]),
-        (Zones(4, first=2, last=2), [0, 1, 2, 3]),
-    ],
-)
-def test_the_first_and_the_last_layers_stay(zones: Zones, wanted: list[int]) -> None:
-    assert [layer for layer in range(zones.num_layers) if zones.is_bf16(layer)] == wanted
 
 
 IMPOSSIBLE: list[Callable[[], object]] = [

@@ -16,10 +16,32 @@ from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import BridgeError, UnknownName, WeightMismatch
 from megacpp_validate.bridge.features import read_features
 from megacpp_validate.bridge.fp8_scope import te_quantized_weights
-from megacpp_validate.bridge.linear_walker import EXCLUSIONS, NotATree, PlanMismatch, plan_walk, swap_linears
-from tests.bridge.linear_trees import codes, holder, tree_of
+from megacpp_validate.bridge.linear_walker import EXCLUSIONS, NotATree, PlanMismatch, WalkPlan, plan_walk, swap_linears
 
 pytestmark = pytest.mark.usefixtures("te_double")
+
+
+def holder(name: str, **children: Any) -> nn.Module:
+    """A module of a class by this name."""
+    made = type(name, (nn.Module,), {})()
+    for child, module in children.items():
+        made.add_module(child, module)
+    return made
+
+
+def tree_of(path: str, leaf: Any = None) -> nn.Module:
+    """A tree in which `path` is a linear layer; a segment `name:Class` gives the module above the next one a class."""
+    inner = leaf if leaf is not None else nn.Linear(16, 16)
+    for segment in reversed(path.split(".")):
+        name, _, kind = segment.partition(":")
+        if kind:  # the class belongs to the module by this name, which is `inner`
+            inner.__class__ = type(kind, (type(inner),), {})
+        inner = holder("Holder", **{name: inner})
+    return inner
+
+
+def codes(plan: WalkPlan) -> dict[str, str]:
+    return {decision.name: decision.code for decision in plan.decisions}
 
 
 EVERYTHING = (nn.Linear,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import threading
 import time
@@ -22,8 +23,18 @@ from megacpp_validate.bridge.vendor import (
     read_failure,
     text_of,
 )
-from tests.bridge.small_elf import elf
 from tests.running_processes import is_running
+
+
+def elf(*, machine: int = 62, loaded: int, size: int | None = None, offset: int = 0) -> bytes:
+    """One that the loader would map `loaded` bytes of; the file has `size` bytes, all that is promised without one."""
+    header = struct.pack(
+        "<4sBBBB8xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0, 3, machine, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0
+    )
+    segment = struct.pack("<IIQQQQQQ", 1, 5, offset, 0, 0, loaded, loaded, 4096)
+    whole = (header + segment).ljust(loaded, b"\0")
+    return whole if size is None else whole[:size]
+
 
 SWITCH, TRIAL = "DISABLE_FAKELIB", "FAKELIB_TRIAL_SECONDS"
 
