@@ -54,17 +54,6 @@ def test_the_capture_takes_recipe_and_group_from_the_scope(on_te: None, monkeypa
     assert te_state()["enabled"] is False
 
 
-def test_an_evaluation_in_the_scope_or_without_one_is_let_through(on_te: None) -> None:
-    pair = captured().eval()
-    for scope in (low(), high_precision("evaluation in bf16")):
-        with torch.no_grad(), scope:
-            assert pair(rows(8)).shape == (8, 16)
-    pair(rows(4))
-    pair.train()
-    with low():
-        pair(rows())
-
-
 def test_outside_of_the_scope_nothing_is_replayed(on_te: None) -> None:
     pair = captured()
     with pytest.raises(GraphMisused, match=r"DelayedScaling.*no low-precision scope.*Next step"):

@@ -246,12 +246,7 @@ def test_where_te_may_not_be_used_the_layers_are_kept(
 
 
 WIDTHS = {
-    "fits": ((32, 64), "delayed", "listed"),
-    "in": ((24, 64), "delayed", "fp8-alignment"),
-    "out": ((64, 40), "current", "fp8-alignment"),
-    "block": ((48, 16), "block", "listed"),
     "mxfp8": ((48, 64), "mxfp8", "fp8-alignment"),
-    "mxfp8 fits": ((96, 64), "mxfp8", "listed"),
     "bf16": ((7, 3), None, "listed"),
 }
 

@@ -1,8 +1,7 @@
-"""Each kind of fault does what it says, tells that it did, and is an error where its patch point is gone."""
+"""Every kind of fault has its code, every mutant its patch point; what a fault does shows in the selftest's kills."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.selftest import Fault, Mutant  # noqa: E402
-from megacpp_validate.probes.observe import observed_backends  # noqa: E402
 from megacpp_validate.selftest.faults import FAULTS  # noqa: E402
 from megacpp_validate.selftest.plant import PlantPointGone, plant  # noqa: E402
 from tests.selftest.planting import planted, vendor, wrapper  # noqa: E402
@@ -37,53 +35,11 @@ def test_every_fault_has_code_that_plants_it() -> None:
     assert {*FAULTS, Fault.MISSING, Fault.ENTRY_LOST} == set(Fault)
 
 
-def _nan_in_one(out: Any) -> Any:
-    bad = torch.isnan(out)
-    return bad.sum() == 1
-
-
-OUTPUTS: dict[Fault, tuple[dict[str, Any], Callable[[Any, Any], Any]]] = {
-    Fault.ZEROS: ({}, lambda out, plain: (out == 0).all()),
-    Fault.HALF_ZEROS: ({}, lambda out, plain: (out[:3] == 0).all() and out[3:].equal(plain[3:])),
-    Fault.SCALED: ({"factor": 1.01}, lambda out, plain: out.equal(plain * 1.01)),
-    Fault.NEGATED: ({}, lambda out, plain: out.equal(-plain)),
-    Fault.SHUFFLED: ({}, lambda out, plain: out[1:].equal(plain[:-1]) and out[0].equal(plain[-1])),
-    Fault.NAN: ({}, lambda out, plain: _nan_in_one(out)),
-}
-
-
-@pytest.mark.parametrize("fault", OUTPUTS)
-def test_an_output_is_damaged(fault: Fault) -> None:
-    plain = linear()(rows()).detach()
-    parameters, holds = OUTPUTS[fault]
-    with planted(vendor("linear", fault, **parameters)) as trace:
-        layer = linear()
-        assert type(layer).__name__ == "Linear"
-        assert trace.reached == 0
-        out = layer(rows())
-        assert holds(out.detach(), plain)
-        assert observed_backends(out) == ("te",)
-    assert trace.reached == 1
-    assert linear()(rows()).equal(plain)
-
-
 def step(layer: Any) -> dict[str, Any]:
     given = rows()
     out = layer(given)
     out.backward(torch.ones_like(out))
     return {"out": out.detach(), "inp": given.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
-
-
-@pytest.mark.parametrize("name", ["inp", "weight", "bias"])
-def test_a_gradient_is_damaged_and_nothing_else(name: str) -> None:
-    plain = step(linear())
-    with planted(vendor("linear", Fault.SCALED, tensor=f"gradient.{name}", factor=2.0)) as trace:
-        layer = linear()
-        seen = step(layer)
-        layer(rows())  # a second call must not damage it twice
-    assert trace.reached == 1
-    for key, value in plain.items():
-        torch.testing.assert_close(seen[key], value * 2 if key == name else value)
 
 
 GONE: dict[str, Mutant] = {

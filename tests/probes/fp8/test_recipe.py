@@ -114,7 +114,7 @@ def with_scale_of(change: Callable[[Any, Any], Any]) -> Plant:
 def one_scale_a_tensor(patch: Patch) -> None:
     """Blocks are claimed, and the values are those of a tensor's scale."""
     plain = module("layer").round_tensor
-    patch.setattr(module("layer"), "round_blocks", lambda tensor, high, wide, top, *, power_of_2: plain(tensor, top))
+    patch.setattr(module("layer"), "round_blocks", lambda tensor, high, wide, top: plain(tensor, top))
 
 
 def frozen_scale(patch: Patch) -> None:

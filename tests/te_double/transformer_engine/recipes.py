@@ -17,7 +17,6 @@ class _Largest(NamedTuple):
 class Format(Enum):
     """FP8 formats; HYBRID is E4M3 forward and E5M2 backward."""
 
-    E2M1 = _Largest(6, 6)
     E4M3 = _Largest(448, 448)
     E5M2 = _Largest(57344, 57344)
     HYBRID = _Largest(448, 57344)
@@ -39,21 +38,9 @@ class Recipe:
         """Whether scales come from a history of amax values."""
         return isinstance(self, DelayedScaling)
 
-    def float8_current_scaling(self) -> bool:
-        """Whether scales come from the tensor at hand."""
-        return isinstance(self, Float8CurrentScaling)
-
     def float8_block_scaling(self) -> bool:
         """Whether there is one scale a block of 128."""
         return isinstance(self, Float8BlockScaling)
-
-    def mxfp8(self) -> bool:
-        """Whether there is one scale a block of 32."""
-        return isinstance(self, MXFP8BlockScaling)
-
-    def nvfp4(self) -> bool:
-        """Whether values have 4 bits."""
-        return isinstance(self, NVFP4BlockScaling)
 
 
 @dataclass
@@ -66,16 +53,11 @@ class DelayedScaling(Recipe):
     amax_compute_algo: Literal["max", "most_recent"] = "max"
     reduce_amax: bool = True
 
-    def __post_init__(self) -> None:
-        if self.fp8_format is Format.E5M2:
-            raise AssertionError("Pure E5M2 training is not supported.")
-
 
 @dataclass
 class Float8CurrentScaling(Recipe):
     """One scale a tensor, from the tensor at hand."""
 
-    use_power_2_scales: bool = False
     fp8_format: Format = Format.HYBRID
     fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
     fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
@@ -86,7 +68,6 @@ class Float8CurrentScaling(Recipe):
 class Float8BlockScaling(Recipe):
     """One scale a block: 1 x 128 or 128 x 128."""
 
-    use_f32_scales: bool = False
     fp8_format: Format = Format.E4M3
     x_block_scaling_dim: int = 1
     w_block_scaling_dim: int = 2
@@ -109,5 +90,4 @@ class NVFP4BlockScaling(Recipe):
 
     disable_rht: bool = False
     disable_stochastic_rounding: bool = False
-    fp4_format: Format = Format.E2M1
     fp8_format: Format = Format.E4M3

@@ -92,17 +92,12 @@ class Rounder:
     def _round(self, tensor: Any, role: Role, gemm: int) -> tuple[Any, Any]:
         top = largest(self.recipe, forward=role != "grad")
         if self.recipe.float8_block_scaling():
-            power = not getattr(self.recipe, "use_f32_scales", False)
             if role == "weight":
-                square = round_blocks(tensor, BLOCK, BLOCK, top, power_of_2=power)
+                square = round_blocks(tensor, BLOCK, BLOCK, top)
                 return square, square
-            return (
-                round_blocks(tensor, 1, BLOCK, top, power_of_2=power),
-                round_blocks(tensor, BLOCK, 1, top, power_of_2=power),
-            )
+            return round_blocks(tensor, 1, BLOCK, top), round_blocks(tensor, BLOCK, 1, top)
         if self.forward is None or self.backward is None:
-            power = bool(getattr(self.recipe, "use_power_2_scales", False))
-            rounded = round_tensor(tensor, top, power_of_2=power)
+            rounded = round_tensor(tensor, top)
         elif role == "grad":
             rounded = self.backward.round(tensor, 2 * gemm)
         elif self.kept_scale is not None:

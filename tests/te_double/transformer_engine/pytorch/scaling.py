@@ -32,21 +32,21 @@ def scale_of(amax: Any, top: float, *, power_of_2: bool = False) -> Any:
     return torch.exp2(torch.floor(torch.log2(scale))) if power_of_2 else scale
 
 
-def round_tensor(tensor: Any, top: float, *, power_of_2: bool = False) -> Any:
+def round_tensor(tensor: Any, top: float) -> Any:
     """One scale for the whole tensor, from itself."""
     if tensor.numel() == 0:
         return tensor.float()
-    return round_scaled(tensor, scale_of(tensor.float().abs().amax(), top, power_of_2=power_of_2), top)
+    return round_scaled(tensor, scale_of(tensor.float().abs().amax(), top), top)
 
 
-def round_blocks(matrix: Any, rows: int, columns: int, top: float, *, power_of_2: bool) -> Any:
-    """One scale a block of `rows` x `columns` of a matrix [M, N]; blocks at the edges are smaller."""
+def round_blocks(matrix: Any, rows: int, columns: int, top: float) -> Any:
+    """One scale, a power of 2, a block of `rows` x `columns` of a matrix [M, N]; blocks at the edges are smaller."""
     height, width = matrix.shape
     if matrix.numel() == 0:
         return matrix.float()
     padded = torch.nn.functional.pad(matrix.float(), (0, -width % columns, 0, -height % rows))
     blocks = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
-    scale = scale_of(blocks.abs().amax(dim=(1, 3), keepdim=True), top, power_of_2=power_of_2)
+    scale = scale_of(blocks.abs().amax(dim=(1, 3), keepdim=True), top, power_of_2=True)
     return round_scaled(blocks, scale, top).view(padded.shape)[:height, :width]
 
 
