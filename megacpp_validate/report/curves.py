@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ..evidence.receipt import TrainingRecord
 from ..gate.loss import LossVerdict
 from .document import Figure
-from .render.html import read_template
+from .render.templates import read_template
 
 _POINTS: Final = 300  # of one line: a reader sees no more, and the page gets heavy
 

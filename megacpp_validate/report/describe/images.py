@@ -13,7 +13,7 @@ from ...images.supply import ImageVerdict, SignResult
 from ...text import count
 from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Mark, bad, good, mark_exit, mark_of, risk
-from .words import join_same, list_fields, sum_up, tabulate, tabulate_facts, tally
+from .words import describe_fit, join_same, list_fields, sum_up, tabulate, tabulate_facts, tally
 
 _BUILT = "name digest pushed engine buildx seconds"
 _PLANNED = "reference pulled verified lock lock_hash steps sources"
@@ -80,15 +80,8 @@ def _describe_stack(stack: StackFit, shown: tuple[FitVerdict, ...]) -> Iterator[
     worst = mark_of(stack.fits[0].verdict if stack.fits else FitVerdict.FITS)
     answer = "does not fit" if stack.refused else "is not refused"
     yield Paragraph(f"{stack.name}: Transformer Engine {stack.te or '(absent)'} {answer}: {numbers}.", worst)
-    folded = []
-    for fit in stack.fits:
-        fields = (("breaks", ", ".join(fit.breaks)), ("source", fit.source))
-        message, mark = f"{fit.seen}, wanted {fit.wanted}: {fit.says}", mark_of(fit.verdict)
-        case = Diagnostic(fit.component, mark, stack.name, message, fields, fit.next_step, code=fit.need)
-        if fit.verdict in shown:
-            yield case
-        else:
-            folded.append(case)
+    yield from (describe_fit(fit, stack.name) for fit in stack.fits if fit.verdict in shown)
+    folded = [describe_fit(fit, stack.name) for fit in stack.fits if fit.verdict not in shown]
     yield Details(f"{stack.name}: {count(folded, 'other need')}", tuple(folded))
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from ...evidence.history import CellHistory, HistoryResult, HistoryRow
 from ...evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt, read_time
 from ...text import count
-from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Paragraph, Table
+from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Table
 from ..marks import Mark, bad, good, mark_of, missing, quiet
 
 _OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bound is, not how far the tensor is off
@@ -175,12 +175,13 @@ def _show_number(value: float | None) -> str:
 
 
 def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = False) -> Document:
-    """Few cells row by row, many as a table.
+    """A table of cells; few cells row by row, too.
 
     Args:
         last: newest rows of each cell that are shown; 0 for all.
         verbose: every cell row by row.
     """
+<<<<<<< HEAD
     cells, summaries = result.cells, [_summarize_cell(cell) for cell in result.cells]
     blocks: list[Block] = []
     if len(cells) > _FEW and not verbose:
@@ -190,6 +191,12 @@ def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = F
             numbers = f"Good receipts: {ratio}; newest {newest or 'unknown'}."
             blocks += [Heading(name, mark=mark), Paragraph(numbers)]
             blocks += describe_rows(cell.rows[-last:] if last else cell.rows)
+=======
+    cells = result.cells
+    blocks: list[Block] = [Table(("cell", "last", "good", "newest", "flakes"), tuple(map(_summarize_cell, cells)))]
+    for cell in cells if verbose or len(cells) <= _FEW else ():
+        blocks += [Heading(cell.cell), *describe_rows(cell.rows[-last:] if last else cell.rows)]
+>>>>>>> 3d519fa (Markdown is a template, too; a requirement of a release is described by one function; history shows its table first)
     lines = tuple(f"{path}: {why}" for path, why in result.lost.items())
     blocks.append(Details("Files that cannot be read, and that belong to no cell above", (Bullets(lines),)))
     mark = missing("unreadable") if result.exit else quiet("history")

@@ -8,21 +8,17 @@ from itertools import groupby
 from typing import Final
 
 from ...canary.static.findings import ChangeKind, Finding, Impact, ModuleVerdict, StaticResult, Sweep
-from ...environments.fits import Fit, FitVerdict
+from ...environments.fits import FitVerdict
 from ...evidence.values import SourceLine
 from ...text import count
 from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Inline, Paragraph, Place, Table
 from ..marks import Mark, Tone, bad, find_worst_mark, good, mark_of, missing, quiet, risk
 from .changes import headline, is_followed, next_step, next_step_of_fault, quote_subject
-from .words import list_some, tabulate_facts
+from .words import describe_fit, list_some, tabulate_facts
 
 _MOST_NAMED: Final = 6
 _MOST_ROWS: Final = 8  # of the answer; a source tree has a row a file
 _BRIDGE: Final = "the bridge of megacpp-validate"
-_MET: Final = {
-    FitVerdict.REFUSED: bad("broken"), FitVerdict.UNKNOWN: missing("unknown"), FitVerdict.WARNED: risk("not used"),
-    FitVerdict.FITS: good("met"),
-}  # fmt: skip
 _LIMITS: Final = "Not covered: numerics, speed (`--tiers gpu`)."
 
 
@@ -57,23 +53,18 @@ def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
     """
     old, new = result.old.version, result.new.version
     downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
-    rows = tuple(
-        (_MET[one.verdict], f"{one.component} {one.wanted}", one.seen, list_some(one.breaks, 3))
-        for one in result.requirements
-    )
-    steps = (*result.requirements_of(FitVerdict.REFUSED), *result.requirements_of(FitVerdict.UNKNOWN))
+    unmet = (*result.requirements_of(FitVerdict.REFUSED), *result.requirements_of(FitVerdict.UNKNOWN))
     faults = tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults)
     sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
     unused = count(result.not_consumed, "API change")
     blocks: tuple[Block, ...] = (
-        Table(("requirement", f"{new} requires", "in the environment", "modules"), rows),
-        Bullets(tuple(f"{one.component}: {one.says}; {one.next_step}" for one in steps)),
+        *map(describe_fit, unmet),
         *_describe_findings(result, verbose=verbose),
         Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults),
         Bullets(tuple(f"not judged: {file}: {why}" for file, why in result.not_read.items())),
         Paragraph(f"{unused} not used by this code (--verbose). {_LIMITS}"),
         Details("API changes that this code does not use", (Bullets(result.changes_not_consumed),)),
-        *([tabulate_facts(sources)] if verbose else []),
+        Details("Sources", (tabulate_facts(sources),)),
     )
     title = f"Transformer Engine {old} → {new}, as {result.source or _BRIDGE} uses it"
     summary = f"{summarize_static(result)}{downgrade}"
@@ -120,13 +111,6 @@ def mark_static(result: StaticResult) -> Mark:
     marks = [mark_of(row.verdict) for row in result.modules]
     unknown = [missing("unknown requirement")] if result.requirements_of(FitVerdict.UNKNOWN) else []
     return find_worst_mark([*marks, *([bad("breaks")] if result.breaks else []), *unknown], good("clean"))
-
-
-def _diagnose_requirement(fit: Fit) -> Diagnostic:
-    message = f"{fit.seen}, needed {fit.wanted}: {fit.says}"
-    fields = (("breaks", ", ".join(fit.breaks)), ("source", fit.source))
-    group = fit.breaks[0] if fit.breaks else "environment"
-    return Diagnostic(fit.component, _MET[fit.verdict], group, message, fields, help=fit.next_step, code=fit.need)
 
 
 def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
@@ -192,7 +176,7 @@ def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
 def _list_cases(result: StaticResult) -> Iterator[Diagnostic]:
     """Everything that was judged: each finding, each requirement, then each module without one of its own."""
     yield from (_diagnose(finding, result) for finding in result.findings)
-    yield from map(_diagnose_requirement, result.requirements)
+    yield from map(describe_fit, result.requirements)
     owners = {finding.module for finding in result.findings if finding.impact is not Impact.HARMLESS}
     owners |= {fit.breaks[0] for fit in result.requirements_of(FitVerdict.REFUSED) if fit.breaks}
     for row in result.modules:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from ...environments.fits import Fit
 from ...evidence.selftest import wilson_interval
 from ..document import Content, Diagnostic, Table
 from ..marks import Tone, mark_of
@@ -84,6 +85,14 @@ def list_cases(rows: Iterable[Any], group: str, name: str, mark: str, message: s
                    seconds=getattr(row, "seconds", 0.0))
         for row in rows
     )  # fmt: skip
+
+
+def describe_fit(fit: Fit, group: str = "") -> Diagnostic:
+    """A requirement of a release beside what is there; `group` is the module that breaks first if it is empty."""
+    message = f"{fit.seen}, wanted {fit.wanted}: {fit.says}"
+    fields = (("breaks", ", ".join(fit.breaks)), ("source", fit.source))
+    group = group or next(iter(fit.breaks), "environment")
+    return Diagnostic(fit.component, mark_of(fit.verdict), group, message, fields, fit.next_step, code=fit.need)
 
 
 def tabulate_facts(facts: Mapping[str, Content], columns: tuple[str, str] = ("what", "value")) -> Table:
