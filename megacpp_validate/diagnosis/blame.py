@@ -166,12 +166,9 @@ def explains(cause: Red, effect: Red) -> Link:
     """How strongly the failure of `cause` explains the failure of `effect`, which depends on `cause`."""
     if effect.is_blocked:
         by = effect.receipt.blocked_by
-        blocked = by == cause.receipt.cell if by else False
-        return Link.SAME if blocked or (cause.is_blocked and by == cause.receipt.blocked_by) else Link.NONE
+        return Link.SAME if by and by in (cause.receipt.cell, cause.receipt.blocked_by) else Link.NONE
     if (cause.is_old and effect.was_good) or (effect.is_old and not cause.is_old):
         return Link.NONE  # a failure of one stack alone has another cause
-    if is_one_failure(cause, effect) or (cause.receipt.outcome is Outcome.IMPORT_ERROR and not effect.receipt.checks):
-        return Link.SAME
     if effect.raised is None:
         return Link.CHECKS if _explains_checks(cause, effect) else Link.NONE
     mine, theirs = cause.diagnosis, effect.diagnosis
@@ -189,8 +186,6 @@ def _explains_exception(cause: Red, effect: Red) -> Link:
     """For an effect that raised: whether a wrong value from the cause can explain the exception."""
     raised = effect.raised
     assert raised is not None
-    if cause.raised is not None and not cause.checks:
-        return Link.NONE
     if raised.kind == effect.receipt.outcome.value:  # no text that distinguishes the failure
         return Link.CHECKS
     handed = cause.has(CheckKind.NUMBERS, CheckKind.CONTRACT) and bool(_SHAPES.search(raised.line))
@@ -422,9 +417,10 @@ def _root_of(effect: Red, earlier: Sequence[Red], roots: dict[str, Red], order: 
     for cause in earlier:
         link = explains(cause, effect)
         if not order.depends(effect.module, cause.module):  # independent modules: only the same specific failure counts
-            alone = effect.is_blocked or len(cause.signature.text) >= _DISTINCT or bool(cause.signature.frame)
-            direct = effect.is_blocked and effect.receipt.blocked_by != cause.receipt.cell
-            link = link if alone and not direct and (effect.is_blocked or is_one_failure(cause, effect)) else Link.NONE
+            told_apart = len(cause.signature.text) >= _DISTINCT or bool(cause.signature.frame)
+            same = told_apart and is_one_failure(cause, effect)
+            blocked = effect.is_blocked and effect.receipt.blocked_by == cause.receipt.cell
+            link = Link.SAME if same or blocked else Link.NONE
         if link:
             found.append((link, cause))
     if not found:

@@ -40,7 +40,6 @@ _ENDED: Final = re.compile(
 )
 _BEGINS: Final = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Exit|Missing|Interrupt)): (.*)", re.DOTALL)
 _SHOWN: Final = 400  # characters of a signature's text
-_COMPILED: Final = tuple((re.compile(pattern), new) for pattern, new in rows.VARYING)
 
 
 @dataclass(frozen=True)
@@ -208,16 +207,8 @@ def is_same(one: Signature | None, other: Signature | None) -> bool:
 
 
 def normalise(text: str) -> str:
-    """A text without what differs between two occurrences of one failure. Idempotent."""
-    text, made = "", text[:20_000]
-    for _ in range(8):
-        if text == made:
-            break
-        text = made
-        for pattern, new in _COMPILED:
-            made = pattern.sub(new, made)
-        made = made.strip()
-    return made
+    """The words of a text that identify a failure: names of symbols, files and keywords, without numbers."""
+    return " ".join(re.findall(r"(?<!\w)[^\W\d]\w*", rows.VARYING.sub(" ", text[:20_000])))
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
