@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import Final
 
 from ..evidence.receipt import Check, Outcome, Receipt
@@ -24,7 +25,8 @@ from .blame import (
 )
 from .checks import FIREWALL, USES
 from .diagnose import Diagnosis, diagnose, find_host_fault
-from .next_steps import Needs, Sides, next_step, second_copies, shorter, version_of
+from .next_steps import Needs, Sides, next_step, second_copies, version_of
+from .rows import component_named
 
 NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
 _LISTED: Final = 3
@@ -113,7 +115,7 @@ def file_cases(reds: Sequence[Red], seen: Mapping[str, Receipt], order: Order, s
     kept: list[Case] = []
     for case in cases:
         if case.first.change in NEW and not case.first.fits_no_call:
-            groups.setdefault(_component_of(case.first, sides), []).append(case)
+            groups.setdefault(case.first.diagnosis.component or sides.stands_on(case.first.module), []).append(case)
         else:
             kept.append(case)
     return (*kept, *(merge_cases(group, component, order) for component, group in groups.items()))
@@ -139,14 +141,6 @@ def name_culprits(
         if first.change in NEW and not first_seen:
             culprits.append(_name_boundary(_name_culprit(case, sides), case, seen, sides.before))
     return culprits, under
-
-
-def _component_of(red: Red, sides: Sides) -> str:
-    """The component at fault where the release is the same and other components changed."""
-    own = red.diagnosis.component
-    if own in sides.changed:
-        return own
-    return own or sides.stands_on(red.module)
 
 
 def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], before: str) -> Culprit:
@@ -187,11 +181,6 @@ def _name_culprit(case: Case, sides: Sides) -> Culprit:
     )
 
 
-def cut(text: str, longest: int) -> str:
-    """A text, cut after a word."""
-    return text if len(text) <= longest else f"{text[: longest - 1].rsplit(' ', 1)[0]}…"
-
-
 def _summary(case: Case, diagnosis: Diagnosis, before: str) -> str:
     """What was observed, and the result of the module in the first stack."""
     first, raised = case.first, case.first.raised
@@ -203,7 +192,7 @@ def _summary(case: Case, diagnosis: Diagnosis, before: str) -> str:
     elif raised is not None and raised.died:
         what = f"{who} ends its process with {raised.kind}{f' in {raised.frame}' if raised.frame else ''}"
     elif raised is not None:
-        said = cut(_PLACE.sub("", " ".join(raised.text.split())), _QUOTED).rstrip(".")
+        said = shorten(_PLACE.sub("", raised.text), _QUOTED, placeholder="…").rstrip(".")
         what = f"{who} raises {raised.kind}{below}: {said}"
     else:
         what = f"{who} fails {len(first.checks)} of {len(first.receipt.checks)} checks{below}"
@@ -222,7 +211,8 @@ def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
     lines: list[str] = []
     if red.raised is not None:
         frames = (red.raised.frame, *red.raised.bridge[-1:])
-        lines = [cut(red.raised.line, _LONGEST), *(f"frame: {frame}" for frame in dict.fromkeys(frames) if frame)]
+        lines.append(shorten(red.raised.line, _LONGEST, placeholder="…"))
+        lines += [f"frame: {frame}" for frame in frames if frame]
     checks = [check for check in red.receipt.checks if not check.passed]
     lines += [f"check {_describe_check(check)}" for check in checks[:_LISTED]]
     if diagnosis.cause is Cause.SILENT_FALLBACK:
@@ -233,21 +223,15 @@ def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
         ]
     if version := version_of(diagnosis.component, red.receipt):
         lines.append(f"{diagnosis.component} as loaded: {version}")
-    copies = second_copies(red.receipt, diagnosis.component)
-    lines += [f"{row.name} has two copies: {' and '.join(map(shorter, (row.kept, *row.others)))}" for row in copies]
+    copies = [row for row in second_copies(red.receipt) if row.name in component_named(diagnosis.component).loaded]
+    lines += [f"{row.name} has two copies: {' and '.join((row.kept, *row.others))}" for row in copies]
     lines += [f"{row.name}: {row.before or 'not loaded'} -> {row.after or 'not loaded'}" for row in sides.versions]
     return tuple(dict.fromkeys(lines))
 
 
 def _describe_check(check: Check) -> str:
-    found = [
-        f"{part.name} {part.observed:.4g} against {part.bound:.4g}"
-        if part.observed is not None and part.bound is not None
-        else f"{part.name} could not be judged"
-        for part in check.parts
-        if not part.passed
-    ]
-    return f"{check.name}: {'; '.join(found[:2]) or ' '.join(check.detail.split())[:200] or 'failed'}"
+    parts = [f"{part.name} {part.observed} against {part.bound}" for part in check.parts if not part.passed]
+    return f"{check.name}: {'; '.join(parts[:2]) or shorten(check.detail, _QUOTED, placeholder='…') or 'failed'}"
 
 
 def _entry_points(case: Case) -> tuple[str, ...]:

@@ -249,15 +249,11 @@ def diagnose(failure: Receipt | str) -> Diagnosis:
         return diagnose_checks(checks)
     raised = read_raised(failure)
     found = _diagnose_raised(raised)
-    if checks and found.cause is Cause.API and not found.component and may_follow(raised):
+    follows = raised.kind in _FOLLOWS and not raised.vendor_frame
+    if checks and follows and found.cause is Cause.API and not found.component:
         seen = diagnose_checks(checks)
         return seen if seen.cause in (Cause.SILENT_FALLBACK, Cause.NUMERICS) else found
     return found
-
-
-def may_follow(raised: Raised) -> bool:
-    """Whether failed checks can have caused it: raised outside of vendor code because of a value."""
-    return raised.kind in _FOLLOWS and not raised.vendor_frame
 
 
 def diagnose_checks(checks: Sequence[FailedCheck]) -> Diagnosis:
@@ -342,7 +338,6 @@ _KILLED: Final = re.compile(r"^rank \d+ ended by (SIG(?:HUP|INT|KILL|TERM)|exit 
 # Exit status of a shell or a container engine for a signal: 128 and its number (SIGHUP, SIGINT, SIGKILL, SIGTERM). A
 # segmentation fault (139) does not come from outside.
 _BY_NUMBER: Final = frozenset({"exit status 129", "exit status 130", "exit status 137", "exit status 143"})
-_MIB: Final = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10}
 NO_SPACE: Final = os.strerror(errno.ENOSPC)
 NOT_STARTED: Final = "the process could not be started"  # as `environments.cell` reports it
 
@@ -386,21 +381,4 @@ def _read_host_fault(text: str) -> str:
         return ""
     if killed := _KILLED.search(text):
         return f"a rank was ended from outside, by {killed[1]}"
-    return next((row.says for row in rows.HOST_FAULTS if re.search(row.pattern, text)), "") or _find_full_gpu(text)
-
-
-def _find_full_gpu(text: str) -> str:
-    """Other processes hold more GPU memory than this process, which would fit if it ran alone.
-
-    Reads the text of c10/cuda/CUDACachingAllocator.cpp. In a container the text may list this process by number, like
-    the others: then its memory beside torch's allocator is unknown, and the answer is empty.
-    """
-    words = ("Tried to allocate ", r"total capaci?ty of ", "of which ", "this process has ")
-    found = [re.search(rf"{word}(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", text) for word in words]
-    sizes = [float(one[1]) * _MIB[one[2]] for one in found if one]
-    if "out of memory" not in text or len(sizes) < len(words):
-        return ""
-    needed, total, free, own = sizes
-    others = total - free - own
-    full = others > own and own + needed <= total
-    return f"other processes have {others / 1024:.1f} of the GPU's {total / 1024:.1f} GiB" if full else ""
+    return next((row.says for row in rows.HOST_FAULTS if re.search(row.pattern, text)), "")

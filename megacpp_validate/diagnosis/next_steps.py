@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import PurePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from packaging.version import Version
@@ -283,7 +282,8 @@ def _describe_failure(red: Red, diagnosis: Diagnosis, sides: Sides, cascades: Se
     copies = (
         f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH, so that "
         f"{copy.kept} is loaded{now}; if it still fails, "
-        for copy in second_copies(receipt, component)
+        for copy in second_copies(receipt)
+        if copy.name in component_named(component).loaded
     )
     return _describe_component(diagnosis, version, cuda_major(receipt)) | {
         "module": red.module,
@@ -368,7 +368,7 @@ def _pin(need: Need, needs: Needs, red: Red) -> str:
     brought = next((row.distributions for row in needs.library if row.id == need.of), [need.of])
     of_cuda = (name for name in brought if len(brought) > 1 and name.endswith(f"-cu{cuda_major(red.receipt)}"))
     has = ", ".join(map(str, _versions(need.of, red.receipt)))
-    copies = [copy for copy in second_copies(red.receipt, loaded_as(need.of)) if copy.name == need.of]
+    copies = [copy for copy in second_copies(red.receipt) if copy.name == need.of]
     second = "".join(f"; a second copy is mapped: remove {', '.join(copy.others)}" for copy in copies)
     why = f"Transformer Engine {need.te} needs it: {need.says}" if need.kind in _PINNED else need.says
     package = next(of_cuda, brought[0])
@@ -418,14 +418,14 @@ def cuda_major(receipt: Receipt) -> str:
     return said[1] if said else ""
 
 
-def second_copies(receipt: Receipt, component: str) -> tuple[Second, ...]:
-    """Libraries and packages of a component with more than one copy in this process."""
+def second_copies(receipt: Receipt) -> tuple[Second, ...]:
+    """Libraries and packages with more than one copy in this process."""
     found = [Second(row.name, row.file, row.other_copies) for row in receipt.packages]
     for library in receipt.libraries:
         # torch was built for the copy that pip installed with it.
         files = sorted(dict.fromkeys(library.files), key=lambda file: ("/nvidia/" not in file, "/torch/" not in file))
         found += [Second(library.name, files[0], tuple(files[1:]))] if files else []
-    return tuple(row for row in found if row.name in component_named(component).loaded and row.others)
+    return tuple(row for row in found if row.others)
 
 
 def _loaded(receipt: Receipt) -> dict[str, str]:
@@ -435,9 +435,3 @@ def _loaded(receipt: Receipt) -> dict[str, str]:
     found |= {library.name: library.version for library in receipt.libraries if library.name not in _OWN}
     machine = {name: str(getattr(receipt.machine, name)) for name in _MACHINE}
     return {name: version for name, version in (found | {k: v for k, v in machine.items() if v}).items() if version}
-
-
-def shorter(path: str) -> str:
-    """The last four parts of a path."""
-    parts = PurePath(path).parts
-    return path if len(parts) <= 4 else str(PurePath("...", *parts[-4:]))

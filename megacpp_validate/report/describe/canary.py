@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -12,6 +11,7 @@ from ...canary.requirements import SymbolNeed, WheelRequirements
 from ...text import count, first_sentence
 from ..document import Block, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Tone, bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
+from .receipt import split_reason
 from .words import sum_up, tabulate, tabulate_facts
 
 _NAMES: Final = {
@@ -51,14 +51,6 @@ def describe_firewall(result: FirewallResult) -> Document:
     )
     mark = mark_exit(1 if result.breaks else 0 if result.holds else 4, open_="holds", closed="fails")
     return Document("Import firewall", summarize_firewall(result), mark, blocks, cases)
-
-
-def split_reason(reason: str) -> tuple[str, str]:
-    """The likely cause and the next step that a reason of the bridge names; its first sentence where it names none."""
-    line = " ".join(reason.split())
-    cause = re.search(r"Likely cause: (.+?)\.?(?= Next step:| Found:|$)", line)
-    step = re.search(r"Next step: (.+?)\.?(?= Found:|$)", line)
-    return cause[1] if cause else first_sentence(line.partition(" Next step:")[0]), step[1] if step else ""
 
 
 def _diagnose_case(case: FirewallCase) -> Diagnostic:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from ...diagnosis.next_steps import second_copies
 from ...evidence.history import CellHistory, HistoryResult, HistoryRow
 from ...evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt, read_time
-from ...text import count
+from ...text import count, first_sentence
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Table
 from ..marks import Mark, bad, good, mark_of, missing, quiet
 
@@ -97,16 +98,8 @@ def find_cause(receipt: Receipt) -> str:
 
 def find_doubles(receipts: Iterable[Receipt]) -> tuple[str, ...]:
     """Packages and libraries of which a process saw more than one copy, each once."""
-    found: dict[str, None] = {}
-    for receipt in receipts:
-        for library in receipt.libraries:
-            if len(library.files) > 1:
-                found[f"{library.name} is loaded from more than one file: {', '.join(library.files)}."] = None
-        for package in receipt.packages:
-            if package.other_copies:
-                copies = ", ".join(package.other_copies)
-                found[f"{package.name} is loaded from {package.file}; another copy is at {copies}."] = None
-    return tuple(found)
+    copies = dict.fromkeys(copy for receipt in receipts for copy in second_copies(receipt))
+    return tuple(f"{copy.name} has a second copy: {', '.join((copy.kept, *copy.others))}." for copy in copies)
 
 
 def list_facts(receipt: Receipt) -> Iterator[tuple[str, str]]:
@@ -128,19 +121,25 @@ def describe_machine(machine: Machine) -> str:
     return ", ".join(filter(None, parts)) or "no machine: nothing ran"
 
 
+def split_reason(reason: str) -> tuple[str, str]:
+    """The likely cause and the next step that a reason of the bridge names; its first sentence where it names none."""
+    line = " ".join(reason.split())
+    cause = re.search(r"Likely cause: (.+?)\.?(?= Next step:| Found:|$)", line)
+    step = re.search(r"Next step: (.+?)\.?(?= Found:|$)", line)
+    return cause[1] if cause else first_sentence(line.partition(" Next step:")[0]), step[1] if step else ""
+
+
 def _find_next_step(receipt: Receipt) -> str:
     """What to do about a cell that is not good; empty where it is good."""
-    named = re.search(r"Next step: (.+?)\.?(?= Found:|$)", " ".join(receipt.reason.split()))
-    if named and receipt.outcome in (Outcome.IMPORT_ERROR, Outcome.NOT_RUN):
-        return named[1]
+    named = split_reason(receipt.reason)[1]
     where = receipt.failure.frame if receipt.failure and receipt.failure.frame else "the traceback"
     steps = {
         Outcome.FAIL: _next_step_of_failure(receipt),
         Outcome.ERROR: f"look at {where}; `{receipt.cell}.log` has what was printed",
-        Outcome.IMPORT_ERROR: f"import it by hand; `{receipt.cell}.log` has what was printed",
+        Outcome.IMPORT_ERROR: named or f"import it by hand; `{receipt.cell}.log` has what was printed",
         Outcome.BLOCKED: f"fix `{receipt.blocked_by}` first",
         Outcome.TIMEOUT: "look at where it hung; raise --limit if it is only slow",
-        Outcome.NOT_RUN: "run it on the target",
+        Outcome.NOT_RUN: named or "run it on the target",
     }
     return steps.get(receipt.outcome, "")
 
@@ -149,13 +148,11 @@ def _next_step_of_failure(receipt: Receipt) -> str:
     if find_fallbacks(receipt):
         return "fix what the reasons name, or turn the feature's flag off where the native path is wanted"
     verb = next((found for start, found in _VERBS.items() if receipt.probe.startswith(start)), "parity --probes")
-    again = f"{verb} {receipt.probe} --target {receipt.target} --seed {receipt.seed}"
+    again = f"megacpp-validate {verb} {receipt.probe} --target {receipt.target} --seed {receipt.seed}"
+    native = ""
     if receipt.requested == "te" and verb.startswith("parity"):
-        return (
-            f"run `MEGACPP_DISABLE_TE=1 megacpp-validate {again}`: if the native path holds there, {receipt.stack} "
-            "computes wrong values; stay on the last stack whose receipt is good"
-        )
-    return f"run `megacpp-validate {again} --verbose`: the same seed gives the same numbers; look at that check"
+        native = f"; if it holds with `MEGACPP_DISABLE_TE=1`, {receipt.stack} computes wrong values"
+    return f"run `{again} --verbose`: the same seed gives the same numbers; look at that check{native}"
 
 
 def _ratio(part: Part) -> float:
@@ -181,22 +178,10 @@ def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = F
         last: newest rows of each cell that are shown; 0 for all.
         verbose: every cell row by row.
     """
-<<<<<<< HEAD
-    cells, summaries = result.cells, [_summarize_cell(cell) for cell in result.cells]
-    blocks: list[Block] = []
-    if len(cells) > _FEW and not verbose:
-        blocks.append(Table(("cell", "last", "good", "newest"), tuple(summaries)))
-    else:
-        for cell, (name, mark, ratio, newest) in zip(cells, summaries, strict=True):
-            numbers = f"Good receipts: {ratio}; newest {newest or 'unknown'}."
-            blocks += [Heading(name, mark=mark), Paragraph(numbers)]
-            blocks += describe_rows(cell.rows[-last:] if last else cell.rows)
-=======
     cells = result.cells
-    blocks: list[Block] = [Table(("cell", "last", "good", "newest", "flakes"), tuple(map(_summarize_cell, cells)))]
+    blocks: list[Block] = [Table(("cell", "last", "good", "newest"), tuple(map(_summarize_cell, cells)))]
     for cell in cells if verbose or len(cells) <= _FEW else ():
         blocks += [Heading(cell.cell), *describe_rows(cell.rows[-last:] if last else cell.rows)]
->>>>>>> 3d519fa (Markdown is a template, too; a requirement of a release is described by one function; history shows its table first)
     lines = tuple(f"{path}: {why}" for path, why in result.lost.items())
     blocks.append(Details("Files that cannot be read, and that belong to no cell above", (Bullets(lines),)))
     mark = missing("unreadable") if result.exit else quiet("history")

@@ -8,7 +8,8 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.canary.dynamic.bisect import Verdict
 from megacpp_validate.canary.firewall.run import FirewallResult
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.report.describe.canary import describe_bisect, describe_firewall, split_reason
+from megacpp_validate.report.describe.canary import describe_bisect, describe_firewall
+from megacpp_validate.report.describe.receipt import split_reason
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
