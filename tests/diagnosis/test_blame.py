@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from megacpp_validate.catalog.bridge import BridgeModule, Catalog
 from megacpp_validate.diagnosis.blame import Blame, blame
-from megacpp_validate.diagnosis.culprits import blame_receipts
 from megacpp_validate.evidence.receipt import Outcome, Receipt
-from tests.diagnosis.planted import fails, good
 
 
 def module(name: str, *depends_on: str) -> BridgeModule:
@@ -77,19 +75,6 @@ def test_the_shipped_modules_blame_the_firewall_for_everything(catalog: Catalog)
     found = blame([receipt(row.id, Outcome.FAIL) for row in catalog.modules], catalog.modules)
     assert found.culprits == ("imports",)
     assert [name for name, _ in found.cascades] == [row.id for row in catalog.modules[1:]]
-
-
-def test_wrong_numbers_of_every_layer_that_runs_one_part_have_one_culprit(catalog: Catalog) -> None:
-    linear = fails("linear_walker", "bf16.bias.forward")
-    others = (
-        fails("layer_spec", "bf16.in_projection.forward", "bf16.mlp.gelu.forward"),
-        fails("native_block", "bf16.gqa4.d64.gelu.forward"),
-    )
-    found = blame_receipts((*map(good, ("imports", "attention", "permute", "expert_gemm")), linear, *others),
-                           catalog.modules, None)  # fmt: skip
-    assert [(row.module, row.entry_points) for row in found] == [
-        ("linear_walker", ("linear", "layernorm_linear", "layernorm_mlp"))
-    ]
 
 
 names = st.sampled_from(["base", "left", "right", "top", "moe_smoke", "other"])

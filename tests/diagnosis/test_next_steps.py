@@ -11,7 +11,6 @@ from tests.canary.dynamic.test_real_receipts import kept
 from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_needs
-from megacpp_validate.diagnosis.next_steps import Sides, VersionChange
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
 from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
 
@@ -112,20 +111,3 @@ def test_a_search_is_between_two_releases(before: str, after: str, wanted: str) 
     (culprit,) = compare_stacks(one, replace(other, receipts=receipts), CATALOG.modules).culprits
     assert wanted in culprit.next_step
     assert ("te_bisect" in culprit.next_step) is bool(wanted)
-
-
-@pytest.mark.parametrize(("same", "after", "wanted"), [
-    (True, "9.20.0", ("cuDNN",)), (False, "9.20.0", ()), (True, "", ()),
-])  # fmt: skip
-def test_components_changed_only_under_one_release(same: bool, after: str, wanted: tuple[str, ...]) -> None:
-    versions = (VersionChange(name="libcudnn", before="9.14.0", after=after),)
-    assert Sides("te1", "te2", same, versions).changed == wanted
-
-
-# --- evidence -------------------------------------------------------------------------------------------
-
-
-def test_a_frame_is_told_once() -> None:
-    frame = "megacpp_validate/bridge/permute.py:47 in forward"
-    (culprit,) = planted(raises("permute", "ValueError", "no such row", frame, stack="te2.13.0")).culprits
-    assert sum("bridge/permute.py in forward" in line for line in culprit.evidence) == 1

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+from megacpp_validate.report.document import Document
+from megacpp_validate.report.render.junit import render_junit
+from megacpp_validate.report.render.markdown import render_markdown
+
 
 class Page(HTMLParser):
     """Tags with their attributes, and the text outside of style; a tag that closes another one fails."""
@@ -36,3 +40,8 @@ class Page(HTMLParser):
     @property
     def links(self) -> list[str]:
         return [str(attributes.get("href")) for tag, attributes in self.tags if tag == "a"]
+
+
+def show_all(*documents: Document) -> str:
+    """What a reader sees, and every case that a program counts."""
+    return "\n".join(f"{render_markdown(one)}\n{render_junit(one)}" for one in documents)

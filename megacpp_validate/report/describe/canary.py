@@ -7,10 +7,10 @@ from typing import Final
 
 from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
 from ...canary.firewall.run import FirewallCase, FirewallResult
-from ...canary.requirements import SymbolNeed, WheelRequirements
+from ...canary.requirements import WheelRequirements
 from ...text import count, first_sentence
 from ..document import Block, Content, Details, Diagnostic, Document, Paragraph, Table
-from ..marks import Tone, bad, find_worst_mark, good, mark_exit, mark_of, missing, risk
+from ..marks import Tone, bad, good, mark_exit, mark_of, missing, risk
 from .receipt import split_reason
 from .words import sum_up, tabulate, tabulate_facts
 
@@ -67,28 +67,20 @@ def _diagnose_case(case: FirewallCase) -> Diagnostic:
 
 def describe_requirements(result: WheelRequirements) -> Document:
     """Each library that a release needs in a later version than the oldest on the index."""
-    cases = [_diagnose_need(need) for need in result.needs]
-    cases += [
+    unread = [
         Diagnostic(name, missing("unknown"), "wheels", why, code="not-read") for name, why in result.unknown.items()
     ]
-    names = ", ".join(f"{one.distribution}>={one.first or '?'}" for one in result.needs) or "any on the index"
-    unread = f" Not read: {', '.join(result.unknown)}." if result.unknown else ""
-    mark = find_worst_mark((case.mark for case in cases), good("any library"))
+    new = ", ".join(one.distribution for one in result.needs if not one.known)
+    parts = {
+        "Needs": ", ".join(f"{one.distribution}>={one.first or '?'}" for one in result.needs) or "any on the index",
+        "Not in matrix/needs.toml": new,
+        "Not read": ", ".join(result.unknown),
+    }
+    summary = " ".join(f"{label}: {text}." for label, text in parts.items() if text)
+    mark = bad("new") if new else missing("unknown") if unread else good("known")
+    needs = tabulate(result.needs, "distribution cuda symbols at_load first before known")
     title = f"Requirements of Transformer Engine {result.te}"
-    return Document(title, f"Needs {names}.{unread}", mark, (tabulate(result.cores, "distribution needed"), *cases))
-
-
-def _diagnose_need(need: SymbolNeed) -> Diagnostic:
-    mark = missing("in no wheel") if not need.first else good("known") if need.known else bad("new")
-    when = "when the core library is loaded" if need.at_load else "at the first call"
-    first = f"{need.first} defines it first, {need.before} does not" if need.first else "no wheel on the index has it"
-    if need.first and not need.at_load:
-        mark = risk(mark.word)
-    fields = (("row", need.known or "none: add one to matrix/needs.toml"),)
-    return Diagnostic(
-        f"{need.distribution} for CUDA {need.cuda}", mark, "wheels",
-        f"{', '.join(need.symbols)}, bound {when}: {first}", fields, code=need.library,
-    )  # fmt: skip
+    return Document(title, summary, mark, (tabulate(result.cores, "distribution needed"), needs, *unread))
 
 
 def describe_run(choices: Mapping[str, str], answer: Answer) -> str:

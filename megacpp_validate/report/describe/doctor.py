@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...environments.doctor_rules import Difference, DoctorResult, Weight
 from ...evidence.doctor_look import PackageLook
-from ..document import Block, Diagnostic, Document, Paragraph, Table
-from ..marks import Mark, bad, good, mark_of, quiet, risk
+from ..document import Block, Diagnostic, Document, Table
+from ..marks import Mark, bad, good, mark_of, quiet
 from .words import tabulate_facts, tally
 
 
@@ -24,12 +24,6 @@ def describe_doctor(result: DoctorResult) -> Document:
         tabulate_facts(facts),
         Table(("package", "as loaded", "version", "seconds", "file"), rows, numeric=frozenset({3})),
         Table(("loaded library", "version", "files", "by import of"), _list_libraries(looks)),
-        *(
-            Paragraph(f"CUDA runtimes that `import {look.package}` can open: {', '.join(look.runtimes.values())}",
-                      risk("at risk"))
-            for look in looks
-            if len(look.runtimes) > 1
-        ),
         *map(_describe_difference, result.differences),
     )  # fmt: skip
     loaded = sum(look.installed and look.failure is None and not look.ended for look in looks)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...jitcache.cache import JitCacheResult
-from ...jitcache.layout import JitCompile, StackDifference
+from ...jitcache.layout import JitCompile
 from ...jitcache.prewarm import PrewarmResult
 from ...jitcache.verify import JitVerdict, JitVerifyResult, JitVerifyRow
 from ...text import count
@@ -64,7 +64,7 @@ def describe_verify(result: JitVerifyResult) -> Document:
     missed = "no process reported the compile of this file: the monitor misses it"
     unreported = [Diagnostic(path, bad("unreported"), "files", missed) for path in result.unreported]
     blocks: tuple[Block, ...] = (
-        *_describe_differences(result.differences, result.target),
+        tabulate(result.differences, "what recorded observed matters", "What differs between the cache and the stack"),
         tabulate(result.rows, "task verdict seconds compiled hits"),
         *cold,
         *unreported,
@@ -74,7 +74,10 @@ def describe_verify(result: JitVerifyResult) -> Document:
     )
     summary = f"{count(result.rows, 'task')} ran on the sealed cache: {sum_up(cases) or 'none'}."
     if result.differences:
-        summary = "The cache is of another stack: no task ran on it, and nothing is proven."
+        summary = (
+            "The cache is of another stack: no task ran on it, and nothing is proven. Next step: use that stack, or "
+        )
+        summary += f"prewarm this one: `nox -s prewarm -- --target {result.target} --root FOLDER`."
     title = f"The sealed JIT cache of {result.target} ({result.architecture}, {result.mode})"
     mark = mark_exit(result.exit, open_="warm", closed="not warm", otherwise="not proven")
     return Document(title, summary, mark, blocks, (*cases, *unreported))
@@ -111,19 +114,6 @@ def describe_cache(result: JitCacheResult) -> Document:
     return Document(
         f"JIT cache of {result.architecture}: {result.deed}", "Done: every hash is right.", good("done"), blocks
     )
-
-
-def _describe_differences(differences: tuple[StackDifference, ...], target: str) -> tuple[Diagnostic, ...]:
-    step = (
-        "use the stack that the cache was made for, or prewarm this one: "
-        f"`nox -s prewarm -- --target {target} --root FOLDER`"
-    )
-    fields = tuple(
-        (one.what, f"recorded {one.recorded or 'none'}, here {one.observed or 'none'} (matters to {one.matters})")
-        for one in differences
-    )
-    message = f"the cache and the stack have {count(differences, 'difference')}"
-    return (Diagnostic("stack", bad("differs"), message=message, fields=fields, help=step),) if fields else ()
 
 
 def _describe_compile(one: JitCompile) -> str:

@@ -102,17 +102,6 @@ def find_doubles(receipts: Iterable[Receipt]) -> tuple[str, ...]:
     return tuple(f"{copy.name} has a second copy: {', '.join((copy.kept, *copy.others))}." for copy in copies)
 
 
-def list_facts(receipt: Receipt) -> Iterator[tuple[str, str]]:
-    """Every fact of a receipt's environment that is known: machine, packages and libraries as loaded, identity."""
-    facts = [(f"machine {name}", str(value)) for name, value in vars(receipt.machine).items()]
-    facts += [(f"package {one.name}", one.version or "loaded, version unknown") for one in receipt.packages]
-    facts += [(f"library {one.name}", one.version or "loaded, version unknown") for one in receipt.libraries]
-    facts += [(f"compiler of {compiler.library}", compiler.mode) for compiler in receipt.compilers]
-    identity = ("requested", "image_digest", "lock_hash", "environment", "commit", "tool")
-    facts += [(name.replace("_", " "), getattr(receipt, name)) for name in identity]
-    return ((name, value) for name, value in facts if value)
-
-
 def describe_machine(machine: Machine) -> str:
     """Where a cell ran, in one line."""
     gpu = f"{machine.gpu} (compute capability {machine.capability})" if machine.gpu else ""

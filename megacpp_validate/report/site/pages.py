@@ -16,7 +16,6 @@ from ..describe.receipt import (
     describe_receipt,
     describe_rows,
     find_doubles,
-    list_facts,
     tabulate_checks,
 )
 from ..describe.session import describe_training, tabulate_training
@@ -126,7 +125,13 @@ def _describe_newest(cell: Cell, receipt: Receipt) -> Iterator[Block]:
         tabulate(receipt.backends, "path requested claimed observed reasons", "Backends"),
         tabulate(receipt.timings, "name median_ms spread clock", "Timed"),
         tabulate(jit.compiled, "when library kernel shape seconds", "Compiled just in time"),
-        tabulate_facts({**list_fields(jit, "warm_up after hits notes unwatched"), **dict(list_facts(receipt))}),
+        tabulate(receipt.packages, "name version file other_copies", "Packages as loaded"),
+        tabulate(receipt.libraries, "name version files", "Libraries as loaded"),
+        tabulate_facts(
+            list_fields(jit, "warm_up after hits notes unwatched")
+            | list_fields(receipt.machine, "host platform python torch gpu capability driver cuda")
+            | list_fields(receipt, "requested image_digest lock_hash environment commit tool")
+        ),
     )
     yield Details("Backends, times, compiles, and everything as loaded", tables)
     yield from describe_training((record.name, receipt, record) for record in receipt.training)

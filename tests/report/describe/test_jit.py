@@ -42,7 +42,7 @@ def test_verify(snapshot: SnapshotAssertion) -> None:
     )  # fmt: skip
     assert render_markdown(describe_verify(result)) == snapshot
     other = result.model_copy(update={"rows": (), "differences": (DIFFERS,), "unreported": ()})
-    assert "torch: recorded 2.11.0, here 2.13.0" in render_markdown(describe_verify(other))
+    assert "| torch | 2.11.0 | 2.13.0 | inductor |" in render_markdown(describe_verify(other))
 
 
 def test_cache(snapshot: SnapshotAssertion) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.environments.host_session import ParityResult, SmokeSession
 from megacpp_validate.environments.matrix import MatrixCell, MatrixPlan, MatrixRun, PlannedCell
-from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Check, Outcome, Part
 from megacpp_validate.gate.fp8 import Fp8Result
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict, judge_folder
@@ -21,58 +18,27 @@ from megacpp_validate.report.describe.session import (
     describe_session,
 )
 from megacpp_validate.report.marks import Tone
-from megacpp_validate.report.render.junit import render_junit
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.replay.loss import FAULTS, _made_up
+from tests.report.page import show_all
 from tests.report.sessions import (
     ALL,
     CLEAN,
     NOTHING,
-    REDS,
     session,
 )
 
-
-def show(result: ParityResult | Fp8Result | SmokeSession, *, verbose: bool = False) -> str:
-    return render_terminal(describe_session(result), verbose=verbose)
-
-
-@pytest.mark.parametrize("result", [ALL, CLEAN, NOTHING], ids=["red", "clean", "not-run"])
-def test_wording(result: ParityResult, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert show(result, verbose=True) == snapshot
+SESSIONS = {"red": (ALL, Tone.BAD), "clean": (CLEAN, Tone.GOOD), "not-run": (NOTHING, Tone.MISSING),
+            "no probe": (session(), Tone.MISSING)}  # fmt: skip
 
 
-def test_every_cell_is_judged_and_every_red_is_shown() -> None:
-    document = describe_session(ALL)
-    assert [case.name for case in document.judged()] == [row.probe for row in ALL.receipts]
-    tones = {case.name: case.mark.tone for case in document.judged()}
-    assert {name for name, tone in tones.items() if tone is Tone.BAD} == {row.probe for row in REDS}
-    text = show(ALL)
-    for row in REDS:
-        assert row.reason.partition(" Next step:")[0][:60] in " ".join(text.split())
-    quiet = show(NOTHING)
-    assert quiet.count("the target h200 wants sm_90") == 2  # in the summary, and of one probe: one machine, one reason
-
-
-@pytest.mark.parametrize(
-    ("result", "tone", "code"),
-    [
-        (ALL, Tone.BAD, Exit.CLOSED),
-        (CLEAN, Tone.GOOD, Exit.OPEN),
-        (NOTHING, Tone.MISSING, Exit.EVIDENCE_MISSING),
-        (session(), Tone.MISSING, Exit.EVIDENCE_MISSING),
-    ],
-)
-def test_nothing_but_success_looks_like_success(result: ParityResult, tone: Tone, code: Exit) -> None:
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session(name: str, snapshot: SnapshotAssertion) -> None:
+    result, tone = SESSIONS[name]
     document = describe_session(result)
     assert document.mark.tone is tone
-    assert result.exit is code
-    assert ("holds:" in document.summary) == (tone is Tone.GOOD)
-    suite = ET.fromstring(render_junit(document))
-    green = int(suite.attrib["failures"]) + int(suite.attrib["skipped"]) == 0
-    assert green == (tone is Tone.GOOD)
+    assert show_all(document) == snapshot
 
 
 def verdict(recipe: str, outcome: LossOutcome, *failed: str, refusals: tuple[str, ...] = ()) -> LossVerdict:
@@ -85,24 +51,21 @@ STRAYS = verdict("current", LossOutcome.FAIL, "gap.settled.seed0")
 UNLIKE = verdict("block", LossOutcome.REFUSED, refusals=("seeds 0 and 1 have no twin",))
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "absent", "tone", "says"),
-    [
-        ((FOLLOWS,), "", Tone.GOOD, "FP8 holds: 2 pass"),
-        ((FOLLOWS, STRAYS), "", Tone.BAD, "gap.settled.seed0"),
-        ((FOLLOWS, UNLIKE), "", Tone.MISSING, "seeds 0 and 1 have no twin"),
-        ((), "cell-x left no curve of delayed", Tone.MISSING, "cell-x left no curve of delayed"),
-    ],
-)
-def test_fp8_holds_only_where_every_verdict_on_the_loss_does(
-    verdicts: tuple[LossVerdict, ...], absent: str, tone: Tone, says: str
-) -> None:
+VERDICTS = {
+    "follows": ((FOLLOWS,), "", Tone.GOOD),
+    "strays": ((FOLLOWS, STRAYS), "", Tone.BAD),
+    "unlike": ((FOLLOWS, UNLIKE), "", Tone.MISSING),
+    "absent": ((), "cell-x left no curve of delayed", Tone.MISSING),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_fp8_holds_only_where_every_verdict_on_the_loss_does(name: str, snapshot: SnapshotAssertion) -> None:
+    verdicts, absent, tone = VERDICTS[name]
     result = Fp8Result(**CLEAN.model_dump(exclude={"schema_id"}), loss=verdicts, loss_missing=absent)
     document = describe_session(result)
-    assert document.mark.tone is tone
-    assert result.holds == (tone is Tone.GOOD)
-    assert says in show(result)
-    assert len(document.judged()) == 2 + len(verdicts) + bool(absent)
+    assert (document.mark.tone, result.holds) == (tone, tone is Tone.GOOD)
+    assert show_all(document) == snapshot
 
 
 def cell(probe: str, outcome: Outcome, **more: object) -> MatrixCell:

@@ -97,15 +97,6 @@ def test_wording(name: str, snapshot: SnapshotAssertion) -> None:
     assert text == snapshot
 
 
-def test_details_and_output_are_printed_with_verbose() -> None:
-    told = render_terminal(make_document(), verbose=True)
-    assert "More" in told
-    assert "Traceback" in told
-    quiet_one = render_terminal(make_document())
-    assert "More" not in quiet_one
-    assert "Traceback" not in quiet_one
-
-
 @pytest.mark.parametrize("name", RENDERERS)
 def test_foreign_text_steers_nothing(name: str) -> None:
     text = RENDERERS[name](make_document(EVIL))
@@ -206,19 +197,6 @@ def test_json_is_the_model_and_steers_nothing() -> None:
     assert json.loads(text) == {"text": EVIL.replace("\ud800", ""), "number": 1}
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ufffe]", text)
     assert not [line for line in text.splitlines() if line.strip().startswith("::") or "##[" in line]
-
-
-def test_sarif_has_what_the_standard_requires_and_every_fault_at_its_line() -> None:
-    log = json.loads(render_sarif(make_document()))
-    (run,) = log["runs"]
-    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-    assert (log["version"], run["tool"]["driver"]["name"]) == ("2.1.0", "megacpp-validate")
-    assert [one["level"] for one in run["results"]] == ["error", "error", "warning", "warning"]
-    assert all(rules[one["ruleIndex"]] == one["ruleId"] and one["message"]["text"] for one in run["results"])
-    assert run["results"][0]["locations"][0]["physicalLocation"] == {
-        "artifactLocation": {"uri": CODE, "uriBaseId": "%SRCROOT%"}, "region": {"startLine": 80},
-    }  # fmt: skip
-    assert "physicalLocation" not in run["results"][1]["locations"][0]
 
 
 def test_sarif_of_a_file_elsewhere_and_of_an_answer_without_cases() -> None:
