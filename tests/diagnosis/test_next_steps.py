@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from tests.canary.dynamic.test_real_receipts import kept
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
+from megacpp_validate.evidence.store import read_receipts
 from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
 
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
 CATALOG = read_catalog()
 NEEDS = read_needs(list(MODULES))
 SYMBOL = "libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version libcublasLt"
 
 
 def real(before: str, after: str) -> StepResult:
-    return compare_stacks(kept(before), kept(after), CATALOG.modules, needs=NEEDS)
+    sides = (StackReceipts(name, tuple(read_receipts(EVIDENCE / name).found.values())) for name in (before, after))
+    return compare_stacks(*sides, CATALOG.modules, needs=NEEDS)
 
 
 def planted(*red: Receipt, before: str = "2.12.0") -> StepResult:
