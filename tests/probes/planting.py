@@ -153,34 +153,3 @@ class _Gradient(torch.autograd.Function):
 def in_gradient(fault: Fault) -> Fault:
     """The tensor as it is, with something done to its gradient."""
     return lambda tensor: _Gradient.apply(tensor, fault)
-
-
-def one_nan(tensor: Any, at: int = -1) -> Any:
-    """The last number, or another one, is none."""
-    mask = torch.zeros(tensor.shape, dtype=torch.bool)
-    if tensor.numel():
-        mask.view(-1)[at] = True
-    return tensor.masked_fill(mask, float("nan"))
-
-
-def half_of(axis: int) -> Fault:
-    """The second half along an axis is zero."""
-
-    def fault(tensor: Any) -> Any:
-        keep = torch.ones_like(tensor)
-        keep.narrow(axis, tensor.shape[axis] // 2, tensor.shape[axis] - tensor.shape[axis] // 2).zero_()
-        return tensor * keep
-
-    return fault
-
-
-VALUES: dict[str, Fault] = {
-    "zeros": lambda tensor: tensor * 0,
-    "half zeros": half_of(0),
-    "x0.5": lambda tensor: tensor * 0.5,
-    "x2": lambda tensor: tensor * 2,
-    "x1.01": lambda tensor: tensor * 1.01,
-    "sign": lambda tensor: -tensor,
-    "shuffled": lambda tensor: tensor.roll(1, 0),
-    "one NaN": one_nan,
-}

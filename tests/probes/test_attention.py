@@ -19,7 +19,6 @@ from tests.probes.planting import (
     Fault,
     Patch,
     Plant,
-    changing,
     check_caught,
     failed,
     in_gradient,
@@ -73,7 +72,6 @@ def test_flash_attention_that_is_absent_and_one_that_is_there_and_does_not_run(m
 
 
 NUMBERS: dict[str, tuple[Fault, str]] = {
-    "another-dtype": (lambda attend, *given, **more: attend(*given, **more).double(), "bf16*.dtype"),
     "gradient-x1.01": (
         lambda attend, q, k, v, **more: attend(q, in_gradient(lambda g: g * 1.01)(k), v, **more),
         "bf16*.grad.key",
@@ -85,22 +83,6 @@ NUMBERS: dict[str, tuple[Fault, str]] = {
 def test_a_fault_on_the_native_path_is_seen(fault: Fault, named: str) -> None:
     plant = putting(bridge, "native_attention", partial(fault, plain_attention))
     check_caught(new_bench("attention"), whole, plant, {named})
-
-
-def kept_by(key: Fault) -> Plant:
-    """A choice that is kept for calls that look alike."""
-
-    def make(decide: Any) -> Any:
-        def stale(layer: Any, query: Any, *rest: Any) -> Any:
-            kept = layer.__dict__.setdefault("_kept", {})
-            if key(query) not in kept:
-                kept[key(query)] = decide(layer, query, *rest)
-            layer.__dict__["choice"] = kept[key(query)]
-            return layer.choice
-
-        return stale
-
-    return changing(bridge.Attention, "_decide", make)
 
 
 def unfused_groups(patch: Patch) -> None:
@@ -125,21 +107,9 @@ def test_a_fault_of_the_path_by_te_is_seen(plant: Plant, named: set[str]) -> Non
     check_caught(new_bench("attention", "te"), whole, plant, named)
 
 
-def grows(real: Any) -> Any:
-    def forward(layer: Any, *tensors: Any, **options: Any) -> Any:
-        calls = layer.__dict__["_calls"] = layer.__dict__.get("_calls", 0) + 1
-        return real(layer, *tensors, **options) * (1.0 if calls == 1 else 1.02)
-
-    return forward
-
-
 OTHERS: dict[str, tuple[Plant, set[str]]] = {
     "false-claim": (
         putting(bridge, "choose", lambda name, candidates: Choice(name, "te", "te", ())), {"attention.*.backend"},
-    ),
-    "wrong-block": (
-        changing(bridge, "visible_keys", lambda real: lambda *given: real(*given).roll(1, -2)),
-        {"bf16.gqa4.d64.blocks.forward"},
     ),
 }  # fmt: skip
 

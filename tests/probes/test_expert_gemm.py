@@ -54,17 +54,6 @@ def idle_left(gradient: Any) -> Any:
     return torch.where(gradient.abs().sum((1, 2), keepdim=True) == 0, 1.0, gradient)
 
 
-def stale() -> Plant:
-    kept: list[Any] = []
-
-    def multiply(rows: Any, weight: Any, counts: Any) -> Any:
-        kept.append(weight.detach().clone())
-        same = kept[0].dtype == weight.dtype and kept[0].shape == weight.shape
-        return grouped_gemm(rows, weight + (kept[0] - weight).detach() if same else weight, counts)
-
-    return lambda patch: (kept.clear(), patch.setattr(expert_gemm, "grouped_gemm", multiply))
-
-
 OUT = {"bf16.middle-idle.forward"}
 ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
     "a bias that is not there": (after(expert_gemm, "grouped_gemm", lambda out: out + 0.05), OUT),

@@ -1,19 +1,25 @@
-"""The probe of the firewall and the FP8 scope: clean on both paths; faults of the firewall and of accessors caught."""
+"""The probe of the firewall and the FP8 scope is clean on both paths, and each planted fault fails its check."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from megacpp_validate.bridge import fp8_scope, te_fp8
+from megacpp_validate.bridge import fp8_scope, vendor
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.probes import imports as imports_probe
-from tests.probes.imports_bench import DOUBLE, NATIVE, Patch, failed, new_bench, run
+from megacpp_validate.bridge.backends import Refusal
+from megacpp_validate.probes import imports as probe
+from tests.probes.planting import RECIPES, Patch, Plant, after, changing, check_caught, failed, new_bench, putting
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_open")
+on_double = partial(new_bench, "imports", "te", RECIPES, production_recipe="delayed")
 
 
 @pytest.fixture
@@ -30,127 +36,127 @@ def off() -> Iterator[None]:
 
 
 def test_clean_on_the_native_path(off: None) -> None:
-    bench = run("native", NATIVE)
-    assert failed(bench) == []
+    probe.probe(bench := new_bench("imports"))
+    assert failed(bench) == set()
     (scope,) = bench.backends
     assert (scope.requested, scope.claimed, scope.observed) == ("none", "none", ("native",))
     assert "no low-precision recipe" in scope.reasons[0]
-    assert {"availability.decided-once", "accessors.none", "scope.second-entry.names-both-places"} <= {
-        check.name for check in bench.checks
-    }
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_clean_on_the_double(te_double: None, seed: int) -> None:
-    bench = run("te", DOUBLE, seed)
-    assert failed(bench) == []
-    assert {backend.path: backend.observed for backend in bench.backends} == {
-        "scope.production": ("DelayedScaling",),
-        "scope.delayed": ("DelayedScaling",),
-        "scope.current": ("Float8CurrentScaling",),
-        "scope.block": ("Float8BlockScaling",),
-        "fp8.delayed": ("te",),
-        "fp8.current": ("te",),
-        "fp8.block": ("te",),
-    }
+def test_clean_on_the_double(te_double: None) -> None:
+    probe.probe(bench := on_double())
+    assert failed(bench) == set()
+    classes = {"production": "DelayedScaling", "delayed": "DelayedScaling", "current": "Float8CurrentScaling"}
+    scopes = {f"scope.{name}": (kind,) for name, kind in {**classes, "block": "Float8BlockScaling"}.items()}
+    assert {row.path: row.observed for row in bench.backends} == {
+        **scopes, **{f"fp8.{recipe}": ("te",) for recipe in RECIPES}
+    }  # fmt: skip
 
 
-# --- planted: the firewall --------------------------------------------------------------------------------
+# --- planted ----------------------------------------------------------------------------------------------
 
 
-def decides_each_time(patch: Patch) -> None:
-    def asked() -> bool:
-        return not os.environ.get("MEGACPP_DISABLE_TE")
-
-    patch.setattr(te, "is_te_available", asked)
+def raises_no_next_step() -> None:
+    raise te.VendorEntryMissing("no")
 
 
-def ignores_the_switch(patch: Patch) -> None:
-    from megacpp_validate.bridge import vendor
-
-    patch.setattr(vendor, "_read_switch", lambda variable: "")
-
-
-def gives_something_while_off(patch: Patch) -> None:
-    patch.setattr(te.linear, "_found", (torch.nn.Linear, ""))
-
-
-def raises_no_next_step(patch: Patch) -> None:
-    def require() -> None:
-        raise te.VendorEntryMissing("no")
-
-    patch.setattr(te.linear, "require", require)
+FIREWALL: dict[str, tuple[Plant, str]] = {
+    "decides each time": (
+        putting(te, "is_te_available", lambda: not os.environ.get("MEGACPP_DISABLE_TE")), "availability.decided-once",
+    ),
+    "ignores the switch": (putting(vendor, "_read_switch", lambda _: ""), "availability.switch"),
+    "gives something while off": (putting(te.linear, "_found", (torch.nn.Linear, "")), "accessors.none"),
+    "raises no next step": (putting(te.linear, "require", raises_no_next_step), "accessors.require"),
+}  # fmt: skip
 
 
-FIREWALL: dict[str, tuple[Callable[[Patch], None], str]] = {
-    "decides-each-time": (decides_each_time, "availability.decided-once"),
-    "ignores-the-switch": (ignores_the_switch, "availability.switch"),
-    "gives-something-while-off": (gives_something_while_off, "accessors.none"),
-    "raises-no-next-step": (raises_no_next_step, "accessors.require"),
-}
-
-
-@pytest.mark.parametrize(("plant", "caught"), FIREWALL.values(), ids=FIREWALL.keys())
-def test_a_fault_of_the_firewall(off: None, plant: Callable[[Patch], None], caught: str) -> None:
+@pytest.mark.parametrize(("plant", "caught"), FIREWALL.values(), ids=FIREWALL)
+def test_a_fault_of_the_firewall(off: None, plant: Plant, caught: str) -> None:
     te.is_te_available()
-    with Patch.context() as patch:
-        plant(patch)
-        bench = run("native", NATIVE)
-    assert caught in failed(bench)
+    check_caught(new_bench("imports"), probe.probe, plant, {caught})
 
 
 def test_requested_and_not_there(off: None) -> None:
     """A silent fallback of everything."""
-    bench = new_bench()
-    imports_probe._check_availability(bench)
-    assert failed(bench) == ["availability.as-requested"]
+    probe._check_availability(bench := on_double())
+    assert failed(bench) == {"availability.as-requested"}
 
 
-# --- planted: accessors and support -----------------------------------------------------------------------
+def gone(*names: str) -> Plant:
+    return lambda patch: [patch.setattr(getattr(te, name), "_found", (None, "this release lacks it")) for name in names]
 
 
-def found(patch: Patch, name: str, value: object, reason: str = "") -> None:
-    patch.setattr(getattr(te, name), "_found", (value, reason))
-
-
-ACCESSORS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "another": ({"rmsnorm": torch.nn.LayerNorm}, ["accessor.rmsnorm"]),
-    "old-name-gone": ({"fp8_autocast": None}, []),
-    "both-names-gone": (
-        {"quantized_model_init": None, "fp8_model_init": None},
-        ["accessor.fp8_model_init", "accessor.quantized_model_init"],
+ACCESSORS: dict[str, tuple[Plant, set[str]]] = {
+    "another": (putting(te.rmsnorm, "_found", (torch.nn.LayerNorm, "")), {"accessor.rmsnorm"}),
+    "old name gone": (gone("fp8_autocast"), set()),
+    "both names gone": (
+        gone("quantized_model_init", "fp8_model_init"), {"accessor.fp8_model_init", "accessor.quantized_model_init"},
     ),
-    "a-recipe-gone": ({"nvfp4_block_scaling": None}, ["accessor.nvfp4_block_scaling"]),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("values", "caught"), ACCESSORS.values(), ids=ACCESSORS.keys())
-def test_an_accessor_that_gives_nothing_or_another(te_double: None, values: dict[str, Any], caught: list[str]) -> None:
-    bench = new_bench()
-    with Patch.context() as patch:
-        for name, value in values.items():
-            found(patch, name, value, "" if value else "this release never had it")
-        imports_probe._check_accessors(bench)
-    assert failed(bench) == caught
+@pytest.mark.parametrize(("plant", "caught"), ACCESSORS.values(), ids=ACCESSORS)
+def test_an_accessor_that_gives_nothing_or_another(te_double: None, plant: Plant, caught: set[str]) -> None:
+    assert check_caught(on_double(), probe._check_accessors, plant, caught) == caught
 
 
 @pytest.mark.parametrize(
     ("answers", "recipes", "caught"),
     [
-        ({"fp8": (False, "too old")}, DOUBLE.recipes, "support.fp8"),
-        ({"mxfp8": (True, "")}, DOUBLE.recipes, "support.mxfp8"),  # a surprise
-        ({"mxfp8": (True, "")}, (), ""),  # not judged where the row has no recipes
-        ({"fp8_block_scaling": (False, "CUDA >= 12.9")}, DOUBLE.recipes, "support.fp8_block_scaling"),
+        ({"fp8": (False, "too old")}, RECIPES, {"support.fp8"}),
+        ({"mxfp8": (True, "")}, RECIPES, {"support.mxfp8"}),  # a surprise
+        ({"mxfp8": (True, "")}, (), set()),  # not judged where the row has no recipes
     ],
 )
 def test_support_that_the_row_does_not_know(
-    te_double: None, answers: dict[str, tuple[bool, str]], recipes: tuple[str, ...], caught: str
+    te_double: None, answers: dict[str, Any], recipes: tuple[str, ...], caught: set[str]
 ) -> None:
-    bench = new_bench(target=replace(DOUBLE, recipes=recipes))
-    right = te_fp8.te_support()
-    with Patch.context() as patch:
-        patch.setattr(fp8_scope, "te_support", lambda: {**right, **answers})
-        imports_probe._check_support(bench)
-    assert failed(bench) == ([caught] if caught else [])
-    if "mxfp8" in answers:
-        assert any("surprise" in check.detail for check in bench.checks)
+    plant = after(fp8_scope, "te_support", lambda right: {**right, **answers})
+    assert check_caught(new_bench("imports", "te", recipes), probe._check_support, plant, caught) == caught
+
+
+def stays_on_after_an_exception(plain: Any) -> Any:
+    return lambda self, kind, *rest: plain(self, kind, *rest) if kind is None else None
+
+
+def margin(made: Any) -> Any:
+    made.margin = 1
+    return made
+
+
+def rounds_nothing(patch: Patch) -> None:
+    """Low precision is on, and the layer computes as without it: too accurate."""
+    for name in ("round_scaled", "round_tensor", "round_blocks"):
+        for module in [m for n, m in sys.modules.items() if n.startswith("transformer_engine") and hasattr(m, name)]:
+            patch.setattr(module, name, lambda tensor, *_, **__: tensor.float())
+
+
+def smaller_blocks(patch: Patch) -> None:
+    patch.setattr(sys.modules["transformer_engine.pytorch.layer"], "BLOCK", 32)
+
+
+FP8: dict[str, tuple[Plant, str]] = {
+    "falls back": (putting(fp8_scope, "_why_not_te", lambda *_: Refusal("te", "planted", "planted")),
+                   "scope.current.on"),
+    "is not left": (putting(fp8_scope.PrecisionScope, "_close", lambda self, *_: None), "scope.production.restored"),
+    "stays on after an exception": (changing(fp8_scope.PrecisionScope, "__exit__", stays_on_after_an_exception),
+                                    "scope.delayed.restored-after-an-exception"),
+    "names no place": (putting(fp8_scope, "_place_of_entry", lambda: "somewhere"),
+                       "scope.second-entry.names-both-places"),
+    "factory of the last": (
+        changing(fp8_scope, "group_scope", lambda plain: lambda layers, zones, made: plain(layers, zones, made[::-1])),
+        "scope.group.2-3-4",
+    ),
+    "zone stays low": (putting(fp8_scope, "_te_turned_off", lambda _: contextlib.nullcontext()), "bf16.inside.forward"),
+    "margin": (after(fp8_scope, "te_delayed_scaling", margin), "amax.step0.weight.scale"),
+    "rounds nothing": (rounds_nothing, "fp8.block.forward.applied"),
+    "smaller blocks": (smaller_blocks, "fp8.block.blocks"),
+    "x1.01": (after(te.linear.require, "forward", lambda out: out * 1.01), "fp8.delayed.forward.applied"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "caught"), FP8.values(), ids=FP8)
+def test_a_fault_of_the_scope_or_of_the_numbers(te_double: None, plant: Plant, caught: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(probe, "is_judged", lambda bench: True)  # else a layer that is wrong everywhere is left out
+    te.linear.require()
+    check_caught(on_double(), probe.probe, plant, {caught})

@@ -84,7 +84,7 @@ def told_otherwise(patch: Patch, told: bool | None, instead: bool | None) -> Non
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("make", [linear, mlp, split, grouped])
+@pytest.mark.parametrize("make", [linear, grouped])
 def test_a_copy_of_the_step_before_is_seen(monkeypatch: Patch, make: Callable[[], Any], recipe: str) -> None:
     told_otherwise(monkeypatch, told=True, instead=False)
     found = failed(judge(make, recipe))

@@ -14,7 +14,6 @@ from megacpp_validate.bridge import layer_spec as spec
 from megacpp_validate.bridge.backends import Refusal
 from megacpp_validate.bridge.vendor import VendorEntryMissing
 from megacpp_validate.native import mamba, recurrent
-from megacpp_validate.native.mlp import NormMLP
 from megacpp_validate.native.norms import RMSNorm
 from megacpp_validate.probes import layer_spec as probe
 from tests.probes.planting import (
@@ -25,7 +24,6 @@ from tests.probes.planting import (
     check_caught,
     failed,
     new_bench,
-    putting,
     run_probe,
 )  # fmt: skip
 
@@ -72,21 +70,6 @@ def mlp_refused(real: Any) -> Any:
     return lambda features, name, device: off if name == "mlp" else real(features, name, device)
 
 
-def faulty(builder: str, change: Callable[[Any, Any], Any]) -> Plant:
-    """What TE builds calls `change(forward, rows)` instead of its own forward."""
-
-    def make(real: Any) -> Any:
-        def build(*given: Any, **named: Any) -> Any:
-            layer = real(*given, **named)
-            own = layer.forward
-            layer.forward = lambda rows: change(own, rows)
-            return layer
-
-        return build
-
-    return changing(spec, builder, make)
-
-
 def argument(builder: str, **other: Any) -> Plant:
     """A builder that passes something else on."""
     return changing(spec, builder, lambda real: lambda *given, **named: real(*given, **{**named, **other}))
@@ -105,24 +88,17 @@ def forget_between(real: Any, x: Any, dt: Any, a: Any, b: Any, c: Any) -> Any:
     return torch.cat(parts, 1), None
 
 
-FEATURES = {kind: name for kind, name in spec.FEATURE_OF.items() if kind != "MLP"}
 FAULTS: dict[str, tuple[Plant, set[str]]] = {
     "another class": (
         changing(spec, "te_layer_spec", lambda real: lambda *given: {**real(*given), "norm": RMSNorm}),
         {"spec.te.norm"},
     ),
     "fallback": (changing(spec, "why_not_te", mlp_refused), {"spec.chosen.MLP", "fp32.mlp.gelu.backend"}),
-    "silent fallback": (putting(spec, "te_mlp", NormMLP), {"fp32.mlp.*.backend"}),
-    "projection's norm": (
-        faulty("te_mamba_in_projection", lambda forward, rows: forward(rows - rows.mean(-1, keepdim=True))),
-        {"fp32.in_projection.forward", "bf16.mixer.forward"},
-    ),
     "a chunk forgotten": (of_scan(forget_between), {"bf16.mixer.forward", "bf16.mixer.grad.input"}),
     "queries of the row before": (
         of_recurrence(lambda real, q, *rest, **named: real(q.roll(1, 1), *rest, **named)), {"bf16.recurrent.forward"},
     ),
     "attention of another shape": (argument("te_attention_layer", num_gqa_groups=4), {"*.whole.*.parameters"}),
-    "attention of another dtype": (argument("te_attention_layer", dtype=torch.float32), {"bf16.whole.gqa4.parameters"}),
 }  # fmt: skip
 
 

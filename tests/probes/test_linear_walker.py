@@ -119,10 +119,6 @@ FAULTS: dict[str, tuple[Plant, set[str]]] = {
     "checkpoints": (
         building(lambda layer: layer.register_buffer("scale", torch.ones(1))), {"swap.state-dict", "swap.loads-native"},
     ),
-    "strides ignored": (
-        faulty(lambda forward, rows: forward(rows.as_strided(rows.shape, torch.empty(rows.shape).stride()))),
-        {"fp32.transposed.forward", "bf16.transposed.forward"},
-    ),
     "weight without a gradient": (
         faulty(without_weight_gradient), {"bf16.bias.grad.weight", "delayed.bias.grad.weight"}
     ),

@@ -45,19 +45,9 @@ def first(fault: Fault) -> Fault:
     return lambda given: (fault(given[0]), *given[1:])
 
 
-def floating(fault: Fault) -> Fault:
-    """Bytes of FP8 stay as they are: faults of values are looked for in values."""
-    return lambda tensor: fault(tensor) if tensor.dtype.is_floating_point else tensor
-
-
 def unmarked(tensor: Any) -> Any:
     """The same values and no graph of Transformer Engine behind them."""
     return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
-
-
-def swap_two_rows(given: Any) -> Any:
-    rows, row_probs, ids = given
-    return rows, row_probs, ids if len(ids) < 2 else torch.cat([ids[1:2], ids[:1], ids[2:]])
 
 
 def leaking(gradient: bool) -> Plant:
@@ -89,12 +79,10 @@ def zero_is_no_padding(real: Any) -> Any:
 
 
 ON_NATIVE: dict[str, tuple[Plant, set[str]]] = {
-    "two rows swapped": (after(bridge, "permute", swap_two_rows), {"fp32.top2.dropped.sum.forward"}),
     "bytes rounded": (
         after(bridge, "permute", first(lambda rows: rows & 0xFE if rows.dtype == torch.uint8 else rows)),
         {"float8_e4m3fn.jagged.rows"},
     ),
-    "padding is not zero": (after(bridge, "pad_rows", first(floating(lambda rows: rows + 1))), {"bf16.aligned.rows"}),
     "padding leaks backward": (leaking(True), {"bf16.aligned.back.grad.rows"}),
     "one more": (after(bridge.Dispatch, "permute", off_by(1)), {"bf16.one-token.counts"}),
     "zero is no padding": (
@@ -107,11 +95,6 @@ BY_TE: dict[str, tuple[Plant, set[str]]] = {
         {"bf16.top2.dropped.permute.bf16.top2.dropped.backend", "float8_e4m3fn.jagged.claimed"},
     ),
     "false claim there": (after(bridge, "te_permute", first(unmarked)), {"*backend"}),
-    "false claim back": (after(bridge, "te_unpermute", unmarked), {"*backend"}),
-    "false claim of chunks": (
-        after(bridge, "te_sort_chunks", lambda g: first(unmarked)(g) if isinstance(g, tuple) else unmarked(g)),
-        {"*backend"},
-    ),
 }
 
 

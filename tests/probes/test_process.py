@@ -113,12 +113,6 @@ def test_a_cell_of_another_code_reaches_its_bridge_modules_and_accuses_the_one_t
     assert receipt.reason.startswith("megacpp_validate.bridge.broken cannot be imported")
 
 
-def test_a_probe_that_checks_nothing_is_an_error(plant: Plant) -> None:
-    plant(lambda bench: None)
-    receipt = run_probe(ORDER)
-    assert (receipt.outcome, receipt.reason) == (Outcome.ERROR, "the probe checked nothing")
-
-
 class Odd(BaseException):
     """What a vendor library makes up."""
 

@@ -197,10 +197,14 @@ class Card:
         return types.SimpleNamespace(zero_=lambda: self.done.append("flush"))
 
 
-def test_the_clock_of_a_card_holds_it_up_once_and_flushes_before_every_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card()
-    torch_double = types.SimpleNamespace(cuda=card, empty=card.empty, int8=torch.int8)
-    monkeypatch.setattr(module, "torch", torch_double)
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    made = Card()
+    monkeypatch.setattr(module, "torch", types.SimpleNamespace(cuda=made, empty=made.empty, int8=torch.int8))
+    return made
+
+
+def test_the_clock_of_a_card_holds_it_up_once_and_flushes_before_every_use(card: Card) -> None:
     clock = CudaClock()
     assert clock.device_ms(lambda: card.done.append("use"), 2, launch_ms=1.0) == ([0.5, 0.5], True)
     assert card.done == ["wait", "pause", "pause ends", *("flush", "record", "use", "record") * 2, "wait"]
@@ -209,21 +213,17 @@ def test_the_clock_of_a_card_holds_it_up_once_and_flushes_before_every_use(monke
     assert card.cycles[1] <= 0.1 * 1.98e9  # a host that sleeps does not make the device sleep for long
 
 
-def test_what_the_host_launched_too_late_is_measured_again_in_smaller_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card()
-    monkeypatch.setattr(module, "torch", types.SimpleNamespace(cuda=card, empty=card.empty, int8=torch.int8))
-    card.early = [True, False, True]  # eight are too many; five are not; three are
-    times, held = CudaClock().device_ms(lambda: card.done.append("use"), 8, launch_ms=2.0)
-    assert (len(times), held) == (8, True)
-    assert card.done.count("use") == 8 + 5 + 3 + 2 + 1
-
-
-def test_a_use_that_waits_for_the_device_is_timed_alone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card()
-    monkeypatch.setattr(module, "torch", types.SimpleNamespace(cuda=card, empty=card.empty, int8=torch.int8))
-    card.early = [True] * 9
-    times, held = CudaClock().device_ms(lambda: card.done.append("use"), 7, launch_ms=1.0)
-    assert (len(times), held) == (7, False)
+# Whether the pause of each group is over too early: eight uses are too many, five are not, three are; or all are.
+@pytest.mark.parametrize(
+    ("early", "held", "uses"), [([True, False, True], True, 8 + 5 + 3 + 2 + 1), ([True] * 99, False, 0)]
+)
+def test_what_the_host_launched_too_late_is_measured_again_in_smaller_groups(
+    card: Card, early: list[bool], held: bool, uses: int
+) -> None:
+    card.early = early
+    times, was_held = CudaClock().device_ms(lambda: card.done.append("use"), 8, launch_ms=2.0)
+    assert (len(times), was_held) == (8, held)
+    assert not uses or card.done.count("use") == uses
 
 
 def test_a_row_whose_device_was_not_held_says_so_in_its_clock(clock: HandClock) -> None:

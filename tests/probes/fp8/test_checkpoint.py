@@ -96,17 +96,9 @@ distributed = partial(module, "distributed")
 AUTOCAST_OFF = changing(distributed, "autocast", lambda real: lambda **given: real(**{**given, "enabled": False}))
 FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
     "scales of the next step": (blocks, scales(lambda _: None), both("grad", "amax-once")),
-    "scales in the wrong turn": (
-        partial(blocks, late=True), scales(lambda meta: meta["kept_scales"].pop()), both("grad"),
-    ),
-    **{f"second pass high, {one}": (partial(blocks, recipe=one), AUTOCAST_OFF, both("grad")) for one in RECIPES},
+    "second pass high": (partial(blocks, recipe="block"), AUTOCAST_OFF, both("grad")),
     "an amax that is lost": (blocks, changing(delayed_state, "round", lost_amax), both("amax-once")),
     "never the same": (partial(blocks, recipe="current"), never_the_same, {"steady"}),
-    "another output": (
-        partial(blocks, recipe="block"),
-        changing(layer_watch, "te_recompute", lambda real: lambda call, rows, **more: real(call, rows * 1.01, **more)),
-        both("forward", "grad"),
-    ),
     "everything kept": (
         partial(blocks, recipe="current"), putting(layer_watch, "te_recompute", lambda call, rows, **_: call(rows)),
         both("run-again"),

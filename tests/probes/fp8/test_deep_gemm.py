@@ -79,14 +79,6 @@ def scales_of_tensors(whole: Any) -> Any:
     return cast
 
 
-def halves(tensor: Any) -> Any:
-    return tensor * 0.5
-
-
-def turned_scales(cast: Any) -> Any:
-    return cast._replace(turned_scales=cast.turned_scales.flip(1) if cast.turned_scales is not None else None)
-
-
 def nan_to_zero(whole: Any) -> Any:
     return lambda tokens, *given, **how: whole(tokens.nan_to_num(0.0), *given, **how)
 
@@ -97,17 +89,11 @@ def a_bit_off(made: Any) -> Any:
 
 FAULTS: dict[str, tuple[Plant, str]] = {
     "bf16 in its place": (in_bf16, "contiguous.uneven.forward.rounded"),
-    "gradient of the weights halved": (
-        after(deep_gemm, "_weight_gradient", halves), "contiguous.even.grad.weight0",
-    ),
     "gradient of the weights in bf16": (
         putting(deep_gemm, "choose_weight_gradient", lambda counts: "bf16"), "contiguous.even.grad.weight.rounded",
     ),
     "one scale for all rows": (
         patched(deep_gemm, "cast_tokens", scales_of_tensors), "contiguous.uneven.forward.of-rounded-operands",
-    ),
-    "scales of the turned weight flipped": (
-        after(deep_gemm, "cast_weight", turned_scales), "contiguous.even.grad.rows.of-rounded-operands",
     ),
     "a NaN that is lost": (patched(deep_gemm, "cast_tokens", nan_to_zero), "not-a-number.nan"),
     "a cast that is a bit off": (

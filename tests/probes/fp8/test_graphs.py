@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.fp8 import graphs as probe
 from tests.probes.planting import RECIPES, Patch, Plant, check_caught, failed, fp8_bench, module
@@ -50,34 +48,6 @@ def stale_input(again: Any, layer: Any, first: dict[int, Any], rows: Any) -> Any
     return again(rows - rows.detach() + first.setdefault(id(layer), rows.detach().clone()))
 
 
-def stale_weights(again: Any, layer: Any, first: dict[int, Any], rows: Any) -> Any:
-    kept = first.setdefault(id(layer), [weight.detach().clone() for weight in layer.parameters()])
-    moved = [weight.detach().clone() for weight in layer.parameters()]
-
-    def put(values: list[Any]) -> None:
-        for weight, value in zip(layer.parameters(), values, strict=True):
-            weight.data.copy_(value)
-
-    put(kept)
-    out = again(rows)
-    put(moved)
-    return out
-
-
-def frozen_amax(again: Any, layer: Any, _: Any, rows: Any) -> Any:
-    out = again(rows)
-    for state in module("graph")._states(layer) if layer.training else ():
-        state.amax_history[0].zero_()
-    return out
-
-
-def evaluation_spoils(again: Any, layer: Any, _: Any, rows: Any) -> Any:
-    out = again(rows)
-    for state in module("graph")._states(layer) if not layer.training else ():
-        state.scale.mul_(0.25)
-    return out
-
-
 def no_gradient(again: Any, layer: Any, _: Any, rows: Any) -> Any:
     layer.down.weight.requires_grad_(not layer.training)
     out = again(rows)
@@ -112,20 +82,12 @@ def evaluation_rolls(patch: Patch) -> None:
     patch.setattr(manager, "autocast_exit", classmethod(leave))
 
 
-def amax_left_behind(patch: Patch) -> None:
-    patch.setattr(fp8_scope, "pending_amax_kept", nullcontext)
-
-
 FAULTS: dict[str, tuple[Plant, str, set[str]]] = {
     "stale input": (replay(stale_input), "current", {"forward", "grad"}),
-    "stale weights": (replay(stale_weights), "current", {"forward", "grad"}),
-    "frozen amax": (replay(frozen_amax), "delayed", {"history", "scale", "cached.history"}),
-    "evaluation spoils": (replay(evaluation_spoils), "delayed", {"scale", "forward"}),
     "no gradient": (replay(no_gradient), "block", {"grad", "cached.grad"}),
     "cast anew in each micro-batch": (cast_anew, "delayed", {"cached.history"}),
     "modules given back as they are": (given_back, "current", {"replayed", "cached.replayed"}),
     "an evaluation that rolls": (evaluation_rolls, "delayed", {"evaluation-leaves-no-trace"}),
-    "an amax left behind": (amax_left_behind, "delayed", {"evaluation-leaves-no-trace"}),
 }
 
 
