@@ -210,14 +210,10 @@ def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
     rows = bench.randn(sum(counts), inputs, dtype=torch.bfloat16)
     bank = Bank(rows, weights, counts, bench.randn(sum(counts), outputs, dtype=torch.bfloat16))
     bench.layer_keeps_nothing("bf16", new_layer(bench, bank), rows, counts)
-
-    def use(layer: Any, given: Any, first: bool | None) -> Any:
-        return layer(given, counts, is_first_microbatch=first)
-
     for recipe in recipes:
         scope, pair = bench.low_precision(recipe), (new_layer(bench, bank), new_layer(bench, bank))
         bench.layer_keeps_nothing(f"fp8.{recipe}", new_layer(bench, bank), rows, counts, enter=scope)
-        check_kept_weights(bench, f"fp8.{recipe}.bank", pair, rows, bank.gradient, scope, use)
+        check_kept_weights(bench, f"fp8.{recipe}.bank", pair, rows, bank.gradient, scope, counts)
 
 
 def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: bool = False) -> Bank:

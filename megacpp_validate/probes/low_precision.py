@@ -20,7 +20,7 @@ scope does not reach gives the very same bits, and one whose backward pass it do
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -34,20 +34,12 @@ from .emulation import Product, Recipe, operand_roundings
 from .observe import Enter
 from .trial import run_pass
 
-MICROBATCH: Final = "is_first_microbatch"
-Run = Callable[[Any, Any, bool | None], Any]
-
 # The same values twice are the same bits. What is allowed is what cannot be another FP8 copy of any weight.
 ALIKE: Final = RMS_OF_ROUNDING * unit_roundoff("e4m3") / 2
 OTHER: Final = 0.5
 WHY: Final = (
     f"half of what rounding one operand to FP8 changes ({RMS_OF_ROUNDING:.3f} x 2^-4): the same copy, same values"
 )
-
-
-def run_layer(layer: Any, rows: Any, first: bool | None) -> Any:
-    """Call a layer that takes its rows alone."""
-    return layer(rows, is_first_microbatch=first)
 
 
 def check_kept_weights(
@@ -57,7 +49,7 @@ def check_kept_weights(
     rows: Any,
     gradient: Any,
     enter: Enter,
-    run: Run = run_layer,
+    *others: Any,
 ) -> None:
     """Hold a layer that is told the microbatch to an equal one that is not: output and every gradient.
 
@@ -68,7 +60,7 @@ def check_kept_weights(
         rows: input of both.
         gradient: of the output.
         enter: the low-precision scope; forward passes run in it, backward passes outside.
-        run: calls a layer on rows in a microbatch.
+        others: what the layers take after their rows.
     """
     told, plain = layers
     with torch.no_grad():
@@ -78,7 +70,7 @@ def check_kept_weights(
     def step(layer: Any, first: bool | None, scope: Enter = enter) -> dict[str, Any]:
         leaf = rows.detach().clone().requires_grad_()
         leaves = {"input": leaf, **dict(layer.named_parameters())}
-        seen = run_pass(lambda: run(layer, leaf, first), leaves, gradient, scope)
+        seen = run_pass(lambda: layer(leaf, *others, is_first_microbatch=first), leaves, gradient, scope)
         return {**seen, "forward": seen["forward"].detach()}
 
     step(told, True)

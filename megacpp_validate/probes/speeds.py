@@ -5,10 +5,9 @@ launch a use. A name says what is timed and stays: rows of two receipts are join
 
 Two clocks, because they tell different faults:
 
-- Device time, by CUDA events around each use. The device is held up until the host has launched a group of uses, so
-  that the time to launch is not in it, and 256 MiB are written before each use, so that the L2 cache is cold. A group
-  that the host did not launch in time is measured again in smaller groups. A use that itself waits for the device
-  cannot be held: what the host does is in its time, and the name of its clock says so.
+- Device time, by CUDA events around each use. The device is held up until the host has launched the use, so that the
+  time to launch is not in it, and 256 MiB are written before, so that the L2 cache is cold. A use that itself waits for
+  the device cannot be held: what the host does is in its time, and the name of its clock says so.
 - Wall-clock time on the host, from an idle device before a use to an idle device after it: what the host does for a use
   shows here, and only here. It carries the suffix `.host`. Without a GPU this is the one clock, and has no suffix.
 
@@ -101,7 +100,6 @@ class CudaClock(HostClock):
     _CYCLES_PER_MS: Final = 2.0e6  # at the highest clock: the pause is at least as long as it is meant to be
     _LONGEST_PAUSE_MS: Final = 40.0
     _MARGIN: Final = 2.0  # a host that does something else meanwhile needs longer than at its best
-    _MOST_AT_ONCE: Final = 32  # uses; a stream takes about a thousand launches before it makes the host wait
 
     def __init__(self) -> None:
         self._flushed = torch.empty(self._FLUSHED_BYTES, dtype=torch.int8, device="cuda")
@@ -111,36 +109,23 @@ class CudaClock(HostClock):
         torch.cuda.synchronize()
 
     def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
-        """Device time of every use, milliseconds, and whether the time to launch is in none of them.
-
-        Uses are measured in groups; a group is halved as long as the device goes on before the host has launched it.
-        """
-        at_once = int(self._LONGEST_PAUSE_MS / max(self._MARGIN * launch_ms, 1e-3))
-        at_once, all_held, times = max(1, min(at_once, self._MOST_AT_ONCE)), True, list[float]()
-        while len(times) < uses:
-            found, held = self._group(call, min(at_once, uses - len(times)), launch_ms)
-            if held or at_once == 1:  # one alone that is not held waits for the device itself
-                times += found
-                all_held &= held
-            else:
-                at_once = max(1, at_once // 2)
-        return times, all_held
-
-    def _group(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(uses)] for _ in range(2)]
-        released = torch.cuda.Event()
-        pause_ms = min(self._MARGIN * launch_ms * uses + 0.1, self._LONGEST_PAUSE_MS)
-        self.wait()
-        torch.cuda._sleep(int(pause_ms * self._CYCLES_PER_MS))
-        released.record()
-        for start, end in zip(*events, strict=True):
+        """Device time of every use, milliseconds, and whether the time to launch is in fewer than half of them."""
+        pause_ms = min(self._MARGIN * launch_ms + 0.1, self._LONGEST_PAUSE_MS)
+        times, held = list[float](), 0
+        for _ in range(uses):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            released = torch.cuda.Event()
+            self.wait()
+            torch.cuda._sleep(int(pause_ms * self._CYCLES_PER_MS))
+            released.record()
             self._flushed.zero_()
             start.record()
             call()
             end.record()
-        held = not released.query()
-        self.wait()
-        return [start.elapsed_time(end) for start, end in zip(*events, strict=True)], held
+            held += not released.query()
+            self.wait()
+            times.append(start.elapsed_time(end))
+        return times, 2 * held > uses
 
 
 @dataclass

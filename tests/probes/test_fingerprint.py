@@ -111,16 +111,16 @@ def test_te_is_seen_by_its_metadata_or_by_its_folder_alone(tmp_path: Path, monke
     assert identify()["te"] == "2.12.0"
 
 
-ANSWERS = {
-    "one": ("NVIDIA H200, 9.0, 580.159.03, 143771", 0, "NVIDIA H200", ""),
-    "no-devices": ("No devices were found", 6, "", "No devices were found"),
-    "nonsense": ("NVIDIA H200", 0, "", "NVIDIA H200"),
-}
-
-
-@pytest.mark.parametrize(("said", "code", "name", "why"), ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize(
+    ("said", "code", "name"),
+    [
+        ("NVIDIA H200, 9.0, 580.159.03, 143771", 0, "NVIDIA H200"),
+        ("No devices were found", 6, ""),
+        ("NVIDIA H200", 0, ""),
+    ],
+)
 def test_the_gpu_is_what_nvidia_smi_says(
-    said: str, code: int, name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: str, code: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
@@ -129,6 +129,6 @@ def test_the_gpu_is_what_nvidia_smi_says(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpu, reason = read_gpu()
     assert (gpu or {}).get("name", "") == name
-    assert why in reason
+    assert name or said in reason
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert read_gpu() == (None, "CUDA_VISIBLE_DEVICES='' hides every GPU")

@@ -51,18 +51,14 @@ def grouped() -> Any:
     return te.grouped_linear.require()(2, 32, 48, bias=False, **BF16)
 
 
-def run_grouped(layer: Any, rows: Any, first: bool | None) -> Any:
-    return layer(rows, [16, 16], is_first_microbatch=first)
-
-
 def judge(make: Callable[[], Any], recipe: str = "current", **options: Any) -> Bench:
     bench = bench_of()
     torch.manual_seed(0)
     wide = 32 if make is mlp else 48
     rows, gradient = bench.randn(32, 32, dtype=torch.bfloat16), bench.randn(32, wide, dtype=torch.bfloat16)
     enter = partial(fp8_scope.low_precision, target="cpu", amax_reduction_group=fp8_scope.SINGLE_OWNER, recipe=recipe)
-    given = {"enter": enter, **({"run": run_grouped} if make is grouped else {}), **options}
-    check_kept_weights(bench, "fp8", (make(), make()), rows, gradient, **given)
+    others = ([16, 16],) if make is grouped else ()
+    check_kept_weights(bench, "fp8", (make(), make()), rows, gradient, options.get("enter", enter), *others)
     return bench
 
 

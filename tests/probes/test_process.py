@@ -286,6 +286,6 @@ def test_the_process_reads_an_order_and_writes_a_receipt(tmp_path: Path) -> None
 def test_an_order_that_cannot_be_read_leaves_no_receipt(order: str, tmp_path: Path) -> None:
     done = start(order, tmp_path / "receipt.json")
     assert done.returncode == 1
-    assert "Next step" in done.stderr or "unknown keys: colour" in done.stderr
+    assert "Next step" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes import process, speeds
@@ -22,7 +21,6 @@ from megacpp_validate.probes.order import TIMED, Order, Target
 from megacpp_validate.probes.process import run_probe
 from megacpp_validate.probes.speeds import Stopwatch, Use
 
-MODULES = ("imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec")
 pytestmark = pytest.mark.usefixtures("what_is_old_rests")
 CPU = Target("cpu", "")
 ORDER = Order("fake", "native", CPU, "native", times=True, environment="e1")
@@ -63,12 +61,7 @@ def failed(receipt: Receipt) -> dict[str, str]:
     return {check.name: check.detail for check in receipt.checks if not check.passed}
 
 
-def test_every_bridge_module_is_timed(catalog: Catalog) -> None:
-    assert {module.id for module in catalog.modules} == TIMED
-    assert {module.id for module in catalog.modules} == set(MODULES)
-
-
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", sorted(TIMED))
 def test_a_module_is_timed_without_being_judged(module: str) -> None:
     receipt = timed(module)
     assert (receipt.outcome, receipt.reason, receipt.environment) == (Outcome.PASS, "", "e1")

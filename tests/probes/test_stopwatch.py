@@ -207,23 +207,19 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 def test_the_clock_of_a_card_holds_it_up_once_and_flushes_before_every_use(card: Card) -> None:
     clock = CudaClock()
     assert clock.device_ms(lambda: card.done.append("use"), 2, launch_ms=1.0) == ([0.5, 0.5], True)
-    assert card.done == ["wait", "pause", "pause ends", *("flush", "record", "use", "record") * 2, "wait"]
-    assert card.cycles[0] >= 2 * 1.0 * 1.98e6  # as long as two launches at the highest clock
+    assert card.done == ["wait", "pause", "pause ends", "flush", "record", "use", "record", "wait"] * 2
+    assert card.cycles[0] >= 1.0 * 1.98e6  # as long as a launch at the highest clock
     clock.device_ms(lambda: None, 3, launch_ms=50.0)
-    assert card.cycles[1] <= 0.1 * 1.98e9  # a host that sleeps does not make the device sleep for long
+    assert card.cycles[-1] <= 0.1 * 1.98e9  # a host that sleeps does not make the device sleep for long
 
 
-# Whether the pause of each group is over too early: eight uses are too many, five are not, three are; or all are.
-@pytest.mark.parametrize(
-    ("early", "held", "uses"), [([True, False, True], True, 8 + 5 + 3 + 2 + 1), ([True] * 99, False, 0)]
-)
-def test_what_the_host_launched_too_late_is_measured_again_in_smaller_groups(
-    card: Card, early: list[bool], held: bool, uses: int
+@pytest.mark.parametrize(("early", "held"), [([True, False, False], True), ([True, True, False], False)])
+def test_uses_that_the_host_launched_too_late_are_told_where_they_are_many(
+    card: Card, early: list[bool], held: bool
 ) -> None:
     card.early = early
-    times, was_held = CudaClock().device_ms(lambda: card.done.append("use"), 8, launch_ms=2.0)
-    assert (len(times), was_held) == (8, held)
-    assert not uses or card.done.count("use") == uses
+    times, was_held = CudaClock().device_ms(lambda: None, 3, launch_ms=2.0)
+    assert (len(times), was_held) == (3, held)
 
 
 def test_a_row_whose_device_was_not_held_says_so_in_its_clock(clock: HandClock) -> None:

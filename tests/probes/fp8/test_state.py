@@ -67,6 +67,10 @@ def manager_of() -> Any:
     return te.fp8_state_manager.require()
 
 
+def oldest_does_not_count(plain: Any) -> Any:
+    return lambda self: (self.amax_history[1].zero_(), plain(self))
+
+
 def rounding(change: Callable[[Any, Any, int, Any], Any]) -> Plant:
     """What comes out of a cast, and what it leaves in the state: change(state, tensor, column, rounded)."""
     make = lambda plain: lambda self, tensor, index: change(self, tensor, index, plain(self, tensor, index))  # noqa: E731
@@ -103,6 +107,9 @@ STATE: dict[str, tuple[Plant, str, str]] = {
     "zero resets": (
         after_update(lambda s, history: s.scale.copy_(torch.where(history.amax(dim=0) == 0, 1.0, s.scale))),
         "zero.input.scale", "after-spike.",
+    ),
+    "oldest does not count": (
+        changing(delayed_state, "update", oldest_does_not_count), "after-spike.gradient.scale", "history",
     ),
     "amax of another tensor": (rounding(amax_of_another_tensor), "others", "input"),
     "backward once a step": (once_for_several(), "accumulated-late.gradient.history", "state.accumulated."),
