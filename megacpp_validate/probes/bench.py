@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from ..evidence.receipt import Backend, Check, Compiler, JitCompile, Quantizer, TrainingRecord
-from .bounds import Roundings, compare, low_precision_ran, relative_error
+from .bounds import Roundings, compare
 from .emulation import EMULATED
 from .observe import Enter, attention_kernels, check_memory, check_steady, observed_backends, use_of
 from .order import Order
@@ -240,10 +240,6 @@ class Bench:
         """A check that passes where each of its parts does."""
         self.checks.append(Check(name, all(part.passed for part in parts), parts, detail))
 
-    def ran_low(self, name: str, seen: Any, wanted: Any, roundings: Roundings) -> None:
-        """A tensor is no more accurate than low precision makes it; see `bounds.low_precision_ran`."""
-        self.check_parts(name, low_precision_ran(relative_error(seen, wanted), roundings))
-
     def same_bits(self, name: str, first: Iterable[Any], again: Iterable[Any]) -> None:
         """The same call twice gives the same bits, tensor by tensor; where one gives none, both do."""
         pairs = [pair for pair in zip(first, again, strict=True) if pair[0] is not None or pair[1] is not None]
@@ -266,12 +262,6 @@ class Bench:
         if words:
             missing = [word for word in words if word not in said]
             self.check(f"{name}.says", not missing, f"without {', '.join(missing)}: {said}" if missing else "")
-
-    def refused_by_te(self, name: str, choice: Any, code: str) -> None:
-        """Transformer Engine must have refused with this code alone, and another backend taken the call."""
-        codes = [refusal.code for refusal in choice.refusals if refusal.backend == "te"]
-        passed = codes == [code] and choice.observed != "te"
-        self.check(name, passed, f"Transformer Engine refused with {codes}; {choice.observed} took the call")
 
     def layer_keeps_nothing(
         self, name: str, layer: Callable[..., Any], *inputs: Any, enter: Enter = nullcontext, draws: bool = False,

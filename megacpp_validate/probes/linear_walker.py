@@ -72,10 +72,6 @@ def _adapted(device: str) -> Any:
     return holder("Linear", base_layer=nn.Linear(WIDTH, WIDTH, device=device), lora_A=down, lora_B=up)
 
 
-def no_hook(*_: Any) -> None:
-    """A hook that does nothing."""
-
-
 def hybrid_tree(device: str) -> Any:
     """A small hybrid model with every kind of linear layer in it."""
 
@@ -83,7 +79,7 @@ def hybrid_tree(device: str) -> Any:
         return nn.Linear(WIDTH, outputs, bias=bias, device=device)
 
     hooked = linear()
-    hooked.register_forward_hook(no_hook)
+    hooked.register_forward_hook(lambda *_: None)
     attention = holder("Attention", q_proj=linear(), k_proj=hooked, v_proj=_adapted(device), o_proj=linear())
     block = holder("Block", mod_router=linear(1), mhc=holder("MHC", score=linear(4)), attn=attention)
     shared = linear()

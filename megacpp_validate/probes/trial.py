@@ -203,7 +203,9 @@ def try_case(bench: Bench, trial: Trial) -> Tried:
     seen, choice = passes[-1], trial.choice()
     with bench.scope(trial.path):
         if trial.code:
-            bench.refused_by_te("refused", choice, trial.code)
+            codes = [refusal.code for refusal in choice.refusals if refusal.backend == "te"]
+            said = f"Transformer Engine refused with {codes}; {choice.observed} took the call"
+            bench.check("refused", codes == [trial.code] and choice.observed != "te", said)
         if trial.repeated:
             bench.same_bits("forward.repeated", [passes[-2]["forward"]], [seen["forward"]])
     wanted = trial.wanted or (choice.observed if trial.code else "")

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bench import Bench
-from ..bounds import Roundings
+from ..bounds import Roundings, low_precision_ran, relative_error
 from ..emulation import DTYPES, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
 from ..references import linear
 from ..trial import reference_pass
@@ -227,7 +227,7 @@ def check_numbers(bench: Bench, recipe: str, case: Case, weights: Any, seen: dic
             if found is not None and roundings.steps[0][0] != "bf16":
                 # Those roundings that must have been made; an accumulator may well be better than Hopper's.
                 least = Roundings(tuple(step for step in roundings.steps if step[0] in DTYPES), 0)
-                bench.ran_low(f"{name}.{product}.in-fp8", found, wanted, least)
+                bench.check_parts(f"{name}.{product}.in-fp8", low_precision_ran(relative_error(found, wanted), least))
 
 
 def _roundings(recipe: str, product: str, k: int) -> Roundings:
