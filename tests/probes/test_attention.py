@@ -9,39 +9,18 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import attention as bridge
-from megacpp_validate.bridge.backends import Choice, Refusal
 from megacpp_validate.bridge.flash_attention import KERNELS
 from megacpp_validate.native.attention import attention as plain_attention
 from megacpp_validate.probes import attention as probe
 from megacpp_validate.probes.attention import REFUSED, check_kernel
-from megacpp_validate.probes.bench import Bench
 from tests.probes.planting import (
-    Fault,
     Patch,
-    Plant,
-    check_caught,
     failed,
-    in_gradient,
     new_bench,
-    putting,
     run_probe,
 )  # fmt: skip
 
 run = partial(run_probe, probe)
-
-
-def whole(bench: Bench) -> None:
-    probe.probe(bench)
-    probe.probe_last(bench)
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_native_path_passes(quick: bool) -> None:
-    bench = run(quick=quick)
-    assert failed(bench) == set()
-    assert {row.claimed for row in bench.backends} == {"sdpa"}
-    refused = [check for check in bench.checks if check.name.endswith(".refused")]
-    assert len(refused) == len(REFUSED) + 2
 
 
 @pytest.mark.usefixtures("te_double")
@@ -69,54 +48,6 @@ def test_flash_attention_that_is_absent_and_one_that_is_there_and_does_not_run(m
     wrong = failed(run("te", attention=("te", "fa4", "sdpa")))
     assert "attention.fa4.bf16.gqa4.d64.soft-cap.backend" in wrong  # it is claimed, and plain torch is seen
     assert not any(".forward" in name or ".grad" in name for name in wrong)
-
-
-NUMBERS: dict[str, tuple[Fault, str]] = {
-    "gradient-x1.01": (
-        lambda attend, q, k, v, **more: attend(q, in_gradient(lambda g: g * 1.01)(k), v, **more),
-        "bf16*.grad.key",
-    ),
-}
-
-
-@pytest.mark.parametrize(("fault", "named"), NUMBERS.values(), ids=NUMBERS)
-def test_a_fault_on_the_native_path_is_seen(fault: Fault, named: str) -> None:
-    plant = putting(bridge, "native_attention", partial(fault, plain_attention))
-    check_caught(new_bench("attention"), whole, plant, {named})
-
-
-def unfused_groups(patch: Patch) -> None:
-    kind = bridge.te.dot_product_attention.require()
-    fused = kind.is_fused
-    patch.setattr(kind, "is_fused", lambda layer, q, k: q.shape[2] == k.shape[2] and fused(layer, q, k))
-
-
-REFUSAL = Refusal("te", "planted", "it does not want to")
-BY_TE: dict[str, tuple[Plant, set[str]]] = {
-    "fallback": (
-        putting(bridge.Attention, "_why_not_te", lambda layer, query: REFUSAL),
-        {"attention.fp32.*.backend"},
-    ),
-    "grouped-queries-unfused": (unfused_groups, {"bf16.gqa4.d64.odd.kernel.backend"}),
-}
-
-
-@pytest.mark.usefixtures("te_double")
-@pytest.mark.parametrize(("plant", "named"), BY_TE.values(), ids=BY_TE)
-def test_a_fault_of_the_path_by_te_is_seen(plant: Plant, named: set[str]) -> None:
-    check_caught(new_bench("attention", "te"), whole, plant, named)
-
-
-OTHERS: dict[str, tuple[Plant, set[str]]] = {
-    "false-claim": (
-        putting(bridge, "choose", lambda name, candidates: Choice(name, "te", "te", ())), {"attention.*.backend"},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("plant", "named"), OTHERS.values(), ids=OTHERS)
-def test_another_fault_is_seen(plant: Plant, named: set[str]) -> None:
-    check_caught(new_bench("attention"), whole, plant, named)
 
 
 @pytest.mark.usefixtures("te_double")

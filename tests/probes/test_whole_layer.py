@@ -1,9 +1,8 @@
-"""The probes of the A-block, by itself and as the layer of the spec, pass; each planted fault fails its check."""
+"""The probe of the layer of kind A as a whole passes, and each planted fault of the vendor's layer fails its check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,78 +10,10 @@ import torch
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge import layer_spec as spec
-from megacpp_validate.bridge import native_block as bridge
-from megacpp_validate.bridge.backends import Refusal
-from megacpp_validate.probes import native_block as probe
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.observe import marking_vendor_layers
 from megacpp_validate.probes.whole_layer import check_whole_layer
-from tests.probes.planting import (
-    RECIPES,
-    Patch,
-    Plant,
-    after,
-    changing,
-    check_caught,
-    failed,
-    new_bench,
-    putting,
-    run_probe,
-)  # fmt: skip
-
-run = partial(run_probe, probe)
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_native_path_passes(quick: bool) -> None:
-    bench = run(quick=quick)
-    assert failed(bench) == set()
-    assert {row.claimed for row in bench.backends} == {"native"}
-
-
-@pytest.mark.usefixtures("te_double")
-def test_te_passes_in_every_recipe_and_is_seen() -> None:
-    bench = run("te", RECIPES)
-    assert failed(bench) == set()
-    refused = {f"native_block.bf16.{case.name}" for case in probe.REFUSED}
-    refused |= {f"native_block.fp8.{recipe}.gqa4.d64.odd" for recipe in RECIPES}
-    for row in bench.backends:
-        assert row.claimed == ("native" if row.path in refused else "te")
-        assert ("te" in row.observed) == (row.path not in refused)
-    low = {row.path for row in bench.backends if ".fp8." in row.path} - refused
-    assert low == {f"native_block.fp8.{recipe}.gqa4.d64.swiglu" for recipe in RECIPES}
-
-
-def edit(part: str, **changes: Any) -> Plant:
-    """Another value of an attribute in one of TE's layers."""
-
-    def make(init: Any) -> Any:
-        def made(block: Any, **sizes: Any) -> None:
-            init(block, **sizes)
-            for name, value in changes.items():
-                setattr(getattr(block, part), name, value)
-
-        return made
-
-    return changing(bridge.TeBlock, "__init__", make)
-
-
-FORWARD = {"bf16.gqa1.d64.gelu.forward"}
-REFUSAL = Refusal("te", "planted", "it does not want to")
-BY_TE: dict[str, tuple[Plant, set[str]]] = {
-    "another-dtype": (after(bridge.TeBlock, "forward", lambda x: x.double()), {"bf16.gqa1.d64.gelu.dtype"}),
-    "keys-as-values": (edit("qkv", weight_names=["query_weight", "value_weight", "key_weight"]), FORWARD),
-    "fallback": (putting(bridge, "_why_not_of_te", lambda *_: REFUSAL), {"native_block.bf16.*.backend"}),
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("te_double")
-@pytest.mark.parametrize(("plant", "wanted"), BY_TE.values(), ids=BY_TE)
-def test_a_fault_of_the_path_by_te_is_seen(plant: Plant, wanted: set[str]) -> None:
-    check_caught(new_bench("native_block", "te"), probe.probe, plant, wanted)
-
-
-# --- as the layer of the spec -----------------------------------------------------------------------------------------
+from tests.probes.planting import RECIPES, Patch, Plant, check_caught, failed, new_bench
 
 
 def whole(bench: Bench) -> None:
