@@ -34,11 +34,6 @@ from .rows import OF_THE_HOST
 WITNESSED: Final = "linear_walker"  # the firewall's probe observes the low-precision scope through a linear layer
 _DISTINCT: Final = 12  # characters: two different failures hardly share a text this long
 _MANY: Final = 3  # this many processes killed from outside have one cause
-_SHAPES: Final = re.compile(
-    r"\bshapes?\b|\bsizes?\b|\bdimension|split_sizes|out of bounds|broadcast|\bdtype|WeightMismatch|contiguous|stride|"
-    r"divisible|multiples?\b|\balign",
-    re.IGNORECASE,
-)
 _CALL: Final = re.compile(r"^TypeError: .*(?:unexpected keyword argument|missing \d+ required|takes .* arguments?\b)")
 _OF_THE_LAYER: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
@@ -188,7 +183,7 @@ def _explains_exception(cause: Red, effect: Red) -> Link:
     assert raised is not None
     if raised.kind == effect.receipt.outcome.value:  # no text that distinguishes the failure
         return Link.CHECKS
-    handed = cause.has(CheckKind.NUMBERS, CheckKind.CONTRACT) and bool(_SHAPES.search(raised.line))
+    handed = cause.has(CheckKind.NUMBERS, CheckKind.CONTRACT)
     named = cause.entries is not None and effect.entries is not None
     # The frame that refuses a wrong shape does not show which layer made it.
     about = effect.uses if handed and not entries_in(raised.text, effect.uses) else effect.reach
@@ -222,8 +217,6 @@ def _leads_to(one: FailedCheck, check: FailedCheck) -> bool:
     """Whether one failed check can cause another."""
     if check.kind in (CheckKind.BACKEND, CheckKind.CONTRACT, CheckKind.ENTRY):
         return one.kind in (CheckKind.BACKEND, CheckKind.CONTRACT, CheckKind.RAISED) and _is_reached(one, check)
-    if check.kind is CheckKind.RAISED:
-        return one.kind is CheckKind.RAISED
     # A broken contract makes numbers wrong in any precision; a wrong forward pass makes gradients wrong.
     return one.kind is CheckKind.CONTRACT or (_is_reached(one, check) and (not one.backward or check.backward is True))
 

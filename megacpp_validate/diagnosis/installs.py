@@ -135,13 +135,6 @@ def _leftovers(fault: Fault, install: Install) -> Words | None:
     return {"folder": install.copies[0], "what": f"its module {missing}" if of_te else "its sources"}
 
 
-def _damaged_source(fault: Fault, _: Install) -> Words | None:
-    if not fault.is_a(SyntaxError):
-        return None
-    line = f" (line {fault.line})" if fault.line else ""
-    return {"file": f"{fault.file or 'a source file'} is damaged{line}"}
-
-
 # --- modules, names and metadata --------------------------------------------------------------------------------------
 
 
@@ -150,11 +143,6 @@ def _other_module(fault: Fault, _: Install) -> dict[str, str] | None:
     if not fault.is_a(ModuleNotFoundError) or not fault.name or fault.name.startswith("transformer_engine"):
         return None
     return {"missing": fault.name.partition(".")[0]}
-
-
-def _flash_attention_4(fault: Fault, _: Install) -> Words | None:
-    of_it = fault.is_a(ImportError) and fault.name.partition(".")[0] in {"cutlass", "quack", "tvm_ffi"}
-    return {"name": fault.name} if of_it else None
 
 
 def _two_copies(_: Fault, install: Install) -> Words | None:
@@ -207,7 +195,8 @@ def _when(*kinds: type[BaseException], install: Callable[[Install], object] = la
     """An exception of one of these classes over such an install."""
 
     def match(fault: Fault, found: Install) -> Words | None:
-        return {"unreadable": ", ".join(found.unreadable)} if fault.is_a(*kinds) and install(found) else None
+        words = {"unreadable": ", ".join(found.unreadable), "file": fault.file, "line": fault.line}
+        return words if fault.is_a(*kinds) and install(found) else None
 
     return match
 
@@ -224,10 +213,11 @@ ROWS: Final = (
         "look at the line named above; a plugin or a patched file does that rather than a release"),
     Row(_leftovers, "the folder {folder} lacks {what}: leftovers of an uninstall, or a damaged install",
         f"remove that folder, then {INSTALL}"),
-    Row(_damaged_source, "{file}: cut short, edited, or written for a newer Python", REINSTALL),
+    Row(_when(SyntaxError), "{file} is damaged (line {line}): cut short, edited, or written for a newer Python",
+        REINSTALL),
     Row(r"(?P<file>\S+?\.so[\w.]*): (?P<what>file too short|invalid ELF header|cannot read file data)",
         "{file} is damaged ({what}), as a full disk or a broken copy leaves it", REINSTALL),
-    Row(_flash_attention_4,
+    Row(r"No module named '(?P<name>(?:cutlass|quack|tvm_ffi)\b[^']*)'",
         "flash-attn-4 is installed without the CuTe DSL (`{name}` is missing), and this release of Transformer Engine "
         "imports it as soon as it sees it",
         "pip install nvidia-cutlass-dsl quack-kernels, or pip uninstall flash-attn-4"),

@@ -95,12 +95,8 @@ def describe_bisect(result: BisectResult) -> Document:
     rows: tuple[tuple[Content, ...], ...] = tuple(
         (*(row.choices[at] for at in moving), mark_of(row.verdict), first_sentence(row.reason)) for row in result.points
     )
-    facts: dict[str, Content] = {
-        f"{_name(turn.axis)}: no answer": tuple(f"{value}: {first_sentence(why)}" for value, why in turn.untold.items())
-        for turn in result.culprits
-    }
     step = _ENDS[result.end][1] if result.end in _ENDS else _find_next_step(result.culprits[0])
-    facts |= {"cost": f"{count(result.points, 'point')}, {result.seconds:.0f} s", "next step": step}
+    facts: dict[str, Content] = {"cost": f"{count(result.points, 'point')}, {result.seconds:.0f} s", "next step": step}
     summary = f"{_summarize(result)} Judged by the {result.tier} tier."
     found = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
     case = Diagnostic(result.module, found, "te_bisect", summary, help=step, seconds=result.seconds)

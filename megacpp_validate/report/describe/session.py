@@ -46,13 +46,13 @@ def describe_session(result: SessionResult) -> Document:
     ]
     nothing_ran = all(receipt.outcome is Outcome.NOT_RUN for receipt in receipts)
     curves = [verdict for verdict in result.loss if verdict.series] if isinstance(result, Fp8Result) else []
-    runs = find_main_runs(receipts) if isinstance(result, SmokeSession) else ()
+    trained = receipts if isinstance(result, SmokeSession) else ()
     blocks: tuple[Block, ...] = (
         Paragraph(f"Requested: {result.requested}. {result.requested_because}."),
         Paragraph(f"{describe_machine(machine)}; seed {result.seed}."),
         *(Paragraph(double, risk("second copy")) for double in find_doubles(receipts)),
         _tabulate(receipts),
-        *describe_training((receipt.probe, receipt, run) for receipt, run in runs),
+        *describe_training((receipt.probe, receipt, run) for receipt in trained for run in find_main_runs(receipt)),
         *(shown[:1] if nothing_ran else shown),  # one machine, one reason
         *(case for case in extra if case.mark.tone is not Tone.GOOD),
         Details("Loss curves of FP8 beside BF16", tuple(map(draw_loss_curves, curves))),
@@ -122,9 +122,9 @@ def _describe_verdict(verdict: LossVerdict) -> Diagnostic:
     )
 
 
-def find_main_runs(receipts: Iterable[Receipt]) -> tuple[tuple[Receipt, TrainingRecord], ...]:
-    """The run that each cell is about, which it trains first."""
-    return tuple((receipt, run) for receipt in receipts for run in receipt.training if run.name == "plan")
+def find_main_runs(receipt: Receipt | None) -> list[TrainingRecord]:
+    """The run that a cell is about, which it trains first."""
+    return [run for run in receipt.training if run.name == "plan"] if receipt else []
 
 
 def describe_training(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -> tuple[Block, ...]:

@@ -90,7 +90,7 @@ def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matr
             for cell, receipt in read:  # rendered at once: the receipts of two stacks are in memory
                 cells.append(cell)
                 html[cell.page] = render_html(pages.describe_cell(cell, receipt, unreadable), overview="../index.html")
-                runs += [(cell, receipt, run) for receipt, run in find_main_runs([receipt] if receipt else [])]
+                runs += [(cell, receipt, run) for run in find_main_runs(receipt) if receipt]
             older = [(cell, receipt) for cell, receipt in read if cell.probe in modules]
             if _has_receipt(newer) and _has_receipt(older):
                 steps.append(_judge(older, newer, unreadable, catalog, needs))
