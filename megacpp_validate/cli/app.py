@@ -152,7 +152,9 @@ Python = Annotated[
 ]
 Receipts = Annotated[Path, typer.Option(metavar="PATH", help="Folder for the receipts and logs.")]
 _MATRIX = Annotated[Path | None, typer.Option(metavar="PATH", help="Folder of the matrix files.")]
-_OUTPUT = Annotated[Path | None, typer.Option(metavar="PATH", help="Write the result to this file.")]
+_OUTPUT = Annotated[
+    Path | None, typer.Option(metavar="PATH", dir_okay=False, writable=True, help="Write the result to this file.")
+]
 _FORMAT = Annotated[Format, typer.Option("--format", help="Form of the result.")]
 _VERBOSE = Annotated[bool, typer.Option("--verbose", help="List everything: each check, case, change or need.")]
 _AS_JSON = Annotated[Path | None, typer.Option("--json", hidden=True)]  # the entry point of an image keeps it

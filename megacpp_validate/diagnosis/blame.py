@@ -35,6 +35,11 @@ WITNESSED: Final = "linear_walker"  # the firewall's probe observes the low-prec
 _DISTINCT: Final = 12  # characters: two different failures hardly share a text this long
 _MANY: Final = 3  # this many processes killed from outside have one cause
 _CALL: Final = re.compile(r"^TypeError: .*(?:unexpected keyword argument|missing \d+ required|takes .* arguments?\b)")
+_SHAPES: Final = re.compile(
+    r"\bshapes?\b|\bsizes?\b|\bdimension|split_sizes|out of bounds|broadcast|\bdtype|WeightMismatch|contiguous|stride|"
+    r"divisible|multiples?\b|\balign",
+    re.IGNORECASE,
+)
 _OF_THE_LAYER: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
 )
@@ -183,7 +188,7 @@ def _explains_exception(cause: Red, effect: Red) -> Link:
     assert raised is not None
     if raised.kind == effect.receipt.outcome.value:  # no text that distinguishes the failure
         return Link.CHECKS
-    handed = cause.has(CheckKind.NUMBERS, CheckKind.CONTRACT)
+    handed = cause.has(CheckKind.NUMBERS, CheckKind.CONTRACT) and bool(_SHAPES.search(raised.line))
     named = cause.entries is not None and effect.entries is not None
     # The frame that refuses a wrong shape does not show which layer made it.
     about = effect.uses if handed and not entries_in(raised.text, effect.uses) else effect.reach

@@ -381,4 +381,24 @@ def _read_host_fault(text: str) -> str:
         return ""
     if killed := _KILLED.search(text):
         return f"a rank was ended from outside, by {killed[1]}"
-    return next((row.says for row in rows.HOST_FAULTS if re.search(row.pattern, text)), "")
+    return next((row.says for row in rows.HOST_FAULTS if re.search(row.pattern, text)), "") or _find_full_gpu(text)
+
+
+_MIB: Final = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10}
+
+
+def _find_full_gpu(text: str) -> str:
+    """Other processes hold more GPU memory than this process, which would fit if it ran alone.
+
+    Reads the text of c10/cuda/CUDACachingAllocator.cpp. In a container the text may list this process by number, like
+    the others: then its memory beside torch's allocator is unknown, and the answer is empty.
+    """
+    words = ("Tried to allocate ", r"total capaci?ty of ", "of which ", "this process has ")
+    found = [re.search(rf"{word}(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", text) for word in words]
+    sizes = [float(one[1]) * _MIB[one[2]] for one in found if one]
+    if "out of memory" not in text or len(sizes) < len(words):
+        return ""
+    needed, total, free, own = sizes
+    others = total - free - own
+    full = others > own and own + needed <= total
+    return f"other processes have {others / 1024:.1f} of the GPU's {total / 1024:.1f} GiB" if full else ""

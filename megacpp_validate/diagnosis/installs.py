@@ -11,6 +11,8 @@ the environment lies elsewhere they match nothing, and the rows below them count
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -28,9 +30,10 @@ EXTENSION: Final = "transformer-engine-torch"
 INSTALL: Final = 'pip install --no-build-isolation "transformer-engine[pytorch]==VERSION"'
 REINSTALL: Final = f"reinstall: uninstall all parts, then {INSTALL}"
 UNINSTALL: Final = f"uninstall all of them, then {INSTALL}"
+RENAME: Final = "rename that file, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"
 
 
-class Fault(Frozen, extra="ignore"):
+class Fault(Frozen):
     """One exception of a failed import.
 
     Attributes:
@@ -38,21 +41,28 @@ class Fault(Frozen, extra="ignore"):
         text: in one line.
         name: the module or attribute that it names; empty for none.
         file: the file that it is about; empty for none.
+        number: the system's error number; 0 for none.
         line: of a syntax error; 0 for none.
+        owner: name of what lacks the attribute; empty for none.
+        root_loaded, root_file: whether the top-level module of `name` was loaded, and its file where it is no package.
     """
 
     kinds: tuple[str, ...]
     text: str
     name: str = ""
     file: str = ""
+    number: int = 0
     line: int = 0
+    owner: str = ""
+    root_loaded: bool = False
+    root_file: str = ""
 
     def is_a(self, *kinds: type[BaseException]) -> bool:
         """Whether it is of one of these built-in classes."""
         return any(kind.__name__ in self.kinds for kind in kinds)
 
 
-class Install(Frozen, extra="ignore"):
+class Install(Frozen):
     """What of Transformer Engine lay on the path of the process; `bridge/vendor.py` has the attributes."""
 
     versions: dict[str, str]
@@ -61,6 +71,7 @@ class Install(Frozen, extra="ignore"):
     has_extension: bool
     unreadable: tuple[str, ...] = ()
     has_record: bool = True
+    in_the_way: tuple[str, ...] = ()
 
     @property
     def core(self) -> str | None:
@@ -124,6 +135,26 @@ def _find(faults: tuple[Fault, ...], install: Install) -> tuple[str, str] | None
 # --- files that cannot be used ----------------------------------------------------------------------------------------
 
 
+# What the loader puts before the system's own words (glibc, elf/dl-load.c).
+_LOADER: Final = re.compile(r"(\S+): (?:cannot open shared object file|cannot read file data)[^:]*: (.+)")
+
+
+def _system(fault: Fault, _: Install) -> Words | None:
+    """The system refuses a file that is there, by the number of its error or in the words of the loader."""
+    absent, found = os.strerror(errno.ENOENT), _LOADER.search(fault.text)
+    if fault.is_a(OSError) and fault.number not in (0, errno.ENOENT):
+        return {"file": fault.file or "a file of it", "error": os.strerror(fault.number)}
+    refused = fault.is_a(OSError, ImportError) and found and not found[2].startswith(absent)
+    return {"file": found[1], "error": found[2]} if refused and found else None
+
+
+def _shadowed(_: Fault, install: Install) -> Words | None:
+    if not install.copies or not Path(install.copies[0]).is_file():
+        return None
+    first, *others = install.copies
+    return {"file": first, "hides": f" and hides {', '.join(others)}" if others else ""}
+
+
 def _leftovers(fault: Fault, install: Install) -> Words | None:
     missing = fault.name if fault.is_a(ModuleNotFoundError) else ""
     if missing == EXTENSION.replace("-", "_") or not install.copies:
@@ -135,7 +166,31 @@ def _leftovers(fault: Fault, install: Install) -> Words | None:
     return {"folder": install.copies[0], "what": f"its module {missing}" if of_te else "its sources"}
 
 
+def _damaged_source(fault: Fault, _: Install) -> Words | None:
+    if not fault.is_a(SyntaxError):
+        return None
+    line = f" (line {fault.line})" if fault.line else ""
+    return {"file": f"{fault.file or 'a source file'} is damaged{line}"}
+
+
+def _emptied(fault: Fault, _: Install) -> Words | None:
+    """A source file without a byte in it, from which a name is wanted."""
+    file = Path(fault.file)
+    empty = "transformer_engine" in file.parts and file.is_file() and not file.stat().st_size
+    return {"file": fault.file} if empty and fault.is_a(ImportError, AttributeError) else None
+
+
 # --- modules, names and metadata --------------------------------------------------------------------------------------
+
+
+def _module_hidden(fault: Fault, install: Install) -> Words | None:
+    words = _other_module(fault, install)
+    return {**words, "file": fault.root_file} if words and fault.root_file and fault.name != words["missing"] else None
+
+
+def _module_gone(fault: Fault, install: Install) -> Words | None:
+    words = _other_module(fault, install)
+    return {**words, "name": fault.name} if words and fault.root_loaded and fault.name != words["missing"] else None
 
 
 def _other_module(fault: Fault, _: Install) -> dict[str, str] | None:
@@ -143,6 +198,18 @@ def _other_module(fault: Fault, _: Install) -> dict[str, str] | None:
     if not fault.is_a(ModuleNotFoundError) or not fault.name or fault.name.startswith("transformer_engine"):
         return None
     return {"missing": fault.name.partition(".")[0]}
+
+
+def _flash_attention_4(fault: Fault, _: Install) -> Words | None:
+    of_it = fault.is_a(ImportError) and fault.name.partition(".")[0] in {"cutlass", "quack", "tvm_ffi"}
+    return {"name": fault.name} if of_it else None
+
+
+def _no_metadata(fault: Fault, install: Install) -> Words | None:
+    wanted = re.search(r"Could not find `?transformer.engine`?\.?$|No package metadata was found", fault.text)
+    if wanted is None or SOURCES in install.versions or not install.copies:
+        return None
+    return {"folder": install.copies[0]}
 
 
 def _two_copies(_: Fault, install: Install) -> Words | None:
@@ -191,12 +258,12 @@ def _library_gone(_: Fault, install: Install) -> Words | None:
     return {"gone": " and ".join(map(str, gone))} if gone else None
 
 
-def _when(*kinds: type[BaseException], install: Callable[[Install], object] = lambda _: True) -> Match:
-    """An exception of one of these classes over such an install."""
+def _when(*kinds: type[BaseException], text: str = "", install: Callable[[Install], bool] = lambda _: True) -> Match:
+    """An exception of one of these classes, whose text matches, over such an install."""
 
     def match(fault: Fault, found: Install) -> Words | None:
-        words = {"unreadable": ", ".join(found.unreadable), "file": fault.file, "line": fault.line}
-        return words if fault.is_a(*kinds) and install(found) else None
+        holds = (not kinds or fault.is_a(*kinds)) and re.search(text, fault.text) and install(found)
+        return {"unreadable": ", ".join(found.unreadable)} if holds else None
 
     return match
 
@@ -211,19 +278,33 @@ ROWS: Final = (
     Row(_absent, "Transformer Engine is not installed in this interpreter", f"{INSTALL}, or stay native"),
     Row(_when(SystemExit), "code that runs while it is imported ends the program, which a library must not do",
         "look at the line named above; a plugin or a patched file does that rather than a release"),
+    Row(_system, "{file} is there, and the system refuses it ({error})",
+        "give this user the rights on it, make room on its disk, look at its mount (dmesg), or raise `ulimit -n`: "
+        "whichever that error names"),
+    Row(_shadowed, "the file {file} has the name of the package, comes first on the path{hides}", RENAME),
     Row(_leftovers, "the folder {folder} lacks {what}: leftovers of an uninstall, or a damaged install",
         f"remove that folder, then {INSTALL}"),
-    Row(_when(SyntaxError), "{file} is damaged (line {line}): cut short, edited, or written for a newer Python",
-        REINSTALL),
+    Row(_damaged_source, "{file}: cut short, edited, or written for a newer Python", REINSTALL),
+    Row(_when(EOFError, ValueError, text=r"marshal|null bytes"), "a source or compiled Python file is damaged",
+        f"remove its __pycache__ folders, or {REINSTALL}"),
     Row(r"(?P<file>\S+?\.so[\w.]*): (?P<what>file too short|invalid ELF header|cannot read file data)",
         "{file} is damaged ({what}), as a full disk or a broken copy leaves it", REINSTALL),
-    Row(r"No module named '(?P<name>(?:cutlass|quack|tvm_ffi)\b[^']*)'",
+    Row(r"is already registered!|does not define module export function|initialization of \w+ failed without raising|"
+        r"Python version mismatch",
+        "the torch extension was built for another Python or is damaged, or two builds of it are loaded", REINSTALL),
+    Row(_emptied, "{file} is empty, as a full disk or a copy cut short leaves it", REINSTALL),
+    Row(_flash_attention_4,
         "flash-attn-4 is installed without the CuTe DSL (`{name}` is missing), and this release of Transformer Engine "
         "imports it as soon as it sees it",
         "pip install nvidia-cutlass-dsl quack-kernels, or pip uninstall flash-attn-4"),
+    Row(_module_hidden, "the file {file} has the name of the package `{missing}` and hides it", RENAME),
+    Row(_module_gone, "this `{missing}` has no module {name}", "use the {missing} that this release was made for"),
     Row(_other_module, "Transformer Engine needs the Python package `{missing}`", "pip install {missing}"),
-    Row(_when(BaseException, install=lambda install: install.unreadable),
+    Row(_when(install=lambda install: bool(install.unreadable)),
         "the metadata of {unreadable} cannot be read: damaged, or deleted", REINSTALL),
+    Row(_no_metadata,
+        "the sources in {folder} have no metadata (dist-info) beside them, which this release reads while it is "
+        "imported: copied by hand, or half uninstalled", REINSTALL),
     Row(_when(TypeError, install=lambda install: not install.has_record),
         f"the metadata of {SOURCES} has no list of files (RECORD), which this release reads while it is imported: not "
         "installed by pip, or damaged", REINSTALL),
@@ -233,9 +314,16 @@ ROWS: Final = (
         "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' shows the order)"),
     Row(_two_builds, "the libraries of two builds lie beside each other: {files}",
         "remove the one of the older build"),
-    Row(r"cannot import name '(?P<name>\w+)' from (?:partially initialized module )?"
-        r"'(?P<owner>transformer_engine\.[\w.]+)'", "this release moved, renamed or never had `{owner}.{name}`",
-        "run the upgrade canary between a release that has it and this one"),
+    *(Row(pattern, "this release moved, renamed or never had `{owner}.{name}`",
+          "run the upgrade canary between a release that has it and this one")
+      for pattern in (r"cannot import name '(?P<name>\w+)' from (?:partially initialized module )?"
+                      r"'(?P<owner>transformer_engine\.[\w.]+)'",
+                      r"module '(?P<owner>transformer_engine\.[\w.]+)' has no attribute '(?P<name>\w+)'")),
+    *(Row(pattern, "{what} is older than {version}, the least this release takes",
+          "upgrade {what} to {version} or later")
+      for pattern in (r"[Mm]inimum (?P<what>\S+) version (?P<version>[\d.]*\d) required",
+                      r"requires (?P<what>\w+) (?P<version>[\d.]*\d) or later",
+                      r"(?P<what>\w+) (?:version )?>=? ?(?P<version>[\d.]*\d)")),
     Row(_known, "{likely}", "{step}"),
     Row(_different_releases,
         "the parts of Transformer Engine are of different releases ({listed}); a +local suffix counts", UNINSTALL),

@@ -104,7 +104,7 @@ CALLS = (
     ("matrix --targets cpu --environment x=python:/nowhere/python", 5, "not run: x-cpu-imports"),
     ("loss-gate nowhere", 2, "nowhere"),
     ("import-firewall --install wheel", 2, "--install"),
-    ("schema receipt --output .", 2, "Next step"),
+    ("schema receipt --output .", 2, "is a directory"),
 )
 
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megacpp_validate.canary.static.project import Source
 from megacpp_validate.diagnosis.checks import USES, entries_in
@@ -150,6 +152,11 @@ def test_a_text_that_names_a_class_of_te_tells_the_entry_point(module: str) -> N
 
 # --- faults of the host
 
+FULL = (
+    "CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of 139.80 GiB of which {free} is free. "
+    "Process 20398 has {other} memory in use. Including non-PyTorch memory, this process has {own} memory in use. Of "
+    "the allocated memory {own} is allocated by PyTorch, and 36.73 MiB is reserved by PyTorch but unallocated."
+)
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2913"
 # As training/parallel/launch.py tells of two ranks of gloo, one of which was made to raise, or to end by a signal.
 RANKS = (
@@ -176,6 +183,8 @@ OF_THE_HOST = {
     "SIGKILL: nothing": "ended from outside",
     "exit status 1: slurmstepd: error: *** STEP 494583.0 ON node07 CANCELLED AT 2026-11-20T09:09:37 DUE TO TIME LIMIT":
         "batch system",
+    f"torch.OutOfMemoryError: {FULL.format(wanted='226.00 MiB', free='41.38 MiB', other='138.5 GiB', own='1.21 GiB')}":
+        "other processes have",
     "smoke: " + RANKS.format(how="SIGKILL", said="nothing"): "a rank was ended from outside, by SIGKILL",
     "smoke: " + RANKS.format(how="exit status 1", said="CUDA error: uncorrectable ECC error encountered"): "corrected",
 }  # fmt: skip
@@ -186,6 +195,10 @@ OF_THE_MODULE = (
     "SIGABRT: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580)",
     "smoke: " + RANKS.format(how="exit status 1", said="RuntimeError: the split does not fit"),
     "smoke: " + RANKS.replace("rank 1.", "not to be told from the records.").format(how="SIGKILL", said="nothing"),
+    # In a container its own process has a number: what it holds beside torch's allocator nobody can tell.
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.20 GiB "
+    "of which 0.50 GiB is free. Process 9 has 78.70 GiB memory in use. Of the allocated memory 20.00 GiB is allocated "
+    "by PyTorch, and 58.00 GiB is reserved by PyTorch but unallocated.",
     "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, Ch 00000008, MMU Fault",
     "OSError: [Errno 28] No space left on device",
     # A connection is another process; a text without the system's number and a file may be anybody's.
@@ -197,6 +210,9 @@ OF_THE_MODULE = (
     "DistBackendError: NCCL error in: x\nNET/IB: Got completion from peer 1<2> with status=IBV_WC_RETRY_EXC_ERR(12)",
     "SIGSEGV: nothing", "SIGABRT: terminate called", "exit status 1: nothing", "exit status 139: nothing",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    # It has most of the card itself; and it would not fit if it were alone.
+    f"torch.OutOfMemoryError: {FULL.format(wanted='96.00 GiB', free='12.40 GiB', other='0.1 GiB', own='127.38 GiB')}",
+    f"torch.OutOfMemoryError: {FULL.format(wanted='130.0 GiB', free='70.00 GiB', other='50.0 GiB', own='19.80 GiB')}",
 )  # fmt: skip
 
 
@@ -262,6 +278,12 @@ TWO = {
 def test_normalising_removes_what_differs_between_runs_and_keeps_what_identifies(name: str) -> None:
     one, other = (ONE | TWO)[name]
     assert (normalise(one) == normalise(other)) is (name in ONE)
+
+
+@given(st.one_of(st.text(max_size=60), st.text(alphabet="a/.:0x[1, ](s)oN", max_size=60)))
+@settings(max_examples=200, deadline=None)
+def test_normalising_again_changes_nothing(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
 
 
 def test_one_failure_in_two_modules_has_one_signature() -> None:

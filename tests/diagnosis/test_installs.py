@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -58,8 +60,14 @@ SAID = [
     # what is raised, what is installed besides the sources, likely cause, next step
     (SystemExit(1), WHOLE, "ends the program", "look at the line"),
     (syntax_error(), WHOLE, r"pytorch/x\.py is damaged \(line 12\)", "reinstall"),
+    (ValueError("source code string cannot contain null bytes"), WHOLE, "file is damaged", "__pycache__"),
     (OSError("/site/libtransformer_engine.so: file too short"), WHOLE,
      r"libtransformer_engine\.so is damaged \(file too short\)", "reinstall"),
+    (ImportError("dynamic module does not define module export function (PyInit_transformer_engine_torch)"), WHOLE,
+     "built for another Python or is damaged", "reinstall"),
+    (ImportError('generic_type: type "DType" is already registered!'), WHOLE, "two builds of it", "reinstall"),
+    (PermissionError(13, "Permission denied", "/s/te/x.py"), WHOLE, r"/s/te/x\.py .*Permission", "rights"),
+    (OSError(116, "Stale file handle", "/nfs/te.py"), WHOLE, r"/nfs/te\.py .*Stale file handle", "mount"),
     (while_handling(ValueError("nothing else"), missing_module("onnxscript")), WHOLE, "needs .*`onnxscript`", "pip"),
     (missing_module("quack.layout_utils"), WHOLE, "flash-attn-4 .*`quack.layout_utils`", "quack-kernels"),
     (missing_module("onnxscript"), WHOLE, "needs the Python package `onnxscript`", "pip install onnxscript"),
@@ -115,6 +123,25 @@ def test_what_is_raised_becomes_words_to_act_on(
     assert re.search(f"Next step: .*{following}", reason)
 
 
+@pytest.mark.parametrize(
+    ("fault", "cause", "following"),
+    [
+        (AssertionError("Minimum torch version 2.1 required. Found (2, 0)."), r"torch is older than 2\.1,",
+         "upgrade torch to 2.1"),
+        (RuntimeError("TE requires cuDNN 9.12.0 or later, but the cuDNN runtime is 9.1.0."),
+         r"cuDNN is older than 9\.12\.0,", r"upgrade cuDNN to 9\.12\.0"),
+        (AssertionError("numpy >= 2.0 is needed"), r"numpy is older than 2\.0,", "upgrade numpy"),
+    ],
+)  # fmt: skip
+def test_what_is_too_old_is_named_with_the_least_version(
+    package: Path, fault: BaseException, cause: str, following: str
+) -> None:
+    install = Install(WHOLE, (str(package),), True, True)
+    reason = explain(fault, install)
+    assert re.search(f"Likely cause: {cause}", reason)
+    assert re.search(following, reason)
+
+
 def test_absence_is_not_a_damage() -> None:
     install = Install({}, (), False, False)
     reason = explain(missing_module("transformer_engine"), install)
@@ -139,3 +166,49 @@ def test_an_emptied_folder_is_called_leftovers(tmp_path: Path) -> None:
     install = Install({}, (str(tmp_path / "transformer_engine"),), False, False)
     fault = ImportError("cannot import name 'Linear' from 'transformer_engine.pytorch' (unknown location)")
     assert "leftovers of an uninstall" in explain(fault, install)
+
+
+# --- files on the path ----------------------------------------------------------------------
+
+
+def test_a_file_of_the_same_name_is_named_and_not_the_install_behind_it(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own" / "transformer_engine.py"
+    own.parent.mkdir()
+    own.touch()
+    monkeypatch.setattr(sys, "path", [str(own.parent), str(package.parent)])
+    reason = explain(missing_module("transformer_engine.pytorch"))
+    assert f"the file {own} has the name of the package" in reason
+    assert "rename that file" in reason
+    assert "remove that folder" not in reason
+
+
+def test_sources_without_metadata_say_so(package: Path) -> None:
+    install = Install({}, (str(package),), True, True)
+    assert "no metadata (dist-info)" in explain(AssertionError("Could not find `transformer-engine`."), install)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty, as a full disk"),
+        (b"x = 1", "moved, renamed or never had"),
+    ],
+)
+def test_a_file_without_its_code_is_named(content: bytes, said: str, package: Path) -> None:
+    file = package / "pytorch" / "__init__.py"
+    file.write_bytes(content)
+    install = Install(WHOLE, (str(package),), True, True)
+    text = f"cannot import name 'Linear' from 'transformer_engine.pytorch' ({file})"
+    reason = explain(ImportError(text, path=str(file)), install)
+    assert said in reason
+    assert str(file) in reason
+
+
+def test_a_file_that_hides_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hides = types.ModuleType("einops")
+    hides.__file__ = str(tmp_path / "einops.py")
+    monkeypatch.setitem(sys.modules, "einops", hides)
+    install = Install(WHOLE, (), True, True)
+    assert f"the file {hides.__file__} has the name of the package" in explain(missing_module("einops.layers"), install)
