@@ -76,6 +76,6 @@ def never_varied(seen: Seen) -> dict[str, str]:
     found = {}
     for name, (kind, *others) in sorted(seen.items()):
         accessor, _, argument = name.partition(" ")
-        if not others and REASONS.keys().isdisjoint((name, accessor, argument)):
+        if not others and REASONS.keys().isdisjoint((name, accessor, accessor.removesuffix(".forward"), argument)):
             found[name] = kind
     return found
