@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.requirements import Requirements
-from megacpp_validate.canary.static.findings import ModuleVerdict, ReleaseSource, StaticResult
+from megacpp_validate.canary.static.findings import Impact, ModuleVerdict, ReleaseSource, StaticResult
 from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.sweep import read_bridge, read_source, run_pair
 from megacpp_validate.catalog.bridge import Catalog
@@ -111,3 +111,18 @@ def test_the_bridge_breaks_at_the_first_module_and_the_others_with_it(judge) -> 
     assert rows["attention"] == (ModuleVerdict.BREAKS, "")
     assert rows["native_block"] == (ModuleVerdict.CASCADE, "attention")
     assert rows["permute"][0] is ModuleVerdict.CLEAN
+
+
+@pytest.mark.parametrize(("env", "risks"), [("cudnn=9.23,nvidia-cudnn-frontend=1.30", 0), ("cublas=13.6", 1)])
+def test_a_check_of_the_import_that_the_environment_meets_is_no_risk(
+    env: str, risks: int, catalog: Catalog, tmp_path: Path
+) -> None:
+    code = "class Linear:\n    def __init__(self, size): ...\n"
+    check = "cudnn_version = read_cudnn()\nif cudnn_version < (9, 12, 0):\n    raise RuntimeError('old cuDNN')\n"
+    write_release(tmp_path / "2.17.1", code)
+    write_release(tmp_path / "2.20.2", code + check)
+    pair = (Release(ReleaseSource(version=one, wheel="", sha256=""), tmp_path / one) for one in ("2.17.1", "2.20.2"))
+    (tmp_path / "user.py").write_text(USER.format(name="Linear"))
+    needs = Requirements(catalog, [env], None)
+    result = run_pair(*pair, read_source([tmp_path / "user.py"]), tool="t", requirements=needs)
+    assert sum(finding.impact is Impact.RISK for finding in result.findings) == risks

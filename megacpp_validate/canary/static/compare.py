@@ -117,8 +117,9 @@ def read_pairs(
         known = source.project
         named = [file.shown for file in known.using if not known.uses(file)] or [file.shown for file in known.using]
         only = f" ({', '.join(named[:3])} names it in comments or texts only)" if named else ""
+        unread = f" Not judged: {', '.join(known.unreadable)}." if known.unreadable else ""
         raise SourceUnused(
-            f"None of {len(known.files)} Python files uses Transformer Engine{only}: no release of it can break them. "
+            f"None of {len(known.files)} Python files that could be read uses Transformer Engine{only}.{unread} "
             "Next step: nothing, or give the folder that holds `import transformer_engine` as --source."
         )
     used = {pair.use.module for pair in pairs}

@@ -18,9 +18,10 @@ from packaging.version import InvalidVersion, Version
 
 from ...catalog.bridge import Catalog
 from ...catalog.file import PACKAGE_ROOT
+from ...environments.fits import Fit, FitVerdict
 from ..requirements import Requirements
 from .compare import compare_releases
-from .findings import Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
+from .findings import ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
 from .gathering import blame_requirements, judge_modules, place_requirements
 from .import_time import read_requirements
 from .named_rows import read_source
@@ -73,6 +74,7 @@ def run_pair(
         findings, standing, surface = compare_releases(old, new, source)
         others = list(_not_consumed(old, new, surface))
     placed = tuple(place_requirements(found, surface))
+    findings = [finding for finding in findings if not _is_met(finding, placed)]
     judged = blame_requirements(judge_modules(findings, surface), placed)
     unused = dict.fromkeys(source.rows.values())  # a module that the project names has a row, whatever it uses
     clean = [name for name in unused if name not in {row.module for row in judged}]
@@ -91,6 +93,15 @@ def run_pair(
         environment=requirements.shown if requirements is not None else "",
         requirements=placed,
     )
+
+
+def _is_met(finding: Finding, placed: Sequence[Fit]) -> bool:
+    """Whether a new check of the import asks for versions alone that the environment is known to have."""
+    rows = [row for row in placed if f"{row.component}_version" in finding.new]
+    checks = finding.new.split("; ")
+    settled = rows and all(row.verdict is FitVerdict.FITS for row in rows)
+    named = all(any(f"{row.component}_version" in check for row in rows) for check in checks)
+    return finding.kind is ChangeKind.IMPORT_REQUIREMENT_ADDED and bool(settled) and named
 
 
 def read_pair(sources: Sources, old: str, new: str) -> tuple[Release, Release]:

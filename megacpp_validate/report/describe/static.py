@@ -53,22 +53,25 @@ def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
     """
     old, new = result.old.version, result.new.version
     downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
-    unmet = (*result.requirements_of(FitVerdict.REFUSED), *result.requirements_of(FitVerdict.UNKNOWN))
     faults = tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults)
     sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
+    not_read = tuple(
+        Diagnostic(file, missing("not judged"), "source", why, place=Place(file), code="unreadable")
+        for file, why in result.not_read.items()
+    )
     unused = count(result.not_consumed, "API change")
     blocks: tuple[Block, ...] = (
-        *map(describe_fit, unmet),
+        *map(describe_fit, result.requirements),
         *_describe_findings(result, verbose=verbose),
         Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults),
-        Bullets(tuple(f"not judged: {file}: {why}" for file, why in result.not_read.items())),
+        *not_read,
         Paragraph(f"{unused} not used by this code (--verbose). {_LIMITS}"),
         Details("API changes that this code does not use", (Bullets(result.changes_not_consumed),)),
         Details("Sources", (tabulate_facts(sources),)),
     )
     title = f"Transformer Engine {old} → {new}, as {result.source or _BRIDGE} uses it"
     summary = f"{summarize_static(result)}{downgrade}"
-    return Document(title, summary, mark_static(result), blocks, tuple(_list_cases(result)))
+    return Document(title, summary, mark_static(result), blocks, (*_list_cases(result), *not_read))
 
 
 def describe_sweep(sweep: Sweep, *, verbose: bool = False) -> Document:

@@ -90,9 +90,11 @@ def list_cases(rows: Iterable[Any], group: str, name: str, mark: str, message: s
 def describe_fit(fit: Fit, group: str = "") -> Diagnostic:
     """A requirement of a release beside what is there; `group` is the module that breaks first if it is empty."""
     message = f"{fit.seen}, wanted {fit.wanted}: {fit.says}"
+    group, mark = group or next(iter(fit.breaks), "environment"), mark_of(fit.verdict)
+    if mark.tone is Tone.GOOD:
+        return Diagnostic(fit.component, mark, group, message, code=fit.need)
     fields = (("breaks", ", ".join(fit.breaks)), ("source", fit.source))
-    group = group or next(iter(fit.breaks), "environment")
-    return Diagnostic(fit.component, mark_of(fit.verdict), group, message, fields, fit.next_step, code=fit.need)
+    return Diagnostic(fit.component, mark, group, message, fields, fit.next_step, code=fit.need)
 
 
 def tabulate_facts(facts: Mapping[str, Content], columns: tuple[str, str] = ("what", "value")) -> Table:
