@@ -199,6 +199,10 @@ class Interpreter(Calls):
         return self._narrow(node.test, names, wanted=True)
 
     def _do_with(self, node: ast.With | ast.AsyncWith, names: Names) -> bool:
+        match node.items:
+            case [ast.withitem(context_expr=ast.Call(func=func, args=kinds))] if ast.unparse(func).endswith("suppress"):
+                handler = ast.ExceptHandler(type=ast.Tuple(elts=kinds), body=[ast.Pass()])
+                return self._do_try(ast.Try(node.body, [handler], [], []), names)
         for item in node.items:
             for one in self._value(item.context_expr, names):
                 if isinstance(one, Vendor):

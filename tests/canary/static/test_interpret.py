@@ -208,6 +208,7 @@ LOST = {
     "import": ("from transformer_engine.pytorch import f\nf()", {"removed breaking"}),
     "attribute": (HEAD + "te.f()", {"removed breaking"}),
     "caught": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    f = None\nif f is not None:\n    f()", {"removed risk"}),
+    "suppressed": ("import contextlib\nwith contextlib.suppress(ImportError):\n    from transformer_engine.pytorch import f", {"removed risk"}),
     "caught-with-others": ("try:\n    from transformer_engine.pytorch import f, g\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    f()\n    g()", {"removed risk"}),
     "caught-and-raised-again": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError as fault:\n    raise RuntimeError from fault", {"removed breaking"}),
     "from-another-place": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    from transformer_engine.pytorch import g as f\nf()", set()),
