@@ -163,14 +163,21 @@ def constant_in(release: Release, module: griffe.Module, name: str) -> ast.expr 
     if key not in release.memory:
         release.memory[key] = None
         found = release.in_scope(module, name)
-        if isinstance(found, Found) and isinstance(found.obj, griffe.Attribute) and found.obj.value is not None:
+        constant = found.obj if isinstance(found, Found) and isinstance(found.obj, griffe.Attribute) else None
+        if constant is not None and constant.value is not None and not _is_state(release, constant):
             try:
-                ast.literal_eval(str(found.obj.value))
-                release.memory[key] = ast.parse(str(found.obj.value), mode="eval").body
+                ast.literal_eval(str(constant.value))
+                release.memory[key] = ast.parse(str(constant.value), mode="eval").body
             except (ValueError, SyntaxError, TypeError):
                 pass
     value: ast.expr | None = release.memory[key]
     return copy.deepcopy(value)
+
+
+def _is_state(release: Release, attribute: griffe.Attribute) -> bool:
+    """Whether a function of the module sets it anew while the program runs (`global NAME`)."""
+    nodes = walk(release.syntax(str(attribute.filepath)))
+    return any(isinstance(node, ast.Global) and attribute.name in node.names for node in nodes)
 
 
 class _Renamed(ast.NodeTransformer):

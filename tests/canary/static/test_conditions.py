@@ -31,6 +31,8 @@ GUARDS = {
     "after-an-early-return": ("if mode == 'a':\n        return x\n    if mode != 'b':\n        raise ValueError", "1, mode='a'", NOTHING),
     "else-branch": ("if mode == 'a':\n        pass\n    else:\n        raise ValueError", "1, mode='b'", BREAKS),
     "reassigned-before": ("mode = mode.lower()\n    if mode == 'A':\n        raise ValueError", "1, mode='A'", MAY),
+    "of-a-constant": ("if not FIXED and mode == 'a':\n        raise ValueError", "1, mode='a'", BREAKS),
+    "of-a-state": ("if not READY and mode == 'a':\n        raise ValueError", "1, mode='a'", MAY),
     "not-about-us": ("if torch.cuda.device_count() > 1:\n        raise ValueError", "1, mode='a'", NOTHING),
     "in-a-function-it-calls": ("_check(mode)", "1, mode='a'", MAY),
     "in-a-function-it-calls-never": ("_check(mode)", "1, mode='b'", NOTHING),
@@ -40,7 +42,8 @@ GUARDS = {
 
 @pytest.mark.parametrize(("head", "arguments", "said"), GUARDS.values(), ids=GUARDS)
 def test_a_new_guard_is_told_by_whether_it_can_fire(head: str, arguments: str, said: set[str], tmp_path: Path) -> None:
-    check = "import torch\ndef _check(kind):\n    if kind == 'a':\n        raise ValueError\n"
+    check = "import torch\nFIXED = READY = False\ndef start():\n    global READY\n    READY = True\n"
+    check += "def _check(kind):\n    if kind == 'a':\n        raise ValueError\n"
     old = f"{check}def f(x, mode=None, *, other=False):\n    return x\n"
     new = f"{check}def f(x, mode=None, *, other=False, fresh=None):\n    {head}\n    return x\n"
     bridge = f"def use(text: str, flag: bool):\n    te.f.require()({arguments})"
