@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
 from megacpp_validate.evidence.doctor_look import PackageLook
 from megacpp_validate.process import Processes
-from tests.libraries import rename
 
 TORCH = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
 EXTENSION = TORCH / "lib" / "libaoti_custom_ops.so"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.probes.doctor_elf import NotReadable, find_compiled, group_cuda, look_at, read_elf
 from megacpp_validate.probes.fingerprint import read_mapped
-from tests.libraries import rename
 
 LIBRARIES = Path(torch.__file__).parent / "lib"
 C10 = LIBRARIES / "libc10.so"
