@@ -29,12 +29,12 @@ def few() -> tuple[Sample, ...]:
 
 def test_what_is_multiplied_is_read_in_full_and_is_another_run_each(tmp_path: Path) -> None:
     samples = few()
-    assert len(samples) == 5
+    assert len(samples) == 6
     size = write_store(tmp_path / "store", 12, samples)
     assert size == sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.json"))
     rows = list_rows(read_store(tmp_path / "store"))
     assert len(rows) == 12
-    assert all(row.counts for row in rows)
+    assert all(row.outcome is not None and not row.same_as for row in rows)
     assert len({(row.cell, row.started) for row in rows}) == 12
     assert len(read_samples(EVIDENCE)) > 70
 
