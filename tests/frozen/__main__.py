@@ -1,6 +1,6 @@
 """`python -m tests.frozen record|compare|checks|boundary [--only CELL] [--fast] [--jobs N] [--receipts FOLDER ...]`.
 
-Without receipts: every cell that a CPU can run, native layers and training. With them: receipts of an H200.
+Without receipts: every cell that a CPU can run, and training. With them: receipts of an H200.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from megacpp_validate.evidence.receipt import receipt_text
 
 from .boundary import never_varied
 from .cells import list_orders, run_cells, trace_boundary
-from .compare import HOME, differences, read_rows, row_of, write_evidence, write_json, write_rows
-from .layers import hash_layers
+from .compare import differences, read_rows, row_of, write_evidence, write_rows
 
 
 def main() -> int:
@@ -55,19 +54,12 @@ def _compare_cells(verb: str, only: str, jobs: int, *, fast: bool) -> list[str]:
     for cell, receipt in run_cells(orders, jobs):
         rows[cell] = row_of(json.loads(receipt_text(receipt)))
         print(f"{cell}: {receipt.outcome}, {len(receipt.checks)} checks, {receipt.seconds['total']} s", file=sys.stderr)  # noqa: T201
-    hashes = hash_layers()
     if verb == "record":
         write_rows("cpu", rows if only == "*" and not fast else read_rows("cpu") | rows)
-        write_json("layers", hashes)
         return []
     before = read_rows("cpu")
     kept = before if only == "*" and not fast else {cell: before[cell] for cell in rows if cell in before}
-    bits = [
-        f"{name}: other bits"
-        for name, bits in json.loads((HOME / "layers.json").read_text()).items()
-        if hashes.get(name) != bits
-    ]
-    return [*differences(kept, rows), *bits]
+    return list(differences(kept, rows))
 
 
 def _compare_receipts(verb: str, folders: Sequence[Path], only: str) -> list[str]:
