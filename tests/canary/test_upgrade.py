@@ -17,7 +17,8 @@ import pytest
 from megacpp_validate.evidence.store import read_store
 from tests.canary.static.small_sources import write_release
 from tests.command_line import Run, make_run
-from tests.environments.places import make_probes
+from tests.environments.places import make_h200_host
+from tests.environments.site_folders import make_te
 from tests.running_processes import processes_of, within
 
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT = 0, 1, 2, 3, 4, 5
@@ -49,35 +50,14 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     """A host with an H200, and a folder of overlays; its probes do what a test says."""
 
     def make(main: str, *releases: str) -> Path:
-        make_probes(tmp_path, main)
-        place = tmp_path / "host"
-        place.mkdir(exist_ok=True)
-        (place / "nvidia-smi").write_text(
-            '#!/bin/sh\ncase "$*" in *memory.free*) echo "143771, 143000";; '
-            "*) echo 'NVIDIA H200, 9.0, 580.159.03, 143771';; esac\n"
-        )
-        (place / "python3").write_text(
-            f'#!/bin/sh\ncase "$*" in *"megacpp_validate.probes "*) export PYTHONPATH="{tmp_path / "fake"}:$PYTHONPATH"'
-            f';; esac\nexec {sys.executable} "$@"\n'
-        )
-        for name in ("nvidia-smi", "python3"):
-            (place / name).chmod(0o755)
+        place = make_h200_host(tmp_path, main, te="")
         monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
         monkeypatch.setenv("MEGACPP_PYTHON", str(place / "python3"))
         for release in releases:
-            add_overlay(tmp_path / "overlays", release)
+            make_te(tmp_path / "overlays" / f"te-{release}", release)
         return tmp_path / "overlays"
 
     return make
-
-
-def add_overlay(folder: Path, release: str) -> None:
-    site = folder / f"te-{release}"
-    (site / "transformer_engine").mkdir(parents=True)
-    (site / "transformer_engine" / "__init__.py").write_text("")
-    info = site / f"transformer_engine-{release}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformer-engine\nVersion: {release}\n")
 
 
 GPU = ("te-canary", "--tiers", "gpu", "--no-times", "--format", "json")
@@ -173,30 +153,6 @@ def test_two_canaries_and_a_parity_run_that_are_killed_lose_nothing(host: Callab
             store = tmp_path / f"store-{number + 1}"
     assert [tool.wait(timeout=300) for tool in start(store)] == [OPEN] * len(commands)
     assert read(store).keys() == cells
-
-
-WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
-    "no-such-target": ([*GPU, "2.9.0", "2.20.2", "--target", "h100"], WRONG, ["'h100'", "h200"]),
-    "no-such-probe": ([*GPU, "2.9.0", "2.20.2", "--probes", "atention"], WRONG, ["'atention'", "attention"]),
-    "no-environment-spec": ([*GPU, "--environment", "te1=conda:x"], WRONG, ["conda", "overlay:"]),
-    "one-name-twice": (
-        [*GPU, "--target", "cpu", "--environment", "a=python:x", "--environment", "a=python:y"], WRONG,
-        ["a is given twice"],
-    ),
-    "one-release-twice": ([*GPU, "2.9.0", "te2.9.0"], WRONG, ["twice", "Next step"]),
-    "one-stack": ([*GPU, "--target", "cpu", "--environment", "a=python:x"], NOTHING, ["a alone", "Next step"]),
-    "no-tier": (["te-canary", "2.9.0", "2.20.2", "--tiers", ","], NOTHING, ["No tier"]),
-    "none-installed": (["te-canary", "--all-installed", "--target", "cpu"], NOTHING, ["No release"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("arguments", "code", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
-def test_wrong_arguments_are_told_in_words(arguments: list[str], code: int, words: list[str], run: Run) -> None:
-    said = run(*arguments)
-    assert (said.code, said.out) == (code, ""), said.err
-    for word in words:
-        assert word in said.err
-    assert "Traceback" not in said.err
 
 
 def test_the_gpu_tier_needs_nothing_that_reads_sources(host: Callable[..., Path]) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.static.sources import CACHE_VARIABLE
+from tests.canary.static.small_index import BRIDGED, use_index, write_index
 from tests.command_line import Run, make_run_in
 from tests.environments.places import make_h200_host
 
@@ -31,3 +33,17 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
         return host
 
     return make
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """An index of six releases, and a cache that all tests share."""
+    folder = tmp_path_factory.mktemp("shop")
+    return write_index(folder / "index", BRIDGED), str(folder / "cache")
+
+
+@pytest.fixture
+def index(shop: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That index; what one test has fetched from it, the next one need not."""
+    use_index(monkeypatch, shop[0])
+    monkeypatch.setenv(CACHE_VARIABLE, shop[1])

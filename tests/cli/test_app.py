@@ -76,7 +76,6 @@ def test_a_fault_of_the_tool_is_no_breakage(
 
 # Command line, exit code, and part of what is written, on a host without a GPU.
 CALLS = (
-    ("parity", 2, "--target"),
     ("parity --target h100", 2, "'h100'"),
     ("parity --target h200 --probes ,", 3, "nothing is selected"),
     ("parity --target cpu --python python9", 5, "python9"),
@@ -86,7 +85,6 @@ CALLS = (
     ("fp8 --target h200", 4, "not run"),
     ("moe-smoke --target gb10", 2, "no cell for gb10"),
     ("moe-smoke --target cpu --cells scaled_bf16_4", 2, "of the smoke run on cpu"),
-    ("moe-smoke --target cpu --launcher mpi", 2, "--launcher"),
     ("smoke-faults --faults nun", 2, "there is no fault 'nun'"),
     ("smoke-faults --faults ,", 3, "nothing is selected"),
     ("selftest attention-zeroes", 2, "there is no mutant 'attention-zeroes'"),
@@ -103,14 +101,40 @@ CALLS = (
     ("matrix --targets cpu --plan --launcher slurm", 0, "native-cpu-imports"),
     ("matrix --targets cpu --environment x=python:/nowhere/python", 5, "not run: x-cpu-imports"),
     ("loss-gate nowhere", 2, "nowhere"),
-    ("import-firewall --install wheel", 2, "--install"),
-    ("schema receipt --output .", 2, "is a directory"),
+    ("te-canary 2.9.0 2.9.0", 2, "2.9.0 is given twice"),
+    ("te-canary 2.9.0 2.9.7", 2, "Nearest: 2.8.0, 2.9.0, 2.10.0, 2.11.0"),
+    ("te-canary 2.9.0 latest", 2, "'latest' is not a release"),
+    ("te-canary 2.8.0 2.9.0 --tiers static,gpus", 2, "'gpus'"),
+    ("te-canary 2.8.0 2.9.0 --env nowhere.txt", 2, "pip freeze"),
+    ("te-canary 2.8.0 2.9.0 --env cublass=13.1", 2, "write cublas"),
+    ("te-canary --tiers gpu --env cublas=13.1", 2, "--env"),
+    ("te-canary --list --fail-on risk", 2, "--fail-on"),
+    ("te-canary --all 2.8.0 2.9.0 2.10.0", 2, "between two releases at most"),
+    ("te-canary --all --tiers gpu", 2, "--all"),
+    ("te-canary --all --env cublas=13.1", 2, "--env"),
+    ("te-canary --all 2.9.7 2.11.0", 2, "Nearest: 2.8.0, 2.9.0"),
+    ("te-canary --tiers gpu 2.9.0 2.20.2 --target h100", 2, "'h100'"),
+    ("te-canary --tiers gpu 2.9.0 2.20.2 --probes atention", 2, "'atention'"),
+    ("te-canary --tiers gpu --environment te1=conda:x", 2, "overlay:"),
+    ("te-canary --tiers gpu --target cpu --environment a=python:x --environment a=python:y", 2, "a is given twice"),
+    ("te-canary --tiers gpu 2.9.0 te2.9.0", 2, "twice"),
+    ("te-canary --tiers gpu --target cpu --environment a=python:x", 3, "a alone"),
+    ("te-canary 2.9.0 2.20.2 --tiers ,", 3, "No tier"),
+    ("te-canary --all-installed --target cpu", 3, "No release"),
+    ("te-bisect 2.8.0 2.13.0 --module linear", 2, "linear_walker"),
+    ("te-bisect 2.8.0 2.13.9 --module permute", 2, "Nearest: 2.12.0, 2.13.0"),
+    ("te-bisect 2.8.0 2.8.0 --module permute", 2, "nothing to search"),
+    ("te-bisect 2.8.0 2.9.0 --module permute --tier static --axis a=1:,2:", 2, "--tier gpu"),
+    ("te-bisect 2.8.0 2.9.0 --module permute --tier gpu", 2, "no target"),
+    ("te-bisect 2.8.0 2.9.0 --module permute --target h100", 2, "'h100'"),
+    ("te-bisect 2.8.0 2.9.0 --module permute --target h200 --axis cudnn=9.1", 2, "NAME=VALUE"),
+    ("te-bisect 2.8.0 2.13.0 --module permute --target cpu --receipts /dev/null", 2, "--receipts"),
 )
 
 
 @pytest.mark.parametrize(("words", "code", "part"), CALLS, ids=[words for words, *_ in CALLS])
 def test_a_command_line_ends_with_the_code_of_its_class(
-    words: str, code: int, part: str, tmp_path: Path, session: Callable[[str], Run]
+    words: str, code: int, part: str, tmp_path: Path, session: Callable[[str], Run], index: None
 ) -> None:
     verb, *arguments = words.split()
     done = session(verb)(*arguments)

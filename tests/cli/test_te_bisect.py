@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from megacpp_validate.canary.dynamic.bisect import order_releases, read_axes
-from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from megacpp_validate.errors import Exit, WrongArguments
-from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
+from tests.canary.static.small_index import UNREACHABLE, use_index
 from tests.command_line import Run
-from tests.environments.places import make_probes
+from tests.environments.places import make_h200_host
 from tests.environments.site_folders import make_te
-
-LINEAR = """
-class Linear:
-    def __init__(self, in_features, out_features, bias=True, params_dtype=None, device='cuda', eps=1e-5, name=None): ...
-"""
-BROKEN = LINEAR.replace("in_features", "width", 1)
-RELEASES = {
-    f"2.{minor}.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN if minor >= 11 else LINEAR}
-    for minor in range(8, 14)
-}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """An index of six releases, and a cache that the tests of this file share."""
-    folder = tmp_path_factory.mktemp("shop")
-    return write_index(folder / "index", RELEASES), str(folder / "cache")
 
 
 @pytest.fixture
-def run(session: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch, shop: tuple[str, str]) -> Run:
-    """The verb, with that index."""
-    use_index(monkeypatch, shop[0])
-    monkeypatch.setenv(CACHE_VARIABLE, shop[1])
+def run(session: Callable[[str], Run], index: None) -> Run:
+    """The verb, with an index of six releases."""
     return session("te-bisect")
 
 
@@ -50,26 +29,6 @@ def test_the_first_bad_release_is_named_and_closes(run: Run) -> None:
     assert said.err.count("\n") <= 5
     (turn,) = run("2.8.0", "2.13.0", "--module", "linear_walker", "--format", "json").told["culprits"]
     assert (turn["last_good"], turn["first_bad"]) == ("2.10.0", ["2.11.0"])
-
-
-WRONG_ARGUMENTS = (
-    ("2.8.0 2.13.0 --module linear", ("'linear'", "linear_walker")),
-    ("2.8.0 2.13.9 --module permute", ("2.13.9", "Nearest: 2.12.0, 2.13.0")),
-    ("2.8.0 2.8.0 --module permute", ("nothing to search",)),
-    ("2.8.0 2.9.0 --module permute --tier static --axis a=1:,2:", ("--axis", "--tier gpu")),
-    ("2.8.0 2.9.0 --module permute --tier gpu", ("no target", "h200")),
-    ("2.8.0 2.9.0 --module permute --target h100", ("'h100'",)),
-    ("2.8.0 2.9.0 --module permute --target h200 --axis cudnn=9.1", ("NAME=VALUE",)),
-    ("2.8.0 2.13.0 --module permute --target cpu --receipts a-file", ("a-file", "--receipts")),
-)
-
-
-@pytest.mark.parametrize(("arguments", "words"), WRONG_ARGUMENTS, ids=[words for words, _ in WRONG_ARGUMENTS])
-def test_wrong_arguments_are_told_in_words(arguments: str, words: tuple[str, ...], run: Run, tmp_path: Path) -> None:
-    (tmp_path / "a-file").write_text("")
-    said = run(*arguments.split())
-    assert said.code == Exit.WRONG_ARGUMENTS, said
-    assert [word for word in (*words, "megacpp-validate") if word not in said.err] == []
 
 
 # --- on a host with a GPU ---------------------------------------------------------------------------------------
@@ -86,16 +45,7 @@ write(outcome='error' if bad else 'pass', reason='cuDNN raises' if bad else '',
 
 
 def test_not_transformer_engine_but_cudnn(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_probes(tmp_path, PROBE)
-    host = tmp_path / "host"
-    host.mkdir()
-    (host / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 580.159.03, 143771'\n")
-    (host / "python3").write_text(
-        '#!/bin/sh\ncase "$*" in *"-m megacpp_validate.probes "*) '
-        f'export PYTHONPATH="{tmp_path}/fake:$PYTHONPATH";; esac\nexec {sys.executable} "$@"\n'
-    )
-    for name in ("nvidia-smi", "python3"):
-        (host / name).chmod(0o755)
+    host = make_h200_host(tmp_path, PROBE, te="")
     monkeypatch.setenv("PATH", f"{host}:/usr/bin:/bin")
     use_index(monkeypatch, UNREACHABLE)
     for release in ("2.12.0", "2.15.0", "2.17.1"):

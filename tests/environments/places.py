@@ -44,21 +44,25 @@ def make_probes(folder: Path, main: str) -> InterpreterEnvironment:
     return InterpreterEnvironment((sys.executable,), {"PYTHONPATH": str(folder / "fake"), "PATH": "/usr/bin:/bin"})
 
 
-def make_h200_host(folder: Path, main: str) -> Path:
-    """The folder of `python3` and `nvidia-smi` of a host with an H200 and TE 2.17.1, whose probes are as a test says.
+def make_h200_host(folder: Path, main: str, te: str = "2.17.1") -> Path:
+    """The folder of `python3` and `nvidia-smi` of a host with an H200, whose probes are as a test says.
 
-    The host's interpreter is its `python3`; the folder belongs first on the path.
+    The host's interpreter is its `python3`, with this release of TE, if any; the folder belongs first on the path.
     """
     make_probes(folder, main)
     host = folder / "host"
-    info = host / "transformer_engine-2.17.1.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer-engine\nVersion: 2.17.1\n")
-    (host / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 580.159.03, 143771'\n")
-    (host / "python3").write_text(
-        f'#!/bin/sh\ncase "$*" in *identify*) export PYTHONPATH="{host}:$PYTHONPATH";; '
-        f'*) export PYTHONPATH="{folder / "fake"}";; esac\nexec {sys.executable} "$@"\n'
-    )
-    for name in ("nvidia-smi", "python3"):
+    host.mkdir(exist_ok=True)
+    if te:
+        info = host / f"transformer_engine-{te}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformer-engine\nVersion: {te}\n")
+    for name, script in {
+        "nvidia-smi": 'case "$*" in *memory.free*) echo "143771, 143000";; '
+        "*) echo 'NVIDIA H200, 9.0, 580.159.03, 143771';; esac",
+        "python3": f'case "$*" in *identify*) export PYTHONPATH="{host}:$PYTHONPATH";; '
+        f'*"megacpp_validate.probes "*) export PYTHONPATH="{folder / "fake"}:$PYTHONPATH";; esac\n'
+        f'exec {sys.executable} "$@"',
+    }.items():
+        (host / name).write_text(f"#!/bin/sh\n{script}\n")
         (host / name).chmod(0o755)
     return host

@@ -21,6 +21,15 @@ PACKAGE = {
     "transformer_engine/common/__init__.py": "",
     "transformer_engine/common/recipe/__init__.py": "",
 }
+LINEAR = """
+class Linear:
+    def __init__(self, in_features, out_features, bias=True, params_dtype=None, device='cuda', eps=1e-5, name=None): ...
+"""
+BROKEN = LINEAR.replace("in_features", "width", 1)
+BRIDGED = {  # six releases, from 2.11.0 on without a keyword that the bridge passes
+    f"2.{minor}.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN if minor >= 11 else LINEAR}
+    for minor in range(8, 14)
+}
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
