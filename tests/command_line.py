@@ -53,6 +53,13 @@ def make_run(capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch, *open
     return run
 
 
+def use_bare_host(patch: pytest.MonkeyPatch) -> None:
+    """A host with no GPU, no overlays and no interpreter of a stack, whatever the variables of this process say."""
+    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "MEGACPP_OVERLAYS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
+        patch.delenv(name, raising=False)
+    patch.setenv("PATH", "/usr/bin:/bin")
+
+
 def make_run_in(folder: Path, verb: str, capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> Run:
     """The same in a folder, on a terminal that is wide and plain."""
     patch.setenv("NO_COLOR", "1")

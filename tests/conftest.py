@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -109,17 +108,6 @@ def unpack(wheel_of: Callable[[str], Path]) -> Callable[[str, Path], Path]:
 def unpacked(unpack: Callable[[str, Path], Path], tmp_path: Path) -> Callable[[str, str], Path]:
     """That copy in a folder of the test's own."""
     return lambda version, name: unpack(version, tmp_path / name)
-
-
-@pytest.fixture
-def copy_of() -> Callable[[Path, Path], Path]:
-    """A copy of a folder."""
-
-    def copy(source: Path, target: Path) -> Path:
-        shutil.copytree(source, target)
-        return target
-
-    return copy
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +33,8 @@ def make_receipt(outcome: Outcome = Outcome.PASS, probe: str = "attention", **ch
 
 
 def put(store: Path, run: str, receipt: Receipt | None = None, **changes: Any) -> Path:
-    """Write a receipt into a run, as one that lies there for a while; gives its file."""
+    """Write a receipt into a run; its file."""
     receipt = dataclasses.replace(receipt or make_receipt(), **changes)
     path = store / run / f"{receipt.cell}.json"
     write_receipt(receipt, path)
-    age(path)
     return path
-
-
-def age(path: Path, seconds: float = 60.0) -> None:
-    """Wait until a file is as old as the index trusts it to be, by setting its time; its change time it has itself."""
-    then = time.time() - seconds
-    os.utime(path, (then, then))

@@ -16,7 +16,7 @@ import pytest
 
 from megacpp_validate.evidence.store import read_store
 from tests.canary.static.small_sources import write_release
-from tests.command_line import Run, make_run
+from tests.command_line import Run, make_run, use_bare_host
 from tests.environments.places import make_h200_host
 from tests.environments.site_folders import make_te
 from tests.running_processes import processes_of, within
@@ -29,10 +29,7 @@ EVIDENCE = ROOT / "docs" / "evidence" / "h200"
 @pytest.fixture(autouse=True)
 def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of the test's own, on a host with no GPU, no overlays, and nothing in its cache."""
-    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "MEGACPP_OVERLAYS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"NO_COLOR": "1", "COLUMNS": "200", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}.items():
-        monkeypatch.setenv(name, value)
+    use_bare_host(monkeypatch)
     monkeypatch.setenv("MEGACPP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()

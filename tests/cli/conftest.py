@@ -9,16 +9,14 @@ import pytest
 
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from tests.canary.static.small_index import BRIDGED, use_index, write_index
-from tests.command_line import Run, make_run_in
+from tests.command_line import Run, make_run_in, use_bare_host
 from tests.environments.places import make_h200_host
 
 
 @pytest.fixture
 def session(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Run]:
     """A verb, called on a host without a GPU, in a folder of the test's own."""
-    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "MEGACPP_OVERLAYS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    use_bare_host(monkeypatch)
     return lambda verb: make_run_in(tmp_path, verb, capfd, monkeypatch)
 
 

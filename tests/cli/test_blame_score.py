@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.dynamic import planting
 from megacpp_validate.catalog.planted import TE_FILE as FILE
+from megacpp_validate.environments.interpreter import put_over
+from megacpp_validate.environments.stacks import Found
+from tests.catalog.refusals import copy_matrix
 from tests.command_line import Run, make_run_in
-from tests.faulty_host import make_host
+from tests.environments.places import LAPTOP, make_probes
+from tests.environments.site_folders import make_te
 
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT = 0, 1, 2, 4, 5
 ROWS = """
@@ -53,7 +59,17 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host with one release, whose probes tell what they import; gives the file in which they write that they ran."""
-    return make_host(tmp_path, PROBE, {FILE: ROWS}, monkeypatch)
+    runs = tmp_path / "runs"
+    bare = make_probes(tmp_path, PROBE.format(runs=runs))
+    bare = replace(bare, variables={**bare.variables, "PYTHONDONTWRITEBYTECODE": "1"})
+    clean = make_te(tmp_path / "overlays" / "te-2.20.2", "2.20.2")
+    (clean / "transformer_engine" / "__init__.py").write_text("WRONG = ''\n")
+    found = Found("2.20.2", str(clean), put_over(bare, (clean,)))
+    monkeypatch.setattr(planting, "host_interpreter", lambda *_: bare)
+    monkeypatch.setattr(planting, "read_facts", lambda *_: LAPTOP)
+    monkeypatch.setattr(planting, "find_environments", lambda *_: (found,))
+    (copy_matrix(tmp_path / "matrix") / FILE).write_text(ROWS)
+    return runs
 
 
 HERE = ("--target", "cpu", "--matrix", "matrix", "--clean", "1", "--copies", "copies")

@@ -47,35 +47,26 @@ def test_a_number_that_is_not_finite_comes_back_as_none(value: float) -> None:
     assert math.isnan(parse_curve(text).losses[0])
 
 
-BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "another schema": ({"schema_id": "megacpp-validate/loss-curve/9"}, "schema_id"),
-    "an unknown key": ({"mood": "good"}, "mood: "),
-    "a loss too few": ({"losses": [2.5, 2.25]}, "3 steps, and a series of [2] values"),
-    "nothing planned": ({"planned": 0}, "planned is 0"),
+def changed(**values: Any) -> str:
+    return json.dumps({**json.loads(TEXT), **values})
+
+
+BROKEN = {
+    "another schema": (changed(schema_id="megacpp-validate/loss-curve/9"), "schema_id"),
+    "an unknown key": (changed(mood="good"), "mood: "),
+    "a loss too few": (changed(losses=[2.5, 2.25]), r"3 steps, and a series of \[2\] values"),
+    "nothing planned": (changed(planned=0), "planned is 0"),
+    "cut short": (TEXT[:-20], "Unterminated|Expecting"),
+    "a key less": (TEXT.replace('"planned": 4,', ""), "planned"),
+    "another key": (TEXT.replace('"losses"', '"loss"'), "losses"),
+    "empty": ("", "Expecting"),
+    "a list": ("[]", "list indices"),
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_curve_is_refused_and_says_where(name: str) -> None:
-    change, said = BROKEN[name]
-    with pytest.raises(CurveInvalid) as caught:
-        parse_curve(json.dumps({**json.loads(TEXT), **change}))
-    assert said in caught.value.reason
-    assert "Next step: " in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (TEXT[:-20], "Unterminated|Expecting"),
-        (TEXT.replace('"planned": 4,', ""), "planned"),
-        (TEXT.replace('"losses"', '"loss"'), "losses"),
-        ("", "Expecting"),
-        ("[]", "list indices"),
-    ],
-)
-def test_damaged_text_is_refused(text: str, said: str) -> None:
-    with pytest.raises(CurveInvalid, match=said):
+@pytest.mark.parametrize(("text", "said"), BROKEN.values(), ids=BROKEN)
+def test_what_is_no_curve_is_refused_and_says_where(text: str, said: str) -> None:
+    with pytest.raises(CurveInvalid, match=rf"(?s)({said}).*Next step: "):
         parse_curve(text)
 
 

@@ -168,18 +168,14 @@ def write_rows(name: str, rows: Mapping[str, Row]) -> None:
     for row in kept.values():
         for check in row["checks"].values():
             check[1:] = [_put(part, lambda text: numbers.setdefault(text, f"d{len(numbers)}")) for part in check[1:]]
-    write_json(name, {**kept, "derivations": {number: text for text, number in numbers.items()}})
+    whole = {**kept, "derivations": {number: text for text, number in numbers.items()}}
+    (HOME / f"{name}.json").write_text(f"{_lines(whole)}\n", encoding="utf-8")
 
 
 def _put(part: str, other: Callable[[str], str]) -> str:
     """A part with other words for its derivation."""
     bound, _, derivation = part.partition(": ")
     return f"{bound}: {other(derivation)}"
-
-
-def write_json(name: str, value: Any) -> None:
-    """Write JSON with a line for each list."""
-    (HOME / f"{name}.json").write_text(f"{_lines(value)}\n", encoding="utf-8")
 
 
 def _lines(value: Any, indent: int = 1) -> str:

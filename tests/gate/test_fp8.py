@@ -9,7 +9,7 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.policies import Fp8Policy, LowParts, Preset, read_fp8_policy
-from megacpp_validate.gate.fp8 import AGREED, PresetDecision, PresetOutcome, decide_preset
+from megacpp_validate.gate.fp8 import AGREED, PresetOutcome, decide_preset
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +27,11 @@ def changed(policy: Fp8Policy, **fields: Any) -> Preset:
     return Preset.model_validate({**dict(production), **fields})
 
 
-def decide(policy: Fp8Policy, preset: Preset) -> PresetDecision:
-    return decide_preset(preset, policy)
-
-
 def test_every_rule_has_a_preset_that_it_refuses_for_no_other_reason(policy: Fp8Policy) -> None:
     """A rule that is taken out, or that loses a part, is missed by name."""
     alone = set()
     for preset in policy.presets:
-        decision = decide(policy, preset)
+        decision = decide_preset(preset, policy)
         assert decision.outcome in AGREED
         assert {refusal.rule.id for refusal in decision.refusals} == set(preset.refused_by), preset.id
         alone |= {rule for rule in preset.refused_by if len(preset.refused_by) == 1}
@@ -47,7 +43,7 @@ def test_a_rule_that_is_taken_out_is_missed(policy: Fp8Policy) -> None:
     (preset,) = (preset for preset in policy.presets if preset.id == "mamba-scan")
     kept = replace(policy, rules=tuple(rule for rule in policy.rules if rule.id != "scan-heavy"))
     for odd, refusals in ((preset, 0), (preset.model_copy(update={"tokens": 7}), 1)):
-        decision = decide(kept, odd)
+        decision = decide_preset(odd, kept)
         assert decision.outcome is PresetOutcome.NOT_REFUSED
         assert (decision.not_refused_by, bool(decision.refusals)) == (("scan-heavy",), bool(refusals))
 
@@ -61,7 +57,7 @@ def test_a_rule_that_is_taken_out_is_missed(policy: Fp8Policy) -> None:
     ],
 )
 def test_the_decision_on_a_preset(policy: Fp8Policy, refused_by: list[str], outcome: PresetOutcome) -> None:
-    assert decide(policy, changed(policy, low=[low("mtp_head")], refused_by=refused_by)).outcome is outcome
+    assert decide_preset(changed(policy, low=[low("mtp_head")], refused_by=refused_by), policy).outcome is outcome
 
 
 @pytest.mark.parametrize(
@@ -72,7 +68,7 @@ def test_the_decision_on_a_preset(policy: Fp8Policy, refused_by: list[str], outc
     ],
 )
 def test_each_part_of_a_rule_refuses(policy: Fp8Policy, fields: dict[str, Any], rule: str) -> None:
-    assert [refusal.rule.id for refusal in decide(policy, changed(policy, **fields)).refusals] == [rule]
+    assert [refusal.rule.id for refusal in decide_preset(changed(policy, **fields), policy).refusals] == [rule]
 
 
 @pytest.mark.parametrize(
@@ -89,4 +85,4 @@ def test_each_part_of_a_rule_refuses(policy: Fp8Policy, fields: dict[str, Any], 
     ],
 )
 def test_what_no_rule_is_about_is_let_through(policy: Fp8Policy, fields: dict[str, Any]) -> None:
-    assert decide(policy, changed(policy, **fields)).outcome is PresetOutcome.ALLOWED
+    assert decide_preset(changed(policy, **fields), policy).outcome is PresetOutcome.ALLOWED

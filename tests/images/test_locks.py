@@ -19,7 +19,7 @@ from tests.command_line import Run, make_run
 from tests.images.fake_tools import FakeRegistry, install
 from tests.images.small_project import write_project, write_shelf, write_wheel
 
-OPEN, CLOSED, WRONG = 0, 1, 2
+OPEN, CLOSED = 0, 1
 ROOT = matrix_folder().parent
 ROWS = ImageRows(None, "a test", {})
 LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
@@ -140,11 +140,6 @@ def test_a_stack_that_does_not_fit_is_not_written(root: Path, run: Run) -> None:
     file.write_text(rows.replace("requirements = [", 'requirements = ["transformer-engine==2.14.1", '))
     lock(run, CLOSED)
     assert kept(root) == {}
-
-
-def test_a_target_without_an_image(run: Run) -> None:
-    said = run("lock", "x100")
-    assert (said.code, "no image for 'x100'" in said.err) == (WRONG, True)
 
 
 # --- digests of bases -------------------------------------------------------------------------------------------------

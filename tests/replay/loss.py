@@ -15,7 +15,6 @@ from typing import Any, Final
 from .harness import ROOT, Decisions, Ended, Scenario
 
 CELL: Final = "te2.20.2-h200-fp8_loss"
-REAL: Final = ROOT / "docs/evidence/fp8/te2.20.2"
 PACKED: Final = ROOT / "tests/gate/h200/curves.json.xz"
 SCHEMA: Final = "megacpp-validate/loss-curve/2"
 CASTS: Final = {"delayed": "Float8Quantizer", "current": "Float8CurrentScalingQuantizer"}

@@ -11,9 +11,8 @@ from typing import Any, Final
 AT: Final = datetime(2026, 11, 22, 12, tzinfo=UTC)
 AT_WORDS: Final = "2026-11-22T12:00:00+00:00"
 STACK, TARGET = "te2.20.2", "h200"
-COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40
+COMMIT: Final = "a" * 40
 CODE: Final = "0" * 64  # that produced every receipt; no checkout has it
-IMAGE, LOCK = f"sha256:{'1' * 64}", "c" * 64
 PROBES: Final = ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec")
 
 Receipt = dict[str, Any]

@@ -63,8 +63,6 @@ def decide_pair(data: dict[str, Any]) -> Decisions:
 
 def _next_step(row: dict[str, Any], data: dict[str, Any]) -> str:
     """The JSON of a result has no words: they are made from the finding."""
-    if "next_step" in row:
-        return str(row["next_step"])
     from megacpp_validate.canary.static.findings import Finding
     from megacpp_validate.report.describe.changes import next_step
 
@@ -154,9 +152,7 @@ def read_bisect(ended: Ended) -> Decisions:
     return {
         "end": data["end"],
         "culprits": len(data["culprits"]),
-        "innocent": sorted(map(str, data.get("innocent", ()))),
         "points": [f"{' '.join(row['choices'])} {row['verdict']}" for row in data["points"]],
-        "contradictions": len(data.get("contradictions", ())),
     }
 
 

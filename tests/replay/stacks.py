@@ -117,7 +117,7 @@ def fits() -> Iterator[Scenario]:
 
 def read_policy(ended: Ended) -> Decisions:
     """Each preset: allowed or refused, by which rules."""
-    found = {"rules": ended.data["rules"], "waivers": 0}
+    found = {"rules": ended.data["rules"]}
     for row in ended.data["presets"]:
         name = row["preset"]["id"]
         found[name] = row["outcome"]
@@ -128,9 +128,8 @@ def read_policy(ended: Ended) -> Decisions:
 
 
 def policies() -> Iterator[Scenario]:
-    """All presets on several days, and what has no answer."""
-    for day in ("2026-11-22", "2025-01-01", "2030-01-01"):
-        yield Scenario(f"all {day}", ("fp8-policy", "--format", "json"), read_policy)
+    """All presets, each, and what has no answer."""
+    yield Scenario("all", ("fp8-policy", "--format", "json"), read_policy)
     yield Scenario("unknown", ("fp8-policy", "--preset", "none", "--format", "json"), read_policy)
     presets = (ROOT / "matrix/fp8_presets.toml").read_text().splitlines()
     names = [line.split('"')[1] for line in presets if line.startswith("id = ")]
