@@ -90,28 +90,24 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
 def te_bisect(
     context: Context,
     good: Annotated[str, "Release that is good."],
-    bad: Annotated[str, "Release that is bad; the same one where an --axis changes."],
+    bad: Annotated[str, "Release that is bad."],
     /,
     module: Annotated[str, "Bridge module that breaks between them."],
     tier: Annotated[
-        Literal["static", "gpu"] | None, "static: by sources. gpu: by probes. Without it: gpu with a target or axis."
+        Literal["static", "gpu"] | None,
+        "static: by sources. gpu: by probes. Default: gpu with a target or overlays.",
     ] = None,
     target: Annotated[str, "A row of matrix/targets.toml; of the gpu tier."] = "",
     overlays: Overlays = (),
-    axes: Annotated[
-        tuple[str, ...],
-        typer.Option("--axis", help="NAME=VALUE:DIR,VALUE:DIR: a site folder a value, from good to bad; repeated."),
-    ] = (),
 ) -> Result:
-    """Which release is the first that breaks a module, and is it Transformer Engine at all?
+    """Which release is the first that breaks a module?
 
-    The search confirms both ends first. A release that cannot be built or imported is no bad release. With --axis
-    (torch, cudnn, cublas, flash-attn, deep-gemm) the answer may be another component.
+    The search confirms both ends first. A release that cannot be built or imported is no bad release.
     """
     from ..canary.dynamic.bisect import BisectOptions, run_bisect
     from ..report.describe.canary import describe_run
 
-    static = tier == "static" or (tier is None and not (target or overlays or axes))
+    static = tier == "static" or (tier is None and not (target or overlays))
     options = fill(BisectOptions, locals(), answers=context.receipts)
     return run_bisect(context.catalog, options, lambda *run: say(describe_run(*run)))
 

@@ -1,8 +1,7 @@
-"""`te_bisect`: the first bad point on the way from a good stack to a bad one.
+"""`te_bisect`: the first bad release on the way from a good one to a bad one.
 
-Each component that changes is an axis. The way moves one axis after another from its good value to its bad one, so that
-all points lie on one line, and the search halves that line. A fault is assumed to stay once it has appeared. A point
-that gives no answer is left out, and widens the range. Sources of releases judge a point, or probes on a GPU host.
+The search halves the row of releases between them. A fault is assumed to stay once it has appeared. A release that
+gives no answer is left out, and widens the range. Sources of releases judge a release, or probes on a GPU host.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from packaging.version import InvalidVersion, Version
-from pydantic import Field
 
 from ... import TOOL
 from ...catalog.bridge import Catalog
@@ -29,15 +26,13 @@ from ...diagnosis.rows import component_named
 from ...environments import stacks as host_stacks
 from ...environments.cell import own_folder
 from ...environments.fleet import Room, plan_jobs
-from ...environments.interpreter import InterpreterEnvironment, put_over, read_facts, require_torch
+from ...environments.interpreter import read_facts, require_torch
 from ...environments.plan import choose_names, find_target, why_not_here
 from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
-from ...evidence.receipt import Library, Outcome, Package, Receipt
+from ...evidence.receipt import Outcome, Receipt
 from ...evidence.values import Frozen
 from ...process import Processes
 from ..upgrade import open_sources, require_listed
-
-TE: Final = "te"  # the axis that every search has
 
 
 class Verdict(StrEnum):
@@ -49,18 +44,6 @@ class Verdict(StrEnum):
     CANNOT_TELL = "cannot-tell"  # something else than the module failed
 
 
-class Axis(Frozen):
-    """One component that changes between the good and the bad end.
-
-    Attributes:
-        name: "te", "cudnn", "torch", ...
-        values: from the good end to the bad end.
-    """
-
-    name: str
-    values: tuple[str, ...] = Field(min_length=1)
-
-
 class Answer(Frozen):
     """The result of one run at one point; `reason` is what failed, what blocks the module, or why nothing was built."""
 
@@ -69,26 +52,9 @@ class Answer(Frozen):
 
 
 class PointResult(Answer):
-    """One point: a value an axis, in the order of the axes."""
+    """One release, judged."""
 
-    choices: tuple[str, ...]
-
-
-class Turn(Frozen):
-    """Where along one axis good turns into bad.
-
-    Attributes:
-        held: the values of the other axes meanwhile.
-        last_good: empty where the range begins on an earlier axis.
-        first_bad: the first bad value; several where those before the last gave no answer: it is one of them.
-        untold: of those values, why each gave no answer.
-    """
-
-    axis: str
-    held: dict[str, str] = Field(default_factory=dict)
-    last_good: str = ""
-    first_bad: tuple[str, ...]
-    untold: dict[str, str] = Field(default_factory=dict)
+    release: str
 
 
 class SearchEnd(StrEnum):
@@ -116,25 +82,26 @@ class BisectResult(Frozen):
     Attributes:
         module: is good at one end and bad at the other.
         tier: "static" or "gpu": what judged each point.
-        axes: all of them, also those that do not change.
-        culprits: where good turns into bad: one axis, or several where the range covers the end of one and the
-            beginning of the next.
+        releases: from the good end to the bad one.
+        last_good: empty where an end is not as it was given.
+        first_bad: the first bad release; several where those before the last gave no answer: it is one of them.
         points: in the order in which they were tried.
     """
 
-    schema_id: Literal["megacpp-validate/bisect/4"] = "megacpp-validate/bisect/4"
+    schema_id: Literal["megacpp-validate/bisect/5"] = "megacpp-validate/bisect/5"
     tool: str
     module: str
     tier: str
-    axes: tuple[Axis, ...]
+    releases: tuple[str, ...]
     end: SearchEnd
-    culprits: tuple[Turn, ...] = ()
+    last_good: str = ""
+    first_bad: tuple[str, ...] = ()
     points: tuple[PointResult, ...] = ()
     seconds: float = 0.0
 
     @property
     def exit(self) -> Exit:
-        """Closed where the first bad point is known; evidence is missing where only a range is."""
+        """Closed where the first bad release is known; evidence is missing where only a range is."""
         return _EXITS.get(self.end, Exit.EVIDENCE_MISSING)
 
 
@@ -143,16 +110,13 @@ _WRONG_END: Final = {
     Verdict.GOOD: SearchEnd.BAD_IS_GOOD, Verdict.BAD: SearchEnd.GOOD_IS_BAD,
     Verdict.CANNOT_BUILD: SearchEnd.END_UNBUILT, Verdict.CANNOT_TELL: SearchEnd.END_UNTOLD,
 }  # fmt: skip
-Point = tuple[str, ...]
-"""A value an axis."""
-Probe = Callable[[Mapping[str, str]], Answer]
-"""Judges a point, a value an axis; raises `NoEnvironment` where nothing can be built there."""
-Progress = Callable[[Mapping[str, str], Answer], None]
-"""Called with each point and its answer."""
+Probe = Callable[[str], Answer]
+"""Judges a release; raises `NoEnvironment` where nothing can be built of it."""
+Progress = Callable[[str, Answer], None]
+"""Called with each release and its answer."""
 
 
 _OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
-_FORM: Final = "NAME=VALUE:DIR,VALUE:DIR, from the good end to the bad one; VALUE: with no folder is what the host has"
 
 
 @dataclass(frozen=True)
@@ -162,7 +126,6 @@ class BisectOptions:
     Attributes:
         good, bad: releases of Transformer Engine.
         static: judge by sources; else by probes on `target`.
-        axes: NAME=VALUE:DIR,VALUE:DIR each.
         limit_s: seconds that one probe may take.
         answers: folder of the receipts; a cell with a receipt there is not run again.
     """
@@ -174,7 +137,6 @@ class BisectOptions:
     target: str = ""
     overlays: tuple[Path, ...] = ()
     python: str = ""
-    axes: tuple[str, ...] = ()
     seed: int = 0
     limit_s: float = 300.0
     answers: Path = Path(".megacpp/bisect")
@@ -184,20 +146,20 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
     """Search for the first bad point.
 
     Raises:
-        WrongArguments: no such module, target, release or axis; or nothing changes between the ends.
+        WrongArguments: no such module, target or release; or GOOD and BAD are one.
         NoEnvironment: there is no interpreter, or sources cannot be read.
         EvidenceMissing: this machine is none of the target.
     """
     choose_names("bridge module", [row.id for row in catalog.modules], [options.module])
     if options.static:
-        if options.axes or options.target:
-            raise WrongArguments("--axis and --target belong to the gpu tier. Next step: add --tier gpu.")
+        if options.target:
+            raise WrongArguments("--target belongs to the gpu tier. Next step: add --tier gpu.")
         return search(*_open_sources(catalog, options), options, progress)
     processes, receipts = Processes(), options.answers.absolute() / "receipts"
-    axes, probe = _open_stacks(catalog, options, receipts, processes)
+    releases, probe = _open_stacks(catalog, options, receipts, processes)
     try:
         with writing_to(options.answers, "receipts", "--receipts"), own_folder(receipts):
-            return search(axes, probe, options, progress)
+            return search(releases, probe, options, progress)
     except BaseException:  # an interrupt too: nothing may keep running behind it
         processes.stop()
         raise
@@ -207,59 +169,49 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
 
 
 def search(
-    axes: Sequence[Axis], probe: Probe, options: BisectOptions, progress: Progress = lambda *_: None
+    releases: Sequence[str], probe: Probe, options: BisectOptions, progress: Progress = lambda *_: None
 ) -> BisectResult:
-    """Search from the first values of all axes, which are good, to the last, which are bad.
-
-    Args:
-        axes: in the order in which they are moved.
-        probe: judges a point.
+    """Search from the first release, which is good, to the last, which is bad.
 
     Raises:
-        WrongArguments: no axis changes.
+        WrongArguments: GOOD and BAD are one release.
     """
     started = time.monotonic()
-    seen: dict[Point, PointResult] = {}
+    seen: list[PointResult] = []
 
-    def judge(point: Point) -> Verdict:
-        choices = {axis.name: value for axis, value in zip(axes, point, strict=True)}
+    def judge(release: str) -> Verdict:
         try:
-            answer = probe(choices)
+            answer = probe(release)
         except NoEnvironment as fault:
             answer = Answer(verdict=Verdict.CANNOT_BUILD, reason=str(fault))
-        progress(choices, answer)
-        seen[point] = PointResult(choices=point, **answer.model_dump())
-        return seen[point].verdict
+        progress(release, answer)
+        seen.append(PointResult(release=release, **answer.model_dump()))
+        return answer.verdict
 
-    points = [tuple(axis.values[0] for axis in axes)]
-    for number, axis in enumerate(axes):
-        points += [(*points[-1][:number], value, *points[-1][number + 1 :]) for value in axis.values[1:]]
-    if len(points) < 2:
+    if len(releases) < 2:
         raise WrongArguments(
-            f"GOOD and BAD are both {options.good}, and no --axis changes: there is nothing to search. Next step: give "
-            "two releases."
+            f"GOOD and BAD are both {options.good}: there is nothing to search. Next step: give two releases."
         )
-    turns: list[Turn] = []
-    if (verdict := judge(points[0])) is not Verdict.GOOD or (verdict := judge(points[-1])) is not Verdict.BAD:
-        end = _WRONG_END[verdict]
+    fields: dict[str, Any] = {}
+    if (verdict := judge(releases[0])) is not Verdict.GOOD or (verdict := judge(releases[-1])) is not Verdict.BAD:
+        fields["end"] = _WRONG_END[verdict]
     else:
-        good, bad = _halve(points, judge)
-        end = SearchEnd.FOUND if bad == good + 1 else SearchEnd.NARROWED
-        turns = _find_turns(points[good : bad + 1], axes, seen)
+        good, bad = _halve(releases, judge)
+        fields["end"] = SearchEnd.FOUND if bad == good + 1 else SearchEnd.NARROWED
+        fields |= {"last_good": releases[good], "first_bad": tuple(releases[good + 1 : bad + 1])}
     return BisectResult(
-        tool=TOOL, module=options.module, tier="static" if options.static else "gpu", axes=tuple(axes), end=end,
-        culprits=tuple(turns), points=tuple(seen.values()),
-        seconds=round(time.monotonic() - started, 1),
+        tool=TOOL, module=options.module, tier="static" if options.static else "gpu", releases=tuple(releases),
+        points=tuple(seen), seconds=round(time.monotonic() - started, 1), **fields,
     )  # fmt: skip
 
 
-def _halve(points: Sequence[Point], judge: Callable[[Point], Verdict]) -> tuple[int, int]:
-    """Indices of the last good and of the first bad point; those between them gave no answer."""
-    good, bad = 0, len(points) - 1
+def _halve(releases: Sequence[str], judge: Callable[[str], Verdict]) -> tuple[int, int]:
+    """Indices of the last good and of the first bad release; those between them gave no answer."""
+    good, bad = 0, len(releases) - 1
     skipped: set[int] = set()
     while left := [at for at in range(good + 1, bad) if at not in skipped]:
         middle = min(left, key=lambda at: abs(2 * at - good - bad))
-        match judge(points[middle]):
+        match judge(releases[middle]):
             case Verdict.GOOD:
                 good = middle
             case Verdict.BAD:
@@ -269,28 +221,10 @@ def _halve(points: Sequence[Point], judge: Callable[[Point], Verdict]) -> tuple[
     return good, bad
 
 
-def _find_turns(points: Sequence[Point], axes: Sequence[Axis], seen: Mapping[Point, PointResult]) -> list[Turn]:
-    """The range from the last good point to the first bad one, by axis."""
-    turns: list[Turn] = []
-    for number, axis in enumerate(axes):
-        moved = [point for before, point in pairwise(points) if point[number] != before[number]]
-        if moved:
-            turns.append(
-                Turn(
-                    axis=axis.name,
-                    held={one.name: value for one, value in zip(axes, moved[-1], strict=True) if one is not axis},
-                    last_good="" if turns else points[0][number],
-                    first_bad=tuple(point[number] for point in moved),
-                    untold={point[number]: seen[point].reason for point in moved if point != points[-1]},
-                )
-            )
-    return turns
-
-
 # --- by sources -----------------------------------------------------------------------------------------------------
 
 
-def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis, ...], Probe]:
+def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[str, ...], Probe]:
     """The releases on the index, and a probe that compares each with the good end."""
     sources = open_sources("static")
     from ..static.compare import compare_releases
@@ -302,9 +236,9 @@ def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis,
     require_listed((options.good, options.bad), versions)
     source = read_bridge(catalog)
 
-    def probe(choices: Mapping[str, str]) -> Answer:
+    def probe(version: str) -> Answer:
         """Bad where a breaking finding touches the module, also one that the good end has already."""
-        good, release = sources.release(options.good), sources.release(choices[TE])
+        good, release = sources.release(options.good), sources.release(version)
         with without_garbage_collection():
             found, unchanged, _surface = compare_releases(good, release, source)
         red = [one for one in (*found, *unchanged) if one.impact is Impact.BREAKING and options.module in one.modules]
@@ -315,7 +249,7 @@ def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis,
         more = f", and {len(red) - 1} more" if len(red) > 1 else ""
         return Answer(verdict=Verdict.BAD, reason=f"`{name}`: {red[0].kind.value.replace('-', ' ')}{parameter}{more}")
 
-    return (order_releases(versions, options.good, options.bad),), probe
+    return order_releases(versions, options.good, options.bad), probe
 
 
 # --- by probes ------------------------------------------------------------------------------------------------------
@@ -323,44 +257,39 @@ def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis,
 
 def _open_stacks(
     catalog: Catalog, options: BisectOptions, receipts: Path, processes: Processes
-) -> tuple[tuple[Axis, ...], Probe]:
-    """Releases and libraries as axes, and a probe that runs the module and its dependencies in each environment."""
-    specs = read_axes(options.axes)
+) -> tuple[tuple[str, ...], Probe]:
+    """The releases that are known, and a probe that runs the module and its dependencies in each environment."""
     target = find_target(catalog, options.target)
     found = host_stacks.find_environments(options.overlays, os.environ, options.python)
     known = [one.release for one in found if one.environment is not None]
     with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index
         known += open_sources("static").versions()
-    te = order_releases(known, options.good, options.bad)
     below = read_order(catalog.modules).below[options.module]
     dependencies = [row.id for row in catalog.modules if row.id in below]
 
-    def probe(choices: Mapping[str, str]) -> Answer:
-        environment = host_stacks.resolve_environment(choices[TE], found)
-        environment = put_axes(environment, {axis.name: folders[choices[axis.name]] for axis, folders in specs})
+    def probe(release: str) -> Answer:
+        environment = host_stacks.resolve_environment(release, found)
         facts = read_facts(environment, processes)
         if reason := why_not_here(target, facts):
             raise EvidenceMissing(reason)
         require_torch(facts)
-        stack = host_stacks.Stack("-".join(f"{axis}{value}" for axis, value in choices.items()), environment, facts)
+        stack = host_stacks.Stack(f"te{release}", environment, facts)
         folder = receipts / f"seed-{options.seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
         running = host_stacks.StackOptions(
             (*dependencies, options.module), options.seed, times=False, folder=folder,
             room=Room(plan_jobs(gpu=bool(target.arch))), limit_s=options.limit_s,
         )  # fmt: skip
         (ran,) = host_stacks.run_stacks(catalog, target, (stack,), running, processes)
-        return judge_receipts(options.module, dependencies, tuple(ran.receipts.values()), choices)
+        return judge_receipts(options.module, dependencies, tuple(ran.receipts.values()), release)
 
-    return (te, *(axis for axis, _ in specs)), probe
+    return order_releases(known, options.good, options.bad), probe
 
 
-def judge_receipts(
-    module: str, below: Sequence[str], receipts: Sequence[Receipt], choices: Mapping[str, str]
-) -> Answer:
+def judge_receipts(module: str, below: Sequence[str], receipts: Sequence[Receipt], release: str) -> Answer:
     """What one run says about a module, and not about its dependencies.
 
-    Nothing is known about a module that another module's failure keeps from running, or that ran with another version
-    than the point has. A module that ran and is red is bad, whoever is to blame.
+    Nothing is known about a module that another module's failure keeps from running, or that ran with another release
+    than was wanted. A module that ran and is red is bad, whoever is to blame.
     """
     by_probe = {receipt.probe: receipt for receipt in receipts}
     red = [name for name in below if name in by_probe and not by_probe[name].outcome.is_good]
@@ -369,9 +298,9 @@ def judge_receipts(
         return _unknown(f"{module} did not run: {own.reason if own else 'there is no receipt'}")
     if own.requested != "te":
         return _unknown(f"{module} ran without Transformer Engine: {own.requested_because or own.requested}")
-    for axis, value in choices.items():
-        if other := _find_other(own, axis, value):
-            return _unknown(f"{axis} {value} was to be loaded, and {other} was: the process took another folder")
+    loaded = [one.version for one in own.packages if one.name == "transformer_engine" and one.version]
+    if other := [version for version in loaded if not host_stacks.is_same_release(version, release)]:
+        return _unknown(f"{release} was to be loaded, and {other[0]} was: the process took another folder")
     if trouble := find_machine_trouble(own):
         return _unknown(f"the machine failed ({trouble}): {own.reason}")
     if own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
@@ -397,51 +326,8 @@ def find_machine_trouble(receipt: Receipt) -> str:
     return next((name for name in _OF_MACHINE if re.search(component_named(name).says, text)), "")
 
 
-def _find_other(receipt: Receipt, axis: str, wanted: str) -> str:
-    """The versions that were loaded where one is not the wanted one; empty where all are, or none is known.
-
-    Of two copies of a library nobody knows which one computes.
-    """
-    loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
-    names = {"transformer_engine" if axis == TE else axis.replace("-", "_"), f"lib{axis}"}
-    texts = ", ".join(one.version for one in loaded if one.name in names and one.version)
-    versions = sorted(set(re.split(r",\s*", texts))) if texts else []
-    return "" if all(_is_same(version, wanted) for version in versions) else " and ".join(versions)
-
-
-def _is_same(one: str, other: str) -> bool:
-    """Whether one version is the other, or its beginning: 9.14.0 and 9.14.0.64 are one cuDNN."""
-    pairs = zip(*(re.split(r"[.\-_]", version.partition("+")[0]) for version in (one, other)), strict=False)
-    return all(left == right for left, right in pairs)
-
-
-# --- axes -----------------------------------------------------------------------------------------------------------
-
-
-def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]], ...]:
-    """Every axis with a folder a value; None where the host's own is meant.
-
-    Raises:
-        WrongArguments: one has another form, no two values, a name or a value twice, or a folder that does not exist.
-    """
-    found: list[tuple[Axis, dict[str, Path | None]]] = []
-    for text in texts:
-        name, _, rest = text.partition("=")
-        pairs = [part.partition(":") for part in rest.split(",")]
-        folders = {value: Path(folder) if folder else None for value, _, folder in pairs}
-        whole = all(value and colon for value, colon, _ in pairs) and 1 < len(pairs) == len(folders)
-        known = {TE, *(axis.name for axis, _ in found)}
-        lacking = [folder for folder in folders.values() if folder is not None and not folder.is_dir()]
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or name in known or not whole or lacking:
-            raise WrongArguments(
-                f"{text!r} is no axis, is given twice, or names a folder that does not exist. Next step: write {_FORM}."
-            )
-        found.append((Axis(name=name, values=tuple(folders)), folders))
-    return tuple(found)
-
-
-def order_releases(known: Sequence[str], good: str, bad: str) -> Axis:
-    """Transformer Engine as an axis: every known release from GOOD to BAD, which are in either order of age.
+def order_releases(known: Sequence[str], good: str, bad: str) -> tuple[str, ...]:
+    """Every known release from GOOD to BAD, which are in either order of age.
 
     Raises:
         WrongArguments: GOOD or BAD is no version.
@@ -452,21 +338,4 @@ def order_releases(known: Sequence[str], good: str, bad: str) -> Axis:
         raise WrongArguments(f"{fault}: this is no release. Next step: give versions such as 2.17.1.") from fault
     ends = Version(good), Version(bad)
     between = sorted((one for one in by_version if min(ends) <= one <= max(ends)), reverse=ends[0] > ends[1])
-    return Axis(name=TE, values=tuple(by_version[version] for version in between))
-
-
-def put_axes(environment: InterpreterEnvironment, folders: Mapping[str, Path | None]) -> InterpreterEnvironment:
-    """An environment with the folder of each axis before its own; libraries are preloaded."""
-    given = {name: folder for name, folder in folders.items() if folder is not None}
-    if not given:
-        return environment
-    over = put_over(environment, [*given.values(), *environment.folders])
-    # torch's own RPATH comes before LD_LIBRARY_PATH: another cuDNN or cuBLAS is taken only where it is loaded first.
-    libraries = [
-        str(file.absolute())
-        for name, folder in given.items()
-        for file in sorted(folder.rglob(f"lib{name}*.so.*"))
-        if re.fullmatch(r"\w+\.so\.\d+", file.name)
-    ]
-    preload = ":".join([*libraries, *over.variables.get("LD_PRELOAD", "").split()])
-    return replace(over, variables={**over.variables, "LD_PRELOAD": preload}) if libraries else over
+    return tuple(by_version[version] for version in between)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
+from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Verdict
 from ...canary.firewall.run import FirewallCase, FirewallResult
 from ...canary.requirements import WheelRequirements
 from ...text import count, first_sentence
-from ..document import Block, Content, Details, Diagnostic, Document, Paragraph, Table
+from ..document import Block, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Tone, bad, good, mark_exit, mark_of, missing, risk
 from .receipt import split_reason
 from .words import sum_up, tabulate, tabulate_facts
 
-_NAMES: Final = {
-    "te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "cudart": "the CUDA runtime", "nccl": "NCCL",
-    "triton": "Triton", "deep-gemm": "DeepGEMM",
-}  # fmt: skip
 _ENDS: Final = {  # answer, and next step
-    SearchEnd.NARROWED: ("", "make a point without a result usable, and run again: finished receipts are reused"),
+    SearchEnd.FOUND: (
+        "{module} breaks first with Transformer Engine {first}; {last} is the last good one.",
+        "stay on Transformer Engine {last}; `nox -s te_canary -- {last} {first}` shows what changed in that step",
+    ),
+    SearchEnd.NARROWED: (
+        "{module} breaks first with one of Transformer Engine {first}; {last} is the last good one.",
+        "make a release without a result usable, and run again: finished receipts are reused",
+    ),
     SearchEnd.GOOD_IS_BAD: (
         "The good end is bad already: {why}.",
         "name an older good end, one that was seen to be good",
     ),
-    SearchEnd.BAD_IS_GOOD: ("The bad end is good.", "search by `--tier gpu`, or give what else differs as --axis"),
+    SearchEnd.BAD_IS_GOOD: ("The bad end is good.", "search by `--tier gpu`"),
     SearchEnd.END_UNTOLD: ("An end cannot be judged: {why}.", "choose the nearest release that can be judged"),
     SearchEnd.END_UNBUILT: ("An end cannot be built: {why}.", "choose the nearest release that can be built"),
 }
@@ -83,56 +85,22 @@ def describe_requirements(result: WheelRequirements) -> Document:
     return Document(title, summary, mark, (tabulate(result.cores, "distribution needed"), needs, *unread))
 
 
-def describe_run(choices: Mapping[str, str], answer: Answer) -> str:
+def describe_run(release: str, answer: Answer) -> str:
     """One run of a search in a line."""
     reason = "" if answer.verdict is Verdict.GOOD else f": {first_sentence(answer.reason)}"
-    return f"{mark_of(answer.verdict).word:12} {_join(choices)}{reason}"
+    return f"{mark_of(answer.verdict).word:12} Transformer Engine {release}{reason}"
 
 
 def describe_bisect(result: BisectResult) -> Document:
-    """The answer, every point that was tried, and what contradicts the answer."""
-    moving = [number for number, axis in enumerate(result.axes) if len(axis.values) > 1]
-    rows: tuple[tuple[Content, ...], ...] = tuple(
-        (*(row.choices[at] for at in moving), mark_of(row.verdict), first_sentence(row.reason)) for row in result.points
-    )
-    step = _ENDS[result.end][1] if result.end in _ENDS else _find_next_step(result.culprits[0])
-    facts: dict[str, Content] = {"cost": f"{count(result.points, 'point')}, {result.seconds:.0f} s", "next step": step}
-    summary = f"{_summarize(result)} Judged by the {result.tier} tier."
+    """The answer, and every release that was tried."""
+    why = first_sentence(result.points[-1].reason).rstrip("., ")
+    words = {"module": result.module, "first": ", ".join(result.first_bad), "last": result.last_good, "why": why}
+    answer, step = (text.format_map(words) for text in _ENDS[result.end])
+    rows = tuple((row.release, mark_of(row.verdict), first_sentence(row.reason)) for row in result.points)
+    cost = f"{count(result.points, 'point')}, {result.seconds:.0f} s"
+    summary = f"{answer} Judged by the {result.tier} tier."
     found = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
     case = Diagnostic(result.module, found, "te_bisect", summary, help=step, seconds=result.seconds)
     mark = missing("no answer") if result.end in (SearchEnd.END_UNTOLD, SearchEnd.END_UNBUILT) else found
-    table = Table((*(_name(result.axes[at].name) for at in moving), "verdict", "reason"), rows)
-    return Document(f"First bad release for {result.module}", summary, mark, (table, tabulate_facts(facts)), (case,))
-
-
-def _summarize(result: BisectResult) -> str:
-    answer = _ENDS[result.end][0] if result.end in _ENDS else ""
-    if answer:
-        why = first_sentence(result.points[-1].reason).rstrip("., ") if result.points else "unknown"
-        return answer.format(why=why)
-    causes = " or ".join(_name(turn.axis) for turn in result.culprits)
-    parts = [f"The cause is {causes}."]
-    which = " (one of these)" if result.end is SearchEnd.NARROWED else ""
-    several = sum(len(axis.values) > 1 for axis in result.axes) > 1
-    for turn in result.culprits:
-        held = f", together with {_join(turn.held)}" if several else ""
-        first = f"{_name(turn.axis)} {_list(turn.first_bad)}{which}{held}"
-        parts.append(f"{result.module} breaks first with {first}; {turn.last_good or 'none'} is the last good one.")
-    return " ".join(parts)
-
-
-def _find_next_step(turn: Turn) -> str:
-    step = f"; `nox -s te_canary -- {turn.last_good} {turn.first_bad[0]}` shows what changed in that step"
-    return f"stay on {_name(turn.axis)} {turn.last_good}{step if turn.axis == 'te' else ''}"
-
-
-def _name(axis: str) -> str:
-    return _NAMES.get(axis, axis)
-
-
-def _join(choices: Mapping[str, str]) -> str:
-    return " and ".join(f"{_name(name)} {value}" for name, value in choices.items())
-
-
-def _list(values: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
+    blocks = Table(("Transformer Engine", "verdict", "reason"), rows), tabulate_facts({"cost": cost, "next step": step})
+    return Document(f"First bad release for {result.module}", summary, mark, blocks, (case,))
