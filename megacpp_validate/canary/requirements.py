@@ -31,8 +31,8 @@ from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
-from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, read_given
-from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, exit_for
+from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, read_given, require_known
+from ..errors import Exit, NoEnvironment, ToolError, exit_for
 from ..evidence.values import Frozen, read_version
 from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf
 
@@ -62,12 +62,8 @@ class Requirements:
         images: Images = read_images([row.id for row in catalog.targets], matrix)
         self._ranges = [row for row in images.range if row.outside == "refused"]
         self._releases = [stack.te for stack in catalog.stacks]
-        self.given: Stack = read_given(texts, self._needs, images.base, os.environ, target)
-        for fit in self._judge(self.given.with_release(self._releases[-1])):
-            if fit.need == "no-row":
-                raise WrongArguments(
-                    f"--env names {fit.component!r}, which no row of the matrix knows. Next step: {fit.next_step}."
-                )
+        given = read_given(texts, self._needs, images.base, os.environ, target)
+        self.given: Stack = require_known(given, self._needs, images.range)
 
     @property
     def shown(self) -> str:

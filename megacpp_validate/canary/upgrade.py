@@ -27,7 +27,7 @@ from ..environments.interpreter import own_interpreter, read_facts
 from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..errors import Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
 from ..evidence.receipt import Receipt
-from ..evidence.store import ReceiptInvalid, cell_of, read_receipts
+from ..evidence.store import cell_of, read_receipts
 from ..evidence.values import Frozen
 from ..process import Processes
 from .dynamic.slowdown import compare_timings, measure_noise
@@ -303,11 +303,8 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
     lost: dict[str, str] = {}
     again: dict[str, Receipt] = {}
     for folder in folders:
-        try:
-            found = read_receipts(folder)
-            second = read_receipts(folder / host_stacks.AGAIN).found if (folder / host_stacks.AGAIN).is_dir() else {}
-        except ReceiptInvalid as fault:
-            raise WrongArguments(str(fault)) from fault
+        found = read_receipts(folder)
+        second = read_receipts(folder / host_stacks.AGAIN).found if (folder / host_stacks.AGAIN).is_dir() else {}
         if not found.found and not found.unreadable:
             raise NothingSelected(
                 f"There is no receipt in {folder}. Likely cause: a typing error, or its run never began. Next step: "

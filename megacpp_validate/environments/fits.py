@@ -165,7 +165,7 @@ def _name_distributions(needs: Needs) -> dict[str, str]:
 
 
 def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: Iterable[str]) -> StackFit:
-    """Every need of the release, compared with the stack, worst first; and parts that no row knows.
+    """Every need of the release, compared with the stack, worst first.
 
     Args:
         releases: that the rows were made from; of a later one the rows do not know what is new.
@@ -176,7 +176,7 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: I
     }
     stack = replace(stack, parts={**brought, **stack.parts})
     ranges = [row for row in ranges if not row.targets or not stack.target or stack.target in row.targets]
-    fits = [*_find_unknown(stack, needs, ranges, named), *_judge_builds(needs, stack)]
+    fits = [*_judge_builds(needs, stack)]
     if (te := read_version(stack.te)) is not None:
         fits += _judge_rows(stack, te, needs, ranges)
         fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
@@ -251,9 +251,13 @@ def _compare(  # noqa: PLR0913, PLR0917 - a row of a table
     )  # fmt: skip
 
 
-def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Mapping[str, str]) -> Iterator[Fit]:
-    """Parts that the caller names and no row of any release knows."""
-    known = {"torch", *CORE, *LIBRARIES.values(), *named, *(row.of for row in needs.build)}
+def require_known(stack: Stack, needs: Needs, ranges: Iterable[Range]) -> Stack:
+    """The stack.
+
+    Raises:
+        WrongArguments: the caller names a part that no row of any release knows.
+    """
+    known = {"torch", *CORE, *LIBRARIES.values(), *_name_distributions(needs), *(row.of for row in needs.build)}
     known |= {name for row in needs.need for name in (row.of, row.beside)}
     known |= {name for row in ranges for name in (row.component, Requirement(row.with_).name if row.with_ else "")}
     names = {canonicalize_name(name) for name in known if name}
@@ -261,10 +265,8 @@ def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Ma
         if part.brought_by == _ASKED and name not in names:
             near = get_close_matches(name, names, n=1)
             step = f"write {near[0]}, if you mean that" if near else "leave it out, or add a row for it"
-            yield _compare(
-                stack, "no-row", name, "a name that a row knows", "no row knows it, so nothing is compared with it",
-                step, "matrix/needs.toml, matrix/images.toml", verdict=FitVerdict.UNKNOWN,
-            )  # fmt: skip
+            raise WrongArguments(f"no row of the matrix knows the component {name!r}. Next step: {step}.")
+    return stack
 
 
 def _judge_release(stack: Stack, te: Version, releases: list[Version]) -> Iterator[Fit]:

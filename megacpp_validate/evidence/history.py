@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from ..errors import Exit, NothingSelected
+from ..errors import Exit, NothingSelected, exit_for
 from .receipt import Outcome, read_time
 from .store import SUFFIXES, ReceiptFile, ReceiptHead, ReceiptStore, read_store
 from .values import Frozen
@@ -57,24 +57,22 @@ class HistoryResult(Frozen):
     Attributes:
         store: the folder.
         asked: patterns of cells; empty for all.
-        receipts, unreadable, runs: of the whole store.
-        lost: path -> fault of unreadable files and folders that belong to none of `cells`.
+        receipts, runs: of the whole store.
+        unreadable: path -> fault, of files of `cells`, and of files and folders of which nobody knows the cell.
     """
 
-    schema_id: Literal["megacpp-validate/history/3"] = "megacpp-validate/history/3"
+    schema_id: Literal["megacpp-validate/history/4"] = "megacpp-validate/history/4"
     store: str
     asked: tuple[str, ...] = ()
     cells: tuple[CellHistory, ...] = ()
     receipts: int = 0
-    unreadable: int = 0
     runs: int = 0
-    lost: dict[str, str] = Field(default_factory=dict)
+    unreadable: dict[str, str] = Field(default_factory=dict)
 
     @property
     def exit(self) -> Exit:
-        """4 where nothing of the cells can be read; what their outcomes are is an answer, and closes nothing."""
-        readable = any(row.outcome is not None for cell in self.cells for row in cell.rows)
-        return Exit.OPEN if readable else Exit.EVIDENCE_MISSING
+        """4 where a file cannot be read; what the outcomes are is an answer, and closes nothing."""
+        return exit_for(breaks=False, lacks=bool(self.unreadable))
 
 
 def read_history(folder: Path, patterns: Sequence[str] | None = None) -> HistoryResult:
@@ -93,17 +91,17 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
         if row.cell and (patterns is None or any(fnmatchcase(row.cell, pattern) for pattern in patterns)):
             by_cell[row.cell].append(row)
     cells = [CellHistory(cell=name, rows=tuple(of)) for name, of in sorted(by_cell.items())]
-    lost = {row.path: row.fault for row in rows if row.outcome is None and row.cell not in by_cell}
+    unreadable = {row.path: row.fault for row in rows if row.outcome is None and row.cell in (*by_cell, "")}
     receipts = sum(row.outcome is not None for row in rows)
     if not cells:
-        listed = "".join(f"\n  {path}: {why}" for path, why in list(lost.items())[:5])
+        listed = "".join(f"\n  {path}: {why}" for path, why in list(unreadable.items())[:5])
         raise NothingSelected(
             f"{folder} has {receipts} receipts, {len(rows) - receipts} unreadable files, and no cell that was selected."
             f"{listed} Likely cause: another folder, or another name. Next step: leave --cell out, which lists all."
         )
     return HistoryResult(
         store=str(folder), asked=tuple(patterns or ()), cells=tuple(cells), receipts=receipts,
-        unreadable=len(rows) - receipts, runs=len({row.run for row in rows}), lost=lost,
+        runs=len({row.run for row in rows}), unreadable=unreadable,
     )  # fmt: skip
 
 

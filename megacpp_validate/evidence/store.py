@@ -102,10 +102,13 @@ def read_receipts(folder: Path) -> Receipts:
     """Every receipt of one folder, and its invalid files; only files with one of `SUFFIXES` are read.
 
     Raises:
-        ReceiptInvalid: there is no such folder.
+        WrongArguments: there is no such folder.
     """
     if not folder.is_dir():
-        raise ReceiptInvalid(folder, "there is no such folder")
+        raise WrongArguments(
+            f"there is no such folder: {folder}. Likely cause: a typing error, or its run never began. Next step: give "
+            "the folder of receipts of one stack."
+        )
     found: dict[str, Receipt] = {}
     unreadable: list[ReceiptInvalid] = []
     for path in sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")):

@@ -14,7 +14,7 @@ from pydantic import Field
 from .. import __version__
 from ..catalog.bridge import Catalog, matrix_folder, read_catalog
 from ..catalog.images import Image, Images, Needs, read_images, read_needs
-from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, stack_of_words
+from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, require_known, stack_of_words
 from ..environments.plan import choose_names
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
@@ -234,7 +234,7 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
     started = time.monotonic()
     choose_names("target", [row.id for row in rows.catalog.targets], [target] if target else [])
     if te is not None:  # an empty one, of a variable without a value, is no question about the images
-        stacks = [stack_of_words(te, parts, rows.needs, target)]
+        stacks = [require_known(stack_of_words(te, parts, rows.needs, target), rows.needs, rows.images.range)]
     else:
         chosen = [image for image in rows.images.image if image.te and target in ("", image.target)]
         stacks = [stack_of_image(rows.images, image, read_image_lock(rows.root / image.lock)) for image in chosen]

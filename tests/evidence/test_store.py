@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence import receipt as receipt_module
 from megacpp_validate.evidence.receipt import (
     Backend,
@@ -280,7 +281,7 @@ def test_a_folder_is_read_with_invalid_files_apart(tmp_path: Path) -> None:
     assert [fault.file.name for fault in receipts.unreadable] == [
         "broken.json", "folder.json", "te2.20.2-h200-permute.json",
     ]  # fmt: skip
-    with pytest.raises(ReceiptInvalid, match="no such folder"):
+    with pytest.raises(WrongArguments, match="no such folder"):
         read_receipts(tmp_path / "nowhere")
 
 

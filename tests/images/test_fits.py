@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import Images, Needs, read_images, read_needs
-from megacpp_validate.environments.fits import FitVerdict, Stack, StackFit, judge_stack, stack_of_words
+from megacpp_validate.environments.fits import FitVerdict, Stack, StackFit, judge_stack, require_known, stack_of_words
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
 from megacpp_validate.images.plan import stack_of_image
@@ -39,7 +39,9 @@ def judge(catalog: Catalog, images: Images, needs: Needs) -> Judge:
     """A release and words, or a whole stack -> how it fits."""
 
     def run(stack: str | Stack, words: list[str] | None = None, target: str = "") -> StackFit:
-        chosen = stack_of_words(stack, words or [], needs, target) if isinstance(stack, str) else stack
+        chosen = stack
+        if isinstance(stack, str):
+            chosen = require_known(stack_of_words(stack, words or [], needs, target), needs, images.range)
         return judge_stack(chosen, needs, images.range, [row.te for row in catalog.stacks])
 
     return run
@@ -96,7 +98,6 @@ def needs_with(fit: StackFit, verdict: FitVerdict) -> set[str]:
 def test_stacks(judge: Judge, te: str, parts: list[str], refused: set[str]) -> None:
     fit = judge(te, parts)
     assert needs_with(fit, REFUSED) == refused
-    assert "no-row" not in needs_with(fit, UNKNOWN)
 
 
 @pytest.mark.parametrize("te", ["2.21.0", "3.0", "1.13.0"])
@@ -119,10 +120,12 @@ def test_words_that_are_refused(needs: Needs, words: list[str], why: str) -> Non
         stack_of_words("2.20.2", [*words, "torch=2.11.0"], needs)
 
 
-def test_a_name_that_no_row_knows_is_named(judge: Judge) -> None:
-    fit = judge("2.20.2", [*H200, FRONTEND, FA4, "cublass=13.6"])
-    (one,) = [one for one in fit.fits if one.need == "no-row"]
-    assert (one.component, one.verdict, one.next_step) == ("cublass", UNKNOWN, "write cublas, if you mean that")
+@pytest.mark.parametrize(("word", "near"), [("cudn=9.10", "write cudnn"), ("zzz=1", "leave it out")])
+def test_a_name_that_no_row_knows_is_refused_with_the_nearest(
+    images: Images, needs: Needs, word: str, near: str
+) -> None:
+    with pytest.raises(WrongArguments, match=near):
+        require_known(stack_of_words("2.20.2", [*H200, FRONTEND, FA4, word], needs), needs, images.range)
 
 
 def test_images_of_the_matrix_and_what_is_changed_of_them(images: Images, judge: Judge) -> None:

@@ -110,7 +110,7 @@ def _name(culprit: dict[str, str]) -> str:
 def read_history(ended: Ended) -> Decisions:
     """Each cell: its runs in order, with their outcome."""
     data = ended.data
-    found: Decisions = {key: data[key] for key in ("receipts", "runs", "unreadable")} | {"lost": len(data["lost"])}
+    found: Decisions = {key: data[key] for key in ("receipts", "runs")} | {"unreadable": len(data["unreadable"])}
     for cell in data["cells"]:
         name = cell["cell"]
         found[name] = [_run(row) for row in cell["rows"]]

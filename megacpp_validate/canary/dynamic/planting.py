@@ -34,7 +34,7 @@ from ...environments.interpreter import InterpreterEnvironment, host_interpreter
 from ...environments.stacks import find_environments, resolve_environment
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.store import ReceiptInvalid, read_receipts
+from ...evidence.store import read_receipts
 from ...evidence.values import Frozen
 from ...probes.order import Order
 from ...process import Processes
@@ -324,7 +324,7 @@ def _run_copies(
     gpu = facts.gpu.name if facts.gpu else "no GPU"
     seen: dict[str, Receipts] = {}
     for run in runs:
-        with suppress(ReceiptInvalid):  # the folder has no valid receipt
+        with suppress(WrongArguments):  # nothing ran, so that there is no folder
             seen[run.name] = {one.probe: one for one in read_receipts(folder / run.name).found.values()}
     return seen, troubles, f"{facts.executable}, Transformer Engine {release} of {found.folders[0]}, {gpu}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...environments.doctor_rules import Difference, DoctorResult, Weight
+from ...environments.doctor_rules import TE, Difference, DoctorResult, Weight
 from ...evidence.doctor_look import PackageLook
 from ..document import Block, Diagnostic, Document, Table
 from ..marks import Mark, bad, good, mark_of, quiet
@@ -32,7 +32,9 @@ def describe_doctor(result: DoctorResult) -> Document:
     tail = f"; bridge modules that break: {', '.join(broken)}" if broken else ""
     summary = f"{loaded} of {len(looks)} packages load; differences: {weights}{tail}."
     mark = mark_of(result.differences[0].weight) if result.differences else good("fits together")
-    title = f"The stack as loaded, compared with {result.target} and {result.stack}"
+    has_te = any(look.package == TE and look.installed for look in looks)
+    title = f"The stack{'' if has_te else ' without Transformer Engine'} as loaded, compared with {result.target} and "
+    title += result.stack
     return Document(title, summary, mark, blocks)
 
 

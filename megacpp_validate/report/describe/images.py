@@ -69,17 +69,16 @@ def describe_fits(result: FitResult) -> Document:
     """Whether stacks fit: every need that is not met or unknown; the others are folded."""
     shown = (FitVerdict.REFUSED, FitVerdict.UNKNOWN)
     blocks = tuple(block for stack in result.stacks for block in _describe_stack(stack, shown))
-    refused = ", ".join(stack.name for stack in result.stacks if stack.refused)
-    return Document(
-        "Whether stacks fit", f"Stacks that do not fit: {refused or 'none'}.", mark_exit(result.exit), blocks
-    )
+    worst = {verdict: ", ".join(one.name for one in result.stacks if one.of(verdict)) or "none" for verdict in shown}
+    summary = f"Stacks that do not fit: {worst[FitVerdict.REFUSED]}; with unknown needs: {worst[FitVerdict.UNKNOWN]}."
+    return Document("Whether stacks fit", summary, mark_exit(result.exit), blocks)
 
 
 def _describe_stack(stack: StackFit, shown: tuple[FitVerdict, ...]) -> Iterator[Block]:
     numbers = tally(mark_of(fit.verdict).word for fit in stack.fits) or "no row of the matrix applies"
-    worst = mark_of(stack.fits[0].verdict if stack.fits else FitVerdict.FITS)
-    answer = "does not fit" if stack.refused else "is not refused"
-    yield Paragraph(f"{stack.name}: Transformer Engine {stack.te or '(absent)'} {answer}: {numbers}.", worst)
+    worst = stack.fits[0].verdict if stack.fits else FitVerdict.FITS
+    answer = {FitVerdict.REFUSED: "does not fit", FitVerdict.UNKNOWN: "is not known to fit"}.get(worst, "fits")
+    yield Paragraph(f"{stack.name}: Transformer Engine {stack.te or '(absent)'} {answer}: {numbers}.", mark_of(worst))
     yield from (describe_fit(fit, stack.name) for fit in stack.fits if fit.verdict in shown)
     folded = [describe_fit(fit, stack.name) for fit in stack.fits if fit.verdict not in shown]
     yield Details(f"{stack.name}: {count(folded, 'other need')}", tuple(folded))

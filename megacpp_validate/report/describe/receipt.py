@@ -11,7 +11,7 @@ from ...diagnosis.next_steps import second_copies
 from ...evidence.history import CellHistory, HistoryResult, HistoryRow
 from ...evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt, read_time
 from ...text import count, first_sentence
-from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Heading, Table
+from ..document import Block, Bullets, Content, Diagnostic, Document, Heading, Table
 from ..marks import Mark, bad, good, mark_of, missing, quiet
 
 _OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bound is, not how far the tensor is off
@@ -171,8 +171,7 @@ def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = F
     blocks: list[Block] = [Table(("cell", "last", "good", "newest"), tuple(map(_summarize_cell, cells)))]
     for cell in cells if verbose or len(cells) <= _FEW else ():
         blocks += [Heading(cell.cell), *describe_rows(cell.rows[-last:] if last else cell.rows)]
-    lines = tuple(f"{path}: {why}" for path, why in result.lost.items())
-    blocks.append(Details("Files that cannot be read, and that belong to no cell above", (Bullets(lines),)))
+    blocks.append(Bullets(tuple(f"{path} is not a valid receipt: {why}" for path, why in result.unreadable.items())))
     mark = missing("unreadable") if result.exit else quiet("history")
     summary = (
         f"{result.store}: {count(result.receipts, 'receipt')} in {count(result.runs, 'run')}, "
@@ -214,9 +213,7 @@ def _list_numbers(row: HistoryRow) -> tuple[str, ...]:
 
 
 def _list_notes(row: HistoryRow) -> Iterator[str]:
-    if row.outcome is None:
-        yield f"{row.path} is not a valid receipt: {row.fault}"
-    elif not row.outcome.is_good and row.reason:
+    if row.outcome is not None and not row.outcome.is_good and row.reason:
         yield row.reason
     if row.only_timed:
         yield "the module was timed again and not judged; this receipt counts for no rate"

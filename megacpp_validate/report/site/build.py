@@ -76,7 +76,7 @@ def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matr
     started = time.monotonic()
     history = read_history(store)
     files = [row for cell in history.cells for row in cell.rows]
-    unreadable = {row.path: row.fault for row in files if row.outcome is None} | history.lost
+    unreadable = dict(history.unreadable)
     modules = [module.id for module in catalog.modules]
     needs = read_needs(modules, matrix)
     cells: list[Cell] = []
