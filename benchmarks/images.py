@@ -59,7 +59,7 @@ def copy_checkout(folder: Path) -> Path:
 
 def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> str:
     """Build the image from a checkout, without a push; its name."""
-    plan = ImageRows(root / "matrix", "benchmark", os.environ).plan("cpu", base)
+    plan = ImageRows(root / "matrix", os.environ).plan("cpu", base)
     name = name_image("cpu", "", TAG)
     bake(engine, plan, name, root, root / "build.log", print, fresh=fresh)
     return name

@@ -27,13 +27,12 @@ from urllib.request import Request, urlopen
 
 from packaging.version import Version
 
-from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
 from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, read_given, require_known
 from ..errors import Exit, NoEnvironment, ToolError, exit_for
-from ..evidence.values import Frozen, read_version
+from ..evidence.values import Frozen, Result, read_version
 from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class CoreWheel(Frozen):
     undefined: int
 
 
-class WheelRequirements(Frozen):
+class WheelRequirements(Result):
     """What one release needs of NVIDIA's libraries.
 
     Attributes:
@@ -138,7 +137,6 @@ class WheelRequirements(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/te-requirements/1"] = "megacpp-validate/te-requirements/1"
-    tool: str
     te: str
     cores: tuple[CoreWheel, ...]
     needs: tuple[SymbolNeed, ...]
@@ -185,7 +183,7 @@ def run_requirements(
                 unknown[f"{name} for {distribution} {te}"] = str(fault)
     ranges = read_images([row.id for row in catalog.targets], matrix).range
     known = tuple(one.model_copy(update={"known": _find_row(one, te, needs, ranges)}) for one in found)
-    return WheelRequirements(tool=TOOL, te=te, cores=tuple(cores), needs=known, unknown=unknown)
+    return WheelRequirements(te=te, cores=tuple(cores), needs=known, unknown=unknown)
 
 
 def _read_core(sources: Sources, distribution: str, te: str) -> tuple[CoreWheel, tuple[Symbol, ...]]:

@@ -24,11 +24,11 @@ from ..environments import stacks as host_stacks
 from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import SupportGrid, build_support
 from ..environments.interpreter import own_interpreter, read_facts
-from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
+from ..environments.plan import RunOptions, choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..errors import Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
 from ..evidence.receipt import Receipt
 from ..evidence.store import cell_of, read_receipts
-from ..evidence.values import Frozen
+from ..evidence.values import Result
 from ..process import Processes
 from .dynamic.slowdown import compare_timings, measure_noise
 from .dynamic.step import StackReceipts, StepResult, compare_stacks
@@ -42,7 +42,7 @@ TIERS: Final = ("static", "firewall", "gpu")
 
 
 @dataclass(frozen=True)
-class CanaryOptions:
+class CanaryOptions(RunOptions):
     """What a person asks of the canary.
 
     Attributes:
@@ -54,9 +54,6 @@ class CanaryOptions:
         tiers: names with commas; None for what suits the rest.
         every_installed: all releases that the host has, oldest first.
         environments: "NAME=WAY:VALUE", each a stack of that name.
-        target: empty for that of the GPU that is here.
-        jobs: 0 for what suits this machine.
-        limit_s: seconds that one cell may take.
         times: whether modules are timed; only a GPU is.
         matrix: folder of the matrix files; the project's own where it is None.
         verbose: list API changes that the bridge does not use, too.
@@ -70,21 +67,14 @@ class CanaryOptions:
     tiers: str | None = None
     every_installed: bool = False
     environments: tuple[str, ...] = ()
-    overlays: tuple[Path, ...] = ()
-    python: str = ""
-    target: str = ""
     probes: tuple[str, ...] = ()
-    receipts: Path = Path(".megacpp/canary")
-    jobs: int = 0
-    limit_s: float = 600.0
     fresh: bool = False
     times: bool = True
-    seed: int = 0
     matrix: Path | None = None
     verbose: bool = False
 
 
-class UpgradeResult(Frozen):
+class UpgradeResult(Result):
     """The answer on two releases or more, over the selected tiers.
 
     Attributes:
@@ -98,7 +88,6 @@ class UpgradeResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/upgrade/1"] = "megacpp-validate/upgrade/1"
-    tool: str
     target: str
     tiers: tuple[str, ...]
     static: tuple[StaticResult, ...] = ()
@@ -286,7 +275,7 @@ def run_upgrade(catalog: Catalog, plan: CanaryPlan, options: CanaryOptions, prog
         else:
             parts |= _run_on_device(catalog, options, releases, progress)
         seconds[tier] = round(time.monotonic() - started, 2)
-    return UpgradeResult(tool=TOOL, tiers=plan.tiers, seconds=seconds, **parts)
+    return UpgradeResult(tiers=plan.tiers, seconds=seconds, **parts)
 
 
 def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | None) -> UpgradeResult:
@@ -322,7 +311,7 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
     probes = {receipt.probe for receipt in every} | {module.id for module in catalog.modules if lost}
     judged = _judge(catalog, target, sides, again, probes, lost, matrix)
     seconds = {"gpu": round(time.monotonic() - started, 2)}
-    return UpgradeResult(tool=TOOL, target=target, tiers=("gpu",), stacks=tuple(runs), seconds=seconds, **judged)
+    return UpgradeResult(target=target, tiers=("gpu",), stacks=tuple(runs), seconds=seconds, **judged)
 
 
 def _judge(

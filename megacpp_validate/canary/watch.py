@@ -12,12 +12,11 @@ from typing import Final, Literal
 from packaging.version import Version
 from pydantic import Field
 
-from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.file import PACKAGE_ROOT
 from ..errors import Exit, NoEnvironment, ToolError, exit_for
 from ..evidence.receipt import Outcome, write_whole
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from .upgrade import CanaryOptions, Progress, UpgradeResult, plan_canary, run_upgrade
 
 TIERS: Final = "static,firewall"
@@ -32,7 +31,7 @@ class JudgedRelease(Frozen):
     issue: str
 
 
-class WatchResult(Frozen):
+class WatchResult(Result):
     """One run.
 
     Attributes:
@@ -43,7 +42,6 @@ class WatchResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/te-watch/3"] = "megacpp-validate/te-watch/3"
-    tool: str
     pinned: str
     listed: int
     judged: tuple[JudgedRelease, ...] = ()
@@ -88,7 +86,7 @@ def run_watch(
         issue = folder / "issues" / f"{release}.md"
         write_whole(issue, render_issue(result, release))
         judged.append(JudgedRelease(version=release, against=pinned, code=code, issue=str(issue)))
-    return WatchResult(tool=TOOL, pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed)
+    return WatchResult(pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed)
 
 
 def plan_watch(listed: Sequence[str], judged: Collection[str], pinned: str) -> tuple[str, ...]:

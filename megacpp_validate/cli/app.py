@@ -34,7 +34,6 @@ from typing import (
 
 import typer
 
-from .. import TOOL
 from ..errors import Exit, NothingSelected, ToolError
 from ..text import clean
 
@@ -95,7 +94,6 @@ class Context:
     limit_s: float = 0.0
     receipts: Path = Path()
     python: str = ""
-    tool: str = TOOL
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -109,7 +107,7 @@ class Context:
         """What the image verbs read of the checkout."""
         from ..images.plan import ImageRows
 
-        return ImageRows(self.matrix, TOOL, dict(os.environ))
+        return ImageRows(self.matrix, dict(os.environ))
 
     @property
     def progress(self) -> upgrade.Progress:

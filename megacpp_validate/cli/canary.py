@@ -108,7 +108,7 @@ def te_bisect(
     from ..report.describe.canary import describe_run
 
     static = tier == "static" or (tier is None and not (target or overlays))
-    options = fill(BisectOptions, locals(), answers=context.receipts)
+    options = fill(BisectOptions, locals())
     return run_bisect(context.catalog, options, lambda *run: say(describe_run(*run)))
 
 

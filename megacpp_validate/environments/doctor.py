@@ -12,7 +12,6 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import Needs
 from ..errors import NoEnvironment
@@ -20,7 +19,7 @@ from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
 from ..process import Ended, Processes
 from .doctor_rules import NOT_STARTED, TE, DoctorResult, Host, judge_host
 from .interpreter import InterpreterEnvironment, host_interpreter, put_over
-from .plan import choose_names, find_arch, find_target
+from .plan import RunOptions, choose_names, find_arch, find_target
 
 _MODULE: Final = "megacpp_validate.probes.doctor"
 _PATH: Final = TypeAdapter(PathLook)
@@ -28,23 +27,15 @@ _PACKAGE: Final = TypeAdapter(PackageLook)
 
 
 @dataclass(frozen=True)
-class DoctorOptions:
+class DoctorOptions(RunOptions):
     """What to check.
 
     Attributes:
-        python: interpreter; the host's where it is empty.
-        overlays: site folders put before its own.
-        target: row of `matrix/targets.toml`; that of the GPU where it is empty.
         stack: row of `matrix/stacks.toml` that is wanted; none where it is empty.
-        limit_s: seconds that one import may take.
         jobs: imports at a time.
     """
 
-    python: str = ""
-    overlays: tuple[Path, ...] = ()
-    target: str = ""
     stack: str = ""
-    limit_s: float = 180.0
     jobs: int = 4
 
 
@@ -78,7 +69,6 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
     target = named or (find_arch(catalog, path.gpu, arch, "") if path.gpu else find_target(catalog, "cpu"))
     modules = tuple(module.id for module in catalog.modules)
     return DoctorResult(
-        tool=TOOL,
         interpreter=f"{environment.shown} ({environment.because})",
         target=target.id,
         stack=f"{(stack or catalog.pinned).id} ({'requested' if stack else 'pinned'})",

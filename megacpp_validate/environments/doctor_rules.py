@@ -22,7 +22,7 @@ from ..diagnosis.next_steps import advise
 from ..diagnosis.rows import owner_of
 from ..errors import Exit, exit_for
 from ..evidence.doctor_look import Distribution, Extension, PackageLook, PathLook, Wanted
-from ..evidence.values import Frozen, read_version
+from ..evidence.values import Frozen, Result, read_version
 
 TE: Final = "transformer_engine.pytorch"
 NOT_STARTED: Final = "not started"
@@ -72,7 +72,7 @@ class Difference(Frozen):
     source: str = ""
 
 
-class DoctorResult(Frozen):
+class DoctorResult(Result):
     """One interpreter, checked.
 
     Attributes:
@@ -85,7 +85,6 @@ class DoctorResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/doctor/1"] = "megacpp-validate/doctor/1"
-    tool: str
     interpreter: str
     target: str
     stack: str

@@ -7,29 +7,27 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import Field
 
-from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, exit_for, writing_to
 from ..evidence.receipt import Outcome, Receipt
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from ..process import Processes
 from .cell import own_folder
 from .fleet import MOST_ON_A_GPU, Progress, Room, run_here, share_cores
 from .interpreter import host_interpreter, read_facts, require_torch
-from .plan import choose_rows, choose_smoke_cells, choose_target, find_target
+from .plan import RunOptions, choose_rows, choose_smoke_cells, choose_target, find_target
 from .stacks import Stack, plan_cells
 from .venv import find_cpu_python
 
 _JOBS_WITHOUT: Final = 2
 
 
-class SessionResult(Frozen):
+class SessionResult(Result):
     """One session, whatever its probes look at.
 
     Attributes:
@@ -41,7 +39,6 @@ class SessionResult(Frozen):
         receipts: one for every probe that was selected, in their order in the matrix.
     """
 
-    tool: str
     target: str
     stack: str
     requested: str
@@ -128,25 +125,14 @@ def build_support(receipts: Iterable[Receipt], modules: Sequence[str], unreadabl
 
 
 @dataclass(frozen=True)
-class SessionOptions:
+class SessionOptions(RunOptions):
     """What a session is asked for.
 
     Attributes:
-        target: id of a row of matrix/targets.toml.
         probes: ids of probes or cells; None for all.
-        jobs: cells at a time; 0 for what suits the target.
-        limit_s: seconds that one cell may take.
-        receipts: folder of the receipts and logs.
-        python: interpreter of the stack; empty for MEGACPP_PYTHON, else the host's.
     """
 
-    target: str
     probes: tuple[str, ...] | None
-    seed: int
-    jobs: int
-    limit_s: float
-    receipts: Path
-    python: str
 
 
 def run_parity(catalog: Catalog, options: SessionOptions, progress: Progress) -> ParityResult:
@@ -211,7 +197,7 @@ def run_session(
     te = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine"
     versions = f"Python {facts.python}, torch {facts.torch or 'none'}, {te}"
     return SessionResult(
-        tool=TOOL, target=target.id, stack=order.stack, requested=order.requested,
+        target=target.id, stack=order.stack, requested=order.requested,
         requested_because=order.requested_because,
         interpreter=f"{facts.executable} ({environment.because}): {versions}",
         folder="" if stack.problem else str(options.receipts), seed=options.seed,

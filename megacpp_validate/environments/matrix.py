@@ -12,22 +12,18 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field
-
-from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, exit_for
 from ..evidence.receipt import Outcome, cell_id, write_receipt
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from ..process import Processes
 from .cell import Cell, own_folder
 from .fleet import Progress, Ran, Room, plan_jobs, read_gpus, run_cells, run_here, share_cores
 from .interpreter import host_interpreter
-from .plan import LOCK_HASH, SWITCH, choose_names, find_target, limit_of
+from .plan import LOCK_HASH, SWITCH, RunOptions, choose_names, find_target, limit_of
 from .slurm import Cluster, SlurmJobs, list_options, plan_job
 from .stacks import (
     Make,
@@ -46,7 +42,7 @@ Launcher = Literal["local", "slurm"]
 
 
 @dataclass(frozen=True)
-class MatrixOptions:
+class MatrixOptions(RunOptions):
     """What is run, and how.
 
     Attributes:
@@ -56,31 +52,20 @@ class MatrixOptions:
         specs: environments that a person described.
         probes: ids of bridge modules, compositions, FP8 cells and smoke cells; all without one.
         cells: whole cell ids, or patterns of them; all without one.
-        overlays: roots of folders with releases.
-        python: interpreter that stacks stand on; the host's where it is empty.
         launcher, cluster: what runs the jobs.
-        jobs: at a time; 0 for what suits.
-        limit_s: seconds that one cell may take at least.
         fresh: run again what has a receipt.
-        receipts: their folder.
         variables: environment variables of the user.
     """
 
     targets: tuple[str, ...]
-    receipts: Path
     variables: Mapping[str, str] = field(repr=False)
     stacks: tuple[str, ...] = ()
     specs: tuple[Spec, ...] = ()
     probes: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
-    overlays: tuple[Path, ...] = ()
-    python: str = ""
     launcher: Launcher = "local"
     cluster: Cluster = field(default_factory=Cluster)
-    jobs: int = 0
-    limit_s: float = 900.0
     fresh: bool = False
-    seed: int = 0
 
 
 class MatrixCell(Frozen):
@@ -105,7 +90,7 @@ class MatrixCell(Frozen):
     node: str = ""
 
 
-class MatrixRun(Frozen):
+class MatrixRun(Result):
     """A run of many cells.
 
     Attributes:
@@ -117,7 +102,6 @@ class MatrixRun(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/matrix/1"] = "megacpp-validate/matrix/1"
-    tool: str
     launcher: str
     folder: str
     seconds: float
@@ -153,15 +137,13 @@ class PlannedCell(Frozen):
     asks: tuple[str, ...] = ()
 
 
-class MatrixPlan(Frozen):
+class MatrixPlan(Result):
     """What would be run; nothing was started to know it."""
 
     schema_id: Literal["megacpp-validate/matrix-plan/1"] = "megacpp-validate/matrix-plan/1"
-    tool: str
     launcher: str
     folder: str
     cells: tuple[PlannedCell, ...]
-    exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
 
 
 @dataclass(frozen=True)
@@ -240,7 +222,7 @@ def plan_matrix(catalog: Catalog, options: MatrixOptions) -> MatrixPlan:
             )
         )  # fmt: skip
     folder = str(options.receipts)
-    return MatrixPlan(tool=TOOL, launcher=options.launcher, folder=folder, cells=tuple(rows))
+    return MatrixPlan(launcher=options.launcher, folder=folder, cells=tuple(rows))
 
 
 def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = lambda _: None) -> MatrixRun:
@@ -273,7 +255,7 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
             if ran.receipt.outcome is Outcome.NOT_RUN and not place.exists():
                 write_receipt(ran.receipt, place)
     return MatrixRun(
-        tool=TOOL, launcher=options.launcher, folder=str(options.receipts),
+        launcher=options.launcher, folder=str(options.receipts),
         seconds=round(time.monotonic() - started, 2), cells=tuple(map(_to_row, ended)),
         unmade=not any(stack.environment.python for stack in stacks.values()),
     )  # fmt: skip

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, TypeVar
 
+from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PrewarmTask
 from ..errors import WrongArguments
 from ..probes.order import Order, Target
-from .interpreter import Facts
+from .interpreter import Facts, read_commit
 
 SWITCH: Final = "MEGACPP_DISABLE_TE"
 LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
 IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itself reads as not set
 _Row = TypeVar("_Row", bound=BridgeModule | ProbeCell | PrewarmTask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What every verb is asked for that runs something in a stack.
+
+    Attributes:
+        target: row of matrix/targets.toml; empty for that of the GPU that is here.
+        overlays: site folders, or folders of them, put before those of the interpreter.
+        python: interpreter of the stack; empty for MEGACPP_PYTHON, else the host's.
+        receipts: folder of the receipts and logs.
+        jobs: processes at a time; 0 for what suits this machine.
+        limit_s: seconds that one cell, task or import may take.
+        seed: of weights and inputs.
+    """
+
+    target: str = ""
+    overlays: tuple[Path, ...] = ()
+    python: str = ""
+    receipts: Path = Path(".megacpp/receipts")
+    jobs: int = 0
+    limit_s: float = 300.0
+    seed: int = 0
 
 
 class UnknownTarget(WrongArguments):
@@ -77,9 +102,7 @@ def why_not_here(target: TargetRow, facts: Facts) -> str:
     return f"the target {target.id} {has}. {step}" if has else ""
 
 
-def plan_blank(
-    target: TargetRow, facts: Facts, variables: Mapping[str, str], *, seed: int = 0, tool: str = "", commit: str = ""
-) -> Order:
+def plan_blank(target: TargetRow, facts: Facts, variables: Mapping[str, str], *, seed: int = 0) -> Order:
     """What all orders of a session have in common: the order of no probe.
 
     It requests Transformer Engine, unless that cannot or shall not run here.
@@ -100,8 +123,8 @@ def plan_blank(
     same = {name: getattr(target, name) for name in ("id", "arch", "production_recipe", "deep_gemm")}
     return Order(
         probe="", stack=stack if backend == "te" else backend, requested=backend, requested_because=because, seed=seed,
-        target=Target(recipes=tuple(target.recipes), attention=tuple(target.attention), **same), tool=tool,
-        commit=commit, lock_hash=variables.get(LOCK_HASH, ""), image_digest=variables.get(IMAGE_DIGEST, ""),
+        target=Target(recipes=tuple(target.recipes), attention=tuple(target.attention), **same), tool=TOOL,
+        commit=read_commit(), lock_hash=variables.get(LOCK_HASH, ""), image_digest=variables.get(IMAGE_DIGEST, ""),
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from typing import Final
 
 from packaging.version import Version
 
-from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import NoEnvironment, WrongArguments
@@ -33,7 +32,6 @@ from .interpreter import (
     hash_parts,
     host_interpreter,
     put_over,
-    read_commit,
     read_facts,
     require_torch,
 )
@@ -345,7 +343,7 @@ def plan_cells(
     Their receipts are answers on an environment, and on the row of the matrix that they are judged by.
     """
     environment = stack.environment
-    blank = plan_blank(target, stack.facts, environment.variables, seed=seed, tool=TOOL, commit=read_commit())
+    blank = plan_blank(target, stack.facts, environment.variables, seed=seed)
     identity = "" if stack.problem else hash_parts((environment.identity, repr(blank.target)))
     blank = replace(blank, stack=stack.name or blank.stack, environment=identity)
     return [

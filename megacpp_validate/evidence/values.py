@@ -8,6 +8,9 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .. import TOOL
+from ..errors import Exit, exit_for
+
 
 class Cause(StrEnum):
     """The class of cause that blame names."""
@@ -25,6 +28,31 @@ class Frozen(BaseModel):
     """A frozen value that refuses keys it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Result(Frozen):
+    """What a verb answers.
+
+    Attributes:
+        tool: the release of this project that made it.
+    """
+
+    tool: str = TOOL
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a breakage was found."""
+        return False
+
+    @property
+    def lacks(self) -> bool:
+        """Whether evidence is missing."""
+        return False
+
+    @property
+    def exit(self) -> Exit:
+        """A breakage before evidence that is missing."""
+        return exit_for(breaks=self.breaks, lacks=self.lacks)
 
 
 class SourceLine(Frozen):

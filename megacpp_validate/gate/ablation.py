@@ -17,20 +17,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from .. import TOOL
 from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
 from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
+from ..environments.plan import RunOptions
 from ..environments.venv import find_cpu_python
 from ..errors import Exit, NothingSelected, exit_for
 from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from ..evidence.receipt import write_whole
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from ..process import Ended, Processes
 from .loss import t_of
 
@@ -103,7 +102,7 @@ class Change(Frozen):
     verdict: Verdict
 
 
-class FeatureAblation(Frozen):
+class FeatureAblation(Result):
     """The receipt of one feature.
 
     Attributes:
@@ -118,7 +117,6 @@ class FeatureAblation(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/feature-ablation/2"] = "megacpp-validate/feature-ablation/2"
-    tool: str
     commit: str = ""
     feature: str
     title: str
@@ -134,11 +132,10 @@ class FeatureAblation(Frozen):
     reasons: tuple[str, ...] = ()
 
 
-class AblationResult(Frozen):
+class AblationResult(Result):
     """What a call of the verb showed, feature by feature."""
 
     schema_id: Literal["megacpp-validate/ablation/2"] = "megacpp-validate/ablation/2"
-    tool: str
     features: tuple[FeatureAblation, ...]
 
     @property
@@ -308,26 +305,18 @@ _LAST_WORDS: Final = 600  # characters of a log that are kept
 
 
 @dataclass(frozen=True)
-class AblationOptions:
+class AblationOptions(RunOptions):
     """What the user gave.
 
     Attributes:
         features: ids, in the order in which they are run.
-        limit_s: seconds that one run may take.
-        receipts: folder for receipts, logs and the page.
-        python: interpreter of the stack; empty for the host's.
     """
 
     features: tuple[str, ...]
     size: str
     steps: int
     pairs: int
-    seed: int
     device: Literal["cuda", "cpu"]
-    target: str
-    limit_s: float
-    receipts: Path
-    python: str
 
 
 def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
@@ -385,14 +374,14 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
             orders = plan_arms(posture, feature, options)
             runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
             row = FeatureAblation(
-                tool=TOOL, commit=read_commit(), interpreter=environment.shown, base=base, feature=name,
+                commit=read_commit(), interpreter=environment.shown, base=base, feature=name,
                 **feature.model_dump(include={"title", "plain", "source"}), off=orders["off"], on=orders["on"],
                 runs=runs, **decide_feature(feature, orders, runs, options.pairs),
             )  # fmt: skip
             write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
             rows.append(row)
             report(f"{name}: {row.verdict.value}")
-    return AblationResult(tool=TOOL, features=tuple(rows))
+    return AblationResult(features=tuple(rows))
 
 
 def _run_in_turn(

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Final, Literal
 
-from .. import TOOL
 from ..catalog.bridge import Catalog, Fp8Cell, read_catalog
 from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
@@ -16,7 +15,7 @@ from ..environments.host_session import SessionOptions, SessionResult, run_sessi
 from ..environments.plan import choose_fp8_cells, find_target
 from ..errors import Exit, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Outcome
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from .loss import LossOutcome, LossVerdict, judge_folder
 
 _TRAINING: Final = "fp8.loss"  # code of the cells that leave curves
@@ -54,11 +53,10 @@ class PresetDecision(Frozen):
     not_refused_by: tuple[str, ...] = ()
 
 
-class PolicyResult(Frozen):
+class PolicyResult(Result):
     """What the policy says of presets; `rules` is how many there are."""
 
     schema_id: Literal["megacpp-validate/fp8-policy/2"] = "megacpp-validate/fp8-policy/2"
-    tool: str
     rules: int
     presets: tuple[PresetDecision, ...]
 
@@ -96,7 +94,7 @@ def decide_policy(matrix: Path | None, presets: Sequence[str] | None = None) -> 
         )
     chosen = [known[name] for name in dict.fromkeys(known if presets is None else presets)]
     decisions = tuple(decide_preset(preset, policy) for preset in chosen)
-    return PolicyResult(tool=TOOL, rules=len(policy.rules), presets=decisions)
+    return PolicyResult(rules=len(policy.rules), presets=decisions)
 
 
 def decide_preset(preset: Preset, policy: Fp8Policy) -> PresetDecision:

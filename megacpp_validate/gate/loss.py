@@ -44,11 +44,10 @@ from itertools import accumulate, chain, combinations, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
-from .. import TOOL
 from ..errors import Exit, exit_for
 from ..evidence.loss_curve import CurveInvalid, LossCurve, read_curves
 from ..evidence.receipt import Check, Part
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from .loss_casts import CASTS, check_casts
 
 REFERENCE: Final = "bf16"
@@ -133,7 +132,7 @@ class LossVerdict(Frozen):
     series: tuple[SeedSeries, ...] = ()
 
 
-class LossGateResult(Frozen):
+class LossGateResult(Result):
     """What the gate decided about every recipe of a folder.
 
     Attributes:
@@ -143,7 +142,6 @@ class LossGateResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/loss-gate/1"] = "megacpp-validate/loss-gate/1"
-    tool: str
     folder: str
     verdicts: tuple[LossVerdict, ...]
 
@@ -161,7 +159,7 @@ def judge_folder(folder: Path) -> LossGateResult:
         WrongArguments: there is no such folder.
     """
     verdicts = (verdict for cell, runs in read_curves(folder).items() for verdict in _decide_cell(cell, runs))
-    return LossGateResult(tool=TOOL, folder=str(folder), verdicts=tuple(verdicts))
+    return LossGateResult(folder=str(folder), verdicts=tuple(verdicts))
 
 
 def _decide_cell(cell: str, runs: Mapping[str, Sequence[LossCurve | CurveInvalid]]) -> Iterator[LossVerdict]:

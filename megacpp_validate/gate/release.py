@@ -11,7 +11,6 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.images import Needs
 from ..catalog.policies import BREAKAGES, GateRule, GateRules, ReleaseWaiver
@@ -21,7 +20,7 @@ from ..errors import Exit, exit_for
 from ..evidence.receipt import Outcome, Receipt, hash_code
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.store import ReceiptFile, ReceiptInvalid
-from ..evidence.values import ENVIRONMENT, Cause, Frozen
+from ..evidence.values import ENVIRONMENT, Cause, Frozen, Result
 from .rules import UNKNOWN, Baseline, Entry, GateOptions, Reason, find_faults, find_newest, is_hard, select_receipts
 
 _CAUSES: Final = {
@@ -84,7 +83,7 @@ class CellVerdict(Frozen):
     receipt_sha256: str = ""
 
 
-class GateDecision(Frozen):
+class GateDecision(Result):
     """Open or closed, and why. The same receipts, rules and time give the same bytes.
 
     Attributes:
@@ -104,7 +103,6 @@ class GateDecision(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/release-gate/1"] = "megacpp-validate/release-gate/1"
-    tool: str
     release: str
     stack: str
     target: str
@@ -203,7 +201,7 @@ def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDe
     newest, baseline, signed = find_newest(counting), context.baseline, context.signed
     lacking = (entry.cell for entry in required if any(not reason.breaks for reason in entry.standing))
     return GateDecision(
-        tool=TOOL, release=rules.kind.id, stack=order.stack, target=rules.target.id, open=not closed,
+        release=rules.kind.id, stack=order.stack, target=rules.target.id, open=not closed,
         exit_code=exit_for(breaks=any(entry.breaks for entry in judged), lacks=closed).value,
         judged_at=order.at.isoformat(), cells=tuple(_verdict(entry, context) for entry in judged),
         missing=tuple(lacking), waivers=tuple(_list_waivers(context, judged)),

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
-
-from pydantic import Field
+from typing import Final
 
 from .. import errors
 from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
 from ..evidence.receipt import write_whole
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from . import tools
 from .locks import read_image_lock
 from .plan import ImagePlan, ImageRows, describe_target, name_image
@@ -46,11 +44,10 @@ class Refused(Frozen):
     why: str
 
 
-class ImagePlans(Frozen):
+class ImagePlans(Result):
     """What would be built; `warned`: what works with less, or is unknown."""
 
     schema_id: str = "megacpp-validate/image-plans/3"
-    tool: str
     plans: tuple[ImagePlan, ...]
     refused: tuple[Refused, ...]
     warned: tuple[Refused, ...]
@@ -61,7 +58,7 @@ class ImagePlans(Frozen):
         return errors.exit_for(breaks=bool(self.refused))
 
 
-class ImageBuild(Frozen):
+class ImageBuild(Result):
     """An image that was built: the receipt.
 
     Attributes:
@@ -71,7 +68,6 @@ class ImageBuild(Frozen):
     """
 
     schema_id: str = "megacpp-validate/image-build/3"
-    tool: str
     plan: ImagePlan
     name: str
     digest: str
@@ -80,7 +76,6 @@ class ImageBuild(Frozen):
     buildx: str
     started: str
     seconds: float
-    exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
 
 
 @dataclass(frozen=True)
@@ -250,7 +245,7 @@ def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
             row = Refused(target=image.target, why=f"{why}. Next step: {one.next_step}.")
             refused += [row] if one.verdict is FitVerdict.REFUSED else []
             warned += [row] if one.verdict in (FitVerdict.UNKNOWN, FitVerdict.WARNED) else []
-    return ImagePlans(tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned))
+    return ImagePlans(plans=tuple(plans), refused=tuple(refused), warned=tuple(warned))
 
 
 def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], None]) -> Iterator[ImageBuild]:
@@ -287,7 +282,7 @@ def _build(
         report(f"building {name}; its log: {log}")
         digest = bake(engine, plan, name, rows.root, log, push=bool(registry))
         build = ImageBuild(
-            tool=rows.tool, plan=plan, name=name, digest=digest, pushed=bool(registry), engine=engine.version,
+            plan=plan, name=name, digest=digest, pushed=bool(registry), engine=engine.version,
             buildx=engine.buildx, started=started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - clock, 1),
         )  # fmt: skip

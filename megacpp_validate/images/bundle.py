@@ -20,11 +20,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field
-
+from .. import TOOL
 from ..catalog.images import MACHINES, Base, Image
-from ..errors import Exit, InfrastructureFailed, writing_to
-from ..evidence.values import Frozen
+from ..errors import InfrastructureFailed, writing_to
+from ..evidence.values import Result
 from ..jitcache.cache import export_cache
 from . import tools
 from .locks import read_image_lock
@@ -37,7 +36,7 @@ _NAME: Final = "io.containerd.image.name"  # by which `docker load` names an ima
 _TAGS: Final = {"sigs": ".sig", "atts": ".att"}  # kinds of `cosign save` -> end of the tag where cosign looks for them
 
 
-class BundleResult(Frozen):
+class BundleResult(Result):
     """A bundle.
 
     Attributes:
@@ -50,7 +49,6 @@ class BundleResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/bundle-written/2"] = "megacpp-validate/bundle-written/2"
-    tool: str
     target: str
     folder: str
     id: str
@@ -60,7 +58,6 @@ class BundleResult(Frozen):
     absent: dict[str, str]
     wheels_absent: tuple[str, ...]
     seconds: float
-    exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
     for path in (path for path in out.rglob("*") if path.is_file()):
         sizes[path.relative_to(out).parts[0]] += path.stat().st_size
     return BundleResult(
-        tool=rows.tool, target=options.target, folder=str(out), id=hash_file(out / SUMS), image=options.image or "",
+        target=options.target, folder=str(out), id=hash_file(out / SUMS), image=options.image or "",
         signed_by=str(options.sign_key or ""), absent=absent, wheels_absent=tuple(without), sizes=dict(sizes),
         seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
@@ -189,7 +186,7 @@ def _write(
     shutil.copytree(rows.root / "matrix", aside / "matrix", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     shutil.copyfile(_RESTORE, aside / "restore.py")
     manifest = {
-        "schema": SCHEMA, "tool": rows.tool, "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "schema": SCHEMA, "tool": TOOL, "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "target": options.target, "platform": image.platform, "python": base.python, "image": described,
         "lock": sha256(lock.read_bytes()).hexdigest(), "wheels_absent": without, "absent": absent,
     }  # fmt: skip

@@ -26,7 +26,7 @@ from ..catalog.images import MACHINES, Base, Image, Images
 from ..environments.fits import StackFit
 from ..errors import Exit, NoEnvironment
 from ..evidence.receipt import write_whole
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from .tools import MIRROR, ImageRefused, RegistryUnreachable, call, read_digest, require_program, use_mirror
 
 if TYPE_CHECKING:
@@ -248,10 +248,9 @@ class LockLine(Frozen):
     count: int
 
 
-class LockResult(Frozen):
+class LockResult(Result):
     """The state of pins and locks; `refusals` are why nothing was written."""
 
-    tool: str
     check: bool
     pins: tuple[PinLine, ...] = ()
     locks: tuple[LockLine, ...] = ()
@@ -311,7 +310,7 @@ def run_lock(
         if lock.image and lock.image.te and not (check and stale):
             fits.append(rows.judge(lock.image, ImageLock("", packages)))
     result = LockResult(
-        tool=rows.tool, check=check, pins=pins, locks=tuple(lines), fits=tuple(fits),
+        check=check, pins=pins, locks=tuple(lines), fits=tuple(fits),
         refusals=tuple(pin.refusal for pin in pins if pin.refusal),
     )  # fmt: skip
     if check or result.exit is not Exit.OPEN:

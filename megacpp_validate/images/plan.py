@@ -17,7 +17,7 @@ from ..catalog.images import Image, Images, Needs, read_images, read_needs
 from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, require_known, stack_of_words
 from ..environments.plan import choose_names
 from ..errors import Exit, exit_for
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from . import tools
 from .locks import ImageLock, gather_inputs, read_image_lock
 
@@ -60,10 +60,9 @@ class ImagePlan(Frozen):
     labels: dict[str, str] = Field(default_factory=dict)
 
 
-class FitResult(Frozen):
+class FitResult(Result):
     """Whether several stacks fit."""
 
-    tool: str
     stacks: tuple[StackFit, ...]
     seconds: float = 0.0
 
@@ -79,7 +78,6 @@ class ImageRows:
     """The rows, pins and locks of a checkout; `matrix` is another folder of rows."""
 
     matrix: Path | None
-    tool: str
     variables: Mapping[str, str]
 
     @cached_property
@@ -239,7 +237,7 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
         chosen = [image for image in rows.images.image if image.te and target in ("", image.target)]
         stacks = [stack_of_image(rows.images, image, read_image_lock(rows.root / image.lock)) for image in chosen]
     found = tuple(map(rows.judge_stack, stacks))
-    return FitResult(tool=rows.tool, stacks=found, seconds=round(time.monotonic() - started, 3))
+    return FitResult(stacks=found, seconds=round(time.monotonic() - started, 3))
 
 
 def stack_of_image(images: Images, image: Image, lock: ImageLock, own_base: str = "") -> Stack:

@@ -14,10 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field
-
 from ..errors import Exit, NoEnvironment, exit_for
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from ..process import Ended
 from . import tools
 from .plan import ImagePlan, ImageRows
@@ -27,13 +25,12 @@ _REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest
 _SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` attests the SBOM, and signs the image"
 
 
-class SignResult(Frozen):
+class SignResult(Result):
     """An image whose SBOM is attested, and that is signed."""
 
     schema_id: Literal["megacpp-validate/image-signed/3"] = "megacpp-validate/image-signed/3"
     image: str
     key: str
-    exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
 
 
 class CheckOutcome(StrEnum):
@@ -53,7 +50,7 @@ class ImageCheck(Frozen):
     next_step: str = ""
 
 
-class ImageVerdict(Frozen):
+class ImageVerdict(Result):
     """An image, verified.
 
     Attributes:
@@ -63,7 +60,6 @@ class ImageVerdict(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/image-verify/3"] = "megacpp-validate/image-verify/3"
-    tool: str
     image: str
     target: str
     key: str
@@ -219,7 +215,7 @@ def verify_image(
     except (tools.RegistryLies, tools.ImageRefused) as fault:
         checks = [_check("digest", str(fault), "", _REBUILD)]
     return ImageVerdict(
-        tool=rows.tool, image=shown, target=labelled, key=str(key or ""), checks=tuple(checks),
+        image=shown, target=labelled, key=str(key or ""), checks=tuple(checks),
         seconds=round(time.monotonic() - started, 2),
     )  # fmt: skip
 

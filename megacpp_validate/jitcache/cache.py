@@ -25,10 +25,9 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from .. import TOOL
-from ..errors import EvidenceMissing, Exit, WrongArguments
+from ..errors import EvidenceMissing, WrongArguments
 from ..evidence.receipt import write_whole
-from ..evidence.values import Frozen
+from ..evidence.values import Result
 from . import layout
 from .layout import CacheChanged, Manifest, ManifestInvalid
 
@@ -40,7 +39,7 @@ _COPY: Final = "Nothing was imported. Next step: copy or export it again"
 Action = Literal["check", "export", "import", "open"]
 
 
-class JitCacheResult(Frozen):
+class JitCacheResult(Result):
     """What was done with a sealed cache.
 
     Attributes:
@@ -55,7 +54,6 @@ class JitCacheResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/jit-cache/3"] = "megacpp-validate/jit-cache/3"
-    tool: str
     deed: Action
     folder: str
     architecture: str
@@ -66,7 +64,6 @@ class JitCacheResult(Frozen):
     archive: str = ""
     variables: dict[str, str] = Field(default_factory=dict)
     seconds: float = Field(default=0.0, ge=0.0)
-    exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
 
 
 def run_cache(
@@ -114,7 +111,7 @@ def _find_folder(root: Path, arch: str) -> Path:
 
 def _describe(deed: Action, folder: Path, manifest: Manifest, digest: str, **more: Any) -> JitCacheResult:
     return JitCacheResult(
-        tool=TOOL, deed=deed, folder=str(folder), architecture=manifest.architecture, manifest=digest,
+        deed=deed, folder=str(folder), architecture=manifest.architecture, manifest=digest,
         stack=manifest.stack.versions, caches=manifest.sizes, missing=manifest.missing, **more,
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ from ..catalog.prewarm import PrewarmTask
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
 from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from . import layout
 from .cache import is_sealed, seal
 from .layout import JitCompile, Manifest, TaskDone, describe_files
@@ -69,7 +69,7 @@ class JitTaskRow(Frozen):
     seconds: float = 0.0
 
 
-class PrewarmResult(Frozen):
+class PrewarmResult(Result):
     """The tasks of a prewarm, and the caches that it left.
 
     Attributes:
@@ -86,7 +86,6 @@ class PrewarmResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/prewarm/1"] = "megacpp-validate/prewarm/1"
-    tool: str
     target: str
     architecture: str
     folder: str
@@ -144,7 +143,7 @@ def run_prewarm(
             with hold(folder):
                 fields = fill(stack, selected, take_over(folder, blank), options, report)
         return PrewarmResult(
-            tool=TOOL, target=target.id, architecture=folder.name, folder=str(folder), mode=stack.mode,
+            target=target.id, architecture=folder.name, folder=str(folder), mode=stack.mode,
             interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
             **fields,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.fleet import count_cores
 from ..environments.interpreter import Facts, InterpreterEnvironment, host_interpreter, read_facts, require_torch
-from ..environments.plan import choose_rows, why_not_here
+from ..environments.plan import RunOptions, choose_rows, why_not_here
 from ..environments.stacks import Stack, plan_cells
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment, NothingSelected
@@ -46,30 +46,22 @@ _ROOT: Final = Path(".megacpp/jit")
 
 
 @dataclass(frozen=True)
-class JitOptions:
+class JitOptions(RunOptions):
     """Options that prewarm and jit_verify share.
 
     Attributes:
         tasks: ids; None for all.
         root: of the caches; that of MEGACPP_JIT_ROOT where it is None.
-        python: interpreter of the stack.
         mode: of DeepGEMM's compiler.
         ranks: most devices that a cell may take.
-        jobs: processes at a time; 0 for what suits.
         at_build: only what needs no GPU, as when an image is built.
-        limit_s: seconds that one task may take.
     """
 
-    target: str = ""
     tasks: tuple[str, ...] | None = None
     root: Path | None = None
-    python: str = ""
     mode: str = ""
     ranks: int = 1
-    jobs: int = 1
     at_build: bool = False
-    seed: int = 0
-    limit_s: float = 900.0
 
 
 def find_root(root: Path | None) -> Path:

@@ -15,14 +15,13 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.prewarm import PrewarmRows, PrewarmTask, UnkeptKernel
 from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..errors import Exit, exit_for, writing_to
 from ..evidence.receipt import write_whole
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from . import layout
 from .cache import check_sealed, open_working
 from .layout import DRIVER, JitCompile, Manifest, StackDifference, library_of
@@ -66,7 +65,7 @@ class JitVerifyRow(Frozen):
     seconds: float = 0.0
 
 
-class JitVerifyResult(Frozen):
+class JitVerifyResult(Result):
     """Whether a sealed cache is warm for what runs on it; also the file that is kept as evidence of it.
 
     Attributes:
@@ -86,7 +85,6 @@ class JitVerifyResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/jit-verify/1"] = "megacpp-validate/jit-verify/1"
-    tool: str
     commit: str = ""
     target: str
     architecture: str
@@ -171,7 +169,7 @@ def run_verify(
         unwatched = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.unwatched))
         unreported, unproven = judge_files(new, rows, unwatched)
         result = JitVerifyResult(
-            tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
+            commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
             mode=stack.mode, manifest=digest, interpreter=stack.interpreter,
             image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
             gpu=stack.facts.gpu.name if stack.facts.gpu else "", differences=differences, rows=rows,

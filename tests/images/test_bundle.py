@@ -45,7 +45,7 @@ class Site:
         return f"{self.registry.repository}@{self.digest}"
 
     def write(self, out: str = "bundle", **more: object) -> BundleResult:
-        rows = ImageRows(self.root / "matrix", "a test", self.variables)
+        rows = ImageRows(self.root / "matrix", self.variables)
         given = {"image": self.image, "key": self.root / "one.pub", **more}
         return write_bundle(rows, BundleOptions("cpu", out=self.root / out, **given), lambda _: None)  # type: ignore[arg-type]
 
@@ -54,7 +54,7 @@ def make_project(root: Path) -> dict[str, str]:
     """A checkout whose cpu image has one wheel; the labels of that image."""
     shutil.copytree(matrix_folder(), root / "matrix")
     shutil.copy(matrix_folder().parent / "pyproject.toml", root)
-    wheel, images = write_wheel(root / "shelf", "alpha", "1.0"), ImageRows(root / "matrix", "", {}).images
+    wheel, images = write_wheel(root / "shelf", "alpha", "1.0"), ImageRows(root / "matrix", {}).images
     inputs, lock = gather_inputs(images, images.image[-1], root), root / images.image[-1].lock
     lock.parent.mkdir(parents=True)
     hashed = sha256(wheel.read_bytes()).hexdigest()

@@ -21,7 +21,7 @@ from tests.images.small_project import write_project, write_shelf, write_wheel
 
 OPEN, CLOSED = 0, 1
 ROOT = matrix_folder().parent
-ROWS = ImageRows(None, "a test", {})
+ROWS = ImageRows(None, {})
 LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
 
 

@@ -16,7 +16,7 @@ DIGEST = "sha256:" + "c" * 64
 OWN_BASE = f"127.0.0.1:5000/base@{DIGEST}"
 RECIPE = (ROOT / DOCKERFILE).read_text()
 ARGUMENTS = set(re.findall(r"^ARG (\w+)", RECIPE, re.MULTILINE))
-ROWS = ImageRows(None, "a test", {})
+ROWS = ImageRows(None, {})
 
 
 def read_plans(*targets: str) -> tuple[ImagePlan, ...]:
@@ -52,7 +52,7 @@ def test_every_target_is_planned(catalog: Catalog) -> None:
 
 
 def test_a_mirror_stands_in_and_the_digest_stays() -> None:
-    one = ImageRows(None, "a test", {"MEGACPP_REGISTRY_MIRROR": "mirror.invalid:5000/ngc"}).plan("h200")
+    one = ImageRows(None, {"MEGACPP_REGISTRY_MIRROR": "mirror.invalid:5000/ngc"}).plan("h200")
     assert one.pulled == one.reference.replace("nvcr.io/", "mirror.invalid:5000/ngc/")
     assert one.arguments["BASE_IMAGE"] == one.pulled
     assert "mirror.invalid" not in " ".join(one.labels.values())

@@ -81,7 +81,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     (root / "containers/Dockerfile").write_text(RECIPE)
     variables = {**os.environ, "COSIGN_PASSWORD": "right", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "shelf")}
     variables.pop("MEGACPP_REGISTRY_MIRROR", None)
-    rows = ImageRows(root / "matrix", "a test", variables)
+    rows = ImageRows(root / "matrix", variables)
     made = Site(root, engine, variables, rows, "", f"{base}@{digest}")
     for name in ("one", "other"):
         run_cosign(variables, "generate-key-pair", "--output-key-prefix", str(root / name))

@@ -27,7 +27,7 @@ class Site:
         self.variables = install(
             folder / "bin", "docker", "cosign", "syft", COSIGN_PASSWORD="right", FAKE_SBOM=str(folder / "sbom.json")
         )
-        self.rows = ImageRows(None, "a test", self.variables)
+        self.rows = ImageRows(None, self.variables)
         plan = self.rows.plan("cpu", OWN_BASE)
         self.labels = dict(plan.labels)
         (folder / "sbom.json").write_text(json.dumps({"spdxVersion": "SPDX-2.3"}))

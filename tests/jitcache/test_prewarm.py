@@ -38,7 +38,7 @@ def run(folder: Path, manifest: Manifest, answer: Answer, *tasks: PrewarmTask) -
         return answer
 
     stack: Any = SimpleNamespace(run=one, processes=Processes())
-    return fill(stack, Selected(tasks, tasks, ()), manifest, JitOptions("h200"), lambda _: None)
+    return fill(stack, Selected(tasks, tasks, ()), manifest, JitOptions(target="h200"), lambda _: None)
 
 
 def test_what_a_failed_or_killed_prewarm_left_is_removed(tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_a_working_copy_is_continued_as_long_as_it_is_whole(tmp_path: Path) -> N
 
 
 def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(catalog: Catalog, tmp_path: Path) -> None:
-    selected = select_tasks(read_prewarm(catalog).task, "h200", JitOptions("h200"))
+    selected = select_tasks(read_prewarm(catalog).task, "h200", JitOptions(target="h200"))
     assert [line.partition(":")[0] for line in selected.left_out] == ["smoke_small_experts_4"]
     folder = tmp_path / "sm_90a"
     manifest, every = take(folder), selected.of_target
     stack: Any = SimpleNamespace(run=lambda task, *_: Answer(hits={task.library: 1}), processes=Processes())
-    fields = fill(stack, selected, manifest, JitOptions("h200"), lambda _: None)
+    fields = fill(stack, selected, manifest, JitOptions(target="h200"), lambda _: None)
     assert {row.state for row in fields["rows"]} == {JitTaskState.DONE}
     assert fields["sealed"]
     sealed = check_sealed(folder)[0]

@@ -50,7 +50,7 @@ def test_what_is_held_against_a_task(task: PrewarmTask, answer: Answer, said: st
 def test_what_the_caller_leaves_out_is_named(
     catalog: Catalog, names: tuple[str, ...] | None, ranks: int, at_build: bool
 ) -> None:
-    options = JitOptions("h200", names, ranks=ranks, at_build=at_build)
+    options = JitOptions(names, target="h200", ranks=ranks, at_build=at_build)
     selected = select_tasks(read_prewarm(catalog).task, "h200", options)
     covered, every = {task.id for task in selected.tasks}, {task.id for task in selected.of_target}
     fit = {task.id for task in selected.of_target if task.ranks <= ranks and not (at_build and task.gpu)}

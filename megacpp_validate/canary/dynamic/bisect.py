@@ -18,7 +18,6 @@ from typing import Any, Final, Literal
 
 from packaging.version import InvalidVersion, Version
 
-from ... import TOOL
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
 from ...diagnosis.diagnose import find_host_fault
@@ -27,10 +26,10 @@ from ...environments import stacks as host_stacks
 from ...environments.cell import own_folder
 from ...environments.fleet import Room, plan_jobs
 from ...environments.interpreter import read_facts, require_torch
-from ...environments.plan import choose_names, find_target, why_not_here
+from ...environments.plan import RunOptions, choose_names, find_target, why_not_here
 from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.values import Frozen
+from ...evidence.values import Frozen, Result
 from ...process import Processes
 from ..upgrade import open_sources, require_listed
 
@@ -76,7 +75,7 @@ _EXITS: Final = {
 }
 
 
-class BisectResult(Frozen):
+class BisectResult(Result):
     """The answer of a search.
 
     Attributes:
@@ -89,7 +88,6 @@ class BisectResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/bisect/5"] = "megacpp-validate/bisect/5"
-    tool: str
     module: str
     tier: str
     releases: tuple[str, ...]
@@ -120,26 +118,18 @@ _OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # wh
 
 
 @dataclass(frozen=True)
-class BisectOptions:
+class BisectOptions(RunOptions):
     """What is searched.
 
     Attributes:
         good, bad: releases of Transformer Engine.
         static: judge by sources; else by probes on `target`.
-        limit_s: seconds that one probe may take.
-        answers: folder of the receipts; a cell with a receipt there is not run again.
     """
 
     good: str
     bad: str
     module: str
     static: bool
-    target: str = ""
-    overlays: tuple[Path, ...] = ()
-    python: str = ""
-    seed: int = 0
-    limit_s: float = 300.0
-    answers: Path = Path(".megacpp/bisect")
 
 
 def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = lambda *_: None) -> BisectResult:
@@ -155,10 +145,10 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
         if options.target:
             raise WrongArguments("--target belongs to the gpu tier. Next step: add --tier gpu.")
         return search(*_open_sources(catalog, options), options, progress)
-    processes, receipts = Processes(), options.answers.absolute() / "receipts"
+    processes, receipts = Processes(), options.receipts.absolute() / "receipts"
     releases, probe = _open_stacks(catalog, options, receipts, processes)
     try:
-        with writing_to(options.answers, "receipts", "--receipts"), own_folder(receipts):
+        with writing_to(options.receipts, "receipts", "--receipts"), own_folder(receipts):
             return search(releases, probe, options, progress)
     except BaseException:  # an interrupt too: nothing may keep running behind it
         processes.stop()
@@ -200,7 +190,7 @@ def search(
         fields["end"] = SearchEnd.FOUND if bad == good + 1 else SearchEnd.NARROWED
         fields |= {"last_good": releases[good], "first_bad": tuple(releases[good + 1 : bad + 1])}
     return BisectResult(
-        tool=TOOL, module=options.module, tier="static" if options.static else "gpu", releases=tuple(releases),
+        module=options.module, tier="static" if options.static else "gpu", releases=tuple(releases),
         points=tuple(seen), seconds=round(time.monotonic() - started, 1), **fields,
     )  # fmt: skip
 

@@ -19,7 +19,6 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
 
-from ... import TOOL
 from ...catalog import planted
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.bridge import Target as TargetRow
@@ -30,7 +29,7 @@ from ...environments.cell import Cell, own_folder
 from ...environments.faulty_overlay import make_faulty
 from ...environments.fleet import Progress, Room, plan_jobs, run_here, share_cores
 from ...environments.host_session import SessionOptions, run_session
-from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit, read_facts
+from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_facts
 from ...environments.stacks import find_environments, resolve_environment
 from ...errors import NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
@@ -50,16 +49,13 @@ Trouble = tuple[Verdict, str]
 
 
 @dataclass(frozen=True)
-class PlantOptions:
+class PlantOptions(planning.RunOptions):
     """What is planted and where it runs.
 
     Attributes:
         faults: ids; empty for all of the release.
         release: of Transformer Engine; empty for the pinned one.
-        receipts: folder; a cell with a receipt there does not run again.
         copies: folder for the copies; None for one of this user's below the temporary files.
-        jobs: cells at a time; 0 for what suits the cores.
-        limit_s: seconds that one cell may take.
         matrix: folder; the project's own where it is None.
         clean: copies without a fault.
         held_out: faults that no check was written for.
@@ -67,14 +63,7 @@ class PlantOptions:
 
     faults: tuple[str, ...]
     release: str
-    target: str
-    overlays: tuple[Path, ...]
-    receipts: Path
     copies: Path | None
-    seed: int
-    jobs: int
-    limit_s: float
-    python: str
     matrix: Path | None = None
     clean: int = 0
     held_out: bool = False
@@ -101,7 +90,7 @@ def run_planted(
     seen, troubles, where = _run_copies(catalog, target, release, runs, options, progress)
     rows, clean = judge_copies(release, runs, seen, troubles, catalog.modules)
     return FaultScore(
-        tool=TOOL, suite=suite, target=target.id, environment=where, faults=rows, clean=clean,
+        suite=suite, target=target.id, environment=where, faults=rows, clean=clean,
         seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
@@ -310,7 +299,7 @@ def _run_copies(
     facts = read_facts(found, processes)
     room = Room(plan_jobs(options.jobs, gpu=bool(target.arch)))
     with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
-        blank = planning.plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
+        blank = planning.plan_blank(target, facts, bare.variables)
         cells: list[Cell] = []
         for run in runs:
             try:
@@ -421,7 +410,7 @@ def run_smoke_faults(
         environment, seconds = session.interpreter.rpartition("): ")[2], session.seconds
     clean = tuple(_judge_clean(plan, run) for plan in chosen.plans if plan.id in found for run in found[plan.id].clean)
     return FaultScore(
-        tool=TOOL, suite="smoke-faults", target=row.id, environment=environment, clean=clean, seconds=seconds,
+        suite="smoke-faults", target=row.id, environment=environment, clean=clean, seconds=seconds,
         faults=tuple(_judge_smoke(fault, chosen, row.id, found, receipts) for fault in chosen.faults),
     )  # fmt: skip
 

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 
 from ...catalog.bridge import Catalog
-from ...errors import EvidenceMissing, Exit, WrongArguments, exit_for
+from ...errors import EvidenceMissing, WrongArguments
 from ...evidence.selftest import SelftestResult, wilson_interval
-from ...evidence.values import Frozen
+from ...evidence.values import Frozen, Result
 
 SCORE: Final = "docs/evidence/score.json"
 _T = TypeVar("_T", SelftestResult, "FaultScore")
@@ -91,7 +91,7 @@ class ScoreRow(Frozen):
         return self.verdict in (Verdict.RIGHT, Verdict.CAUGHT)
 
 
-class FaultScore(Frozen):
+class FaultScore(Result):
     """The score of one suite.
 
     Attributes:
@@ -102,7 +102,6 @@ class FaultScore(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/fault-score/1"] = "megacpp-validate/fault-score/1"
-    tool: str
     suite: Suite
     target: str
     environment: str
@@ -139,11 +138,6 @@ class FaultScore(Frozen):
         nothing = all(row.verdict in (Verdict.NOT_RUN, Verdict.ELSEWHERE) for row in rows)
         return nothing or any(row.verdict is Verdict.NOT_RUN for row in rows)
 
-    @property
-    def exit(self) -> Exit:
-        """A breakage before evidence that is missing."""
-        return exit_for(breaks=self.breaks, lacks=self.lacks)
-
 
 # --- the suite's own score ------------------------------------------------------------------------------------------
 
@@ -171,13 +165,12 @@ class Rate(Frozen):
     source: str
 
 
-class SuiteScore(Frozen):
+class SuiteScore(Result):
     """Every rate, and what gave no evidence."""
 
     schema_id: Literal["megacpp-validate/score/2"] = "megacpp-validate/score/2"
     rates: tuple[Rate, ...]
     lost: tuple[str, ...] = ()
-    exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
 
 
 def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_out: Path) -> SuiteScore:

@@ -21,14 +21,13 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from ... import TOOL
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.planted import Damage, read_damages
 from ...diagnosis.installs import ImportFailure, explain_reason
 from ...environments.plan import choose_names
 from ...errors import Exit, ToolError, exit_for
 from ...evidence.receipt import Outcome
-from ...evidence.values import Frozen
+from ...evidence.values import Frozen, Result
 from ...process import Ended, Processes, Stopped, run_command
 from . import damage
 from .damage import LIMIT_S, CannotBuild, Install, Interpreter, WheelOf
@@ -70,11 +69,10 @@ class FirewallCase(Frozen):
     problems: tuple[str, ...] = ()
 
 
-class FirewallResult(Frozen):
+class FirewallResult(Result):
     """The firewall tier's answer on one host."""
 
     schema_id: Literal["megacpp-validate/firewall/1"] = "megacpp-validate/firewall/1"
-    tool: str
     python: str
     torch: str
     cases: tuple[FirewallCase, ...]
@@ -171,7 +169,7 @@ def run_firewall(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     cases = tuple(done[row.id] for row in plan)
-    return FirewallResult(tool=TOOL, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases)
+    return FirewallResult(python=platform.python_version(), torch=interpreter.torch or "none", cases=cases)
 
 
 @dataclass

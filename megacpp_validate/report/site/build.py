@@ -10,17 +10,15 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from megacpp_validate import TOOL
-
 from ...canary.dynamic.slowdown import compare_timings, measure_noise
 from ...canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from ...catalog.bridge import Catalog
 from ...catalog.images import Needs, read_needs
-from ...errors import Exit, WrongArguments, writing_to
+from ...errors import WrongArguments, writing_to
 from ...evidence.history import read_history
 from ...evidence.receipt import Outcome, Receipt, write_whole
 from ...evidence.store import ReceiptInvalid, read_receipt
-from ...evidence.values import Frozen
+from ...evidence.values import Result
 from ..describe.session import find_main_runs
 from ..render.html import render_html
 from . import pages
@@ -30,7 +28,7 @@ _Read = tuple[Cell, Receipt | None]
 MARK: Final = ".megacpp-site"  # the file that lists the pages of a report
 
 
-class SiteResult(Frozen):
+class SiteResult(Result):
     """One report.
 
     Attributes:
@@ -42,7 +40,6 @@ class SiteResult(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/site/2"] = "megacpp-validate/site/2"
-    tool: str = TOOL
     store: str
     folder: str
     receipts: int
@@ -52,11 +49,6 @@ class SiteResult(Frozen):
     unreadable: dict[str, str] = Field(default_factory=dict)
     pages: int
     seconds: float
-
-    @property
-    def exit(self) -> Exit:
-        """A report judges nothing: `release-gate` does."""
-        return Exit.OPEN
 
 
 def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matrix: Path | None = None) -> SiteResult:
