@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -77,51 +77,28 @@ class SmokeSession(SessionResult):
     schema_id: Literal["megacpp-validate/moe-smoke/1"] = "megacpp-validate/moe-smoke/1"
 
 
-class SupportCell(Frozen):
-    """The outcome of one module in one stack; `not-run` where there is no receipt."""
-
-    module: str
-    outcome: Outcome
-
-
-class SupportRow(Frozen):
-    """One stack."""
-
-    stack: str
-    cells: tuple[SupportCell, ...]
-
-
 class SupportGrid(Frozen):
-    """Every stack that some receipts are of.
+    """Outcomes by stack and module.
 
     Attributes:
-        modules: the columns, in dependency order.
-        rows: in the order of the receipts.
-        unreadable: files that are no receipts, with what is wrong with each.
+        modules: in the order of the columns.
+        stacks: stack -> module -> outcome; `not-run` where there is no receipt.
+        unreadable: path -> reason, of files that are no receipt.
     """
 
-    schema_id: Literal["megacpp-validate/support/2"] = "megacpp-validate/support/2"
+    schema_id: Literal["megacpp-validate/support/3"] = "megacpp-validate/support/3"
     modules: tuple[str, ...]
-    rows: tuple[SupportRow, ...]
+    stacks: dict[str, dict[str, Outcome]]
     unreadable: dict[str, str] = Field(default_factory=dict)
 
 
-def build_support(receipts: Iterable[Receipt], modules: Sequence[str], unreadable: dict[str, str]) -> SupportGrid:
-    """The grid of stacks x modules; a cell without a receipt is `not-run`, never left out."""
-    stacks: dict[str, dict[str, Outcome]] = {}
+def build_support(receipts: Sequence[Receipt], modules: Sequence[str], unreadable: dict[str, str]) -> SupportGrid:
+    """The grid of receipts, stacks in their order."""
+    stacks = {receipt.stack: dict.fromkeys(modules, Outcome.NOT_RUN) for receipt in receipts}
     for receipt in receipts:
-        stacks.setdefault(receipt.stack, {})[receipt.probe] = receipt.outcome
-    rows = [
-        SupportRow(
-            stack=stack,
-            cells=tuple(SupportCell(module=name, outcome=found.get(name, Outcome.NOT_RUN)) for name in modules),
-        )
-        for stack, found in stacks.items()
-    ]
-    return SupportGrid(modules=tuple(modules), rows=tuple(rows), unreadable=unreadable)
-
-
-# --- running one ------------------------------------------------------------------------------------------------------
+        if receipt.probe in modules:
+            stacks[receipt.stack][receipt.probe] = receipt.outcome
+    return SupportGrid(modules=tuple(modules), stacks=stacks, unreadable=unreadable)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..errors import Exit, NoEnvironment, exit_for
+from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen, Result
 from ..process import Ended
 from . import tools
@@ -33,19 +33,11 @@ class SignResult(Result):
     key: str
 
 
-class CheckOutcome(StrEnum):
-    """How a check of an image went; worst first."""
-
-    FAIL = "fail"
-    NOT_RUN = "not-run"  # never a pass
-    PASS = "pass"  # noqa: S105
-
-
 class ImageCheck(Frozen):
     """One check ("digest", "labels", "signature", ...); `next_step` is empty where it passed."""
 
     name: str
-    outcome: CheckOutcome
+    outcome: Outcome
     says: str
     next_step: str = ""
 
@@ -70,7 +62,7 @@ class ImageVerdict(Result):
     def exit(self) -> Exit:
         """Closed where a check fails, incomplete where one was not run."""
         outcomes = {check.outcome for check in self.checks}
-        return exit_for(breaks=CheckOutcome.FAIL in outcomes, lacks=CheckOutcome.NOT_RUN in outcomes)
+        return exit_for(breaks=Outcome.FAIL in outcomes, lacks=Outcome.NOT_RUN in outcomes)
 
 
 def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> Ended:
@@ -222,9 +214,9 @@ def verify_image(
 
 def _check(name: str, why: str, passed: str, step: str, *, ran: bool = True) -> ImageCheck:
     """A check that fails, or that did not run, where there is a reason."""
-    bad = CheckOutcome.FAIL if ran else CheckOutcome.NOT_RUN
+    bad = Outcome.FAIL if ran else Outcome.NOT_RUN
     return ImageCheck(
-        name=name, outcome=bad if why else CheckOutcome.PASS, says=why or passed, next_step=step if why else ""
+        name=name, outcome=bad if why else Outcome.PASS, says=why or passed, next_step=step if why else ""
     )
 
 

@@ -92,7 +92,7 @@ def test_a_release_that_is_not_here_costs_the_others_nothing(run: Run, host: Cal
     told = json.loads(said.out)
     assert "no environment with Transformer Engine 2.14.1" in told["stacks"][1]["problem"]
     assert [len(stack["ran"]) for stack in told["stacks"]] == [1, 0, 1]
-    grid = {row["stack"]: {cell["outcome"] for cell in row["cells"]} for row in told["grid"]["rows"]}
+    grid = {stack: set(outcomes.values()) for stack, outcomes in told["grid"]["stacks"].items()}
     assert grid == {"te2.9.0": {"pass"}, "te2.14.1": {"not-run"}, "te2.20.2": {"pass"}}
     none = run(*GPU, "2.14.1", "2.15.0", *common)
     assert none.code == NO_ENVIRONMENT
@@ -108,7 +108,7 @@ def test_without_a_gpu_its_cells_are_not_run_and_the_other_tiers_are_told(run: R
     told = json.loads(said.out)
     assert len(told["static"]) == 1
     assert all("sm_90" in stack["problem"] and "none is present" in stack["problem"] for stack in told["stacks"])
-    assert {cell["outcome"] for row in told["grid"]["rows"] for cell in row["cells"]} == {"not-run"}
+    assert {one for outcomes in told["grid"]["stacks"].values() for one in outcomes.values()} == {"not-run"}
     assert list((tmp_path / "work").rglob("*.json")) == []
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import NoEnvironment
+from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.images.build import Engine, bake, find_engine
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
 from megacpp_validate.images.plan import ImagePlan, ImageRows, name_image
-from megacpp_validate.images.supply import CheckOutcome, run_cosign, sign_image, verify_image
+from megacpp_validate.images.supply import run_cosign, sign_image, verify_image
 from megacpp_validate.images.tools import call, find_program, read_digest
 from megacpp_validate.process import Ended
 from tests.images.test_bundle import make_project
@@ -53,7 +54,7 @@ class Site:
     def verify(self, name: str) -> dict[str, str]:
         """Each check that does not pass -> what it reports."""
         verdict = verify_image(self.rows, self.image, self.root / f"{name}.pub", base=self.base)
-        return {one.name: one.says for one in verdict.checks if one.outcome is not CheckOutcome.PASS}
+        return {one.name: one.says for one in verdict.checks if one.outcome is not Outcome.PASS}
 
 
 def require_tools() -> Engine:
@@ -114,7 +115,7 @@ def test_an_unsigned_image_fails(site: Site) -> None:
     plan = site.rows.plan("cpu", site.base)
     image = site.bake("unsigned", plan.model_copy(update={"labels": {**plan.labels, "another": "image"}}))
     verdict = verify_image(site.rows, image, site.root / "one.pub", base=site.base)
-    assert [one.name for one in verdict.checks if one.outcome is CheckOutcome.FAIL] == ["signature", "sbom"]
+    assert [one.name for one in verdict.checks if one.outcome is Outcome.FAIL] == ["signature", "sbom"]
 
 
 def test_a_build_that_fails_sets_no_tag(site: Site) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.images.plan import ImageRows
-from megacpp_validate.images.supply import CheckOutcome, ImageVerdict, sign_image, verify_image
+from megacpp_validate.images.supply import ImageVerdict, sign_image, verify_image
 from megacpp_validate.images.tools import RegistryUnreachable
 from tests.command_line import make_run
 from tests.images.fake_tools import FakeRegistry, install, make_key
@@ -56,20 +57,20 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return made
 
 
-def failed(verdict: ImageVerdict, outcome: CheckOutcome = CheckOutcome.FAIL) -> list[str]:
+def failed(verdict: ImageVerdict, outcome: Outcome = Outcome.FAIL) -> list[str]:
     return [check.name for check in verdict.checks if check.outcome is outcome]
 
 
 def test_an_image_as_it_should_be(site: Site) -> None:
     verdict = site.verify()
-    assert ({check.outcome for check in verdict.checks}, verdict.exit) == ({CheckOutcome.PASS}, 0), verdict
+    assert ({check.outcome for check in verdict.checks}, verdict.exit) == ({Outcome.PASS}, 0), verdict
     nobody = verify_image(site.rows, site.image, None, base=OWN_BASE)
-    assert (failed(nobody, CheckOutcome.NOT_RUN), nobody.exit) == (["signature", "sbom"], 4)
+    assert (failed(nobody, Outcome.NOT_RUN), nobody.exit) == (["signature", "sbom"], 4)
     assert failed(site.verify(base="")) == ["labels", "base"]
     assert "labels" in failed(site.verify(target="h200"))
     site.rows.variables["MEGACPP_COSIGN"] = "/nowhere"  # type: ignore[index]
     without = site.verify()
-    assert (failed(without, CheckOutcome.NOT_RUN), without.exit) == (["signature", "sbom"], 4)
+    assert (failed(without, Outcome.NOT_RUN), without.exit) == (["signature", "sbom"], 4)
     assert "cosign is missing" in without.checks[-1].says
 
 

@@ -33,9 +33,8 @@ def read_compare(ended: Ended) -> Decisions:
     for stack in data["stacks"]:
         if stack["problem"]:
             found[f"problem {stack['stack']}"] = terms(stack["problem"])
-    for row in data["grid"]["rows"]:
-        held = {cell["module"]: cell["outcome"] for cell in row["cells"] if cell["outcome"]}
-        found[f"outcomes {row['stack']}"] = [f"{module} {outcome}" for module, outcome in sorted(held.items())]
+    for stack, held in data["grid"]["stacks"].items():
+        found[f"outcomes {stack}"] = [f"{module} {outcome}" for module, outcome in sorted(held.items())]
     for number, step in enumerate(data["steps"]):
         at = f"{number} {step['before']} {step['after']}"
         found[f"modules {at}"] = [

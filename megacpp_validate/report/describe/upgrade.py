@@ -87,7 +87,7 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
     blocks: list[Block] = []
     if result.grid is not None:
         rows: tuple[tuple[Content, ...], ...] = tuple(
-            (row.stack, *(mark_of(cell.outcome) for cell in row.cells)) for row in result.grid.rows
+            (stack, *map(mark_of, outcomes.values())) for stack, outcomes in result.grid.stacks.items()
         )
         faults = join_same((case.name, case.message) for case in unusable)
         faults += join_same((f"not read: {file}", reason) for file, reason in result.grid.unreadable.items())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.environments.fits import stack_of_words
+from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.images.build import ImageBuild, ImagePlans, Refused
 from megacpp_validate.images.bundle import BundleResult
 from megacpp_validate.images.locks import LockLine, LockResult, PinLine, PinNews
 from megacpp_validate.images.plan import FitResult
-from megacpp_validate.images.supply import CheckOutcome, ImageCheck, ImageVerdict, SignResult
+from megacpp_validate.images.supply import ImageCheck, ImageVerdict, SignResult
 from megacpp_validate.report.describe import images as describe
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.images.test_plan import ROWS, read_plans
@@ -32,7 +33,7 @@ def test_the_others(snapshot: SnapshotAssertion) -> None:
     line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2)
     lock = LockResult(tool="t", check=False, pins=(pin,), locks=(line,), written=("cpu.txt",))
     stacks = (ROWS.judge_stack(stack_of_words("2.14.1", ["cublas=13.1"], ROWS.needs)),)
-    check = ImageCheck(name="signature", outcome=CheckOutcome.FAIL, says="none", next_step="sign it")
+    check = ImageCheck(name="signature", outcome=Outcome.FAIL, says="none", next_step="sign it")
     verdict = ImageVerdict(
         tool="t", image="r@sha256:1", target="cpu", key="", checks=(check,), seconds=1,
     )  # fmt: skip

@@ -43,7 +43,7 @@ def step(*modules: ModuleChange, **more: object) -> StepResult:
 
 
 def upgrade(*steps: StepResult, **more: object) -> UpgradeResult:
-    grid = SupportGrid(modules=("attention",), rows=())
+    grid = SupportGrid(modules=("attention",), stacks={})
     values: dict[str, object] = {"tool": "t", "target": "h200", "tiers": ("gpu",), "grid": grid, "steps": steps, **more}
     return UpgradeResult(**values)  # type: ignore[arg-type]
 
@@ -68,7 +68,7 @@ UPGRADES = {
     "a stack that was not made": (upgrade(stacks=(STACK,), unmade=True), Tone.MISSING),
     "broken beside it": (upgrade(BROKEN, stacks=(STACK,), unmade=True), Tone.BAD),
     "every tier": (upgrade(NEW, static=(PERMUTE,), firewall=FIREWALL), Tone.BAD),
-    "unreadable": (upgrade(NEW, grid=SupportGrid(modules=(), rows=(), unreadable={"a.json": "cut"})), Tone.MISSING),
+    "unreadable": (upgrade(NEW, grid=SupportGrid(modules=(), stacks={}, unreadable={"a.json": "cut"})), Tone.MISSING),
 }
 
 
