@@ -32,7 +32,7 @@ from megacpp_validate.images.restore import SCHEMA  # noqa: E402
 
 AIM = 0.8  # of the speed of sha256sum
 MB = 10**6
-SIZES = {"image.tar": 700 * MB, "wheelhouse/torch.whl": 180 * MB, "wheelhouse/triton.whl": 60 * MB}
+SIZES = {"image.tar": 700 * MB, "jit.tar": 240 * MB}
 SMALL, SMALL_BYTES = 3000, 20_000  # what a Triton cache of a training run looks like
 
 
@@ -50,7 +50,7 @@ def write_sample(folder: Path) -> None:
         path.write_bytes(number.to_bytes(8, "big") + noise[:SMALL_BYTES])
     shutil.copy(ROOT / "megacpp_validate/images/restore.py", folder)
     texts = {"made": "", "target": "cpu", "platform": "linux/amd64", "python": "3.11", "lock": "0" * 64}
-    manifest = {"schema": SCHEMA, **texts, "image": None, "wheels_absent": [], "absent": {}}
+    manifest = {"schema": SCHEMA, **texts, "image": None, "absent": {}}
     (folder / "bundle.json").write_text(json.dumps(manifest))
     write_sums(folder)
 

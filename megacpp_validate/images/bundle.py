@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
 import time
@@ -21,12 +20,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from .. import TOOL
-from ..catalog.images import MACHINES, Base, Image
+from ..catalog.images import Image
 from ..errors import InfrastructureFailed, writing_to
 from ..evidence.values import Result
 from ..jitcache.cache import export_cache
 from . import tools
-from .locks import read_image_lock
 from .plan import ImageRows
 from .restore import CACHES, IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, is_signed, verify
 from .supply import check_sbom, check_signature, read_public_key, require_cosign, run_cosign
@@ -45,10 +43,9 @@ class BundleResult(Result):
         signed_by: file of the key that signed it; empty for none.
         absent: what is not in it -> why.
         sizes: file or folder at the top of the bundle -> bytes.
-        wheels_absent: packages of the lock that are built from source.
     """
 
-    schema_id: Literal["megacpp-validate/bundle-written/2"] = "megacpp-validate/bundle-written/2"
+    schema_id: Literal["megacpp-validate/bundle-written/3"] = "megacpp-validate/bundle-written/3"
     target: str
     folder: str
     id: str
@@ -56,7 +53,6 @@ class BundleResult(Result):
     signed_by: str
     sizes: dict[str, int]
     absent: dict[str, str]
-    wheels_absent: tuple[str, ...]
     seconds: float
 
 
@@ -89,7 +85,7 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as room:
             aside = Path(room, "bundle")
-            without = _write(rows, options, image, files, absent, aside, report)
+            _write(rows, options, image, files, absent, aside, report)
             report("hashing, and reading it back")
             write_sums(aside)
             if options.sign_key:
@@ -102,7 +98,7 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
         sizes[path.relative_to(out).parts[0]] += path.stat().st_size
     return BundleResult(
         target=options.target, folder=str(out), id=hash_file(out / SUMS), image=options.image or "",
-        signed_by=str(options.sign_key or ""), absent=absent, wheels_absent=tuple(without), sizes=dict(sizes),
+        signed_by=str(options.sign_key or ""), absent=absent, sizes=dict(sizes),
         seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
@@ -166,10 +162,10 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> tuple[dict
 def _write(
     rows: ImageRows, options: BundleOptions, image: Image, files: dict[str, str], absent: dict[str, str], aside: Path,
     report: Callable[[str], None],
-) -> list[str]:  # fmt: skip
-    """Write everything but the sums aside; the packages of the lock that have no wheel here."""
+) -> None:  # fmt: skip
+    """Write everything but the sums aside."""
     aside.mkdir()
-    lock, base = rows.root / image.lock, rows.images.find_base(image.base)
+    lock = rows.root / image.lock
     if options.jit is not None:
         export_cache(options.jit / image.cache_arch, aside / CACHES)
     described = None
@@ -179,20 +175,16 @@ def _write(
         described = _write_image(shown, options.target, aside, rows.variables)
         if not described["signatures"]:
             absent.setdefault("signature", "the image is not signed")
-    report("fetching the wheels")
-    compiled = {row.name for row in rows.images.compiled}
-    without = fetch_wheels(lock, compiled, base, image, aside / "wheelhouse", rows.variables)
     shutil.copyfile(lock, aside / "lock.txt")
     shutil.copytree(rows.root / "matrix", aside / "matrix", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     shutil.copyfile(_RESTORE, aside / "restore.py")
     manifest = {
         "schema": SCHEMA, "tool": TOOL, "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "target": options.target, "platform": image.platform, "python": base.python, "image": described,
-        "lock": sha256(lock.read_bytes()).hexdigest(), "wheels_absent": without, "absent": absent,
+        "target": options.target, "platform": image.platform, "image": described,
+        "lock": sha256(lock.read_bytes()).hexdigest(), "absent": absent,
     }  # fmt: skip
     for name, text in {**files, MANIFEST: _json(manifest)}.items():
         (aside / name).write_text(text, encoding="utf-8")
-    return without
 
 
 def write_sums(root: Path) -> None:
@@ -227,57 +219,6 @@ def _write_image(shown: str, target: str, aside: Path, variables: Mapping[str, s
         archive.add(layout, ".")
     shutil.rmtree(layout)
     return {**rows[0], "signatures": rows[1:]}
-
-
-def list_platforms(glibc: str, machine: str) -> list[str]:
-    """Platform tags of wheels that run on a glibc ("2.39") and machine; pip itself adds those before manylinux2014."""
-    newest = int(glibc.partition(".")[2])
-    found = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, 4, -1)]
-    return [*found, f"manylinux2014_{machine}", f"linux_{machine}"]
-
-
-def fetch_wheels(
-    lock: Path, compiled: set[str], base: Base, image: Image, folder: Path, variables: Mapping[str, str]
-) -> list[str]:
-    """Fetch the wheels of a lock, each by its hashes, for the Python and the glibc of the image's base.
-
-    Args:
-        compiled: packages that are locked as their source release, which the image compiles.
-
-    Returns:
-        Those of them that are in the lock: the bundle has no wheel of them.
-
-    Raises:
-        ImageRefused: the lock cannot be read, or the index does not give what it lists.
-    """
-    packages = read_image_lock(lock).packages
-    folder.mkdir()
-    absent = sorted(compiled & packages.keys())
-    wanted = [
-        " ".join((f"{name}=={row.version}", *(f"--hash=sha256:{one}" for one in sorted(row.hashes))))
-        for name, row in packages.items()
-        if name not in absent
-    ]
-    version = base.python.replace(".", "")
-    platforms = list_platforms(base.glibc, MACHINES[image.platform])
-    with tempfile.TemporaryDirectory(prefix="megacpp-wheels-") as room:
-        file = Path(room, "lock.txt")
-        file.write_text("\n".join(wanted) + "\n", encoding="utf-8")
-        words = [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"),
-            *("--require-hashes", "--no-deps", "--only-binary", ":all:", "--implementation", "cp"),
-            *("--python-version", version, "--abi", f"cp{version}", "--abi", "abi3", "--abi", "none"),
-            *(word for name in platforms for word in ("--platform", name)),
-            *("--dest", str(folder), "--requirement", str(file)),
-        ]
-        done = tools.call(words, variables, limit_s=7200) if wanted else None
-    if done and done.code:
-        raise tools.ImageRefused(
-            f"the wheels of {lock} cannot be fetched: {done.last_words[-900:]}. Likely cause: the index is not "
-            "reached, has no wheel of a package, or gives another file than the lock lists. Next step: `pip config "
-            "list` shows which index it is; where hashes differ, do not use what it gives, and run `nox -s lock`."
-        )
-    return absent
 
 
 def _json(value: Any) -> str:

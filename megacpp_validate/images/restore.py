@@ -29,7 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SCHEMA = "megacpp-validate/bundle/3"
+SCHEMA = "megacpp-validate/bundle/4"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig"
 IMAGE, CACHES = "image.tar", "jit.tar"
 _COPY = "it was damaged on the way, or not copied whole. Next step: copy it again from where it was written"

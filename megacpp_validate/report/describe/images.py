@@ -95,14 +95,13 @@ def describe_verdict(verdict: ImageVerdict) -> Document:
 def describe_bundle(result: BundleResult) -> Document:
     """What is in a bundle, what is not, and its id."""
     rows = tuple((name, f"{size / 1e6:,.1f}") for name, size in result.sizes.items())
-    absent = {**result.absent, **dict.fromkeys(result.wheels_absent, "the image compiles and holds this wheel")}
     size = sum(result.sizes.values()) / 1e6
     signed = f"signed by {result.signed_by}" if result.signed_by else "not signed (--sign-key signs it)"
     answer = (
         f"{result.folder}: {size:,.1f} MB, {signed}. Its id is {result.id}: give it to whoever restores the "
         "bundle (`python3 restore.py --id`)."
     )
-    lacking = Bullets(tuple(f"not inside: {names}: {why}" for names, why in join_same(absent.items())))
+    lacking = Bullets(tuple(f"not inside: {names}: {why}" for names, why in join_same(result.absent.items())))
     table = Table(("what", "MB"), rows, numeric=frozenset({1}))
     return Document(f"Bundle of {result.target}", answer, good("written"), (table, lacking))
 

@@ -39,7 +39,7 @@ def test_the_others(snapshot: SnapshotAssertion) -> None:
     )  # fmt: skip
     bundle = BundleResult(
         tool="t", target="cpu", folder="out", id="1", image="", signed_by="", absent={"image": "none"},
-        sizes={"image.tar": 2_500_000}, wheels_absent=("te",), seconds=1,
+        sizes={"image.tar": 2_500_000}, seconds=1,
     )  # fmt: skip
     plan = read_plans("cpu")[0].model_copy(update={"lock_hash": "0" * 64})
     build = ImageBuild(
