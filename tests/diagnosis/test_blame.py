@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from megacpp_validate.catalog.bridge import BridgeModule, Catalog
 from megacpp_validate.diagnosis.blame import Blame, blame
+from megacpp_validate.diagnosis.culprits import blame_receipts
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 
 
@@ -98,3 +99,10 @@ def test_the_order_of_receipts_does_not_matter(given_receipts: list[Receipt], ra
     # Receipts of one cell that differ only in what blocks them are told apart by nothing else.
     if len({r.cell for r in given_receipts}) == len(given_receipts):
         assert blame(shuffled, MODULES) == blame(given_receipts, MODULES)
+
+
+def test_the_gate_names_a_red_composition_whose_modules_are_good(catalog: Catalog) -> None:
+    found = blame_receipts(
+        [receipt("attention", Outcome.PASS), receipt("moe_smoke", Outcome.FAIL)], catalog.modules, None
+    )
+    assert [culprit.module for culprit in found] == ["moe_smoke"]

@@ -166,6 +166,10 @@ def test_a_baseline_is_of_one_stack_older_and_of_other_receipts(run: Run, tmp_pa
     put(before, good("attention", stack="te2.17.1"))
     assert run(store, "--baseline", before).code == WRONG
     assert run(store, "--baseline", store).code == WRONG
+    shared = fill(tmp_path / "shared", hours=3.0)
+    assert run(store, "--baseline", shared).code == OPEN
+    shutil.copy(place(store, "attention"), place(shared, "attention"))  # one of them is judged
+    assert run(store, "--baseline", shared).code == WRONG
     assert run(store, "--baseline", fill(tmp_path / "later", stack="te2.12.0", hours=-24 * 1000)).code == WRONG
     assert run(H200 / "te2.20.2", "--baseline", H200 / "native").code == WRONG  # requested native
     assert run(store, "--baseline", H200 / "te2.14.1").code == MISSING  # nothing good in it

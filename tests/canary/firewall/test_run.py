@@ -59,6 +59,8 @@ def run(catalog: Catalog, sources: Sources, interpreter: Interpreter) -> Iterato
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(damage, "read_interpreter", lambda _: interpreter)
+        for name, value in {"MEGACPP_DISABLE_TE": "1", "NVTE_FRAMEWORK": "none", "PYTHONSTARTUP": "x"}.items():
+            patch.setenv(name, value)  # of the user; no case inherits them
         yield go
 
 
