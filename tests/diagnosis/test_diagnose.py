@@ -307,6 +307,11 @@ def test_a_death_is_its_signal_and_frame() -> None:
     assert sign(dies("attention", "SIGSEGV", "a.py")) == sign(dies("native_block", "SIGSEGV", "a.py"))  # other words
     assert sign(dies("attention", "SIGSEGV", "a.py")) != sign(dies("attention", "SIGABRT", "a.py"))
     assert sign(dies("attention", "timeout", "a.py")) != sign(dies("attention", "SIGABRT", "a.py"))
+    inner, outer = (f'  File "/x/transformer_engine/{name}.py", line 1 in {name}\n' for name in ("inner", "outer"))
+    dump = Failure("SIGSEGV", "", "", f"Current thread 0x1 (most recent call first):\n{inner}{outer}")
+    assert (
+        read_raised(replace(dies("attention", "SIGSEGV"), failure=dump)).frame == "transformer_engine/inner.py in inner"
+    )
 
 
 def test_checks_are_signed_by_kind_and_not_by_count() -> None:

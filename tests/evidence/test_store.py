@@ -260,6 +260,9 @@ def test_a_packed_receipt_is_read_as_the_plain_one_and_refused_cut_short(tmp_pat
     (one,) = (store := read_store(tmp_path)).files
     assert one.cell == one.stem == FULL.cell
     assert read_receipt(place) == read_receipts(tmp_path).found[FULL.cell] == store.load(one)
+    place.write_bytes(lzma.compress(receipt_text(dataclasses.replace(FULL, seed=4)).encode()))
+    with pytest.raises(ReceiptInvalid, match="written while it was read"):
+        store.load(one)
     for harm in (content[:-20], lzma.compress(receipt_text(FULL).replace("lost driver", "").encode()), b""):
         place.write_bytes(harm)
         with pytest.raises(ReceiptInvalid):
