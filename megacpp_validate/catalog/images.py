@@ -22,6 +22,7 @@ Platform = Literal["linux/amd64", "linux/arm64"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 BaseName = Annotated[str, Names("base")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Lock = Annotated[str, Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")]
 Pair = Annotated[tuple[str, VersionText], Field(strict=False)]
 
@@ -170,21 +171,48 @@ class Compiled(Row):
     named_by: ClassVar = ("name",)
 
 
+class Accepts(Row):
+    """What the build of a source accepts at some commits, as the files of that source say.
+
+    Attributes:
+        commits: at which the files were read.
+        component: what the build compares.
+        needs: range that its version must lie in.
+        targets: rows of targets.toml that it is of; all without.
+        says: what happens outside of the range.
+        source: file and lines of the source.
+    """
+
+    commits: list[Commit] = Field(min_length=1)
+    component: Literal["cuda", "torch", "python"]
+    needs: Annotated[VersionRange, Field(min_length=1)]
+    targets: Annotated[list[str], Names("target")] = Field(default_factory=list)
+    says: Text
+    source: Text
+
+
 class Source(Row):
     """What is built from a commit, with the variables of its build.
 
     Attributes:
         verified: day on which the commit was fetched and built ("2026-11-22"); empty where it has not been yet.
+        accepts: what the build accepts, at this commit and at others.
     """
 
     id: Name
     repository: str = Field(pattern=r"^https://[\w.-]+(/[\w.-]+)+$")
-    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+    commit: Commit
     subdirectory: str = ""
     verified: str = Field(pattern=r"^(\d{4}-\d\d-\d\d)?$")
     why: Text
     source: Text
     variables: dict[str, str] = Field(default_factory=dict)
+    accepts: list[Accepts] = Field(default_factory=list)
+
+    def list_accepted(self, target: str) -> dict[str, Accepts]:
+        """Component -> what the build accepts at this commit; without those of which no row was made."""
+        held = (row for row in self.accepts if self.commit in row.commits and target in (row.targets or [target]))
+        return {row.component: row for row in held}
 
 
 class Rule(Row):

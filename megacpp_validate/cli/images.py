@@ -24,8 +24,8 @@ def images(
 ) -> Answer | None:
     """Golden images: what would be built from which digests, built, and pushed.
 
-    Exit code 0: built, or nothing stands in its way; 1: refused; 2: no such target, or a
-    wrong argument; 5: no engine, or a build that failed; 6: a full disk, or a registry that is down.
+    Exit code 0: built, or nothing stands in its way; 1: refused; 2: no such target, or a wrong argument; 4: a plan
+    with an unknown need; 5: no engine, or a build that failed; 6: a full disk, or a registry that is down.
     """
     from ..images import build
     from .output import write_result

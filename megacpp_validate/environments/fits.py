@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..catalog.images import Base, Needs, Range, is_in
+from ..catalog.images import Base, Needs, Range, Source, is_in
 from ..errors import NoEnvironment, WrongArguments
 from ..evidence.values import Frozen, read_version
 from .doctor_rules import DoctorResult
@@ -100,6 +100,7 @@ class Stack:
         te: release of Transformer Engine; empty where none is chosen yet.
         whole: every part is named, so that what is not named is absent; else it is unknown.
         target: row of targets.toml; empty where unknown.
+        sources: what is built on these parts, from a commit.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Stack:
     parts: Mapping[str, Part]
     whole: bool
     target: str = ""
+    sources: tuple[Source, ...] = ()
 
     def with_release(self, te: str) -> Stack:
         """The same stack after a release of Transformer Engine is installed."""
@@ -176,7 +178,7 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: I
     }
     stack = replace(stack, parts={**brought, **stack.parts})
     ranges = [row for row in ranges if not row.targets or not stack.target or stack.target in row.targets]
-    fits = [*_judge_builds(needs, stack)]
+    fits = [*_judge_builds(needs, stack), *_judge_sources(stack)]
     if (te := read_version(stack.te)) is not None:
         fits += _judge_rows(stack, te, needs, ranges)
         fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
@@ -312,6 +314,24 @@ def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
                 "it is built for one torch without naming it, and no row has this version",
                 "nox -s doctor reports it where it is installed; then add a [[build]] row to matrix/needs.toml",
                 "matrix/needs.toml", verdict=FitVerdict.UNKNOWN,
+            )  # fmt: skip
+
+
+def _judge_sources(stack: Stack) -> Iterator[Fit]:
+    """Whether the build of each source accepts the stack; unknown at a commit that no row has."""
+    for source in stack.sources:
+        accepted = source.list_accepted(stack.target)
+        for name in ("cuda", "torch", "python"):
+            need, row = f"{source.id}-{name}", accepted.get(name)
+            if row:
+                step = f"pin a commit of {source.repository} whose build accepts it, or take another base"
+                yield _compare(stack, need, name, row.needs, row.says, step, row.source)
+                continue
+            yield _compare(
+                stack, need, name, f"what {source.id} accepts at {source.commit[:12]}",
+                "no row says what the build accepts at this commit",
+                f"read the build files of {source.repository} there, and add [[source.accepts]] rows",
+                "matrix/images.toml", verdict=FitVerdict.UNKNOWN,
             )  # fmt: skip
 
 

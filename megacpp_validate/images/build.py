@@ -38,24 +38,25 @@ class ImageClosed(ToolError):
 
 
 class Refused(Frozen):
-    """A target, and why it is not built, or works with less."""
+    """A target, and why it is not built, works with less, or may not work."""
 
     target: str
     why: str
 
 
 class ImagePlans(Result):
-    """What would be built; `warned`: what works with less, or is unknown."""
+    """What would be built; `warned`: what works with less."""
 
-    schema_id: str = "megacpp-validate/image-plans/3"
+    schema_id: str = "megacpp-validate/image-plans/4"
     plans: tuple[ImagePlan, ...]
-    refused: tuple[Refused, ...]
-    warned: tuple[Refused, ...]
+    refused: tuple[Refused, ...] = ()
+    unknown: tuple[Refused, ...] = ()
+    warned: tuple[Refused, ...] = ()
 
     @property
     def exit(self) -> Exit:
-        """Closed where a target is refused."""
-        return errors.exit_for(breaks=bool(self.refused))
+        """Closed where a target is refused, incomplete where a need is unknown."""
+        return errors.exit_for(breaks=bool(self.refused), lacks=bool(self.unknown))
 
 
 class ImageBuild(Result):
@@ -231,21 +232,20 @@ def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
     """
     if options.own_base and len(options.targets) != 1:
         raise WrongArguments("--base is for one image. Next step: name the one target that it is for.")
-    plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
+    plans, found = list[ImagePlan](), {verdict: list[Refused]() for verdict in FitVerdict}
     for image in rows.find(options.targets):
         try:
             plan = rows.plan(image.target, options.own_base, read_commit())
             fit = rows.judge(image, read_image_lock(rows.root / image.lock), options.own_base)
         except tools.ImageRefused as fault:
-            refused.append(Refused(target=image.target, why=str(fault)))
+            found[FitVerdict.REFUSED].append(Refused(target=image.target, why=str(fault)))
             continue
         plans.append(plan)
         for one in fit.fits:
             why = f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source})"
-            row = Refused(target=image.target, why=f"{why}. Next step: {one.next_step}.")
-            refused += [row] if one.verdict is FitVerdict.REFUSED else []
-            warned += [row] if one.verdict in (FitVerdict.UNKNOWN, FitVerdict.WARNED) else []
-    return ImagePlans(plans=tuple(plans), refused=tuple(refused), warned=tuple(warned))
+            found[one.verdict].append(Refused(target=image.target, why=f"{why}. Next step: {one.next_step}."))
+    refused, unknown, warned, _ = map(tuple, found.values())
+    return ImagePlans(plans=tuple(plans), refused=refused, unknown=unknown, warned=warned)
 
 
 def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], None]) -> Iterator[ImageBuild]:

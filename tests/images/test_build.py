@@ -13,12 +13,16 @@ from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.images.build import (
     Engine,
+    ImageClosed,
+    ImageOptions,
+    build_all,
     explain_build,
     find_engine,
+    plan_all,
     plan_build,
     render_pip_conf,
 )
-from megacpp_validate.images.plan import DOCKERFILE, ImagePlan
+from megacpp_validate.images.plan import DOCKERFILE, ImagePlan, ImageRows, run_fits
 from megacpp_validate.images.tools import ImageRefused, find_program, read_pip_settings
 from tests.images.test_plan import read_plans
 
@@ -54,6 +58,29 @@ def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:
     client.chmod(0o755)
     with pytest.raises(NoEnvironment, match=r"Cannot connect.*containers/docker_engine up"):
         find_engine({"PATH": f"{tmp_path}:/bin:/usr/bin"})
+
+
+@pytest.mark.parametrize(
+    ("commit", "field", "code"),
+    [
+        ("203b9b3dba39d5d08dffb49c09aa622984dff07d", "refused", Exit.CLOSED),  # of 2025-08: CUDA 12.8 alone
+        ("0" * 40, "unknown", Exit.EVIDENCE_MISSING),
+        ("", "", Exit.OPEN),
+    ],
+)
+def test_a_pin_whose_build_refuses_the_base_is_refused_before_anything_is_pulled(
+    commit: str, field: str, code: Exit, tmp_path: Path
+) -> None:
+    rows = ImageRows(None, "a test", {"PATH": str(tmp_path)})
+    pinned, *others = rows.images.source
+    source = [pinned.model_copy(update={"commit": commit or pinned.commit}), *others]
+    vars(rows)["images"] = rows.images.model_copy(update={"source": source})
+    options = ImageOptions(targets=("h200",), receipts=tmp_path)
+    plans = plan_all(rows, options)
+    assert plans.exit is run_fits(rows, None, (), "h200").exit is code
+    assert {name for name in ("refused", "unknown") if getattr(plans, name)} == {field} - {""}
+    with pytest.raises(ImageClosed if code is Exit.CLOSED else NoEnvironment, match=r"FileNotFound|docker is missing"):
+        list(build_all(rows, options, print))
 
 
 # --- what a host lends ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from packaging.version import Version
@@ -22,6 +23,7 @@ CUDA_12 = ["cuda=12.9", "cublas=12.9.1.4", "cudnn=9.19", "torch=2.11.0", "driver
 CUTE, GROUPED, LAYOUT = "flash-attn-4-cute-", "cublas-grouped-gemm-", "cublas-grouped-layout"
 HOPPER, TORCH = ("taken", "hopper-current", "hopper-block"), "torch-of-one-cuda"
 Judge = Callable[..., StackFit]
+STEPS = matrix_folder().parent / "containers/steps"
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +145,37 @@ def test_images_of_the_matrix_and_what_is_changed_of_them(images: Images, judge:
     assert needs_with(judge(stack_of_image(images, h200, older)), REFUSED) == {"flash-attn-4-cute-guarded"}
     own = judge(stack_of_image(images, h200, lock, own_base="x@sha256:0"))
     assert {"cudnn", "torch"} <= {one.component for one in own.of(UNKNOWN)}  # nothing is known of a base of one's own
+
+
+# What hopper/setup.py of FlashAttention does under releases of CUDA, with the variables of the matrix and
+# FLASH_ATTENTION_OFFLINE_BUILD=TRUE, as containers/steps sets it: run for each release on 2026-11-28 with torch 2.13.0.
+# Where it fails it raises a FileNotFoundError for third_party/nvidia/backend/bin/nvcc, below 12.3 a RuntimeError.
+RELEASES = ("12.2", "12.3", "12.6", "12.8", "12.9", "13.0", "13.3", "13.4")
+BUILT = {
+    "203b9b3dba39d5d08dffb49c09aa622984dff07d": {"12.8"},
+    "0251105a2fb19d2957484b7f023cd8c115286ced": {"12.8", "13.0", "13.3", "13.4"},
+}
+
+
+@pytest.mark.parametrize("commit", [*BUILT, "0" * 40])
+def test_a_source_is_held_to_what_its_build_accepts(images: Images, judge: Judge, commit: str) -> None:
+    """The pin of 2026-08 could be built under CUDA 12.8 alone, and "fitted" a base with 13.3."""
+    pinned = next(row for row in images.source if row.id == "flash-attention-3")
+    source = pinned.model_copy(update={"commit": commit})
+    verdicts = {}
+    for release in RELEASES:
+        stack = stack_of_words("2.20.2", [f"cuda={release}", "torch=2.13.0a0+9186a08b2c", "python=3.12"])
+        fit = judge(replace(stack, sources=(source,)))
+        (verdicts[release],) = (one.verdict for one in fit.fits if one.need == "flash-attention-3-cuda")
+    known = {release: FITS if release in BUILT.get(commit, ()) else REFUSED for release in RELEASES}
+    assert verdicts == (known if commit in BUILT else dict.fromkeys(RELEASES, UNKNOWN))
+    assert "FLASH_ATTENTION_OFFLINE_BUILD=TRUE" in (STEPS / "flash_attention_3.sh").read_text()
+
+
+def test_every_source_says_what_its_build_accepts(images: Images) -> None:
+    for image in images.image:
+        for source in map(images.find_source, image.sources):
+            assert set(source.list_accepted(image.target)) == {"cuda", "torch", "python"}, source.id
 
 
 def test_every_row_can_fail(images: Images, needs: Needs) -> None:

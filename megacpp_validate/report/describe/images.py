@@ -30,6 +30,7 @@ def describe_plans(plans: ImagePlans) -> Document:
     groups: list[tuple[Mark, list[tuple[str, str]]]] = [
         (risk("not verified"), unverified),
         (bad("refused"), [(row.target, row.why) for row in plans.refused]),
+        (risk("unknown"), [(row.target, row.why) for row in plans.unknown]),
         (risk("with less"), [(row.target, row.why) for row in plans.warned]),
     ]
     cases = [Diagnostic(names, mark, "images", why) for mark, rows in groups for names, why in join_same(rows)]
