@@ -47,18 +47,26 @@ why_deep_gemm_is_unavailable = DEEP_GEMM.why_unavailable
 
 @DEEP_GEMM.entry(required=True)
 def grouped_fp8_gemm() -> Any:
-    """Rows [R, K] x weights [E, N, K]: each with its scales, the group of each row, into bf16 [R, N]."""
-    from deep_gemm import m_grouped_fp8_gemm_nt_contiguous  # type: ignore[import-not-found, unused-ignore]
+    """Rows [R, K] x weights [E, N, K]: each with its scales, the group of each row, into bf16 [R, N].
 
-    return m_grouped_fp8_gemm_nt_contiguous
+    Since 2026-01-16 (commit 0f5f266) the name without "fp4" is an alias of this kernel, which may go as others went
+    in 2.8.0 (`fp8_m_grouped_gemm_nt_masked`); before, there is no other name.
+    """
+    try:
+        from deep_gemm import m_grouped_fp8_fp4_gemm_nt_contiguous as gemm  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        from deep_gemm import m_grouped_fp8_gemm_nt_contiguous as gemm
+    return gemm
 
 
 @DEEP_GEMM.entry(required=True)
 def fp8_gemm() -> Any:
-    """[M, K] x [N, K], each with its scales, into bf16 [M, N]."""
-    from deep_gemm import fp8_gemm_nt  # type: ignore[import-not-found, unused-ignore]
-
-    return fp8_gemm_nt
+    """[M, K] x [N, K], each with its scales, into bf16 [M, N]; its names as of the grouped product."""
+    try:
+        from deep_gemm import fp8_fp4_gemm_nt as gemm
+    except ImportError:
+        from deep_gemm import fp8_gemm_nt as gemm
+    return gemm
 
 
 @DEEP_GEMM.entry(required=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from megacpp_validate.bridge import deep_gemm, expert_gemm  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
 from megacpp_validate.probes.expert_gemm import Bank  # noqa: E402
-from tests.deep_gemm_double import install  # noqa: E402
+from tests.deep_gemm_double import grouped, install, plain  # noqa: E402
 
 
 @pytest.fixture
@@ -66,6 +68,34 @@ def test_the_bank_takes_it_where_it_is_named() -> None:
     layer(rows[:0], (0, 0, 0))
     assert layer.choice.observed == "native"
     assert [refusal.code for refusal in layer.choice.refusals] == ["no-rows"]
+
+
+# Names of the two kernels: until 2026-01-16; with aliases (sgl-deep-gemm 0.1.3, DeepGEMM 2.5.0 to 2.8.0); without any.
+OLD = ("m_grouped_fp8_gemm_nt_contiguous", "fp8_gemm_nt")
+NEW = ("m_grouped_fp8_fp4_gemm_nt_contiguous", "fp8_fp4_gemm_nt")
+
+
+@pytest.mark.parametrize("names", [(OLD,), (NEW, OLD), (NEW,), ()])
+def test_kernels_are_taken_by_their_names_of_today_and_a_library_without_them_is_refused_with_the_reason(
+    names: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    library: Any = types.ModuleType("deep_gemm")
+    library.get_mk_alignment_for_contiguous_layout = lambda: 128
+    for pair in names:
+        kernels = (grouped, plain) if pair is names[0] else (None, None)  # an alias is not asked for
+        vars(library).update(zip(pair, kernels, strict=True))
+    monkeypatch.setitem(sys.modules, "deep_gemm", library)
+    monkeypatch.setattr(deep_gemm.DEEP_GEMM, "_verdict", None)
+    for entry in (deep_gemm.grouped_fp8_gemm, deep_gemm.fp8_gemm):
+        monkeypatch.setattr(entry, "_found", None)
+    rows, weights, gradient = sample((3, 0, 4))
+    layer = bank()
+    layer.load_native_state_dict({"weight": weights})
+    layer(rows, (3, 0, 4)).backward(gradient)
+    assert layer.choice.observed == ("deep_gemm" if names else "native")
+    assert [refusal.code for refusal in layer.choice.refusals] == ([] if names else ["deep-gemm-unavailable"])
+    assert names or "`grouped_fp8_gemm` cannot" in layer.choice.refusals[0].reason
 
 
 @pytest.mark.parametrize(
