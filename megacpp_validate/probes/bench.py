@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from ..evidence.receipt import Backend, Check, Compiler, JitCompile, Quantizer, TrainingRecord
-from .bounds import Roundings, compare
+from .bounds import Roundings, check_of, compare
 from .emulation import EMULATED
 from .observe import Enter, attention_kernels, check_memory, check_steady, observed_backends, use_of
 from .order import Order
@@ -108,17 +108,25 @@ class Bench:
                 self.check(f"{path}{recipe}.reference", False, said)
         return tuple(recipe for recipe in recipes if recipe in EMULATED)
 
+    def require_te(self, what: str) -> None:
+        """End the probe where `what`, a plural, runs in Transformer Engine only and that was not requested.
+
+        Raises:
+            CannotRun: it was not.
+        """
+        if not self.wants_te:
+            self.cannot_run(
+                f"{what} run in Transformer Engine only, which was not requested. Next step: request it, or leave this "
+                "cell out."
+            )
+
     def require_recipes(self) -> tuple[Any, ...]:
         """`recipes`, for a cell that has nothing to look at without them, or without the one that production runs.
 
         Raises:
             CannotRun: Transformer Engine was not requested, or refuses what the target's row has.
         """
-        if not self.wants_te:
-            self.cannot_run(
-                "recipes run in Transformer Engine only, which was not requested. Next step: request it, or leave this "
-                "cell out."
-            )
+        self.require_te("recipes")
         asked, production = self.order.target.recipes, self.order.target.production_recipe
         if not self.recipes or (production in asked and production not in self.recipes):
             lacking = ", ".join(one for one in asked if one not in self.recipes) or "every recipe"
@@ -238,7 +246,7 @@ class Bench:
 
     def check_parts(self, name: str, *parts: Any, detail: str = "") -> None:
         """A check that passes where each of its parts does."""
-        self.checks.append(Check(name, all(part.passed for part in parts), parts, detail))
+        self.checks.append(check_of(name, *parts, detail=detail))
 
     def same_bits(self, name: str, first: Iterable[Any], again: Iterable[Any]) -> None:
         """The same call twice gives the same bits, tensor by tensor; where one gives none, both do."""

@@ -93,13 +93,7 @@ class Roundings:
 
 
 def compare(
-    name: str,
-    observed: Any,
-    reference: Any,
-    *,
-    roundings: Roundings,
-    native: Any = None,
-    scale: float | None = None,
+    name: str, observed: Any, reference: Any, *, roundings: Roundings, native: Any = None, scale: float | None = None
 ) -> Check:
     """Hold a tensor to its reference.
 
@@ -119,15 +113,14 @@ def compare(
     seen, wanted = observed.detach().double(), reference.detach().double()
     bad = int((~torch.isfinite(seen)).sum())
     if bad:
-        return Check(name, False, (Part("finite", float(bad), 0.0, False, "no NaN and no Inf, ever"),))
+        return check_of(name, part("finite", bad, 0.0, "no NaN and no Inf, ever"))
     if native is not None and not bool(torch.isfinite(native).all()):
         return Check(name, False, detail="native PyTorch gave NaN or Inf: there is nothing to compare with")
     if wanted.numel() == 0:
         return Check(name, True, detail=f"empty, shape {tuple(wanted.shape)}")
     norm = float(wanted.norm()) if scale is None else max(float(wanted.norm()), scale)
     if norm == 0.0:
-        largest = float(seen.abs().max())
-        return Check(name, largest == 0.0, (Part("zero", largest, 0.0, largest == 0.0, "the reference is zero"),))
+        return check_of(name, part("zero", float(seen.abs().max()), 0.0, "the reference is zero"))
     parts = [_relative_error(seen, wanted, norm, roundings)]
     parts += _against_native(seen, wanted, norm, native, roundings)
     own = float(wanted.norm())
@@ -139,11 +132,18 @@ def compare(
             parts.append(_worst_row("column", seen.mT, wanted.mT, roundings))
         if (beside := _factor_of_native(seen, wanted, native, roundings)) is not None:
             parts.append(beside)
-    return Check(name, all(part.passed for part in parts), tuple(parts))
+    return check_of(name, *parts)
 
 
-def _part(name: str, observed: float, bound: float, derivation: str) -> Part:
-    return Part(name, observed, bound, observed <= bound, derivation)
+def part(name: str, observed: float, bound: float, derivation: str, *, at_least: bool = False) -> Part:
+    """A part of a check: a value and its bound, a ceiling or with `at_least` a floor; NaN passes neither."""
+    passed = observed >= bound if at_least else observed <= bound
+    return Part(name, float(observed), bound, passed, derivation, at_least)
+
+
+def check_of(name: str, *parts: Part, detail: str = "") -> Check:
+    """A check that passes where each of its parts does."""
+    return Check(name, all(one.passed for one in parts), parts, detail)
 
 
 def _relative_error(seen: Any, wanted: Any, norm: float, roundings: Roundings) -> Part:
@@ -151,7 +151,7 @@ def _relative_error(seen: Any, wanted: Any, norm: float, roundings: Roundings) -
     bound, derivation = roundings.bound(), roundings.derivation()
     if wanted.numel() < FEW:  # too few errors to speak of their mean
         bound, derivation = max(bound, roundings.worst()), f"max(worst case = {roundings.worst():.3g}, {derivation})"
-    return _part("relative-error", float((seen - wanted).norm()) / norm, bound, derivation)
+    return part("relative-error", float((seen - wanted).norm()) / norm, bound, derivation)
 
 
 def _against_native(seen: Any, wanted: Any, norm: float, native: Any, roundings: Roundings) -> list[Part]:
@@ -161,15 +161,16 @@ def _against_native(seen: Any, wanted: Any, norm: float, native: Any, roundings:
     plain = native.detach().double()
     last = roundings.steps[-1][0] if roundings.steps else roundings.sum_format
     u = unit_roundoff(last)
-    own, other = float((seen - wanted).norm()) / norm, float((plain - wanted).norm()) / norm
-    worst, plain_worst = float((seen - wanted).abs().max()), float((plain - wanted).abs().max())
+    (own, worst), (other, plain_worst) = (
+        (float(off.norm()) / norm, float(off.abs().max())) for off in (seen - wanted, plain - wanted)
+    )
     largest = float(wanted.abs().max())
     bits, error = SIGNIFICANT_BITS[last], f"error of native PyTorch in the same precision = {other:.3g}"
     of_largest = f"largest error of native PyTorch = {plain_worst:.3g}, 2^-{bits} x largest value = {largest:.3g}"
     near, far = K_NATIVE * max(other, u), K_NATIVE_LARGEST * max(plain_worst, u * largest)
     return [
-        _part("against-native", own, near, f"{K_NATIVE:g} x max({error}, 2^-{bits})"),
-        _part("largest-against-native", worst, far, f"{K_NATIVE_LARGEST:g} x max({of_largest})"),
+        part("against-native", own, near, f"{K_NATIVE:g} x max({error}, 2^-{bits})"),
+        part("largest-against-native", worst, far, f"{K_NATIVE_LARGEST:g} x max({of_largest})"),
     ]
 
 
@@ -195,7 +196,7 @@ def _discriminates(wanted: Any, norm: float, roundings: Roundings) -> Part:
     errors = {kind: error for kind, error in errors.items() if kind != "shuffled" or error > 4 * roundings.bound()}
     kind = min(errors, key=lambda key: errors[key])
     why = f"half the error of this tensor when it is {kind} ({errors[kind]:.3g}): the bound itself must not let it pass"
-    return _part("bound-discriminates", roundings.bound(), errors[kind] / 2, why)
+    return part("bound-discriminates", roundings.bound(), errors[kind] / 2, why)
 
 
 def _factor(seen: Any, wanted: Any, roundings: Roundings) -> Part:
@@ -210,7 +211,7 @@ def _factor(seen: Any, wanted: Any, roundings: Roundings) -> Part:
     if wanted.numel() < FEW:
         bound = max(b, roundings.worst())
     shown = f"min(b, 6 b / sqrt({count}) + 2 (b / {SAFETY:g})^2 + 2^-11) with b = {b:.3g}"
-    return _part("factor", abs(factor - 1.0), bound, f"{shown}: rounding errors do not add up to a factor")
+    return part("factor", abs(factor - 1.0), bound, f"{shown}: rounding errors do not add up to a factor")
 
 
 def _factor_of_native(seen: Any, wanted: Any, native: Any, roundings: Roundings) -> Part | None:
@@ -225,7 +226,7 @@ def _factor_of_native(seen: Any, wanted: Any, native: Any, roundings: Roundings)
     bound = min(b, 6 * b / math.sqrt(count) + cut)
     shown = f"min(b, 6 b / sqrt({count}) + {cut:.3g}) with b = {b:.3g}"
     why = "two sets of rounding errors; the rest for ties, and for FP8 accumulators that cut"
-    return _part("factor-of-native", abs(factor), bound, f"{shown}: {why}")
+    return part("factor-of-native", abs(factor), bound, f"{shown}: {why}")
 
 
 def _worst_row(axis: str, seen: Any, wanted: Any, roundings: Roundings) -> Part:
@@ -236,7 +237,7 @@ def _worst_row(axis: str, seen: Any, wanted: Any, roundings: Roundings) -> Part:
     worst = float((off / rows.clamp_min(typical)).max())
     b = roundings.bound()
     why = f"b x (2 + 8 / sqrt({width})) with b = {b:.3g}: no {axis} of {width} is lost in the norm"
-    return _part(f"worst-{axis}", worst, b * (2 + 8 / math.sqrt(width)), why)
+    return part(f"worst-{axis}", worst, b * (2 + 8 / math.sqrt(width)), why)
 
 
 def _worst_element(seen: Any, wanted: Any, roundings: Roundings) -> Part:
@@ -248,13 +249,14 @@ def _worst_element(seen: Any, wanted: Any, roundings: Roundings) -> Part:
     b, count = roundings.bound(), wanted.numel()
     bound = b * (math.sqrt(2 * math.log(max(count, 2))) + 4)
     normal = f"twice the largest of {count} normal errors and 4 more standard deviations"
-    return _part("worst-element", worst, bound, f"b x (sqrt(2 ln {count}) + 4) with b = {b:.3g}: {normal}")
+    return part("worst-element", worst, bound, f"b x (sqrt(2 ln {count}) + 4) with b = {b:.3g}: {normal}")
 
 
 def relative_error(seen: Any, wanted: Any) -> float:
-    """How far apart two tensors are, relative to the second, in the Euclidean norm; NaN where a value is none."""
+    """How far apart two tensors are in the Euclidean norm, relative to the second unless that is zero; may be NaN."""
     exact = wanted.detach().double()
-    return float((seen.detach().double() - exact).norm() / exact.norm())
+    off, norm = float((seen.detach().double() - exact).norm()), float(exact.norm())
+    return off / norm if norm else off
 
 
 def low_precision_ran(error: float, roundings: Roundings, of: str = "") -> Part:
@@ -267,4 +269,4 @@ def low_precision_ran(error: float, roundings: Roundings, of: str = "") -> Part:
     """
     floor = roundings.bound() / SAFETY / 2
     why = f"{of}: half the error that the roundings must make".removeprefix(": ")
-    return Part("low-precision-ran", error, floor, error >= floor, why, at_least=True)
+    return part("low-precision-ran", error, floor, why, at_least=True)

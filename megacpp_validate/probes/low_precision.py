@@ -29,7 +29,7 @@ import torch
 
 from ..evidence.receipt import Part
 from .bench import Bench
-from .bounds import RMS_OF_ROUNDING, SAFETY, unit_roundoff
+from .bounds import RMS_OF_ROUNDING, SAFETY, part, relative_error, unit_roundoff
 from .emulation import Product, Recipe, operand_roundings
 from .observe import Enter
 from .trial import run_pass
@@ -81,18 +81,16 @@ def check_kept_weights(
     _turn(told)  # nobody tells it: what is kept stays right
     kept, again = step(told, False), step(plain, None)
     outside = step(plain, None, nullcontext)
-    low = [part for part, tensor in again.items() if tensor is not None and not _off(outside[part], tensor) <= ALIKE]
+    low = [name for name, tensor in again.items() if tensor is not None and not _off(outside[name], tensor) <= ALIKE]
     if not low:
         said = "not judged: the scope changes nothing that it computes, so there is no copy to keep"
         bench.check(f"{name}.renewed", True, said)
         return
     other = _off(wanted["forward"], before["forward"])
-    moved = Part("other-weights", other, OTHER, other >= OTHER, "the weights of the step before give others", True)
+    moved = part("other-weights", other, OTHER, "the weights of the step before give others", at_least=True)
     for kind, seen, right, more in (("renewed", renewed, wanted, (moved,)), ("kept", kept, again, ())):
-        offs = {part: _off(seen[part], right[part]) for part in low}
-        bench.check_parts(
-            f"{name}.{kind}", *(Part(part, off, ALIKE, off <= ALIKE, WHY) for part, off in offs.items()), *more
-        )
+        parts = [part(tensor, _off(seen[tensor], right[tensor]), ALIKE, WHY) for tensor in low]
+        bench.check_parts(f"{name}.{kind}", *parts, *more)
 
 
 def _turn(layer: Any) -> None:
@@ -115,7 +113,7 @@ def _off(seen: Any, wanted: Any, lost: float = math.inf) -> float:
         return lost
     if not bool(wanted.any()):
         return lost if math.isnan(lost) or bool(seen.any()) else 0.0
-    return float((seen.double() - wanted.double()).norm() / wanted.double().norm())
+    return relative_error(seen, wanted)
 
 
 @dataclass
@@ -200,14 +198,14 @@ def _parts(watched: Watched, recipe: Recipe) -> list[Part]:
     rows, out = watched.rows, watched.out
     lengths = {"forward": rows.shape[-1], "dgrad": out.shape[-1], "wgrad": rows.numel() // rows.shape[-1]}
     made = []
-    for part, tensor in inside.items():
-        if tensor is None and outside[part] is None:
+    for name, tensor in inside.items():
+        if tensor is None and outside[name] is None:
             continue
-        product: Product = "forward" if part == "forward" else "dgrad" if part == "grad.input" else "wgrad"
+        product: Product = "forward" if name == "forward" else "dgrad" if name == "grad.input" else "wgrad"
         roundings = operand_roundings(recipe, product, lengths[product])
-        floor, off = roundings.bound() / SAFETY / 2, _off(tensor, outside[part], math.nan)  # a lost one is no fallback
+        floor, off = roundings.bound() / SAFETY / 2, _off(tensor, outside[name], math.nan)  # a lost one is no fallback
         why = f"half the error that the roundings must make: {roundings.why}"
-        made.append(Part(part, off, floor, off >= floor, why, at_least=True))
+        made.append(part(name, off, floor, why, at_least=True))
     return made
 
 

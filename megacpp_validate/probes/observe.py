@@ -24,7 +24,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from ..evidence.receipt import Check, Part
+from ..evidence.receipt import Check
+from .bounds import check_of, part, relative_error
 
 Enter = Callable[[], AbstractContextManager[Any]]
 """Makes a scope anew for each step."""
@@ -156,30 +157,16 @@ def check_steady(name: str, call: Callable[[], Used], *, draws: bool) -> Check:
     """Whether later uses of a layer, of the same tensors, give what earlier ones gave."""
     before = _generators(draws)
     uses = [call() for _ in range(USES + 1)]
-    outputs, gradients = (
-        max(_distance(getattr(one, part), getattr(other, part)) for one, other in pairwise(uses))
-        for part in Used._fields
-    )
-    moved = float(not all(map(torch.equal, before, _generators(draws))))
     why = "each of the later uses against the one before: one rounding to bf16; on an H200 all bits are the same"
-    parts = (
-        Part("outputs", outputs, ROUNDING, outputs <= ROUNDING, why),
-        Part("gradients", gradients, ROUNDING, gradients <= ROUNDING, why),
-        Part("generators-moved", moved, 0.0, moved == 0.0, "nothing is drawn without dropout"),
-    )
-    passed = all(part.passed for part in parts)
-    return Check(
-        f"{name}.steady", passed, parts, "" if passed else "a later use of the layer differs from the first ones"
-    )
-
-
-def _distance(before: Sequence[Any], after: Sequence[Any]) -> float:
-    """The largest relative difference of two lists of tensors; infinite where one has a value that is not finite."""
-    found = [0.0]
-    for one, other in zip(before, after, strict=True):
-        norm, distance = (float(tensor.double().norm()) for tensor in (one, other.double() - one.double()))
-        found.append(distance / norm if norm else distance)
-    return max(found) if all(map(math.isfinite, found)) else math.inf
+    parts = []
+    for kind in Used._fields:
+        lists = [getattr(use, kind) for use in uses]
+        pairs = [pair for two in pairwise(lists) for pair in zip(*two, strict=True)]
+        errors = [relative_error(later, earlier) for earlier, later in pairs]
+        worst = max(errors, default=0.0) if all(map(math.isfinite, errors)) else math.inf
+        parts.append(part(kind, worst, ROUNDING, why))
+    moved = not all(map(torch.equal, before, _generators(draws)))
+    return check_of(f"{name}.steady", *parts, part("generators-moved", moved, 0.0, "nothing is drawn without dropout"))
 
 
 def _generators(draws: bool) -> list[Any]:
@@ -198,9 +185,8 @@ def check_memory(name: str, device: str, call: Callable[[], Any]) -> Check:
     )
     if device == "cuda":
         why += f"; {SCALARS} of the allocator's smallest blocks, {BLOCK} bytes each, are less than any tensor of a call"
-    part = Part("bytes-kept-a-call", kept, bound, kept <= bound, why)
     said = f"every call of forward and backward keeps {kept:.0f} bytes on the device for good: memory grows with steps"
-    return Check(f"{name}.memory", part.passed, (part,), "" if part.passed else said)
+    return check_of(f"{name}.memory", part("bytes-kept-a-call", kept, bound, why), detail=said if kept > bound else "")
 
 
 def bytes_kept(device: str, call: Callable[[], Any]) -> float:

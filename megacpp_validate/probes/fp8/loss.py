@@ -49,11 +49,8 @@ class Ended(NamedTuple):
 
 def probe(bench: Bench) -> None:
     """Train all runs at once, and look at what each left."""
-    if not bench.wants_te and _recipes(bench):
-        bench.cannot_run(
-            "FP8 recipes train in Transformer Engine only, which was not requested. Next step: request it, or leave "
-            "this cell out."
-        )
+    if _recipes(bench):
+        bench.require_te("FP8 recipes")
     jobs = plan_jobs(bench)
     check_runs(bench, jobs, train_side_by_side(jobs))
 

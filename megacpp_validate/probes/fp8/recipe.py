@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from ...evidence.receipt import Part
 from ..bench import Bench
+from ..bounds import part
 from ..emulation import EMULATED, LARGEST, Update
 from ..fp8_linear import check_recipe
 from ..observe import Enter
@@ -38,11 +38,7 @@ REASONS: Final = ("compute capability", "architectures")
 def probe(bench: Bench) -> None:
     """Look at the recipe that the cell is set to."""
     recipe = bench.setting("recipe", "delayed")
-    if not bench.wants_te:
-        bench.cannot_run(
-            f"{recipe} runs in Transformer Engine only, which was not requested. Next step: request it, or leave this "
-            "cell out."
-        )
+    bench.require_te("recipes")
     if recipe not in bench.order.target.recipes:
         _check_lacking(bench, recipe)
         return
@@ -162,8 +158,7 @@ def _check_current_scales(bench: Bench, enter: Enter) -> None:
             found = [float(one.scale_inverse) for one in seen if one.tensor == tensor and one.scale_inverse is not None]
             off = max((ulps(one, wanted) for one in found), default=math.inf)
             said = f"amax {amax:.9g}; the inverse of the scale is {found}, wanted {wanted:.9g}"
-            part = Part("ulps", off, ULPS, off <= ULPS, why)
-            bench.check_parts(f"fp8.current.scale.{phase}.{tensor}", part, detail=said)
+            bench.check_parts(f"fp8.current.scale.{phase}.{tensor}", part("ulps", off, ULPS, why), detail=said)
 
 
 # --- wrong input of a recipe that the target has ------------------------------------------------------------------

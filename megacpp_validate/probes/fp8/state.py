@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from ...evidence.receipt import Part
 from ..bench import Bench
+from ..bounds import part
 from ..emulation import LARGEST, DelayedTensors, FormatName, Update, new_state, next_state
 from ..observe import Enter
 from .quantizers import Tensor
@@ -80,9 +80,7 @@ class Found:
     def check(self, bench: Bench, where: str, bound: float, why: str, *others: str) -> None:
         """A check of the scale, and one of each of the others."""
         off = self.ulps if self.ulps >= 0.0 else math.inf
-        bench.check_parts(
-            f"{where}.scale", Part("ulps", off, bound, off <= bound, why), detail=self.wrong.get("scale", "")
-        )
+        bench.check_parts(f"{where}.scale", part("ulps", off, bound, why), detail=self.wrong.get("scale", ""))
         for what in others:
             said = self.wrong.get(what, "")
             bench.check(f"{where}.{what}", not said, said or "as re-computed, call by call")

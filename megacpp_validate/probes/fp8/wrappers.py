@@ -28,8 +28,8 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...evidence.receipt import Part
 from ..bench import Bench
+from ..bounds import part
 from .recipe import te_recipe
 
 VENDORS: Final = ("transformer_engine", "torchao")
@@ -340,4 +340,4 @@ def _check_scale_of_torchao(bench: Bench, layer: Any, values: Any) -> None:
     )
     bound = 2.0**-8 + 2.0**-22
     why = f"one rounding to bf16, and one of the quotient to fp32; torchao's own way is off by {own:.3g}"
-    bench.check_parts("odd-scale", Part("relative", worst, bound, worst <= bound, why))
+    bench.check_parts("odd-scale", part("relative", worst, bound, why))

@@ -31,10 +31,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...evidence.loss_curve import Depth
-from ...evidence.receipt import Check, Part
+from ...evidence.receipt import Check
 from ...training.sizes import Size
 from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
+from ..bounds import check_of, part
 from .runs import Run, Runs, Series, Trajectory, check_parts, open_runs
 
 MULTIPLE: Final = 8.0
@@ -84,16 +85,11 @@ def compare_trajectories(plan: Trajectory, reference: Reference) -> dict[str, Ch
     would let pass a gradient that is not summed, or half an update that is not made.
     """
     base = reference.depth.floor(reference.precision)
-    return {
-        name: _compare(
-            name,
-            plan.series[name],
-            reference.run.series[name],
-            [twin.series[name] for twin in reference.twins],
-            base * (2 if name == "grad_norm" else 1),
-        )
-        for name in reference.run.series
-    }
+    found = {}
+    for name, wanted in reference.run.series.items():
+        twins, floor = [twin.series[name] for twin in reference.twins], base * (2 if name == "grad_norm" else 1)
+        found[name] = _compare(name, plan.series[name], wanted, twins, floor)
+    return found
 
 
 def follows(check: Check) -> bool:
@@ -122,15 +118,15 @@ def _compare(name: str, plan: Series, reference: Series, twins: Sequence[Series]
         f"{floor:.2g} x sqrt(step + 1) of rounding"
     )
     parts = [
-        Part("deviation", seen[worst], bounds[worst], seen[worst] <= bounds[worst], derivation),
-        Part("bound-discriminates", bounds[0], MOST, bounds[0] <= MOST, WHY_MOST),
+        part("deviation", seen[worst], bounds[worst], derivation),
+        part("bound-discriminates", bounds[0], MOST, WHY_MOST),
     ]
     if name == "loss":
         changed = [_deviation(value, reference[0]) for value in reference]
         lost = min((bound / by for bound, by in zip(bounds, changed, strict=True) if by > 0), default=math.inf)
         why = "least share of the change of the loss that a bound lets pass: one of two ranks that does not update"
-        parts.append(Part("update-discriminates", lost, LOST, lost <= LOST, why))
-    return Check(name, all(part.passed for part in parts), tuple(parts), f"worst at step {worst}")
+        parts.append(part("update-discriminates", lost, LOST, why))
+    return check_of(name, *parts, detail=f"worst at step {worst}")
 
 
 def _find_fault(named: dict[str, Series], twins: Sequence[Series]) -> str:

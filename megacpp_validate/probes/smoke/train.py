@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ...evidence.receipt import Check, Part
+from ...evidence.receipt import Check
 from ...training.language import Grammar, Language, step_probabilities
 from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
+from ..bounds import check_of, part
 from ..fp8.quantizers import KINDS, TENSORS, wanted_block, wanted_format
 from .reproduce import have_ended
 from .runs import Run, Runs, check_parts, open_runs, read_number
@@ -126,18 +127,13 @@ def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Gramm
     sigma = _spread_of_surprise(grammar) / math.sqrt(max(1, len(gaps)) * batch * length)
     bound = 1 - SIGMAS * sigma / whole
     observed = sum(gaps) / len(gaps) / whole if gaps and len(gaps) == len(last) else math.inf
+    of_mean = f"spread of the mean over {len(gaps)} steps, over ln V - floor"
+    why, exact = f"1 - {SIGMAS:g} x {sigma:.3g} / {whole:.3g}: {of_mean}", "a model that knows the language exactly"
     parts = (
-        Part(
-            "gap-of-no-context", observed, bound, observed <= bound,
-            f"1 - {SIGMAS:g} x {sigma:.3g} / {whole:.3g}: spread of the mean over {len(gaps)} steps, over ln V - floor",
-        ),
-        Part(
-            "gap-of-knowing-all", observed, -SIGMAS * sigma / whole, observed >= -SIGMAS * sigma / whole,
-            "a model that knows the language exactly has a gap of 0", at_least=True,
-        ),
-    )  # fmt: skip
-    detail = f"of a floor of {grammar.floor(length + 1):.4f} nats"
-    return Check(f"{name}.learns", all(part.passed for part in parts), parts, detail)
+        part("gap-of-no-context", observed, bound, why),
+        part("gap-of-knowing-all", observed, -SIGMAS * sigma / whole, f"{exact} has a gap of 0", at_least=True),
+    )
+    return check_of(f"{name}.learns", *parts, detail=f"of a floor of {grammar.floor(length + 1):.4f} nats")
 
 
 def check_low_precision(bench: Bench, run: Run, recipe: str) -> None:
@@ -164,8 +160,8 @@ def find_wrong_casts(run: Run, receipt: Mapping[str, Any], recipe: str) -> list[
     seen: dict[str, set[str]] = {}
     parts, faults = _low_parts(run, receipt), []
     for row in receipt["quantizers"] or ():
-        part = next((part for part, start in parts.items() if f"{row['layer']}.".startswith(start)), "")
-        seen.setdefault(part, set()).add(row["tensor"])
+        of_part = next((name for name, start in parts.items() if f"{row['layer']}.".startswith(start)), "")
+        seen.setdefault(of_part, set()).add(row["tensor"])
         direction: Any = "dgrad" if row["tensor"] == "gradient" else "forward"
         said, wanted = (
             (row["kind"], f"float8_{row['format']}"),
@@ -184,10 +180,10 @@ def find_wrong_casts(run: Run, receipt: Mapping[str, Any], recipe: str) -> list[
 def _low_parts(run: Run, receipt: Mapping[str, Any]) -> dict[str, str]:
     """Parts with a product that took Transformer Engine where low precision may run -> start of its layers' names."""
     found = {}
-    for part, choice in receipt["choices"].items():
-        layer, _, name = part.rpartition(".")
-        if name in CASTING and choice["observed"] == "te" and _may_cast(run, part):
-            found[part] = f"{layer}." if name == "in_projection" else f"{part}."  # which its mixer has
+    for path, choice in receipt["choices"].items():
+        layer, _, name = path.rpartition(".")
+        if name in CASTING and choice["observed"] == "te" and _may_cast(run, path):
+            found[path] = f"{layer}." if name == "in_projection" else f"{path}."  # which its mixer has
     return found
 
 
@@ -220,11 +216,8 @@ def judge_validation(name: str, said: Mapping[str, float], runs: Runs) -> Check:
     read = language.batch(NEVER_TRAINED_ON, size.batch, size.length + 1)
     spread = SIGMAS * _spread_of_surprise(size.grammar) / math.sqrt(size.batch * size.length)
     least, lowest = float(language.surprise(read).mean()) - spread, min(map(float, said.values()), default=-math.inf)
-    part = Part(
-        "loss", lowest, least, lowest >= least,
-        "what a perfect model scores on that batch, less the spread of its mean", at_least=True,
-    )  # fmt: skip
-    return Check(name, part.passed, (part,), f"evaluated {len(said)} times")
+    why = "what a perfect model scores on that batch, less the spread of its mean"
+    return check_of(name, part("loss", lowest, least, why, at_least=True), detail=f"evaluated {len(said)} times")
 
 
 def _is_finite(step: Mapping[str, Any]) -> bool:
