@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -85,37 +84,6 @@ FLASH: Final = {
 }
 
 
-@dataclass
-class Sample:
-    """The tensors of one case in one dtype: inputs as leaves, upstream gradient, options of the call."""
-
-    case: Case
-    leaves: dict[str, Any]
-    gradient: Any
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def shape(self) -> Any:
-        """Of the query, [B, H, T, D]."""
-        return self.leaves["query"].shape
-
-    def visible(self) -> Any:
-        """[B, H, T, T]: which key each query sees."""
-        batch, heads, length, _ = self.shape
-        masks = {name: value for name, value in self.options.items() if name != "softcap"}
-        return visible(batch, heads, length, causal=self.case.causal, device=self.gradient.device, **masks)
-
-    def formula(self, given: Tensors) -> Any:
-        """In fp64."""
-        query, key, value = given.values()
-        softcap = self.options.get("softcap")
-        return attend(query, key, value, self.visible(), scale=self.case.scale, softcap=softcap)
-
-    def native(self, given: Tensors) -> Any:
-        """The plain path in the same precision, on tensors that lie alike."""
-        return native_attention(*given.values(), causal=self.case.causal, scale=self.case.scale, **self.options)
-
-
 def probe(bench: Bench) -> None:
     """Run it."""
     bridge = bench.bridge()
@@ -143,29 +111,39 @@ def probe_last(bench: Bench) -> None:
 
 def _run(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "") -> None:
     """One case in one dtype, through the wrapper; by one FlashAttention where it is named."""
-    sample = _sample(bench, case, DTYPES[dtype])
-    layer = _layer(bench, bridge, case, flash)
-    path = f"{flash}.{dtype}.{case.name}".removeprefix(".")
-    trial = replace(_trial(bench, layer, sample, dtype, path), ran_as=f"attention.{path}", wanted=flash)
+    leaves, gradient, options = _tensors(bench, case, DTYPES[dtype])
+    masks = {name: value for name, value in options.items() if name != "softcap"}
+    seen = visible(*gradient.shape[:3], causal=case.causal, device=gradient.device, **masks)
+    # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
+    # that row. So such rows weigh less in the loss; their output is held to its reference all the same.
+    weights = seen.sum(-1, keepdim=True).clamp_max(ENOUGH_KEYS) / ENOUGH_KEYS
+    gradient = (gradient * weights).to(gradient.dtype)
+    layer, path = _layer(bench, bridge, case, flash), f"{flash}.{dtype}.{case.name}".removeprefix(".")
+
+    def roundings(tensor: str) -> Roundings:
+        return _roundings(bench, case, tensor, gradient.shape, options, dtype=dtype, backend=layer.choice.observed)
+
+    def native(given: Tensors) -> Any:
+        return native_attention(*given.values(), causal=case.causal, scale=case.scale, **options)
+
+    trial = Trial(
+        path,
+        call=partial(layer, *leaves.values(), causal=case.causal, **options),
+        leaves=leaves,
+        choice=lambda: layer.choice,
+        formula=lambda given: attend(*given.values(), seen, scale=case.scale, softcap=options.get("softcap")),
+        roundings=roundings,
+        native=None if "block_mask" in options else native,  # it has no routing
+        gradient=gradient,
+        wanted=flash,
+        code=case.code,
+        ran_as=f"attention.{path}",
+        tf32=False,
+        scales=_cancelled(gradient, **leaves),
+    )
     out = try_case(bench, trial).seen["forward"]
     if layer.choice.observed == "te" and not case.code:
         check_kernel(bench, path, out)
-
-
-def _trial(bench: Bench, layer: Any, sample: Sample, dtype: str, path: str) -> Trial:
-    return Trial(
-        path,
-        call=partial(layer, *sample.leaves.values(), causal=sample.case.causal, **sample.options),
-        leaves=sample.leaves,
-        choice=lambda: layer.choice,
-        formula=sample.formula,
-        roundings=lambda tensor: _roundings(bench, sample, tensor, dtype=dtype, backend=layer.choice.observed),
-        native=None if "block_mask" in sample.options else sample.native,  # it has no routing
-        gradient=sample.gradient,
-        code=sample.case.code,
-        tf32=False,
-        scales=_cancelled(sample),
-    )
 
 
 def _layer(bench: Bench, bridge: Any, case: Case, flash: str = "") -> Any:
@@ -193,7 +171,8 @@ def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
 # --- tensors ----------------------------------------------------------------------------------------------
 
 
-def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
+def _tensors(bench: Bench, case: Case, dtype: Any) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Query, key and value as leaves, the gradient of the output, and options of the call."""
     batch, length = 2, case.length or _length(bench) + case.extra
 
     def new(heads: int, scale: float = 1.0) -> Any:
@@ -210,12 +189,7 @@ def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
         key = wide[..., ::2]
     gradient, named = new(HEADS), {"query": query, "key": key, "value": value}
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
-    sample = Sample(case, leaves, gradient, _options(bench, case, batch, length))
-    # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
-    # that row. So such rows weigh less in the loss; their output is held to its reference all the same.
-    weights = sample.visible().sum(-1, keepdim=True).clamp_max(ENOUGH_KEYS) / ENOUGH_KEYS
-    sample.gradient = (gradient * weights).to(dtype)
-    return sample
+    return leaves, gradient, options_of(bench, case, batch, length)
 
 
 def _length(bench: Bench) -> int:
@@ -224,7 +198,8 @@ def _length(bench: Bench) -> int:
     return 24 if bench.quick else 40
 
 
-def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any]:
+def options_of(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any]:
+    """What the call of a case asks for besides its tensors."""
     size = 8
     blocks = math.ceil(length / size)
     made: dict[str, Callable[[], Any]] = {
@@ -237,31 +212,31 @@ def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any
     return {name: made[name]() for name in case.options}
 
 
-def _cancelled(sample: Sample) -> dict[str, float]:
+def _cancelled(gradient: Any, query: Any, key: Any, value: Any) -> dict[str, float]:
     """Norms of what cancels in the gradients of a single token.
 
     The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
     """
-    query, key, value, upstream = (one.detach().double() for one in (*sample.leaves.values(), sample.gradient))
-    length, width = sample.shape[2:]
-    if length > 1:
+    if gradient.shape[2] > 1:
         return {}
+    upstream, query, key, value = (one.detach().double() for one in (gradient, query, key, value))
     keys, values = (tensor.repeat_interleave(HEADS // key.shape[1], dim=1) for tensor in (key, value))
-    terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(width)
+    terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(gradient.shape[3])
     return {"grad.query": float((terms * keys).norm()), "grad.key": float((terms * query).norm())}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------
 
 
-def _roundings(bench: Bench, sample: Sample, tensor: str, *, dtype: str, backend: str) -> Roundings:
+def _roundings(
+    bench: Bench, case: Case, tensor: str, shape: Any, options: dict[str, Any], *, dtype: str, backend: str
+) -> Roundings:
     """What is rounded on the way to a tensor.
 
     A fused kernel keeps scores and sums in fp32, and rounds the weights P for the product with V, the score gradients
     dS for those with K and Q, and what it returns. The backward pass starts from the rounded output, D = <dO, O>, once.
     """
-    length, width = sample.shape[2:]
-    longest = max(length, width)
+    length, longest = shape[2], max(shape[2:])
     if dtype == "fp32":
         if bench.device == "cuda":
             why = (
@@ -270,29 +245,24 @@ def _roundings(bench: Bench, sample: Sample, tensor: str, *, dtype: str, backend
             )
             return Roundings((("fp32", 64),), longest, why=why)
         return Roundings((("fp32", 6),), longest, why="scores, weights, their gradients and the result")
-    if backend == "sdpa" and "softcap" in sample.options:
+    if backend == "sdpa" and "softcap" in options:
         return Roundings(((dtype, 1),), longest, why="computed in fp32, the result rounded")
-    twice_from_scores = (3, "output, score gradients and result rounded")
-    count, why = {
-        "forward": (2, "weights and output rounded"),
-        "grad.query": twice_from_scores,
-        "grad.key": twice_from_scores,
-        "grad.value": (2, "weights and result rounded"),
-    }[tensor]
+    count, why = (2, "weights and output rounded") if tensor == "forward" else (2, "weights and result rounded")
+    if tensor in ("grad.query", "grad.key"):
+        count, why = 3, "output, score gradients and result rounded"
     if tensor in ("grad.key", "grad.value"):
-        more, because = _partial_sums(bench, sample, backend)
+        more, because = _partial_sums(bench, HEADS // case.groups, length, bool(options), backend)
         count, why = count + more, f"{why}; {because}"
     return Roundings(((dtype, count),), longest, why=why)
 
 
-def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]:
+def _partial_sums(bench: Bench, share: int, length: int, masked: bool, backend: str) -> tuple[int, str]:
     """Roundings of partial sums in gradients of key and value: over query heads of a group, and query blocks."""
-    share = HEADS // sample.case.groups
     if backend != "sdpa" or bench.device == "cuda":
         return (1, "each query head's part rounded before those of a group are summed") if share > 1 else (0, "")
     # PyTorch's CPU kernel adds blocks of 32 queries, and without a mask the heads of a group, into a bf16 result: n
     # partial sums that grow evenly have (n + 1) / 2 times the squared error of one rounding.
-    blocks = math.ceil(sample.shape[2] / 32)
-    if sample.options:
+    blocks = math.ceil(length / 32)
+    if masked:
         return math.ceil((blocks + 1) / 2), f"{blocks} partial sums in bf16, then a group's heads summed"
     return math.ceil((share * blocks + 1) / 2) - 1, f"{share * blocks} partial sums in bf16"

@@ -249,12 +249,10 @@ class Bench:
         self.checks.append(check_of(name, *parts, detail=detail))
 
     def same_bits(self, name: str, first: Iterable[Any], again: Iterable[Any]) -> None:
-        """The same call twice gives the same bits, tensor by tensor; where one gives none, both do."""
-        pairs = [pair for pair in zip(first, again, strict=True) if pair[0] is not None or pair[1] is not None]
-        one, two = (dict(enumerate(row)) for row in zip(*pairs, strict=True)) if pairs else ({}, {})
-        differ = ", ".join(map(str, different(one, two)))
-        said = f"not the same bits: numbers {differ}" if differ else "the same bits"
-        self.check(name, not differ, f"{len(pairs)} tensors of the same call twice: {said}")
+        """Two lists of tensors have the same bits, tensor by tensor; where one has none, both do."""
+        one, two = ({at: tensor for at, tensor in enumerate(row) if tensor is not None} for row in (first, again))
+        differ = [f"number {at}: {_kind(one.get(at))}, {_kind(two.get(at))}" for at in different(one, two)]
+        self.check(name, not differ, "; ".join(differ) or f"the same bits in {len(one)} tensors")
 
     def refuses(self, name: str, error: type[BaseException], call: Callable[[], Any], *words: str) -> None:
         """The call must raise this class of error, with a next step; that its text has the words is a further check."""
@@ -331,7 +329,12 @@ def different(some: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[Any]:
     for name in names:
         one, two = some.get(name), other.get(name)
         if one is not None and two is not None and one.shape == two.shape and one.dtype == two.dtype:
+            one, two = (tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor for tensor in (one, two))
             alike[name] = torch.eq(one, two).all()
     # One answer for all, so that the device is waited for once.
     equal = dict(zip(alike, torch.stack(list(alike.values())).tolist() if alike else [], strict=True))
     return [name for name in names if not equal.get(name)]
+
+
+def _kind(tensor: Any) -> str:
+    return "no tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"

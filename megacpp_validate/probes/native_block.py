@@ -18,6 +18,7 @@ from torch.func import functional_call
 from ..native.attention import rope_tables
 from ..native.block import ABlock
 from ..native.mlp import is_gated
+from .attention import HEADS, options_of
 from .bench import DTYPES, Bench
 from .bounds import Roundings
 from .emulation import block_roundings, precision_of
@@ -26,7 +27,6 @@ from .observe import graph_nodes
 from .references import block_step, visible
 from .trial import Case, Formula, Tensors, Trial, try_case
 
-HEADS: Final = 8
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
 PARTS: Final = ("query", "key", "value")
 SMALL: Final = 2.0**-8  # rows of this size have a mean square of about eps
@@ -89,11 +89,7 @@ def new_sample(
 
     first = rows() if turned else None
     weights = new_weights(bench, case, hidden, ffn, branches, size)
-    options: dict[str, Any] = {}
-    if "doc_ids" in case.options:
-        options["doc_ids"] = bench.randint(2, batch, length).cumsum(-1) // 5
-    if "window" in case.options:
-        options["window"] = 7
+    options = options_of(bench, case, batch, length)
     return Sample(
         case,
         rows() if first is None else first,
@@ -144,12 +140,14 @@ def block_trial(
         recipe: that its products are rounded by.
         more: of the trial.
     """
-    heads: dict[str, Any] = {"heads": HEADS, "groups": sample.case.groups, "width": sample.case.width}
-    given = (sample.rows, sample.weights, sample.gradient, sample.seen(), sample.rope)
-    wanted, shares = block_step(*given, activation=sample.case.activation, eps=sample.eps, **heads)
+    case = sample.case
+    wanted, shares = block_step(
+        sample.rows, sample.weights, sample.gradient, sample.seen(), sample.rope, activation=case.activation,
+        eps=sample.eps, heads=HEADS, groups=case.groups, width=case.width,
+    )  # fmt: skip
     batch, length, hidden = sample.rows.shape
-    ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * sample.case.width
-    smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
+    ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * case.width
+    smallest = batch * length * min(hidden, ffn, case.groups * case.width)
     # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
     independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
     exact = parted(wanted, sample)
@@ -164,7 +162,7 @@ def block_trial(
             shares,
             precision_of(stored, tf32=by_te and sample.rows.is_cuda, recipe=recipe),
             max(joint, batch * length, hidden, ffn),
-            gated=is_gated(sample.case.activation),
+            gated=is_gated(case.activation),
             independent=independent.get(name, smallest),
         )
 

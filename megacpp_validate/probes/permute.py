@@ -165,19 +165,6 @@ def probe(bench: Bench) -> None:
 # --- what is compared -------------------------------------------------------------------------------------
 
 
-def _exact(bench: Bench, name: str, seen: Any, wanted: Any) -> None:
-    """Bit by bit: what is only moved is not rounded."""
-    if seen is None or seen.shape != wanted.shape or seen.dtype != wanted.dtype:
-        found = "no tensor" if seen is None else f"{seen.dtype} {list(seen.shape)}"
-        return bench.check(name, False, f"{found} instead of {wanted.dtype} {list(wanted.shape)}")
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[seen.element_size()]
-    differs = seen.detach().contiguous().view(whole) != wanted.detach().contiguous().view(whole)
-    if seen.element_size() > 1:  # a sum of nothing may be either zero
-        differs &= (seen.detach() != 0) | (wanted.detach() != 0)
-    wrong = int(differs.sum())
-    return bench.check(name, not wrong, f"{wrong} of {seen.numel()} values differ in their bits" if wrong else "exact")
-
-
 def _summed_once(case: Case, dtype: str, what: str, *, weighted: bool = False) -> Roundings:
     """A sum over the experts of a token in fp32, rounded once to the dtype of the rows."""
     steps = (("fp32", 1), (dtype, 1)) if weighted else ((dtype, 1),)
@@ -188,9 +175,9 @@ def _summed_once(case: Case, dtype: str, what: str, *, weighted: bool = False) -
 def _check_sent(bench: Bench, sent: Any, routed: Routed, laid: Laid, *, probs: bool = True) -> None:
     seen, wanted = (list(sent.tokens_per_expert), list(sent.rows_per_expert)), (laid.counts, laid.sizes)
     bench.check("counts", seen == wanted, f"tokens and rows of each expert {seen}; wanted {wanted}")
-    _exact(bench, "rows", sent.rows, laid.lay(routed.tokens[laid.rows[0]]))
+    bench.same_bits("rows", [sent.rows], [laid.lay(routed.tokens[laid.rows[0]])])
     if probs:
-        _exact(bench, "row_probs", sent.row_probs, laid.lay(routed.probs[laid.rows]))
+        bench.same_bits("row_probs", [sent.row_probs], [laid.lay(routed.probs[laid.rows])])
     else:
         bench.check("row_probs", sent.row_probs is None, "none were given")
 
@@ -221,7 +208,7 @@ def _there(bench: Bench, bridge: Any, case: Case, dtype: str, path: str, **layou
     rounded = _summed_once(case, dtype, "the gradients of a token's rows summed")
     wanted = summed(of_rows, laid.rows, number)
     bench.compare("grad.tokens", routed.tokens.grad, wanted, roundings=rounded, native=plain)
-    _exact(bench, "grad.probs", routed.probs.grad, torch.zeros_like(routed.probs).index_put(laid.rows, of_probs))
+    bench.same_bits("grad.probs", [routed.probs.grad], [torch.zeros_like(routed.probs).index_put(laid.rows, of_probs)])
     return routed, laid, dispatch, sent
 
 
@@ -260,7 +247,7 @@ def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
         )  # fmt: skip
         tried = try_case(bench, trial)
         if weights is None:
-            _exact(bench, f"{name}.grad.rows", tried.seen["grad.rows"], upstream[ids[0]])
+            bench.same_bits(f"{name}.grad.rows", [tried.seen["grad.rows"]], [upstream[ids[0]]])
 
 
 def _padded(bench: Bench, bridge: Any, **layout: Any) -> None:
@@ -274,7 +261,7 @@ def _padded(bench: Bench, bridge: Any, **layout: Any) -> None:
     bench.compare("back.forward", back, reference, roundings=_summed_once(MIXED, "bf16", "a token's rows summed"))
     upstream = bench.randn(*back.shape, dtype=torch.bfloat16)
     back.backward(upstream)
-    _exact(bench, "back.grad.rows", filled.grad, laid.lay(upstream[laid.rows[0]]))
+    bench.same_bits("back.grad.rows", [filled.grad], [laid.lay(upstream[laid.rows[0]])])
 
 
 def _without_probs(bench: Bench, bridge: Any) -> None:
@@ -286,7 +273,7 @@ def _without_probs(bench: Bench, bridge: Any) -> None:
     _check_sent(bench, sent, routed, laid, probs=False)
     sent.rows.sum().backward()
     copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
-    _exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
+    bench.same_bits("grad.tokens", [routed.tokens.grad], [copies.to(torch.bfloat16)])
 
 
 def _zero_probability(bench: Bench, bridge: Any) -> None:
@@ -299,8 +286,8 @@ def _zero_probability(bench: Bench, bridge: Any) -> None:
     bench.ran_on("permute", dispatch.choice, sent.rows)
     wanted = routed.tokens.detach()[tokens]
     wanted[::3] = 0
-    _exact(bench, "rows", sent.rows, wanted)
-    _exact(bench, "row_probs", sent.row_probs, routed.probs[rows])
+    bench.same_bits("rows", [sent.rows], [wanted])
+    bench.same_bits("row_probs", [sent.row_probs], [routed.probs[rows]])
 
 
 # --- chunks and payloads ---------------------------------------------------------------------
@@ -311,23 +298,20 @@ def _chunks(bench: Bench, bridge: Any) -> None:
     sizes, order = list(SIZES), list(ORDER)
     back_sizes, back = [sizes[chunk] for chunk in order], [order.index(chunk) for chunk in range(len(order))]
     for with_probs in (False, True):
-        rows = bench.randn(sum(sizes), width_of(bench, "bf16"), dtype=torch.bfloat16, grad=True)
-        probs = bench.rand(sum(sizes)).requires_grad_() if with_probs else None
+        given = {"rows": bench.randn(sum(sizes), width_of(bench, "bf16"), dtype=torch.bfloat16, grad=True)}
+        given |= {"probs": bench.rand(sum(sizes)).requires_grad_()} if with_probs else {}
         dispatch = bridge.Dispatch(EXPERTS)
         with bench.scope("bf16.chunks-with-probs" if with_probs else "bf16.chunks"):
-            moved, moved_probs = dispatch.sort_chunks(rows, sizes, order, probs=probs)
-            bench.ran_on("sort", dispatch.choice, moved)
-            _exact(bench, "rows", moved, reordered(rows, sizes, order))
-            upstream = bench.randn(*moved.shape, dtype=torch.bfloat16)
-            if probs is None:
-                bench.check("row_probs", moved_probs is None, "none were given")
-                moved.backward(upstream)
-            else:
-                _exact(bench, "row_probs", moved_probs, reordered(probs, sizes, order))
-                of_probs = bench.randn(sum(sizes))
-                torch.autograd.backward([moved, moved_probs], [upstream, of_probs])
-                _exact(bench, "grad.probs", probs.grad, reordered(of_probs, back_sizes, back))
-            _exact(bench, "grad.rows", rows.grad, reordered(upstream, back_sizes, back))
+            moved = dispatch.sort_chunks(given["rows"], sizes, order, probs=given.get("probs"))
+            bench.ran_on("sort", dispatch.choice, moved[0])
+            upstreams = [bench.randn(*leaf.shape, dtype=leaf.dtype) for leaf in given.values()]
+            torch.autograd.backward(moved[: len(given)], upstreams)
+            for (name, leaf), out, upstream in zip(given.items(), moved, upstreams, strict=False):
+                shown = name if name == "rows" else f"row_{name}"
+                bench.same_bits(shown, [out], [reordered(leaf, sizes, order)])
+                bench.same_bits(f"grad.{name}", [leaf.grad], [reordered(upstream, back_sizes, back)])
+            if not with_probs:
+                bench.check("row_probs", moved[1] is None, "none were given")
 
 
 def _payloads(bench: Bench, bridge: Any) -> None:
@@ -341,10 +325,10 @@ def _payloads(bench: Bench, bridge: Any) -> None:
                 sent = dispatch.permute(tokens, routed.probs, routed.routing_map)
                 _check_claim(bench, dispatch)
                 wanted = laid.lay(tokens.view(torch.uint8)[laid.rows[0]])
-                _exact(bench, "rows", sent.rows, wanted.view(dtype))
+                bench.same_bits("rows", [sent.rows], [wanted.view(dtype)])
                 moved, _ = dispatch.sort_chunks(sent.rows, laid.sizes, backwards)
                 _check_claim(bench, dispatch, "sort.")
-                _exact(bench, "sorted", moved, reordered(wanted, laid.sizes, backwards).view(dtype))
+                bench.same_bits("sorted", [moved], [reordered(wanted, laid.sizes, backwards).view(dtype)])
     if bench.wants_te and bench.device == "cuda" and bench.recipes:
         _quantized_payload(bench, bridge)
 
@@ -362,8 +346,8 @@ def _quantized_payload(bench: Bench, bridge: Any) -> None:
         bench.check("payload", hasattr(payload, "_fp8_dtype"), f"a {type(payload).__name__} is dispatched")
         sent = dispatch.permute(payload, routed.probs[:tokens], routing_map)
         _check_claim(bench, dispatch)
-        _exact(bench, "rows", sent.rows._data, payload._data[sent_tokens])
-        _exact(bench, "values", sent.rows.dequantize(), payload.dequantize()[sent_tokens])
+        bench.same_bits("rows", [sent.rows._data], [payload._data[sent_tokens]])
+        bench.same_bits("values", [sent.rows.dequantize()], [payload.dequantize()[sent_tokens]])
 
 
 def _check_memory(bench: Bench, bridge: Any) -> None:

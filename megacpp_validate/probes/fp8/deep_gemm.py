@@ -32,7 +32,7 @@ from unittest.mock import patch
 import torch
 
 from ...evidence.receipt import Compiler
-from ..bench import Bench, different
+from ..bench import Bench
 from ..bounds import Roundings, low_precision_ran, relative_error
 from ..emulation import LARGEST, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION, Block, round_to_fp8
 from ..expert_gemm import Bank, new_bank, new_layer, run_bank
@@ -293,19 +293,9 @@ def _odd(bench: Bench, values: Any) -> Any:
 
 
 def _same(bench: Bench, name: str, seen: Any, wanted: Any) -> None:
-    """Tensors of equal bytes, in equal places; None beside None."""
-    off = different(_bytes_of(seen), _bytes_of(wanted))
-    bench.check(name, not off, f"bit by bit; not the same: {off or 'none'}")
-
-
-def _bytes_of(copies: Any) -> dict[Any, Any]:
-    """By place, dtype and shape, which must be equal too."""
-    return {
-        (place, index, one.dtype, tuple(one.shape)): one.contiguous().view(torch.uint8)
-        for place, copy in enumerate(copies)
-        for index, one in enumerate(copy or ())
-        if one is not None
-    }
+    """Every tensor of these copies has the same bits; None beside None."""
+    first, again = ([tensor for copy in copies for tensor in copy or (None,)] for copies in (seen, wanted))
+    bench.same_bits(name, first, again)
 
 
 def _check_compiler(bench: Bench) -> None:
