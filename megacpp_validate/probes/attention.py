@@ -123,6 +123,10 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "") -> 
     def roundings(tensor: str) -> Roundings:
         return _roundings(bench, case, tensor, gradient.shape, options, dtype=dtype, backend=layer.choice.observed)
 
+    def formula(given: Tensors) -> Any:
+        query, key, value = given.values()
+        return attend(query, key, value, seen, scale=case.scale, softcap=options.get("softcap"))
+
     def native(given: Tensors) -> Any:
         return native_attention(*given.values(), causal=case.causal, scale=case.scale, **options)
 
@@ -131,7 +135,7 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "") -> 
         call=partial(layer, *leaves.values(), causal=case.causal, **options),
         leaves=leaves,
         choice=lambda: layer.choice,
-        formula=lambda given: attend(*given.values(), seen, scale=case.scale, softcap=options.get("softcap")),
+        formula=formula,
         roundings=roundings,
         native=None if "block_mask" in options else native,  # it has no routing
         gradient=gradient,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,7 +72,6 @@ class Bench:
     unsupported: str = ""
 
     def __post_init__(self) -> None:
-        self._recipes: tuple[Any, ...] | None = None
         self.device = "cpu" if self.order.target.id == "cpu" else "cuda"
         self.quick = self.order.quick  # only the smallest shapes are wanted
         self._generator = torch.Generator(self.device).manual_seed(self.order.seed)
@@ -81,23 +81,21 @@ class Bench:
         """Whether Transformer Engine is requested: then a native path is a failure."""
         return self.order.requested == "te"
 
-    @property
+    @cached_property
     def recipes(self) -> tuple[Any, ...]:
         """The target's recipes that Transformer Engine has in this environment, as far as it is wanted.
 
         One that it refuses (FP8 block scaling wants CUDA 12.9, and Hopper before 2.9) is for the cell of `imports` to
         fail; here a check records that it is not judged, so that everything else still is.
         """
-        if self._recipes is None:
-            kept, scope = [], self.bridge("fp8_scope")
-            for recipe in self.order.target.recipes:
-                if self.wants_te and (reason := scope.why_recipe_is_refused(recipe)):
-                    said = f"not judged: Transformer Engine refuses {recipe} here ({reason}); see imports"
-                    self.check(f"fp8.{recipe}.supported", True, said)
-                else:
-                    kept.append(recipe)
-            self._recipes = tuple(kept)
-        return self._recipes
+        kept, scope = [], self.bridge("fp8_scope")
+        for recipe in self.order.target.recipes:
+            if self.wants_te and (reason := scope.why_recipe_is_refused(recipe)):
+                said = f"not judged: Transformer Engine refuses {recipe} here ({reason}); see imports"
+                self.check(f"fp8.{recipe}.supported", True, said)
+            else:
+                kept.append(recipe)
+        return tuple(kept)
 
     def judged_recipes(self, path: str) -> tuple[Any, ...]:
         """The recipes that an emulation gives bounds for; one without fails the check `{path}{recipe}.reference`."""

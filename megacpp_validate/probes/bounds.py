@@ -18,6 +18,7 @@ add as squares); the factor on the native error is that of FlashAttention's test
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -126,12 +127,12 @@ def compare(
     own = float(wanted.norm())
     if norm <= SAFETY * own:  # a reference that is smaller than that by cancellation shows no damage of its own
         roundings = replace(roundings, amplification=roundings.amplification * norm / own)
-        parts += [_discriminates(wanted, own, roundings), _factor(seen, wanted, roundings)]
+        factor, *beside = _factors(seen, wanted, native, roundings)
+        parts += [_discriminates(wanted, own, roundings), factor]
         parts += [_worst_row("row", seen, wanted, roundings), _worst_element(seen, wanted, roundings)]
         if wanted.dim() > 1:
             parts.append(_worst_row("column", seen.mT, wanted.mT, roundings))
-        if (beside := _factor_of_native(seen, wanted, native, roundings)) is not None:
-            parts.append(beside)
+        parts += beside
     return check_of(name, *parts)
 
 
@@ -199,34 +200,28 @@ def _discriminates(wanted: Any, norm: float, roundings: Roundings) -> Part:
     return part("bound-discriminates", roundings.bound(), errors[kind] / 2, why)
 
 
-def _factor(seen: Any, wanted: Any, roundings: Roundings) -> Part:
-    """(c): the factor <observed, reference> / <reference, reference>. Independent errors average out in it."""
+def _factors(seen: Any, wanted: Any, native: Any, roundings: Roundings) -> Iterator[Part]:
+    """(c): the factor <observed, reference> / <reference, reference>. Independent errors average out in it.
+
+    And beside that of native PyTorch: what a format does to all values, it does to both.
+    """
     b, count = roundings.bound(), min(wanted.numel(), roundings.independent or wanted.numel())
-    factor = float((seen * wanted).sum() / (wanted * wanted).sum())
+    square, many = (wanted * wanted).sum(), wanted.numel() >= FEW
     # The error of a good quantiser is orthogonal to what it gives, not to what it got (Max 1960, "Quantizing for
     # minimum distortion"): <Q(x), x> = (1 - e^2) <x, x>, so the factor shrinks by e^2 = (b / SAFETY)^2. Seen on an
     # H200: -0.002 where e = 0.038, -0.004 where e = 0.059. Twice that is allowed.
     # 2^-11 stands for ties and underflow.
-    bound = min(b, 6 * b / math.sqrt(count) + 2 * (b / SAFETY) ** 2 + 2.0**-11)
-    if wanted.numel() < FEW:
-        bound = max(b, roundings.worst())
+    bound = min(b, 6 * b / math.sqrt(count) + 2 * (b / SAFETY) ** 2 + 2.0**-11) if many else max(b, roundings.worst())
+    factor = float((seen * wanted).sum() / square)
     shown = f"min(b, 6 b / sqrt({count}) + 2 (b / {SAFETY:g})^2 + 2^-11) with b = {b:.3g}"
-    return part("factor", abs(factor - 1.0), bound, f"{shown}: rounding errors do not add up to a factor")
-
-
-def _factor_of_native(seen: Any, wanted: Any, native: Any, roundings: Roundings) -> Part | None:
-    """(c): the same factor as native PyTorch has: what a format does to all values, it does to both."""
-    if native is None or wanted.numel() < FEW:
-        return None
-    b, count = roundings.bound(), min(wanted.numel(), roundings.independent or wanted.numel())
-    square = (wanted * wanted).sum()
-    factor = float(((seen - native.detach().double()) * wanted).sum() / square)
-    narrow = any(name.startswith("e") for name, _ in roundings.steps)
-    cut = 2.0**-9 if narrow else 2.0**-11
-    bound = min(b, 6 * b / math.sqrt(count) + cut)
-    shown = f"min(b, 6 b / sqrt({count}) + {cut:.3g}) with b = {b:.3g}"
-    why = "two sets of rounding errors; the rest for ties, and for FP8 accumulators that cut"
-    return part("factor-of-native", abs(factor), bound, f"{shown}: {why}")
+    yield part("factor", abs(factor - 1.0), bound, f"{shown}: rounding errors do not add up to a factor")
+    if native is not None and many:
+        factor = float(((seen - native.detach().double()) * wanted).sum() / square)
+        cut = 2.0**-9 if any(name.startswith("e") for name, _ in roundings.steps) else 2.0**-11
+        bound = min(b, 6 * b / math.sqrt(count) + cut)
+        shown = f"min(b, 6 b / sqrt({count}) + {cut:.3g}) with b = {b:.3g}"
+        why = "two sets of rounding errors; the rest for ties, and for FP8 accumulators that cut"
+        yield part("factor-of-native", abs(factor), bound, f"{shown}: {why}")
 
 
 def _worst_row(axis: str, seen: Any, wanted: Any, roundings: Roundings) -> Part:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..evidence.doctor_look import Behaviour, Distribution, Extension, Headers, PackageLook, PathLook, Record
-from ..evidence.receipt import Failure
+from ..evidence.receipt import Failure, write_whole
 from .doctor_elf import find_compiled, group_cuda, look_at, open_runtimes, read_driver_cuda
 from .fingerprint import PACKAGES, find_copies, read_libraries, read_mapped, read_packages, read_version
 from .identify import find_package, read_gpu
@@ -51,16 +51,10 @@ def take_look(what: str, answer: Path) -> None:
     """Look at the path, or at a package, and write it."""
     faulthandler.enable()
     look = look_at_path() if what == "path" else look_at_package(what)
-    _write(look, answer)
+    write_whole(answer, json.dumps(asdict(look)))
     if what == "deep_gemm" and isinstance(look, PackageLook) and look.failure is None:
         # A call that reads memory from the wrong place may end the process: the rest is written before.
-        _write(replace(look, behaviours=(_read_scales(),)), answer)
-
-
-def _write(look: PathLook | PackageLook, answer: Path) -> None:
-    aside = answer.with_suffix(".part")
-    aside.write_text(json.dumps(asdict(look)), encoding="utf-8")
-    aside.replace(answer)
+        write_whole(answer, json.dumps(asdict(replace(look, behaviours=(_read_scales(),)))))
 
 
 def look_at_path() -> PathLook:

@@ -439,10 +439,8 @@ WRITTEN: Final = Count(1.0)
 ATTENDED: Final = Count(5.0, 2.0)
 # That, the output projection and its operands.
 ATTENTION: Final = ATTENDED + Count(1.0, 2.0)
-# Output of a gated and a plain MLP, of its input exact: see `LAYERS`.
-MLP: Final = {True: Count(7.0, 6.0), False: Count(5.0, 4.0)}
-# Its gradients of input, norm and up-projection.
-MLP_BACK: Final = {True: Count(8.0, 6.0, 2.0), False: Count(6.0, 4.0, 2.0)}
+# Counts of a gated and a plain MLP, its input exact.
+MLP: Final = {True: LAYERS["gated_mlp"][0], False: LAYERS["plain_mlp"][0]}
 # From the stream between to QKV's gradients: dO with its two operands; what attention kept; D or dP, dS, the result;
 # turned back; normed, and the projection's gradient as an operand.
 ATTENTION_BACK: Final = Count(11.0, 4.0, 2.0)
@@ -472,10 +470,10 @@ def block_roundings(
 def _block_count(tensor: str, shares: Shares, carried: float, gated: bool) -> Count:
     stream = shares.attention * ATTENTION + WRITTEN
     if tensor == "forward":
-        return shares.stream * stream + shares.mlp * (carried * stream + MLP[gated]) + WRITTEN
+        return shares.stream * stream + shares.mlp * (carried * stream + MLP[gated]["forward"]) + WRITTEN
     if tensor == "mlp.fc2_weight":
-        return carried * stream + MLP[gated] + Count(0.0, -1.0, 1.0)  # for fc2 itself, the gradient
-    through_mlp = (carried + 1.0) * stream + MLP_BACK[gated]
+        return carried * stream + MLP[gated]["fc2_weight"]
+    through_mlp = (carried + 1.0) * stream + MLP[gated][""]
     if tensor in ("mlp.fc1_weight", "mlp.layer_norm_weight"):
         return through_mlp
     back = shares.mlp_back * through_mlp + WRITTEN

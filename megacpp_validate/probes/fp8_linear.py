@@ -55,15 +55,12 @@ class _Case(NamedTuple):
     operands: dict[str, Any]
     gradient: Any
 
-    def length(self, product: Product) -> int:
-        """Products in a sum."""
+    def sizes(self, product: Product) -> tuple[int, int]:
+        """Products in a sum, and values of the smaller operand."""
         (rows, width), out = self.operands["input"].shape, self.gradient.shape[1]
-        return {"forward": width, "dgrad": out, "wgrad": rows}[product]
-
-    def smaller_operand(self, product: Product) -> int:
-        """Values of the smaller operand."""
-        rows, weight, gradient = (one.numel() for one in (*list(self.operands.values())[:2], self.gradient))
-        return {"forward": min(rows, weight), "dgrad": min(gradient, weight), "wgrad": min(gradient, rows)}[product]
+        sizes = {"forward": (width, rows, out), "dgrad": (out, rows, width), "wgrad": (rows, width, out)}
+        length, *others = sizes[product]
+        return length, length * min(others)
 
     def exact(self) -> dict[str, Any]:
         """The pass in fp64."""
@@ -118,7 +115,7 @@ def is_judged(bench: Bench) -> bool:
     """
     case = _new_case(bench)
     step, wanted = _run(_new_layer(bench, case), nullcontext, case.operands["input"], case.gradient), case.exact()
-    lengths = {**{tensor: case.length(which) for which, tensor in PRODUCTS.items()}, "grad.bias": len(case.gradient)}
+    lengths = {tensor: case.sizes(which)[0] for which, tensor in PRODUCTS.items()} | {"grad.bias": len(case.gradient)}
     found = [compare(name, step[name], wanted[name], roundings=_in_bf16(length)) for name, length in lengths.items()]
     wrong = [check.name for check in found if not check.passed]
     if "te" not in observed_backends(step["forward"]):
@@ -153,7 +150,8 @@ def check_recipe(bench: Bench, recipe: str, enter: Enter) -> None:
 
     wanted, native = case.exact(), formula_pass(emulated, case.operands, case.gradient)
     for which, tensor in PRODUCTS.items():
-        roundings = operand_roundings(recipe, which, case.length(which), independent=case.smaller_operand(which))
+        length, independent = case.sizes(which)
+        roundings = operand_roundings(recipe, which, length, independent=independent)
         right, seen, plain, name = wanted[tensor], step[tensor], native[tensor], f"fp8.{recipe}.{which}"
         bench.compare(name, seen, right, roundings=roundings, native=plain)
         if seen is None or seen.shape != right.shape:
@@ -161,7 +159,7 @@ def check_recipe(bench: Bench, recipe: str, enter: Enter) -> None:
             continue
         same = _same_values(seen, plain, right, roundings)
         bench.check_parts(f"{name}.applied", same, low_precision_ran(relative_error(seen, right), roundings))
-    bias = _in_bf16(case.length("wgrad"))
+    bias = _in_bf16(len(case.gradient))
     bench.compare(f"fp8.{recipe}.bias", step["grad.bias"], wanted["grad.bias"], roundings=bias)
     if recipe in BLOCKS:
         _check_blocks(bench, layer, case, recipe, enter)
@@ -180,8 +178,8 @@ def _check_blocks(bench: Bench, layer: Any, case: _Case, recipe: Recipe, enter: 
         layer.weight.copy_(weight)
     seen = _run(layer, enter, rows, case.gradient)["forward"]
     plain = emulated_linear(rows, weight, recipe, case.operands["bias"])
-    part = _same_values(seen, plain, plain, operand_roundings(recipe, "forward", case.length("forward")))
-    bench.check_parts(f"fp8.{recipe}.blocks", part)
+    same = _same_values(seen, plain, plain, operand_roundings(recipe, "forward", rows.shape[1]))
+    bench.check_parts(f"fp8.{recipe}.blocks", same)
 
 
 def _in_bf16(k: int) -> Roundings:
@@ -210,7 +208,9 @@ def check_high_precision(bench: Bench) -> None:
         with outer():
             step = _run(layer, inner, case.operands["input"], case.gradient)
         for which, tensor in PRODUCTS.items():
-            bench.compare(f"bf16.{name}.{which}", step[tensor], wanted[tensor], roundings=_in_bf16(case.length(which)))
+            bench.compare(
+                f"bf16.{name}.{which}", step[tensor], wanted[tensor], roundings=_in_bf16(case.sizes(which)[0])
+            )
 
 
 def check_amax(bench: Bench) -> None:

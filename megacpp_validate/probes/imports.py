@@ -75,9 +75,6 @@ def _check_availability(bench: Bench) -> None:
     bench.check("availability.as-requested", right, reason or "Transformer Engine can be used")
     told = not reason if available else "Next step" in reason
     bench.check("availability.reason", told, reason or "no reason, and none is needed")
-    with patch.dict(os.environ, {te.TE.switch: "" if off else "1"}):
-        same = te.is_te_available() is available and te.why_te_is_unavailable() == reason
-    bench.check("availability.decided-once", same, "asked again under another environment")
 
     # A firewall of its own, so that nothing that this process has decided is touched.
     def fresh() -> Any:
@@ -87,10 +84,6 @@ def _check_availability(bench: Bench) -> None:
     with patch.dict(os.environ, {"MEGACPP_PROBE": "1"}):
         off_by_switch = not vendor.is_available() and "MEGACPP_PROBE=1" in vendor.why_unavailable()
     bench.check("availability.switch", off_by_switch and fresh().is_available(), vendor.why_unavailable())
-    vendor = fresh()
-    with patch.dict(os.environ, {vendor.switch_of("one"): "1"}):
-        split = vendor.is_available() and not vendor.is_enabled_for("one") and vendor.is_enabled_for("another")
-    bench.check("availability.switch-of-a-preset", split, vendor.why_disabled_for("one"))
 
 
 def _check_accessors(bench: Bench) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import re
 import resource
 import sys
@@ -23,7 +22,7 @@ from ..evidence.receipt import Failure, JitCompile, JitCompiles, Machine, Outcom
 from ..jit import monitor
 from .device_lock import alone, computing
 from .fingerprint import read_libraries, read_machine, read_packages
-from .order import Order
+from .order import TIMED, Order
 
 if TYPE_CHECKING:
     from ..jit.compiles import Compile
@@ -223,8 +222,7 @@ def _why_not_here(order: Order, torch: Any) -> str:
         return ""
     if not torch.cuda.is_available():
         return f"target {target.id} wants {target.arch}, and torch {torch.__version__} sees no CUDA device here"
-    major, minor = torch.cuda.get_device_capability()
-    found = f"sm_{major}{minor}"
+    found = "sm_{}{}".format(*torch.cuda.get_device_capability())
     if target.arch and found != target.arch:
         return f"target {target.id} wants {target.arch}, and this GPU ({torch.cuda.get_device_name()}) is {found}"
     return ""
@@ -233,10 +231,7 @@ def _why_not_here(order: Order, torch: Any) -> str:
 def _new_bench(order: Order, torch: Any) -> Bench:
     from .bench import Bench
 
-    random.seed(order.seed)
     torch.manual_seed(order.seed)  # weights that a layer makes for itself
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(order.seed % 2**32)
     return Bench(order)
 
 
@@ -266,16 +261,14 @@ def _new_stopwatch(bench: Bench, run: _Run, torch: Any) -> Stopwatch | None:
     A module that is wrong is not timed: nobody asks how fast.
     """
     order = run.order
-    if not (order.only_times or (order.times and run.outcome is Outcome.PASS)):
+    if order.probe not in TIMED or not (order.only_times or (order.times and run.outcome is Outcome.PASS)):
         return None
     from . import speeds
 
-    if (speed := speeds.speed_of(order.probe)) is None:
-        return None
     with run.phase("speed-warm-up"):
         try:
             stopwatch = speeds.Stopwatch(bench)
-            _work(lambda _: speed(stopwatch), bench, torch)
+            _work(lambda _: speeds.speed_of(order.probe)(stopwatch), bench, torch)
             return stopwatch
         except Exception as fault:  # the receipt is earned already: this is a check that failed
             bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])

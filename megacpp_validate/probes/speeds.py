@@ -20,6 +20,7 @@ import gc
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ FEWEST_USES: Final = 3  # a median of fewer is none
 SLOW_MS: Final = 50.0  # a use that takes longer runs once a round: nobody else may compute meanwhile
 FIRST_USES: Final = 3  # what compiles, tunes and plans does it at the first; delayed scaling knows its scales then
 LAST_WARM_UP: Final = 2  # alone on the device, right before the rounds
+DEVICE: Final = ""
 HOST: Final = ".host"
 HOST_CLOCK: Final = "perf_counter"
 NOT_HELD: Final = ", not held"  # behind the name of a clock whose device went on before the host was ready
@@ -136,10 +138,8 @@ class _Timed:
     call: Callable[[], Any]
     on_device: bool
     on_host: bool
-    device_rounds: list[float] = field(default_factory=list)
-    host_rounds: list[float] = field(default_factory=list)
-    device_uses: int = 0
-    host_uses: int = 0
+    uses: dict[str, int] = field(default_factory=dict)  # suffix of the row -> uses a round
+    rounds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # and the medians
     launch_ms: float = 0.0
     held: bool = True
 
@@ -203,25 +203,23 @@ class Stopwatch:
         if timed.on_device:
             device, _ = self._clock.device_ms(timed.call, LAST_WARM_UP, timed.launch_ms)
             most = int(HELD_MS / max(2.0 * timed.launch_ms, 1e-3))
-            timed.device_uses = min(_uses(ROUND_MS, min(device)), max(FEWEST_USES, most))
+            timed.uses[DEVICE] = min(_uses(ROUND_MS, min(device)), max(FEWEST_USES, most))
         if timed.on_host:
-            timed.host_uses = _uses(HOST_ROUND_MS, min(wall for wall, _ in host))
+            timed.uses[HOST] = _uses(HOST_ROUND_MS, min(wall for wall, _ in host))
 
     def _round(self, timed: _Timed) -> None:
-        if timed.on_device:
-            device, held = self._clock.device_ms(timed.call, timed.device_uses, timed.launch_ms)
-            timed.device_rounds.append(statistics.median(device))
-            timed.held &= held
-        if timed.on_host:
-            host = self._clock.host_ms(timed.call, timed.host_uses)
-            timed.host_rounds.append(statistics.median(wall for wall, _ in host))
+        for suffix, uses in timed.uses.items():
+            if suffix == HOST:
+                times = [wall for wall, _ in self._clock.host_ms(timed.call, uses)]
+            else:
+                times, held = self._clock.device_ms(timed.call, uses, timed.launch_ms)
+                timed.held &= held
+            timed.rounds[suffix].append(statistics.median(times))
 
     def _rows(self, timed: _Timed) -> Iterator[Timing]:
-        if timed.device_rounds:
-            clock = self._clock.name if timed.held else self._clock.name + NOT_HELD
-            yield new_timing(timed.name, clock, timed.device_rounds, timed.device_uses)
-        if timed.host_rounds:
-            yield new_timing(timed.name + HOST, HOST_CLOCK, timed.host_rounds, timed.host_uses)
+        clocks = {DEVICE: self._clock.name + ("" if timed.held else NOT_HELD), HOST: HOST_CLOCK}
+        for suffix, uses in timed.uses.items():
+            yield new_timing(timed.name + suffix, clocks[suffix], timed.rounds[suffix], uses)
 
     @contextmanager
     def _or_fail(self, name: str) -> Iterator[None]:
@@ -357,11 +355,9 @@ SPEEDS: Final = {
 }
 
 
-def speed_of(probe: str) -> Callable[[Stopwatch], None] | None:
-    """What adds the uses of a module to a stopwatch; None for a probe that is not timed."""
-    if probe == "imports":
-        return _time_scopes
-    return partial(_time, SPEEDS[probe]) if probe in SPEEDS else None
+def speed_of(probe: str) -> Callable[[Stopwatch], None]:
+    """What adds the uses of a module, one of `order.TIMED`, to a stopwatch."""
+    return _time_scopes if probe == "imports" else partial(_time, SPEEDS[probe])
 
 
 def _time(row: Row, stopwatch: Stopwatch) -> None:

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import torch
 
+from .attention import HEADS
 from .bench import DTYPES, Bench
 from .bounds import low_precision_ran, relative_error
 from .emulation import EMULATED, operand_roundings
-from .native_block import HEADS, Sample, block_trial, check_layers_ran, new_sample, parted
+from .native_block import Sample, block_trial, check_layers_ran, new_sample, parted
 from .trial import Case, Tried, try_case
 
 GROUPS: Final = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -61,9 +60,6 @@ def raises_no_next_step() -> None:
 
 
 FIREWALL: dict[str, tuple[Plant, str]] = {
-    "decides each time": (
-        putting(te, "is_te_available", lambda: not os.environ.get("MEGACPP_DISABLE_TE")), "availability.decided-once",
-    ),
     "ignores the switch": (putting(vendor, "_read_switch", lambda _: ""), "availability.switch"),
     "gives something while off": (putting(te.linear, "_found", (torch.nn.Linear, "")), "accessors.none"),
     "raises no next step": (putting(te.linear, "require", raises_no_next_step), "accessors.require"),

@@ -18,8 +18,7 @@ import torch
 
 from ..bench import Bench, different
 from ..observe import Enter
-from ..trial import run_pass
-from .stacks import Seen, new_batch, new_stack, train_step
+from .stacks import Seen, check_same_bits, new_batch, new_stack, run_block, train_step
 
 WAYS: Final = {"reentrant": True, "not-reentrant": False}
 FACTORS: Final = ((1.0, 3.0), (2.0, 0.5))  # of the micro-batches of each step: another amax each
@@ -54,8 +53,7 @@ def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = Fal
         return [train_step(bench, stack, enter, given, around=around, late=late, delayed=delayed) for given in batches]
 
     plain, again = run(_with_dropout), run(_with_dropout)
-    unsteady = {name for one, two in zip(plain, again, strict=True) for name in different(one["grad"], two["grad"])}
-    bench.check("steady", not unsteady, f"without a checkpoint, twice: {_said(sorted(unsteady))}")
+    check_same_bits(bench, "steady", plain, again, "grad")  # without a checkpoint, twice
     for way, reentrant in WAYS.items():
         calls: list[Any] = []
         try:
@@ -63,10 +61,8 @@ def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = Fal
         except Exception as fault:  # of the vendor's second pass: the other way is looked at all the same
             bench.check(f"{way}.grad", False, f"{type(fault).__name__}: {fault}"[:600])
             continue
-        pairs = list(enumerate(zip(plain, seen, strict=True)))
         for what in ("forward", "grad"):
-            found = [(name, step) for step, (one, two) in pairs for name in different(one[what], two[what])]
-            bench.check(f"{way}.{what}", not found, _said([f"{name} in step {step}" for name, step in found]))
+            check_same_bits(bench, f"{way}.{what}", plain, seen, what)
         wanted = 2 * DEPTH * passes
         bench.check(f"{way}.run-again", len(calls) == wanted, f"blocks ran {len(calls)} times, wanted {wanted}")
         if delayed:
@@ -101,37 +97,27 @@ def _recomputed(bench: Bench, reentrant: bool, calls: list[Any], block: Any, row
     return bench.bridge("layer_watch").recompute(counted, rows, use_reentrant=reentrant)
 
 
-def _said(names: list[str]) -> str:
-    return f"{len(names)} with other bits: {', '.join(names[:3])}" if names else "the same bits"
-
-
 def _check_high_precision(bench: Bench, enter: Enter) -> None:
     """A layer that stays in high precision inside a recomputed block, its backward pass begun inside the low scope.
 
     The second pass then runs in a thread of autograd's, beside the scope that the first thread holds.
     """
-    scope = bench.bridge("fp8_scope")
+    scope, like, batch = bench.bridge("fp8_scope"), new_stack(bench, 1), new_batch(bench)
 
-    like, (rows, gradient) = new_stack(bench, 1), new_batch(bench)
+    def mixed(block: Any, rows: Any) -> Any:
+        between = block.up(rows)
+        with scope.high_precision("a projection that stays"):
+            between = block.down(between)
+        return block.mlp(between)
 
-    def run(recompute: Callable[..., Any]) -> dict[str, Any]:
-        block, leaf = new_stack(bench, 1, like=like)[0], rows.detach().clone().requires_grad_()
+    def recomputed(block: Any, rows: Any, *, use_reentrant: bool) -> Any:
+        return scope.te_recompute(partial(mixed, block), rows, use_reentrant=use_reentrant)
 
-        def mixed(given: Any) -> Any:
-            between = block.up(given)
-            with scope.high_precision("a projection that stays"):
-                between = block.down(between)
-            return block.mlp(between)
-
-        leaves = {"rows": leaf, **dict(block.named_parameters())}
-        with enter():
-            return run_pass(lambda: recompute(mixed, leaf), leaves, gradient)
-
-    plain = run(lambda call, rows: call(rows))
+    plain = run_block(bench, like, batch, mixed, around=enter)
     for way, reentrant in WAYS.items():
         try:
-            wrong = different(plain, run(partial(scope.te_recompute, use_reentrant=reentrant)))
+            again = run_block(bench, like, batch, partial(recomputed, use_reentrant=reentrant), around=enter)
         except Exception as fault:
             bench.check(way, False, f"{type(fault).__name__}: {fault}"[:600])
         else:
-            bench.check(way, not wrong, _said(wrong))
+            check_same_bits(bench, way, [plain], [again], "pass")

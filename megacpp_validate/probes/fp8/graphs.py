@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import torch
 
-from ..bench import Bench, different
+from ..bench import Bench
 from ..observe import Enter, graph_nodes
-from .stacks import Batch, Seen, evaluate, new_batch, new_stack, shape_of, train_step
+from .stacks import Batch, Seen, check_same_bits, evaluate, new_batch, new_stack, shape_of, train_step
 
 STEPS: Final = 24
 EVALUATED_LARGER: Final = 50.0
@@ -59,7 +59,8 @@ def _check_twins(bench: Bench, enter: Enter, *, delayed: bool, cached: bool) -> 
     capture = bench.bridge("graph_capture").capture_graphs
     choice = capture(list(graphed), samples, enter(), warmup=3, cache_weights=cached)
     replayed = _train(bench, graphed, enter, batches, delayed=delayed, cached=cached)
-    _compare(bench, eager, replayed, delayed=delayed)
+    for what in (*WHAT, *(DELAYED if delayed else ())):
+        check_same_bits(bench, what, eager, replayed, what)
     nodes = _nodes_of_a_pass(bench, graphed, enter, cached=cached)
     seen = any(name.startswith("transformer_engine.") and name.endswith("Graphed") for name in nodes)
     said = f"claimed {choice.observed}, in the graph of the output: {', '.join(nodes[:6]) or 'nothing'}"
@@ -76,28 +77,15 @@ def _train(
         if kind := EVALUATED.get(step):
             rows = given[0][0][: len(given[0][0]) // 2]
             seen[f"eval-{kind}"] = {kind: evaluate(stack, enter if kind == "fp8" else nullcontext, rows)}
+        for kind in DELAYED:
+            seen[kind] = {name: value for name, value in seen["state"].items() if name.endswith(kind)}
         kept.append(seen)
     return kept
 
 
-def _compare(bench: Bench, eager: list[Seen], replayed: list[Seen], *, delayed: bool) -> None:
-    pairs = list(zip(eager, replayed, strict=True))
-    for what in (*WHAT, *(DELAYED if delayed else ())):
-        off = [(step, different(*(_part_of(seen, what) for seen in pair))) for step, pair in enumerate(pairs)]
-        step, names = next((one for one in off if one[1]), (0, []))
-        said = f"other bits than without a graph, first in step {step}: {', '.join(names[:3])}"
-        bench.check(what, not names, said if names else f"the same bits in each of {len(eager)} steps")
-
-
-def _part_of(seen: Seen, what: str) -> dict[str, Any]:
-    if what in DELAYED:
-        return {name: value for name, value in seen["state"].items() if name.endswith(what)}
-    return seen.get(what, {})
-
-
 def _check_no_trace(bench: Bench, enter: Enter) -> None:
     """Evaluations on data that is much larger, between the steps: training goes as it does without them."""
-    like, kept = new_stack(bench, DEPTH), []
+    like, kept = new_stack(bench, DEPTH), list[list[Seen]]()
     batches = [[_batch(bench, step)] for step in range(4)]
     for evaluates in (False, True):
         stack, steps = new_stack(bench, DEPTH, like=like), []
@@ -105,10 +93,8 @@ def _check_no_trace(bench: Bench, enter: Enter) -> None:
             if evaluates:
                 evaluate(stack, enter, given[0][0] * EVALUATED_LARGER)
             steps.append(train_step(bench, stack, enter, given, delayed=True))
-        kept.append([{name: one for part in step.values() for name, one in part.items()} for step in steps])
-    wrong = [f"step {step}: {name}" for step, pair in enumerate(zip(*kept, strict=True)) for name in different(*pair)]
-    said = f"training is another than without evaluations: {', '.join(wrong[:3])}" if wrong else "no trace of them"
-    bench.check("graphs.delayed.evaluation-leaves-no-trace", not wrong, said)
+        kept.append(steps)
+    check_same_bits(bench, "graphs.delayed.evaluation-leaves-no-trace", kept[0], kept[1], "forward", "grad", "state")
 
 
 def _batch(bench: Bench, step: int) -> Batch:

@@ -20,11 +20,11 @@ from unittest.mock import patch
 
 import torch
 
-from ..bench import Bench, different
+from ..bench import Bench
 from ..emulation import LARGEST, FormatName, Product, Update
 from ..observe import Enter
 from .quantizers import Operand, Tensor, watching_operands
-from .stacks import delayed_states
+from .stacks import Seen, check_same_bits, delayed_states
 from .state import FORMATS, LENGTH, ROWS, WAYS, Follower, Found
 
 WIDTH: Final = 64
@@ -267,37 +267,31 @@ def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
         for rows, factors in ((layers, BEFORE), (others, elsewhere)):
             for factor in factors:
                 _step(bench, enter, [rows], factor)
-        source, target = (torch.nn.ModuleDict({one.name: one.module for one in row}) for row in pair)
+        both = source, target = [torch.nn.ModuleDict({one.name: one.module for one in row}) for row in pair]
         saved = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
         with patch.dict(os.environ, {UNPICKLING: "1"}):
             bench.bridge("extra_state").load_fp8_state_dict(target, saved, recipe="delayed")
-        found: dict[str, list[dict[Any, Any]]] = {"loaded": [delayed_states(bench, one) for one in (source, target)]}
+        wanted, seen = ([{"state": delayed_states(bench, one)}] for one in both)
+        check_same_bits(bench, f"{name}.{how}.loaded", wanted, seen, "state")
         # Both in one scope: where it ends, every layer of the process is brought up to date.
         steps = [_step(bench, enter, pair, factor) for factor in AFTER]
-        found["step"] = [
-            {(at, *key): tensor for at, step in enumerate(steps) for key, tensor in step[row].items()} for row in (0, 1)
-        ]
-        found["state"] = [delayed_states(bench, one) for one in (source, target)]
-        for when, (wanted, seen) in found.items():
-            off = different(wanted, seen)
-            said = f"{len(wanted)} tensors, bit by bit; not the same: {off[:3] or 'none'}"
-            bench.check(f"{name}.{how}.{when}", bool(wanted) and not off, said)
+        wanted, seen = ([step[row] for step in steps] for row in (0, 1))
+        check_same_bits(bench, f"{name}.{how}.step", wanted, seen, *(one.name for one in layers))
+        wanted, seen = ([{"state": delayed_states(bench, one)}] for one in both)
+        check_same_bits(bench, f"{name}.{how}.state", wanted, seen, "state")
 
 
-def _step(
-    bench: Bench, enter: Enter, rows: Sequence[Sequence[ScopeLayer]], factor: float
-) -> list[dict[tuple[str, str], Any]]:
-    """The same step of each row of layers, in one scope: output and gradients of its layers, row by row."""
+def _step(bench: Bench, enter: Enter, rows: Sequence[Sequence[ScopeLayer]], factor: float) -> list[Seen]:
+    """The same step of each row of layers, in one scope: layer -> output and gradients, row by row."""
     drawn = [(one.rows(bench, factor), one.gradient(bench, factor)) for one in rows[0]]
     layers = [one for row in rows for one in row]
     leaves = [given.detach().clone().requires_grad_() for _ in rows for given, _ in drawn]
     with enter():
         outs = [one(leaf) for one, leaf in zip(layers, leaves, strict=True)]
     torch.autograd.backward(outs, [gradient for _ in rows for _, gradient in drawn])
-    found: list[dict[tuple[str, str], Any]] = [{} for _ in rows]
+    found: list[Seen] = [{} for _ in rows]
     for number, (one, leaf, out) in enumerate(zip(layers, leaves, outs, strict=True)):
         gradients = {name: weight.grad for name, weight in one.module.named_parameters()}
-        tensors = {"out": out.detach(), "rows": leaf.grad, **gradients}
-        found[number // len(drawn)] |= {(one.name, name): tensor for name, tensor in tensors.items()}
+        found[number // len(drawn)][one.name] = {"out": out.detach(), "rows": leaf.grad, **gradients}
         one.module.zero_grad(set_to_none=True)
     return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from ..bench import Bench
+from ..bench import Bench, different
 from ..observe import Enter
+from ..trial import run_pass
 
 LEARNING_RATE: Final = 1 / 32  # of the largest value of a weight: enough that each step has other weights
 Batch = tuple[Any, Any]
@@ -139,6 +141,39 @@ def train_step(
             largest = weight.grad.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
             weight.sub_(weight.grad / largest * weight.abs().amax() * LEARNING_RATE)
     return {"forward": outs, "grad": grads, "state": delayed_states(bench, stack) if delayed else {}}
+
+
+def check_same_bits(bench: Bench, name: str, some: Sequence[Seen], other: Sequence[Seen], *kinds: str) -> None:
+    """A check that tensors of these kinds ("forward", "grad", "state") have the same bits in each step of two runs."""
+    found = [
+        f"{tensor} in step {step}"
+        for kind in kinds
+        for step, (one, two) in enumerate(zip(some, other, strict=True))
+        for tensor in different(one.get(kind, {}), two.get(kind, {}))
+    ]
+    said = f"{len(found)} with other bits: {', '.join(found[:3])}" if found else "the same bits"
+    bench.check(name, not found and any(one.get(kind) for one in some for kind in kinds), said)
+
+
+def run_block(
+    bench: Bench, like: nn.ModuleList, batch: Batch, call: Callable[[Any, Any], Any], *,
+    around: Enter = nullcontext, forward: Enter = nullcontext,
+) -> Seen:  # fmt: skip
+    """Output and gradients, as the kind "pass", of a new block with the weights of `like`.
+
+    Args:
+        bench: of the probe.
+        like: a stack of one block.
+        batch: of one micro-batch.
+        call: (block, rows) -> output.
+        around: scope of the whole pass.
+        forward: scope of the forward pass alone.
+    """
+    block, (rows, gradient) = new_stack(bench, 1, like=like)[0], batch
+    leaf = rows.detach().clone().requires_grad_()
+    leaves = {"rows": leaf, **dict(block.named_parameters())}
+    with around():
+        return {"pass": run_pass(lambda: call(block, leaf), leaves, gradient, forward)}
 
 
 def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:

@@ -9,23 +9,19 @@ and one between the zones must not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
 import torch
 
-from ...training.layers import Build
-from ...training.model import HybridModel
-from ...training.sizes import read_size
 from ..bench import Bench, different
 from ..low_precision import Watched, check_layers_in_low_precision, run_alone, watching_layers
 from ..observe import Enter
-from ..trial import run_pass
 from .graphs import scope_of
 from .quantizers import Operand, record_operands, watching_operands
-from .stacks import new_batch, new_stack, shape_of, te_layers
+from .stacks import check_same_bits, new_batch, new_stack, run_block, shape_of, te_layers
 
 LAYERS: Final = 5
 FIRST: Final = 1
@@ -41,7 +37,6 @@ def probe(bench: Bench) -> None:
         enter = scope_of(bench, recipe)
         with bench.scope(f"zones.{recipe}"):
             _check_places(bench, model, enter, recipe)
-            _check_hybrid(bench, enter, recipe)
         with bench.scope(f"groups.{recipe}"):
             _check_zone_in_a_group(bench, enter)
         with bench.scope(f"scope.{recipe}"):
@@ -175,30 +170,6 @@ def _changed_outside(watched: Watched) -> list[str]:
     return different(*run_alone(watched, weights_alone=False))
 
 
-def _check_hybrid(bench: Bench, enter: Enter, recipe: str) -> None:
-    """The hybrid model that is trained: one step, its layers by what their products got."""
-    smaller = {"batch": 2, "length": 128, "hidden": 256, "ffn_hidden": 512, "num_heads": 4, "num_experts": 4}
-    size = read_size("tiny") if bench.device == "cpu" else read_size("small", pattern="AMEREA", **smaller)
-    build = Build(dtype=torch.bfloat16, device=bench.device, recipe=recipe)  # type: ignore[arg-type]
-    model = HybridModel(size, build, seed=bench.order.seed)
-    layers = te_layers(model)
-    with operands_of(layers) as operands:
-        tokens = bench.randint(size.vocabulary, size.batch, size.length + 1)
-        model.losses(tokens, scope=enter).total.backward()
-    zones = (*range(size.bf16_first), *range(len(size.letters) - size.bf16_last, len(size.letters)))
-    in_fp8 = 0
-    for place, letter in enumerate(size.letters):
-        held = {name: operands[name] for name in layers if name.startswith(f"layers.{place}.")}
-        wrong = wrong_operands(held, is_bf16=place in zones, sees_bf16=bench.device == "cuda")
-        in_fp8 += place not in zones and bool(held)
-        said = f"{len(held)} layers of Transformer Engine in {'bf16' if place in zones else 'FP8'}"
-        bench.check(f"model.{place}{letter}.operands", not wrong, "; ".join(wrong[:3]) or said)
-    bench.check("model.fp8-layers", in_fp8 > 0, f"{in_fp8} layers between the zones hold some of Transformer Engine's")
-    rest = [name for name in layers if not name.startswith("layers.") and name.partition(".")[0] != "norm"]
-    head = model.head.weight.dtype is torch.bfloat16 and not rest
-    bench.check("model.head", head, f"{type(model.head).__name__} in {model.head.weight.dtype}, outside of every scope")
-
-
 # --- groups -----------------------------------------------------------------------------------------------
 
 
@@ -215,13 +186,5 @@ def _check_zone_in_a_group(bench: Bench, enter: Enter) -> None:
 
 def _check_scope(bench: Bench, enter: Enter) -> None:
     """A backward pass inside the scope gives the bits of one after it."""
-    like, (rows, gradient) = new_stack(bench, 1), new_batch(bench)
-
-    def run(forward: Enter, backward: Enter) -> dict[str, Any]:
-        block, leaf = new_stack(bench, 1, like=like)[0], rows.detach().clone().requires_grad_()
-        leaves = {"rows": leaf, **dict(block.named_parameters())}
-        with backward():
-            return run_pass(partial(block, leaf), leaves, gradient, forward)
-
-    wrong = different(run(enter, nullcontext), run(nullcontext, enter))
-    bench.check("backward-inside", not wrong, f"other bits than a backward pass after it: {wrong[:3] or 'none'}")
+    run = partial(run_block, bench, new_stack(bench, 1), new_batch(bench), lambda block, rows: block(rows))
+    check_same_bits(bench, "backward-inside", [run(forward=enter)], [run(around=enter)], "pass")

@@ -61,14 +61,6 @@ class Trajectory:
         return Trajectory(self.losses[part], self.grad_norms[part], streams, parts, first)
 
 
-def read_trajectory(receipt: Mapping[str, Any]) -> Trajectory:
-    """From what a rank left; sums over ranks are the same on all of them. Without a step where it left nothing."""
-    steps = receipt.get("steps", ())
-    losses, norms = (tuple(read_number(step[name]) for step in steps) for name in ("loss", "grad_norm"))
-    first = int(steps[0]["step"]) if steps else 0
-    return Trajectory(losses, norms, receipt.get("stream_norms") or {}, receipt.get("part_norms") or {}, first)
-
-
 def read_number(value: Any) -> float | None:
     """A number of a rank's receipt; None where it is not finite, which a receipt has as text."""
     return float(value) if value is not None and math.isfinite(float(value)) else None
@@ -104,8 +96,11 @@ class Run:
 
     @property
     def trajectory(self) -> Trajectory:
-        """Its steps."""
-        return read_trajectory(self.first)
+        """Its steps; sums over ranks are the same on all of them. Without a step where no rank left a receipt."""
+        steps, left = self.first.get("steps", ()), self.first
+        losses, norms = (tuple(read_number(step[name]) for step in steps) for name in ("loss", "grad_norm"))
+        first = int(steps[0]["step"]) if steps else 0
+        return Trajectory(losses, norms, left.get("stream_norms") or {}, left.get("part_norms") or {}, first)
 
 
 class Runs:
@@ -249,45 +244,32 @@ def record_of(run: Run) -> TrainingRecord:
     )
 
 
-def check_backends(bench: Bench, name: str, rows: Sequence[Backend]) -> None:
-    """Put the backends of a run's parts on record: each took the requested one, and a run without any fails."""
-    bench.backends.extend(rows)
-    bench.check(f"{name}.parts", bool(rows), f"{len(rows)} parts report their backend")
-    for row in rows:
-        bench.check(f"{row.path}.backend", took_requested(row), row.detail)
-
-
-def took_requested(row: Backend) -> bool:
-    """Whether a part ran on the requested backend; where that is native, on any that is not a vendor's."""
-    if row.requested == "native":
-        return row.claimed not in VENDOR_BACKENDS
-    return row.claimed == row.requested
-
-
 def check_parts(bench: Bench, *runs: Run) -> None:
-    """Every part of these runs ran on the requested backend, on every rank."""
+    """Every part of these runs ran on the requested backend, on every rank; where that is native, on no vendor's."""
     for run in runs:
-        rows = backends_of(run, wants_te=bench.wants_te, native=bench.setting("native").split())
-        check_backends(bench, run.name, rows)
+        rows = _backends_of(bench, run)
+        bench.backends.extend(rows)
+        bench.check(f"{run.name}.parts", bool(rows), f"{len(rows)} parts report their backend")
+        for row in rows:
+            right = row.claimed == row.requested if row.requested != "native" else row.claimed not in VENDOR_BACKENDS
+            bench.check(f"{row.path}.backend", right, row.detail)
 
 
-def backends_of(run: Run, *, wants_te: bool, native: Sequence[str] = ()) -> list[Backend]:
+def _backends_of(bench: Bench, run: Run) -> list[Backend]:
     """Requested and observed backend of every part; ranks that differ from those before them have a row each.
 
-    Args:
-        run: that has ended.
-        wants_te: whether Transformer Engine is requested.
-        native: last words of parts that have no other path in this row, as the matrix says.
+    The matrix names, in `native`, last words of parts that have no other path in this row.
     """
     rows: dict[tuple[str, str], Backend] = {}
+    native = bench.setting("native").split()
     for receipt in run.receipts:
         for part, choice in receipt["choices"].items():
             taken = choice["observed"]
             if (part, taken) in rows:
                 continue
             shown = part if not any(known == part for known, _ in rows) else f"{part}.rank{receipt['rank']}"
-            off = not wants_te or not _AS_ORDERED.isdisjoint(choice["codes"]) or part.rpartition(".")[2] in native
-            requested = "native" if off else choice["requested"]
+            as_ordered = not _AS_ORDERED.isdisjoint(choice["codes"]) or part.rpartition(".")[2] in native
+            requested = choice["requested"] if bench.wants_te and not as_ordered else "native"
             rows[part, taken] = Backend(f"{run.name}.{shown}", requested, taken, (taken,), tuple(choice["refusals"]))
     return list(rows.values())
 

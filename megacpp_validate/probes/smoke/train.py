@@ -163,10 +163,8 @@ def find_wrong_casts(run: Run, receipt: Mapping[str, Any], recipe: str) -> list[
         of_part = next((name for name, start in parts.items() if f"{row['layer']}.".startswith(start)), "")
         seen.setdefault(of_part, set()).add(row["tensor"])
         direction: Any = "dgrad" if row["tensor"] == "gradient" else "forward"
-        said, wanted = (
-            (row["kind"], f"float8_{row['format']}"),
-            (KINDS[recipe], wanted_format(recipe, direction, row["tensor"])),
-        )
+        said = (row["kind"], f"float8_{row['format']}")
+        wanted = (KINDS[recipe], wanted_format(recipe, direction, row["tensor"]))
         if not _may_cast(run, row["layer"]):
             faults.append(f"{row['layer']} stays in BF16, and has a {row['kind']}")
         elif said != wanted:

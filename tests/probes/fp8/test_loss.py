@@ -129,5 +129,5 @@ def test_runs_are_processes_that_are_waited_for(tmp_path: Path) -> None:
 
 
 def test_recipes_are_not_trained_natively(tmp_path: Path) -> None:
-    with pytest.raises(CannotRun, match="train in Transformer Engine only"):
+    with pytest.raises(CannotRun, match="run in Transformer Engine only"):
         loss.probe(new_bench(tmp_path, requested="native"))
