@@ -19,6 +19,7 @@ from ..native.norms import NormLinear, RMSNorm, rms_norm
 from . import emulation as counted
 from . import references as reference
 from .bench import DTYPES, Bench
+from .observe import is_te
 from .trial import Formula, formula_of, layer_trial, try_case
 from .whole_layer import check_whole_layer
 
@@ -82,7 +83,7 @@ def _check_tables(bench: Bench, spec: Any) -> None:
     for kind in kinds:
         found = table[kind]
         by_te = kind in BY_TE and bench.wants_te
-        right = isinstance(found, type) and _is_te(found) if by_te else found is None
+        right = isinstance(found, type) and is_te(found) if by_te else found is None
         bench.check(f"te.{kind}", right, str(found))
         entry = chosen.get(kind)
         if entry is None:
@@ -115,10 +116,6 @@ def _check_names(bench: Bench, spec: Any, sizes: _Sizes) -> None:
     native = pairs["mixer"][1].state_dict()
     equal = [name for name, value in native.items() if torch.equal(again[name], value)]
     bench.check("mixer.first-values", len(equal) == len(native), f"equal: {', '.join(equal)}")
-
-
-def _is_te(kind: type) -> bool:
-    return kind.__module__.startswith("transformer_engine")
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -249,13 +246,7 @@ SCANS: Final = (
         "mixer",
         _plain_mixer,
     ),
-    _Row(
-        "recurrent",
-        _recurrent,
-        _by_recurrence,
-        "recurrent",
-        wanted="native",
-    ),
+    _Row("recurrent", _recurrent, _by_recurrence, "recurrent", wanted="native"),
 )
 IN_RECIPES: Final = (IN_PROJECTION, *NORMS_AND_MLPS[2:])
 

@@ -21,6 +21,7 @@ from .bench import DTYPES, Bench, different
 from .bounds import Roundings
 from .emulation import Product, Recipe, operand_roundings
 from .low_precision import check_kept_weights
+from .observe import is_te
 from .references import linear
 from .trial import Trial, try_case
 
@@ -129,10 +130,6 @@ def probe(bench: Bench) -> None:
         _check_kept(bench, walker, recipe)
 
 
-def _is_te(module: Any) -> bool:
-    return type(module).__module__.startswith("transformer_engine")
-
-
 # --- decisions and the swap -------------------------------------------------------------------------------------------
 
 
@@ -169,7 +166,7 @@ def _check_swap(bench: Bench, walker: Any) -> None:
     listed = {name for name, code in EXPECTED.items() if code == LISTED}
     for name in EXPECTED:
         module, swapped = after.get(name), name in listed and bench.wants_te
-        right = _is_te(module) if swapped else module is modules[name]
+        right = is_te(type(module)) if swapped else module is modules[name]
         bench.check(name, right, f"{type(module).__module__}.{type(module).__qualname__}")
     bench.check("choices", set(swap.choices) == listed, f"recorded for {', '.join(sorted(swap.choices))}")
     moved = different(values, dict(tree.named_parameters(remove_duplicate=False)))

@@ -43,13 +43,7 @@ WHY: Final = (
 
 
 def check_kept_weights(
-    bench: Bench,
-    name: str,
-    layers: tuple[Any, Any],
-    rows: Any,
-    gradient: Any,
-    enter: Enter,
-    *others: Any,
+    bench: Bench, name: str, layers: tuple[Any, Any], rows: Any, gradient: Any, enter: Enter, *others: Any
 ) -> None:
     """Hold a layer that is told the microbatch to an equal one that is not: output and every gradient.
 

@@ -53,26 +53,6 @@ class Sample:
     options: dict[str, Any] = field(default_factory=dict)
     eps: float = EPS
 
-    def seen(self) -> Any:
-        """[B, H, T, T]: which key each query sees."""
-        batch, length, _ = self.rows.shape
-        return visible(batch, HEADS, length, device=self.rows.device, **self.options)
-
-
-def new_weights(bench: Bench, case: Case, hidden: int, ffn: int, branches: float, size: float) -> dict[str, Any]:
-    """By native names, in fp32; with `branches` of 2 each branch is about as large as the stream of size `size`."""
-    joint, up = HEADS * case.width, 2 * ffn if is_gated(case.activation) else ffn
-    qkv = bench.randn((HEADS + 2 * case.groups) * case.width, hidden, scale=hidden**-0.5)
-    qkv[:joint] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
-    return {
-        "qkv.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
-        "qkv.weight": qkv,
-        "out.weight": bench.randn(hidden, joint, scale=branches * joint**-0.5 * size),
-        "mlp.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
-        "mlp.fc1_weight": bench.randn(up, hidden, scale=hidden**-0.5),
-        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=branches * ffn**-0.5),
-    }
-
 
 def new_sample(
     bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0, turned: bool = True, eps: float = EPS
@@ -88,7 +68,17 @@ def new_sample(
         return bench.randn(batch, length, hidden, dtype=dtype, scale=size).detach().requires_grad_()
 
     first = rows() if turned else None
-    weights = new_weights(bench, case, hidden, ffn, branches, size)
+    joint, up = HEADS * case.width, 2 * ffn if is_gated(case.activation) else ffn
+    qkv = bench.randn((HEADS + 2 * case.groups) * case.width, hidden, scale=hidden**-0.5)
+    qkv[:joint] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
+    weights = {
+        "qkv.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
+        "qkv.weight": qkv,
+        "out.weight": bench.randn(hidden, joint, scale=branches * joint**-0.5 * size),
+        "mlp.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
+        "mlp.fc1_weight": bench.randn(up, hidden, scale=hidden**-0.5),
+        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=branches * ffn**-0.5),
+    }
     options = options_of(bench, case, batch, length)
     return Sample(
         case,
@@ -140,12 +130,12 @@ def block_trial(
         recipe: that its products are rounded by.
         more: of the trial.
     """
-    case = sample.case
+    case, (batch, length, hidden) = sample.case, sample.rows.shape
+    seen = visible(batch, HEADS, length, device=sample.rows.device, **sample.options)
     wanted, shares = block_step(
-        sample.rows, sample.weights, sample.gradient, sample.seen(), sample.rope, activation=case.activation,
+        sample.rows, sample.weights, sample.gradient, seen, sample.rope, activation=case.activation,
         eps=sample.eps, heads=HEADS, groups=case.groups, width=case.width,
     )  # fmt: skip
-    batch, length, hidden = sample.rows.shape
     ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * case.width
     smallest = batch * length * min(hidden, ffn, case.groups * case.width)
     # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.

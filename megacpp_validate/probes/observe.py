@@ -73,6 +73,11 @@ def _mark(layer: Any, _inputs: Any, output: Any) -> None:
             node.metadata.setdefault(_MARK, []).append(f"{kind.__module__}.{kind.__qualname__}")
 
 
+def is_te(kind: type) -> bool:
+    """Whether a class is Transformer Engine's own."""
+    return kind.__module__.startswith("transformer_engine")
+
+
 def graph_nodes(*outputs: Any) -> tuple[str, ...]:
     """Names of the nodes of the graph behind some outputs, each once, in the order met going back.
 
