@@ -19,9 +19,9 @@ from ..native.norms import NormLinear, RMSNorm, rms_norm
 from . import emulation as counted
 from . import references as reference
 from .bench import DTYPES, Bench
+from .native_block import check_whole_layer
 from .observe import is_te
 from .trial import Formula, formula_of, layer_trial, try_case
-from .whole_layer import check_whole_layer
 
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows

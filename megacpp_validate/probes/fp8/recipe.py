@@ -24,8 +24,7 @@ from ..fp8_linear import check_recipe
 from ..observe import Enter
 from ..trial import run_pass
 from .quantizers import Operand, check_operands, watching_operands
-from .scopes import check_resumed, check_scopes, new_layers
-from .state import check_delayed_state, default_update, ulps
+from .state import check_delayed_state, check_resumed, check_scopes, default_update, new_layers, ulps
 
 BF16: Final = torch.bfloat16
 WIDE: Final = (256, 512)  # in and out, in blocks of 128, which every recipe takes

@@ -12,8 +12,7 @@ import torch
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.emulation import DelayedTensors, Update, next_state
-from megacpp_validate.probes.fp8.scopes import check_resumed, check_scopes
-from megacpp_validate.probes.fp8.state import check_delayed_state, default_update
+from megacpp_validate.probes.fp8.state import check_delayed_state, check_resumed, check_scopes, default_update
 from tests.probes.planting import (
     Patch,
     Plant,

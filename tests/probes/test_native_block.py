@@ -11,8 +11,8 @@ import torch
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge import layer_spec as spec
 from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.native_block import check_whole_layer
 from megacpp_validate.probes.observe import marking_vendor_layers
-from megacpp_validate.probes.whole_layer import check_whole_layer
 from tests.probes.planting import RECIPES, Patch, Plant, check_caught, failed, new_bench
 
 
