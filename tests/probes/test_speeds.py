@@ -91,6 +91,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(sys.modules, f"{process.BRIDGE}.fake", types.ModuleType("fake"))
         if speed is not None:
             monkeypatch.setattr(speeds, "speed_of", lambda _: speed)
+            monkeypatch.setattr(process, "TIMED", frozenset({"fake"}))
 
     return put
 
