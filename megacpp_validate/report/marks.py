@@ -63,7 +63,7 @@ _VALUES: Final = {
     "expired changed missing faults compiled silent wrong-module wrong-cause others-too misnamed by-another missed "
     "false-alarm",
     cascade: "blocked cascade",
-    risk: "risk tax warned waived accepted holds",  # what holds is a waiver
+    risk: "risk fails-before tax warned waived accepted holds",  # what holds is a waiver
     missing: "not-run not-judged unknown cannot-build cannot-tell claimed lost not-planted elsewhere",
     quiet: "note noise kept harmless expected-unsupported not-needed rolled-back",
     good: "pass good verified win fits done warm clean same new allowed fixed right caught quiet",

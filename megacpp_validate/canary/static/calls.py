@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .constants import call_external, call_text
+from .constants import call_external, call_known
 from .expressions import Access, Expressions
 from .interpreted import (
     ANYTHING,
@@ -21,6 +21,7 @@ from .interpreted import (
     Instance,
     Items,
     Keywords,
+    Listing,
     Method,
     Missing,
     Names,
@@ -32,12 +33,13 @@ from .interpreted import (
     Vendor,
     VendorModule,
     constant,
+    each_of,
     either,
     forked,
 )
-from .notes import ImportFails
+from .notes import Lacking
 from .release import Absent, Found
-from .shapes import shape_of
+from .shapes import shape_of, signature_of
 from .source_files import PACKAGE
 from .surface import RESULT, UNKNOWN, Symbol, UseKind
 from .syntax_nodes import once_per_node
@@ -50,7 +52,7 @@ _LAYER_STATE: Final = Vendor(
     Symbol("transformer_engine.pytorch.module.base", "TransformerEngineBaseModule"), (RESULT, "set_extra_state")
 )
 _NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
-_MINDS_VERSION: Final = frozenset({"__version__", "get_distribution", "version"})
+_MINDS_VERSION: Final = frozenset({"__version__", "find_spec", "get_distribution", "version"})
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,26 @@ class Calls(Expressions):
         given = [self._value(argument, names) for argument in node.args]
         for keyword in node.keywords:
             self._value(keyword.value, names)
+        match node.func:
+            case ast.Name(id="patch") | ast.Attribute(attr="patch" | "object" | "setattr"):  # of `mock`, `monkeypatch`
+                self._note_replaced(node, names, given)
         if isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS:
             self._note_load(node, node.func, names, {type(one) for one, _ in callees})
         return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
+
+    def _note_replaced(self, node: ast.Call, names: Names, given: list[Values]) -> None:
+        """Note what a test replaces, which has to be there: `patch("transformer_engine.f")`, `patch.object(te, "f")`."""
+        match [next((one.value for one in values if isinstance(one, Const)), None) for values in given[:2]]:
+            case [str(dotted), *_] if dotted.startswith(f"{PACKAGE}."):
+                owners: Values = frozenset({VendorModule(PACKAGE)})
+                steps = dotted.split(".")[1:]
+            case [None, str(name)]:
+                owners, steps = given[0], [name]
+            case _:
+                return
+        for step in steps:
+            at = Access(step, node, names)
+            owners = either(*(self._member(one, at) for one in owners if isinstance(one, Vendor | VendorModule)))
 
     def _note_load(self, node: ast.Call, func: ast.Attribute, names: Names, called: set[type]) -> None:
         """Note that a state is loaded: of any module, the layers of Transformer Engine in it load theirs.
@@ -147,7 +166,7 @@ class Calls(Expressions):
         return either(*(self._call_one(one, call) for one in members))
 
     def _call_const(self, callee: Const, call: Call) -> Values:
-        return call_text(callee.value, call.attr, call.given) if isinstance(callee.value, str) else ANYTHING
+        return call_known(callee.value, call.attr, call.given)
 
     def _call_class(self, callee: Class, call: Call) -> Values:
         made: Values = frozenset({Instance(callee)})
@@ -182,16 +201,18 @@ class Calls(Expressions):
                 known[name] = both if len(both) == 1 else ANYTHING  # what differs from call to call is not followed
         if callee.node in self._returns or self._loading:
             return forked(self._returns.get(callee.node, ANYTHING))
-        return forked(self._read_function(callee))
+        asked, returned = self._asked, forked(self._read_function(callee))
+        self._asked = asked  # what the function reads of the release counts by what it returns
+        return returned
 
     def _call_import(self, callee: Import, call: Call) -> Values:
         """What an object gives that imports when it is called; its use is noted where the call stands."""
         inner = self._inside(callee.function)
-        inner.catching = True
+        inner.caught = frozenset({"Exception"})
         with self._noting_nothing():
             try:
                 found = self._run_body(callee.function, inner)
-            except ImportFails as fault:
+            except Lacking as fault:
                 self._quiet -= 1
                 self._note(Vendor(fault.symbol), UseKind.NAME, call.node, call.names, optional=not callee.insists)
                 self._quiet += 1
@@ -215,7 +236,8 @@ class Calls(Expressions):
         self._reading.append(function.node)
         self._quiet += 1
         self._steps += 1
-        returned = self._run_body(function, names)
+        asked, returned = self._asked, self._run_body(function, names)
+        self._asked = asked
         self._quiet -= 1
         self._reading.pop()
         self._again[key] = returned
@@ -276,8 +298,7 @@ class Calls(Expressions):
             case ("getattr" | "hasattr" as look, [owners, key, *default]):
                 return self._look_up(look, owners, key, default, call)
             case ("isinstance" | "issubclass", [_, kinds, *_]):
-                every = [v for one in kinds for v in (one.values if isinstance(one, Items) else [frozenset({one})])]
-                for one in either(*every) if every else ():
+                for one in each_of(kinds):
                     if isinstance(one, Vendor):
                         self._note(one, UseKind.CLASS, call.node.args[1], call.names)
                 return ANYTHING
@@ -299,7 +320,26 @@ class Calls(Expressions):
                 return called
             case ("print" | "setattr" | "delattr", _):
                 return ANYTHING
-        return call_external(callee.path, call.given, self.release.version)
+        return self._call_about_release(callee.path.rpartition(".")[2], call) or call_external(
+            callee.path, call.given, self.release.version
+        )
+
+    def _call_about_release(self, name: str, call: Call) -> Values | None:
+        """What a function of Python gives by which a project asks what a release has; None for any other."""
+        match name, call.given:
+            case ("dir" | "vars" | "signature" | "getfullargspec", [owners]):
+                return frozenset(Listing(one, of_call=name not in ("dir", "vars")) for one in owners)
+            case ("find_spec", [targets, *_]):
+                dotted = [str(one.value) for one in targets if isinstance(one, Const)]
+                if all(one.partition(".")[0] == PACKAGE for one in dotted):
+                    return either(*(NOTHING if self._of_text(one) == ANYTHING else constant(True) for one in dotted))
+            case ("map", [callees, over]):
+                items = [one.values for one in over if isinstance(one, Items)]
+                if len(items) == len(over) == 1:
+                    each = [replace(call, given=[value]) for value in items[0]]
+                    found = (either(*(self._call_one(one, inner) for one in callees)) for inner in each)
+                    return frozenset({Items(tuple(found))})
+        return None
 
     def _of_text(self, dotted: str) -> Values:
         if dotted.partition(".")[0] == PACKAGE:
@@ -316,6 +356,7 @@ class Calls(Expressions):
                 there = self._has(owner, attr)
                 if look == "hasattr":
                     found.append(ANYTHING if there is None else constant(there))
+                    self._asked += there is None and isinstance(owner, Vendor | VendorModule)
                     continue
                 if isinstance(owner, VendorModule) and default:
                     self._note(Vendor(Symbol(owner.path, attr)), UseKind.NAME, call.node, call.names, optional=True)
@@ -328,6 +369,18 @@ class Calls(Expressions):
                 elif there is not True:
                     found += default
         return either(*found) if found else ANYTHING
+
+    def _holds(self, holder: Value, key: Value) -> bool | None:
+        match holder, key:
+            case Listing(owner=Vendor(symbol=symbol, path=path), of_call=True), Const(value=str(name)):
+                found = self.release.lookup(symbol.module, symbol.name)
+                shape = shape_of(self.release, found, path) if isinstance(found, Found) else None
+                signature = signature_of(self.release, shape) if shape is not None else None
+                known = signature is not None and signature.named(name) is not None
+                return True if known else None if signature is None or signature.open_keywords else False
+            case Listing(owner=owner, of_call=False), Const(value=str(name)):
+                return self._has(owner, name)
+        return None
 
     def _has(self, owner: Value, attr: str) -> bool | None:
         match owner:

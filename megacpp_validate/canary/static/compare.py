@@ -16,7 +16,7 @@ import griffe
 from ...evidence.values import Cause, SourceLine
 from .body_changes import compare_bodies, compare_deprecations
 from .call_changes import bind, call_faults, compare_calls
-from .findings import Change, ChangeKind, Finding, Impact
+from .findings import Change, ChangeKind, Doubt, Finding, Impact
 from .gathering import Met, gather
 from .import_time import compare_import_time, deprecated_modules
 from .interpret import Interpreter
@@ -35,7 +35,7 @@ from .shapes import (
     signature_of,
     ways_to_name,
 )
-from .surface import BELOW, RESULT, Surface, Symbol, Use, UseKind
+from .surface import BELOW, RESULT, Surface, Symbol, Use, UseKind, is_caught
 from .wrapping import is_undecorated
 
 
@@ -140,7 +140,7 @@ class _Comparison:
         for change in self._changes_of_pair(use, pair):
             # A file that OLD cannot import has no behaviour to lose; what NEW refuses in it stays a breakage.
             is_new = use.site not in self.failing and change.impact is Impact.BREAKING
-            if is_new or use.site.file not in self.failing:
+            if is_new or change.follows or use.site.file not in self.failing:
                 yield self._met(change, use)
 
     def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
@@ -165,9 +165,11 @@ class _Comparison:
         if pair.after is None:
             return
         if pair.before is None:
+            if use.kind is UseKind.REFUSAL:
+                yield Change(ChangeKind.REFUSED, Impact.BREAKING)
             if use.kind is UseKind.NAME and self._after[use.accessor] is None:
-                impact = Impact.RISK if use.optional else Impact.BREAKING
-                yield Change(ChangeKind.REMOVED, impact, old=self.surface.accessors[use.accessor][0].path)
+                lost = Change(ChangeKind.REMOVED, Impact.BREAKING, old=self.surface.accessors[use.accessor][0].path)
+                yield replace(lost, impact=Impact.RISK, doubt=Doubt.CAUGHT) if use.optional else lost
             if use.site not in self.failing:
                 yield from self._faults(self.new, use, self._after)
             return
@@ -231,6 +233,8 @@ class _Comparison:
     def _name(self, use: Use) -> Iterator[Change]:
         before, after = self._before[use.accessor], self._after[use.accessor]
         if before is None:
+            if after is not None and not use.optional:
+                yield Change(ChangeKind.ADDED, Impact.HARMLESS, new=after.symbol.path, follows=True)
             return
         if after is not None and after.found is None and before.found is not None and self._left_binary(before):
             after = None
@@ -238,7 +242,8 @@ class _Comparison:
             if use.optional and (use.module, use.function) in self.renewed:
                 return
             lost = self._lost_symbol(before)
-            yield replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK) if use.optional else lost
+            caught = replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK, doubt=Doubt.CAUGHT)
+            yield caught if use.optional else lost
             return
         if before.symbol != after.symbol and before.found and after.found:
             yield Change(  # the same thing in another place, and the bridge looks there first
@@ -353,6 +358,7 @@ class _Comparison:
             ChangeKind.ATTRIBUTE_REMOVED,
             Impact.BREAKING if certain else Impact.RISK,
             parameter=use.path[-1],
+            raises="AttributeError",
             suggestion=likely_member(after.obj, use.path[-1], before.obj),
         )
         return self._at(change, before, after)
@@ -399,8 +405,10 @@ class _Comparison:
             member = f"{member}.forward".lstrip(".")
         if change.kind is ChangeKind.ATTRIBUTE_REMOVED:
             member = member.rpartition(".")[0]
-        if use.optional and use.kind is UseKind.CALL and change.impact is Impact.BREAKING:
-            change = replace(change, impact=Impact.RISK)  # the code goes on without it
+        if use.kind is not UseKind.NAME and change.impact is Impact.BREAKING and is_caught(change.raises, use.caught):
+            change = replace(change, impact=Impact.RISK, doubt=Doubt.CAUGHT)
+        if use.is_guarded and change.impact is Impact.BREAKING:
+            change = replace(change, impact=Impact.RISK, doubt=Doubt.GUARDED)
         resolved = self._before[use.accessor] or self._after[use.accessor]
         symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor][0]
         return Met(replace(change, member=change.member or member), use, symbol)

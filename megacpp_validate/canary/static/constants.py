@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from .interpreted import (
@@ -35,9 +36,23 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 }  # fmt: skip
 _MOST: Final = 64
 _THERE: Final = (Vendor, VendorModule, Function, Class, Import, Method, ProjectModule)  # neither None nor false
-METHODS: Final = frozenset(
-    {"split", "partition", "rpartition", "startswith", "strip", "removeprefix", "replace", "lower"}
-)
+_METHODS: Final[dict[type, frozenset[str]]] = {
+    str: frozenset(
+        {
+            "split",
+            "partition",
+            "rpartition",
+            "startswith",
+            "strip",
+            "removeprefix",
+            "replace",
+            "lower",
+            "join",
+            "isdigit",
+        }
+    ),
+    SpecifierSet: frozenset({"contains"}),
+}
 VERSION_PARTS: Final = frozenset({"major", "minor", "micro", "release", "base_version", "public"})
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "TorchVersion", "parse", "parse_version"})
 _BUILTINS: Final[dict[str, Callable[..., Any]]] = {
@@ -167,12 +182,11 @@ def call_external(path: str, arguments: Sequence[Values], release: str) -> Value
     values = [one[0] for one in given if one is not None]
     if last in ("version", "get_distribution") and is_version_of_vendor(values[0]):
         return constant(release)
-    if last == "find_spec" and values[0] == "transformer_engine":
-        return constant(True)
-    if last in _VERSIONS:
+    made = Version if last in _VERSIONS else SpecifierSet if last == "SpecifierSet" else None
+    if made is not None:
         try:
-            return constant(Version(str(values[0])))
-        except InvalidVersion:
+            return constant(made(str(values[0])))
+        except (InvalidVersion, InvalidSpecifier):
             return ANYTHING
     if path.startswith("builtins.") and last in _BUILTINS:
         try:
@@ -182,12 +196,12 @@ def call_external(path: str, arguments: Sequence[Values], release: str) -> Value
     return ANYTHING
 
 
-def call_text(text: str, method: str, arguments: Sequence[Values]) -> Values:
-    """What a method of a known text gives."""
+def call_known(value: object, method: str, arguments: Sequence[Values]) -> Values:
+    """What a method of a known text, or of a known set of versions, gives."""
     given = [plain(next(iter(one))) if len(one) == 1 else None for one in arguments]
-    if None in given or method not in METHODS:
+    if None in given or method not in _METHODS.get(type(value), ()):
         return ANYTHING
     try:
-        return wrap(getattr(text, method)(*(one[0] for one in given if one is not None)))
+        return wrap(getattr(value, method)(*(one[0] for one in given if one is not None)))
     except (TypeError, ValueError):
         return ANYTHING

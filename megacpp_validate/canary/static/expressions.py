@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import operator
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from packaging.version import Version
 
-from .constants import METHODS, VERSION_PARTS, compare, cut, subscript, truth_of
+from .constants import VERSION_PARTS, compare, cut, plain, subscript, truth_of, wrap
 from .interpreted import (
     ANYTHING,
     NOTHING,
+    UNTOLD,
     Class,
     Const,
     External,
@@ -21,6 +25,7 @@ from .interpreted import (
     Instance,
     Items,
     Keywords,
+    Listing,
     Method,
     Missing,
     Names,
@@ -33,10 +38,17 @@ from .interpreted import (
     VendorModule,
     constant,
     either,
+    is_untold,
 )
 from .notes import Notes
 from .release import Absent
 from .surface import BELOW, RESULT, Symbol, UseKind
+
+_HANDS_ON = (ast.BoolOp, ast.IfExp, ast.Name, ast.NamedExpr, ast.Await, ast.Starred)  # give what a part of them gives
+_ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,10 +72,22 @@ class Expressions(Notes):
         if isinstance(node, ast.Constant):
             return constant(node.value)
         reader: Callable[[ast.expr, Names], Values] | None = getattr(self, f"_of_{type(node).__name__.lower()}", None)
+        asked, values = self._asked, ANYTHING
         if reader is not None:
-            return reader(node, names)
-        self._children(node, names)
-        return ANYTHING
+            values = reader(node, names)
+        else:
+            self._children(node, names)
+        if self._asked > asked and not isinstance(node, _HANDS_ON):
+            known = frozenset(one for one in values if not isinstance(one, Unknown | Items) or plain(one))
+            values = known if known == values else known | {UNTOLD}
+        self._asked = asked + any(map(self._tells, values))
+        return values
+
+    def _tells(self, value: Value) -> bool:
+        """Whether a value is the version of Transformer Engine, or follows from the release and is not known."""
+        if isinstance(value, Const):
+            return isinstance(value.value, str | Version) and str(value.value) == self.release.version
+        return isinstance(value, Unknown) and value.of_release
 
     def _children(self, node: ast.AST, names: Names) -> None:
         for child in ast.iter_child_nodes(node):
@@ -95,7 +119,40 @@ class Expressions(Notes):
         return ANYTHING
 
     def _of_compare(self, node: ast.Compare, names: Names) -> Values:
-        return compare([self._value(one, names) for one in (node.left, *node.comparators)], node.ops)
+        sides = [self._value(one, names) for one in (node.left, *node.comparators)]
+        match sides, node.ops:
+            case [[keys, holders], [ast.In() | ast.NotIn() as op]] if any(isinstance(one, Listing) for one in holders):
+                known = {self._holds(holder, key) for holder in holders for key in keys}
+                self._asked += None in known
+                return ANYTHING if None in known else frozenset(Const(one is isinstance(op, ast.In)) for one in known)
+        return compare(sides, node.ops)
+
+    @abstractmethod
+    def _holds(self, holder: Value, key: Value) -> bool | None:
+        """Whether a name is in a listing; None where that is not known."""
+
+    def _of_binop(self, node: ast.BinOp, names: Names) -> Values:
+        both = [[plain(one) for one in self._value(side, names)] for side in (node.left, node.right)]
+        do, found = _ARITHMETIC.get(type(node.op)), list[Values]()
+        for one, other in itertools.product(*both):
+            kinds = (type(one and one[0]), type(other and other[0]))
+            is_small = kinds in ((str, str), (tuple, tuple)) and isinstance(node.op, ast.Add)
+            if do is None or one is None or other is None or not (is_small or set(kinds) <= {int, float}):
+                return ANYTHING
+            try:
+                found.append(wrap(do(one[0], other[0])))
+            except ZeroDivisionError:
+                return ANYTHING
+        return either(*found)
+
+    def _of_joinedstr(self, node: ast.JoinedStr, names: Names) -> Values:
+        texts: list[object] = []
+        for part in node.values:
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            values = [plain(one) for one in self._value(inner, names)]
+            is_plain = not isinstance(part, ast.FormattedValue) or (part.conversion < 0 and part.format_spec is None)
+            texts += values[0] or () if len(values) == 1 and is_plain else ()
+        return constant("".join(map(str, texts))) if len(texts) == len(node.values) else ANYTHING
 
     def _of_namedexpr(self, node: ast.NamedExpr, names: Names) -> Values:
         values = self._value(node.value, names)
@@ -129,12 +186,13 @@ class Expressions(Notes):
         return frozenset({self._functions.setdefault(node, Function(node, names))})
 
     def _of_ifexp(self, node: ast.IfExp, names: Names) -> Values:
-        known = truth_of(self._value(node.test, names))
-        found = []
+        tested, found = self._value(node.test, names), []
+        known = truth_of(tested)
         for wanted, part in ((True, node.body), (False, node.orelse)):
             if known in (None, wanted):
                 way = names.fork()
                 self._narrow(node.test, way, wanted=wanted)
+                way.is_guarded |= known is None and is_untold(tested)
                 found.append(self._value(part, way))
         return either(*found)
 
@@ -148,7 +206,8 @@ class Expressions(Notes):
                 return either(*found, values)
             if known is None:
                 left = (v for v in values if truth_of(frozenset({v})) is not passes)
-                found.append(frozenset(Unknown(not passes) if isinstance(v, Unknown) else v for v in left))
+                found.append(frozenset(replace(v, is_true=not passes) if isinstance(v, Unknown) else v for v in left))
+                way.is_guarded |= is_untold(values)
             if not self._narrow(part, way, wanted=passes):
                 break
         return either(*found)
@@ -206,11 +265,11 @@ class Expressions(Notes):
     def _in_vendormodule(self, owner: VendorModule, at: Access) -> Values:
         if at.attr == "__version__":
             return constant(self.release.version)
+        if at.attr == "__dict__":
+            return frozenset({Listing(owner)})
         if self.release.module(f"{owner.path}.{at.attr}") is not None:
             return frozenset({VendorModule(f"{owner.path}.{at.attr}")})
-        value = Vendor(Symbol(owner.path, at.attr))
-        self._note(value, UseKind.NAME, at.node, at.names)
-        return ANYTHING if isinstance(self.release.lookup(owner.path, at.attr), Absent) else frozenset({value})
+        return self._note_name(Symbol(owner.path, at.attr), at.node, at.names, "AttributeError")
 
     def _in_missing(self, owner: Missing, at: Access) -> Values:
         self._note(Vendor(owner.symbol), UseKind.NAME, at.node, at.names)  # an attribute of None raises
@@ -258,8 +317,11 @@ class Expressions(Notes):
 
     def _in_const(self, owner: Const, at: Access) -> Values:
         if isinstance(owner.value, Version) and at.attr in VERSION_PARTS:
-            return constant(getattr(owner.value, at.attr))
-        return frozenset({owner}) if isinstance(owner.value, str) and at.attr in METHODS else ANYTHING
+            return wrap(getattr(owner.value, at.attr))
+        return ANYTHING
+
+    def _in_listing(self, owner: Listing, at: Access) -> Values:
+        return frozenset({owner}) if at.attr in ("parameters", "args", "kwonlyargs", "keys") else ANYTHING
 
     def _of_stars(self, name: str, names: Names, node: ast.AST) -> Values | None:
         for module in names.module.stars:
@@ -285,9 +347,13 @@ class Expressions(Notes):
         names.bind(target.id, values)
 
     def _bind_tuple(self, target: ast.Tuple | ast.List, values: Values, names: Names) -> None:
-        whole = [one for one in values if isinstance(one, Items) and len(one.values) == len(target.elts)]
-        for index, part in enumerate(target.elts):
-            known = [one.values[index] for one in whole]
+        parts = target.elts
+        stars = [index for index, part in enumerate(parts) if isinstance(part, ast.Starred)]
+        whole = [one.values for one in values if isinstance(one, Items)]
+        whole = [one for one in whole if len(one) == len(parts) or (stars and len(one) >= len(parts) - 1)]
+        for index, part in enumerate(parts):
+            at = index if not stars or index <= stars[0] else index - len(parts)
+            known = [one[at] for one in whole] if index not in stars else []
             self._bind(part, either(*known) if known and len(whole) == len(values) else ANYTHING, names)
 
     _bind_list = _bind_tuple

@@ -20,6 +20,8 @@ from ...evidence.values import Cause, Frozen, SourceLine
 class ChangeKind(StrEnum):
     """What changed. A closed enumeration: a change that fits none of these is not reported as another."""
 
+    REFUSED = "refused"
+    ADDED = "added"
     REMOVED = "removed"
     MOVED = "moved"
     RENAMED = "renamed"
@@ -52,12 +54,20 @@ class Impact(StrEnum):
     HARMLESS = "harmless"  # not consumed, or consumed in a way that the change does not touch
 
 
+class Doubt(StrEnum):
+    """Why something that fails as written is a risk and no breakage."""
+
+    CAUGHT = "caught"  # the code around it catches the failure, and goes on
+    GUARDED = "guarded"  # a check of the release decides whether it is reached, and cannot be evaluated
+
+
 class ModuleVerdict(StrEnum):
     """One bridge module between two releases."""
 
     BREAKS = "breaks"
-    CASCADE = "cascade"  # red, but filed under the module that comes first in dependency order
+    CASCADE = "cascade"  # red by a fault of the import or of the environment, which the first module is blamed for
     RISK = "risk"
+    FAILS_BEFORE = "fails-before"  # nothing new, and something in it fails under OLD already
     CLEAN = "clean"
 
 
@@ -65,8 +75,8 @@ class Finding(Frozen):
     """One change to one symbol, as the bridge consumes it.
 
     Attributes:
-        module: id of the bridge module that is blamed: the first of `modules` in dependency order.
-        modules: every bridge module with a call site that the change touches.
+        module: the first of `modules` in dependency order.
+        modules: every module with one of the call sites.
         kind: what changed.
         impact: what it does to the bridge.
         cause: class of cause.
@@ -80,6 +90,7 @@ class Finding(Frozen):
         suggestion: the likely new name or place; of a guard its message, of an import-time requirement the
             condition under which it is asked for; empty if there is none.
         follows: the bridge already takes the new way by itself (a second path in its accessor or call site).
+        doubt: why it is a risk, though the use as written fails.
     """
 
     module: str
@@ -97,6 +108,7 @@ class Finding(Frozen):
     new: str = ""
     suggestion: str = ""
     follows: bool = False
+    doubt: Doubt | None = None
 
 
 class ModuleResult(Frozen):
@@ -189,7 +201,7 @@ class Sweep(Frozen):
 
 @dataclass(frozen=True)
 class Change:
-    """What a comparison of one use found; the fields are those of `Finding`."""
+    """What a comparison of one use found; the fields are those of `Finding`, and the exception that it `raises`."""
 
     kind: ChangeKind
     impact: Impact
@@ -202,3 +214,5 @@ class Change:
     new: str = ""
     suggestion: str = ""
     follows: bool = False
+    doubt: Doubt | None = None
+    raises: str = "TypeError"

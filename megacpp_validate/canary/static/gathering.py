@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...diagnosis.checks import FIREWALL, USES, entries_of_symbol
 from ...environments.fits import Fit, FitVerdict
-from .findings import Change, Finding, Impact, ModuleResult, ModuleVerdict
+from .findings import Change, ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict
 from .surface import Surface, Symbol, Use
 
 _ORDER = {Impact.BREAKING: 0, Impact.RISK: 1, Impact.HARMLESS: 2}
@@ -23,46 +23,53 @@ class Met:
 
 
 def gather(met: Iterable[Met], surface: Surface) -> list[Finding]:
-    """Uses that meet the same change become one finding, filed under the first module in dependency order."""
-    groups: dict[tuple[object, ...], list[Met]] = {}
+    """Uses that meet the same change with the same impact become one finding."""
+    groups: dict[tuple[object, ...], dict[tuple[object, ...], list[Met]]] = {}
     for one in met:
         c = one.change
-        key = (one.symbol.path, c.member, c.kind, c.parameter, c.old, c.new)
-        groups.setdefault(key, []).append(one)
-    findings = [_finding(group, surface) for group in groups.values()]
+        alike = groups.setdefault((one.symbol.path, c.member, c.kind, c.parameter, c.old, c.new), {})
+        alike.setdefault((c.impact, c.doubt, c.cause), []).append(one)
+    findings = []
+    for alike in groups.values():
+        counted = [group for group in alike.values() if group[0].change.impact is not Impact.HARMLESS]
+        findings += [_finding(group, surface) for group in counted or alike.values()]
     rank = surface.module_order.index
     return sorted(findings, key=lambda f: (_ORDER[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter))
 
 
 def _finding(group: list[Met], surface: Surface) -> Finding:
-    worst = min(_ORDER[one.change.impact] for one in group)  # what a change is told as
-    told = [one for one in group if _ORDER[one.change.impact] == worst]
-    change = told[0].change
     modules = {one.use.module for one in group}
     sites = {(one.use.site.file, one.use.site.line): one.use.site for one in group}
+    change = {name: value for name, value in vars(group[0].change).items() if name != "raises"}
     return Finding(
-        module=surface.first({one.use.module for one in told}),
+        module=surface.first(modules),
         modules=tuple(sorted(modules, key=surface.module_order.index)),
         symbol=group[0].symbol.path.rstrip("."),
         call_sites=tuple(sites[key] for key in sorted(sites)),
-        **vars(change),
+        **change,
     )
 
 
-def judge_modules(findings: Iterable[Finding], surface: Surface) -> tuple[ModuleResult, ...]:
-    """One verdict a bridge module, in dependency order."""
+def judge_modules(
+    findings: Iterable[Finding], standing: Iterable[Finding], surface: Surface
+) -> tuple[ModuleResult, ...]:  # fmt: skip
+    """One verdict a module, in dependency order, by its own lines; where the import fails, by the first module.
+
+    Args:
+        standing: uses that fail in OLD already.
+    """
     results = []
     for module in surface.module_order:
-        own = [f for f in findings if f.module == module]
-        touched = [f for f in findings if module in f.modules and f.module != module]
-        if any(f.impact is Impact.BREAKING for f in own):
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.BREAKS))
-        elif red := [f for f in touched if f.impact is Impact.BREAKING]:
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CASCADE, under=red[0].module))
-        elif any(f.impact is Impact.RISK for f in (*own, *touched)):
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.RISK))
-        else:
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CLEAN))
+        met = [f for f in findings if module in f.modules]
+        red = [f for f in met if f.impact is Impact.BREAKING]
+        own = [f for f in red if f.module == module or f.kind is not ChangeKind.IMPORT_REQUIREMENT_ADDED]
+        failing = any(module in f.modules and f.impact is Impact.BREAKING for f in standing)
+        at_risk = any(f.impact is Impact.RISK for f in met)
+        verdict = ModuleVerdict.BREAKS if own else ModuleVerdict.CASCADE if red else ModuleVerdict.CLEAN
+        if verdict is ModuleVerdict.CLEAN and (at_risk or failing):
+            verdict = ModuleVerdict.RISK if at_risk else ModuleVerdict.FAILS_BEFORE
+        under = red[0].module if verdict is ModuleVerdict.CASCADE else ""
+        results.append(ModuleResult(module=module, verdict=verdict, under=under))
     return tuple(results)
 
 

@@ -102,6 +102,7 @@ def _told(reached: Reached, parameters: set[str], *, certain: bool) -> Change:
         after=SourceLine(file=reached.file, line=guard.line),
         new=f"{guard.exception or guard.kind} if {guard.said or 'it is called'}",
         suggestion=(guard.message or reached.message)[:400],
+        raises=guard.exception,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +20,7 @@ from .interpreted import (
     ANYTHING,
     NOTHING,
     Class,
+    Const,
     External,
     Function,
     Import,
@@ -35,20 +36,20 @@ from .interpreted import (
     Vendor,
     VendorModule,
     constant,
+    each_of,
     either,
+    is_untold,
 )
-from .notes import ImportFails, Key
+from .notes import Key, Lacking
 from .project import SourceFile
 from .release import Absent
 from .source_files import PACKAGE
-from .surface import Symbol, Use, UseKind, argument_of, named_kinds, parameter_facts
-from .syntax_nodes import once_per_node
+from .surface import Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
+from .syntax_nodes import once_per_node, stored_by
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
 _DEEPEST: Final = 12  # functions within functions
-_CATCHES_ALL: Final = frozenset({"Exception", "BaseException"})
-_CATCHES_IMPORT: Final = _CATCHES_ALL | {"ImportError", "ModuleNotFoundError"}
-_CATCHES_USE: Final = _CATCHES_ALL | {"AttributeError", "TypeError"}
+_EXITS: Final = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit"})
 
 
 class Interpreter(Calls):
@@ -105,8 +106,6 @@ class Interpreter(Calls):
                     self._block(tree.body, names)
                 except RecursionError:
                     self.project.unreadable[file.shown] = "its code is nested too deep to be followed"
-                except ImportFails:  # a `try` around the import of this module catches it
-                    pass
             self.order.setdefault(self.source.row_of(file))
         return self._modules[file.module]
 
@@ -133,7 +132,7 @@ class Interpreter(Calls):
         """The names inside of a function before its first statement."""
         node, outer = function.node, function.names
         title = ".".join(filter(None, (outer.function, getattr(node, "name", "<lambda>"))))
-        names = Names(outer.file, outer, title, cls=function.owner)
+        names = Names(outer.file, outer, title, cls=function.owner, is_guarded=outer.is_guarded)
         names.facts = parameter_facts(node.args, self._kinds.get(outer.file.module, {}))
         said = ast.unparse(returns) if (returns := getattr(node, "returns", None)) is not None else ""
         if "AbstractContextManager" in said:
@@ -190,12 +189,24 @@ class Interpreter(Calls):
 
     def _do_raise(self, node: ast.stmt, names: Names) -> bool:
         self._children(node, names)
+        return self._refuse(node, names)
+
+    def _refuse(self, node: ast.stmt, names: Names) -> bool:
+        """What follows is not reached; at the top level of a module the release has decided that, and is refused."""
+        if names.outer is None:
+            self._note(Vendor(Symbol(PACKAGE, "__version__")), UseKind.REFUSAL, node, names)
         return False
 
-    _do_continue = _do_break = _do_raise
+    def _do_continue(self, node: ast.stmt, names: Names) -> bool:  # noqa: ARG002 - as the others
+        return False
+
+    _do_break = _do_continue
 
     def _do_assert(self, node: ast.Assert, names: Names) -> bool:
-        self._value(node.test, names)
+        values = self._value(node.test, names)
+        names.is_guarded |= is_untold(values)
+        if truth_of(values) is False:
+            return self._refuse(node, names)
         return self._narrow(node.test, names, wanted=True)
 
     def _do_with(self, node: ast.With | ast.AsyncWith, names: Names) -> bool:
@@ -236,16 +247,18 @@ class Interpreter(Calls):
         return bool(ends)
 
     def _do_if(self, node: ast.If, names: Names) -> bool:
-        known = truth_of(self._value(node.test, names))
-        ends = []
+        tested, ends = self._value(node.test, names), list[Names]()
+        known = truth_of(tested)
         for wanted, body in ((True, node.body), (False, node.orelse)):
             if known is not None and known is not wanted:
                 continue
             way = names if known is not None else names.fork()
+            way.is_guarded |= known is None and is_untold(tested)
             if self._narrow(node.test, way, wanted=wanted) and self._block(body, way):
                 ends.append(way)
         if known is None:
             names.join(ends)
+            names.is_guarded |= is_untold(tested) and len(ends) < 2
         return bool(ends)
 
     def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
@@ -258,59 +271,87 @@ class Interpreter(Calls):
 
     _do_asyncfor = _do_for
 
+    def _do_expr(self, node: ast.Expr, names: Names) -> bool:
+        self._value(node.value, names)
+        called = self._quietly(node.value.func, names) if isinstance(node.value, ast.Call) else ()
+        return not any(isinstance(one, External) and one.path in _EXITS for one in called)
+
     def _do_try(self, node: ast.Try | ast.TryStar, names: Names) -> bool:
-        catches = any(_catches_import(handler) for handler in node.handlers)
+        handlers = [(handler, self._caught_by(handler, names)) for handler in node.handlers]
         before, way = names.fork(), names.fork()
-        way.catching = names.catching or catches
-        way.is_caught = names.is_caught or any(
-            _catches(handler, _CATCHES_USE) and not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers
-        )
-        ends, failed, lost = [], False, ""
+        way.caught = names.caught.union(*(kinds for one, kinds in handlers if not isinstance(one.body[-1], ast.Raise)))
+        ends: list[Names] = []
+        fault: Lacking | None = None
         noted = {key: len(uses) for key, uses in self.uses.items()}
         try:
-            if self._block(node.body, way) and self._block(node.orelse, way):
-                ends.append(way)
-        except ImportFails as fault:
-            if not catches:
-                raise
-            failed, lost = True, fault.name
-        way.catching, way.is_caught = names.catching, names.is_caught
-        sure = not failed and all(_is_of_vendor(statement) for statement in node.body)
-        for handler in node.handlers:
-            if (sure and _catches_import(handler)) or (failed and not _catches_import(handler)):
-                continue
+            is_done = self._block(node.body, way)
+        except Lacking as one:
+            is_done, fault = False, one
+        way.caught = names.caught
+        if is_done and self._block(node.orelse, way):
+            ends.append(way)
+        if fault is not None:
+            handlers = [one for one in handlers if is_caught(fault.raised, one[1])][:1]
+        elif all(self._is_of_vendor(statement, way) for statement in node.body):
+            handlers = []
+        for handler, _ in handlers:
             other = before.fork()
-            if not failed:
+            if fault is None:
                 other.join([other, way])
             if handler.name:
                 other.names[handler.name] = ANYTHING
-            if self._block(handler.body, other):
-                ends.append(other)
-                if any(self._is_from_vendor(value) for value in other.names.get(lost, ())):
-                    self._change_failed(noted, lambda _: None)  # the handler has it from another place
-            elif failed and any(isinstance(statement, ast.Raise) for statement in handler.body):
-                self._change_failed(noted, lambda use: replace(use, optional=False))
-            if failed:
-                break
+            given = len(names.returned)
+            is_done = self._block(handler.body, other)
+            ends += [other] if is_done else []
+            if fault is not None:
+                lost = {fault.name} if fault.name else set().union(*map(stored_by, node.body))
+                found = either(*(other.names.get(name, frozenset()) for name in lost), *names.returned[given:])
+                leaves = any(isinstance(one, ast.Return | ast.Continue | ast.Break) for one in ast.walk(handler))
+                self._settle(noted, is_found=any(map(self._is_from_vendor, found)), goes_on=is_done or leaves)
+        if fault is not None and not handlers:
+            raise fault
         names.join(ends)
         return bool(ends) & self._block(node.finalbody, names)
 
     _do_trystar = _do_try
 
-    def _change_failed(self, noted: dict[Key, int], change: Callable[[Use], Use | None]) -> None:
-        """Change, or drop, what was noted of the import that failed.
+    def _caught_by(self, handler: ast.ExceptHandler, names: Names) -> frozenset[str]:
+        """Names of the builtin exceptions that a handler catches."""
+        if handler.type is None:
+            return frozenset({"BaseException"})
+        kinds = each_of(self._quietly(handler.type, names))
+        return frozenset(one.path.removeprefix("builtins.") for one in kinds if isinstance(one, External))
+
+    def _is_of_vendor(self, statement: ast.stmt, names: Names) -> bool:
+        """Whether a statement of a `try` can only fail where Transformer Engine does."""
+        match statement:
+            case ast.Import(names=aliases):
+                return all(alias.name.partition(".")[0] == PACKAGE for alias in aliases)
+            case ast.ImportFrom(module=module, level=0):
+                return (module or "").partition(".")[0] == PACKAGE
+            case ast.Assign(value=value) | ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
+                kinds = Const | Vendor | VendorModule if isinstance(value, ast.Attribute) else Const
+                known = all(isinstance(one, kinds) for one in self._quietly(value, names))
+                return known or isinstance(value, ast.Name)
+        return isinstance(statement, ast.Pass)
+
+    def _settle(self, noted: dict[Key, int], *, is_found: bool, goes_on: bool) -> None:
+        """Change what was noted of symbols that the release lacks, by what the handler does.
 
         Args:
             noted: how many uses were known before the `try`, by place.
-            change: of the use.
+            is_found: the handler has the symbol from another place.
+            goes_on: it does without.
         """
         for key, uses in self.uses.items():
-            kept: list[Use | None] = list(uses[: noted.get(key, 0)])
+            kept = uses[: noted.get(key, 0)]
             for use in uses[len(kept) :]:
-                module, _, name = use.accessor.rpartition(".")
-                gone = use.kind is UseKind.NAME and isinstance(self.release.lookup(module, name), Absent)
-                kept.append(change(use) if gone else use)
-            self.uses[key] = [use for use in kept if use is not None]
+                is_gone = use.kind is UseKind.NAME and isinstance(
+                    self.release.lookup(*use.accessor.rpartition(".")[::2]), Absent
+                )
+                if not (is_gone and is_found):
+                    kept.append(replace(use, optional=False) if is_gone and not goes_on else use)
+            self.uses[key] = kept
 
     def _hand_on(self, values: Values, node: ast.AST, names: Names) -> None:
         """Note what a function hands on as a class, or as a context manager, by its annotation."""
@@ -369,16 +410,9 @@ class Interpreter(Calls):
         bound, target = (alias.asname, alias.name) if alias.asname else (first, first)
         if first == PACKAGE:
             self._note_entry(node, names)
-            if self.release.module(alias.name) is None:
-                owner, _, last = alias.name.rpartition(".")
-                self._note(Vendor(Symbol(owner, last)), UseKind.NAME, node, names, optional=names.catching)
-                if names.catching:
-                    raise ImportFails(Symbol(owner, last), bound)
-                names.bind(bound, ANYTHING)
-                return
             if "." in alias.name:
                 owner, _, last = alias.name.rpartition(".")
-                self._note(Vendor(Symbol(owner, last)), UseKind.NAME, node, names, optional=names.catching)
+                self._note_name(Symbol(owner, last), node, names, "ModuleNotFoundError", bound)
             names.bind(bound, frozenset({VendorModule(target)}))
         elif (file := self.project.find(target)) is not None:
             names.bind(bound, frozenset({ProjectModule(file)}))
@@ -386,20 +420,16 @@ class Interpreter(Calls):
             names.bind(bound, frozenset({External(target)}))
 
     def _import_symbol(self, module: str, alias: ast.alias, node: ast.stmt, names: Names) -> None:
+        raised = "ModuleNotFoundError" if self.release.module(module) is None else "ImportError"
         if alias.name == "*":
             names.stars.append(module)
+            if raised == "ModuleNotFoundError":
+                self._note_name(Symbol(*module.rpartition(".")[::2]), node, names, raised)
             return
-        if self.release.module(f"{module}.{alias.name}") is not None:
-            names.bind(alias.asname or alias.name, frozenset({VendorModule(f"{module}.{alias.name}")}))
-            return
-        symbol = Symbol(module, alias.name)
-        self._note(Vendor(symbol), UseKind.NAME, node, names, optional=names.catching)
-        if isinstance(self.release.lookup(module, alias.name), Absent):
-            if names.catching:
-                raise ImportFails(symbol, alias.asname or alias.name)
-            names.bind(alias.asname or alias.name, ANYTHING)
-            return
-        names.bind(alias.asname or alias.name, frozenset({Vendor(symbol)}))
+        bound, values = alias.asname or alias.name, frozenset[Value]({VendorModule(f"{module}.{alias.name}")})
+        if self.release.module(f"{module}.{alias.name}") is None:
+            values = self._note_name(Symbol(module, alias.name), node, names, raised, bound)
+        names.bind(bound, values)
 
     def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
         function = self._functions.setdefault(node, Function(node, names))
@@ -431,7 +461,7 @@ class Interpreter(Calls):
         for decorator in node.decorator_list:
             self._value(decorator, names)
         title = ".".join(filter(None, (names.function, node.name)))
-        inner = Names(names.file, names, title, cls=cls, catching=names.catching)
+        inner = Names(names.file, names, title, cls=cls, caught=names.caught, is_guarded=names.is_guarded)
         self._block(node.body, inner)
         cls.members = inner.names
         for values in inner.names.values():
@@ -453,29 +483,6 @@ class Interpreter(Calls):
                 names.facts[target.id] = argument_of(value, names.facts)
 
 
-def _catches(handler: ast.ExceptHandler, exceptions: Collection[str]) -> bool:
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in exceptions) for kind in kinds)
-
-
-def _catches_import(handler: ast.ExceptHandler) -> bool:
-    return _catches(handler, _CATCHES_IMPORT)
-
-
-def _is_of_vendor(statement: ast.stmt) -> bool:
-    """Whether a statement of a `try` can only fail where Transformer Engine does."""
-    match statement:
-        case ast.Import(names=aliases):
-            return all(alias.name.partition(".")[0] == PACKAGE for alias in aliases)
-        case ast.ImportFrom(module=module, level=0):
-            return (module or "").partition(".")[0] == PACKAGE
-        case ast.Assign(value=ast.Constant() | ast.Name()) | ast.Expr(value=ast.Constant()) | ast.Pass():
-            return True
-        case ast.Return(value=ast.Name() | ast.Constant()):
-            return True
-    return False
-
-
 def _is_decorated(node: ast.AST, name: str) -> bool:
     return any(ast.unparse(one).rpartition(".")[2] == name for one in getattr(node, "decorator_list", ()))
 
@@ -489,7 +496,7 @@ def _only_imports(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def _without_class(inner: Names, outer: Names) -> Names:
     """The names that a method sees: those around its class, under the title of the class."""
-    return Names(outer.file, outer, inner.function, facts={})
+    return Names(outer.file, outer, inner.function, facts={}, is_guarded=outer.is_guarded)
 
 
 @once_per_node

@@ -145,18 +145,33 @@ class ProjectModule:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Anything; `is_true` is what its truth is known to be."""
+    """Anything.
+
+    Attributes:
+        is_true: what its truth is known to be.
+        of_release: it follows from the release, in a way that cannot be evaluated.
+    """
 
     is_true: bool | None = None
+    of_release: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The names that something has (`dir(te)`), or that a call of it takes (`inspect.signature(te.Linear)`)."""
+
+    owner: Value
+    of_call: bool = False
 
 
 Value: TypeAlias = (
     "Const | Vendor | Missing | VendorModule | External | Function | Class | Import | Instance | Method | Super "
-    "| Keywords | Items | ProjectModule | Unknown"
+    "| Keywords | Items | Listing | ProjectModule | Unknown"
 )
 Values: TypeAlias = "frozenset[Value]"
 ANYTHING: Final[Values] = frozenset({Unknown()})
 NOTHING: Final[Values] = frozenset({Const(None)})
+UNTOLD: Final = Unknown(of_release=True)
 _MOST: Final = 12
 
 
@@ -166,6 +181,16 @@ def either(*sides: Values) -> Values:
     if len(both) <= _MOST:
         return both
     return frozenset(one for one in both if isinstance(one, Vendor | VendorModule | Class)) | ANYTHING
+
+
+def each_of(values: Values) -> list[Value]:
+    """The values, and those in a tuple or a list among them."""
+    return [inner for one in values for inner in (either(*one.values) if isinstance(one, Items) else (one,))]
+
+
+def is_untold(values: Values) -> bool:
+    """Whether one of some values follows from the release in a way that cannot be evaluated."""
+    return any(isinstance(one, Unknown) and one.of_release for one in values)
 
 
 def constant(value: object) -> Values:
@@ -184,8 +209,8 @@ class Names:
         stars: modules of Transformer Engine whose names are all imported.
         facts: what annotations say of the parameters.
         returned: what the function around it returns.
-        catching: whether a `try` around it catches a failing import.
-        is_caught: whether a `try` around it catches a failing attribute or call, and goes on.
+        caught: builtin exceptions that a `try` around it catches, and goes on.
+        is_guarded: a check of the release that is not known decides whether the place is reached.
         hands_on: as what the function around it returns values, by its annotation.
         is_way: one of several ways through the code, not a scope of its own.
     """
@@ -199,8 +224,8 @@ class Names:
     returned: list[Values] = field(default_factory=list)
     is_global: set[str] = field(default_factory=set)
     cls: Class | None = None
-    catching: bool = False
-    is_caught: bool = False
+    caught: frozenset[str] = frozenset()
+    is_guarded: bool = False
     hands_on: UseKind | None = None
     is_way: bool = False
 

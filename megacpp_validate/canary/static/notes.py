@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ...evidence.values import SourceLine
 from .interpreted import (
+    ANYTHING,
     Class,
     Const,
     Function,
@@ -22,24 +23,25 @@ from .interpreted import (
     VendorModule,
 )
 from .project import Source, SourceFile
-from .release import Release
-from .surface import UNKNOWN, Argument, Member, Symbol, Use, UseKind, argument_of
+from .release import Absent, Release
+from .surface import UNKNOWN, Argument, Member, Symbol, Use, UseKind, argument_of, is_caught
 
 Key = tuple[str, int, int, UseKind]
 """A place that uses something: file, line, column, kind."""
 
 
-class ImportFails(Exception):
-    """An import of the release at hand raises, inside of a `try` that catches it.
+class Lacking(Exception):
+    """The release at hand lacks a symbol, inside of a `try` that catches what this raises.
 
     Args:
         symbol: that is not there.
-        name: that it would have bound.
+        raised: builtin exception.
+        name: that an import would have bound.
     """
 
-    def __init__(self, symbol: Symbol, name: str) -> None:
-        super().__init__(symbol, name)
-        self.symbol, self.name = symbol, name
+    def __init__(self, symbol: Symbol, raised: str, name: str) -> None:
+        super().__init__(symbol, raised, name)
+        self.symbol, self.raised, self.name = symbol, raised, name
 
 
 class Notes(ABC):
@@ -63,6 +65,7 @@ class Notes(ABC):
         self._reading: list[ast.AST] = []
         self._minding: dict[ast.AST, bool] = {}
         self._steps = 0
+        self._asked = 0  # values in the expression at hand from which the release could be told
 
     @abstractmethod
     def module(self, file: SourceFile) -> Names:
@@ -108,8 +111,25 @@ class Notes(ABC):
             self.source.row_of(names.file),
             site,
             names.function,
-            optional=optional or (names.is_caught and kind is not UseKind.NAME),
+            optional=optional,
+            caught=names.caught,
+            is_guarded=names.is_guarded,
         )
+
+    def _note_name(self, symbol: Symbol, node: ast.AST, names: Names, raised: str, bound: str = "") -> Values:
+        """Note a name of the package; what it gives, or what its lack raises where the code catches that.
+
+        Args:
+            raised: builtin exception.
+            bound: name that an import binds.
+        """
+        optional = is_caught(raised, names.caught)
+        self._note(Vendor(symbol), UseKind.NAME, node, names, optional=optional)
+        if not isinstance(self.release.lookup(symbol.module, symbol.name), Absent):
+            return frozenset({Vendor(symbol)})
+        if optional:
+            raise Lacking(symbol, raised, bound)
+        return ANYTHING
 
     def _note_call(
         self, value: Vendor, node: ast.Call, names: Names, *, unpack: int = 0, first: int = 0, partial: bool = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import builtins
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -23,6 +24,7 @@ class UseKind(StrEnum):
     CONTEXT = "context"  # with VALUE:
     DECORATOR = "decorator"
     CLASS = "class"  # handed on, subclassed or compared as a class
+    REFUSAL = "refusal"  # a module that raises for this release by itself, when it is imported
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class Use:
         open_positionals, open_keywords: it also passes `*something`, `**something` that cannot be followed.
         partial: arguments may follow later (functools.partial).
         unpack: into how many names the value is unpacked; 0 if it is not.
-        optional: the code can do without (getattr with a default, hasattr, an accessor that may give None, a `try`).
+        optional: the code can do without (getattr with a default, an accessor that may give None, a `try`).
+        caught: builtin exceptions that the code around it catches, and goes on.
+        is_guarded: a check of the release decides whether it is reached, and what it gives is not known.
     """
 
     accessor: str
@@ -97,6 +101,14 @@ class Use:
     partial: bool = False
     unpack: int = 0
     optional: bool = False
+    caught: frozenset[str] = frozenset()
+    is_guarded: bool = False
+
+
+def is_caught(raised: str, caught: Collection[str]) -> bool:
+    """Whether one of some builtin exceptions, by name, is `raised` or a base of it."""
+    bases = getattr(builtins, raised, Exception).__mro__
+    return any(base.__name__ in caught for base in bases)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def run_pair(
         others = list(_not_consumed(old, new, surface))
     placed = tuple(place_requirements(found, surface))
     findings = [finding for finding in findings if not _is_met(finding, placed)]
-    judged = blame_requirements(judge_modules(findings, surface), placed)
+    judged = blame_requirements(judge_modules(findings, standing, surface), placed)
     unused = dict.fromkeys(source.rows.values())  # a module that the project names has a row, whatever it uses
     clean = [name for name in unused if name not in {row.module for row in judged}]
     return StaticResult(

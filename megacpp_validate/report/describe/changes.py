@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...canary.static.findings import ChangeKind, Finding, Impact
+from ...canary.static.findings import ChangeKind, Doubt, Finding, Impact
 
 # fmt: off
 KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
+    ChangeKind.REFUSED: ("the module raises under this release, by a check of its own",
+        "extend the check once the rest of the module works under this release, or {stay}"),
+    ChangeKind.ADDED: ("{subject} is new; {series} does not have it", "nothing to do, unless {series} is in the matrix"),
     ChangeKind.REMOVED: ("{subject} is removed{likely}",
         "import {successor} where {subject} is missing, and check that both do the same"
         " | {stay} until there is a successor; look for {subject} in the release notes"),
@@ -63,22 +66,33 @@ _IMPORT_CHECK: Final = (
     "importing {module} has a new check{detail}", "see that the environment passes the check{at}, or {stay}",
 )
 _IMPORT_FAILS: Final = ("importing {module} fails{detail}", "{stay}")
+# What the old release does not have either has not changed.
+_NEVER: Final = {
+    ChangeKind.REMOVED: "{subject} does not exist",
+    ChangeKind.PARAMETER_REMOVED: "{subject} does not take {parameter}",
+    ChangeKind.PARAMETER_REQUIRED: "{subject} requires {parameter}",
+}
+_DOUBTS: Final = {
+    Doubt.CAUGHT: "the code catches the failure",
+    Doubt.GUARDED: "behind a check of the release that static analysis cannot evaluate",
+}
 # fmt: on
 
 
-def headline(finding: Finding) -> str:
-    """What changed, in one line."""
-    return _words(finding)[0].format_map(_values(finding))
+def headline(finding: Finding, old: str = "") -> str:
+    """What changed since the release `old`, in one line, and why a use that fails as written is a risk only."""
+    doubt = f" ({_DOUBTS[finding.doubt]})" if finding.doubt else ""
+    return _words(finding)[0].format_map(_values(finding, old)) + doubt
 
 
 def next_step(finding: Finding, old: str = "") -> str:
     """What to do about it; `old` is the release to stay on, where it is known."""
-    if is_followed(finding):
+    if is_followed(finding) and finding.kind is not ChangeKind.ADDED:
         return (
             f"nothing to do: the code already uses {_other_way(finding)}; drop the path that only {_series(old)} "
             f"needs when {_series(old)} leaves the matrix"
         )
-    if finding.impact is Impact.HARMLESS:
+    if finding.impact is Impact.HARMLESS and finding.kind is not ChangeKind.ADDED:
         return "nothing to do"
     step, _, without = _words(finding)[1].partition(" | ")
     return (step if finding.suggestion or not without else without).format_map(_values(finding, old))
@@ -92,7 +106,9 @@ def next_step_of_fault(old: str = "") -> str:
 def _words(finding: Finding) -> tuple[str, str]:
     if finding.kind is ChangeKind.IMPORT_REQUIREMENT_ADDED and not finding.parameter:
         return _IMPORT_FAILS if finding.impact is Impact.BREAKING else _IMPORT_CHECK
-    return KINDS[finding.kind]
+    changed, step = KINDS[finding.kind]
+    is_new = finding.before is None and finding.old in ("", finding.symbol)
+    return _NEVER.get(finding.kind, changed) if is_new else changed, step
 
 
 def _values(finding: Finding, old: str = "") -> dict[str, str]:

@@ -27,13 +27,14 @@ def summarize_static(result: StaticResult) -> str:
     names = {verdict: [row.module for row in result.modules if row.verdict is verdict] for verdict in ModuleVerdict}
     broken = names[ModuleVerdict.BREAKS] or (["something that the code uses"] if result.breaks else [])
     parts = {
-        "": f"Breaks {', '.join(broken)}" if broken else "Nothing breaks",
+        "": f"Breaks {list_some(broken, _MOST_ROWS)}" if broken else "Nothing breaks",
         "and with it ": list_some(names[ModuleVerdict.CASCADE], _MOST_ROWS),
         "at risk: ": list_some(names[ModuleVerdict.RISK], _MOST_ROWS),
+        f"already fails under {result.old.version}: ": list_some(names[ModuleVerdict.FAILS_BEFORE], _MOST_ROWS),
         "clean: ": list_some(names[ModuleVerdict.CLEAN], _MOST_ROWS),
     }
     answer = "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
-    if not broken and not names[ModuleVerdict.RISK]:
+    if not broken and not names[ModuleVerdict.RISK] and not names[ModuleVerdict.FAILS_BEFORE]:
         changed = "no change to what the code uses touches its calls" if result.findings else "nothing changed"
         answer = f"Nothing breaks: {changed}."
     refused = ", ".join(
@@ -53,7 +54,7 @@ def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
     """
     old, new = result.old.version, result.new.version
     downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
-    faults = tuple(_diagnose_fault(finding, result) for finding in result.unchanged_faults)
+    faults = tuple(_list_faults(result))
     sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
     not_read = tuple(
         Diagnostic(file, missing("not judged"), "source", why, place=Place(file), code="unreadable")
@@ -63,6 +64,7 @@ def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
     blocks: tuple[Block, ...] = (
         *map(describe_fit, result.requirements),
         *_describe_findings(result, verbose=verbose),
+        *map(_name_fault, faults[:_MOST_ROWS]),
         Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults),
         *not_read,
         Paragraph(f"{unused} not used by this code (--verbose). {_LIMITS}"),
@@ -140,9 +142,10 @@ def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> tupl
     more = f"; also {', '.join(also)}" if also else ""
     at, version = (first.after, result.new.version) if first.after else (first.before, old)
     where = f"{at.file.removeprefix('transformer_engine/')}:{at.line} in {version}" if at else ""
-    places = " <- ".join(filter(None, (where, list_some([str(_place(site)) for site in first.call_sites], 1))))
+    used = list_some([str(_place(site)) for site in first.call_sites], _MOST_NAMED)
+    places = " <- ".join(filter(None, (where, used)))
     return (
-        Paragraph(f"{first.module}: {headline(first)}{more}", mark_of(first.impact)),
+        Paragraph(f"{first.module}: {headline(first, old)}{more}", mark_of(first.impact)),
         Bullets(("; ".join(filter(None, (places, next_step(first, old)))),)),
     )
 
@@ -161,7 +164,7 @@ def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
         name=quote_subject(finding),
         mark=mark_of(finding.impact),
         group=finding.module,
-        message=headline(finding),
+        message=headline(finding, old),
         fields=tuple(fields),
         help=next_step(finding, old),
         place=_place(finding.call_sites[0]) if finding.call_sites else None,
@@ -169,26 +172,42 @@ def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
     )
 
 
-def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
-    old = result.old.version
-    message = f"{headline(finding)}; this fails in {old} already"
+def _diagnose_each(finding: Finding, result: StaticResult) -> Iterator[Diagnostic]:
+    """A finding once for each line of the code, under the module of the line where rows are files."""
     case = _diagnose(finding, result)
-    return replace(case, mark=risk("fails in both"), message=message, fields=(), help=next_step_of_fault(old))
+    shared = tuple((label, content) for label, content in case.fields if label not in ("used", "also in"))
+    for site in finding.call_sites or (None,):
+        group = site.file if site is not None and site.file in finding.modules else finding.module
+        yield replace(case, group=group, fields=shared, place=_place(site) if site is not None else None)
+
+
+def _list_faults(result: StaticResult) -> Iterator[Diagnostic]:
+    """Lines that fail in the old release already."""
+    old = result.old.version
+    for finding in result.unchanged_faults:
+        message = f"{headline(finding, old)}; this fails in {old} already"
+        for case in _diagnose_each(finding, result):
+            mark = risk("fails in both")
+            yield replace(case, mark=mark, message=message, fields=(), help=next_step_of_fault(old))
+
+
+def _name_fault(fault: Diagnostic) -> Paragraph:
+    return Paragraph(f"{fault.place or fault.group}: {fault.message}", fault.mark)
 
 
 def _list_cases(result: StaticResult) -> Iterator[Diagnostic]:
-    """Everything that was judged: each finding, each requirement, then each module without one of its own."""
-    yield from (_diagnose(finding, result) for finding in result.findings)
+    """Everything that was judged: each line of a finding, each requirement, then modules without one of their own."""
+    for finding in result.findings:
+        yield from _diagnose_each(finding, result)
     yield from map(describe_fit, result.requirements)
-    owners = {finding.module for finding in result.findings if finding.impact is not Impact.HARMLESS}
+    owners = {module for one in result.findings if one.impact is not Impact.HARMLESS for module in one.modules}
     owners |= {fit.breaks[0] for fit in result.requirements_of(FitVerdict.REFUSED) if fit.breaks}
+    owners |= {module for one in result.unchanged_faults for module in one.modules}
     for row in result.modules:
-        if row.module not in owners:
-            shared = {one.module for one in result.findings if row.module in one.modules} - {row.module}
-            fields = (("breaks with", row.under), ("shares findings of", ", ".join(sorted(shared))))
-            message = "The module has no finding of its own."
+        if row.under or row.module not in owners:
+            fields, message = (("breaks with", row.under),), "The module has no finding of its own."
             yield Diagnostic(row.module, mark_of(row.verdict), row.module, message, fields, code=row.verdict.value)
-    yield from (_diagnose_fault(finding, result) for finding in result.unchanged_faults)
+    yield from _list_faults(result)
 
 
 def _grid_cell(step: StaticResult, module: str) -> Inline:
