@@ -33,7 +33,10 @@ def test_the_shipped_matrix_reads_clean(catalog: Catalog) -> None:
     assert min(planted.values()) >= 8
     assert len({mutant.id for mutant in catalog.mutants}) == len(catalog.mutants)
     rows = (*catalog.fp8, *catalog.smoke, *catalog.compositions)
-    files = {file for module in catalog.modules for file in module.files}
+    listed = [file for module in catalog.modules for file in module.files]
+    bridge = {path.relative_to(PACKAGE_ROOT).as_posix() for path in (PACKAGE_ROOT / "bridge").rglob("*.py")}
+    assert sorted(listed) == sorted(bridge)
+    files = set(listed)
     files |= {f"probes/{row.code.replace('.', '/')}.py" for row in rows}
     assert not {file for file in files if not (PACKAGE_ROOT / file).is_file()}
 

@@ -14,6 +14,7 @@ from . import bodies
 from .conditions import can_fire
 from .findings import Change, ChangeKind, Impact
 from .guard_changes import Consumed, compare_guards, known_inside
+from .reach import constant_in
 from .release import Found, Release
 from .source_files import PACKAGE
 from .surface import Argument, Use
@@ -90,9 +91,10 @@ def _default_meanings(
         dotted = str(had.default)
         same = had.name in after[0].parameters and str(after[0].parameters[had.name].default) == dotted
         if same and had.name not in given and dotted.replace(".", "").isidentifier():
-            first, second = _constant_behind(old, before[0], dotted), _constant_behind(new, after[0], dotted)
+            values = constant_in(old, before[0].module, dotted), constant_in(new, after[0].module, dotted)
+            first, second = (f"{dotted} = {ast.unparse(value)}" if value is not None else "" for value in values)
             if first and second and first != second:
-                yield _meaning(had.name, f"{dotted} = {first}", f"{dotted} = {second}")
+                yield _meaning(had.name, first, second)
 
 
 def _widened(old: str, new: str) -> bool:
@@ -106,14 +108,6 @@ def _widened(old: str, new: str) -> bool:
 
 def _meaning(name: str, old: str, new: str) -> Change:
     return Change(ChangeKind.DEFAULT_MEANING_CHANGED, Impact.RISK, Cause.NUMERICS, parameter=name, old=old, new=new)
-
-
-def _constant_behind(release: Release, function: griffe.Function, dotted: str) -> str:
-    """The value of the module constant that a default names; empty where it is no constant."""
-    found = release.in_scope(function.module, dotted)
-    if isinstance(found, Found) and isinstance(found.obj, griffe.Attribute):
-        return str(found.obj.value)
-    return ""
 
 
 def _tests_of(node: ast.stmt | ast.expr, function: ast.AST | None) -> tuple[bodies.Test, ...]:

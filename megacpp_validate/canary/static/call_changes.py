@@ -31,13 +31,8 @@ def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
     for parameter in after.missing:
         if parameter.name not in named and parameter.name not in renamed:
             had = old.named(parameter.name)
-            yield Change(
-                ChangeKind.PARAMETER_REQUIRED,
-                Impact.BREAKING,
-                parameter=parameter.name,
-                old=f"{parameter.name}={had.default}" if had else "",
-                new=parameter.name,
-            )
+            was = f"{parameter.name}={had.default}" if had else ""
+            yield _breaks(ChangeKind.PARAMETER_REQUIRED, parameter.name, was, parameter.name)
     yield from _leaned_on_defaults(old, new, before)
 
 
@@ -45,12 +40,12 @@ def call_faults(signature: Signature, use: Use) -> Iterator[Change]:
     """What keeps a call from fitting a signature at all, without another release to compare with."""
     binding = bind(signature, use)
     for name in (*binding.unexpected, *(name for name in use.keywords if name in signature.refused)):
-        yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(signature), parameter=name)
+        yield _breaks(ChangeKind.PARAMETER_REMOVED, name, cause=_lost_cause(signature))
     for index in binding.surplus:
-        yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}")
+        yield _breaks(ChangeKind.PARAMETER_REMOVED, f"argument {index + 1}")
     yield from _reordered(signature, binding.doubled)
     for parameter in binding.missing:
-        yield Change(ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter=parameter.name, new=parameter.name)
+        yield _breaks(ChangeKind.PARAMETER_REQUIRED, parameter.name, new=parameter.name)
 
 
 def _lost_keywords(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
@@ -61,13 +56,7 @@ def _lost_keywords(old: Signature, new: Signature, use: Use) -> Iterator[Change]
         if has is not None and has.kind is not griffe.ParameterKind.positional_only:
             continue
         if has is not None:
-            yield Change(
-                ChangeKind.PARAMETER_POSITIONAL_ONLY,
-                Impact.BREAKING,
-                parameter=name,
-                old=_text(had),
-                new=_text(has),
-            )
+            yield _breaks(ChangeKind.PARAMETER_POSITIONAL_ONLY, name, _text(had), _text(has))
             continue
         suggestion = likely_rename(had, old, new)
         kind = ChangeKind.PARAMETER_RENAMED if suggestion else ChangeKind.PARAMETER_REMOVED
@@ -75,25 +64,24 @@ def _lost_keywords(old: Signature, new: Signature, use: Use) -> Iterator[Change]
         elsewhere = suggestion and had.popped and name not in new.mentioned
         lenient = new.ignores_unknown or (new.open_keywords and not elsewhere)
         lenient &= name not in new.refused
-        impact = Impact.RISK if lenient else Impact.BREAKING
-        cause = _lost_cause(new)
-        yield Change(kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion)
+        lost = _breaks(kind, name, _text(had), suggestion, cause=_lost_cause(new))
+        yield replace(lost, suggestion=suggestion, impact=Impact.RISK if lenient else Impact.BREAKING)
 
 
 def _no_longer_swallowed(old: Signature, new: Signature, before: Binding, after: Binding) -> Iterator[Change]:
     """Arguments that `*args` and `**kwargs` of the old release took without naming them."""
     for name in after.unexpected:
         if name not in before.unexpected and old.named(name) is None:
-            yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(new), parameter=name, old="**")
+            yield _breaks(ChangeKind.PARAMETER_REMOVED, name, "**", cause=_lost_cause(new))
     for index in after.surplus:
         if index >= len(old.positionals) and index not in before.surplus:
-            yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}", old="*")
+            yield _breaks(ChangeKind.PARAMETER_REMOVED, f"argument {index + 1}", "*")
 
 
 def _reordered(signature: Signature, doubled: list[str]) -> Iterator[Change]:
     """A place and a name that now mean the same parameter."""
     for name in doubled:
-        yield Change(ChangeKind.PARAMETER_REORDERED, Impact.BREAKING, parameter=name, new=_order(signature.positionals))
+        yield _breaks(ChangeKind.PARAMETER_REORDERED, name, new=_order(signature.positionals))
 
 
 def _lost_cause(signature: Signature) -> Cause:
@@ -112,26 +100,14 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
         if has is not None and other is not None and other.default == "None" and replaced:
             yield _renamed_in_place(had, has)  # the old name stays as an alias
         elif other is not None and other.kind is griffe.ParameterKind.keyword_only:
-            yield Change(
-                ChangeKind.PARAMETER_KEYWORD_ONLY,
-                Impact.BREAKING,
-                parameter=had.name,
-                old=_text(had),
-                new=f"*, {_text(other)}",
-            )
+            yield _breaks(ChangeKind.PARAMETER_KEYWORD_ONLY, had.name, _text(had), f"*, {_text(other)}")
         elif has is None:
             if not new.takes_any_positional:
-                yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had))
+                yield _breaks(ChangeKind.PARAMETER_REMOVED, had.name, _text(had))
         elif other is not None and other.default == "None" and _is_alias(had, has, index, old, new):
             yield _renamed_in_place(had, has)
         elif other is not None or old.named(has.name) is not None:
-            yield Change(
-                ChangeKind.PARAMETER_REORDERED,
-                Impact.BREAKING,
-                parameter=had.name,
-                old=_order(before),
-                new=_order(after),
-            )
+            yield _breaks(ChangeKind.PARAMETER_REORDERED, had.name, _order(before), _order(after))
             return  # the rest of the row has moved with it
         elif (mode := _new_mode(has, old, new, use)) is not None:
             yield replace(
@@ -140,13 +116,7 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
         elif has.default is None or had.default is not None:
             yield _renamed_in_place(had, has)
         else:
-            yield Change(
-                ChangeKind.PARAMETER_REMOVED,
-                Impact.BREAKING,
-                parameter=had.name,
-                old=_text(had),
-                new=_text(has),
-            )
+            yield _breaks(ChangeKind.PARAMETER_REMOVED, had.name, _text(had), _text(has))
 
 
 def _new_mode(has: Parameter, old: Signature, new: Signature, use: Use) -> Parameter | None:
@@ -179,26 +149,19 @@ def _leaned_on_defaults(old: Signature, new: Signature, before: Binding) -> Iter
         if had.name in before.given or has is None or had.default is None or has.default is None:
             continue
         if not _same_default(had.default, has.default):
-            yield Change(
-                ChangeKind.DEFAULT_CHANGED,
-                Impact.RISK,
-                Cause.NUMERICS,
-                parameter=had.name,
-                old=had.default,
-                new=has.default,
-            )
+            changed = _breaks(ChangeKind.DEFAULT_CHANGED, had.name, had.default, has.default, cause=Cause.NUMERICS)
+            yield replace(changed, impact=Impact.RISK)
 
 
 def _renamed_in_place(had: Parameter, has: Parameter) -> Change:
     """A positional that has another name in the same place: the call reaches it as before."""
-    return Change(
-        ChangeKind.PARAMETER_RENAMED,
-        Impact.HARMLESS,
-        parameter=had.name,
-        old=had.name,
-        new=has.name,
-        suggestion=has.name,
-    )
+    renamed = _breaks(ChangeKind.PARAMETER_RENAMED, had.name, had.name, has.name)
+    return replace(renamed, impact=Impact.HARMLESS, suggestion=has.name)
+
+
+def _breaks(kind: ChangeKind, parameter: str, old: str = "", new: str = "", cause: Cause = Cause.API) -> Change:
+    """A change of a parameter that the call does not survive."""
+    return Change(kind, Impact.BREAKING, cause, parameter=parameter, old=old, new=new)
 
 
 def _same_default(old: str, new: str) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .constants import call_external, call_known
-from .expressions import Access, Expressions
+from .expressions import Access, Expressions, Lacking
 from .interpreted import (
     ANYTHING,
     NOTHING,
@@ -32,12 +31,13 @@ from .interpreted import (
     Values,
     Vendor,
     VendorModule,
+    call_external,
+    call_known,
     constant,
     each_of,
     either,
     forked,
 )
-from .notes import Lacking
 from .release import Absent, Found
 from .shapes import shape_of, signature_of
 from .source_files import PACKAGE
@@ -115,7 +115,7 @@ class Calls(Expressions):
         return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
 
     def _note_replaced(self, node: ast.Call, names: Names, given: list[Values]) -> None:
-        """Note what a test replaces, which has to be there: `patch("transformer_engine.f")`, `patch.object(te, "f")`."""
+        """Note what a test replaces, which has to be there: `patch("transformer_engine.f")`, `setattr(te, "f", g)`."""
         match [next((one.value for one in values if isinstance(one, Const)), None) for values in given[:2]]:
             case [str(dotted), *_] if dotted.startswith(f"{PACKAGE}."):
                 owners: Values = frozenset({VendorModule(PACKAGE)})

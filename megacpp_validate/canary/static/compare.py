@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import griffe
@@ -30,13 +30,13 @@ from .shapes import (
     enum_values,
     is_context_manager,
     is_decorator,
+    is_undecorated,
     made_by,
     shape_of,
     signature_of,
     ways_to_name,
 )
 from .surface import BELOW, RESULT, Surface, Symbol, Use, UseKind, is_caught
-from .wrapping import is_undecorated
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,16 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Pair:
-    """One place that uses Transformer Engine, as the code reaches it under each release; None where it does not."""
+    """One place that uses Transformer Engine, as the code reaches it under each release; None where it does not.
+
+    Attributes:
+        was, now: what its symbol is in each release; None where the release lacks it.
+    """
 
     before: Use | None
     after: Use | None
+    was: Resolved | None = None
+    now: Resolved | None = None
 
     @property
     def use(self) -> Use:
@@ -60,6 +66,12 @@ class Pair:
         use = self.after or self.before
         assert use is not None
         return use
+
+    @property
+    def symbol(self) -> Symbol:
+        """Under the old release, or else under the new one."""
+        found = self.was or self.now
+        return found.symbol if found is not None else _symbol_of(self.before or self.use)
 
 
 def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[Finding], list[Finding], Surface]:
@@ -69,31 +81,23 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
         SourceUnused: nothing of the source uses Transformer Engine.
     """
     pairs, rows, entry = read_pairs(old, new, source)
-    accessors: dict[str, tuple[Symbol, ...]] = {}
-    resolved: tuple[dict[str, Resolved | None], dict[str, Resolved | None]] = ({}, {})
-    named: list[tuple[Use, Pair]] = []
-    for pair in pairs:
-        names = [one.accessor if one is not None else "" for one in (pair.before, pair.after)]
-        key = names[0] if names[0] == names[1] else "|".join(names)
-        symbols = dict.fromkeys(Symbol(*name.rpartition(".")[::2]) for name in names if name)
-        accessors.setdefault(key, tuple(symbols))
-        for side, release, name in zip(resolved, (old, new), names, strict=True):
-            if key not in side:
-                side[key] = _resolve(release, Symbol(*name.rpartition(".")[::2])) if name else None
-        named.append((replace(pair.use, accessor=key), pair))
-    surface = Surface(accessors, tuple(use for use, _ in named), rows, entry or pairs[0].use.site)
+    pairs = [replace(one, was=_resolve(old, one.before), now=_resolve(new, one.after)) for one in pairs]
+    sides = (use for pair in pairs for use in (pair.before, pair.after) if use is not None)
+    surface = Surface(
+        frozenset(map(_symbol_of, sides)), tuple(pair.use for pair in pairs), rows, entry or pairs[0].use.site
+    )
     # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
     new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
     renewed = frozenset((use.module, use.function) for use in new_ways)
     # Where OLD has no such symbol and the code insists on it, OLD fails there, too; at import, the file does.
     failing: set[SourceLine | str] = set()
-    for use, pair in named:
-        is_insisted = use.kind is UseKind.NAME and pair.before is not None and not pair.before.optional
-        if is_insisted and resolved[0][use.accessor] is None:
-            failing |= {use.site} if use.function else {use.site, use.site.file}
-    comparison = _Comparison(old, new, surface, resolved, renewed, failing)
-    changes = [met for use, pair in named for met in comparison.changes(use, pair)]
-    faults = [met for use, pair in named for met in comparison.standing_faults(use, pair)]
+    for pair in pairs:
+        is_insisted = pair.use.kind is UseKind.NAME and pair.before is not None and not pair.before.optional
+        if is_insisted and pair.was is None:
+            failing |= {pair.use.site} if pair.use.function else {pair.use.site, pair.use.site.file}
+    comparison = _Comparison(old, new, surface, renewed, failing)
+    changes = [met for pair in pairs for met in comparison.changes(pair)]
+    faults = [met for pair in pairs for met in comparison.standing_faults(pair)]
     return gather([*changes, *comparison.import_time()], surface), gather(faults, surface), surface
 
 
@@ -129,36 +133,29 @@ def read_pairs(
 
 class _Comparison:
     def __init__(
-        self, old: Release, new: Release, surface: Surface, resolved: Sequence[Mapping[str, Resolved | None]],
-        renewed: Collection[tuple[str, str]], failing: Collection[SourceLine | str],
+        self, old: Release, new: Release, surface: Surface, renewed: Collection[tuple[str, str]],
+        failing: Collection[SourceLine | str],
     ) -> None:  # fmt: skip
         self.old, self.new, self.surface, self.renewed, self.failing = old, new, surface, renewed, failing
-        self._before, self._after = resolved
 
-    def changes(self, use: Use, pair: Pair) -> Iterator[Met]:
+    def changes(self, pair: Pair) -> Iterator[Met]:
         """Every change that one use meets in the step from old to new."""
+        use = pair.use
         for change in self._changes_of_pair(use, pair):
             # A file that OLD cannot import has no behaviour to lose; what NEW refuses in it stays a breakage.
             is_new = use.site not in self.failing and change.impact is Impact.BREAKING
             if is_new or change.follows or use.site.file not in self.failing:
-                yield self._met(change, use)
+                yield self._met(change, pair)
 
-    def standing_faults(self, use: Use, pair: Pair) -> Iterator[Met]:
+    def standing_faults(self, pair: Pair) -> Iterator[Met]:
         """Why a call fails in both releases alike."""
-        known = self._faults_before(use, pair)
-        lost = self._before[use.accessor] is None and self._after[use.accessor] is None
-        if (
-            use.kind is UseKind.NAME
-            and lost
-            and pair.before is not None
-            and pair.after is not None
-            and not use.optional
-        ):
-            path = self.surface.accessors[use.accessor][0].path
-            yield self._met(Change(ChangeKind.REMOVED, Impact.BREAKING, old=path), use)
-        for change in self._faults(self.new, use, self._after) if pair.after is not None else ():
+        use, known = pair.use, self._faults_before(pair)
+        is_reached = pair.before is not None and pair.after is not None
+        if is_reached and use.kind is UseKind.NAME and pair.was is None and pair.now is None and not use.optional:
+            yield self._met(Change(ChangeKind.REMOVED, Impact.BREAKING, old=pair.symbol.path), pair)
+        for change in self._faults(self.new, use, pair.now) if pair.after is not None else ():
             if (pair.before is None and use.site in self.failing) or (change.kind, change.parameter) in known:
-                yield self._met(change, use)
+                yield self._met(change, pair)
 
     def _changes_of_pair(self, use: Use, pair: Pair) -> Iterator[Change]:
         """What is reached under the new release alone has to fit it; what is not reached there is not reported."""
@@ -167,35 +164,32 @@ class _Comparison:
         if pair.before is None:
             if use.kind is UseKind.REFUSAL:
                 yield Change(ChangeKind.REFUSED, Impact.BREAKING)
-            if use.kind is UseKind.NAME and self._after[use.accessor] is None:
-                lost = Change(ChangeKind.REMOVED, Impact.BREAKING, old=self.surface.accessors[use.accessor][0].path)
+            if use.kind is UseKind.NAME and pair.now is None:
+                lost = Change(ChangeKind.REMOVED, Impact.BREAKING, old=pair.symbol.path)
                 yield replace(lost, impact=Impact.RISK, doubt=Doubt.CAUGHT) if use.optional else lost
             if use.site not in self.failing:
-                yield from self._faults(self.new, use, self._after)
+                yield from self._faults(self.new, use, pair.now)
             return
         before = replace(pair.before, accessor=use.accessor)
-        changes = self._changes_of(use if before == use else replace(before, path=use.path, optional=use.optional))
+        read = use if before == use else replace(before, path=use.path, optional=use.optional)
+        changes = self._changes_of(read, pair)
         no_more = before.keywords.keys() - use.keywords.keys()  # what a guard keeps from NEW cannot fail there
         yield from (change for change in changes if change.parameter not in no_more)
         if before != use:
-            known = self._faults_before(use, pair)
-            yield from (c for c in self._faults(self.new, use, self._after) if (c.kind, c.parameter) not in known)
+            known = self._faults_before(pair)
+            yield from (c for c in self._faults(self.new, use, pair.now) if (c.kind, c.parameter) not in known)
 
-    def _faults_before(self, use: Use, pair: Pair) -> set[tuple[ChangeKind, str]]:
-        if pair.before is None:
-            return set()
-        before = replace(pair.before, accessor=use.accessor)
-        return {(c.kind, c.parameter) for c in self._faults(self.old, before, self._before)}
+    def _faults_before(self, pair: Pair) -> set[tuple[ChangeKind, str]]:
+        faults = self._faults(self.old, pair.before, pair.was) if pair.before is not None else ()
+        return {(c.kind, c.parameter) for c in faults}
 
     # --- one use ------------------------------------------------------------------------------------------
 
-    def _changes_of(self, use: Use) -> Iterator[Change]:
+    def _changes_of(self, use: Use, pair: Pair) -> Iterator[Change]:
         if use.kind is UseKind.NAME:
-            yield from self._name(use)
+            yield from self._name(use, pair.was, pair.now)
             return
-        if self._before[use.accessor] is None or self._after[use.accessor] is None:
-            return
-        before, after = self._shape(self.old, use, self._before), self._shape(self.new, use, self._after)
+        before, after = self._shape(self.old, use, pair.was), self._shape(self.new, use, pair.now)
         if before.what in {"unknown", "missing"}:
             return
         if after.what == "missing":
@@ -230,8 +224,7 @@ class _Comparison:
                 if is_decorator(self.old, before) and is_decorator(self.new, after) is False:
                     yield self._at(Change(ChangeKind.DECORATOR_LOST, Impact.BREAKING), before, after)
 
-    def _name(self, use: Use) -> Iterator[Change]:
-        before, after = self._before[use.accessor], self._after[use.accessor]
+    def _name(self, use: Use, before: Resolved | None, after: Resolved | None) -> Iterator[Change]:
         if before is None:
             if after is not None and not use.optional:
                 yield Change(ChangeKind.ADDED, Impact.HARMLESS, new=after.symbol.path, follows=True)
@@ -261,7 +254,6 @@ class _Comparison:
             if notice and not deprecated_modules(self.old, before.symbol):
                 yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=before.symbol.module, new=notice)
             if before.found and after.found:
-                yield from self._kind_of_definition(before.found, after.found)
                 for change in compare_deprecations(self.old, self.new, before.found.obj, after.found.obj, {}):
                     if isinstance(after.found.obj, griffe.Class):
                         yield self._at_objects(change, before.found.obj, after.found.obj)
@@ -271,13 +263,6 @@ class _Comparison:
         holder = self.new.module(before.symbol.module)
         is_binary = holder is not None and takes_binary_names(holder)
         return is_binary and before.symbol.name not in self.new.names_of_binary()
-
-    def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
-        one, other = before.obj, after.obj
-        if isinstance(one, griffe.Function) and isinstance(other, griffe.Class):
-            yield self._at_objects(Change(ChangeKind.FUNCTION_BECAME_CLASS, Impact.HARMLESS), one, other)
-        elif isinstance(one, griffe.Class) and isinstance(other, griffe.Function):
-            yield self._at_objects(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.HARMLESS), one, other)
 
     def _lost_symbol(self, before: Resolved) -> Change:
         moved, renamed = moved_to(self.new, before.symbol), ""
@@ -290,13 +275,7 @@ class _Comparison:
             after = self.new.where_named(*place.rpartition(".")[::2])
         where = self.old.where(before.found.obj) if before.found else None
         return Change(
-            kind,
-            Impact.BREAKING,
-            before=where,
-            after=after,
-            old=before.symbol.path,
-            new=place,
-            suggestion=place,
+            kind, Impact.BREAKING, before=where, after=after, old=before.symbol.path, new=place, suggestion=place
         )
 
     def _call(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
@@ -365,7 +344,7 @@ class _Comparison:
 
     # --- uses together ------------------------------------------------------------------------------------
 
-    def _faults(self, release: Release, use: Use, resolved: Mapping[str, Resolved | None]) -> Iterator[Change]:
+    def _faults(self, release: Release, use: Use, resolved: Resolved | None) -> Iterator[Change]:
         if use.kind is not UseKind.CALL:
             return
         shape = self._shape(release, use, resolved)
@@ -385,11 +364,11 @@ class _Comparison:
             for module in self.surface.module_order if ends else (use.module,):
                 yield Met(change, replace(use, module=module), anchor)
 
-    def _shape(self, release: Release, use: Use, resolved: Mapping[str, Resolved | None]) -> Shape:
-        entry = resolved[use.accessor]
-        if entry is None or entry.found is None:
+    @staticmethod
+    def _shape(release: Release, use: Use, resolved: Resolved | None) -> Shape:
+        if resolved is None or resolved.found is None:
             return Shape("unknown")
-        return shape_of(release, entry.found, use.path)
+        return shape_of(release, resolved.found, use.path)
 
     def _at(self, change: Change, before: Shape, after: Shape) -> Change:
         return self._at_objects(change, before.obj, after.obj if after.what != "missing" else None)
@@ -399,7 +378,9 @@ class _Comparison:
         other = change.after or (self.new.where(after) if after is not None else None)
         return replace(change, before=one, after=other)
 
-    def _met(self, change: Change, use: Use) -> Met:
+    @staticmethod
+    def _met(change: Change, pair: Pair) -> Met:
+        use = pair.use
         member = ".".join(step for step in use.path if step not in {RESULT, BELOW})
         if use.path and use.path[-1] == RESULT and use.kind is UseKind.CALL:
             member = f"{member}.forward".lstrip(".")
@@ -409,14 +390,17 @@ class _Comparison:
             change = replace(change, impact=Impact.RISK, doubt=Doubt.CAUGHT)
         if use.is_guarded and change.impact is Impact.BREAKING:
             change = replace(change, impact=Impact.RISK, doubt=Doubt.GUARDED)
-        resolved = self._before[use.accessor] or self._after[use.accessor]
-        symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor][0]
-        return Met(replace(change, member=change.member or member), use, symbol)
+        return Met(replace(change, member=change.member or member), use, pair.symbol)
 
 
-def _resolve(release: Release, symbol: Symbol) -> Resolved | None:
-    """What an import of a symbol gives in a release; None where it fails."""
-    found = release.lookup(symbol.module, symbol.name)
-    if isinstance(found, Absent):
+def _symbol_of(use: Use) -> Symbol:
+    return Symbol(*use.accessor.rpartition(".")[::2])
+
+
+def _resolve(release: Release, use: Use | None) -> Resolved | None:
+    """What the symbol of a use is in a release; None where an import of it fails."""
+    symbol = _symbol_of(use) if use is not None else None
+    found = release.lookup(symbol.module, symbol.name) if symbol is not None else Absent()
+    if symbol is None or isinstance(found, Absent):
         return None
     return Resolved(symbol, found if isinstance(found, Found) else None)

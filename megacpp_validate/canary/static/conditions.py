@@ -5,26 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from .bodies import Test
+from .interpreted import ARITHMETIC, OPERATORS
 from .surface import Argument, Member
 from .syntax_nodes import walk
 
-_OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,  # type: ignore[dict-item]
-    ast.LtE: operator.le,  # type: ignore[dict-item]
-    ast.Gt: operator.gt,  # type: ignore[dict-item]
-    ast.GtE: operator.ge,  # type: ignore[dict-item]
-    ast.In: lambda one, group: one in group,  # type: ignore[operator]
-    ast.NotIn: lambda one, group: one not in group,  # type: ignore[operator]
-}
-_ARITHMETIC: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _MOST_COMBINATIONS = 64
 
 
@@ -107,7 +95,7 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             pairs = zip([left, *others], ops, others, strict=False)
             parts = [ast.Compare(one, [op], [other]) for one, op, other in pairs]
             return _evaluate(ast.BoolOp(ast.And(), parts), values, never_none)
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPERATORS:
             return _compares(left, op, right, values)
     try:
         value = _constant(node, values)
@@ -121,7 +109,7 @@ def _compares(left: ast.expr, op: ast.cmpop, right: ast.expr, values: Mapping[st
         one, other = _constant(left, values), _constant(right, values)
         if isinstance(one, Member) is not isinstance(other, Member):
             return None  # a member may be a text, too
-        return bool(_OPERATORS[type(op)](one, other))
+        return bool(OPERATORS[type(op)](one, other))
     except (Unknowable, TypeError):
         return None
 
@@ -152,10 +140,10 @@ def _constant(node: ast.expr, values: Mapping[str, object]) -> object:
         return values[node.id]
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.isupper():
         return Member(node.value.id, node.attr)
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
         one, other = _constant(node.left, values), _constant(node.right, values)
         if isinstance(one, int | float) and isinstance(other, int | float):
-            return _ARITHMETIC[type(node.op)](one, other)
+            return ARITHMETIC[type(node.op)](one, other)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError) as fault:

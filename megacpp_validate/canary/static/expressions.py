@@ -1,22 +1,21 @@
-"""Evaluates expressions of a project's code to sets of values, under one release of Transformer Engine."""
+"""Evaluates expressions of a project's code to sets of values, under one release, and notes what they use of it."""
 
 from __future__ import annotations
 
 import ast
-import itertools
-import operator
-from abc import abstractmethod
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
 
 from packaging.version import Version
 
-from .constants import VERSION_PARTS, compare, cut, plain, subscript, truth_of, wrap
+from ...evidence.values import SourceLine
 from .interpreted import (
     ANYTHING,
     NOTHING,
     UNTOLD,
+    VERSION_PARTS,
     Class,
     Const,
     External,
@@ -36,19 +35,40 @@ from .interpreted import (
     Values,
     Vendor,
     VendorModule,
+    calculate,
+    compare,
     constant,
+    cut,
     either,
     is_untold,
+    plain,
+    subscript,
+    truth_of,
+    wrap,
 )
-from .notes import Notes
-from .release import Absent
-from .surface import BELOW, RESULT, Symbol, UseKind
+from .project import Source, SourceFile
+from .release import Absent, Release
+from .surface import BELOW, RESULT, UNKNOWN, Argument, Member, Symbol, Use, UseKind, argument_of, is_caught
+
+Key = tuple[str, int, int, UseKind]
+"""A place that uses something: file, line, column, kind."""
+
+
+class Lacking(Exception):
+    """The release at hand lacks a symbol, inside of a `try` that catches what this raises.
+
+    Args:
+        symbol: that is not there.
+        raised: builtin exception.
+        name: that an import would have bound.
+    """
+
+    def __init__(self, symbol: Symbol, raised: str, name: str) -> None:
+        super().__init__(symbol, raised, name)
+        self.symbol, self.raised, self.name = symbol, raised, name
+
 
 _HANDS_ON = (ast.BoolOp, ast.IfExp, ast.Name, ast.NamedExpr, ast.Await, ast.Starred)  # give what a part of them gives
-_ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
-    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,8 +81,128 @@ class Access:
     called: bool = False
 
 
-class Expressions(Notes):
+class Expressions(ABC):
     """Reads expressions: one method a kind of syntax (`_of_...`), one a kind of owner of an attribute (`_in_...`)."""
+
+    def __init__(self, source: Source, release: Release) -> None:
+        self.source, self.project, self.release = source, source.project, release
+        self.uses: dict[Key, list[Use]] = {}
+        self.entry: SourceLine | None = None  # the first import of Transformer Engine
+        self.order: dict[str, None] = {}  # rows, each after those that it imports
+        self.near: tuple[SourceFile, ...] = ()  # files that take what comes from Transformer Engine from others
+        self._kinds: dict[str, dict[str, ast.expr]] = {}  # annotations that a module has a name for
+        self._quiet = 1
+        self._loading = False
+        self._modules: dict[str, Names] = {}
+        self._functions: dict[ast.AST, Function] = {}
+        self._classes: dict[ast.AST, Class] = {}
+        self._parameters: dict[ast.AST, dict[str, Values]] = {}
+        self._returns: dict[ast.AST, Values] = {}
+        self._again: dict[tuple[object, ...], Values] = {}
+        self._reading: list[ast.AST] = []
+        self._minding: dict[ast.AST, bool] = {}
+        self._steps = 0
+        self._asked = 0  # values in the expression at hand from which the release could be told
+
+    @abstractmethod
+    def module(self, file: SourceFile) -> Names:
+        """The names of a module of the project."""
+
+    @abstractmethod
+    def _statement(self, node: ast.stmt, names: Names) -> bool:
+        """Read a statement; whether what follows is reached."""
+
+    def _quietly(self, node: ast.expr, names: Names) -> Values:
+        """The value of an expression that is read a second time."""
+        with self._noting_nothing():
+            return self._value(node, names.fork())
+
+    @contextmanager
+    def _noting_nothing(self) -> Iterator[None]:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def _note(self, value: Vendor, kind: UseKind, node: ast.AST, names: Names, *, optional: bool = False) -> None:
+        if not self._quiet:
+            self._keep_use(self._use(value, kind, node, names, optional=optional), node)
+
+    def _keep_use(self, use: Use, node: ast.AST) -> None:
+        line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+        known = self.uses.setdefault((use.site.file, line, column, use.kind), [])
+        if use not in known:
+            known.append(use)
+
+    def _use(self, value: Vendor, kind: UseKind, node: ast.AST, names: Names, *, optional: bool = False) -> Use:
+        site = SourceLine(file=self.source.shown_below + names.file.shown, line=getattr(node, "lineno", 0))
+        return Use(
+            value.symbol.path,
+            value.path,
+            kind,
+            self.source.row_of(names.file),
+            site,
+            names.function,
+            optional=optional,
+            caught=names.caught,
+            is_guarded=names.is_guarded,
+        )
+
+    def _note_name(self, symbol: Symbol, node: ast.AST, names: Names, raised: str, bound: str = "") -> Values:
+        """Note a name of the package; what it gives, or what its lack raises where the code catches that.
+
+        Args:
+            raised: builtin exception.
+            bound: name that an import binds.
+        """
+        optional = is_caught(raised, names.caught)
+        self._note(Vendor(symbol), UseKind.NAME, node, names, optional=optional)
+        if not isinstance(self.release.lookup(symbol.module, symbol.name), Absent):
+            return frozenset({Vendor(symbol)})
+        if optional:
+            raise Lacking(symbol, raised, bound)
+        return ANYTHING
+
+    def _note_call(
+        self, value: Vendor, node: ast.Call, names: Names, *, unpack: int = 0, first: int = 0, partial: bool = False
+    ) -> None:  # fmt: skip
+        if self._quiet:
+            return
+        plain: list[Argument] = []
+        is_cut = False  # after `*args` of unknown length, the place of an argument is unknown
+        for argument in node.args[first:]:
+            if not isinstance(argument, ast.Starred):
+                plain.append(self._argument(argument, names))
+                continue
+            match list(self._quietly(argument.value, names)):
+                case [Items(values=values)]:
+                    plain += [_of_values(one) or UNKNOWN for one in values]
+                case _:
+                    is_cut = True
+        keywords: dict[str, Argument] = {}
+        is_open = False
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                keywords[keyword.arg] = self._argument(keyword.value, names)
+                continue
+            for one in self._quietly(keyword.value, names):
+                is_open |= not isinstance(one, Keywords) or one.is_open
+                if isinstance(one, Keywords):
+                    keywords |= {key: _of_values(values) or UNKNOWN for key, values in one.items.items()}
+        use = self._use(value, UseKind.CALL, node, names)
+        self._keep_use(
+            replace(
+                use, positionals=tuple(plain), keywords=keywords, open_positionals=is_cut, open_keywords=is_open,
+                partial=partial, unpack=unpack,
+            ),
+            node,
+        )  # fmt: skip
+
+    def _argument(self, node: ast.expr, names: Names) -> Argument:
+        return _of_values(self._quietly(node, names)) or argument_of(node, names.facts)
+
+    # --- expressions --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _of_call(self, node: ast.Call, names: Names, unpack: int = 0) -> Values:
@@ -132,18 +272,7 @@ class Expressions(Notes):
         """Whether a name is in a listing; None where that is not known."""
 
     def _of_binop(self, node: ast.BinOp, names: Names) -> Values:
-        both = [[plain(one) for one in self._value(side, names)] for side in (node.left, node.right)]
-        do, found = _ARITHMETIC.get(type(node.op)), list[Values]()
-        for one, other in itertools.product(*both):
-            kinds = (type(one and one[0]), type(other and other[0]))
-            is_small = kinds in ((str, str), (tuple, tuple)) and isinstance(node.op, ast.Add)
-            if do is None or one is None or other is None or not (is_small or set(kinds) <= {int, float}):
-                return ANYTHING
-            try:
-                found.append(wrap(do(one[0], other[0])))
-            except ZeroDivisionError:
-                return ANYTHING
-        return either(*found)
+        return calculate(self._value(node.left, names), node.op, self._value(node.right, names))
 
     def _of_joinedstr(self, node: ast.JoinedStr, names: Names) -> Values:
         texts: list[object] = []
@@ -425,3 +554,24 @@ class Expressions(Notes):
 
 def _is_none(value: Value) -> bool:
     return value == Const(None) or isinstance(value, Missing)
+
+
+def _of_values(values: Values) -> Argument | None:
+    """What is known of an argument by its values; None where one of them can be anything."""
+    if all(isinstance(one, Const) for one in values):
+        literals = tuple(sorted((one.value for one in values if isinstance(one, Const)), key=repr))
+        return Argument(literals, never_none=None not in literals)
+    members = [_member(one) for one in values]
+    if None not in members:
+        return Argument(tuple(sorted(members, key=repr)), never_none=True)
+    if all(isinstance(one, Vendor | VendorModule | Function | Class | Method) for one in values):
+        return Argument(never_none=True)
+    return None
+
+
+def _member(value: object) -> Member | None:
+    """`Format.E4M3`: what a class of Transformer Engine holds under a name in capitals."""
+    match value:
+        case Vendor(symbol=Symbol(name=owner), path=(name,)) if name.isupper() and owner[:1].isupper():
+            return Member(owner, name)
+    return None

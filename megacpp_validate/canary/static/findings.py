@@ -26,7 +26,6 @@ class ChangeKind(StrEnum):
     MOVED = "moved"
     RENAMED = "renamed"
     CLASS_BECAME_FUNCTION = "class-became-function"
-    FUNCTION_BECAME_CLASS = "function-became-class"
     NOT_CALLABLE = "not-callable"
     PARAMETER_REMOVED = "parameter-removed"
     PARAMETER_RENAMED = "parameter-renamed"
@@ -139,6 +138,7 @@ class StaticResult(Frozen):
         source: the source tree that was judged, in words; empty for the bridge of this project.
         not_read: file of the source tree -> why it was left out.
         unchanged_faults: uses that already fail in OLD in the same way: not this upgrade's doing.
+        rows: file -> module, where a module is more than the file of that name.
         environment: as the caller named it; empty where it is unknown.
         requirements: what NEW needs of the environment and OLD did not, worst first; `breaks` of each are `modules`.
     """
@@ -157,6 +157,7 @@ class StaticResult(Frozen):
     source: str = ""
     environment: str = ""
     requirements: tuple[Fit, ...] = ()
+    rows: dict[str, str] = Field(default_factory=dict)
 
     def requirements_of(self, verdict: FitVerdict) -> tuple[Fit, ...]:
         """The requirements with one verdict."""

@@ -38,12 +38,12 @@ def gather(met: Iterable[Met], surface: Surface) -> list[Finding]:
 
 
 def _finding(group: list[Met], surface: Surface) -> Finding:
-    modules = {one.use.module for one in group}
+    modules = sorted({one.use.module for one in group}, key=surface.module_order.index)
     sites = {(one.use.site.file, one.use.site.line): one.use.site for one in group}
     change = {name: value for name, value in vars(group[0].change).items() if name != "raises"}
     return Finding(
-        module=surface.first(modules),
-        modules=tuple(sorted(modules, key=surface.module_order.index)),
+        module=modules[0],
+        modules=tuple(modules),
         symbol=group[0].symbol.path.rstrip("."),
         call_sites=tuple(sites[key] for key in sorted(sites)),
         **change,

@@ -100,8 +100,7 @@ def deprecated_modules(release: Release, symbol: Symbol) -> str:
             case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith(
                 "warn"
             ) and "Deprecat" in ast.unparse(node):
-                texts = [n.value for n in walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-                return " ".join(" ".join(texts).split())
+                return bodies.text_of(node)
     return ""
 
 

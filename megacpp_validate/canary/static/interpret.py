@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from ...evidence.values import SourceLine
+from .bodies import yields
 from .calls import Calls
-from .constants import truth_of
+from .expressions import Key, Lacking
 from .interpreted import (
     ANYTHING,
     NOTHING,
@@ -39,13 +40,13 @@ from .interpreted import (
     each_of,
     either,
     is_untold,
+    truth_of,
 )
-from .notes import Key, Lacking
 from .project import SourceFile
 from .release import Absent
 from .source_files import PACKAGE
 from .surface import Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
-from .syntax_nodes import once_per_node, stored_by
+from .syntax_nodes import stored_by
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
 _DEEPEST: Final = 12  # functions within functions
@@ -153,7 +154,7 @@ class Interpreter(Calls):
         if isinstance(node, ast.Lambda):
             return self._value(node.body, names)
         ends = not self._block(node.body, names)
-        if _yields(node):
+        if yields(node):
             return ANYTHING
         return either(*names.returned, *([] if ends else [NOTHING])) if names.returned or not ends else ANYTHING
 
@@ -497,8 +498,3 @@ def _only_imports(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _without_class(inner: Names, outer: Names) -> Names:
     """The names that a method sees: those around its class, under the title of the class."""
     return Names(outer.file, outer, inner.function, facts={}, is_guarded=outer.is_guarded)
-
-
-@once_per_node
-def _yields(node: ast.AST) -> bool:
-    return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))

@@ -126,18 +126,6 @@ class Project:
                 found[end] = None if end in found else file
         return found
 
-    def imported_by(self, file: SourceFile) -> list[str]:
-        """Files of the tree that a file imports, as they are shown."""
-        tree = self.tree(file)
-        found: list[SourceFile | None] = []
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.ImportFrom):
-                module = file.absolute(node.level, node.module or "")
-                found += [self.find(module), *(self.find(f"{module}.{alias.name}") for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                found += [self.find(alias.name) for alias in node.names]
-        return list(dict.fromkeys(one.shown for one in found if one is not None))
-
     def tree(self, file: SourceFile) -> ast.Module | None:
         """The syntax tree; None for a file that is no Python, which `unreadable` then names."""
         if file.module not in self._trees:

@@ -14,10 +14,10 @@ from .recipes import IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import BELOW, RESULT
 from .syntax_nodes import once_per_node, statements_below, walk
-from .wrapping import applied_of, forwarded_to
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
 _VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
+_OF_PYTHON = frozenset({"classmethod", "staticmethod"})
 _CONTEXT_DECORATORS = ("contextmanager", "asynccontextmanager")
 
 
@@ -436,3 +436,42 @@ def _texts_in(node: ast.AST) -> tuple[frozenset[str], dict[str, re.Pattern[str] 
             names_few = sum(c.isalpha() for part in parts for c in part) > 3  # f"{a}_{b}" names everything
             patterns["".join(parts)] = re.compile(pattern) if names_few else None
     return frozenset(texts), patterns
+
+
+def is_undecorated(obj: griffe.Object | None) -> bool:
+    """Whether a function is surely what its class gives: a decorator may make a value of it, as `property` does."""
+    return isinstance(obj, griffe.Function) and all(str(d.value) in _OF_PYTHON for d in obj.decorators)
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def forwarded_to(release: Release, function: griffe.Function) -> Found | None:
+    """What a function hands all of `*args, **kwargs` to, where it takes nothing else and returns what that gives."""
+    match release.node_of(function):
+        case ast.FunctionDef(
+            args=ast.arguments(
+                posonlyargs=[], args=[], kwonlyargs=[], vararg=ast.arg(arg=many), kwarg=ast.arg(arg=named)
+            ),
+            body=[*_, ast.Return(value=ast.Call() as call)],
+        ) if ([*map(ast.unparse, call.args)], [*map(ast.unparse, call.keywords)]) == ([f"*{many}"], [f"**{named}"]):
+            dotted = ast.unparse(call.func)
+            found = release.in_scope(function.module, dotted) if _is_dotted(dotted) else None
+            return found if isinstance(found, Found) and found.obj is not function else None
+    return None
+
+
+def applied_of(release: Release, attribute: griffe.Object) -> griffe.Function | None:
+    """The signature of `name = SomeFunction.apply`: torch's autograd functions take places only, and no keyword."""
+    owner, _, last = str(getattr(attribute, "value", "")).rpartition(".")
+    found = release.in_scope(attribute.module, owner) if last == "apply" and _is_dotted(owner) else None
+    forward = found.obj.members.get("forward") if isinstance(found, Found) else None
+    if not isinstance(forward, griffe.Function):
+        return None
+    kinds = griffe.ParameterKind
+    given = [p for p in [*forward.parameters][1:] if p.kind is not kinds.var_keyword]  # the first is the context
+    places = [griffe.Parameter(p.name, annotation=p.annotation, kind=p.kind, default=p.default) for p in given]
+    for place in places:
+        place.kind = kinds.var_positional if place.kind is kinds.var_positional else kinds.positional_only
+    return griffe.Function("apply", parameters=griffe.Parameters(*places), lineno=forward.lineno, parent=forward.parent)

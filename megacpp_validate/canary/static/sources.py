@@ -219,14 +219,9 @@ class Sources:
             remarks = [line for line in done.words.splitlines() if "Could not fetch URL" in line]  # at -vv only
             return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.errors])))
         near = ", ".join(nearest(version, names))
-        if version in self._list("--pre", distribution=distribution)[0]:
-            return SourceUnavailable(
-                f"{distribution} {version} is on the index as a source distribution or for another platform only. "
-                f"Nearest with a wheel: {near}. Next step: choose one of them, or give a folder with its sources."
-            )
         return UnknownRelease(
-            f"there is no {distribution} {version} on the index. Nearest: {near}. Next step: choose one of them; "
-            "`--list` shows all."
+            f"there is no wheel of {distribution} {version} on the index. Nearest: {near}. Next step: choose one of "
+            "them; `--list` shows all."
         )
 
 

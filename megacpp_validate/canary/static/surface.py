@@ -116,20 +116,16 @@ class Surface:
     """Everything that the bridge consumes.
 
     Attributes:
-        accessors: name of an accessor -> the places it imports from.
+        symbols: what it names, under either release.
         uses: in the order of the files and lines.
         module_order: bridge module ids in dependency order.
         entry: where Transformer Engine is imported first.
     """
 
-    accessors: Mapping[str, tuple[Symbol, ...]]
+    symbols: frozenset[Symbol]
     uses: tuple[Use, ...]
     module_order: tuple[str, ...]
     entry: SourceLine
-
-    def first(self, modules: set[str]) -> str:
-        """The module that comes first in dependency order."""
-        return min(modules, key=self.module_order.index)
 
 
 _NEVER_NONE = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"})

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -40,28 +40,14 @@ BRIDGE = PACKAGE_ROOT / "bridge"
 def read_bridge(catalog: Catalog) -> Source:
     """The bridge of this project, a row a module."""
     project = Project([BRIDGE])
-    rows = {Path(name).name: module.id for module in catalog.modules for name in module.files}
+    rows = {name.removeprefix("bridge/"): module.id for module in catalog.modules for name in module.files}
     order = tuple(module.id for module in catalog.modules)
-    return Source(project, _reached_rows(project, rows, order), order, f"{PACKAGE_ROOT.name}/bridge/")
+    return Source(project, rows, order, f"{PACKAGE_ROOT.name}/bridge/")
 
 
 def read_chosen(roots: Sequence[Path], catalog: Catalog) -> Source:
     """The source tree below some folders; the bridge of this project without any, and by its own folder."""
     return read_source(roots) if roots and tuple(roots) != (BRIDGE,) else read_bridge(catalog)
-
-
-def _reached_rows(project: Project, rows: Mapping[str, str], order: Sequence[str]) -> dict[str, str]:
-    """Files that no module lists: a fault there breaks whoever imports them, so each counts as the first that does."""
-    imports = {file.shown: project.imported_by(file) for file in project.files.values()}
-    found = dict(rows)
-    for row in order:
-        waiting = [shown for shown, known in rows.items() if known == row]
-        while waiting:
-            for shown in imports.get(waiting.pop(), ()):
-                if shown not in found:
-                    found[shown] = row
-                    waiting.append(shown)
-    return {file.shown: order[0] for file in project.files.values()} | found
 
 
 def run_pair(
@@ -92,6 +78,7 @@ def run_pair(
         source=source.title,
         environment=requirements.shown if requirements is not None else "",
         requirements=placed,
+        rows={use.site.file: use.module for use in surface.uses if use.site.file != use.module},
     )
 
 
@@ -196,9 +183,8 @@ def _run_step(order: tuple[str, str, Path, Catalog, tuple[Path, ...], str]) -> S
 
 def _not_consumed(old: Release, new: Release, surface: Surface) -> Iterator[str]:
     """API changes that griffe finds and that are about nothing the bridge names."""
-    symbols = {symbol for symbols in surface.accessors.values() for symbol in symbols}
     # A package that code imports (`import transformer_engine.pytorch as te`) is in the path of every change below it.
-    named = {symbol.name for symbol in symbols if new.module(symbol.path) is None}
+    named = {symbol.name for symbol in surface.symbols if new.module(symbol.path) is None}
     for breakage in griffe.find_breaking_changes(old.tree, new.tree):
         path = breakage.obj.path
         if path.startswith(ROOTS) and not named & set(path.split(".")):

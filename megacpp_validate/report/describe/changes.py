@@ -13,7 +13,8 @@ from ...canary.static.findings import ChangeKind, Doubt, Finding, Impact
 KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
     ChangeKind.REFUSED: ("the module raises under this release, by a check of its own",
         "extend the check once the rest of the module works under this release, or {stay}"),
-    ChangeKind.ADDED: ("{subject} is new; {series} does not have it", "nothing to do, unless {series} is in the matrix"),
+    ChangeKind.ADDED: ("{subject} is new; {series} does not have it",
+        "nothing to do, unless {series} is in the matrix"),
     ChangeKind.REMOVED: ("{subject} is removed{likely}",
         "import {successor} where {subject} is missing, and check that both do the same"
         " | {stay} until there is a successor; look for {subject} in the release notes"),
@@ -23,8 +24,6 @@ KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
         "use {successor} where it exists, and {subject} only while {series} is in the matrix"),
     ChangeKind.CLASS_BECAME_FUNCTION: ("{subject} was a class and is now a function",
         "use what {subject} returns, not {subject} as a type, or {stay}"),
-    ChangeKind.FUNCTION_BECAME_CLASS: ("{subject} was a function and is now a class",
-        "create one {subject} and call it, or {stay} until that is done"),
     ChangeKind.NOT_CALLABLE: ("{subject} can no longer be called",
         "do not call {subject}; use {suggestion} | do not call {subject}; {stay} until the new way is known"),
     ChangeKind.ATTRIBUTE_REMOVED: ("{owner} no longer has {attribute}{likely}",

@@ -173,12 +173,14 @@ def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
 
 
 def _diagnose_each(finding: Finding, result: StaticResult) -> Iterator[Diagnostic]:
-    """A finding once for each line of the code, under the module of the line where rows are files."""
+    """A finding once for each line of the code, under the module that the line is in."""
     case = _diagnose(finding, result)
     shared = tuple((label, content) for label, content in case.fields if label not in ("used", "also in"))
-    for site in finding.call_sites or (None,):
-        group = site.file if site is not None and site.file in finding.modules else finding.module
-        yield replace(case, group=group, fields=shared, place=_place(site) if site is not None else None)
+    if not finding.call_sites:
+        yield case
+    for site in finding.call_sites:
+        own = site.file if site.file in finding.modules else finding.module
+        yield replace(case, group=result.rows.get(site.file, own), fields=shared, place=_place(site))
 
 
 def _list_faults(result: StaticResult) -> Iterator[Diagnostic]:

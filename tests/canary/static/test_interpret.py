@@ -12,6 +12,9 @@ from megacpp_validate.canary.static.interpret import Interpreter
 from megacpp_validate.canary.static.project import Source, SourceUnused
 from megacpp_validate.canary.static.release import Release
 from megacpp_validate.canary.static.surface import Argument, Use, UseKind
+from megacpp_validate.report.describe.changes import headline
+from megacpp_validate.report.describe.static import describe_static
+from megacpp_validate.report.document import Paragraph
 from tests.canary.static.small_sources import compare_source, write_bridge, write_release
 
 NAME, CALL, ATTRIBUTE = UseKind.NAME, UseKind.CALL, UseKind.ATTRIBUTE
@@ -207,11 +210,34 @@ def test_plain_code_is_judged_at_the_line(files: dict[str, str], wanted: str, tm
 LOST = {
     "import": ("from transformer_engine.pytorch import f\nf()", {"removed breaking"}),
     "attribute": (HEAD + "te.f()", {"removed breaking"}),
-    "caught": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    f = None\nif f is not None:\n    f()", {"removed risk"}),
-    "suppressed": ("import contextlib\nwith contextlib.suppress(ImportError):\n    from transformer_engine.pytorch import f", {"removed risk"}),
-    "caught-with-others": ("try:\n    from transformer_engine.pytorch import f, g\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    f()\n    g()", {"removed risk"}),
+    "caught": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    f = None\nif f is not None:\n    f()", {"removed risk caught"}),
+    "suppressed": ("import contextlib\nwith contextlib.suppress(ImportError):\n    from transformer_engine.pytorch import f", {"removed risk caught"}),
+    "caught-with-others": ("try:\n    from transformer_engine.pytorch import f, g\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    f()\n    g()", {"removed risk caught"}),
     "caught-and-raised-again": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError as fault:\n    raise RuntimeError from fault", {"removed breaking"}),
     "from-another-place": ("try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    from transformer_engine.pytorch import g as f\nf()", set()),
+    "attribute-caught": (HEAD + "try:\n    f = te.f\nexcept AttributeError:\n    f = None", {"removed risk caught"}),
+    "attribute-caught-with-others": (HEAD + "try:\n    f = te.f\nexcept (ImportError, AttributeError):\n    f = None", {"removed risk caught"}),
+    "attribute-caught-by-a-named-group": (HEAD + "LOST = (ImportError, AttributeError)\ntry:\n    te.f()\nexcept LOST:\n    pass", {"removed risk caught"}),
+    "attribute-caught-as-an-import": (HEAD + "try:\n    f = te.f\nexcept ImportError:\n    f = None", {"removed breaking"}),
+    "attribute-from-another-place": (HEAD + "def get():\n    try:\n        return te.f\n    except AttributeError:\n        return te.g", set()),
+    "attribute-caught-and-exits": (HEAD + "import sys\ntry:\n    f = te.f\nexcept AttributeError:\n    print('too new')\n    sys.exit(1)", {"removed breaking"}),
+    "name-caught-as-a-module": ("try:\n    from transformer_engine.pytorch import f\nexcept ModuleNotFoundError:\n    f = None", {"removed breaking"}),
+    "caught-and-raised-for-this-release": (MINIMUM + "try:\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    if is_te_min_version('2.0'):\n        raise\n    f = None", {"removed breaking"}),
+    "else-of-a-try": (HEAD + "try:\n    import os\nexcept AttributeError:\n    pass\nelse:\n    te.f()", {"removed breaking"}),
+    "folded-name": (HEAD + "getattr(te, 'f' + '')()", {"removed breaking"}),
+    "formatted-name": (HEAD + "end = 'f'\ngetattr(te, f'{end}')()", {"removed breaking"}),
+    "patched": ("from unittest import mock\nimport transformer_engine\nwith mock.patch('transformer_engine.pytorch.f'):\n    pass", {"removed breaking"}),
+    "patched-by-a-decorator": ("from unittest.mock import patch\n" + HEAD + "@patch.object(te, 'f')\ndef test(f): ...", {"removed breaking"}),
+    "set-by-pytest": (HEAD + "def test(monkeypatch):\n    monkeypatch.setattr('transformer_engine.pytorch.f', None)", {"removed breaking"}),
+    "set-by-the-code": (HEAD + "setattr(te, 'f', None)", set()),
+    "module-that-refuses": ("import transformer_engine\nfrom packaging.version import Version\nassert Version(transformer_engine.__version__) < Version('2.0')\n" + HEAD + "te.f()", {"refused breaking"}),
+    "module-that-raises": ("import transformer_engine\nfrom packaging.version import Version\nif Version(transformer_engine.__version__) >= Version('2.0'):\n    raise ImportError\n" + HEAD + "te.f()", {"refused breaking"}),
+    "wildcard-of-a-lost-module": ("from transformer_engine.pytorch.deep import *", {"removed breaking"}),
+    "guard-that-nobody-can-evaluate": (HEAD + "import transformer_engine\nif helper(transformer_engine.__version__):\n    te.f()", {"removed risk guarded"}),
+    "guard-kept-under-a-name": (HEAD + "import re, transformer_engine\nOLD = int(re.match('[0-9]+', transformer_engine.__version__).group()) < 2\ndef f():\n    if OLD:\n        te.f()", {"removed risk guarded"}),
+    "guard-that-leaves": (HEAD + "import transformer_engine\ndef f():\n    if helper(transformer_engine.__version__):\n        return\n    te.f()", {"removed risk guarded"}),
+    "guard-of-something-else": (HEAD + "import torch\nif helper(torch.__version__):\n    te.f()", {"removed breaking"}),
+    "guard-known-beside-something-else": (MINIMUM + HEAD + "def f(config):\n    if config.fp8 and is_te_min_version('1.0'):\n        te.f()", {"removed breaking"}),
     "asked-for": (HEAD + "if hasattr(te, 'f'):\n    te.f()\nelse:\n    te.g()", set()),
     "type-checking": ("from typing import TYPE_CHECKING\nimport transformer_engine.pytorch\nif TYPE_CHECKING:\n    from transformer_engine.pytorch import f", set()),
 }  # fmt: skip
@@ -220,8 +246,84 @@ LOST = {
 @pytest.mark.parametrize(("code", "wanted"), LOST.values(), ids=LOST)
 def test_a_lost_import_is_one_finding(code: str, wanted: set[str], tmp_path: Path) -> None:
     both = "def f(): ...\ndef g(): ..."
-    findings = compare_source(tmp_path, both, "def g(): ...", {"a.py": code}).findings
-    assert {f"{finding.kind} {finding.impact}" for finding in findings} == wanted
+    old = {"pytorch/__init__.py": both, "pytorch/deep.py": ""}
+    findings = compare_source(tmp_path, old, "def g(): ...", {"a.py": code}).findings
+    assert {" ".join(filter(None, (one.kind, one.impact, one.doubt))) for one in findings} == wanted
+
+
+ASKS = {
+    "a-set-of-versions": "from packaging.specifiers import SpecifierSet\nif SpecifierSet('<2.0').contains(V):",
+    "in-a-set-of-versions": "from packaging.specifiers import SpecifierSet\nif Version(V) in SpecifierSet('<2.0'):",
+    "arithmetic-of-parts": "a, b = V.split('.')\nif int(a) * 100 + int(b) < 200:",
+    "parts-and-the-rest": "a, *rest = V.split('.')\nif int(a) < 2:",
+    "mapped-parts": "if tuple(map(int, V.split('.'))) < (2, 0):",
+    "joined-parts": "if float('.'.join(V.split('.')[:2])) < 2.0:",
+    "release-of-a-version": "if Version(V).release[:2] < (2, 0):",
+    "formatted": "if f'{Version(V).major}.{Version(V).minor}' == '1.0':",
+    "a-distribution-that-may-lack": "from importlib.metadata import version, PackageNotFoundError\ntry:\n    v = version('transformer_engine')\nexcept PackageNotFoundError:\n    v = '0'\nif Version(v) < Version('2.0'):",
+    "a-module-that-may-lack": "import importlib.util\nif importlib.util.find_spec('transformer_engine.pytorch.deep'):",
+    "listed": "if 'f' in dir(te):",
+    "listed-under-a-name": "names = dir(te)\nif 'f' in names:",
+    "variables": "if 'f' in vars(te):",
+    "dictionary": "if 'f' in te.__dict__:",
+    "parameters": "import inspect\nif 'old' in inspect.signature(te.g).parameters:",
+    "not-listed": "if 'f' not in dir(te):\n    pass\nelse:",
+}
+
+
+@pytest.mark.parametrize("guard", ASKS.values(), ids=ASKS)
+def test_a_guard_of_the_release_is_evaluated(guard: str, tmp_path: Path) -> None:
+    old = {"pytorch/__init__.py": "def f(): ...\ndef g(old=1): ...", "pytorch/deep.py": ""}
+    code = f"{HEAD}import transformer_engine\nfrom packaging.version import Version\nV = transformer_engine.__version__\n{guard}\n    te.f()"
+    result = compare_source(tmp_path, old, "def g(): ...", {"a.py": code})
+    assert [(one.kind, one.impact) for one in result.findings] == []
+    plain = compare_source(tmp_path / "plain", old, "def g(): ...", {"a.py": f"{HEAD}te.f()"})
+    assert [one.kind for one in plain.findings] == ["removed"]
+
+
+def test_the_verdict_belongs_to_the_line(tmp_path: Path) -> None:
+    plain = "from transformer_engine.pytorch import f"
+    files = {
+        "a.py": f"{plain}\nimport os\n{plain}",
+        "b.py": f"try:\n    {plain}\nexcept ImportError:\n    f = None",
+        "c.py": plain,
+    }
+    result = compare_source(tmp_path, "def f(): ...", "", files)
+    assert [(row.module, row.verdict) for row in result.modules] == [
+        ("a.py", "breaks"),
+        ("b.py", "risk"),
+        ("c.py", "breaks"),
+    ]
+    lines = {one.impact: [f"{site.file}:{site.line}" for site in one.call_sites] for one in result.findings}
+    assert lines == {"breaking": ["a.py:1", "a.py:3", "c.py:1"], "risk": ["b.py:2"]}
+    cases = [case for case in describe_static(result).cases if case.place is not None]
+    assert [(case.group, str(case.place)) for case in cases] == [
+        ("a.py", "a.py:1"), ("a.py", "a.py:3"), ("c.py", "c.py:1"), ("b.py", "b.py:2")]  # fmt: skip
+
+
+# what no release ever had -> how it is said
+NEVER = {
+    "te.Layer(8, biass=True)": "`Layer` does not take `biass`; this fails in 1.0 already",
+    "te.nothing()": "`nothing` does not exist; this fails in 1.0 already",
+}
+
+
+@pytest.mark.parametrize(("code", "words"), NEVER.items(), ids=NEVER)
+def test_what_fails_in_both_releases_is_said_to(code: str, words: str, tmp_path: Path) -> None:
+    result = compare_source(tmp_path, LAYER, LAYER, {"a.py": HEAD + code})
+    document = describe_static(result)
+    assert [row.verdict for row in result.modules] == ["fails-before"]
+    assert "already fails under 1.0: a.py" in document.summary
+    assert f"a.py:2: {words}" in [block.text for block in document.blocks if isinstance(block, Paragraph)]
+
+
+def test_a_name_that_is_new_is_said_to_be(tmp_path: Path) -> None:
+    (finding,) = compare_source(tmp_path, "", LAYER, {"a.py": HEAD + "te.Layer(8)"}).findings
+    assert (finding.kind, finding.impact, headline(finding, "1.0")) == (
+        "added",
+        "harmless",
+        "`Layer` is new; 1.0 does not have it",
+    )
 
 
 def test_rows_come_after_those_that_they_import(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ DEFINITIONS = [
     Case("handed-on-as-a-class", CLASS, FUNCTION, HANDS_ON, {"user class-became-function breaking"}),
     Case("subclassed", CLASS, FUNCTION, SUBCLASSES, {"user class-became-function breaking"}),
     Case("compared-as-a-class", CLASS, FUNCTION, ISINSTANCE, {"user class-became-function breaking"}),
-    Case("only-called", CLASS, FUNCTION, CALLS, {"user class-became-function harmless"}),
-    Case("function-became-class", FUNCTION, CLASS, CALLS, {"user function-became-class harmless"}),
-    Case("function-to-class-handed-on", FUNCTION, CLASS, HANDS_ON, {"user function-became-class harmless"}),
+    Case("only-called", CLASS, FUNCTION, CALLS, set()),
+    Case("function-became-class", FUNCTION, CLASS, CALLS, set()),
+    Case("function-to-class-handed-on", FUNCTION, CLASS, HANDS_ON, set()),
     Case("method-became-property", "class Layer:\n    def size(self): ...", "class Layer:\n    @property\n    def size(self): ...", "te.Layer.require()().size()", {"user not-callable breaking"}),
     Case("method-became-attribute", "class Layer:\n    def size(self): ...", "class Layer:\n    size = 8", "te.Layer.require()().size()", {"user not-callable breaking"}),
     Case("function-became-constant", "def available(): ...", "available = True", "te.available.require()()", {"user not-callable breaking"}),
@@ -75,9 +75,9 @@ DECORATES = "@te.scope.require()(on=True)\ndef f(): ..."
 ENTERS = "def f():\n    with te.scope.require()(on=True):\n        pass"
 
 SCOPES = [
-    Case("decorator-lost", SCOPE, SCOPE_CLASS, DECORATES, {"user function-became-class harmless", "user decorator-lost breaking"}),
-    Case("decorator-kept-by-call", SCOPE, CALLABLE_SCOPE, DECORATES, {"user function-became-class harmless"}),
-    Case("entered-as-a-class", SCOPE, SCOPE_CLASS, ENTERS, {"user function-became-class harmless"}),
+    Case("decorator-lost", SCOPE, SCOPE_CLASS, DECORATES, {"user decorator-lost breaking"}),
+    Case("decorator-kept-by-call", SCOPE, CALLABLE_SCOPE, DECORATES, set()),
+    Case("entered-as-a-class", SCOPE, SCOPE_CLASS, ENTERS, set()),
     Case("exit-gone", SCOPE_CLASS, SCOPE_CLASS.replace("__exit__", "leave"), ENTERS, {"user context-manager-lost breaking"}),
     Case("contextmanager-decorator-gone", SCOPE, SCOPE.replace("@contextmanager\n", ""), ENTERS, {"user context-manager-lost breaking"}),
     Case("handed-on-as-a-context", SCOPE_CLASS, SCOPE_CLASS.replace("__enter__", "enter"), "from contextlib import AbstractContextManager\ndef f() -> AbstractContextManager:\n    return te.scope.require()()", {"user context-manager-lost breaking"}),

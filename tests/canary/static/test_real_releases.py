@@ -78,7 +78,6 @@ CHANGED: dict[tuple[str, str], tuple[set[Row], set[Row]]] = {
 FOLLOWED = [
     ("2.8.0", "2.9.0", "imports", K.MOVED, "FP8GlobalStateManager"),
     ("2.8.0", "2.9.0", "imports", K.MOVED, "check_fp8_support"),
-    ("2.15.0", "2.16.0", "imports", K.FUNCTION_BECAME_CLASS, "autocast"),
 ]
 
 

@@ -103,7 +103,7 @@ def test_a_damaged_record_is_made_again(record: str, index: str, with_one: Path)
 def test_an_unknown_release_names_the_nearest(index: str, cache: Path) -> None:
     with pytest.raises(UnknownRelease) as refused:
         Sources(cache).release("2.9.7")
-    assert "no transformer-engine 2.9.7" in str(refused.value)
+    assert "no wheel of transformer-engine 2.9.7" in str(refused.value)
     assert "Nearest: 2.8.0, 2.9.0, 2.10.0, 2.11.0" in str(refused.value)
     assert listing(cache) == []
 

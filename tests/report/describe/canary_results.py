@@ -42,7 +42,8 @@ def static(
         else ModuleResult(module=module, verdict=ModuleVerdict.CASCADE, under=verdict)
         for module, verdict in found.items()
     )
-    values: dict[str, object] = {"downgrade": False, "tool": "megacpp-validate 0.1.0", **more}
+    lines = {f"{BRIDGE}/{module}.py": module for module in MODULES}
+    values: dict[str, object] = {"downgrade": False, "tool": "megacpp-validate 0.1.0", "rows": lines, **more}
     return StaticResult(old=source(old), new=source(new), modules=rows, findings=findings, **values)  # type: ignore[arg-type]
 
 
