@@ -8,13 +8,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from megacpp_validate.catalog.file import (
-    Names,
-    RequirementText,
-    Row,
-    VersionRange,
-    read_rows,
-)
+from megacpp_validate.catalog.file import Names, RequirementText, Row, VersionRange, read_rows
 from tests.catalog.refusals import faults_of
 
 

@@ -73,12 +73,7 @@ def test_the_rules_of_the_gate_that_are_shipped(catalog: Catalog) -> None:
         (GATE_WAIVERS, "https://example.org/1", "ask me", "link"),
         (GATE_WAIVERS, "2026-12-31", '"soon"', "expires"),
         (POLICY, "least = 1", "least = 0", "(no-history)"),
-        (
-            POLICY,
-            'parts = ["mtp_head"]',
-            'parts = ["mtp"]',
-            "(auxiliary-heads): Value error, names 'mtp'",
-        ),
+        (POLICY, 'parts = ["mtp_head"]', 'parts = ["mtp"]', "(auxiliary-heads): Value error, names 'mtp'"),
         (PRESETS, 'refused_by = ["routers"]', 'refused_by = ["router"]', "names 'router', which does"),
     ],
 )

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from megacpp_validate.bridge.features import PRESETS
-from megacpp_validate.catalog.postures import (
-    Posture,
-    merge_orders,
-    read_postures,
-    settings_of,
-)
+from megacpp_validate.catalog.postures import Posture, merge_orders, read_postures, settings_of
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.training.smoke.order import SmokeOrder
 

@@ -86,6 +86,7 @@ CALLS = (
     ("moe-smoke --target gb10", 2, "no cell for gb10"),
     ("moe-smoke --target cpu --cells scaled_bf16_4", 2, "of the smoke run on cpu"),
     ("smoke-faults --faults nun", 2, "there is no fault 'nun'"),
+    ("smoke-faults --faults wrong-amax-group", 4, "2 devices of h200 or b200"),
     ("smoke-faults --faults ,", 3, "nothing is selected"),
     ("selftest attention-zeroes", 2, "there is no mutant 'attention-zeroes'"),
     ("fp8-policy", 0, "production"),

@@ -14,12 +14,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import InfrastructureFailed
-from megacpp_validate.evidence.receipts_manifest import (
-    NAMESPACE,
-    ManifestInvalid,
-    sign_folder,
-    verify_folder,
-)
+from megacpp_validate.evidence.receipts_manifest import NAMESPACE, ManifestInvalid, sign_folder, verify_folder
 
 AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HASHES = {"run/a.json": "0" * 64, "run/b c.json": "1" * 64}

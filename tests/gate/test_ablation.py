@@ -238,11 +238,7 @@ def test_a_feature_is_run_in_turns_judged_and_reported(call: Run, tmp_path: Path
 @pytest.mark.parametrize(
     ("fault", "runs", "said"),
     [
-        (
-            "dies",
-            2,
-            "run 2 (on): it ended as exit 1: it gave no answer. Its last words: a library says",
-        ),
+        ("dies", 2, "run 2 (on): it ended as exit 1: it gave no answer. Its last words: a library says"),
         ("falls-back", 2, "forms.recompute was requested as true, and the run reports false"),
         ("ends-badly", 1, "run 1 (off): it ended as exit 3: it answers done, and its process ended so"),
         ("damaged", 1, "its answer has another form: KeyError: 'model'"),

@@ -16,10 +16,7 @@ from tests.sealed_caches import small_disk
 
 pytest.importorskip("torch", reason="not-run: there is no torch here")
 _NO_COMPILER = not any(map(shutil.which, ("g++", "c++", "clang++")))
-pytestmark = [
-    pytest.mark.skipif(_NO_COMPILER, reason="not-run: there is no C++ compiler here"),
-    pytest.mark.thorough,
-]
+pytestmark = [pytest.mark.skipif(_NO_COMPILER, reason="not-run: there is no C++ compiler here"), pytest.mark.thorough]
 TASKS = """
 [[task]]
 id = "norm"

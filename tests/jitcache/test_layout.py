@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.jitcache.layout import (
-    CacheChanged,
-    list_files,
-    require_usable,
-)
+from megacpp_validate.jitcache.layout import CacheChanged, list_files, require_usable
 from tests.sealed_caches import CUBIN, GROUP, OBJECT, fill, small_disk
 
 

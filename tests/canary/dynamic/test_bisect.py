@@ -131,8 +131,7 @@ def test_what_the_machine_or_the_user_does_is_no_fault_of_a_release(changes: dic
 
 
 @pytest.mark.parametrize(
-    ("loaded", "verdict"),
-    [("2.17.1", GOOD), ("2.17.1+abc", GOOD), ("", GOOD), ("2.20.2", UNTOLD)],
+    ("loaded", "verdict"), [("2.17.1", GOOD), ("2.17.1+abc", GOOD), ("", GOOD), ("2.20.2", UNTOLD)]
 )
 def test_a_point_that_loaded_another_release_says_nothing(loaded: str, verdict: Verdict) -> None:
     seen = receipt("attention", packages=(Package("transformer_engine", loaded, "f"),))

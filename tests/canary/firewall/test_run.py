@@ -17,12 +17,7 @@ import pytest
 from megacpp_validate.canary.firewall import damage
 from megacpp_validate.canary.firewall import run as firewall
 from megacpp_validate.canary.firewall.damage import CannotBuild, Interpreter, read_interpreter
-from megacpp_validate.canary.firewall.run import (
-    FirewallCase,
-    FirewallResult,
-    plan_firewall,
-    run_firewall,
-)
+from megacpp_validate.canary.firewall.run import FirewallCase, FirewallResult, plan_firewall, run_firewall
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import WrongArguments

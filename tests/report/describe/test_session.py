@@ -22,12 +22,7 @@ from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.replay.loss import FAULTS, _made_up
 from tests.report.page import show_all
-from tests.report.sessions import (
-    ALL,
-    CLEAN,
-    NOTHING,
-    session,
-)
+from tests.report.sessions import ALL, CLEAN, NOTHING, session
 
 SESSIONS = {"red": (ALL, Tone.BAD), "clean": (CLEAN, Tone.GOOD), "not-run": (NOTHING, Tone.MISSING),
             "no probe": (session(), Tone.MISSING)}  # fmt: skip
