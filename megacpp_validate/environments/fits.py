@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
@@ -101,6 +101,7 @@ class Stack:
         whole: every part is named, so that what is not named is absent; else it is unknown.
         target: row of targets.toml; empty where unknown.
         sources: what is built on these parts, from a commit.
+        asks: distribution -> range that is asked of it, where its version is unknown.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Stack:
     whole: bool
     target: str = ""
     sources: tuple[Source, ...] = ()
+    asks: Mapping[str, str] = field(default_factory=dict)
 
     def with_release(self, te: str) -> Stack:
         """The same stack after a release of Transformer Engine is installed."""
@@ -318,7 +320,11 @@ def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
 
 
 def _judge_sources(stack: Stack) -> Iterator[Fit]:
-    """Whether the build of each source accepts the stack; unknown at a commit that no row has."""
+    """Whether the build of each source accepts the stack, unknown at a commit that no row has; and what is asked."""
+    for name, wanted in stack.asks.items():
+        step = "name it under `over` of the image, or write its version to the row of the base"
+        says = "the image requires this range, and the base provides an unknown version"
+        yield _compare(stack, f"requirement-{name}", name, wanted, says, step, "pyproject.toml, matrix/images.toml")
     for source in stack.sources:
         accepted = source.list_accepted(stack.target)
         for name in ("cuda", "torch", "python"):

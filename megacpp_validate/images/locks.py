@@ -191,6 +191,13 @@ class LockInputs:
         """SHA-256 of all of it."""
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
+    @property
+    def asks(self) -> dict[str, str]:
+        """Distribution of the base in an unknown version -> range that is asked of it by name."""
+        texts = (*self.requirements, *(text for requires in self.compiled.values() for text in requires))
+        ranges = {canonicalize_name(row.name): str(row.specifier) for row in map(Requirement, texts) if row.specifier}
+        return {name: wanted for name, wanted in ranges.items() if self.provided.get(name) == ""}
+
 
 def gather_inputs(images: Images, image: Image, root: Path) -> LockInputs:
     """What the lock of an image follows from: its rows, and the pyproject.toml of a checkout.

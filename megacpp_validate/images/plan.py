@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -158,7 +158,8 @@ class ImageRows:
 
     def judge(self, image: Image, lock: ImageLock, own_base: str = "") -> StackFit:
         """Whether the stack of an image fits."""
-        return self.judge_stack(stack_of_image(self.images, image, lock, own_base))
+        stack = stack_of_image(self.images, image, lock, own_base)
+        return self.judge_stack(replace(stack, asks=gather_inputs(self.images, image, self.root).asks))
 
     def judge_stack(self, stack: Stack) -> StackFit:
         """Whether a stack fits, by all rows of the matrix."""
@@ -232,12 +233,12 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
     started = time.monotonic()
     choose_names("target", [row.id for row in rows.catalog.targets], [target] if target else [])
     if te is not None:  # an empty one, of a variable without a value, is no question about the images
-        stacks = [require_known(stack_of_words(te, parts, rows.needs, target), rows.needs, rows.images.range)]
+        stack = require_known(stack_of_words(te, parts, rows.needs, target), rows.needs, rows.images.range)
+        found = [rows.judge_stack(stack)]
     else:
         chosen = [image for image in rows.images.image if image.te and target in ("", image.target)]
-        stacks = [stack_of_image(rows.images, image, read_image_lock(rows.root / image.lock)) for image in chosen]
-    found = tuple(map(rows.judge_stack, stacks))
-    return FitResult(stacks=found, seconds=round(time.monotonic() - started, 3))
+        found = [rows.judge(image, read_image_lock(rows.root / image.lock)) for image in chosen]
+    return FitResult(stacks=tuple(found), seconds=round(time.monotonic() - started, 3))
 
 
 def stack_of_image(images: Images, image: Image, lock: ImageLock, own_base: str = "") -> Stack:
