@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from megacpp_validate.bridge.errors import WrongDtype, WrongShape
-from megacpp_validate.bridge.jagged_experts import (
-    jagged_moe,
-)
+from megacpp_validate.bridge.jagged_experts import jagged_moe
 
 HIDDEN, WIDTH = 24, 16
 

@@ -98,10 +98,7 @@ GIVEN = {"tokens": torch.zeros(3, WIDTH), "probs": torch.ones(3, EXPERTS), "rout
 def test_rows_of_another_map_are_refused(backend: str) -> None:
     dispatch = Dispatch(EXPERTS)
     sent = dispatch.permute(**GIVEN)
-    for rows, error in (
-        (sent.rows[:-1], errors.TokenCountMismatch),
-        (sent.rows[None], errors.WrongShape),
-    ):
+    for rows, error in ((sent.rows[:-1], errors.TokenCountMismatch), (sent.rows[None], errors.WrongShape)):
         with pytest.raises(error, match="Next step"):
             dispatch.unpermute(rows, sent.row_map)
     with pytest.raises(errors.WrongShape, match="Next step"):

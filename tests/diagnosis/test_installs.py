@@ -109,11 +109,7 @@ SAID = [
 
 @pytest.mark.parametrize(("fault", "versions", "cause", "following"), SAID, ids=lambda value: str(value)[:40])
 def test_what_is_raised_becomes_words_to_act_on(
-    package: Path,
-    fault: BaseException,
-    versions: dict[str, str],
-    cause: str,
-    following: str,
+    package: Path, fault: BaseException, versions: dict[str, str], cause: str, following: str
 ) -> None:
     files_there = not isinstance(fault, FileNotFoundError) and versions is WHOLE
     install = Install(versions, (str(package),), files_there, files_there)
@@ -190,11 +186,7 @@ def test_sources_without_metadata_say_so(package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is empty, as a full disk"),
-        (b"x = 1", "moved, renamed or never had"),
-    ],
+    ("content", "said"), [(b"", "is empty, as a full disk"), (b"x = 1", "moved, renamed or never had")]
 )
 def test_a_file_without_its_code_is_named(content: bytes, said: str, package: Path) -> None:
     file = package / "pytorch" / "__init__.py"

@@ -138,14 +138,8 @@ STALE: dict[str, tuple[Order, Receipt]] = {
     "another-cell": (replace(ORDER, stack="te2"), DONE),
     "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment="")),
     "not-run": (ORDER, replace(DONE, outcome=Outcome.NOT_RUN)),
-    "killed-by-somebody-else": (
-        ORDER,
-        replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGKILL", "nothing")),
-    ),
-    "a-batch-system-ended-it": (
-        ORDER,
-        replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGTERM", "nothing")),
-    ),
+    "killed-by-somebody-else": (ORDER, replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGKILL", "nothing"))),
+    "a-batch-system-ended-it": (ORDER, replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGTERM", "nothing"))),
     "the-disk-was-full": (
         ORDER,
         replace(DONE, outcome=Outcome.ERROR, reason="OSError: [Errno 28] No space left on device: '/tmp/x'"),

@@ -80,9 +80,7 @@ SOURCE = SimpleNamespace(
 )
 
 
-def test_triton_reports_kernel_signature_and_constants_and_a_hit_is_no_compile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_triton_reports_kernel_signature_and_constants_and_a_hit_is_no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     module = triton_of(set())
     monkeypatch.setitem(sys.modules, "triton.compiler.compiler", module)
     watch.HOOKS["triton.compiler.compiler"](module)

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.native.router import (
-    TopKRouter,
-    choose_top_k,
-    load_balancing_loss,
-    router_z_loss,
-)
+from megacpp_validate.native.router import TopKRouter, choose_top_k, load_balancing_loss, router_z_loss
 
 
 def make(hidden: int = 6, experts: int = 5, top_k: int = 2, **options: Any) -> tuple[TopKRouter, Any]:

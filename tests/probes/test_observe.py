@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from megacpp_validate.probes.observe import (
-    attention_kernels,
-    graph_nodes,
-    marking_vendor_layers,
-    observed_backends,
-)
+from megacpp_validate.probes.observe import attention_kernels, graph_nodes, marking_vendor_layers, observed_backends
 
 
 def function_of(module: str, name: str = "_Function") -> Any:

@@ -215,9 +215,7 @@ def test_another_machine_than_the_target_is_not_run(plant: Plant) -> None:
 
 
 @pytest.mark.parametrize("breaks_in", [0, 2, 3])
-def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
-    breaks_in: int,
-) -> None:
+def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(breaks_in: int) -> None:
     """Run 1 is the probe itself; a GPU session then uses the module twice more."""
     runs: list[bool] = []
 

@@ -10,14 +10,7 @@ import pytest
 from megacpp_validate.canary.static import sources as under_test
 from megacpp_validate.canary.static.release import Found
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable, UnknownRelease
-from tests.canary.static.small_index import (
-    PACKAGE,
-    UNREACHABLE,
-    serve,
-    serve_nothing,
-    use_index,
-    write_index,
-)
+from tests.canary.static.small_index import PACKAGE, UNREACHABLE, serve, serve_nothing, use_index, write_index
 
 OFFERED = ["1.9.0", "2.8.0", "2.9.0", "2.10.0", "2.11.0"]
 

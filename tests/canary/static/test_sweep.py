@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.canary.static.findings import (
-    Impact,
-    ModuleVerdict,
-)
+from megacpp_validate.canary.static.findings import Impact, ModuleVerdict
 from megacpp_validate.canary.static.sweep import is_downgrade, run_pair
 from tests.canary.static.small_sources import compare, compare_source, said_by, write_bridge, write_release
 from tests.running_processes import is_running, within

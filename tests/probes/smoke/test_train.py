@@ -15,13 +15,7 @@ import pytest
 from megacpp_validate.evidence.receipt import Quantizer
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.order import Order, Target
-from megacpp_validate.probes.smoke.runs import (
-    Run,
-    Runs,
-    check_parts,
-    open_runs,
-    record_of,
-)
+from megacpp_validate.probes.smoke.runs import Run, Runs, check_parts, open_runs, record_of
 from megacpp_validate.probes.smoke.train import (
     check_low_precision,
     check_run,

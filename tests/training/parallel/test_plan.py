@@ -38,11 +38,7 @@ def test_ranks_share_out_everything_once() -> None:
         ({"data": 2, "expert_parallel": 2}, {"pattern": "AM"}, ["no layer of experts"]),
         ({"data": 3, "expert_parallel": 2}, {}, ["data 3 is not", "batch 8 is not"]),
         ({"tensor_parallel": 2}, {}, ["num_gqa_groups 1"]),
-        (
-            {**SPLIT},
-            {"attention": "mla", "rope_dim": 8, "num_gqa_groups": 2},
-            ["latent attention is not split"],
-        ),
+        ({**SPLIT}, {"attention": "mla", "rope_dim": 8, "num_gqa_groups": 2}, ["latent attention is not split"]),
         ({**SPLIT}, {"trajectory_coefficient": 0.1}, ["neighbouring positions"]),
         ({**SPLIT}, {"length": 31, "lag": 2}, ["length 31"]),
         ({"data": 2, "accumulate": 8}, {}, ["data times accumulate, 16"]),

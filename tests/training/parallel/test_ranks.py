@@ -43,10 +43,7 @@ def recorded_on_a_rank(folder: str) -> list[tuple[str, tuple[int, ...], str]]:
 
 def test_collectives_are_recorded_with_their_group(tmp_path: Path) -> None:
     for rank, seen in enumerate(on_ranks(4, recorded_on_a_rank, str(tmp_path))):
-        assert seen == [
-            ("all_reduce", (0, 1, 2, 3), "left"),
-            ("all_to_all_single", (rank % 2, rank % 2 + 2), "raised"),
-        ]
+        assert seen == [("all_reduce", (0, 1, 2, 3), "left"), ("all_to_all_single", (rank % 2, rank % 2 + 2), "raised")]
 
 
 def left(*seen: tuple[str, tuple[int, ...], int, Any]) -> RankRecord:

@@ -10,12 +10,7 @@ class tex:  # noqa: N801 - Transformer Engine's name
 
     @staticmethod
     def generic_gemm(
-        first: Any,
-        first_transposed: bool,
-        second: Any,
-        second_transposed: bool,
-        *,
-        use_split_accumulator: bool = False,
+        first: Any, first_transposed: bool, second: Any, second_transposed: bool, *, use_split_accumulator: bool = False
     ) -> Any:
         """`second` x `first`, each transposed or not: cuBLAS counts columns first. Rounded operands, fp32.
 
