@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
-from megacpp_validate.catalog.bridge import matrix_folder
 from tests.canary.static.small_index import BROKEN, LINEAR, UNREACHABLE, use_index
 from tests.canary.static.small_sources import write_release
+from tests.catalog.refusals import copy_matrix
 from tests.command_line import Run, Said, make_run
 
 OPEN, CLOSED, NO_ENVIRONMENT = 0, 1, 5
@@ -42,13 +40,6 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / name for name in ("old", "same", "broken")}
 
 
-def matrix_pinned_at(folder: Path, version: str) -> Path:
-    copy = Path(shutil.copytree(matrix_folder(), folder / "matrix"))
-    row = f'pinned = "pin"\n[[stack]]\nid = "pin"\nte = "{version}"\n'
-    (copy / "stacks.toml").write_text(row)
-    return copy
-
-
 def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run, folders: dict[str, Path]) -> None:
     said = run("te-canary", folders["old"], folders["broken"])
     assert said.code == CLOSED
@@ -58,13 +49,15 @@ def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run,
 
 
 def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: None, tmp_path: Path) -> None:
-    assert [
-        json.loads(run("te-canary", "2.8.0", "--format", "json").out)[side]["version"] for side in ("old", "new")
-    ] == ["2.8.0", "2.13.0"]
-    said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.9.0"), "--format", "json")
-    assert said.code == CLOSED
-    told = json.loads(said.out)
-    assert (told["old"]["version"], told["new"]["version"]) == ("2.9.0", "2.13.0")
+    def versions(*arguments: object) -> list[str]:
+        said = run("te-canary", *arguments, "--format", "json")
+        assert said.code == CLOSED
+        return [said.told[side]["version"] for side in ("old", "new")]
+
+    assert versions("2.8.0") == ["2.8.0", "2.13.0"]
+    matrix = copy_matrix(tmp_path / "matrix")
+    (matrix / "stacks.toml").write_text('pinned = "pin"\n[[stack]]\nid = "pin"\nte = "2.9.0"\n')
+    assert versions("--matrix", matrix) == ["2.9.0", "2.13.0"]
 
 
 def test_an_unreachable_index_and_an_empty_cache(run: Run, own_cache: Path) -> None:

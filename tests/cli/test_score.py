@@ -49,17 +49,6 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def call(monkeypatch: pytest.MonkeyPatch, checkout: Path, *arguments: str) -> int:
-    return end_of(monkeypatch, "score", "--matrix", checkout / "matrix", *arguments)
-
-
-def broken(checkout: Path, change: Any) -> None:
-    file = checkout / "docs" / "evidence" / "selftest.json"
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
-
-
 PARTIAL = {
     "some mutants": lambda data: data.update(mutants=data["mutants"][:5]),
     "an unknown mutant": lambda data: data["mutants"][0]["mutant"].update(id="another"),
@@ -74,8 +63,10 @@ PARTIAL = {
 def test_what_is_no_full_selftest_is_no_score(
     change: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    broken(checkout, change)
-    assert call(monkeypatch, checkout) == 4
+    file = checkout / "docs" / "evidence" / "selftest.json"
+    change(data := json.loads(file.read_text()))
+    file.write_text(json.dumps(data))
+    assert end_of(monkeypatch, "score", "--matrix", checkout / "matrix") == 4
     assert "not of a full selftest" in capfd.readouterr().err
 
 
