@@ -164,14 +164,14 @@ def main() -> None:
         for name, step in steps.items():
             for _ in range(WARM_UP):
                 step()
-            rank.beat(0)
+            rank.record.beat(0)
             print(f"{name} is warm", flush=True)
         names = list(steps)
         for turn in range(options.rounds):
             at = turn % len(names)
             for name in (*names[at:], *names[:at]):
                 rounds[name].append(time_round(steps[name], options.repeats, options.device))
-            rank.beat(turn + 1)
+            rank.record.beat(turn + 1)
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else "none: a CPU, to see that it runs"
         print({name: statistics.median(found) for name, found in rounds.items()}, flush=True)
         traces = {name: trace_steps(step) for name, step in steps.items()} if options.device == "cuda" else {}

@@ -30,7 +30,7 @@ from benchmarks.figures import describe_run, make_parser, render_earlier, save  
 from benchmarks.fp8_page import write_page  # noqa: E402
 from benchmarks.fp8_paths import BF16, E4M3, Path, block_paths, linear_paths, mlp_paths, scaled_linear  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
-from megacpp_validate.bridge.fp8_scope import reset_te_state  # noqa: E402
+from megacpp_validate.bridge.te_fp8 import reset_te_state  # noqa: E402
 
 CLOCK_HZ: Final = 1.98e9  # highest clock of the card: the pause is at least as long as it is meant to be
 ROUND_MS: Final = 50.0  # of one path, about: small layers are repeated

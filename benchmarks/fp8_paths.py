@@ -17,18 +17,13 @@ import torch
 from torch.nn import functional
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.fp8_scope import (
-    SINGLE_OWNER,
-    detect_target,
-    low_precision,
-    te_block_scaling,
-    te_current_scaling,
-    te_delayed_scaling,
-    te_scope,
-)
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER
+from megacpp_validate.bridge.fp8_scope import low_precision
 from megacpp_validate.bridge.layer_spec import build_mlp
 from megacpp_validate.bridge.linear_walker import swap_linears
 from megacpp_validate.bridge.native_block import NativeBlock
+from megacpp_validate.bridge.recipes import detect_target
+from megacpp_validate.bridge.te_fp8 import te_block_scaling, te_current_scaling, te_delayed_scaling, te_scope
 from megacpp_validate.native.attention import rope_tables
 from megacpp_validate.native.block import ABlock
 from megacpp_validate.native.mlp import NormMLP

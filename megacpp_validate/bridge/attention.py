@@ -368,10 +368,6 @@ class Attention(nn.Module):
         masks = Masks(causal, doc_ids, window, softcap, block_mask, block_size)
         return _attend(taken.observed, query, key, value, masks, self.softmax_scale)
 
-    def extra_repr(self) -> str:
-        """Heads and backends, for print()."""
-        return f"heads={self.heads}, groups={self.groups}, head_dim={self.head_dim}, backends={self.backends}"
-
     def _decide(self, query: Any, key: Any, value: Any, masks: Masks, call: tuple[object, ...]) -> Choice:
         """Check a call and choose its backend; `__dict__` is written because nn.Module's own assignment is slow."""
         self._check(query, key, value)

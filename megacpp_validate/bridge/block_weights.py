@@ -1,4 +1,4 @@
-"""The weights of an A-block under native names and under Transformer Engine's, and their tensor-parallel shards.
+"""The weights of an A-block under native names and under Transformer Engine's.
 
 The native block holds query, key and value as one weight `qkv.weight` [(H + 2G) x D, hidden], in that order; TE holds
 them as three. Everything else has the same name and layout in both: in a gated MLP the first half of `mlp.fc1_weight`
@@ -8,7 +8,7 @@ Engine applies the gating function to the first half"). Nothing is computed, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -66,11 +66,14 @@ class BlockShape:
         Raises:
             NotDivisible: heads, groups or the MLP's width do not divide among the ranks.
         """
-        _check_divides("query heads", self.heads, tp_size)
-        _check_divides("key and value groups", self.groups, tp_size)
-        _check_divides("columns of the MLP", self.ffn_hidden, tp_size)
-        ffn_hidden, heads, groups = self.ffn_hidden // tp_size, self.heads // tp_size, self.groups // tp_size
-        return replace(self, ffn_hidden=ffn_hidden, heads=heads, groups=groups)
+        counts = {"ffn_hidden": self.ffn_hidden, "heads": self.heads, "groups": self.groups}
+        for name, count in counts.items():
+            if tp_size < 1 or count % tp_size:
+                raise NotDivisible(
+                    f"{name} {count} does not divide into {tp_size} shares. Next step: choose a number of ranks that "
+                    f"divides {count}."
+                )
+        return replace(self, **{name: count // tp_size for name, count in counts.items()})  # type: ignore[arg-type]
 
 
 # --- native names and TE's --------------------------------------------------------------------------------
@@ -112,51 +115,6 @@ def check_native_state(state: Mapping[str, Any], shape: BlockShape, dtype: Any) 
     if faults:
         raise WeightMismatch(
             f"the weights do not fit this block: {'; '.join(sorted(faults))}. Next step: compare the configurations; "
-            "shard_native_state() makes a rank's share, and weights of another dtype are cast first."
+            "cut a whole state into the shares of the ranks, and cast weights of another dtype first."
         )
     return found
-
-
-# --- tensor-parallel shards -------------------------------------------------------------------------------
-
-
-def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, tp_size: int) -> dict[str, Any]:
-    """One rank's share of a whole native state: columns of QKV and fc1, rows of out and fc2, norms whole.
-
-    QKV gives whole query heads, then whole groups of keys, then of values; a gated fc1 a part of each half. A plain
-    chunk of the rows would give the first ranks only queries and the last only values.
-
-    Args:
-        state: the weights of a whole block.
-        shape: its sizes.
-        rank, tp_size: this rank, from 0, and how many share the weights.
-
-    Raises:
-        NotDivisible: something does not divide among the ranks, or there is no such rank.
-        WeightMismatch: the state does not fit the shape.
-    """
-    shape.shard(tp_size)
-    dtype = next((weight.dtype for name, weight in state.items() if not is_extra_state(name)), None)
-    whole = check_native_state(state, shape, dtype)
-    up = (shape.ffn_hidden,) * (2 if shape.gated else 1)
-    return {
-        **{name: whole[name].clone() for name in NORMS},
-        QKV: _share(whole[QKV], 0, shape.segments, rank, tp_size),
-        OUT: _share(whole[OUT], 1, shape.segments[:1], rank, tp_size),
-        FC1: _share(whole[FC1], 0, up, rank, tp_size),
-        FC2: _share(whole[FC2], 1, (shape.ffn_hidden,), rank, tp_size),
-    }
-
-
-def _share(weight: Any, dim: int, segments: Sequence[int], rank: int, tp_size: int) -> Any:
-    """One rank's share along `dim`, taken from each segment by itself."""
-    if not 0 <= rank < tp_size:
-        raise NotDivisible(f"rank {rank} is not one of {tp_size}. Next step: pass 0 to {tp_size - 1}.")
-    return torch.cat([part.chunk(tp_size, dim)[rank] for part in weight.split(segments, dim)], dim)
-
-
-def _check_divides(what: str, count: int, ranks: int) -> None:
-    if ranks < 1 or count % ranks:
-        raise NotDivisible(
-            f"{count} {what} do not divide into {ranks} shares. Next step: choose a number that divides {count}."
-        )

@@ -290,10 +290,6 @@ class ExpertGemm(nn.Module):
             for into, given in zip(self._weights(), state["weight"].unbind(0), strict=True):
                 into.copy_(given)
 
-    def extra_repr(self) -> str:
-        """Sizes and backends, for print()."""
-        return f"{self.num_experts}, {self.in_features}, {self.out_features}, backends={self.backends}"
-
     def _weights(self) -> Sequence[Any]:
         """Weight [N, K] of each expert, in the autograd graph."""
         if isinstance(self.bank, TeExpertBank):

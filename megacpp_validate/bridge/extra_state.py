@@ -5,7 +5,8 @@ where the layer never ran in FP8. A strict load of a native checkpoint into TE l
 this key. So a missing state counts as empty, and the state of other layers is ignored. Layers without a state start
 delayed scaling with scale 1: the first such load of a process logs a warning.
 
-TE reads a filled one back through pickle, and from 2.17 on only with NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1.
+TE reads a filled one back through pickle; in 2.16.1 and from 2.17.1 on (2.17.0 loads) only with
+NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1.
 """
 
 from __future__ import annotations
@@ -171,9 +172,9 @@ def _try_one(module: Any, state: Mapping[str, Any]) -> None:
         except Exception as fault:
             raise WrongState(
                 f"Transformer Engine does not read the checkpoint's FP8 state, at the layer {name or 'at the root'}: "
-                f"{type(fault).__name__}: {fault}. Nothing was loaded. Likely cause: 2.17 and later do not unpickle by "
-                "default. Next step: NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1 for a checkpoint that you trust, or remove "
-                f"{EXTRA_STATE} and pass start_anew=True."
+                f"{type(fault).__name__}: {fault}. Nothing was loaded. Likely cause: 2.16.1, and 2.17.1 and later, do "
+                "not unpickle by default. Next step: NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1 for a checkpoint that "
+                f"you trust, or remove {EXTRA_STATE} and pass start_anew=True."
             ) from fault
         return
 

@@ -34,20 +34,14 @@ import torch
 import torch.utils.checkpoint
 
 from . import imports as te
-from .amax_owner import (
-    SINGLE_OWNER,
-    AmaxGroupChanged,
-    AmaxGroupMissing,
-    Owner,
-    delayed_scaling_kept,
-    pending_amax_kept,
-    reduction_of,
-)
+
+# Some names are imported for callers, who find what belongs to a scope here.
+from .amax_owner import SINGLE_OWNER, AmaxGroupMissing, pending_amax_kept, reduction_of  # noqa: F401
 from .backends import Choice, Refusal, choose
 from .errors import BridgeError, ScopeEnteredTwice, UnknownName, WrongTarget
 from .features import FEATURES, PRODUCTION, Features
-from .recipes import RECIPES, RecipeName, detect_target, recipe_for
-from .te_fp8 import (
+from .recipes import RECIPES, RecipeName, detect_target, recipe_for  # noqa: F401
+from .te_fp8 import (  # noqa: F401
     reset_te_state,
     te_amax_state,
     te_block_scaling,
@@ -61,15 +55,6 @@ from .te_fp8 import (
     te_state,
     te_support,
 )
-
-__all__ = [
-    "RECIPES", "SINGLE_OWNER", "AmaxGroupChanged", "AmaxGroupMissing", "AmaxRegionMisplaced", "Owner",
-    "PrecisionScope", "RecipeName", "Scope", "WrongRecomputeOwner", "WrongZone", "Zones", "amax_shared_with",
-    "current_scope", "delayed_scaling_kept", "detect_target", "group_scope", "high_precision", "low_precision",
-    "pending_amax_kept", "recipe_for", "reset_te_state", "te_amax_state", "te_block_scaling", "te_current_scaling",
-    "te_delayed_scaling", "te_mxfp8", "te_nvfp4", "te_quantized_weights", "te_recompute", "te_scope", "te_state",
-    "te_support", "why_recipe_is_refused",
-]  # fmt: skip
 
 SWITCH: Final = "fp8_scope"  # MEGACPP_DISABLE_TE_FP8_SCOPE=1 keeps everything in high precision
 

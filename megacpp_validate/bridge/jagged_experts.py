@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Final
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ..native.grouped_gemm import grouped_gemm_loop, grouped_mm_refusal
+from ..native.grouped_gemm import ends_of, grouped_gemm_loop, grouped_mm_refusal, grouped_product, packed
 from ..native.norms import without_autocast
 from .errors import WrongDtype, WrongShape
 from .vendor import TRITON
@@ -96,8 +95,7 @@ def jagged_rows(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_
     with without_autocast(rows):
         if why_not_fused(rows, up_weight, down_weight):
             return _plain_rows(rows, rows_per_expert, up_weight, down_weight)
-        ends = torch.tensor(list(accumulate(rows_per_expert)), dtype=torch.int32).to(rows.device, non_blocking=True)
-        return _JaggedRows.apply(rows, ends, up_weight, down_weight)
+        return _JaggedRows.apply(rows, ends_of(rows_per_expert, rows.device), up_weight, down_weight)
 
 
 def why_not_fused(tokens: Any, up_weight: Any, down_weight: Any) -> str:
@@ -153,36 +151,31 @@ def gather_rows(tokens: Any, order: Order) -> Any:
     return rows
 
 
-def combine_rows(rows: Any, order: Order, weights: Any = None) -> Any:
-    """The sum of each token's rows, [R, D] -> [T, D]; weighted by fp32 [T, k], or as they are."""
+def combine_rows(rows: Any, order: Order) -> Any:
+    """The sum of each token's rows, [R, D] -> [T, D]."""
     tokens, top_k = order.place.shape
     width, out = rows.shape[1], rows.new_empty(tokens, rows.shape[1])
-    _kernels.require().combine_kernel[(tokens,)](
-        rows, order.place, weights, out, width, top_k=top_k, weighted=weights is not None, block=_block(width)
-    )
+    _kernels.require().combine_kernel[(tokens,)](rows, order.place, out, width, top_k=top_k, block=_block(width))
     return out
 
 
-def gate_rows(up: Any, weights: Any = None, order: Order | None = None) -> Any:
-    """silu(gate) x linear x weight of each row, [R, 2F] -> [R, F]; weights fp32 [T, k], or none."""
+def gate_rows(up: Any, weights: Any, order: Any) -> Any:
+    """silu(gate) x linear x weight of each row, [R, 2F] -> [R, F]; weights fp32 [T, k], `order` as in `Order`."""
     width = up.shape[1] // 2
     inner = up.new_empty(up.shape[0], width)
     _kernels.require().gate_kernel[(up.shape[0],)](
-        up, None if order is None else order.order, weights, inner, width, weighted=weights is not None,
-        block=_block(width, 512), num_warps=2,
-    )  # fmt: skip
+        up, order, weights, inner, width, block=_block(width, 512), num_warps=2
+    )
     return inner
 
 
-def gate_rows_backward(up: Any, of_inner: Any, weights: Any = None, order: Order | None = None) -> tuple[Any, Any, Any]:
-    """Gradients of `up` [R, 2F] and of the weights [T, k] (None without), and `inner` [R, F] once more."""
+def gate_rows_backward(up: Any, of_inner: Any, weights: Any, order: Any) -> tuple[Any, Any, Any]:
+    """Gradients of `up` [R, 2F] and of the weights [T, k], and `inner` [R, F] once more."""
     width = up.shape[1] // 2
-    of_up, inner = torch.empty_like(up), torch.empty_like(of_inner)
-    of_weights = None if weights is None else torch.empty_like(weights)
+    of_up, inner, of_weights = torch.empty_like(up), torch.empty_like(of_inner), torch.empty_like(weights)
     _kernels.require().gate_backward_kernel[(up.shape[0],)](
-        up, None if order is None else order.order, weights, of_inner, of_up, inner, of_weights, width,
-        weighted=weights is not None, block=_block(width, 512), num_warps=2,
-    )  # fmt: skip
+        up, order, weights, of_inner, of_up, inner, of_weights, width, block=_block(width, 512), num_warps=2
+    )
     return of_up, of_weights, inner
 
 
@@ -209,7 +202,7 @@ class _JaggedMoe(torch.autograd.Function):
         tell("dispatch")
         up = grouped_product(rows, up_weight.transpose(1, 2), order.ends)
         tell("up")
-        inner = gate_rows(up, weights, order)
+        inner = gate_rows(up, weights, order.order)
         tell("activation")
         out = grouped_product(inner, down_weight.transpose(1, 2), order.ends)
         tell("down")
@@ -229,7 +222,7 @@ class _JaggedMoe(torch.autograd.Function):
         tell("combine backward")
         of_inner = grouped_product(of_out, down_weight, order.ends)
         tell("down backward, rows")
-        of_up, of_weights, inner = gate_rows_backward(up, of_inner, weights, order)
+        of_up, of_weights, inner = gate_rows_backward(up, of_inner, weights, order.order)
         tell("activation backward")
         of_down = grouped_product(of_out.t(), inner, order.ends)
         del of_out, of_inner, inner
@@ -250,21 +243,23 @@ class _JaggedMoe(torch.autograd.Function):
 
 
 class _JaggedRows(torch.autograd.Function):
-    """The experts alone: no sort, no gather, no weights."""
+    """The experts alone: no sort, no gather, and each weight is 1."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, ends: Any, up_weight: Any, down_weight: Any) -> Any:
         rows, up_weight, down_weight = packed(rows), packed(up_weight), packed(down_weight)
         up = grouped_product(rows, up_weight.transpose(1, 2), ends)
-        ctx.save_for_backward(rows, ends, up_weight, down_weight, up)
-        return grouped_product(gate_rows(up), down_weight.transpose(1, 2), ends)
+        order = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device)
+        ones = torch.ones(rows.shape[0], dtype=torch.float32, device=rows.device)
+        ctx.save_for_backward(rows, ends, up_weight, down_weight, up, order, ones)
+        return grouped_product(gate_rows(up, ones, order), down_weight.transpose(1, 2), ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any]:
-        rows, ends, up_weight, down_weight, up = ctx.saved_tensors
+        rows, ends, up_weight, down_weight, up, order, ones = ctx.saved_tensors
         grad = packed(grad)
-        of_up, _, inner = gate_rows_backward(up, grouped_product(grad, down_weight, ends))
+        of_up, _, inner = gate_rows_backward(up, grouped_product(grad, down_weight, ends), ones, order)
         of_down = zero_idle(grouped_product(grad.t(), inner, ends), ends)
         of_up_weight = zero_idle(grouped_product(of_up.t(), rows, ends), ends)
         return grouped_product(of_up, up_weight, ends), None, of_up_weight, of_down
@@ -334,18 +329,6 @@ def _kernels() -> Any:
     from .kernels import moe_rows
 
     return moe_rows
-
-
-def grouped_product(left: Any, right: Any, ends: Any) -> Any:
-    """torch's grouped product, without its autograd; `ends` int32 [E] on the device."""
-    operator: Any = getattr(functional, "grouped_mm", None) or torch._grouped_mm
-    return operator(left, right, offs=ends)
-
-
-def packed(weight: Any) -> Any:
-    """A row-major tensor at an aligned address, which the descriptors of the kernel require."""
-    plain = weight.is_contiguous() and weight.data_ptr() % 16 == 0
-    return weight if plain else weight.clone(memory_format=torch.contiguous_format)
 
 
 def _block(width: int, most: int = 2048) -> int:

@@ -23,9 +23,10 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from . import features
 from . import imports as te
+from .amax_owner import AmaxGroupChanged
 from .errors import BridgeError, NotDivisible, WrongTarget
 from .expert_gemm import FP8_ROWS, FP8_ROWS_ELSE
-from .fp8_scope import AmaxGroupChanged, current_scope, refuse_torch_recompute
+from .fp8_scope import current_scope, refuse_torch_recompute
 from .recipes import ALIGNMENT, RECIPE_NAMES
 from .te_fp8 import te_recompute, te_state
 

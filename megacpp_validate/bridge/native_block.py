@@ -13,13 +13,13 @@ from ..native.block import ABlock
 from ..native.mlp import is_gated
 from ..native.norms import check_eps
 from . import imports as te
+from .amax_owner import AmaxGroupMissing
 from .attention import SINGLE, Masks, check_heads
 from .backends import Choice, NoBackend, Refusal, choose
 from .block_weights import BlockShape, check_native_state, to_native, to_te
 from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
-from .fp8_scope import AmaxGroupMissing
 from .fused import turn_heads
 from .recipes import ALIGNMENT, RECIPE_NAMES, TE_DTYPES
 from .te_fp8 import te_state
@@ -376,8 +376,8 @@ class NativeBlock(nn.Module):
         Kept FP8 copies of the weights become stale: the next call must not pass `is_first_microbatch=False`.
 
         Args:
-            state: what `native_state_dict` or `ABlock.state_dict` gave; a rank's share under tensor parallelism, as
-                `shard_native_state` makes it.
+            state: what `native_state_dict` or `ABlock.state_dict` gave; under tensor parallelism, this rank's share:
+                whole heads of query, key and value each, and the same columns of both halves of a gated MLP.
 
         Raises:
             WeightMismatch: a name is missing or unknown, or a weight has another shape or dtype.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +9,6 @@ ROOT: Final = "MEGACPP_JIT_ROOT"  # set where processes share the caches
 ARCH: Final = "MEGACPP_JIT_ARCH"
 LONGEST: Final = 400  # characters of a shape: a signature of thirty arguments says nothing that its first twenty do not
 _seen: list[Compile] = []
-_lock: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,12 @@ class Compile:
 def saw(library: str, kernel: str, shape: str, seconds: float, *, cached: bool, looked_for: str = "") -> None:
     """Note a compile, or a hit."""
     short = shape if len(shape) <= LONGEST else f"{shape[:LONGEST]} ..."
-    with _lock:
-        _seen.append(Compile(library, kernel, short, round(seconds, 4), cached, looked_for))
+    _seen.append(Compile(library, kernel, short, round(seconds, 4), cached, looked_for))
 
 
 def seen_since(mark: int = 0) -> tuple[Compile, ...]:
     """What was noted after `mark`, which is the length of the list then."""
-    with _lock:
-        return tuple(_seen[mark:])
+    return tuple(_seen[mark:])
 
 
 def words_of(value: Any) -> str:

@@ -42,14 +42,6 @@ class JitOrder:
     root: str = ""
     seed: int = 0
 
-    def setting(self, name: str, default: str = "") -> str:
-        """What the row sets under this name."""
-        return str(self.settings.get(name, default))
-
-    def words(self, name: str, default: str = "") -> list[str]:
-        """The same, as words."""
-        return self.setting(name, default).split()
-
 
 def _import(name: str) -> Any:
     """A module of another room, when a task needs it."""
@@ -68,10 +60,8 @@ def compile_inductor_cpu(order: JitOrder) -> None:
     import torch
 
     torch.manual_seed(order.seed)
-    rows, width = int(order.setting("rows", "64")), int(order.setting("width", "32"))
-    name = order.setting("program", "norm")
-    compiled = torch.compile(PROGRAMS[name], dynamic=False)
-    x = torch.randn(rows, width, requires_grad=True)
+    compiled = torch.compile(PROGRAMS[order.settings["program"]], dynamic=False)
+    x = torch.randn(int(order.settings["rows"]), int(order.settings["width"]), requires_grad=True)
     compiled(x).backward()
 
 
@@ -94,6 +84,7 @@ PROGRAMS: Final[dict[str, Callable[[Any], Any]]] = {"norm": _norm, "gated": _gat
 # Multiprocessors of the device: FlashAttention plans its launches by them, and there is no device to query here.
 _MULTIPROCESSORS: Final = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 148, "sm_120a": 188, "sm_121a": 48}
 _INTERFACE: Final = "flash_attn.cute.interface"
+TOKENS: Final = 512  # in no key
 
 
 def compile_fa4(order: JitOrder) -> None:
@@ -102,9 +93,8 @@ def compile_fa4(order: JitOrder) -> None:
     Its own functions run on tensors without memory (torch's FakeTensorMode), for which they compile and do not launch.
     The name of `bwd_pre` does not hold the architecture (4.0.0b36), so each has a folder of its own in the cache.
 
-    Settings: `direction` ("forward backward"), `dtype`, `head_dim`, `heads`, `groups`, `causal`, `softcap`.
-
-    `tokens`, 512 without it, is in no key.
+    Settings: `head_dim`, `heads`, `groups`, and `softcap` where there is one. All is causal and in bf16, forward and
+    backward.
 
     Raises:
         Lacking: FlashAttention 4 is not installed.
@@ -118,24 +108,16 @@ def compile_fa4(order: JitOrder) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    given: dict[str, Any] = {"causal": order.setting("causal", "true") == "true"}
-    if softcap := float(order.setting("softcap", "0") or 0):
-        given["softcap"] = softcap
-    dtype = getattr(torch, order.setting("dtype", "bfloat16"))
-    tokens, width = int(order.setting("tokens", "512")), int(order.setting("head_dim", "64"))
-    heads, groups = int(order.setting("heads", "8")), int(order.setting("groups", order.setting("heads", "8")))
-    directions = order.words("direction", "forward backward")
+    given: dict[str, Any] = {"causal": True}
+    if "softcap" in order.settings:
+        given["softcap"] = float(order.settings["softcap"])
+    heads, groups, width = (int(order.settings[name]) for name in ("heads", "groups", "head_dim"))
     with FakeTensorMode():
-        query, key, value, out = (
-            torch.empty(1, tokens, number, width, dtype=dtype, device="cuda")
-            for number in (heads, groups, groups, heads)
-        )
-        lse = torch.empty(1, heads, tokens, dtype=torch.float32, device="cuda")
-        if "forward" in directions:
-            interface._flash_attn_fwd(query, key, value, return_lse=False, **given)
-            interface._flash_attn_fwd(query, key, value, return_lse=True, **given)
-        if "backward" in directions:
-            interface._flash_attn_bwd(query, key, value, out, out, lse, **given)
+        query, key, value, out = (_new(1, TOKENS, number, width) for number in (heads, groups, groups, heads))
+        lse = _new(1, heads, TOKENS, dtype=torch.float32)
+        interface._flash_attn_fwd(query, key, value, return_lse=False, **given)
+        interface._flash_attn_fwd(query, key, value, return_lse=True, **given)
+        interface._flash_attn_bwd(query, key, value, out, out, lse, **given)
 
 
 def name_architecture(arch: str) -> None:
@@ -161,7 +143,7 @@ def compile_deep_gemm(order: JitOrder) -> None:
     if not torch.cuda.is_available():
         raise Lacking("DeepGEMM reads the architecture from the device, and torch sees no CUDA device here")
     torch.manual_seed(order.seed)
-    for experts, inputs, outputs, rows in banks(order.setting("size")):
+    for experts, inputs, outputs, rows in banks(order.settings["size"]):
         weight = torch.randn(experts, outputs, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         tokens = torch.randn(rows, inputs, device=weight.device, dtype=torch.bfloat16, requires_grad=True)
         product = _import("bridge.deep_gemm")
@@ -218,11 +200,11 @@ def compile_expert_rows(order: JitOrder) -> None:
             "Transformer Engine compiles these kernels where it launches them: torch sees no CUDA device here"
         )
     scopes, gemms = _import("bridge.fp8_scope"), _import("bridge.expert_gemm")
-    of = _import("training.sizes").read_size(order.setting("size"))
+    of = _import("training.sizes").read_size(order.settings["size"])
     target = scopes.detect_target()
     torch.manual_seed(order.seed)
-    for recipe in order.words("recipes"):
-        for experts, inputs, outputs, _ in banks(order.setting("size")):
+    for recipe in order.settings["recipes"].split():
+        for experts, inputs, outputs, _ in banks(order.settings["size"]):
             bank = gemms.ExpertGemm(
                 num_experts=experts, in_features=inputs, out_features=outputs, dtype=torch.bfloat16, device="cuda"
             )
@@ -346,13 +328,12 @@ def compile_triton(order: JitOrder) -> None:
     Raises:
         Lacking: there is no Triton.
     """
-    wanted, sizes = order.words("kernels", " ".join(KERNELS)), order.words("sizes", "small")
     with compiling_for(order.arch):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        for size in sizes:
+        for size in order.settings["sizes"].split():
             of = _import("training.sizes").read_size(size)
-            for name in wanted:
+            for name in order.settings["kernels"].split():
                 module, launch, prepare = KERNELS[name]
                 bridge, prepared = _import(f"bridge.{module}"), prepare(of) if prepare else None
                 with FakeTensorMode(allow_non_fake_inputs=True):
@@ -392,11 +373,8 @@ def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
     order = bridge.sort_by_expert(chosen, size.num_experts)
     rows = bridge.gather_rows(stream, order)
     bridge.combine_rows(rows, order)
-    bridge.combine_rows(rows, order, weights)
-    inner = bridge.gate_rows(up, weights, order)
-    bridge.gate_rows(up)
-    bridge.gate_rows_backward(up, inner, weights, order)
-    bridge.gate_rows_backward(up, inner)
+    inner = bridge.gate_rows(up, weights, order.order)
+    bridge.gate_rows_backward(up, inner, weights, order.order)
     for shape in ((2 * size.expert_width, size.hidden), (size.hidden, size.expert_width)):
         bridge.zero_idle(_new(size.num_experts, *shape), order.ends)
 

@@ -79,9 +79,9 @@ def grouped_weight_gradient(gradient: Any, rows: Any, weight: Any, rows_per_expe
             if of_rows.shape[0]:
                 torch.mm(of_output.t(), of_rows, out=into)
         return out
-    ends = _ends(rows_per_expert, rows.device)
+    ends = ends_of(rows_per_expert, rows.device)
     idle = [index for index, count in enumerate(rows_per_expert) if count == 0]
-    return _fused_weight_gradient(_packed(gradient), _packed(rows), ends, idle)
+    return _fused_weight_gradient(packed(gradient), packed(rows), ends, idle)
 
 
 def grouped_mm_refusal(rows: Any, weight: Any) -> str:
@@ -138,41 +138,42 @@ class _FusedGroupedGemm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any, rows_per_expert: tuple[int, ...]) -> Any:
-        ends = _ends(rows_per_expert, rows.device)
-        rows, weight = _packed(rows), _packed(weight)
+        ends = ends_of(rows_per_expert, rows.device)
+        rows, weight = packed(rows), packed(weight)
         ctx.save_for_backward(rows, weight, ends)
         ctx.idle = [index for index, count in enumerate(rows_per_expert) if count == 0]
-        return _grouped_mm(rows, weight.transpose(1, 2), ends)
+        return grouped_product(rows, weight.transpose(1, 2), ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Any) -> tuple[Any, Any, None]:
         rows, weight, ends = ctx.saved_tensors
-        grad = _packed(grad)
+        grad = packed(grad)
         needs_rows, needs_weight, _ = ctx.needs_input_grad
-        rows_grad = _grouped_mm(grad, weight, ends) if needs_rows else None
+        rows_grad = grouped_product(grad, weight, ends) if needs_rows else None
         weight_grad = _fused_weight_gradient(grad, rows, ends, ctx.idle) if needs_weight else None
         return rows_grad, weight_grad, None
 
 
-def _ends(rows_per_expert: Sequence[int], device: Any) -> Any:
-    """The end of each expert's rows on the device; the host goes on meanwhile, which `device=` would not let it."""
+def ends_of(rows_per_expert: Sequence[int], device: Any) -> Any:
+    """int32 [E] on the device: the end of each expert's rows. The host goes on, which `device=` would not let it."""
     return torch.tensor(list(accumulate(rows_per_expert)), dtype=torch.int32).to(device, non_blocking=True)
 
 
 def _fused_weight_gradient(grad: Any, rows: Any, ends: Any, idle: list[int]) -> Any:
-    weight_grad = _grouped_mm(grad.t(), rows, ends)
+    weight_grad = grouped_product(grad.t(), rows, ends)
     if idle:
         weight_grad[torch.tensor(idle, device=weight_grad.device)] = 0
     return weight_grad
 
 
-def _grouped_mm(left: Any, right: Any, ends: Any) -> Any:
+def grouped_product(left: Any, right: Any, ends: Any) -> Any:
+    """torch's grouped product, without its autograd; `ends` int32 [E] on the device."""
     operator = _fused_operator()
     return operator(left, right, offs=ends)  # type: ignore[misc]
 
 
-def _packed(matrix: Any) -> Any:
+def packed(matrix: Any) -> Any:
     """Row-major with the plain strides, beginning at an aligned address: what the kernel's descriptors take.
 
     `contiguous()` alone is not enough: it keeps a slice that begins anywhere, and the strides of a single row.

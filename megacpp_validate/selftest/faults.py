@@ -332,26 +332,20 @@ def lose_item(call: Call, mutant: Mutant, trace: Trace) -> Any:
     return left
 
 
+_OF_TENSORS: Final = (
+    Fault.ZEROS, Fault.HALF_ZEROS, Fault.SCALED, Fault.NEGATED, Fault.SHUFFLED, Fault.NAN,
+)  # fmt: skip
+_OF_ARGUMENTS: Final = (Fault.ARGUMENT, Fault.ARGUMENT_SCALED, Fault.ARGUMENT_LOST, Fault.ARGUMENT_ROLLED)
 FAULTS: Final[dict[Fault, Callable[[Call, Mutant, Trace], Any]]] = {
-    Fault.ZEROS: change_tensor,
-    Fault.HALF_ZEROS: change_tensor,
-    Fault.SCALED: change_tensor,
-    Fault.NEGATED: change_tensor,
-    Fault.SHUFFLED: change_tensor,
-    Fault.NAN: change_tensor,
-    Fault.ARGUMENT: change_argument,
-    Fault.ARGUMENT_SCALED: change_argument,
-    Fault.ARGUMENT_LOST: change_argument,
-    Fault.ARGUMENT_ROLLED: change_argument,
+    **dict.fromkeys(_OF_TENSORS, change_tensor),
+    **dict.fromkeys(_OF_ARGUMENTS, change_argument),
+    **dict.fromkeys((Fault.BIAS_DROPPED, Fault.HALVES_SWAPPED), change_parameter),
+    **dict.fromkeys((Fault.PARAMETERS_CLONED, Fault.PARAMETERS_FRESH), change_parameters_made),
     Fault.MASK_OFF_BY_ONE: shift_mask,
-    Fault.BIAS_DROPPED: change_parameter,
-    Fault.HALVES_SWAPPED: change_parameter,
     Fault.EXPERTS_EXCHANGED: exchange_experts,
     Fault.ROPE_LATE: turn_late,
     Fault.SCOPE_IGNORED: ignore_scope,
     Fault.NATIVE_INSTEAD: hide_backend,
-    Fault.PARAMETERS_CLONED: change_parameters_made,
-    Fault.PARAMETERS_FRESH: change_parameters_made,
     Fault.ANSWERS: answer_always,
     Fault.SKIPPED: skip,
     Fault.OUTPUT_KEPT: keep_output,

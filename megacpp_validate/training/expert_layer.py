@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from .sizes import Size
 
 # Routing is a small product that decides a lot: its weight stays in fp32 (ST-MoE, arXiv:2202.08906, section 3).
 ROUTER_DTYPE: Final = torch.float32
+# Names of parameters of experts: the layer and, of a bank of Transformer Engine, the number of the expert on its rank.
+EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
 
 
 class ExpertLayer(Layer):

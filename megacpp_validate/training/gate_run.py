@@ -26,11 +26,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..bridge.amax_owner import SINGLE_OWNER
 from ..bridge.backends import Choice
 from ..bridge.features import PRODUCTION, Features
-from ..bridge.fp8_scope import SINGLE_OWNER, low_precision, te_amax_state
+from ..bridge.fp8_scope import low_precision
 from ..bridge.linear_walker import swap_linears
 from ..bridge.recipes import RecipeName
+from ..bridge.te_fp8 import te_amax_state
 from ..evidence.loss_curve import HistorySeen, LossCurve, QuantizerSeen, write_curve
 from ..jit.monitor import start_compiling
 from .language import Language, drawn_from, generator_of
@@ -291,7 +293,8 @@ class GateModel(nn.Module):
         self.hybrid = HybridModel(size, build, seed=seed)
         # They start as their loud twins do, and say the same language: what learns stays beside them, and what does not
         # is left behind. Letters drawn anew would have to be matched first, and seeds differ in how they end then.
-        self.quiet = nn.Embedding(size.vocabulary, size.hidden, _weight=self.hybrid.embedding.weight.detach().clone())
+        letters = self.hybrid.embedding.weight.detach().clone()
+        self.quiet = nn.Embedding(*letters.shape, _weight=letters)
         self.lane = Lane(size, build, seed=seed)
 
     def losses(self, lesson: Lesson, *, scope: ScopeFactory | None = None) -> dict[str, Any]:

@@ -111,13 +111,13 @@ class HybridModel(nn.Module):
         super().__init__()
         self.size, self.build, self.seed = size, build, seed
         table = self._draw("embedding")
-        self.embedding = nn.Embedding(size.vocabulary, size.hidden, _weight=table)
+        self.embedding = nn.Embedding(size.grammar.vocabulary, size.hidden, _weight=table)
         self.layers = nn.ModuleList(
             build_layer(letter, size, build, seed=seed, name=f"layers.{place}")
             for place, letter in enumerate(size.letters)
         )
         self.norm = build_norm(size.hidden, eps=size.eps, features=build.features, **build.made)
-        self.head = nn.Linear(size.hidden, size.vocabulary, bias=False, device="meta", dtype=build.dtype)
+        self.head = nn.Linear(size.hidden, size.grammar.vocabulary, bias=False, device="meta", dtype=build.dtype)
         self.head.weight = self.embedding.weight if size.tied else nn.Parameter(self._draw("head"))
         cos, sin = rope_tables(size.length, size.head_dim, device=build.device)
         self.register_buffer("cos", cos, persistent=False)
@@ -286,7 +286,7 @@ class HybridModel(nn.Module):
     def _draw(self, name: str) -> Any:
         """A table [V, hidden], drawn as its layers' weights are."""
         size, build = self.size, self.build
-        drawn = torch.randn(size.vocabulary, size.hidden, generator=generator_of(self.seed, "weights", name))
+        drawn = torch.randn(size.grammar.vocabulary, size.hidden, generator=generator_of(self.seed, "weights", name))
         return drawn.mul_(INIT_STD).to(build.device, build.dtype)
 
 

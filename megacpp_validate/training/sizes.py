@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from ..bridge.fp8_scope import Zones
-from . import WrongSize
-from .fields import check_fields
+from . import WrongSize, check_fields
 from .language import Grammar
 
 Letter = Literal["A", "M", "E", "R"]  # attention, Mamba, mixture of experts, recurrent
@@ -137,18 +136,8 @@ class Size:
 
     @cached_property
     def grammar(self) -> Grammar:
-        """The language's numbers."""
+        """The language's numbers, the vocabulary among them."""
         return Grammar(self.classes, self.words, self.lag)
-
-    @property
-    def floor(self) -> float:
-        """Least expected loss of a step, nats a prediction."""
-        return self.grammar.floor(self.length + 1)
-
-    @property
-    def vocabulary(self) -> int:
-        """V."""
-        return self.classes * self.words
 
 
 _LEAST: Final = {"bf16_first": 0, "bf16_last": 0, "shared_experts": 0, "classes": 2, "words": 2}

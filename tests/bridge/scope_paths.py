@@ -11,7 +11,9 @@ import pytest
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge import recipes
-from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, current_scope, low_precision, te_state
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER
+from megacpp_validate.bridge.fp8_scope import current_scope, low_precision
+from megacpp_validate.bridge.te_fp8 import te_state
 
 low = partial(low_precision, target="cpu", amax_reduction_group=SINGLE_OWNER)
 

@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.fp8_scope import (
-    SINGLE_OWNER,
-    AmaxGroupMissing,
-    pending_amax_kept,
-    reduction_of,
-    te_amax_state,
-)
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER, AmaxGroupMissing, pending_amax_kept, reduction_of
+from megacpp_validate.bridge.te_fp8 import te_amax_state
 from tests.bridge.scope_paths import low
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER
 from megacpp_validate.bridge.errors import BridgeError, ScopeEnteredTwice, WrongTarget
 from megacpp_validate.bridge.fp8_scope import (
-    SINGLE_OWNER,
     AmaxRegionMisplaced,
     PrecisionScope,
     WrongZone,
@@ -20,9 +20,8 @@ from megacpp_validate.bridge.fp8_scope import (
     current_scope,
     group_scope,
     high_precision,
-    te_scope,
-    te_state,
 )
+from megacpp_validate.bridge.te_fp8 import te_scope, te_state
 from tests.bridge.scope_paths import low, off_by, with_the_recipes_of
 
 # --- what is on -------------------------------------------------------------------------------------------

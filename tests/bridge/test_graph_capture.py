@@ -11,8 +11,9 @@ import torch
 from megacpp_validate.bridge import graph_capture
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import WrongShape
-from megacpp_validate.bridge.fp8_scope import high_precision, te_state
+from megacpp_validate.bridge.fp8_scope import high_precision
 from megacpp_validate.bridge.graph_capture import GraphMisused, capture_graphs
+from megacpp_validate.bridge.te_fp8 import te_state
 from tests.bridge.scope_paths import low
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from megacpp_validate.bridge import imports as te
-from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, AmaxGroupChanged, amax_shared_with, low_precision
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER, AmaxGroupChanged
+from megacpp_validate.bridge.fp8_scope import amax_shared_with, low_precision
 from megacpp_validate.bridge.layer_watch import unwatched, watch_layers
 
 

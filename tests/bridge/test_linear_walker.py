@@ -15,8 +15,8 @@ from megacpp_validate.bridge import features
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import BridgeError, UnknownName, WeightMismatch
 from megacpp_validate.bridge.features import read_features
-from megacpp_validate.bridge.fp8_scope import te_quantized_weights
 from megacpp_validate.bridge.linear_walker import EXCLUSIONS, NotATree, PlanMismatch, WalkPlan, plan_walk, swap_linears
+from megacpp_validate.bridge.te_fp8 import te_quantized_weights
 
 pytestmark = pytest.mark.usefixtures("te_double")
 

@@ -8,20 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import block_weights as weights
 from megacpp_validate.bridge import errors, features
 from megacpp_validate.bridge import native_block as module
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER
 from megacpp_validate.bridge.backends import NoBackend
 from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import WeightMismatch
-from megacpp_validate.bridge.fp8_scope import (
-    SINGLE_OWNER,
-    PrecisionScope,
-    current_scope,
-    low_precision,
-    te_recompute,
-    te_state,
-)
+from megacpp_validate.bridge.fp8_scope import PrecisionScope, current_scope, low_precision
+from megacpp_validate.bridge.te_fp8 import te_recompute, te_state
 from megacpp_validate.native.attention import rope_tables
 from tests.bridge.small_blocks import OFF, TE_NAMES, Recorder, make, rows, state
 
@@ -101,7 +95,6 @@ def test_a_share_without_te_is_refused() -> None:
 # --- wrong input -------------------------------------------------------------------------------------------
 
 DOCUMENTS = torch.zeros(2, 12, dtype=torch.int32)
-SHAPE = BlockShape(32, 48, 4, 2, 8, True)
 WRONG: dict[str, tuple[type[errors.BridgeError], Callable[[], Any]]] = {
     "hidden-0": (errors.WrongShape, lambda: make(hidden=0)),
     "mlp-negative": (errors.WrongShape, lambda: make(ffn_hidden=-16)),
@@ -116,11 +109,6 @@ WRONG: dict[str, tuple[type[errors.BridgeError], Callable[[], Any]]] = {
     "rope-lengths": (errors.WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4), torch.ones(16, 4)))),
     "rope-odd-head": (errors.NotDivisible, lambda: make(head_dim=7)(rows(), rope=(torch.ones(12, 3),) * 2)),
     "mlp-by-ranks": (errors.NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),
-    "state-shape": (errors.WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
-    "rank-negative": (errors.NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, -1, 2)),
-    "no-such-rank": (errors.NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 2, 2)),
-    "groups-by-ranks": (errors.NotDivisible, lambda: weights.shard_native_state(state(), SHAPE, 0, 4)),
-    "state-empty": (errors.WeightMismatch, lambda: weights.shard_native_state({}, SHAPE, 0, 2)),
     "rank": (errors.WrongShape, lambda: make()(rows()[0])),
     "hidden": (errors.WrongShape, lambda: make()(rows()[..., :16])),
     "no-tokens": (errors.WrongShape, lambda: make()(rows()[:, :0])),
@@ -153,20 +141,6 @@ def test_the_first_microbatch_reaches_every_layer(te_double: None, monkeypatch: 
     for first in (True, False, None):
         block(rows(), is_first_microbatch=first)
     assert seen == [True] * 3 + [False] * 3 + [None] * 3
-
-
-@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
-def test_a_state_is_cut_by_heads_and_by_halves_of_the_gate(activation: Any) -> None:
-    shape, whole = BlockShape(32, 48, 4, 2, 8, activation == "swiglu"), state(activation)
-    first, second = (weights.shard_native_state(whole, shape, rank, 2) for rank in range(2))
-    assert {name: tuple(weight.shape) for name, weight in first.items()} == shape.shard(2).native_shapes()
-    heads = whole["qkv.weight"].view(8, 8, 32)  # four of queries, two of keys, two of values
-    assert torch.equal(first["qkv.weight"].view(4, 8, 32), heads[[0, 1, 4, 6]])
-    assert torch.equal(second["qkv.weight"].view(4, 8, 32), heads[[2, 3, 5, 7]])
-    parts = whole["mlp.fc1_weight"].view(-1, 24, 32)[1::2]  # of each half of a gate
-    assert torch.equal(second["mlp.fc1_weight"], parts.reshape(-1, 32))
-    for name in ("out.weight", "mlp.fc2_weight"):
-        assert torch.equal(torch.cat([first[name], second[name]], 1), whole[name])
 
 
 def test_checkpoints_do_not_depend_on_extra_state(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,9 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.errors import ScopeEnteredTwice
-from megacpp_validate.bridge.fp8_scope import (
-    WrongRecomputeOwner,
-    current_scope,
-    high_precision,
-    te_recompute,
-    te_state,
-)
+from megacpp_validate.bridge.fp8_scope import WrongRecomputeOwner, current_scope, high_precision
 from megacpp_validate.bridge.layer_watch import RecomputeOutOfOrder, recompute, watch_layers
+from megacpp_validate.bridge.te_fp8 import te_recompute, te_state
 from tests.bridge.scope_paths import low
 
 WAYS = pytest.mark.parametrize("reentrant", [True, False])

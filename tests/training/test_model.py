@@ -77,7 +77,7 @@ def test_every_kind_is_built_and_every_weight_gets_a_gradient(pattern: str, dtyp
         assert parameter.grad is not None, name
         assert bool(parameter.grad.isfinite().all()), name
         assert float(parameter.grad.abs().sum()) > 0, name
-    assert model(read(size, 0)).shape == (2, size.length, size.vocabulary)
+    assert model(read(size, 0)).shape == (2, size.length, size.grammar.vocabulary)
 
 
 def test_no_position_sees_what_comes_after_it() -> None:
@@ -85,7 +85,7 @@ def test_no_position_sees_what_comes_after_it() -> None:
     model = HybridModel(size, NATIVE, seed=0)
     tokens = read(size, 0)
     changed = tokens.clone()
-    changed[:, 20:] = (changed[:, 20:] + 1) % size.vocabulary
+    changed[:, 20:] = (changed[:, 20:] + 1) % size.grammar.vocabulary
     before, after = model(tokens), model(changed)
     # One row's products may be blocked differently; what leaks would change the logits by their own size.
     assert off(after[:, :20], before[:, :20].double()) < 1e-5

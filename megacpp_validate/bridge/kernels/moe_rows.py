@@ -87,11 +87,9 @@ def gather_kernel(
 def combine_kernel(
     rows,  # [R, D]
     place,  # int32 [T, k]
-    weights,  # fp32 [T, k]; None where not weighted
     out,  # [T, D]
     width,  # D
     top_k: tl.constexpr,
-    weighted: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """One token: the sum of its rows, in the order of its experts as chosen."""
@@ -102,56 +100,47 @@ def combine_kernel(
         sums = tl.zeros((block,), dtype=tl.float32)
         for slot in tl.static_range(top_k):
             row = tl.load(place + token * top_k + slot).to(tl.int64)
-            value = tl.load(rows + row * width + column, mask=inside, other=0.0).to(tl.float32)
-            if weighted:
-                value = value * tl.load(weights + token * top_k + slot)
-            sums += value
+            sums += tl.load(rows + row * width + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + token * width + column, sums.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gate_kernel(
     up,  # [R, 2F], the gate first
-    order,  # int32 [R]; None where not weighted
-    weights,  # fp32 [R]: of each assignment; likewise
+    order,  # int32 [R]
+    weights,  # fp32 [R]: of each assignment
     inner,  # [R, F]
     width,  # F
-    weighted: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """One row: silu(gate) x linear x its weight, rounded once."""
     row = tl.program_id(0).to(tl.int64)
-    if weighted:
-        weight = tl.load(weights + tl.load(order + row))
+    weight = tl.load(weights + tl.load(order + row))
     for first in range(0, width, block):
         column = first + tl.arange(0, block)
         inside = column < width
         gate = tl.load(up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
         linear = tl.load(up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
-        value = gate * tl.sigmoid(gate) * linear
-        if weighted:
-            value = value * weight
+        value = gate * tl.sigmoid(gate) * linear * weight
         tl.store(inner + row * width + column, value.to(inner.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gate_backward_kernel(
     up,  # [R, 2F]
-    order,  # int32 [R]; None where not weighted
-    weights,  # fp32 [R]; likewise
+    order,  # int32 [R]
+    weights,  # fp32 [R]
     of_inner,  # [R, F]: the gradient of `inner`
     of_up,  # [R, 2F]: that of `up`
     inner,  # [R, F]: once more what the forward made, for the gradient of the next product's weight
-    of_weights,  # fp32 [R]; likewise
+    of_weights,  # fp32 [R]
     width,  # F
-    weighted: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """One row: gradients of gate, linear and weight."""
     row = tl.program_id(0).to(tl.int64)
-    if weighted:
-        assignment = tl.load(order + row)
-        weight = tl.load(weights + assignment)
+    assignment = tl.load(order + row)
+    weight = tl.load(weights + assignment)
     sums = tl.zeros((block,), dtype=tl.float32)
     for first in range(0, width, block):
         column = first + tl.arange(0, block)
@@ -162,16 +151,14 @@ def gate_backward_kernel(
         sigmoid = tl.sigmoid(gate)
         silu = gate * sigmoid
         value = silu * linear
-        if weighted:
-            sums += grad * value
-            grad = grad * weight
-            value = value * weight
+        sums += grad * value
+        grad = grad * weight
+        value = value * weight
         of_gate = grad * linear * sigmoid * (1.0 + gate * (1.0 - sigmoid))
         tl.store(of_up + row * 2 * width + column, of_gate.to(of_up.dtype.element_ty), mask=inside)
         tl.store(of_up + row * 2 * width + width + column, (grad * silu).to(of_up.dtype.element_ty), mask=inside)
         tl.store(inner + row * width + column, value.to(inner.dtype.element_ty), mask=inside)
-    if weighted:
-        tl.store(of_weights + assignment, tl.sum(sums, axis=0))
+    tl.store(of_weights + assignment, tl.sum(sums, axis=0))
 
 
 @triton.jit

@@ -24,8 +24,10 @@ import torch
 from torch import distributed, multiprocessing
 
 from ...bridge import imports as te
-from ...bridge.fp8_scope import SINGLE_OWNER, amax_shared_with, low_precision, reset_te_state, te_amax_state
+from ...bridge.amax_owner import SINGLE_OWNER
+from ...bridge.fp8_scope import amax_shared_with, low_precision
 from ...bridge.layer_watch import watch_layers
+from ...bridge.te_fp8 import reset_te_state, te_amax_state
 from ...evidence.receipt import Backend, write_whole
 from ..bench import Bench
 from ..emulation import LARGEST, new_state, next_state

@@ -232,7 +232,7 @@ def record_of(run: Run) -> TrainingRecord:
         precision=order.precision,
         features=_texts(first["features"]),
         forms=_texts(first["forms"]),
-        floor=size.floor,
+        floor=size.grammar.floor(size.length + 1),
         without_context=size.grammar.without_context(),
         steps=steps,
         whole_ns=sum(account["phases_ns"].values()),

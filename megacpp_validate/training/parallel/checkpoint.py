@@ -14,7 +14,6 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,23 +32,6 @@ class WrongCheckpoint(TrainingError, ValueError):
 
 class CheckpointNotSaved(TrainingError, OSError):
     """A checkpoint that could not be written; the one before is still there."""
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """A checkpoint that was loaded.
-
-    Attributes:
-        step: steps that the run had done.
-        world: ranks that saved it.
-        path: its folder.
-        own: state of this rank alone; empty where there is none, or where the world is another.
-    """
-
-    step: int
-    world: int
-    path: Path
-    own: bytes = b""
 
 
 def save_checkpoint(
@@ -89,7 +71,7 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping[str, Any]) -> Resumed:
+def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping[str, Any]) -> tuple[int, bytes]:
     """Read the latest checkpoint into the tensors of `state`; a collective call, that raises on all ranks or on none.
 
     Args:
@@ -97,6 +79,9 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
         state: name -> tensor or DTensor of the same names, whole shapes and dtypes; their distribution among ranks may
             differ.
         identity: of this model.
+
+    Returns:
+        Steps that the run had done; state of this rank alone, empty where there is none or where the world is another.
 
     Raises:
         WrongCheckpoint: there is none, DCP cannot read it, or it is of another model, with the differences; `state` is
@@ -119,8 +104,7 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
             f"the checkpoint {path} cannot be read: {_short(fault)}. Likely cause: a copy that was cut short, or "
             f"tensors of another model. Next step: write the name of an older one into {folder / LATEST}."
         ) from None
-    own = wanted[next(iter(_own(b"-")))] if same_world else b""
-    return Resumed(run["step"], run["world"], path, own)
+    return run["step"], wanted[next(iter(_own(b"-")))] if same_world else b""
 
 
 def _own(value: bytes) -> dict[str, bytes]:

@@ -15,9 +15,7 @@ from typing import Any, Final, Literal, get_args
 
 from ..sizes import Letter, Size
 
-Phase = Literal[
-    "start-up", "compile", "data", "step", "checkpoint", "evaluation", "communication wait", "idle"
-]  # fmt: skip
+Phase = Literal["start-up", "compile", "data", "step", "checkpoint", "evaluation", "communication wait", "idle"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 NS: Final = 1_000_000_000
 
@@ -150,7 +148,7 @@ def training_flops(size: Size) -> float:
     The head of the token after the next one is a projection of two widths to one, the last block and the head again;
     it is counted at every position, as it is computed.
     """
-    head = 2.0 * size.hidden * size.vocabulary
+    head = 2.0 * size.hidden * size.grammar.vocabulary
     forward = sum(block_flops(letter, size) for letter in size.letters) + head
     if size.mtp:
         forward += 2.0 * 2 * size.hidden * size.hidden + block_flops(size.letters[-1], size) + head

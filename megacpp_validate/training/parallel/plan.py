@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..fields import check_fields
+from .. import check_fields
 from ..sizes import Size
 
 MESH_NAMES: Final = ("expert_data", "expert", "tensor")

@@ -256,10 +256,6 @@ class Rank:
     folder: Path | None = None
     record: CollectiveRecord = field(default_factory=CollectiveRecord)
 
-    def beat(self, step: int) -> None:
-        """A sign of life, once a step."""
-        self.record.beat(step)
-
     def write_receipt(self, value: Mapping[str, Any]) -> None:
         """Write this rank's receipt, which the launcher gathers; nothing without a folder."""
         if self.folder is not None:

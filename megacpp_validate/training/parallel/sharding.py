@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ..expert_layer import ExpertLayer
+from ..expert_layer import EXPERT
 from ..model import HybridModel
 from ..optimizer import GradientSums
 from .checks import MARK, marked
@@ -30,27 +30,19 @@ class Sharded:
         alike: kind, names of parameters, and the group whose ranks hold bitwise the same of them.
         experts: names of the parameters of experts.
         in_parts: names of those that the tensor group holds in parts.
-        plan: of the run.
     """
 
     sums: GradientSums
     alike: tuple[tuple[str, frozenset[str], Any], ...]
     experts: frozenset[str]
     in_parts: frozenset[str]
-    plan: ParallelPlan
-
-    def times(self, name: str) -> int:
-        """Ranks that hold different parts of a parameter, this one counted; FSDP2 left aside."""
-        if name in self.experts:
-            return self.plan.expert_parallel
-        return self.plan.tensor_parallel if name in self.in_parts else 1
 
 
 def shard_model(model: HybridModel) -> Sharded:
     """Distribute a model in place, as its `build.spread` says."""
     spread, named = model.build.spread, dict(model.named_parameters())
     plan, tensor, tokens, same = spread.plan, spread.tensor_group, spread.token_group, spread.same_experts
-    experts = frozenset(name for name in named if is_expert(model, name))
+    experts = frozenset(name for name in named if EXPERT.match(name))
     # FSDP2 wants one dtype a block; the routers are in fp32, and small: every rank holds them whole.
     routers = frozenset(name for name, one in named.items() if name not in experts and one.dtype != model.build.dtype)
     split = frozenset(marked(model, MARK)) - experts - routers
@@ -70,7 +62,6 @@ def shard_model(model: HybridModel) -> Sharded:
         tuple(one for one in alike if one[1] and one[2] is not None),
         experts,
         in_parts,
-        plan,
     )
 
 
@@ -94,14 +85,6 @@ def _shard(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(model, "losses")
-
-
-def is_expert(model: HybridModel, name: str) -> bool:
-    """Whether a parameter is an expert's, of which a rank holds its own."""
-    first, *rest = name.split(".")
-    if first != "layers" or not isinstance(model.layers[int(rest[0])], ExpertLayer):
-        return False
-    return rest[1] in ("up", "down")
 
 
 # --- mesh

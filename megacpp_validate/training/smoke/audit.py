@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import distributed
 
-from ..expert_layer import ExpertLayer
+from ..expert_layer import EXPERT, ExpertLayer
 from ..gate_run import delayed_scaling
 from ..model import HybridModel, part_of
 from ..optimizer import MasterAdamW, local_part
 from ..parallel.checks import check_replicas, check_routed, digest_tensor
-from ..parallel.sharding import Sharded, is_expert
-
-EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
+from ..parallel.sharding import Sharded
 
 
 def split_experts(name: str, *tensors: Any) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
@@ -117,7 +114,7 @@ class Audit:
         dense: dict[str, Any] = {}
         experts: dict[str, Any] = {}
         for name, forward, _, scale in delayed_scaling(self._model):
-            of = experts if is_expert(self._model, f"{name}.weight") else dense
+            of = experts if EXPERT.match(f"{name}.weight") else dense
             of[f"{name} {'forward' if forward else 'backward'}"] = scale
         world = distributed.group.WORLD if self._spread.plan.world > 1 else None
         found = ((dense, world), (experts, self._spread.same_experts))

@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 
-from ...bridge.fp8_scope import SINGLE_OWNER
+from ...bridge.amax_owner import SINGLE_OWNER
 from ...native.router import load_balancing_loss
 from .. import expert_layer
 from ..expert_layer import ExpertLayer
@@ -344,11 +344,10 @@ def save_old_weights(trainer: Any) -> None:
 def lose_moments(trainer: Any, _: int) -> None:
     """A run that is resumed has its weights again, and Adam's first moments are 0."""
 
-    def forgetful(resume: Any) -> Any:
-        resumed = resume()
+    def forgetful(resume: Any) -> None:
+        resume()
         for parts in trainer.optimizer.state_tensors().values():
             parts["exp_avg"].zero_()
-        return resumed
 
     _wrap(trainer, "resume", forgetful)
 
@@ -365,10 +364,9 @@ def read_from_the_start(trainer: Any, _: int) -> None:
     """A run that is resumed reads the batches from the first one on."""
     shift = _shift_batches(trainer)
 
-    def restarting(resume: Any) -> Any:
-        resumed = resume()
-        shift[0] = -resumed.step
-        return resumed
+    def restarting(resume: Any) -> None:
+        resume()
+        shift[0] = -trainer.done
 
     _wrap(trainer, "resume", restarting)
 

@@ -11,8 +11,7 @@ from typing import Any, Final, Literal
 from ...bridge.features import Features, read_features
 from ...bridge.recipes import RecipeName
 from ...evidence.receipt import write_whole
-from .. import WrongSize
-from ..fields import check_fields
+from .. import WrongSize, check_fields
 from ..optimizer import Schedule
 from ..parallel.launch import Limits, RunEnd, launch
 from ..parallel.plan import ParallelPlan, refuse_plan

@@ -14,18 +14,18 @@ from typing import Any, Final
 import torch
 from torch import distributed, nn
 
-from ...bridge.fp8_scope import SINGLE_OWNER, amax_shared_with, delayed_scaling_kept, low_precision, pending_amax_kept
+from ...bridge.amax_owner import SINGLE_OWNER, delayed_scaling_kept, pending_amax_kept
+from ...bridge.fp8_scope import amax_shared_with, low_precision
 from ...jit.monitor import mark
 from ..language import Language
 from ..layers import Build
 from ..model import HybridModel, Scopes
 from ..optimizer import MasterAdamW
-from ..parallel.checkpoint import Resumed, load_checkpoint, save_checkpoint
+from ..parallel.checkpoint import load_checkpoint, save_checkpoint
 from ..parallel.checks import FiniteWatch, NotFinite
 from ..parallel.goodput import Ledger
-from ..parallel.plan import Spread
 from ..parallel.ranks import Rank
-from ..parallel.sharding import Sharded, make_spread, shard_model
+from ..parallel.sharding import make_spread, shard_model
 from .audit import Audit, split_experts
 from .order import SmokeOrder
 
@@ -70,7 +70,6 @@ class SmokeTrainer:
         parameters: of the whole model.
         records: of the steps that this process has done; losses are the whole run's, the same on all ranks.
         validation: step -> loss of a batch that is never trained on, nats a prediction.
-        resumed: the checkpoint that the run began with.
         audit: of each step, with `SmokeOrder.audit`.
         exposed: seconds of the profiled step in which a collective ran on the device and no other kernel; None without.
         waited: of each step, seconds inside collectives whose call waits.
@@ -95,8 +94,12 @@ class SmokeTrainer:
             self.model.to(build.dtype)  # routers, which are in fp32 elsewhere
         here = {name: one.numel() for name, one in self.model.named_parameters()}
         self.language = Language(self.size.grammar, seed=order.seed)
-        self.sharded: Sharded = shard_model(self.model)
-        self.parameters = sum(self.sharded.times(name) * count for name, count in here.items())
+        self.sharded = shard_model(self.model)
+        times = {
+            **dict.fromkeys(self.sharded.in_parts, self.plan.tensor_parallel),
+            **dict.fromkeys(self.sharded.experts, self.plan.expert_parallel),
+        }
+        self.parameters = sum(times.get(name, 1) * count for name, count in here.items())
         sums = self.sharded.sums if self.plan.world > 1 else None
         self.optimizer = MasterAdamW(self.model.named_parameters(), order.read_schedule(), sums=sums)
         self.scope = self._make_scopes()
@@ -104,7 +107,6 @@ class SmokeTrainer:
         self.audit = Audit(self.model, self.sharded) if order.audit else None
         self.records: list[StepRecord] = []
         self.validation: dict[int, float] = {}
-        self.resumed: Resumed | None = None
         self.exposed: float | None = None
         self.waited: list[float] = []
         self.done = 0
@@ -156,8 +158,7 @@ class SmokeTrainer:
         precision no scale and no history moves.
         """
         with self.ledger.phase("compile"), delayed_scaling_kept(self.model):
-            read = self.language.batch(NEVER_TRAINED_ON + 1, self.size.batch, self.size.length + 1)
-            parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
+            _, parts = self._read(NEVER_TRAINED_ON + 1)
             losses = self._passes(parts[:1], with_gradients=True)
             self.optimizer.take_gradients()
             self._sum_over_ranks(losses)
@@ -168,11 +169,10 @@ class SmokeTrainer:
     def step(self) -> StepRecord:
         """Read a batch, move the weights once, and record it."""
         number = self.done
-        self.rank.beat(number)
+        self.rank.record.beat(number)
         with self.ledger.phase("data"):
-            read = self.language.batch(number, self.size.batch, self.size.length + 1)
+            read, parts = self._read(number)
             perfect = float(self.language.surprise(read).mean())
-            parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
         inside = self.rank.record.seconds_inside
         with self.ledger.step(self.tokens):
             if self.watch is not None:
@@ -201,11 +201,9 @@ class SmokeTrainer:
     def validate(self) -> float:
         """The loss of a batch that is never trained on; training goes on as if it had not been. Raises NotFinite."""
         with self.ledger.phase("evaluation"), torch.no_grad():
-            read = self.language.batch(NEVER_TRAINED_ON, self.size.batch, self.size.length + 1)
+            _, parts = self._read(NEVER_TRAINED_ON)
             with pending_amax_kept(self.model) if self.order.recipe else nullcontext():
-                losses = self._passes(
-                    [self._mine(read, part) for part in range(self.plan.accumulate)], with_gradients=False
-                )
+                losses = self._passes(parts, with_gradients=False)
             self.validation[self.done] = loss = float(self._sum_over_ranks(losses)[0])
         if not math.isfinite(loss):
             raise NotFinite(f"after {self.done} step(s): the loss of an evaluation is {loss}.", {})
@@ -218,21 +216,47 @@ class SmokeTrainer:
             own = pack_extra_state(self.model) if self.order.recipe else b""
             return save_checkpoint(folder, self.state(), step=self.done, identity=identity, own=own)
 
-    def resume(self) -> Resumed:
+    def resume(self) -> None:
         """Go on from the latest checkpoint. Raises WrongCheckpoint."""
         with self.ledger.phase("checkpoint"):
             folder, identity = Path(self.order.checkpoint_folder), identity_of(self.order)
-            self.resumed = load_checkpoint(folder, self.state(), identity=identity)
-            self.optimizer.set_step(self.resumed.step)
+            self.done, own = load_checkpoint(folder, self.state(), identity=identity)
+            self.optimizer.set_step(self.done)
             self.optimizer.round_weights()
-            if self.resumed.own and self.order.recipe:
-                take_extra_state(self.model, self.resumed.own)
-            self.done = self.resumed.step
-        return self.resumed
+            if own and self.order.recipe:
+                take_extra_state(self.model, own)
 
     def state(self) -> dict[str, Any]:
         """The tensors of a checkpoint, under names that hold on every world."""
-        return state_of(self.optimizer, self.sharded, self.spread, self.size.num_experts)
+        named = self.optimizer.parameters()
+        return {
+            f"{part}/{key}": value
+            for name, parts in self.optimizer.state_tensors().items()
+            for part, tensor in parts.items()
+            for key, value in self._name_state(name, tensor, named[name])
+        }
+
+    def _name_state(self, name: str, tensor: Any, parameter: Any) -> Iterator[tuple[str, Any]]:
+        """What lies here of a tensor of the optimizer, under its names in a checkpoint: itself, a view or a DTensor.
+
+        A parameter that FSDP2 shards is a DTensor; experts are named by their number in the layer, whatever rank or
+        bank holds them; what a tensor group holds in parts is named by the part, and fits a group of that size alone.
+        """
+        spread = self.spread
+        if name in self.sharded.experts:
+            first = spread.experts(self.size.num_experts).start
+            for layer, place, (one,) in split_experts(name, tensor):
+                yield f"{layer}.expert.{first + place}", one
+            return
+        if name in self.sharded.in_parts:
+            name += f"@tensor{spread.plan.place(spread.rank).tensor}of{spread.plan.tensor_parallel}"
+        if hasattr(parameter, "to_local"):
+            from torch.distributed.tensor import DTensor
+
+            mesh, placements = parameter.device_mesh, parameter.placements
+            whole: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
+            tensor = DTensor.from_local(tensor, mesh, placements, run_check=False, **whole)
+        yield name, tensor
 
     def _profile_step(self) -> None:
         """Do one step under the profiler, which makes it slower."""
@@ -272,9 +296,13 @@ class SmokeTrainer:
             distributed.all_reduce(losses, group=self.spread.token_group)
         return losses
 
-    def _mine(self, read: Any, part: int) -> Any:
-        places = self.plan.sequences(self.read_as, self.size.batch, part=part)
-        return read[places.start : places.stop].to(self.rank.device, non_blocking=True)
+    def _read(self, number: int) -> tuple[Any, list[Any]]:
+        """A whole batch [B, T + 1] on the CPU, and what this rank reads of it in each pass, on its device."""
+        read, parts = self.language.batch(number, self.size.batch, self.size.length + 1), []
+        for part in range(self.plan.accumulate):
+            places = self.plan.sequences(self.read_as, self.size.batch, part=part)
+            parts.append(read[places.start : places.stop].to(self.rank.device, non_blocking=True))
+        return read, parts
 
     def _not_finite(self, record: StepRecord, parts: list[Any]) -> NotFinite:
         watch = self.watch or FiniteWatch(self.model)  # all ranks are here: their sum is not finite
@@ -341,10 +369,8 @@ def _covered(intervals: Iterable[Interval]) -> float:
 
 # --- state
 #
-# The state of a run as tensors with names that hold on every world and every build. A parameter that FSDP2 shards is a
-# DTensor; experts are named by their number in the layer, whatever rank or bank holds them; what a tensor group holds
-# in parts is named by the part, and fits a tensor group of that size alone. Scales and amax histories of low precision
-# are of one rank and its build: they are taken up again on the same world, and made anew on another.
+# Scales and amax histories of low precision are of one rank and its build: they are taken up again on the same world,
+# and made anew on another.
 
 
 def identity_of(order: SmokeOrder) -> dict[str, Any]:
@@ -352,40 +378,6 @@ def identity_of(order: SmokeOrder) -> dict[str, Any]:
     dtype = order.precision if order.precision in DTYPES else "bf16"
     size = {name: value for name, value in asdict(order.read_size()).items() if name != "batch"}
     return {**size, "seed": order.seed, "dtype": dtype}
-
-
-def state_of(optimizer: MasterAdamW, sharded: Sharded, spread: Spread, num_experts: int) -> dict[str, Any]:
-    """Name -> the tensor itself (or a view, or a DTensor of it) of an optimizer with moments."""
-    named = optimizer.parameters()
-    return {
-        f"{part}/{key}": value
-        for name, parts in optimizer.state_tensors().items()
-        for part, tensor in parts.items()
-        for key, value in _named(name, tensor, named[name], sharded, spread, num_experts)
-    }
-
-
-def _named(
-    name: str, tensor: Any, parameter: Any, sharded: Sharded, spread: Spread, num_experts: int
-) -> Iterator[tuple[str, Any]]:
-    if name in sharded.experts:
-        first = spread.experts(num_experts).start
-        yield from ((f"{layer}.expert.{first + place}", one) for layer, place, (one,) in split_experts(name, tensor))
-        return
-    if name in sharded.in_parts:
-        name += f"@tensor{spread.plan.place(spread.rank).tensor}of{spread.plan.tensor_parallel}"
-    if hasattr(parameter, "to_local"):
-        from torch.distributed.tensor import DTensor
-
-        tensor = DTensor.from_local(
-            tensor,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-    yield name, tensor
 
 
 def pack_extra_state(model: HybridModel) -> bytes:

@@ -24,10 +24,10 @@ def main() -> None:
 
         total = torch.full((3,), float(rank.rank))
         distributed.all_reduce(total)
-        rank.beat(3)
+        rank.record.beat(3)
         if WHAT == "slow":
             for step in range(1000):
-                rank.beat(step)
+                rank.record.beat(step)
                 time.sleep(0.05)
         if WHAT == "leaves-child":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])

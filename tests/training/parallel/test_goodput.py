@@ -69,7 +69,7 @@ def test_flops_are_two_a_weight_that_a_token_meets(changes: dict[str, int]) -> N
                 part = size.top_k / size.num_experts if weight_name.startswith(("up", "down")) else 1.0
                 weights[letter] = weights.get(letter, 0.0) + part * weight.numel()
     kinds = {letter: block_flops(letter, size) * size.letters.count(letter) for letter in set(size.letters)}
-    kinds["head"] = 2.0 * size.hidden * size.vocabulary
+    kinds["head"] = 2.0 * size.hidden * size.grammar.vocabulary
     of_blocks_and_head = 3 * sum(kinds.values())
     if size.mtp:
         assert training_flops(size) > of_blocks_and_head

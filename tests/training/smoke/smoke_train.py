@@ -46,7 +46,7 @@ def train(given: dict[str, Any]) -> dict[str, Any]:
         "others": [record.aux_loss for record in trainer.records],
         "norms": [record.grad_norm for record in trainer.records],
         "validation": trainer.validation,
-        "resumed": None if trainer.resumed is None else (trainer.resumed.step, trainer.resumed.world),
+        "resumed": trainer.done - len(trainer.records),
         "weights": {name: local_part(one).detach().clone() for name, one in trainer.optimizer.parameters().items()},
         "dispatches": None if trainer.audit is None else trainer.audit.dispatches,
         "replicas": None if trainer.audit is None else trainer.audit.replicas,
