@@ -151,11 +151,7 @@ def _keep_gradients_apart(module: Any) -> None:
         return
     for weight in module.parameters():
         if weight.requires_grad:
-            weight.register_hook(_copied)
-
-
-def _copied(gradient: Any) -> Any:
-    return gradient.clone()
+            weight.register_hook(torch.clone)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """TE linear replacement walker: a whitelist walk that puts `te.Linear` in the place of `nn.Linear`.
 
-`plan_walk` says what would be swapped and why not; `swap_linears` does it, all of it or nothing. A layer is swapped
+`plan_walk` says what would be swapped and why not; `swap_linears` does it. A layer is swapped
 where the whitelist names it, no pinned exclusion holds it back, it is a plain `nn.Linear` that Transformer Engine can
 stand in for exactly, and the feature `linear` may take TE here. A swapped layer keeps the very parameters of the old
 one, so values, gradients, ties, hooks on parameters, and an optimizer that already holds them stay right.
@@ -278,9 +278,6 @@ class WalkPlan:
     """
 
     decisions: tuple[Decision, ...]
-    include: tuple[str | type, ...]
-    features: Features
-    recipe: RecipeName | None
 
     @property
     def swapped(self) -> tuple[str, ...]:
@@ -335,7 +332,7 @@ def plan_walk(
             if place.wrapper is not None:
                 found.setdefault(place.wrapper, Decision(place.wrapper, "keep", "wraps-linear", WRAPS))
     decisions = tuple(found[place.name] for place in places if place.name in found)
-    return WalkPlan(decisions, tuple(include), features, recipe)
+    return WalkPlan(decisions)
 
 
 def _decide(place: Place, judged: Verdict | None, features: Features) -> Decision:
@@ -447,10 +444,6 @@ def _by_numbers(module: Any, recipe: RecipeName | None) -> Verdict | None:
 _OF_EVERY_LINEAR: Final = frozenset((*vars(nn.Module()), "in_features", "out_features"))
 
 
-class PlanMismatch(BridgeError, ValueError):
-    """A plan that does not hold for the tree that it is applied to."""
-
-
 class TeLinear:
     """A `te.Linear` in the place of an `nn.Linear`: [..., in_features] -> [..., out_features].
 
@@ -488,13 +481,12 @@ class Swap:
 
 def swap_linears(
     tree: Any,
-    plan: WalkPlan | None = None,
     *,
     include: Sequence[str | type] = PROJECTIONS,
     features: Features = PRODUCTION,
     recipe: RecipeName | None = None,
 ) -> Swap:
-    """Put Transformer Engine's linear layers into a tree, in place; everything or nothing.
+    """Put Transformer Engine's linear layers into a tree, in place, once all of them are built.
 
     Parameters are handed over, not copied, under the same names. Where TE may not be used the tree stays as it is, and
     `choices` say why. A swapped layer takes rows [..., in_features] with two axes at least; under an FP8 recipe pad
@@ -502,39 +494,25 @@ def swap_linears(
 
     Args:
         tree: an `nn.Module`, changed in place.
-        plan: of `plan_walk` for this tree; the other arguments are then those of the plan.
         include, features, recipe: as `plan_walk` takes them.
 
     Raises:
-        PlanMismatch: the plan does not hold for this tree, or no longer.
         WeightMismatch: TE built a layer with other parameters than those it is to take over.
         NotATree, UnknownName: as `plan_walk`.
     """
-    if plan is None:
-        plan = plan_walk(tree, include=include, features=features, recipe=recipe)
-    else:
-        _hold_plan(tree, plan)
+    plan = plan_walk(tree, include=include, features=features, recipe=recipe)
     linears = {name: tree.get_submodule(name) for name in plan.swapped}
     layers: dict[int, Any] = {}  # a layer that stands in two places is built once
     with torch.random.fork_rng(cuda_devices(linears.values())):  # TE draws initial weights that nobody will see
         for name, linear in linears.items():
             if id(linear) not in layers:
                 layers[id(linear)] = _build(linear, name)
-    _put(tree, {name: layers[id(linear)] for name, linear in linears.items()})
+    for name, linear in linears.items():
+        above, _, child = name.rpartition(".")
+        tree.get_submodule(above).add_module(child, layers[id(linear)])
     asked = [decision for decision in plan.decisions if decision.action == "swap" or decision.refusal is not None]
     candidates = {one.name: (("te", lambda one=one: one.refusal), ("native", lambda: None)) for one in asked}
     return Swap(plan, {name: choose("linear_walker", backends) for name, backends in candidates.items()})
-
-
-def _hold_plan(tree: Any, plan: WalkPlan) -> None:
-    """Refuse a plan that this tree would not get now."""
-    now = plan_walk(tree, include=plan.include, features=plan.features, recipe=plan.recipe)
-    differing = sorted({decision.name for decision in set(now.decisions) ^ set(plan.decisions)})
-    if differing:
-        raise PlanMismatch(
-            f"the plan does not hold for this tree: {len(differing)} decision(s) differ, the first on "
-            f"`{differing[0]}`. Likely cause: the tree changed after the plan was made. Next step: plan again."
-        )
 
 
 def cuda_devices(linears: Any) -> list[int]:
@@ -549,18 +527,3 @@ def _build(linear: Any, name: str) -> Any:
         if key not in _OF_EVERY_LINEAR and not hasattr(layer, key):
             setattr(layer, key, value)
     return layer
-
-
-def _put(tree: Any, layers: Mapping[str, Any]) -> None:
-    """Put layers in by qualified name; whatever goes wrong, all that was there comes back."""
-    before: list[tuple[Any, str, Any]] = []
-    try:
-        for name, layer in layers.items():
-            above, _, child = name.rpartition(".")
-            holder = tree.get_submodule(above)
-            before.append((holder, child, holder._modules[child]))
-            holder.add_module(child, layer)
-    except BaseException:
-        for holder, child, old in reversed(before):
-            holder._modules[child] = old
-        raise

@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-_ROOM: Final = (__package__ or "megacpp_validate.jit").rpartition(".")[0]
-
 
 class Lacking(Exception):
     """A task cannot run here, because something that it needs is missing: no error of the task."""
@@ -45,7 +43,7 @@ class JitOrder:
 
 def _import(name: str) -> Any:
     """A module of another room, when a task needs it."""
-    return importlib.import_module(f"{_ROOM}.{name}")
+    return importlib.import_module(f"..{name}", __package__)
 
 
 def compile_nothing(order: JitOrder) -> None:
@@ -100,7 +98,10 @@ def compile_fa4(order: JitOrder) -> None:
         Lacking: FlashAttention 4 is not installed.
         KeyError: an architecture that has no such kernels.
     """
-    name_architecture(order.arch)
+    # Both libraries read the architecture that they compile for when they are loaded.
+    os.environ["CUTE_DSL_ARCH"] = order.arch
+    os.environ["FLASH_ATTENTION_ARCH"] = re.sub(r"[af]$", "", order.arch)
+    os.environ["FLASH_ATTENTION_NUM_SMS"] = str(_MULTIPROCESSORS[order.arch])
     try:
         interface = importlib.import_module(_INTERFACE)
     except ImportError as fault:
@@ -118,13 +119,6 @@ def compile_fa4(order: JitOrder) -> None:
         interface._flash_attn_fwd(query, key, value, return_lse=False, **given)
         interface._flash_attn_fwd(query, key, value, return_lse=True, **given)
         interface._flash_attn_bwd(query, key, value, out, out, lse, **given)
-
-
-def name_architecture(arch: str) -> None:
-    """Set the architecture that both libraries compile for, before they are loaded; KeyError for an unknown one."""
-    os.environ["CUTE_DSL_ARCH"] = arch
-    os.environ["FLASH_ATTENTION_ARCH"] = re.sub(r"[af]$", "", arch)
-    os.environ["FLASH_ATTENTION_NUM_SMS"] = str(_MULTIPROCESSORS[arch])
 
 
 # --- DeepGEMM ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .norms import INIT_STD, without_autocast
-from .permute import check_counts
 
 FUSED_MAJORS: Final = (9, 10)  # GroupedBlas.cpp: _scaled_mm_allowed_device(sm90_only, sm100_only)
 ALIGNMENT_BYTES: Final = 16  # of every row, for the tensor memory accelerator
@@ -130,7 +129,11 @@ def _check(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> None:
             f"{len(rows_per_expert)} numbers of rows for {weight.shape[0]} experts: pass one an expert, 0 where it is "
             f"idle."
         )
-    check_counts(rows, rows_per_expert)
+    if min(rows_per_expert, default=0) < 0 or sum(rows_per_expert) != rows.shape[0]:
+        raise ValueError(
+            f"the numbers of rows {list(rows_per_expert)} sum to {sum(rows_per_expert)}, and there are rows of shape "
+            f"{tuple(rows.shape)}: take them from the same routing map as the rows, none below zero."
+        )
 
 
 class _FusedGroupedGemm(torch.autograd.Function):

@@ -67,7 +67,6 @@ def pad_rows(rows: Any, rows_per_expert: Sequence[int], align: int) -> tuple[Any
         rows [R', D] and the padded numbers of rows.
     """
     padded = padded_counts(rows_per_expert, align)
-    check_counts(rows, rows_per_expert)
     if padded == list(rows_per_expert):
         return rows, padded
     return _put_rows(rows, _places(rows_per_expert, _starts(padded), rows.device), sum(padded)), padded
@@ -76,7 +75,6 @@ def pad_rows(rows: Any, rows_per_expert: Sequence[int], align: int) -> tuple[Any
 def unpad_rows(rows: Any, rows_per_expert: Sequence[int], align: int) -> Any:
     """Take out what `pad_rows` put in: rows [R', D] and the numbers of rows before padding -> [R, D]."""
     padded = padded_counts(rows_per_expert, align)
-    check_counts(rows, padded)
     if padded == list(rows_per_expert):
         return rows
     return _take_rows(rows, _places(rows_per_expert, _starts(padded), rows.device))
@@ -84,29 +82,25 @@ def unpad_rows(rows: Any, rows_per_expert: Sequence[int], align: int) -> Any:
 
 def padded_counts(rows_per_expert: Sequence[int], align: int) -> list[int]:
     """Each number rounded up to a multiple of `align`."""
-    if align < 1:
-        raise ValueError(f"rows cannot be aligned to {align}; pass the multiple that the GEMM takes, 1 or more.")
     return [-(-count // align) * align for count in rows_per_expert]
 
 
 def to_padded(rows: Any, rows_per_expert: Sequence[int], capacity: int) -> Any:
     """The padded layout: each expert's rows followed by zeros, [R, D] -> [E, C, D].
 
-    An expert with more rows than `capacity` is refused: what is dropped is decided in the router, by
-    `drop_over_capacity`, so that probabilities, losses and rows agree.
+    No expert has more rows than `capacity`: what is dropped is decided in the router, by `drop_over_capacity`, so that
+    probabilities, losses and rows agree.
     """
-    check_counts(rows, rows_per_expert)
-    experts = len(rows_per_expert)
-    starts = _capacity_starts(rows_per_expert, capacity)
-    placed = _put_rows(rows, _places(rows_per_expert, starts, rows.device), experts * capacity)
-    return placed.reshape(experts, capacity, rows.shape[1])
+    total = len(rows_per_expert) * capacity
+    placed = _put_rows(rows, _places(rows_per_expert, range(0, total, capacity), rows.device), total)
+    return placed.reshape(-1, capacity, rows.shape[1])
 
 
 def from_padded(padded: Any, rows_per_expert: Sequence[int]) -> Any:
     """Back from the padded layout: [E, C, D] -> [R, D]."""
-    capacity = padded.shape[1]
-    places = _places(rows_per_expert, _capacity_starts(rows_per_expert, capacity), padded.device)
-    return _take_rows(padded.reshape(-1, padded.shape[2]), places)
+    experts, capacity, width = padded.shape
+    places = _places(rows_per_expert, range(0, experts * capacity, capacity), padded.device)
+    return _take_rows(padded.reshape(-1, width), places)
 
 
 def sort_chunks(rows: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
@@ -120,37 +114,13 @@ def sort_chunks(rows: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
     Returns:
         The same shape and dtype.
     """
-    check_counts(rows, sizes)
-    if sorted(order) != list(range(len(sizes))):
-        raise ValueError(
-            f"the order of {len(sizes)} chunks names each number from 0 to {len(sizes) - 1} once; got {list(order)}."
-        )
     chunks = rows.split(list(sizes))
     return torch.cat([chunks[index] for index in order]) if sizes else rows
-
-
-def check_counts(rows: Any, rows_per_expert: Sequence[int]) -> None:
-    """Refuse numbers of rows that are negative or do not sum to the rows that are there (ValueError)."""
-    if rows.dim() == 0 or any(count < 0 for count in rows_per_expert) or sum(rows_per_expert) != rows.shape[0]:
-        raise ValueError(
-            f"the numbers of rows {list(rows_per_expert)} sum to {sum(rows_per_expert)}, and there are rows of shape "
-            f"{tuple(rows.shape)}: take them from the same routing map as the rows, none below zero."
-        )
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
     """The first row of each chunk."""
     return list(accumulate(sizes, initial=0))[:-1]
-
-
-def _capacity_starts(rows_per_expert: Sequence[int], capacity: int) -> list[int]:
-    over = [index for index, count in enumerate(rows_per_expert) if count > capacity]
-    if over:
-        raise ValueError(
-            f"experts {over} have more than {capacity} rows ({max(rows_per_expert)} at most): give the router this "
-            f"capacity, so that it drops tokens, or pad to the largest number of rows."
-        )
-    return [index * capacity for index in range(len(rows_per_expert))]
 
 
 def _places(sizes: Sequence[int], starts: Sequence[int], device: Any) -> Any:

@@ -79,8 +79,6 @@ def choose_top_k(logits: Any, top_k: int) -> Any:
 
 def drop_over_capacity(routing_map: Any, capacity: int) -> Any:
     """Keep the first `capacity` tokens of each expert, by number of the token; bool [T, E] -> bool [T, E]."""
-    if capacity < 0:
-        raise ValueError(f"a capacity of {capacity} tokens an expert is below zero; pass None to drop nothing.")
     return routing_map & (routing_map.cumsum(dim=0) <= capacity)
 
 

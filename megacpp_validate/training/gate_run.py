@@ -129,7 +129,8 @@ class GateTrainer:
         lesson = self.data.lesson(step)
         self._digest.update(_bytes_of(lesson.tokens) + _bytes_of(lesson.levels))
         losses = self.model.losses(lesson.to(self.run.device), scope=self._scope)
-        (losses.pop("total") * spike_of(step)).backward()  # outside of the scope, as the bridge wants it
+        spike = SPIKE if step == SPIKE_STEP else 1.0
+        (losses.pop("total") * spike).backward()  # outside of the scope, as the bridge wants it
         norm = self.optimizer.take_gradients()
         norms = {"all": norm, **self.optimizer.norms_by(self.model.part_of)}
         numbers = torch.stack([one.detach().float() for one in (*losses.values(), *norms.values())]).tolist()
@@ -222,11 +223,6 @@ class GateData:
         return Lesson(read[:, :-1].contiguous(), levels, self.places, targets)
 
 
-def spike_of(step: int) -> float:
-    """What the loss of a step is multiplied by before backward."""
-    return SPIKE if step == SPIKE_STEP else 1.0
-
-
 # --- gate model
 #
 # The model of the loss gate: the hybrid model, with a lane in front of its low-precision layers.
@@ -266,8 +262,7 @@ class Lane(nn.Module):
             layer.weight = nn.Parameter(weight.to(build.device, build.dtype))
             self.add_module(name, layer)
         self.kinks = nn.Parameter(kinks.to(build.device, build.dtype))
-        swap = swap_linears(self, include=LANE, features=build.features, recipe=build.recipe)
-        self.swapped: dict[str, Choice] = dict(swap.choices)
+        self.swapped = swap_linears(self, include=LANE, features=build.features, recipe=build.recipe).choices
 
     def forward(self, rows: Any, lesson: Lesson) -> Any:
         """[B, T, hidden] -> [B, T, hidden], with the levels of the lesson shown at its places."""

@@ -123,7 +123,7 @@ def exchange_rows(rows: Any, sent: Sequence[int], received: Sequence[int], group
         [sum of received, ...] in the dtype of `rows`, by source rank.
     """
     there, back = list(sent), list(received)
-    return run_collective(rows, partial(_exchange, there, back), partial(_exchange, back, there), group)
+    return Collective.apply(rows, partial(_exchange, there, back), partial(_exchange, back, there), group)
 
 
 def _exchange(sent: list[int], received: list[int], rows: Any, group: Any) -> Any:
@@ -132,18 +132,17 @@ def _exchange(sent: list[int], received: list[int], rows: Any, group: Any) -> An
     return out
 
 
-def run_collective(rows: Any, ahead: Callable[[Any, Any], Any], back: Callable[[Any, Any], Any], group: Any) -> Any:
+class Collective(torch.autograd.Function):
     """A collective whose backward pass is another one, `back`; both take a tensor and a group."""
-    return _Collective.apply(rows, ahead, back, group)
 
-
-class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Any, ahead: Any, back: Any, group: Any) -> Any:
+        """`ahead(rows, group)`."""
         ctx.back, ctx.group = back, group
         return ahead(rows, group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Any) -> tuple[Any, None, None, None]:
+        """`back(gradient, group)`."""
         return ctx.back(gradient, ctx.group), None, None, None

@@ -95,11 +95,9 @@ class RunEnd:
         return {rank["rank"]: rank["receipt"] for rank in self.ranks if rank["receipt"] is not None}
 
 
-def write_end(folder: Path, end: RunEnd) -> Path:
+def write_end(folder: Path, end: RunEnd) -> None:
     """Write the end of a run into its folder, receipts included."""
-    path = folder / "run.json"
-    write_whole(path, json.dumps(asdict(end), indent=1))
-    return path
+    write_whole(folder / "run.json", json.dumps(asdict(end), indent=1))
 
 
 def read_end(folder: Path) -> RunEnd | None:

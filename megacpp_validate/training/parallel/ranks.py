@@ -92,7 +92,7 @@ def join_ranks(backend: Literal["gloo", "nccl"], *, seconds: float = 600.0) -> I
         distributed.init_process_group(backend, **made)
         watch_collectives(record)
         record.beat()  # from here on the launcher counts silence
-        yield Rank(rank, world, local, device, folder, record)
+        yield Rank(rank, world, device, folder, record)
         record.beat()
         distributed.destroy_process_group()
     except Exception as fault:
@@ -243,15 +243,13 @@ class Rank:
 
     Attributes:
         rank, world: its number and how many there are.
-        local_rank: on its host.
-        device: "cpu" or "cuda:<local_rank>".
+        device: "cpu" or "cuda:<rank on its host>".
         folder: of the run, if a launcher gave one.
         record: of its collectives; in memory alone without a folder.
     """
 
     rank: int = 0
     world: int = 1
-    local_rank: int = 0
     device: str = "cpu"
     folder: Path | None = None
     record: CollectiveRecord = field(default_factory=CollectiveRecord)

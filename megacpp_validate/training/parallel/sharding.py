@@ -66,25 +66,20 @@ def shard_model(model: HybridModel) -> Sharded:
 
 
 def _shard(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
-    from torch.distributed.fsdp import (  # a second, which one rank does without
-        FSDPModule,
-        MixedPrecisionPolicy,
-        fully_shard,
-        register_fsdp_forward_method,
-    )
+    from torch.distributed import fsdp  # a second, which one rank does without
 
     low = model.build.dtype in (torch.bfloat16, torch.float16)
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False)
+    policy = fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False)
     made: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "ignored_params": whole}
     last = len(model.layers) - 1
     for place, layer in enumerate(model.layers):
-        fully_shard(layer, reshard_after_forward=not (model.size.mtp and place == last), **made)
-    fully_shard(model, reshard_after_forward=False, **made)
+        fsdp.fully_shard(layer, reshard_after_forward=not (model.size.mtp and place == last), **made)
+    fsdp.fully_shard(model, reshard_after_forward=False, **made)
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, fsdp.FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(model, "losses")
+    fsdp.register_fsdp_forward_method(model, "losses")
 
 
 # --- mesh

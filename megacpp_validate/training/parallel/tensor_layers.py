@@ -29,7 +29,7 @@ from ...native.norms import NormLinear, RMSNorm
 from ..layers import AttentionLayer, Build, Layer, MambaLayer, RecurrentLayer, take_weights
 from ..sizes import Letter, Size
 from .checks import gather_parts, mark_split
-from .exchange import run_collective
+from .exchange import Collective
 
 # Of a share. Megatron-LM's mark `tensor_model_parallel` does not say so: Transformer Engine puts it on every weight of
 # its linear layers, the experts' too, split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).
@@ -127,18 +127,18 @@ class TensorBorder:
 
     def enter(self, rows: Any) -> Any:
         """[B, T / tp, hidden] -> [B, T, hidden], on every rank."""
-        return run_collective(rows, _gather_positions, _scatter_positions, self.group)
+        return Collective.apply(rows, _gather_positions, _scatter_positions, self.group)
 
     def leave(self, parts: Any) -> Any:
         """[B, T, hidden] -> [B, T / tp, hidden], the sum over the group: the inverse of `enter`."""
-        return run_collective(parts, _scatter_positions, _gather_positions, self.group)
+        return Collective.apply(parts, _scatter_positions, _gather_positions, self.group)
 
     def sum_inside(self, parts: Any) -> Any:
         """The sum of tensors of one shape over the group, which every rank goes on with for its own part.
 
         Each rank's gradient of the sum is a part too: they are summed on the way back.
         """
-        return run_collective(parts, _sum_parts, _sum_parts, self.group)
+        return Collective.apply(parts, _sum_parts, _sum_parts, self.group)
 
 
 def _gather_positions(rows: Any, group: Any) -> Any:

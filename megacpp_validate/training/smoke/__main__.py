@@ -23,26 +23,20 @@ from .order import SmokeOrder, run_smoke
 def main() -> int:
     """0 where the run is done, 1 where it ended otherwise, 2 for an impossible order, with nothing started."""
     try:
-        end = run_given(sys.stdin.read())
+        given = json.loads(sys.stdin.read())
+        limits = {name: float(given.pop(name)) for name in ("limit_s", "silent_s") if name in given}
+        named = str(given.pop("folder", ""))
+        order = SmokeOrder(**given)
+        folder = Path(named or tempfile.mkdtemp(prefix="megacpp-smoke-"))
+        end = run_smoke(order, folder, **limits)  # type: ignore[arg-type]
+        if end.ending == "done" and not named:
+            shutil.rmtree(folder, ignore_errors=True)
     except (TrainingError, BridgeError, OSError, TypeError, ValueError) as fault:
         end = RunEnd("refused", (), str(fault), (), 0.0)
     receipts = [receipt for _, receipt in sorted(end.receipts.items())]
     said = {"ending": end.ending, "culprits": list(end.culprits), "words": end.words, "seconds": end.seconds}
     sys.stdout.write(json.dumps({**said, "ranks": receipts}) + "\n")
     return {"done": 0, "refused": 2}.get(end.ending, 1)
-
-
-def run_given(text: str) -> RunEnd:
-    """Run an order from its text. Raises as `SmokeOrder` and `run_smoke`, TypeError for an unknown field."""
-    given = json.loads(text)
-    limits = {name: float(given.pop(name)) for name in ("limit_s", "silent_s") if name in given}
-    named = str(given.pop("folder", ""))
-    order = SmokeOrder(**given)
-    folder = Path(named or tempfile.mkdtemp(prefix="megacpp-smoke-"))
-    end = run_smoke(order, folder, **limits)  # type: ignore[arg-type]
-    if end.ending == "done" and not named:
-        shutil.rmtree(folder, ignore_errors=True)
-    return end
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_a_save_that_dies_leaves_the_one_before(tmp_path: Path, monkeypatch: pyt
         with pytest.raises((KeyboardInterrupt, CheckpointNotSaved)):
             save_checkpoint(tmp_path, state(2.0), step=2, identity=MODEL)
         monkeypatch.undo()
-        assert load_checkpoint(tmp_path, held := state(0.0), identity=MODEL).step == 1
+        assert load_checkpoint(tmp_path, held := state(0.0), identity=MODEL)[0] == 1
         assert torch.equal(held["master/a"], torch.ones(4))
 
 
