@@ -25,19 +25,15 @@ class JitOrder:
     Attributes:
         task: its id, in the answer again.
         code: one of TASKS.
-        library: whose kernels.
         arch: that they are compiled for: "sm_90a"; "cpu".
         settings: as the code takes them.
-        root: of the caches; the variables that name each cache are set before Python starts.
         seed: of what the task makes.
     """
 
     task: str
     code: str
-    library: str = ""
     arch: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    root: str = ""
     seed: int = 0
 
 

@@ -245,7 +245,7 @@ class JitStack:
         if task.is_cell:
             answer = self._run_cell(task, logs, limit)
         else:
-            order = {"task": task.id, "code": task.code, "library": task.library, "settings": dict(task.settings)}
+            order = {"task": task.id, "code": task.code, "settings": dict(task.settings)}
             answer = self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit)
         disk = os.statvfs(self.root)
         if answer.failure and disk.f_bavail * disk.f_frsize < _LEAST_FREE:
@@ -263,7 +263,7 @@ class JitStack:
         # A working folder of its own: what a vendor library drops there is nobody's evidence.
         folder = Path(tempfile.mkdtemp(prefix=f"{order['task']}-", dir=self.scratch))
         given = folder / "order"
-        given.write_text(json.dumps({**order, "arch": self.architecture, "root": str(self.root)}), encoding="utf-8")
+        given.write_text(json.dumps({**order, "arch": self.architecture}), encoding="utf-8")
         call = self.environment.call(_MODULE)
         ended = self.processes.run(call, folder=folder, limit_s=limit_s, log=log, given=given, ask_where=True)
         for line in reversed(ended.words.splitlines()):

@@ -8,6 +8,7 @@ autocast region.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import torch
@@ -91,10 +92,7 @@ def split_chunks(x: Any, chunk: int) -> Any:
 
 def widest(*tensors: Any) -> Any:
     """The dtype to compute in: what all promote to, fp32 at least."""
-    wide = torch.float32
-    for tensor in tensors:
-        wide = torch.promote_types(wide, tensor.dtype)
-    return wide
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
 class Mamba2Mixer(nn.Module):

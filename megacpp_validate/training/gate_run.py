@@ -323,8 +323,7 @@ class GateModel(nn.Module):
 
     def choices(self) -> dict[str, Choice]:
         """Part -> what its last call took, and why."""
-        lane = {f"lane.{name}": choice for name, choice in self.lane.swapped.items()}
-        return {**self.hybrid.choices(), **lane}
+        return {**self.hybrid.choices(), **{f"lane.{name}": one for name, one in self.lane.swapped.items()}}
 
     def part_of(self, parameter: str) -> str:
         """Which part of the model a parameter belongs to: "letters", "quiet", "lane", "layers.2", "norm" or "head"."""

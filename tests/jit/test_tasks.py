@@ -41,7 +41,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_stack_is_told_by_a_process_in_one_line(tmp_path: Path) -> None:
-    given = json.dumps({"task": "stack", "code": "stack", "root": str(tmp_path), "arch": "cpu"})
+    given = json.dumps({"task": "stack", "code": "stack", "arch": "cpu"})
     variables = cache_variables(tmp_path / "jit", "cpu", nvrtc=True)
     ended = subprocess.run(
         [sys.executable, "-m", "megacpp_validate.jit"],
@@ -87,7 +87,7 @@ def test_every_number_of_rows_that_an_expert_may_have_is_some_experts(tokens: in
 
 def order_of(code: str, arch: str, root: Path, **settings: str) -> dict[str, Any]:
     """One task as a process of its own."""
-    given = json.dumps({"task": "t", "code": code, "arch": arch, "settings": settings, "root": str(root)})
+    given = json.dumps({"task": "t", "code": code, "arch": arch, "settings": settings})
     variables = cache_variables(root, arch, nvrtc=False)
     ended = subprocess.run(
         [sys.executable, "-m", "megacpp_validate.jit"],

@@ -111,8 +111,7 @@ class Audit:
 
     def _compare_scales(self) -> int:
         """Scales of layers that share their amax, bit by bit; how many tensors. Raises ReplicaDiverged."""
-        dense: dict[str, Any] = {}
-        experts: dict[str, Any] = {}
+        dense, experts = dict[str, Any](), dict[str, Any]()
         for name, forward, _, scale in delayed_scaling(self._model):
             of = experts if EXPERT.match(f"{name}.weight") else dense
             of[f"{name} {'forward' if forward else 'backward'}"] = scale
