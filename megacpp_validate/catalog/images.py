@@ -131,6 +131,14 @@ class Image(Row):
                 found[canonicalize_name(requirement.name)] = exact[0]
         return {str(name): version for name, version in found.items()}
 
+    def with_release(self, te: str) -> Image:
+        """The same image with another release of Transformer Engine, and a lock of its own."""
+        if te == self.te:
+            return self
+        requirements = [text.replace(f"=={self.te}", f"=={te}") for text in self.requirements]
+        lock = f"{self.lock.removesuffix('.txt')}-te{te}.txt"
+        return self.model_copy(update={"requirements": requirements, "lock": lock})
+
 
 class Sessions(Row):
     """The constraints that nox sessions outside of images install under.
@@ -168,7 +176,7 @@ class Compiled(Row):
     requires: list[RequirementText]
     source: Text
     variables: dict[str, str] = Field(default_factory=dict)
-    named_by: ClassVar = ("name",)
+    named_by: ClassVar = ("name", "version")
 
 
 class Accepts(Row):

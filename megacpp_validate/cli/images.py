@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .app import Answer, Context, Receipts, Result, fill, say, verb
-from .options import Base, Image
+from .options import TE, Base, Image
 
 
 @verb("images:describe_build")
@@ -20,6 +21,7 @@ def images(
     own_base: Base = "",
     push: Annotated[str | None, "Registry to push to, as 127.0.0.1:5000."] = None,
     tag: Annotated[str, "In place of the version."] = "",
+    te: TE = "",
     receipts: Receipts = Path(".megacpp/images"),
 ) -> Answer | None:
     """Golden images: what would be built from which digests, built, and pushed.
@@ -30,7 +32,7 @@ def images(
     from ..images import build
     from .output import write_result
 
-    options, rows = fill(build.ImageOptions, locals()), context.images
+    options, rows = fill(build.ImageOptions, locals()), replace(context.images, te=te)
     if plan:
         return Answer(build.plan_all(rows, options), "images:describe_plans")
     for built in build.build_all(rows, options, say):
@@ -45,6 +47,7 @@ def lock(
     /,
     check: Annotated[bool, "Compare them with the matrix; write nothing, ask no index."] = False,
     upgrade: Annotated[tuple[str, ...], typer.Option(metavar="NAME", help="A package to take anew; all for all.")] = (),
+    te: TE = "",
 ) -> Result:
     """Write containers/locks: packages with hashes from the index; compare the digests of bases.
 
@@ -55,7 +58,7 @@ def lock(
     from ..images.locks import run_lock
 
     every = tuple("*" if name == "all" else name for name in upgrade)
-    return run_lock(context.images, targets, every, check=check, report=say)
+    return run_lock(replace(context.images, te=te), targets, every, check=check, report=say)
 
 
 @verb("images:describe_fits")

@@ -33,5 +33,6 @@ Ranks = Annotated[int, typer.Option(min=1, help="Take cells of up to so many dev
 Base = Annotated[
     str, typer.Option("--base", envvar="MEGACPP_BASE", help="REPOSITORY@sha256:DIGEST in place of the pinned base.")
 ]
+TE = Annotated[str, "A release of Transformer Engine in place of the pinned one, with a lock of its own."]
 Image = Annotated[str, "REPOSITORY@sha256:DIGEST in a registry."]
 Store = Annotated[Path, "Folder of receipts; every folder below it that holds some is a run."]

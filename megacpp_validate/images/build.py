@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from .. import errors
+from .. import __version__, errors
 from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
@@ -273,12 +273,14 @@ def _build(
 ) -> ImageBuild:
     """Build one image and write its receipt and its log."""
     folder, registry = options.receipts.absolute(), options.push or ""
-    name, clock, started = name_image(plan.target, registry, options.tag), time.monotonic(), datetime.now(UTC)
+    release = f"-te{rows.te}" if rows.te else ""
+    name = name_image(plan.target, registry, options.tag or f"{__version__}{release}")
+    stem, clock, started = f"{plan.target}{release}", time.monotonic(), datetime.now(UTC)
     if not plan.verified:
         report(f"no registry has confirmed the base of {plan.target}")
     with errors.writing_to(folder, "the receipt and the log", "--receipts"):
         folder.mkdir(parents=True, exist_ok=True)
-        log = folder / f"{plan.target}.log"
+        log = folder / f"{stem}.log"
         report(f"building {name}; its log: {log}")
         digest = bake(engine, plan, name, rows.root, log, push=bool(registry))
         build = ImageBuild(
@@ -286,5 +288,5 @@ def _build(
             buildx=engine.buildx, started=started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - clock, 1),
         )  # fmt: skip
-        write_whole(folder / f"{plan.target}.json", build.model_dump_json(indent=2) + "\n")
+        write_whole(folder / f"{stem}.json", build.model_dump_json(indent=2) + "\n")
     return build

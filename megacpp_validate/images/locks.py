@@ -32,7 +32,7 @@ from .tools import MIRROR, ImageRefused, RegistryUnreachable, call, read_digest,
 if TYPE_CHECKING:
     from .plan import ImageRows
 
-_STEP: Final = "Next step: `nox -s lock` rewrites it; review the difference and commit it."
+_STEP: Final = "Next step: `nox -s lock`, with the same --te, rewrites it; review the difference and commit it."
 _LIMIT_S: Final = 600.0
 _CONTENT: Final = "# content: sha256:"
 _INPUTS: Final = "# inputs: sha256:"
@@ -334,7 +334,7 @@ def _list_locks(rows: ImageRows, targets: tuple[str, ...], check: bool) -> Itera
         inputs = gather_inputs(rows.images, image, rows.root)
         head = f"{inputs.target}, Python {inputs.python}, {inputs.platform}, over {inputs.base}"
         yield _Lock(image.target, image.lock, head, inputs.hash, partial(_lock_image, rows, image, inputs), image)
-    if targets and not check:
+    if (targets or rows.te) and not check:
         return
     row, project = rows.images.sessions, _read_project(rows.root)
     chosen = {group: project["dependency-groups"].get(group) for group in row.groups}
@@ -407,8 +407,9 @@ def _lock_image(rows: ImageRows, image: Image, inputs: LockInputs, upgrades: set
 
 
 def _list_kept(rows: ImageRows, file: str, upgrades: set[str]) -> str:
-    """Versions of the lock that is there, which uv keeps where they still fit."""
-    kept = [row for row in list_packages(read_file(rows.root / file)) if not upgrades & {row[0], "*"}]
+    """Versions of the lock that is there, else of the pinned release's, which uv keeps where they still fit."""
+    text = read_file(rows.root / file) or read_file(rows.root / file.replace(f"-te{rows.te}", ""))
+    kept = [row for row in list_packages(text) if not upgrades & {row[0], "*"}]
     return "".join(f"{name}=={package.version}\n" for name, package in kept)
 
 

@@ -75,10 +75,16 @@ class FitResult(Result):
 
 @dataclass(frozen=True)
 class ImageRows:
-    """The rows, pins and locks of a checkout; `matrix` is another folder of rows."""
+    """The rows, pins and locks of a checkout.
+
+    Attributes:
+        matrix: another folder of rows.
+        te: release of Transformer Engine that images have instead of the pinned one.
+    """
 
     matrix: Path | None
     variables: Mapping[str, str]
+    te: str = ""
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -87,9 +93,16 @@ class ImageRows:
 
     @cached_property
     def images(self) -> Images:
-        """The rows of images.toml, checked against the targets."""
-        targets = self.catalog.targets
-        return read_images([target.id for target in targets], self.matrix)
+        """The rows of images.toml, checked against the targets; with `te`, images that have Transformer Engine.
+
+        Raises:
+            UnknownTarget: no row says how that release is compiled.
+        """
+        images = read_images([target.id for target in self.catalog.targets], self.matrix)
+        if not self.te:
+            return images
+        choose_names("compiled release", [row.version for row in images.compiled], [self.te])
+        return images.model_copy(update={"image": [row.with_release(self.te) for row in images.image if row.te]})
 
     @cached_property
     def needs(self) -> Needs:
@@ -184,7 +197,7 @@ def _list_arguments(images: Images, image: Image, arch: str, lock_hash: str) -> 
         "USER_ID": str(image.user),
     }
     for row in images.compiled:
-        if row.name in image.pinned:
+        if image.pinned.get(row.name) == row.version:
             arguments[f"{_as_argument(row.name)}_VARIABLES"] = _join(row.variables)
     for source in map(images.find_source, image.sources):
         arguments[f"{_as_argument(source.id)}_SUBDIRECTORY"] = source.subdirectory

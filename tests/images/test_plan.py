@@ -7,6 +7,9 @@ import re
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.environments.plan import UnknownTarget
+from megacpp_validate.images.build import ImageOptions, plan_all
+from megacpp_validate.images.locks import read_image_lock
 from megacpp_validate.images.plan import DOCKERFILE, ImagePlan, ImageRows, describe_target
 from megacpp_validate.images.tools import ImageRefused, use_mirror
 from megacpp_validate.jitcache.layout import cache_variables
@@ -49,6 +52,32 @@ def test_every_target_is_planned(catalog: Catalog) -> None:
         assert target.deep_gemm == ("deep-gemm" in one.sources)
         if target.arch:  # a build that fetches a wheel which no lock knows is not pinned
             assert "NVTE_PYTORCH_FORCE_BUILD=TRUE" in one.arguments["TRANSFORMER_ENGINE_TORCH_VARIABLES"]
+
+
+@pytest.mark.parametrize("te", ["2.12.0", "2.14.1", "2.17.1", "2.19.0"])
+def test_an_image_a_release(te: str) -> None:
+    """The same image with another release: its lock differs in what that release brings, and is as the matrix is."""
+    rows = ImageRows(None, {}, te)
+    planned = plan_all(rows, ImageOptions())
+    assert not planned.refused
+    assert [(plan.target, plan.arguments["TE_VERSION"]) for plan in planned.plans] == [
+        (target, te) for target in ("h200", "b200", "gb10")
+    ]
+    for plan, pinned in zip(planned.plans, read_plans(), strict=False):
+        before, after = (read_image_lock(ROOT / one.lock).packages for one in (pinned, plan))
+        brought = {name for name in before | after if before.get(name) != after.get(name)}
+        assert {"transformer-engine", "transformer-engine-cu13", "transformer-engine-torch"} <= brought
+        assert brought <= {"transformer-engine", "transformer-engine-cu13", "transformer-engine-torch",
+                           "nvidia-cudnn-frontend"}  # fmt: skip
+        assert (plan.reference, plan.contexts, plan.lock_hash != pinned.lock_hash) == (
+            pinned.reference, pinned.contexts, True
+        )  # fmt: skip
+    assert ImageRows(None, {}, "2.20.2").plan("h200") == ROWS.plan("h200"), "the pinned release"
+    for wrong in ("2.18.9", "latest"):
+        with pytest.raises(UnknownTarget, match=r"no compiled release.*choose from 2\.20\.2"):
+            ImageRows(None, {}, wrong).plan("h200")
+    with pytest.raises(UnknownTarget, match="no image for 'cpu'"):
+        rows.find(["cpu"])
 
 
 def test_a_mirror_stands_in_and_the_digest_stays() -> None:
