@@ -121,14 +121,6 @@ class SymbolNeed(Frozen):
     known: str = ""
 
 
-class CoreWheel(Frozen):
-    """The core library for one CUDA release: libraries that it names, and how many symbols it leaves undefined."""
-
-    distribution: str
-    needed: tuple[str, ...]
-    undefined: int
-
-
 class WheelRequirements(Result):
     """What one release needs of NVIDIA's libraries.
 
@@ -136,9 +128,8 @@ class WheelRequirements(Result):
         unknown: what could not be read, with why.
     """
 
-    schema_id: Literal["megacpp-validate/te-requirements/1"] = "megacpp-validate/te-requirements/1"
+    schema_id: Literal["megacpp-validate/te-requirements/2"] = "megacpp-validate/te-requirements/2"
     te: str
-    cores: tuple[CoreWheel, ...]
     needs: tuple[SymbolNeed, ...]
     unknown: dict[str, str]
 
@@ -161,7 +152,6 @@ def run_requirements(
     from .static.sources import Sources
 
     needs, sources = read_needs(modules, matrix), Sources()
-    cores: list[CoreWheel] = []
     found: list[SymbolNeed] = []
     unknown: dict[str, str] = {}
     for cuda, distribution in CORES.items():
@@ -169,11 +159,10 @@ def run_requirements(
             with zipfile.ZipFile(sources.wheel(te)) as archive:  # ctypes binds every symbol at once without RTLD_LAZY
                 late = _LOADER in archive.namelist() and b"RTLD_LAZY" in archive.read(_LOADER)
             note(f"reading {distribution} {te}")
-            core, symbols = _read_core(sources, distribution, te)
+            symbols = _read_core(sources, distribution, te)
         except (ToolError, NotReadable) as fault:
             unknown[f"{distribution} {te}"] = str(fault)
             continue
-        cores.append(core)
         for library in needs.library:
             mine = [one for one in symbols if _is_of(one, library)]
             name = _choose_distribution(library, cuda)
@@ -183,16 +172,15 @@ def run_requirements(
                 unknown[f"{name} for {distribution} {te}"] = str(fault)
     ranges = read_images([row.id for row in catalog.targets], matrix).range
     known = tuple(one.model_copy(update={"known": _find_row(one, te, needs, ranges)}) for one in found)
-    return WheelRequirements(te=te, cores=tuple(cores), needs=known, unknown=unknown)
+    return WheelRequirements(te=te, needs=known, unknown=unknown)
 
 
-def _read_core(sources: Sources, distribution: str, te: str) -> tuple[CoreWheel, tuple[Symbol, ...]]:
+def _read_core(sources: Sources, distribution: str, te: str) -> tuple[Symbol, ...]:
     with open_wheel(sources.find_address(distribution, te)) as wheel:
         place = list_libraries(wheel).get(_CORE_FILE)
         if place is None:
             raise NotReadable(f"{distribution} {te} has no {_CORE_FILE}")
-        elf = read_library(wheel, place)
-    return CoreWheel(distribution=distribution, needed=elf.needed, undefined=len(elf.wants)), elf.wants
+        return read_library(wheel, place).wants
 
 
 def _is_of(symbol: Symbol, library: CudaLibrary) -> bool:

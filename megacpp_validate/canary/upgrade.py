@@ -408,8 +408,8 @@ def _run_on_device(
     ]
     room = Room(plan_jobs(options.jobs, gpu=is_gpu))
     running = host_stacks.StackOptions(
-        options.probes, options.seed, options.times and is_gpu, options.receipts.absolute(), room, options.limit_s,
-        options.fresh, progress.cell,
+        options.probes, options.times and is_gpu, room, options.fresh, progress.cell, seed=options.seed,
+        receipts=options.receipts.absolute(), limit_s=options.limit_s,
     )  # fmt: skip
     with writing_to(options.receipts, "receipts", "--receipts"):
         ran = host_stacks.run_stacks(catalog, target, stacks, running, processes)

@@ -90,4 +90,4 @@ def fp8_policy(
     """
     from ..gate.fp8 import decide_policy
 
-    return decide_policy(context.matrix, preset or None)
+    return decide_policy(context.matrix, preset)

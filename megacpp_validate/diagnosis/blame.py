@@ -301,20 +301,6 @@ def find_blockers(receipts: Mapping[str, Receipt], hosts: Collection[str]) -> di
     return found
 
 
-def worst_of(receipts: Iterable[Receipt]) -> dict[str, Receipt]:
-    """One receipt for each probe: of several the red one; independent of their order."""
-
-    def badness(one: Receipt) -> tuple[bool, bool, bool, str]:
-        return is_red(one), one.outcome.is_good, one.failure is not None, repr(one)
-
-    found: dict[str, Receipt] = {}
-    for receipt in receipts:
-        other = found.get(receipt.probe)
-        if other is None or badness(receipt) > badness(other):
-            found[receipt.probe] = receipt
-    return found
-
-
 # --- cases ------------------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +357,7 @@ def blame(receipts: Iterable[Receipt], modules: Sequence[Module]) -> Blame:
         receipts: in any order; of several receipts of a probe a red one counts.
         modules: in dependency order.
     """
-    found, order = worst_of(receipts), read_order(modules)
+    found, order = {one.probe: one for one in sorted(receipts, key=is_red)}, read_order(modules)
     reds = [Red(probe, receipt) for probe, receipt in found.items() if is_red(receipt)]
     cases = file_reds(reds, found, order)
     rows = [(red.module, case.first.module) for case in cases for red in case.others]

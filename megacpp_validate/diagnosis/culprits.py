@@ -21,7 +21,6 @@ from .blame import (
     merge_cases,
     read_order,
     share_cases,
-    worst_of,
 )
 from .checks import FIREWALL, USES
 from .diagnose import Diagnosis, diagnose, find_host_fault
@@ -82,7 +81,7 @@ def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs
         modules: in dependency order.
         needs: requirements of releases.
     """
-    found = worst_of(receipts)
+    found = {one.probe: one for one in sorted(receipts, key=is_red)}
     hosts = {name for name, one in found.items() if find_host_fault(one)}
     out = hosts | {name for name, behind in find_blockers(found, hosts).items() if behind is None}
     seen = {name: one for name, one in found.items() if name not in out}

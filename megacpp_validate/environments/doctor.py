@@ -19,7 +19,7 @@ from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
 from ..process import Ended, Processes
 from .doctor_rules import NOT_STARTED, TE, DoctorResult, Host, judge_host
 from .interpreter import InterpreterEnvironment, host_interpreter, put_over
-from .plan import RunOptions, choose_names, find_arch, find_target
+from .plan import RunOptions, choose_rows, find_arch, find_target
 
 _MODULE: Final = "megacpp_validate.probes.doctor"
 _PATH: Final = TypeAdapter(PathLook)
@@ -51,9 +51,7 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
     """
     started = time.monotonic()
     named = find_target(catalog, options.target) if options.target else None
-    stacks = {stack.id: stack for stack in catalog.stacks}
-    choose_names("stack", tuple(stacks), [options.stack] if options.stack else [])
-    stack = stacks.get(options.stack)
+    stack = choose_rows("stack", catalog.stacks, [options.stack])[0] if options.stack else None
     environment = host_interpreter(variables, options.python)
     if options.overlays:
         environment = put_over(environment, options.overlays)

@@ -19,9 +19,8 @@ from typing import Final, NamedTuple, Protocol
 
 from ..diagnosis.diagnose import find_retry_fault
 from ..evidence.receipt import Outcome, Receipt, write_receipt
-from ..evidence.store import ReceiptInvalid, read_receipt
 from ..process import Processes, run_command
-from .cell import Cell, answers, find_done, receipt_of_given_up, receipt_without_probe
+from .cell import Cell, find_done, receipt_of_given_up, receipt_without_probe
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _SMI_LIMIT_S: Final = 30.0
@@ -135,8 +134,6 @@ def run_cells(
         if (done := find_done(attempt.cell.order, attempt.cell.place)) is not None:
             attempt.ran = Ran(done, reused=True)
             report(attempt)
-        else:
-            attempt.faults = _read_faults(attempt.cell, retries)
     waiting = sorted((one for one in every if one.ran is None), key=lambda one: -one.cell.seconds)
     try:
         while waiting or running:
@@ -170,16 +167,6 @@ def _settle(ended: Attempted, retries: int) -> Ran | None:
     if faults and not (again and find_done(cell.order, cell.place)):
         write_receipt(receipt, cell.place)  # a later run counts these faults, too
     return None if again else Ran(receipt, node=ended.node)
-
-
-def _read_faults(cell: Cell, retries: int) -> list[str]:
-    """The faults that ended attempts of an earlier run; a cell that it gave up has a new chance."""
-    try:
-        receipt = read_receipt(cell.place)
-    except ReceiptInvalid:
-        return []
-    counts = receipt.outcome is Outcome.NOT_RUN and answers(cell.order, receipt) and len(receipt.retries) <= retries
-    return list(receipt.retries) if counts else []
 
 
 @dataclass

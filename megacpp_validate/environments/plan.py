@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from .. import TOOL
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
-from ..catalog.prewarm import PrewarmTask
 from ..errors import WrongArguments
 from ..probes.order import Order, Target
 from .interpreter import Facts, read_commit
@@ -19,7 +18,7 @@ SWITCH: Final = "MEGACPP_DISABLE_TE"
 LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
 IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itself reads as not set
-_Row = TypeVar("_Row", bound=BridgeModule | ProbeCell | PrewarmTask)
+_Row = TypeVar("_Row", bound=Any)  # a row of the matrix: it has an id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +82,7 @@ def find_target(catalog: Catalog, name: str) -> TargetRow:
     Raises:
         UnknownTarget: there is none.
     """
-    rows = {target.id: target for target in catalog.targets}
-    choose_names("target", tuple(rows), [name])
-    return rows[name]
+    return choose_rows("target", catalog.targets, [name])[0]
 
 
 def why_not_here(target: TargetRow, facts: Facts) -> str:
@@ -151,17 +148,7 @@ def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[Bridg
     Raises:
         UnknownTarget: there is no such probe.
     """
-    rows: tuple[BridgeModule | ProbeCell, ...] = (*catalog.modules, *catalog.compositions)
-    return choose_rows("probe", rows, wanted)
-
-
-def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
-    """The cells of FP8, named with or without `fp8_`; all of them where none is named.
-
-    Raises:
-        UnknownTarget: there is no such cell.
-    """
-    return choose_rows("cell of FP8", catalog.fp8, wanted, "fp8_")
+    return choose_rows("probe", (*catalog.modules, *catalog.compositions), wanted)
 
 
 def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:

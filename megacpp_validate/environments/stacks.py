@@ -35,7 +35,7 @@ from .interpreter import (
     read_facts,
     require_torch,
 )
-from .plan import choose_canary_probes, limit_of, plan_blank, plan_row, why_not_here
+from .plan import RunOptions, choose_canary_probes, limit_of, plan_blank, plan_row, why_not_here
 
 VARIABLE: Final = "MEGACPP_OVERLAYS"
 AGAIN: Final = "again"  # folder of the second run of the first stack
@@ -273,25 +273,20 @@ def prepare_stack(name: str, make: Make, variables: Mapping[str, str], processes
 
 
 @dataclass(frozen=True)
-class StackOptions:
+class StackOptions(RunOptions):
     """What is run on every stack, and how.
 
     Attributes:
         probes: by id; all where there is none.
         times: whether modules are timed, and the first stack a second time, for the noise of the card.
-        folder: of the receipts: one folder a stack, and in that of the first `again/`.
         room: what all cells together may take at a time.
-        limit_s: seconds that one cell may take.
         fresh: run again what an earlier run has a receipt of.
         progress: called with what becomes of each cell.
     """
 
     probes: tuple[str, ...]
-    seed: int
     times: bool
-    folder: Path
     room: Room
-    limit_s: float
     fresh: bool = False
     progress: Progress = lambda _: None
 
@@ -371,10 +366,10 @@ def run_stacks(
     rows = choose_canary_probes(catalog, options.probes)
     stacks = [stack.on(target) for stack in stacks]
     cells: list[Cell] = []
-    with own_folder(options.folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
+    with own_folder(options.receipts), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
         device = str(Path(lock, "device")) if target.arch else ""
         for stack in stacks:
-            is_first, folder = all(cell.problem for cell in cells), options.folder / stack.name
+            is_first, folder = all(cell.problem for cell in cells), options.receipts / stack.name
             planned = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)
             for cell in planned:
                 times = options.times and not cell.order.code  # a composition is not timed
@@ -385,7 +380,7 @@ def run_stacks(
                     cells.append(replace(cell, order=again, folder=folder / AGAIN, seconds=cell.seconds / 2))
         ran = run_here(cells, options.room, processes, fresh=options.fresh, progress=options.progress)
     found = list(zip((cell.order for cell in cells), ran, strict=True))
-    return tuple(_collect(stack, options.folder, found) for stack in stacks)
+    return tuple(_collect(stack, options.receipts, found) for stack in stacks)
 
 
 def _collect(stack: Stack, folder: Path, found: Sequence[tuple[Order, Ran]]) -> RanStack:

@@ -44,13 +44,6 @@ class HistoryRow(ReceiptHead):
     same_as: str = ""
 
 
-class CellHistory(Frozen):
-    """One cell over all runs of a store; its rows are oldest first, unreadable ones last."""
-
-    cell: str
-    rows: tuple[HistoryRow, ...]
-
-
 class HistoryResult(Frozen):
     """What the verb `history` answers.
 
@@ -64,7 +57,7 @@ class HistoryResult(Frozen):
     schema_id: Literal["megacpp-validate/history/4"] = "megacpp-validate/history/4"
     store: str
     asked: tuple[str, ...] = ()
-    cells: tuple[CellHistory, ...] = ()
+    cells: dict[str, tuple[HistoryRow, ...]] = Field(default_factory=dict)
     receipts: int = 0
     runs: int = 0
     unreadable: dict[str, str] = Field(default_factory=dict)
@@ -90,7 +83,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
     for row in rows:
         if row.cell and (patterns is None or any(fnmatchcase(row.cell, pattern) for pattern in patterns)):
             by_cell[row.cell].append(row)
-    cells = [CellHistory(cell=name, rows=tuple(of)) for name, of in sorted(by_cell.items())]
+    cells = {name: tuple(of) for name, of in sorted(by_cell.items())}
     unreadable = {row.path: row.fault for row in rows if row.outcome is None and row.cell in (*by_cell, "")}
     receipts = sum(row.outcome is not None for row in rows)
     if not cells:
@@ -100,7 +93,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
             f"{listed} Likely cause: another folder, or another name. Next step: leave --cell out, which lists all."
         )
     return HistoryResult(
-        store=str(folder), asked=tuple(patterns or ()), cells=tuple(cells), receipts=receipts,
+        store=str(folder), asked=tuple(patterns or ()), cells=cells, receipts=receipts,
         runs=len({row.run for row in rows}), unreadable=unreadable,
     )  # fmt: skip
 

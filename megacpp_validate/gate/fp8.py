@@ -12,8 +12,8 @@ from ..catalog.bridge import Catalog, Fp8Cell, read_catalog
 from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
 from ..environments.host_session import SessionOptions, SessionResult, run_session
-from ..environments.plan import choose_fp8_cells, find_target
-from ..errors import Exit, NothingSelected, WrongArguments, exit_for
+from ..environments.plan import choose_rows, find_target
+from ..errors import Exit, exit_for
 from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen, Result
 from .loss import LossOutcome, LossVerdict, judge_folder
@@ -71,28 +71,18 @@ class PolicyResult(Result):
         return exit_for(breaks=not self.holds)
 
 
-def decide_policy(matrix: Path | None, presets: Sequence[str] | None = None) -> PolicyResult:
-    """What the policy says of presets.
+def decide_policy(matrix: Path | None, presets: Sequence[str] = ()) -> PolicyResult:
+    """What the policy allows.
 
     Args:
-        matrix: its folder; the project's own without it.
-        presets: those to look at; all without it.
+        matrix: folder of the matrix files; the project's own where it is None.
+        presets: ids of presets; all without one.
 
     Raises:
-        MatrixInvalid: with every fault of the files.
-        WrongArguments: a preset has no row.
-        NothingSelected: no preset is named.
+        UnknownTarget: there is no such preset.
     """
-    if presets is not None and not presets:
-        raise NothingSelected("no preset is selected. Next step: name one, or leave --preset out for all.")
     policy = read_fp8_policy(read_catalog(matrix).targets, matrix)
-    known = {preset.id: preset for preset in policy.presets}
-    if unknown := [name for name in presets or () if name not in known]:
-        raise WrongArguments(
-            f"there is no preset {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}, or add a "
-            "row to fp8_presets.toml."
-        )
-    chosen = [known[name] for name in dict.fromkeys(known if presets is None else presets)]
+    chosen = choose_rows("preset", policy.presets, presets)
     decisions = tuple(decide_preset(preset, policy) for preset in chosen)
     return PolicyResult(rules=len(policy.rules), presets=decisions)
 
@@ -179,7 +169,7 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
         matrix: folder of the matrix; the project's own without it.
     """
     target = find_target(catalog, options.target)
-    rows = choose_fp8_cells(catalog, options.probes or ())
+    rows = choose_rows("cell of FP8", catalog.fp8, options.probes or (), "fp8_")
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, options, rows, progress)
     verdicts, absent = _judge_losses(session, rows)

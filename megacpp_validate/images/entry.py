@@ -213,9 +213,6 @@ def run_main(arguments: Sequence[str]) -> int:
     except ToolError as fault:
         _say(str(fault))
         return int(fault.exit)
-    except OSError as fault:
-        _say(f"{fault}. Likely cause: a full disk, or a folder that was removed. Next step: mount another folder.")
-        return int(Exit.INFRASTRUCTURE)
     except Exception as fault:  # Python would end with 1, which says that a release broke
         traceback.print_exc()
         _say(f"unexpected {type(fault).__name__}: {fault}")

@@ -24,13 +24,14 @@ from ..catalog.prewarm import PrewarmTask
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
 from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
-from ..evidence.values import Frozen, Result
 from . import layout
 from .cache import is_sealed, seal
-from .layout import JitCompile, Manifest, TaskDone, describe_files
+from .layout import Manifest, TaskDone, describe_files
 from .stack import (
     Answer,
     JitOptions,
+    JitResult,
+    JitRow,
     JitStack,
     Selected,
     find_root,
@@ -50,53 +51,31 @@ class JitTaskState(StrEnum):
     NOT_RUN = "not-run"
 
 
-class JitTaskRow(Frozen):
+class JitTaskRow(JitRow):
     """One task of prewarm.
 
     Attributes:
         compiled: what it compiled; what another task had compiled before it is not among them.
-        hits: kernels that it took from the cache.
-        reason: of a state that is not good, in sentences.
-        seconds: of its process.
     """
 
-    task: str
     library: str
     state: JitTaskState
-    compiled: tuple[JitCompile, ...] = ()
-    hits: int = 0
-    reason: str = ""
-    seconds: float = 0.0
 
 
-class PrewarmResult(Result):
+class PrewarmResult(JitResult):
     """The tasks of a prewarm, and the caches that it left.
 
     Attributes:
-        architecture: of the folder: "sm_90a"; "cpu".
-        folder: ROOT/ARCH.
-        mode: of DeepGEMM's compiler: "nvcc", "nvrtc".
-        interpreter: of the stack, in words.
         rows: in the order of the matrix.
-        left_out: tasks of the target that this run did not do, and why not: "ID: reason".
         caches: library -> bytes that lie there now.
-        manifest: hash of the manifest; empty where the cache is not sealed.
         sealed: whether the folder is sealed now.
         verdict: on the sealed cache; None where it was not verified.
     """
 
     schema_id: Literal["megacpp-validate/prewarm/1"] = "megacpp-validate/prewarm/1"
-    target: str
-    architecture: str
-    folder: str
-    mode: str
-    interpreter: str
     rows: tuple[JitTaskRow, ...] = ()
-    left_out: tuple[str, ...] = ()
     caches: dict[str, int] = Field(default_factory=dict)
-    manifest: str = ""
     sealed: bool = False
-    seconds: float = Field(default=0.0, ge=0.0)
     verdict: JitVerifyResult | None = None
 
     @property

@@ -26,7 +26,7 @@ from ..environments.stacks import Stack, plan_cells
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment, NothingSelected
 from ..evidence.receipt import Outcome, Receipt
-from ..evidence.values import Frozen
+from ..evidence.values import Frozen, Result
 from ..process import Processes
 from . import layout
 from .layout import DRIVER, CompilerOf, JitCompile, StackSeen
@@ -62,6 +62,44 @@ class JitOptions(RunOptions):
     mode: str = ""
     ranks: int = 1
     at_build: bool = False
+
+
+class JitRow(Frozen):
+    """What one task did.
+
+    Attributes:
+        hits: kernels that were found.
+        reason: why it failed, or did not run.
+        seconds: of its process.
+    """
+
+    task: str
+    compiled: tuple[JitCompile, ...] = ()
+    hits: int = 0
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class JitResult(Result):
+    """What tasks did with the caches of an architecture.
+
+    Attributes:
+        architecture: of the folder: "sm_90a"; "cpu".
+        folder: ROOT/ARCH.
+        mode: of DeepGEMM's compiler: "nvcc", "nvrtc".
+        interpreter: of the stack, in words.
+        manifest: its hash, "sha256:..."; empty where the cache is not sealed.
+        left_out: tasks of the target that did not run, and why not: "ID: reason".
+    """
+
+    target: str
+    architecture: str
+    folder: str
+    mode: str
+    interpreter: str
+    manifest: str = ""
+    left_out: tuple[str, ...] = ()
+    seconds: float = Field(default=0.0, ge=0.0)
 
 
 def find_root(root: Path | None) -> Path:

@@ -21,11 +21,22 @@ from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..errors import Exit, exit_for, writing_to
 from ..evidence.receipt import write_whole
-from ..evidence.values import Frozen, Result
 from . import layout
 from .cache import check_sealed, open_working
 from .layout import DRIVER, JitCompile, Manifest, StackDifference, library_of
-from .stack import COUNTED, Answer, JitOptions, JitStack, asked_nothing, find_root, open_stack, run_tasks, select_tasks
+from .stack import (
+    COUNTED,
+    Answer,
+    JitOptions,
+    JitResult,
+    JitRow,
+    JitStack,
+    asked_nothing,
+    find_root,
+    open_stack,
+    run_tasks,
+    select_tasks,
+)
 
 _NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/driver_cache.py)
 
@@ -40,58 +51,39 @@ class JitVerdict(StrEnum):
     NOT_RUN = "not-run"
 
 
-class JitVerifyRow(Frozen):
+class JitVerifyRow(JitRow):
     """One task or cell on the sealed cache.
 
     Attributes:
         compiled: what was not found.
         unkept: what this release compiles in every process, whatever is in a cache (matrix/prewarm.toml); it closes
             nothing.
-        hits: kernels that were found.
         known: shapes of each compiled kernel that the cache does have: "KERNEL: SHAPE; SHAPE".
-        cause: of an earlier version.
-        reason: why it failed, or did not run.
-        seconds: of its process.
     """
 
-    task: str
     verdict: JitVerdict
-    cause: str | None = None
-    compiled: tuple[JitCompile, ...] = ()
+    cause: str | None = None  # of an earlier version
     unkept: tuple[JitCompile, ...] = ()
-    hits: int = 0
     known: tuple[str, ...] = ()
-    reason: str = ""
-    seconds: float = 0.0
 
 
-class JitVerifyResult(Result):
+class JitVerifyResult(JitResult):
     """Whether a sealed cache is warm for what runs on it; also the file that is kept as evidence of it.
 
     Attributes:
-        manifest: hash of the manifest that was verified, "sha256:...".
-        mode: of DeepGEMM's compiler.
         ranks: most devices that a cell took.
         files, bytes: of the sealed cache, each of whose hashes was right.
         differences: of cache and stack; where there is one, nothing was run.
         rows: tasks, then cells.
-        left_out: tasks of the target that did not run, and why not: "ID: reason".
         missing: ids of tasks that the cache does not have.
         unreported: files of compiled kernels that appeared without a report of a process.
         unproven: files that appeared where no process could watch.
         unwatched: what compiles in memory, where no cache can be warm: "LIBRARY: why".
-        notes: of an earlier version, whose processes waited for each other.
         opened_s: seconds to check and to copy the cache into a folder that can be written.
     """
 
     schema_id: Literal["megacpp-validate/jit-verify/1"] = "megacpp-validate/jit-verify/1"
     commit: str = ""
-    target: str
-    architecture: str
-    folder: str
-    mode: str
-    manifest: str
-    interpreter: str
     image_digest: str = ""
     lock_hash: str = ""
     gpu: str = ""
@@ -100,15 +92,13 @@ class JitVerifyResult(Result):
     bytes: int = Field(default=0, ge=0)
     differences: tuple[StackDifference, ...] = ()
     rows: tuple[JitVerifyRow, ...] = ()
-    left_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unreported: tuple[str, ...] = ()
     unproven: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # of an earlier version
     started: str = ""
     opened_s: float = Field(default=0.0, ge=0.0)
-    seconds: float = Field(default=0.0, ge=0.0)
 
     @property
     def exit(self) -> Exit:

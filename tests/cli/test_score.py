@@ -11,7 +11,7 @@ import pytest
 
 from megacpp_validate.canary.dynamic.scores import SCORE, SuiteScore, read_score
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
-from megacpp_validate.evidence.selftest import FalseAlarm, Fate, MutantResult, SelftestResult
+from megacpp_validate.evidence.selftest import Fate, MutantResult, SelftestResult
 from megacpp_validate.report.describe.scores import describe_score
 from megacpp_validate.report.render.json import render_json
 from megacpp_validate.report.render.markdown import render_markdown
@@ -32,7 +32,7 @@ def full_selftest(*, day: str = "2026-11-20T10:00:00+00:00", alive: int = 1, ala
         MutantResult(row, Fate.SURVIVED if number < alive else Fate.KILLED, () if number < alive else (row.module,))
         for number, row in enumerate(catalog.mutants)
     )
-    heard = tuple(FalseAlarm("a-cell", seed, "a check") for seed in range(alarms))
+    heard = tuple(f"a-cell, seed {seed}: a check" for seed in range(alarms))
     modules = tuple(module.id for module in catalog.modules)
     return SelftestResult(modules, mutants, 200, heard, finished_at=day)
 

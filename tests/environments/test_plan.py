@@ -12,7 +12,6 @@ from megacpp_validate.environments.interpreter import Facts
 from megacpp_validate.environments.plan import (
     UnknownTarget,
     choose_canary_probes,
-    choose_fp8_cells,
     plan_blank,
     plan_row,
     why_not_here,
@@ -53,7 +52,7 @@ def test_what_is_requested_and_why(
 
 
 def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
-    orders = [plan_row(h200(catalog, seed=5), row) for row in choose_fp8_cells(catalog, ())]
+    orders = [plan_row(h200(catalog, seed=5), row) for row in catalog.fp8]
     first = orders[0]
     assert (first.cell, first.code) == ("te2.20.2-h200-fp8_delayed", "fp8.recipe")
     assert (first.settings, first.bridge_modules[0]) == ({"recipe": "delayed"}, "imports")

@@ -37,7 +37,7 @@ from tests.environments.site_folders import make_package, make_te
 
 
 def options(tmp_path: Path, *, times: bool = True) -> StackOptions:
-    return StackOptions(("imports", "permute"), 3, times, tmp_path / "receipts", Room(2), 30.0)
+    return StackOptions(("imports", "permute"), times, Room(2), seed=3, receipts=tmp_path / "receipts", limit_s=30.0)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 def test_what_is_no_receipt_is_a_row_with_its_reason(name: str, tmp_path: Path) -> None:
     FAULTS[name](put(tmp_path, "run"))
     result = read_history(tmp_path)
-    (row,) = result.cells[0].rows
+    ((row,),) = result.cells.values()
     assert (row.outcome, row.run, bool(row.fault)) == (None, "run", True)
     assert (result.receipts, len(result.unreadable), result.exit) == (0, 1, Exit.EVIDENCE_MISSING)
 
@@ -91,7 +91,7 @@ def test_the_verb_and_what_selects_nothing(
     run, store = make_run(capfd, monkeypatch, "history"), tmp_path / "store"
     put(store, "run")
     put(store, "run", make_receipt(probe="permute"))
-    assert [cell.cell for cell in read_history(store, ("*-perm*",)).cells] == ["te2.20.2-h200-permute"]
+    assert list(read_history(store, ("*-perm*",)).cells) == ["te2.20.2-h200-permute"]
     for patterns, fault in (((), NothingSelected), (("none",), NothingSelected)):
         with pytest.raises(fault):
             read_history(store, patterns)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
-from megacpp_validate.errors import InfrastructureFailed
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 from megacpp_validate.evidence.selftest import (
-    FalseAlarm,
     Fate,
     Fault,
     Mutant,
@@ -43,7 +42,7 @@ def test_one_survivor_one_wrong_blame_or_one_alarm_breaks_it() -> None:
     assert whole.exit == 0
     assert replace(whole, mutants=(good, replace(good, fate=Fate.SURVIVED, blamed=()))).exit == 1
     assert replace(whole, mutants=(replace(good, blamed=("imports", "attention")),)).exit == 1
-    assert replace(whole, false_alarms=(FalseAlarm("c", 0, "x"),)).exit == 1
+    assert replace(whole, false_alarms=("c, seed 0: x",)).exit == 1
     assert replace(whole, lost=("a run",)).exit == 4
 
 
@@ -55,5 +54,5 @@ def test_a_run_comes_back_from_its_line() -> None:
 @pytest.mark.parametrize("line", ["", "{", "{}", '{"mutant": "a", "colour": 1}'])
 def test_a_line_that_is_no_run_is_refused(line: str) -> None:
     good = run_line(SelftestRun("", "te", 3, (RECEIPT,)))
-    with pytest.raises(InfrastructureFailed, match=r"line 2 is not a run.*Next step"):
+    with pytest.raises(ValidationError):
         read_runs(good + line + "\n")

@@ -111,9 +111,8 @@ def read_history(ended: Ended) -> Decisions:
     """Each cell: its runs in order, with their outcome."""
     data = ended.data
     found: Decisions = {key: data[key] for key in ("receipts", "runs")} | {"unreadable": len(data["unreadable"])}
-    for cell in data["cells"]:
-        name = cell["cell"]
-        found[name] = [_run(row) for row in cell["rows"]]
+    for name, rows in data["cells"].items():
+        found[name] = [_run(row) for row in rows]
     return found
 
 

@@ -236,8 +236,7 @@ def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[str, 
             return Answer(verdict=Verdict.GOOD, reason="no call of the module fails with its sources")
         name = ".".join(filter(None, (red[0].symbol, red[0].member)))
         parameter = f" ({red[0].parameter})" if red[0].parameter else ""
-        more = f", and {len(red) - 1} more" if len(red) > 1 else ""
-        return Answer(verdict=Verdict.BAD, reason=f"`{name}`: {red[0].kind.value.replace('-', ' ')}{parameter}{more}")
+        return Answer(verdict=Verdict.BAD, reason=f"`{name}`: {red[0].kind.value.replace('-', ' ')}{parameter}")
 
     return order_releases(versions, options.good, options.bad), probe
 
@@ -266,8 +265,8 @@ def _open_stacks(
         stack = host_stacks.Stack(f"te{release}", environment, facts)
         folder = receipts / f"seed-{options.seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
         running = host_stacks.StackOptions(
-            (*dependencies, options.module), options.seed, times=False, folder=folder,
-            room=Room(plan_jobs(gpu=bool(target.arch))), limit_s=options.limit_s,
+            (*dependencies, options.module), times=False, room=Room(plan_jobs(gpu=bool(target.arch))),
+            seed=options.seed, receipts=folder, limit_s=options.limit_s,
         )  # fmt: skip
         (ran,) = host_stacks.run_stacks(catalog, target, (stack,), running, processes)
         return judge_receipts(options.module, dependencies, tuple(ran.receipts.values()), release)

@@ -121,8 +121,7 @@ def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str])
     Raises:
         WrongArguments: an id that no row has, or that is not written for the release.
     """
-    names = planning.choose_names("fault", [fault.id for fault in faults], tuple(wanted))
-    chosen = [fault for fault in faults if release in fault.releases and fault.id in names]
+    chosen = [fault for fault in planning.choose_rows("fault", faults, tuple(wanted)) if release in fault.releases]
     if not chosen or len(chosen) < len(set(wanted)):
         lacking = ", ".join(sorted(set(wanted) - {fault.id for fault in chosen})) or "every fault"
         raise WrongArguments(
@@ -336,7 +335,7 @@ def _make_copy(
 def _plan_cells(
     catalog: Catalog, blank: Order, run: CopyRun, environment: InterpreterEnvironment, limit_s: float, folder: Path
 ) -> Iterator[Cell]:
-    for row in planning.choose_fp8_cells(catalog, run.cells) if run.cells else catalog.modules:
+    for row in planning.choose_rows("cell of FP8", catalog.fp8, run.cells) if run.cells else catalog.modules:
         own = replace(
             planning.plan_row(blank, row), seed=run.seed, quick=True,
             turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
@@ -347,7 +346,6 @@ def _plan_cells(
 # --- faults between the ranks of the smoke run ------------------------------------------------------------------------
 
 FOUND: Final = "found.json"  # beside the receipt of a cell: `CellFound`
-_FIRST: Final = ("step", "ranks", "module", "tensor")  # of what a check names
 
 
 class SmokeFinding(Frozen):
@@ -430,9 +428,8 @@ def judge_finding(expected: Sighting, seen: Sequence[Sighting]) -> tuple[Verdict
 
 
 def list_named(named: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a check names: "step 2", "ranks 0, 1", "module layers.3", in one order whatever wrote them."""
-    order = sorted(named, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
-    values = {key: named[key] for key in order if named[key] not in ("", [])}
+    """What a check names: "module layers.3", "ranks 0, 1", "step 2", in one order whatever wrote them."""
+    values = {key: named[key] for key in sorted(named) if named[key] not in ("", [])}
     return tuple(
         f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}" for key, value in values.items()
     )

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 
 from ...catalog.bridge import Catalog
-from ...errors import EvidenceMissing, WrongArguments
+from ...errors import EvidenceMissing
 from ...evidence.selftest import SelftestResult, wilson_interval
 from ...evidence.values import Frozen, Result
 
@@ -177,7 +177,7 @@ def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_o
     """The score of three files of evidence, relative to a checkout.
 
     Raises:
-        WrongArguments: one of them holds no score.
+        OSError, ValidationError: one of them is missing, or holds no score.
         EvidenceMissing: the selftest is not of every mutant of this matrix.
     """
     tested = _read(root / selftest, SelftestResult)
@@ -217,11 +217,4 @@ def _rate(name: str, says: str, hits: int, trials: int, **row: Any) -> Rate:
 
 
 def _read(file: Path, model: type[_T]) -> _T:
-    try:
-        return TypeAdapter(model).validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
-        raise WrongArguments(
-            f"{file} holds no score: {' '.join(str(fault).split())[:300]}. Likely cause: another file, or one that was "
-            "cut short. Next step: write it with `--format json --output FILE` of `nox -s selftest` or `nox -s "
-            "blame_score`."
-        ) from fault
+    return TypeAdapter(model).validate_json(file.read_bytes())

@@ -13,8 +13,8 @@ from typing import Final
 
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import blame, is_red
-from ...environments.interpreter import PACKAGE, host_interpreter
-from ...environments.plan import choose_names
+from ...environments.interpreter import host_interpreter
+from ...environments.plan import choose_rows
 from ...environments.venv import find_torch_python
 from ...errors import NoEnvironment
 from ...evidence import selftest as score
@@ -22,7 +22,6 @@ from ...evidence.receipt import Outcome, Receipt
 from ...evidence.selftest import Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
 from ...process import Processes
 
-DOUBLE: Final = PACKAGE.parent / "tests" / "te_double"  # the stand-in for Transformer Engine; no wheel has it
 _LIMIT_S: Final = 3600.0  # of the whole; each run has a limit of its own
 
 
@@ -43,11 +42,6 @@ def run_selftest(
         InfrastructureFailed: what it wrote cannot be read.
     """
     order = plan_selftest(catalog, mutants, clean=clean, seed=seed)
-    if not DOUBLE.is_dir():
-        raise NoEnvironment(
-            f"{DOUBLE} does not exist: the stand-in for Transformer Engine is part of the repository, not of "
-            "an installed package. Next step: run `nox -s selftest` in a checkout."
-        )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="megacpp-selftest-") as scratch:
         folder = Path(scratch)
@@ -59,7 +53,7 @@ def run_selftest(
         if ended.code != 0 or not runs.is_file():
             raise NoEnvironment(
                 f"The process that plants the faults ended early ({ended.how}): {ended.last_words}. Likely cause: this "
-                "environment has no torch. Next step: run `nox -s selftest`."
+                "environment has no torch, or this is no checkout. Next step: run `nox -s selftest` in a checkout."
             )
         found = score.read_runs(runs.read_text(encoding="utf-8"))
     result = judge_selftest(catalog, order, found)
@@ -77,9 +71,7 @@ def plan_selftest(catalog: Catalog, wanted: Collection[str] = (), *, clean: int 
     Raises:
         WrongArguments: there is no such mutant.
     """
-    known = {mutant.id: mutant for mutant in catalog.mutants}
-    names = choose_names("mutant", list(known), tuple(wanted))
-    mutants = tuple(planned for name, planned in known.items() if name in names)
+    mutants = choose_rows("mutant", catalog.mutants, tuple(wanted))
     return SelftestOrder(tuple(module.id for module in catalog.modules), mutants, clean, seed)
 
 
@@ -106,7 +98,7 @@ def judge_selftest(catalog: Catalog, order: SelftestOrder, runs: Sequence[Selfte
         modules=tuple(module.id for module in catalog.modules),
         mutants=tuple(_judge_mutant(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
         clean_runs=len(clean) - len(not_run),
-        false_alarms=tuple(score.FalseAlarm(receipt.cell, run.seed, first_failure(receipt)) for run, receipt in red),
+        false_alarms=tuple(f"{receipt.cell}, seed {run.seed}: {first_failure(receipt)}" for run, receipt in red),
         lost=tuple(lost),
     )
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from ...diagnosis.blame import Change, Module, Red, find_blockers, has_evidence, is_red, read_order, worst_of
+from ...diagnosis.blame import Change, Module, Red, find_blockers, has_evidence, is_red, read_order
 from ...diagnosis.checks import USES
 from ...diagnosis.culprits import Culprit, file_cases, name_culprits
 from ...diagnosis.diagnose import find_host_fault, is_same, sign
@@ -82,8 +82,8 @@ class StackReceipts:
 
     def select(self, target: str) -> dict[str, Receipt]:
         """One receipt a probe of the target, but those of cells of which a file cannot be read."""
-        mine = [one for one in self.receipts if one.target == target and one.cell not in self.unreadable]
-        return worst_of(mine)
+        mine = (one for one in self.receipts if one.target == target and one.cell not in self.unreadable)
+        return {one.probe: one for one in sorted(mine, key=is_red)}  # a red one comes last, and counts
 
     def why_lost(self, probe: str, target: str) -> str:
         """Why a cell has no receipt."""

@@ -82,7 +82,7 @@ def describe_requirements(result: WheelRequirements) -> Document:
     mark = bad("new") if new else missing("unknown") if unread else good("known")
     needs = tabulate(result.needs, "distribution cuda symbols at_load first before known")
     title = f"Requirements of Transformer Engine {result.te}"
-    return Document(title, summary, mark, (tabulate(result.cores, "distribution needed"), needs, *unread))
+    return Document(title, summary, mark, (needs, *unread))
 
 
 def describe_run(release: str, answer: Answer) -> str:

@@ -13,6 +13,11 @@ def describe_doctor(result: DoctorResult) -> Document:
     """The stack as loaded, then every difference, worst first."""
     looks, path = result.packages, result.path
     rows = tuple((look.package, _mark_package(look), look.version, f"{look.seconds:.1f}", look.file) for look in looks)
+    loaded = dict.fromkeys(
+        (name, ", ".join(one.version for one in look.libraries if one.name == name), files)
+        for look in looks
+        for name, files in look.mapped.items()
+    )
     facts = {
         "Python": f"{path.python} on {path.machine}",
         "torch": f"{path.torch or 'none'}, CUDA {path.torch_cuda or 'none'}",
@@ -23,18 +28,17 @@ def describe_doctor(result: DoctorResult) -> Document:
     blocks: tuple[Block, ...] = (
         tabulate_facts(facts),
         Table(("package", "as loaded", "version", "seconds", "file"), rows, numeric=frozenset({3})),
-        Table(("loaded library", "version", "files", "by import of"), _list_libraries(looks)),
+        Table(("loaded library", "version", "files"), tuple(loaded)),
         *map(_describe_difference, result.differences),
     )  # fmt: skip
-    loaded = sum(look.installed and look.failure is None and not look.ended for look in looks)
+    works = sum(look.installed and look.failure is None and not look.ended for look in looks)
     weights = tally(mark_of(one.weight).word for one in result.differences) or "none"
     broken = {name: None for one in result.differences if one.weight is Weight.BREAKS for name in one.breaks}
     tail = f"; bridge modules that break: {', '.join(broken)}" if broken else ""
-    summary = f"{loaded} of {len(looks)} packages load; differences: {weights}{tail}."
+    summary = f"{works} of {len(looks)} packages load; differences: {weights}{tail}."
     mark = mark_of(result.differences[0].weight) if result.differences else good("fits together")
-    has_te = any(look.package == TE and look.installed for look in looks)
-    title = f"The stack{'' if has_te else ' without Transformer Engine'} as loaded, compared with {result.target} and "
-    title += result.stack
+    kind = "stack" if any(one.package == TE and one.installed for one in looks) else "stack without Transformer Engine"
+    title = f"The {kind} as loaded, compared with {result.target} and {result.stack}"
     return Document(title, summary, mark, blocks)
 
 
@@ -48,13 +52,3 @@ def _describe_difference(one: Difference) -> Diagnostic:
     fields = (("wanted", one.wanted), ("breaks", ", ".join(one.breaks)), ("how", one.how), ("source", one.source))
     name = f"{one.subject}, {one.aspect}"
     return Diagnostic(name, mark_of(one.weight), message=one.seen, fields=fields, help=one.next_step)
-
-
-def _list_libraries(looks: tuple[PackageLook, ...]) -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
-    """Every CUDA library as loaded: name, version that it reports, files, and by which imports."""
-    rows: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for look in looks:
-        versions = {library.name: library.version for library in look.libraries}
-        for name, files in look.mapped.items():
-            rows.setdefault((name, versions.get(name, ""), tuple(files)), []).append(look.package)
-    return tuple((*key, ", ".join(packages)) for key, packages in sorted(rows.items()))

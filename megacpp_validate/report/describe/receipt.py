@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ...diagnosis.next_steps import second_copies
-from ...evidence.history import CellHistory, HistoryResult, HistoryRow
+from ...evidence.history import HistoryResult, HistoryRow
 from ...evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt, read_time
 from ...text import count, first_sentence
 from ..document import Block, Bullets, Content, Diagnostic, Document, Heading, Table
@@ -168,9 +168,11 @@ def describe_history(result: HistoryResult, *, last: int = 20, verbose: bool = F
         verbose: every cell row by row.
     """
     cells = result.cells
-    blocks: list[Block] = [Table(("cell", "last", "good", "newest"), tuple(map(_summarize_cell, cells)))]
-    for cell in cells if verbose or len(cells) <= _FEW else ():
-        blocks += [Heading(cell.cell), *describe_rows(cell.rows[-last:] if last else cell.rows)]
+    blocks: list[Block] = [
+        Table(("cell", "last", "good", "newest"), tuple(_summarize_cell(*one) for one in cells.items()))
+    ]
+    for cell, kept in cells.items() if verbose or len(cells) <= _FEW else ():
+        blocks += [Heading(cell), *describe_rows(kept[-last:] if last else kept)]
     blocks.append(Bullets(tuple(f"{path} is not a valid receipt: {why}" for path, why in result.unreadable.items())))
     mark = missing("unreadable") if result.exit else quiet("history")
     summary = (
@@ -196,13 +198,13 @@ def _mark_row(row: HistoryRow) -> Mark:
     return quiet("only timed") if row.only_timed else mark_of(row.outcome)
 
 
-def _summarize_cell(cell: CellHistory) -> tuple[str, Mark, str, str]:
+def _summarize_cell(cell: str, rows: Sequence[HistoryRow]) -> tuple[str, Mark, str, str]:
     """Name, mark and day of the newest row that judged the cell and has a time; good rows."""
-    judged = [row for row in cell.rows if not row.only_timed]
+    judged = [row for row in rows if not row.only_timed]
     dated = [row for row in judged if row.outcome is not None and read_time(row.started)]
     passed = sum(row.outcome is not None and row.outcome.is_good for row in judged)
     mark = _mark_row(dated[-1]) if dated else missing("unknown")
-    return cell.cell, mark, f"{passed} of {len(judged)}", dated[-1].started[:10] if dated else ""
+    return cell, mark, f"{passed} of {len(judged)}", dated[-1].started[:10] if dated else ""
 
 
 def _list_numbers(row: HistoryRow) -> tuple[str, ...]:

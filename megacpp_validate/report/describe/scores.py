@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from ...canary.dynamic.scores import FaultScore, ScoreRow, Sighting, SuiteScore, Verdict
-from ...evidence.selftest import SelftestResult
+from ...evidence.selftest import MutantResult, SelftestResult
 from ...gate.ablation import AblationResult, FeatureAblation
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Tone, bad, good, mark_exit, mark_of, missing
@@ -47,32 +47,28 @@ def _show_sighting(one: Sighting) -> str:
 
 
 def describe_selftest(result: SelftestResult) -> Document:
-    """Rates, the table by module, and whatever is not as it should be."""
-    cases = {
-        row.mutant.id: Diagnostic(
-            row.mutant.id,
-            good("killed") if row.blamed_rightly else bad(row.fate.value),
-            row.mutant.module,
-            " ".join(filter(None, (row.mutant.says, row.reason))),
-            (("blamed", ", ".join(row.blamed) or "nobody"), ("check", row.check)),
-            seconds=row.seconds,
-        )
-        for row in result.mutants
-    }
+    """Rates, and whatever is not as it should be."""
+    cases = tuple(map(_diagnose_mutant, result.mutants))
     summary = (
         f"Mutants killed: {show_rate(result.killed, len(result.mutants))}; of these blamed on their own module: "
         f"{show_rate(result.blamed_rightly, result.killed)}; false alarms in clean probe runs: "
         f"{show_rate(len(result.false_alarms), result.clean_runs)}."
     )
-    wrong = [f"false alarm: {alarm.cell}, seed {alarm.seed}: {alarm.check}" for alarm in result.false_alarms]
-    wrong += [f"lost: {reason}" for reason in result.lost]
+    wrong = [f"false alarm: {alarm}" for alarm in result.false_alarms] + [f"lost: {reason}" for reason in result.lost]
     blocks: tuple[Block, ...] = (
-        *(cases[row.mutant.id] for row in result.unsettled),
+        *map(_diagnose_mutant, result.unsettled),
         Bullets(tuple(wrong)),
-        Details("Every mutant", tuple(cases.values())),
+        Details("Every mutant", cases),
         Paragraph(f"{result.seconds:.0f} s."),
     )
-    return Document("Selftest", summary, mark_exit(result.exit), blocks, tuple(cases.values()))
+    return Document("Selftest", summary, mark_exit(result.exit), blocks, cases)
+
+
+def _diagnose_mutant(row: MutantResult) -> Diagnostic:
+    mark = good("killed") if row.blamed_rightly else bad(row.fate.value)
+    message = " ".join(filter(None, (row.mutant.says, row.reason)))
+    fields = ("blamed", ", ".join(row.blamed) or "nobody"), ("check", row.check)
+    return Diagnostic(row.mutant.id, mark, row.mutant.module, message, fields, seconds=row.seconds)
 
 
 def describe_score(score: SuiteScore) -> Document:
@@ -105,18 +101,8 @@ def describe_ablation(result: AblationResult) -> Document:
 
 
 def _describe_feature(row: FeatureAblation) -> Diagnostic:
-    off, on = _flatten(row.off), _flatten(row.on)
-    changed = tuple(f"{key}: {off.get(key)} -> {value}" for key, value in on.items() if off.get(key) != value)
-    fields = (("off -> on", changed), ("not judged", row.reasons))
-    return Diagnostic(row.feature, mark_of(row.verdict), "ablation", f"{row.title}. Off: {row.plain}", fields)
-
-
-def _flatten(arm: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an arm; what stands in a table by TABLE.NAME."""
-    flat: dict[str, Any] = {}
-    for key, value in arm.items():
-        flat |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
+    message, fields = f"{row.title}. Off: {row.plain}", (("not judged", row.reasons),)
+    return Diagnostic(row.feature, mark_of(row.verdict), "ablation", message, fields)
 
 
 def _show_change(row: FeatureAblation, name: str) -> str:

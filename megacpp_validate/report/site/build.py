@@ -39,7 +39,7 @@ class SiteResult(Result):
         pages: how many there are.
     """
 
-    schema_id: Literal["megacpp-validate/site/2"] = "megacpp-validate/site/2"
+    schema_id: Literal["megacpp-validate/site/3"] = "megacpp-validate/site/3"
     store: str
     folder: str
     receipts: int
@@ -67,7 +67,7 @@ def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matr
     """
     started = time.monotonic()
     history = read_history(store)
-    files = [row for cell in history.cells for row in cell.rows]
+    files = [row for rows in history.cells.values() for row in rows]
     unreadable = dict(history.unreadable)
     modules = [module.id for module in catalog.modules]
     needs = read_needs(modules, matrix)
@@ -75,7 +75,7 @@ def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matr
     steps: list[StepResult] = []
     runs: list[pages.Run] = []
     html: dict[str, str] = {}
-    for _, releases in groupby(arrange_cells(history.cells), lambda cell: (cell.target, family(cell.stack))):
+    for _, releases in groupby(arrange_cells(history.cells.values()), lambda cell: (cell.target, family(cell.stack))):
         newer: list[_Read] = []
         for _, release in groupby(releases, lambda cell: cell.stack):
             read = [_read_cell(cell, store, unreadable) for cell in release]

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from packaging.version import Version
 from pydantic import Field
 
-from ...evidence.history import CellHistory, HistoryRow
+from ...evidence.history import HistoryRow
 from ...evidence.receipt import Outcome, read_time
-from ...evidence.values import Frozen, read_version
+from ...evidence.values import read_version
 from ..marks import Mark, mark_of, missing
 
 LOST: Final = "file lost"
 
 
-class Cell(Frozen):
-    """The receipts of one cell.
+class Cell(HistoryRow):
+    """The receipts of one cell, and the one that counts: the newest, and of two from one moment the one that is red.
 
     Attributes:
-        run, path: of the receipt that counts: the newest, and of two from one moment the one that is not good.
         outcome: of that receipt; not run where it cannot be read.
         page: where the cell is shown, below the folder of the report.
         doubt: why a good outcome is no evidence that the cell holds; empty where it is.
         rows: every receipt of the cell, invalid files too.
     """
 
-    cell: str
-    stack: str
-    target: str
-    probe: str
-    run: str
-    path: str
     outcome: Outcome
     page: str
     doubt: str = ""
@@ -56,9 +49,9 @@ class Cell(Frozen):
         return missing(word) if self.outcome.is_good else replace(mark, word=word)
 
 
-def arrange_cells(histories: Iterable[CellHistory]) -> list[Cell]:
+def arrange_cells(histories: Iterable[Sequence[HistoryRow]]) -> list[Cell]:
     """Cells by target and stack: on each target Transformer Engine first, the newest release first."""
-    cells = [_read_cell(history) for history in histories if any(row.outcome for row in history.rows)]
+    cells = [_read_cell(rows) for rows in histories if any(row.outcome for row in rows)]
     cells.sort(key=lambda cell: (_release_of(cell.stack), cell.stack), reverse=True)
     return sorted(cells, key=lambda cell: (cell.target, family(cell.stack) != "te"))
 
@@ -68,18 +61,16 @@ def family(stack: str) -> str:
     return re.split(r"\d", stack, maxsplit=1)[0]
 
 
-def _read_cell(history: CellHistory) -> Cell:
-    valid = [(row, row.outcome) for row in history.rows if row.outcome is not None]
+def _read_cell(rows: Sequence[HistoryRow]) -> Cell:
+    valid = [(row, row.outcome) for row in rows if row.outcome is not None]
     row, outcome = max(valid, key=lambda one: (not one[0].only_timed, _at(one[0]), not one[1].is_good))
     doubt = ""
-    if outcome.is_good and len(valid) < len(history.rows):
+    if outcome.is_good and len(valid) < len(rows):
         doubt = LOST
     elif outcome.is_good and any(not other.is_good and math.isinf(_at(one)) for one, other in valid):
         doubt = "another receipt is red"
-    return Cell(
-        cell=row.cell, stack=row.stack, target=row.target, probe=row.probe, run=row.run, path=row.path,
-        outcome=outcome, page=f"cell/{row.cell}.html", doubt=doubt, rows=history.rows,
-    )  # fmt: skip
+    page = f"cell/{row.cell}.html"
+    return Cell.model_construct(**{**dict(row), "outcome": outcome, "page": page, "doubt": doubt, "rows": tuple(rows)})
 
 
 def _at(row: HistoryRow) -> float:

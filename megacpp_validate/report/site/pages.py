@@ -19,8 +19,8 @@ from ..describe.receipt import (
     tabulate_checks,
 )
 from ..describe.session import describe_training, tabulate_training
-from ..describe.upgrade import describe_step, mark_step, name_culprit, summarize_step
-from ..describe.words import list_fields, tabulate, tabulate_facts
+from ..describe.upgrade import describe_step, mark_step, summarize_step
+from ..describe.words import list_fields, list_some, tabulate, tabulate_facts
 from ..document import Block, Content, Details, Diagnostic, Document, Heading, Link, Paragraph, Preformatted, Table
 from ..marks import Mark, Tone, bad, find_worst_mark, good, missing, risk
 from .cells import Cell
@@ -138,25 +138,17 @@ def _describe_newest(cell: Cell, receipt: Receipt) -> Iterator[Block]:
 
 
 def describe_site(result: SiteResult) -> Document:
-    """Steps, cells that are not good, files that are lost, and the page to open."""
+    """How many cells are good, and the page to open; formats that list everything have each cell and lost file."""
     cells = [
         Diagnostic(one.cell, one.mark, f"report.{one.stack.replace('.', '_')}.{one.target}") for one in result.cells
     ]
     cells += [Diagnostic(file, missing("invalid"), "files", why) for file, why in result.unreadable.items()]
-    wrong = [case for case in cells if case.mark.tone not in (Tone.GOOD, Tone.QUIET)]
-    steps = tuple(
-        (one.target, one.before, one.after, ", ".join(map(name_culprit, one.culprits)), ", ".join(one.lost))
-        for one in result.steps[:_MOST]
-    )
-    blocks: tuple[Block, ...] = (
-        Table(("target", "before", "after", "culprits", "no evidence on"), steps),
-        Table(("", "not good", "why"), tuple((case.mark, case.name, case.message) for case in wrong[:_MOST])),
-        Paragraph(f"{count(result.pages, 'page')} in {result.seconds:.1f} s. Open:"),
-        Preformatted(str(Path(result.folder) / "index.html")),
-    )
+    wrong = [case.name for case in cells if case.mark.tone not in (Tone.GOOD, Tone.QUIET)]
     breaking = sum(step.breaks for step in result.steps)
     summary = (
-        f"{count(result.receipts, 'receipt')} in {count(result.runs, 'run')}: {count(result.cells, 'cell')}, not good: "
-        f"{len(wrong)}; steps that break something: {breaking} of {len(result.steps)}."
+        f"{count(result.receipts, 'receipt')} in {count(result.runs, 'run')}: {count(result.cells, 'cell')}; steps "
+        f"that break something: {breaking} of {len(result.steps)}; not good: {list_some(wrong, _MOST) or 'none'}."
     )
-    return Document("Report", summary, good("written"), blocks, tuple(cells))
+    pages = Paragraph(f"{count(result.pages, 'page')} in {result.seconds:.1f} s. Open:")
+    index = Preformatted(str(Path(result.folder) / "index.html"))
+    return Document("Report", summary, good("written"), (pages, index), tuple(cells))

@@ -8,7 +8,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
-from megacpp_validate.evidence.selftest import FalseAlarm, Fate, Fault, Mutant, MutantResult, SelftestResult
+from megacpp_validate.evidence.selftest import Fate, Fault, Mutant, MutantResult, SelftestResult
 from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
 from megacpp_validate.report.describe.scores import describe_ablation, describe_planted, describe_selftest
 from megacpp_validate.report.marks import Tone
@@ -48,7 +48,7 @@ def test_a_selftest_in_words(snapshot: SnapshotAssertion) -> None:
         MutantResult(mutant("b", "permute"), Fate.KILLED, ("imports",), ("permute",), "bf16.forward"),
         MutantResult(mutant("c", "permute"), Fate.SURVIVED, reason="every probe was good"),
     )
-    alarms = (FalseAlarm("native-cpu-permute", 7, "bf16.forward"),)
+    alarms = ("native-cpu-permute, seed 7: bf16.forward",)
     found = SelftestResult(("attention", "permute"), rows, 20, alarms, ("1 clean run of 2",), seconds=3.0)
     assert int(found.exit) == 4
     assert render_markdown(describe_selftest(found)) == snapshot

@@ -105,7 +105,7 @@ def test_a_run_of_the_watch(snapshot: SnapshotAssertion) -> None:
 
 def test_the_issue_of_a_release(snapshot: SnapshotAssertion) -> None:
     result = UpgradeResult(tool="t", target="", tiers=("static", "firewall"), static=(CASCADE,), firewall=FIREWALL)
-    needs = WheelRequirements(tool="t", te="2.21.0", cores=(), needs=(), unknown={"core": "no wheel"})
+    needs = WheelRequirements(tool="t", te="2.21.0", needs=(), unknown={"core": "no wheel"})
     document = describe_release(result, "2.21.0", needs)
     assert (document.title, document.mark.tone) == ("Transformer Engine 2.21.0 against 2.20.2", Tone.BAD)
     assert render_markdown(document) == snapshot

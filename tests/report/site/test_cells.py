@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.evidence.history import CellHistory, HistoryRow
+from megacpp_validate.evidence.history import HistoryRow
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.site.cells import Cell, arrange_cells
@@ -26,8 +26,8 @@ def changed(row: HistoryRow, **fields: Any) -> HistoryRow:
 RED = changed(GREEN, run="red", path="red/a.json", outcome=Outcome.ERROR, started="")
 
 
-def history(*rows: HistoryRow) -> CellHistory:
-    return CellHistory(cell=rows[0].cell, rows=rows)
+def history(*rows: HistoryRow) -> tuple[HistoryRow, ...]:
+    return rows
 
 
 def arrange(*rows: HistoryRow) -> Cell:
