@@ -79,6 +79,7 @@ STEPS: Final = (
     Step(Cause.BINARY, (), "",
          "rebuild the extension of {release} against torch {torch} and run the cell again with CUDA_LAUNCH_BLOCKING=1 "
          "to see the kernel"),
+    Step(Cause.API, ("FP8 state of checkpoints",), "", "{advice}"),
     Step(Cause.API, ("other",), "", "pin {package} to the version that this release was made for"),
     Step(Cause.API, (), "unexpected keyword",
          f"{{file}}: keyword `{{missing}}` was renamed or removed{{whom}}: pass its new name; {_STATIC}"),

@@ -109,6 +109,11 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               r"CUDA-capable device\(s\) is/are busy", loaded=("driver",),
               advice="upgrade the NVIDIA driver ({driver} now), or use the build for an older CUDA",
               seen="cuda_runtime_api.h, cudaError_t; torch/csrc/cuda/Module.cpp"),
+    Component("FP8 state of checkpoints", says=r"Refusing to load pickled",
+              advice="set NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1 to load checkpoints that you trust, or stay on the "
+              "release that wrote them until the run has ended",
+              seen="TE 2.16.1, 2.17.1, 2.19.0 and 2.20.2 with state of delayed scaling, H200, 2026-11-23; "
+              "TransformerEngine/pull/1899"),
     Component("GPU memory",
               says=r"CUDA out of memory|CUDA [Ee]rror: out of memory|\[CUDA\]: out of memory|OutOfMemoryError|"
               r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAlloc|CUBLAS_STATUS_ALLOC_FAILED",
@@ -210,6 +215,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(r"no kernel image is available|invalid device function|NO_BINARY_FOR_GPU", Cause.BINARY, "GPU architecture",
          seen="cudaError_t"),
     Rule(r"Torch not compiled with CUDA enabled", Cause.ENVIRONMENT, TORCH, seen="torch/cuda/__init__.py"),
+    Rule(r"Refusing to load pickled", Cause.API, "FP8 state of checkpoints", seen="TE 2.17.1, pytorch/module/base.py"),
     Rule(r"dim == \S+ or dim == ", Cause.BINARY, "DeepGEMM", seen="sgl-deep-gemm 0.1.7"),
     Rule(r"Illegal instruction", Cause.BINARY, seen="SIGILL"),
     # Whatever else the loader says of a library begins with its name.

@@ -100,7 +100,7 @@ class HybridModel(nn.Module):
         embedding: nn.Embedding, [V, hidden].
         layers: one a letter of the pattern.
         norm: behind the last layer.
-        head: nn.Linear without bias, [V, hidden].
+        head: nn.Linear without bias, [V, hidden]; its weight is the embedding's where the size says tied.
         mtp: what is its own of the head that predicts the token after the next one; None without it.
 
     Raises:
@@ -118,7 +118,7 @@ class HybridModel(nn.Module):
         )
         self.norm = build_norm(size.hidden, eps=size.eps, features=build.features, **build.made)
         self.head = nn.Linear(size.hidden, size.grammar.vocabulary, bias=False, device="meta", dtype=build.dtype)
-        self.head.weight = nn.Parameter(self._draw("head"))
+        self.head.weight = self.embedding.weight if size.tied else nn.Parameter(self._draw("head"))
         cos, sin = rope_tables(size.length, size.head_dim, device=build.device)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

@@ -67,6 +67,7 @@ class Size:
         recurrent_heads, recurrent_key_dim, recurrent_value_dim: H, K and V of an R-block.
         chunk: of both scans.
         bf16_first, bf16_last: layers that stay out of the low-precision scope.
+        tied: whether the head is the embedding.
         attention: layer A: "gqa", the A-block, or "mla", multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
         kv_latent, rope_dim: of MLA: width of what keys and values are compressed to, and of the slice of each key and
             query that carries rotary positions; not read of "gqa".
@@ -107,6 +108,7 @@ class Size:
     chunk: int = 64
     bf16_first: int = 1
     bf16_last: int = 1
+    tied: bool = False
     attention: Literal["gqa", "mla"] = "gqa"
     kv_latent: int = 64
     rope_dim: int = 16

@@ -26,9 +26,9 @@ def chosen(catalog: Catalog, *targets: str, **more: Any) -> list[str]:
 
 def test_what_is_selected(catalog: Catalog) -> None:
     cpu = chosen(catalog, "cpu")
-    assert len(cpu) == 14
+    assert len(cpu) == 15
     assert cpu[:2] == ["native-cpu-imports", "native-cpu-attention"]
-    assert not any("fp8" in cell for cell in cpu)
+    assert [cell for cell in cpu if "fp8" in cell] == ["native-cpu-fp8_state"]
     h200 = chosen(catalog, "h200")
     assert {cell.split("-")[0] for cell in h200} == {catalog.pinned.id}
     assert any("fp8_" in cell for cell in h200)

@@ -62,7 +62,7 @@ def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
 
 def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Catalog) -> None:
     names = [row.id for row in choose_canary_probes(catalog, ())]
-    assert names == [*(module.id for module in catalog.modules), "moe_smoke"]
+    assert names == [*(module.id for module in catalog.modules), "moe_smoke", "fp8_state"]
     assert [row.id for row in choose_canary_probes(catalog, ("moe_smoke", "imports"))] == ["imports", "moe_smoke"]
     order = plan_row(h200(catalog), catalog.compositions[0])
     assert order.bridge_modules == tuple(module.id for module in catalog.modules)

@@ -24,7 +24,7 @@ from ..fp8_linear import check_recipe
 from ..observe import Enter
 from ..trial import run_pass
 from .quantizers import Operand, check_operands, watching_operands
-from .state import check_delayed_state, check_resumed, check_scopes, default_update, new_layers, ulps
+from .state import check_delayed_state, check_scopes, default_update, new_layers, ulps
 
 BF16: Final = torch.bfloat16
 WIDE: Final = (256, 512)  # in and out, in blocks of 128, which every recipe takes
@@ -99,7 +99,6 @@ def _check_recipe(bench: Bench, name: str, enter: Enter) -> None:
         update = _check_zero_step(bench, enter)
         check_delayed_state(bench, _new_linear(bench, 64, 96), enter, update=update, name="fp8.delayed.state")
         check_scopes(bench, enter, update=update, name="fp8.delayed.scopes")
-        check_resumed(bench, enter, name="fp8.delayed.resumed")
     if name == "current":
         _check_current_scales(bench, enter)
 

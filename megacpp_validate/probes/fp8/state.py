@@ -5,15 +5,13 @@ history, steps of nothing but zeros, and several micro-batches a step. After eac
 must be what `emulation.next_state` makes of the state before and the very tensors of the call. So one fault shows in
 the phase that it belongs to, and not in all that come after.
 
-Delayed scaling over layers of every kind in one scope, and several scopes a step; and saved and loaded.
+Delayed scaling over layers of every kind in one scope, and several scopes a step.
 
 Layers of every kind share scopes, several a step, each operand of its own size, so that mix-ups show. What a
 product was given is read off the product (`quantizers`), and held to the state of the very tensor that it should have
 been cast by: its scale before the call, and the amax that the state took in. So no operand may borrow another's
 quantizer, and each history moves on once a scope, whatever number of layers it holds. A layer that is called twice in a
 scope shows that also where a kernel leaves histories alone that saw nothing.
-
-The state saved in the middle of a run and loaded: what goes on is, bit by bit, what was never interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ from ..bounds import part
 from ..emulation import LARGEST, DelayedTensors, FormatName, Product, Update, new_state, next_state
 from ..observe import Enter
 from .quantizers import Operand, Tensor, watching_operands
-from .stacks import Seen, check_same_bits, delayed_states
 
 ROWS: Final = 32  # of a call, or of an expert; FP8 products take multiples of 16
 LENGTH: Final = 16  # calls that the recipe remembers
@@ -432,54 +429,3 @@ def _hold_operands(
     if not (amax + slack >= cast_amax if saturated else abs(cast_amax - amax) <= slack):
         said = f"column {column}: the history took in {amax:.6g}, what was cast has {cast_amax:.6g} +- {slack:.3g}"
         found.wrong.setdefault("amax", said)
-
-
-# --- saved and loaded -------------------------------------------------------------------------------------------------
-
-# Since 2.17 that state, which is a pickle, is read back only with this; a probe wrote it itself.
-UNPICKLING: Final = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
-BEFORE: Final = (1.0, 16.0, 0.5)  # a spike in the history: its scales are not those of the next step
-ELSEWHERE: Final = (0.25,)  # what the one that is loaded into went through
-AFTER: Final = (2.0, 0.125)
-
-
-def check_resumed(bench: Bench, enter: Enter, *, name: str) -> None:
-    """Go on with layers of every kind, and with those that took over what they saved.
-
-    The checks are `NAME.HOW.loaded`, the states right after loading, `.step`, output and all gradients of the steps
-    after it, and `.state`, histories and scales after them. HOW: "fresh" layers have never run, "used" ones have a
-    state of their own, all of which is to be replaced.
-    """
-    for how, elsewhere in (("fresh", ()), ("used", ELSEWHERE)):
-        pair = layers, others = new_layers(bench), new_layers(bench)
-        for rows, factors in ((layers, BEFORE), (others, elsewhere)):
-            for factor in factors:
-                _step(bench, enter, [rows], factor)
-        both = source, target = [torch.nn.ModuleDict({one.name: one.module for one in row}) for row in pair]
-        saved = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
-        with patch.dict(os.environ, {UNPICKLING: "1"}):
-            bench.bridge("extra_state").load_fp8_state_dict(target, saved, recipe="delayed")
-        wanted, seen = ([{"state": delayed_states(bench, one)}] for one in both)
-        check_same_bits(bench, f"{name}.{how}.loaded", wanted, seen, "state")
-        # Both in one scope: where it ends, every layer of the process is brought up to date.
-        steps = [_step(bench, enter, pair, factor) for factor in AFTER]
-        wanted, seen = ([step[row] for step in steps] for row in (0, 1))
-        check_same_bits(bench, f"{name}.{how}.step", wanted, seen, *(one.name for one in layers))
-        wanted, seen = ([{"state": delayed_states(bench, one)}] for one in both)
-        check_same_bits(bench, f"{name}.{how}.state", wanted, seen, "state")
-
-
-def _step(bench: Bench, enter: Enter, rows: Sequence[Sequence[ScopeLayer]], factor: float) -> list[Seen]:
-    """The same step of each row of layers, in one scope: layer -> output and gradients, row by row."""
-    drawn = [(one.rows(bench, factor), one.gradient(bench, factor)) for one in rows[0]]
-    layers = [one for row in rows for one in row]
-    leaves = [given.detach().clone().requires_grad_() for _ in rows for given, _ in drawn]
-    with enter():
-        outs = [one(leaf) for one, leaf in zip(layers, leaves, strict=True)]
-    torch.autograd.backward(outs, [gradient for _ in rows for _, gradient in drawn])
-    found: list[Seen] = [{} for _ in rows]
-    for number, (one, leaf, out) in enumerate(zip(layers, leaves, outs, strict=True)):
-        gradients = {name: weight.grad for name, weight in one.module.named_parameters()}
-        found[number // len(drawn)][one.name] = {"out": out.detach(), "rows": leaf.grad, **gradients}
-        one.module.zero_grad(set_to_none=True)
-    return found

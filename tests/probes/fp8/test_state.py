@@ -12,7 +12,7 @@ import torch
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.emulation import DelayedTensors, Update, next_state
-from megacpp_validate.probes.fp8.state import check_delayed_state, check_resumed, check_scopes, default_update
+from megacpp_validate.probes.fp8.state import check_delayed_state, check_scopes, default_update
 from tests.probes.planting import (
     Patch,
     Plant,
@@ -37,11 +37,7 @@ def scopes(bench: Bench, update: Any = "python") -> None:
     check_scopes(bench, bench.low_precision("delayed"), update=update, name="scopes")
 
 
-def resumed(bench: Bench) -> None:
-    check_resumed(bench, bench.low_precision("delayed"), name="resumed")
-
-
-@pytest.mark.parametrize("judge", [state, scopes, resumed])
+@pytest.mark.parametrize("judge", [state, scopes])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_right_passes(te_double: None, judge: Callable[[Bench], None], seed: int, monkeypatch: Patch) -> None:
     bench = fp8_bench("recipe", seed=seed)
@@ -51,12 +47,11 @@ def test_what_is_right_passes(te_double: None, judge: Callable[[Bench], None], s
         tensors = ("input", "weight", "gradient")
         wanted = {f"state.{p}.{t}.{w}" for p in PHASES for t in tensors for w in ("history", "scale")}
         assert {check.name for check in bench.checks} == wanted | {"state.length", "state.others"}
-    if judge in (state, scopes):
-        plant_kernel(monkeypatch)
-        judge(again := fp8_bench("recipe"), "fused")  # type: ignore[call-arg]
-        assert failed(again) == set()
-        judge(told := fp8_bench("recipe"), "python")  # type: ignore[call-arg]
-        assert judge is scopes or {name.split(".")[1] for name in failed(told)} == {"zero"}
+    plant_kernel(monkeypatch)
+    judge(again := fp8_bench("recipe"), "fused")  # type: ignore[call-arg]
+    assert failed(again) == set()
+    judge(told := fp8_bench("recipe"), "python")  # type: ignore[call-arg]
+    assert judge is scopes or {name.split(".")[1] for name in failed(told)} == {"zero"}
 
 
 # --- one layer --------------------------------------------------------------------------------------------------------
@@ -218,45 +213,3 @@ SCOPES: dict[str, tuple[Plant, str]] = {
 @pytest.mark.parametrize(("plant", "caught"), SCOPES.values(), ids=SCOPES)
 def test_a_fault_of_several_layers(te_double: None, plant: Plant, caught: str) -> None:
     check_caught(fp8_bench("recipe"), scopes, plant, {f"scopes.{caught}"})
-
-
-# --- saved and loaded -------------------------------------------------------------------------------------------------
-
-
-def loading(change: Callable[[Any, dict[str, Any]], object]) -> Plant:
-    """change(layer, states before) after a layer took a state over."""
-
-    def make(plain: Any) -> Any:
-        def changed(self: Any, state: Any) -> None:
-            keys = [key for key in ("scaling_fwd", "scaling_bwd") if key in self.fp8_meta]
-            before = {key: (self.fp8_meta[key].amax_history.clone(), self.fp8_meta[key].scale.clone()) for key in keys}
-            plain(self, state)
-            if "scaling_fwd" in self.fp8_meta:
-                change(self.fp8_meta, before)
-
-        return changed
-
-    return changing(lambda: module("layer").TransformerEngineBaseModule, "set_extra_state", make)
-
-
-def stays(key: str, part: str, index: int) -> Callable[[Any, Any], object]:
-    return lambda meta, before: before and getattr(meta[key], part).copy_(before[key][index])
-
-
-def no_state(patch: Patch) -> None:
-    patch.setattr(module("layer").TransformerEngineBaseModule, "set_extra_state", lambda self, state: None)
-
-
-RESUMED: dict[str, tuple[Plant, str]] = {
-    "history stays": (loading(stays("scaling_fwd", "amax_history", 0)), "used.state"),
-    "history one row off": (
-        loading(lambda meta, _: meta["scaling_bwd"].amax_history.copy_(meta["scaling_bwd"].amax_history.roll(1, 0))),
-        "fresh.loaded",
-    ),
-    "not saved": (no_state, "used.step"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("plant", "caught"), RESUMED.values(), ids=RESUMED)
-def test_a_fault_of_what_is_loaded(te_double: None, plant: Plant, caught: str) -> None:
-    check_caught(fp8_bench("recipe"), resumed, plant, {f"resumed.{caught}"})
