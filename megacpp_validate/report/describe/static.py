@@ -25,13 +25,14 @@ _LIMITS: Final = "Not covered: numerics, speed (`--tiers gpu`)."
 def summarize_static(result: StaticResult) -> str:
     """The answer in one or two sentences."""
     names = {verdict: [row.module for row in result.modules if row.verdict is verdict] for verdict in ModuleVerdict}
+    clean = names[ModuleVerdict.CLEAN]
     broken = names[ModuleVerdict.BREAKS] or (["something that the code uses"] if result.breaks else [])
     parts = {
         "": f"Breaks {list_some(broken, _MOST_ROWS)}" if broken else "Nothing breaks",
         "and with it ": list_some(names[ModuleVerdict.CASCADE], _MOST_ROWS),
         "at risk: ": list_some(names[ModuleVerdict.RISK], _MOST_ROWS),
         f"already fails under {result.old.version}: ": list_some(names[ModuleVerdict.FAILS_BEFORE], _MOST_ROWS),
-        "clean: ": list_some(names[ModuleVerdict.CLEAN], _MOST_ROWS),
+        "clean: ": count(clean, "module") if len(clean) > _MOST_ROWS else ", ".join(clean),
     }
     answer = "; ".join(f"{label}{text}" for label, text in parts.items() if text) + "."
     if not broken and not names[ModuleVerdict.RISK] and not names[ModuleVerdict.FAILS_BEFORE]:

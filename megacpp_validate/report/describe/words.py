@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from ...environments.fits import Fit
 from ...evidence.selftest import wilson_interval
@@ -19,6 +19,9 @@ def join_same(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     for name, reason in rows:
         found.setdefault(reason, []).append(name)
     return [(", ".join(dict.fromkeys(names)), reason) for reason, names in found.items()]
+
+
+_MOST_BROKEN: Final = 7  # modules that a requirement breaks: the bridge has seven, a source tree a hundred
 
 
 def list_some(names: Sequence[str], most: int) -> str:
@@ -93,7 +96,7 @@ def describe_fit(fit: Fit, group: str = "") -> Diagnostic:
     group, mark = group or next(iter(fit.breaks), "environment"), mark_of(fit.verdict)
     if mark.tone is Tone.GOOD:
         return Diagnostic(fit.component, mark, group, message, code=fit.need)
-    fields = (("breaks", ", ".join(fit.breaks)), ("source", fit.source))
+    fields = (("breaks", list_some(fit.breaks, _MOST_BROKEN)), ("source", fit.source))
     return Diagnostic(fit.component, mark, group, message, fields, fit.next_step, code=fit.need)
 
 
