@@ -61,7 +61,7 @@ def _summarize(decision: GateDecision) -> str:
         "culprits": "; ".join(map(name_culprit, decision.culprits)),
         "rejected": f"{len(rejected)} of {count(len(required), 'required cell')}" if rejected else "",
         "no evidence of": list_some([cell for cell in decision.missing if cell not in rejected], 5),
-        "other receipts in the way": str(sum(not one.required for one in decision.closing) or ""),
+        "other receipts that close": str(sum(not one.required for one in decision.closing) or ""),
     }
     return f"The gate is closed; {'; '.join(f'{label}: {text}' for label, text in parts.items() if text)}."
 
