@@ -245,6 +245,15 @@ class Rule(Row):
         """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
         return is_in(te, self.te)
 
+    @property
+    def beside(self) -> str:
+        """Name of the distribution that it holds beside; empty for none."""
+        return canonicalize_name(Requirement(self.with_).name) if self.with_ else ""
+
+    def holds_beside(self, version: Version | None) -> bool:
+        """Whether it holds beside that distribution in a version; None where the version is not known."""
+        return version is None or is_in(version, str(Requirement(self.with_).specifier))
+
 
 class Range(Rule):
     """What a component must be for releases of Transformer Engine, where matrix/needs.toml does not say it.
@@ -358,15 +367,6 @@ class Need(Rule):
     def holds_for_core(self, cuda: int | None) -> bool:
         """Whether a core library for a major CUDA release has it; None where the release is unknown."""
         return not self.cuda or cuda is None or SpecifierSet(self.cuda).contains(str(cuda))
-
-    @property
-    def beside(self) -> str:
-        """Name of the distribution that it holds beside; empty for none."""
-        return canonicalize_name(Requirement(self.with_).name) if self.with_ else ""
-
-    def holds_beside(self, version: Version | None) -> bool:
-        """Whether it holds beside that distribution in a version; None where the version is not known."""
-        return version is None or is_in(version, str(Requirement(self.with_).specifier))
 
     def allows(self, version: Version) -> bool:
         """Whether a version is in the range."""

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..catalog.images import Base, Needs, Range, Source, is_in
+from ..catalog.images import Base, Needs, Range, Rule, Source, is_in
 from ..errors import NoEnvironment, WrongArguments
 from ..evidence.values import Frozen, read_version
 from .doctor_rules import DoctorResult
@@ -122,6 +122,10 @@ class Stack:
         part = self.parts.get(name)
         return read_version(part.version) if part else None
 
+    def has_beside(self, row: Rule) -> bool:
+        """Whether what a row holds beside is there, in its range; a part in an unknown version may be."""
+        return not row.with_ or (row.beside in self.parts and row.holds_beside(self.version(row.beside)))
+
     @property
     def core_cuda(self) -> int | None:
         """The major CUDA release of the core library, from its name or from what lies beside it."""
@@ -195,13 +199,12 @@ def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]
     for need in needs.need:  # doctor looks at files and symbols, once they are installed
         if need.kind not in ("library", "distribution") or not need.holds_for(te):
             continue
-        beside = not need.with_ or (need.beside in stack.parts and need.holds_beside(stack.version(need.beside)))
-        if beside and need.holds_for_core(stack.core_cuda):
+        if stack.has_beside(need) and need.holds_for_core(stack.core_cuda):
             says = (need.says, need.next, need.source)
             yield _compare(stack, need.id, LIBRARIES.get(need.of, need.of), need.version, *says, breaks=need.breaks)
     for row in ranges:
         absent = row.component not in stack.parts and (stack.whole or row.with_ == row.component or row.needs == "<0")
-        if absent or (row.te and not row.holds_for(te)) or not _may_hold(stack, row.with_):
+        if absent or (row.te and not row.holds_for(te)) or not stack.has_beside(row):
             continue  # what must not be there is not there
         outside = FitVerdict.REFUSED if row.outside == "refused" else FitVerdict.WARNED
         yield _compare(stack, row.id, row.component, row.needs, row.says, row.next, row.source, outside=outside)
@@ -214,17 +217,6 @@ def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]
                 f"ask for {name}=={te.public} in the image's requirements",
                 "Requires-Dist of transformer_engine and transformer_engine_torch",
             )  # fmt: skip
-
-
-def _may_hold(stack: Stack, beside: str) -> bool:
-    """Whether a part is there in a range ("cuda>=13"); a part in an unknown version may be."""
-    if not beside:
-        return True
-    requirement = Requirement(beside)
-    name = canonicalize_name(requirement.name)
-    version = stack.version(name)
-    inside = version is None or requirement.specifier.contains(version.public, prereleases=True)
-    return name in stack.parts and inside
 
 
 def _compare(  # noqa: PLR0913, PLR0917 - a row of a table
@@ -328,17 +320,14 @@ def _judge_sources(stack: Stack) -> Iterator[Fit]:
     for source in stack.sources:
         accepted = source.list_accepted(stack.target)
         for name in ("cuda", "torch", "python"):
-            need, row = f"{source.id}-{name}", accepted.get(name)
-            if row:
-                step = f"pin a commit of {source.repository} whose build accepts it, or take another base"
-                yield _compare(stack, need, name, row.needs, row.says, step, row.source)
-                continue
-            yield _compare(
-                stack, need, name, f"what {source.id} accepts at {source.commit[:12]}",
-                "no row says what the build accepts at this commit",
-                f"read the build files of {source.repository} there, and add [[source.accepts]] rows",
-                "matrix/images.toml", verdict=FitVerdict.UNKNOWN,
+            row = accepted.get(name)
+            wanted, says, place = (row.needs, row.says, row.source) if row else (
+                f"what is accepted at {source.commit[:12]}", "no row says what the build accepts at this commit",
+                "matrix/images.toml",
             )  # fmt: skip
+            step = f"pin a commit of {source.repository} whose [[source.accepts]] rows accept it, or add them"
+            verdict = None if row else FitVerdict.UNKNOWN
+            yield _compare(stack, f"{source.id}-{name}", name, wanted, says, step, place, verdict=verdict)
 
 
 # --- an environment as a person names it ------------------------------------------------------------------------------
