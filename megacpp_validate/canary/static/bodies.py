@@ -183,14 +183,10 @@ class Guard:
         return {n.id for test in self.enclosing for n in walk(test.expression) if isinstance(n, ast.Name)}
 
 
+@once_per_node
 def guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Guard]:
     """Every guard in a function's own body, nested functions left out."""
-    return [*_guards(node)]
-
-
-@once_per_node
-def _guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[Guard, ...]:
-    return tuple(guards_of(node.body))
+    return guards_of(node.body)
 
 
 def guards_of(body: list[ast.stmt]) -> list[Guard]:
@@ -281,13 +277,12 @@ def default_meanings(node: ast.AST | None) -> dict[str, str]:
 def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
     """The name that a piece of code replaces where it is None or empty, and what by."""
     match node:
-        case ast.If(test=test, body=[ast.Assign(targets=[target], value=value)]) if (
-            name := _name_if_none(test)
-        ) and ast.unparse(target).removeprefix("self.") == name:
-            return name, value
-        case ast.IfExp(test=test, body=value, orelse=ast.Name(id=other)) if _name_if_none(test) == other:
+        case ast.If(test=test, body=[ast.Assign(targets=[target], value=value)]):
+            name = ast.unparse(target).removeprefix("self.")
+            return (name, value) if _tested(test) == (name, True) else ("", None)
+        case ast.IfExp(test=test, body=value, orelse=ast.Name(id=other)) if _tested(test) == (other, True):
             return other, value
-        case ast.IfExp(test=test, body=ast.Name(id=other), orelse=value) if _name_if_given(test) == other:
+        case ast.IfExp(test=test, body=ast.Name(id=other), orelse=value) if _tested(test) == (other, False):
             return other, value
         case ast.BoolOp(op=ast.Or(), values=[ast.Name(id=name), value]) if not isinstance(
             value, ast.Name | ast.Compare
@@ -296,22 +291,18 @@ def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
     return "", None
 
 
-def _name_if_none(test: ast.expr) -> str:
+def _tested(test: ast.expr) -> tuple[str, bool]:
+    """The name that a test is about, and whether the test holds where that is None or empty."""
     match test:
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
-            return name
+        case ast.Compare(
+            left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]
+        ):
+            return name, isinstance(op, ast.Is)
         case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
-            return name
-    return ""
-
-
-def _name_if_given(test: ast.expr) -> str:
-    match test:
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return name
+            return name, True
         case ast.Name(id=name):
-            return name
-    return ""
+            return name, False
+    return "", False
 
 
 def returned_values(node: ast.AST | None) -> list[ast.expr | None]:

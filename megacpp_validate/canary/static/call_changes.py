@@ -33,7 +33,8 @@ def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
             had = old.named(parameter.name)
             was = f"{parameter.name}={had.default}" if had else ""
             yield _breaks(ChangeKind.PARAMETER_REQUIRED, parameter.name, was, parameter.name)
-    yield from _leaned_on_defaults(old, new, before)
+    if not use.open_keywords:
+        yield from _leaned_on_defaults(old, new, before)
 
 
 def call_faults(signature: Signature, use: Use) -> Iterator[Change]:

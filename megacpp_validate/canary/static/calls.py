@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ _LOADS: Final = frozenset({"load_state_dict", "set_extra_state"})
 _LAYER_STATE: Final = Vendor(
     Symbol("transformer_engine.pytorch.module.base", "TransformerEngineBaseModule"), (RESULT, "set_extra_state")
 )
+_OF_TORCH: Final = re.compile("state_dict|zero_grad|param_group|parameters|extra_state|extra_repr|^register_|_hook$")
 _NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
 _MINDS_VERSION: Final = frozenset({"__version__", "find_spec", "get_distribution", "version"})
 
@@ -97,7 +99,8 @@ class Calls(Expressions):
             case ast.Name(id="super") if names.find("super") is None:
                 return self._super(names)
             case ast.Attribute(value=owner, attr=attr):
-                for one in self._value(owner, names):
+                owners = self._value(owner, names)
+                for one in owners if owners != ANYTHING else self._owners_by(attr, names):
                     if isinstance(one, Keywords | Const | External) and not isinstance(one, External):
                         callees.append((one, attr))
                     else:
@@ -113,6 +116,27 @@ class Calls(Expressions):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS:
             self._note_load(node, node.func, names, {type(one) for one, _ in callees})
         return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
+
+    def _owners_by(self, method: str, names: Names) -> Values:
+        """An object of which a method is known alone: of the only class that the file names and that has such a method.
+
+        `opt.initialize_state(p)` in a function that gets an optimizer; not a method that objects of torch have, too.
+        """
+        if self._loading or "_" not in method.strip("_") or method.startswith("_") or _OF_TORCH.search(method):
+            return ANYTHING
+        key = (names.file.module, method)
+        if key not in self._owners:
+            named = {one for values in names.module.names.values() for one in values}
+            has = [one for one in named if isinstance(one, Vendor) and not one.path and self._defines(one, method)]
+            is_sure = len(has) == 1 and not any(method in cls.members for cls in self._classes.values())
+            self._owners[key] = frozenset({Vendor(has[0].symbol, (RESULT,))}) if is_sure else ANYTHING
+        return self._owners[key]
+
+    def _defines(self, value: Vendor, method: str) -> bool:
+        """Whether something is a class that defines a method in its own body."""
+        found = self.release.lookup(value.symbol.module, value.symbol.name)
+        member = found.obj.members.get(method) if isinstance(found, Found) and found.obj.is_class else None
+        return member is not None and member.is_function
 
     def _note_replaced(self, node: ast.Call, names: Names, given: list[Values]) -> None:
         """Note what a test replaces, which has to be there: `patch("transformer_engine.f")`, `setattr(te, "f", g)`."""

@@ -102,6 +102,7 @@ class Expressions(ABC):
         self._reading: list[ast.AST] = []
         self._minding: dict[ast.AST, bool] = {}
         self._steps = 0
+        self._owners: dict[tuple[str, str], Values] = {}
         self._asked = 0  # values in the expression at hand from which the release could be told
 
     @abstractmethod

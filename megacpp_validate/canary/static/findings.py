@@ -139,6 +139,7 @@ class StaticResult(Frozen):
         not_read: file of the source tree -> why it was left out.
         unchanged_faults: uses that already fail in OLD in the same way: not this upgrade's doing.
         rows: file -> module, where a module is more than the file of that name.
+        first_uses: module -> the first line that uses Transformer Engine.
         environment: as the caller named it; empty where it is unknown.
         requirements: what NEW needs of the environment and OLD did not, worst first; `breaks` of each are `modules`.
     """
@@ -158,6 +159,7 @@ class StaticResult(Frozen):
     environment: str = ""
     requirements: tuple[Fit, ...] = ()
     rows: dict[str, str] = Field(default_factory=dict)
+    first_uses: dict[str, SourceLine] = Field(default_factory=dict)
 
     def requirements_of(self, verdict: FitVerdict) -> tuple[Fit, ...]:
         """The requirements with one verdict."""

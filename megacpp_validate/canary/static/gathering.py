@@ -10,8 +10,6 @@ from ...environments.fits import Fit, FitVerdict
 from .findings import Change, ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict
 from .surface import Surface, Symbol, Use
 
-_ORDER = {Impact.BREAKING: 0, Impact.RISK: 1, Impact.HARMLESS: 2}
-
 
 @dataclass(frozen=True)
 class Met:
@@ -33,8 +31,8 @@ def gather(met: Iterable[Met], surface: Surface) -> list[Finding]:
     for alike in groups.values():
         counted = [group for group in alike.values() if group[0].change.impact is not Impact.HARMLESS]
         findings += [_finding(group, surface) for group in counted or alike.values()]
-    rank = surface.module_order.index
-    return sorted(findings, key=lambda f: (_ORDER[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter))
+    rank, worst = surface.module_order.index, list(Impact).index
+    return sorted(findings, key=lambda f: (worst(f.impact), rank(f.module), f.symbol, f.member, f.kind, f.parameter))
 
 
 def _finding(group: list[Met], surface: Surface) -> Finding:

@@ -175,10 +175,10 @@ def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> 
 def _asks_for(test: bodies.Test, origins: Mapping[str, set[str]], features: set[str]) -> bool:
     """Whether a test holds only where one of `features` was asked for: `x is not None`, or `x` itself."""
     match test.expression:
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            wanted = True
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
-            wanted = False
+        case ast.Compare(
+            left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]
+        ):
+            wanted = isinstance(op, ast.IsNot)
         case ast.Name(id=name):
             wanted = True
         case _:

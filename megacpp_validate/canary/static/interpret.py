@@ -166,6 +166,9 @@ class Interpreter(Calls):
         reader: Callable[[ast.stmt, Names], bool | None] | None = getattr(
             self, f"_do_{type(node).__name__.lower()}", None
         )
+        for one in getattr(node, "decorator_list", ()):
+            if "skipif(" in ast.unparse(one) and one.args and truth_of(self._quietly(one.args[0], names)):
+                return True  # a test that does not run under this release
         if reader is None:
             self._children(node, names)
             return True
@@ -189,25 +192,19 @@ class Interpreter(Calls):
         return False
 
     def _do_raise(self, node: ast.stmt, names: Names) -> bool:
-        self._children(node, names)
-        return self._refuse(node, names)
-
-    def _refuse(self, node: ast.stmt, names: Names) -> bool:
         """What follows is not reached; at the top level of a module the release has decided that, and is refused."""
+        self._children(node, names)
         if names.outer is None:
             self._note(Vendor(Symbol(PACKAGE, "__version__")), UseKind.REFUSAL, node, names)
         return False
 
-    def _do_continue(self, node: ast.stmt, names: Names) -> bool:  # noqa: ARG002 - as the others
-        return False
-
-    _do_break = _do_continue
+    _do_continue = _do_break = _do_raise  # of a loop, so that nothing is refused
 
     def _do_assert(self, node: ast.Assert, names: Names) -> bool:
         values = self._value(node.test, names)
         names.is_guarded |= is_untold(values)
         if truth_of(values) is False:
-            return self._refuse(node, names)
+            return self._do_raise(node, names)
         return self._narrow(node.test, names, wanted=True)
 
     def _do_with(self, node: ast.With | ast.AsyncWith, names: Names) -> bool:
@@ -468,7 +465,8 @@ class Interpreter(Calls):
         for values in inner.names.values():
             for one in values:
                 if isinstance(one, Function) and one.names is inner:
-                    one.owner, one.names = cls, _without_class(inner, names)
+                    one.owner = cls  # a method sees the names around its class, under the title of the class
+                    one.names = Names(names.file, names, title, facts={}, is_guarded=names.is_guarded)
         names.bind(node.name, frozenset({cls}))
 
     def _assign(self, targets: Sequence[ast.expr], value: ast.expr, names: Names) -> None:
@@ -493,8 +491,3 @@ def _only_imports(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     kinds = ast.Import | ast.ImportFrom | ast.Try | ast.Return | ast.Expr
     imports = [one for one in ast.walk(node) if isinstance(one, ast.ImportFrom)]
     return bool(imports) and all(isinstance(statement, kinds) for statement in node.body)
-
-
-def _without_class(inner: Names, outer: Names) -> Names:
-    """The names that a method sees: those around its class, under the title of the class."""
-    return Names(outer.file, outer, inner.function, facts={}, is_guarded=outer.is_guarded)

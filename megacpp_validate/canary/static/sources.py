@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -160,7 +159,11 @@ class Sources:
         try:
             return self._fetch_and_keep(version, distribution)
         except OSError as fault:
-            raise self._unwritable(fault) from fault
+            raise SourceUnavailable(
+                f"the cache folder {self.cache} cannot be written: {fault.strerror or fault}. Likely cause: it belongs "
+                f"to another user, or the disk is full or read-only. Next step: set {CACHE_VARIABLE} to a folder of "
+                "yours."
+            ) from fault
 
     def _fetch_and_keep(self, version: str, distribution: str) -> tuple[Path, str]:
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -174,30 +177,11 @@ class Sources:
             if done.code or not wheels:
                 raise self._explain(version, distribution, done)
             wheel, sha256 = wheels[0], _sha256(wheels[0])
-            if distribution == DISTRIBUTION:
-                self._refuse_empty(wheel, version)
             place = self.cache / "wheels" / sha256 / wheel.name
             place.parent.mkdir(parents=True, exist_ok=True)
             wheel.replace(place)
         write_whole(self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}))
         return place, sha256
-
-    def _refuse_empty(self, wheel: Path, version: str) -> None:
-        wanted = f"{ROOTS[0].replace('.', '/')}/__init__.py"
-        with zipfile.ZipFile(wheel) as archive:
-            found = wanted in archive.namelist()
-        if not found:
-            near = ", ".join(name for name in nearest(version, self.versions()) if name != version)
-            raise SourceUnavailable(
-                f"{wheel.name} holds no package: {wanted} is not in it. Likely cause: {version} is a placeholder on "
-                f"the index (as 0.0.0 and 1.9.0 are). Next step: choose another release; nearest: {near}."
-            )
-
-    def _unwritable(self, fault: OSError) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the cache folder {self.cache} cannot be written: {fault.strerror or fault}. Likely cause: it belongs "
-            f"to another user, or the disk is full or read-only. Next step: set {CACHE_VARIABLE} to a folder of yours."
-        )
 
     # --- pip ----------------------------------------------------------------------------------------------
 

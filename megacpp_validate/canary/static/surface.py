@@ -148,21 +148,12 @@ def argument_of(node: ast.expr, facts: Mapping[str, Argument]) -> Argument:
             return Argument(never_none=True, type_name=_WRITTEN_OUT[type(node)])
         case ast.Call(func=ast.Name(id=made)) if made in _MADE:
             return Argument(never_none=True, type_name=_MADE[made])
-        case _ if isinstance(node, ast.BinOp) or _is_tensor_method(node):
-            return Argument(never_none=True)
+    is_made = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TENSOR_METHODS
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError):
-        return UNKNOWN
+        return Argument(never_none=is_made or isinstance(node, ast.BinOp))
     return Argument((value,), never_none=value is not None)
-
-
-def _is_tensor_method(node: ast.expr) -> bool:
-    """Whether an expression is what one of the methods of a tensor gives."""
-    match node:
-        case ast.Call(func=ast.Attribute(attr=method)):
-            return method in _TENSOR_METHODS
-    return False
 
 
 def named_kinds(tree: ast.Module) -> dict[str, ast.expr]:

@@ -79,6 +79,7 @@ def run_pair(
         environment=requirements.shown if requirements is not None else "",
         requirements=placed,
         rows={use.site.file: use.module for use in surface.uses if use.site.file != use.module},
+        first_uses={use.module: use.site for use in reversed(surface.uses)},
     )
 
 
@@ -120,20 +121,21 @@ def run_sweep(
         roots: folders of the source tree that is judged; the bridge of this project without any.
         progress: called with what has ended, the number of it and how many there are.
     """
-    readable: list[str] = []
     unreadable: dict[str, str] = {}
     for number, version in enumerate(versions, start=1):
         try:
             sources.wheel(version)
-            readable.append(version)
-        except (SourceUnavailable, ReleaseUnreadable) as fault:
+        except SourceUnavailable as fault:
             unreadable[version] = str(fault)
         progress(f"fetched {version}", number, len(versions))
+    fetched = [version for version in versions if version not in unreadable]
     steps: list[StaticResult] = []
     with _open_pool(min(os.cpu_count() or 1, 4)) as pool:
-        read = pool.map(_read_ahead, [(version, sources.cache) for version in readable])
-        for number, (version, _) in enumerate(zip(readable, read, strict=True), start=1):
-            progress(f"read {version}", number, len(readable))
+        read = pool.map(_read_ahead, [(version, sources.cache) for version in fetched])
+        for number, (version, why) in enumerate(zip(fetched, read, strict=True), start=1):
+            progress(f"read {version}", number, len(fetched))
+            unreadable |= {version: why} if why else {}
+        readable = [version for version in fetched if version not in unreadable]
         orders = [(old, new, sources.cache, catalog, tuple(roots), tool) for old, new in pairwise(readable)]
         for step in pool.map(_run_step, orders):
             steps.append(step)
@@ -162,14 +164,19 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _read_ahead(order: tuple[str, Path]) -> None:
+def _read_ahead(order: tuple[str, Path]) -> str:
+    """Read a release into the cache; why it cannot be read, empty where it can."""
     version, cache = order
-    release = Sources(cache).release(version)
-    with without_garbage_collection():
-        _ = release.tree
-        read_requirements(release)
+    release, why = Sources(cache).release(version), ""
+    try:
+        with without_garbage_collection():
+            _ = release.tree
+            read_requirements(release)
+    except ReleaseUnreadable as fault:
+        why = str(fault)
     gc.unfreeze()
     gc.collect()  # a worker reads many releases; the last one's tree goes before the next one comes
+    return why
 
 
 def _run_step(order: tuple[str, str, Path, Catalog, tuple[Path, ...], str]) -> StaticResult:

@@ -202,14 +202,17 @@ def _list_cases(result: StaticResult) -> Iterator[Diagnostic]:
     """Everything that was judged: each line of a finding, each requirement, then modules without one of their own."""
     for finding in result.findings:
         yield from _diagnose_each(finding, result)
-    yield from map(describe_fit, result.requirements)
+    places = {module: _place(site) for module, site in result.first_uses.items()}
+    for fit in result.requirements:
+        yield replace(describe_fit(fit), place=places.get(next(iter(fit.breaks or places), "")))
     owners = {module for one in result.findings if one.impact is not Impact.HARMLESS for module in one.modules}
     owners |= {fit.breaks[0] for fit in result.requirements_of(FitVerdict.REFUSED) if fit.breaks}
     owners |= {module for one in result.unchanged_faults for module in one.modules}
     for row in result.modules:
         if row.under or row.module not in owners:
             fields, message = (("breaks with", row.under),), "The module has no finding of its own."
-            yield Diagnostic(row.module, mark_of(row.verdict), row.module, message, fields, code=row.verdict.value)
+            case = Diagnostic(row.module, mark_of(row.verdict), row.module, message, fields, code=row.verdict.value)
+            yield replace(case, place=places.get(row.module))
     yield from _list_faults(result)
 
 

@@ -141,7 +141,10 @@ def test_what_is_known_of_an_argument(expression: str, wanted: Argument, tmp_pat
 
 
 HEAD = "import transformer_engine.pytorch as te\n"
-LAYER = "class Layer:\n    def __init__(self, size, bias=True): ...\n    def forward(self, x, scale=1): ...\n"
+LAYER = (
+    "class Layer:\n    def __init__(self, size, bias=True): ...\n    def forward(self, x, scale=1): ...\n"
+    "    def scale_by(self, x, scale=1): ...\n    def state_dict(self, x, scale=1): ...\n"
+)
 NO_BIAS = LAYER.replace(", bias=True", "")
 NO_SCALE = LAYER.replace(", scale=1", "")
 BIAS, SCALE = "parameter-removed bias", "parameter-removed scale"
@@ -169,6 +172,9 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "relative": ({"pkg/__init__.py": "", "pkg/a.py": HEAD, "pkg/b.py": "from . import a\na.te.Layer(8, bias=True)"}, f"pkg/b.py:2 {BIAS}"),
     "narrowed-by-isinstance": ({"a.py": HEAD + "def f(m, x):\n    if isinstance(m, te.Layer):\n        m.forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
     "partial": ({"a.py": "from functools import partial\n" + HEAD + "partial(te.Layer, bias=True)"}, f"a.py:3 {BIAS}"),
+    "only-class-with-that-method": ({"a.py": "from transformer_engine.pytorch import Layer\ndef make():\n    def go(one, x):\n        one.scale_by(x, scale=2)\n    return Layer(8), go"}, "a.py:4 parameter-removed scale"),
+    "method-of-torch": ({"a.py": "from transformer_engine.pytorch import Layer\ndef go(one, x):\n    one.state_dict(x, scale=2)"}, ""),
+    "method-of-a-class-of-ones-own": ({"a.py": "from transformer_engine.pytorch import Layer\nclass Mine:\n    def scale_by(self, x, scale): ...\ndef go(one, x):\n    one.scale_by(x, scale=2)"}, ""),
     # alive under the new release
     "guard-of-another-file": ({"u.py": MINIMUM, "a.py": "from u import is_te_min_version\n" + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:4 {BIAS}"),
     "keyword-under-a-guard": ({"a.py": MINIMUM + HEAD + "kw = {}\nif is_te_min_version('1.5'):\n    kw['bias'] = True\nte.Layer(8, **kw)"}, f"a.py:9 {BIAS}"),
@@ -186,6 +192,8 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "guard-that-returns": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        return None\n    return te.Layer(8, bias=True)"}, ""),
     "guard-that-raises": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        raise ValueError\n    return te.Layer(8, bias=True)"}, ""),
     "guard-beside-what-is-not-known": ({"a.py": MINIMUM + HEAD + "def f(n):\n    if n == 1:\n        pass\n    elif n == 2 and not is_te_min_version('1.5'):\n        te.Layer(8, bias=True)"}, ""),
+    "test-that-is-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(is_te_min_version('2.0'), reason='gone')\ndef test():\n    te.Layer(8, bias=True)"}, ""),
+    "test-that-is-not-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(not is_te_min_version('1.0'), reason='old')\nclass TestIt:\n    def test(self):\n        te.Layer(8, bias=True)"}, f"a.py:10 {BIAS}"),
     "in-an-expression": ({"a.py": MINIMUM + HEAD + "te.Layer(8) if is_te_min_version('2.0') else te.Layer(8, bias=True)"}, ""),
     "not-transformer-engine": ({"a.py": HEAD + "te.Layer(8)\nimport torch\ntorch.Layer(8, bias=True)"}, ""),
 }  # fmt: skip

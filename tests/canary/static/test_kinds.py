@@ -100,6 +100,7 @@ PARAMETERS = [
     call("newly-required", "x", "x, layout", "1", {"user parameter-required layout breaking"}),
     call("lost-its-default", "x, layout='a'", "x, layout", "1", {"user parameter-required layout breaking"}),
     call("default-changed", "x, eps=1e-5", "x, eps=1e-6", "1", {"user default-changed eps risk"}),
+    call("default-changed-that-may-be-passed", "x, eps=1e-5", "x, eps=1e-6", "1, **rest()", set()),
     call("old-name-kept-as-alias", "x, row_map", "x, pad_offsets, row_map=None", "1, 2", {"user parameter-renamed row_map harmless"}),
 ]  # fmt: skip
 
