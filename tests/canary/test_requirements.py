@@ -111,7 +111,7 @@ def test_the_bridge_breaks_at_the_first_module_and_the_others_with_it(judge) -> 
     rows = {row.module: (row.verdict, row.under) for row in result.modules}
     assert rows["attention"] == (ModuleVerdict.BREAKS, "")
     assert rows["native_block"] == (ModuleVerdict.CASCADE, "attention")
-    assert rows["permute"][0] is ModuleVerdict.CLEAN
+    assert rows["permute"][0] is ModuleVerdict.FAILS_BEFORE  # the small release has no permutation
 
 
 @pytest.mark.parametrize(("env", "risks"), [("cudnn=9.23,nvidia-cudnn-frontend=1.30", 0), ("cublas=13.6", 1)])

@@ -227,7 +227,8 @@ class _Comparison:
     def _name(self, use: Use, before: Resolved | None, after: Resolved | None) -> Iterator[Change]:
         if before is None:
             if after is not None and not use.optional:
-                yield Change(ChangeKind.ADDED, Impact.HARMLESS, new=after.symbol.path, follows=True)
+                added = Change(ChangeKind.ADDED, Impact.HARMLESS, new=after.symbol.path, follows=True)
+                yield self._at_objects(added, None, after.found.obj if after.found else None)
             return
         if after is not None and after.found is None and before.found is not None and self._left_binary(before):
             after = None

@@ -72,7 +72,8 @@ def run_pair(
         modules=(*judged, *(ModuleResult(module=name, verdict=ModuleVerdict.CLEAN) for name in clean)),
         findings=tuple(findings),
         unchanged_faults=tuple(standing),
-        not_consumed=len(others) + sum(f.impact is Impact.HARMLESS for f in findings),
+        not_consumed=len(others)
+        + sum(f.impact is Impact.HARMLESS and f.kind is not ChangeKind.ADDED for f in findings),
         changes_not_consumed=tuple(others) if verbose else (),
         not_read=dict(source.project.unreadable),
         source=source.title,
