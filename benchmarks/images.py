@@ -61,7 +61,7 @@ def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> str:
     """Build the image from a checkout, without a push; its name."""
     plan = ImageRows(root / "matrix", os.environ).plan("cpu", base)
     name = name_image("cpu", "", TAG)
-    bake(engine, plan, name, root, root / "build.log", print, fresh=fresh)
+    bake(engine, plan, name, root, root / "build.log", fresh=fresh)
     return name
 
 

@@ -128,16 +128,11 @@ class ImageRows:
         image = self.find([target])[0]
         base = self.images.find_base(image.base)
         lock = read_image_lock(self.root / image.lock, gather_inputs(self.images, image, self.root).hash)
-        if own_base:
-            tools.split_reference(own_base)
-            start = {"base": "own", "reference": own_base, "pulled": own_base}
-        else:
-            tagged = f":{base.tag}@{base.digest}"
-            pulled = f"{tools.use_mirror(base.repository, self.variables.get(tools.MIRROR, ''))}{tagged}"
-            reference = f"{base.repository}{tagged}"
-            start = {"base": base.id, "reference": reference, "pulled": pulled, "verified": base.verified}
+        reference = own_base or f"{base.repository}:{base.tag}@{base.digest}"
+        tools.split_reference(reference)  # the caller's may have no digest
+        pulled = own_base or tools.use_mirror(reference, self.variables.get(tools.MIRROR, ""))
         arch = next(row.arch for row in self.catalog.targets if row.id == target)
-        name, _, digest = start["reference"].partition("@")
+        name, _, digest = reference.partition("@")
         labels = {
             f"{_OCI}.revision": revision,
             f"{_OCI}.title": f"megacpp-validate {target}",
@@ -149,13 +144,14 @@ class ImageRows:
             tools.ARCH_LABEL: image.cache_arch,
             tools.LOCK_LABEL: lock.hash,
         }
-        arguments = _list_arguments(self.images, image, arch, lock.hash) | {"BASE_IMAGE": start["pulled"]}
+        arguments = _list_arguments(self.images, image, arch, lock.hash) | {"BASE_IMAGE": pulled}
         contexts = {
             f"{source.id}-source": f"{source.repository.removesuffix('.git')}.git#{source.commit}"
             for source in map(self.images.find_source, image.sources)
         }
         return ImagePlan(
-            **start, target=target, arch=arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
+            base="own" if own_base else base.id, verified="" if own_base else base.verified, reference=reference,
+            pulled=pulled, target=target, arch=arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
             steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, contexts=contexts,
             arguments=arguments, labels=labels,
         )  # fmt: skip
