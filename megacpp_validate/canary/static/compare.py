@@ -389,7 +389,7 @@ class _Comparison:
             member = member.rpartition(".")[0]
         if use.kind is not UseKind.NAME and change.impact is Impact.BREAKING and is_caught(change.raises, use.caught):
             change = replace(change, impact=Impact.RISK, doubt=Doubt.CAUGHT)
-        if use.is_guarded and change.impact is Impact.BREAKING:
+        if (use.is_guarded or change.parameter in use.guarded) and change.impact is Impact.BREAKING:
             change = replace(change, impact=Impact.RISK, doubt=Doubt.GUARDED)
         return Met(replace(change, member=change.member or member), use, pair.symbol)
 

@@ -182,7 +182,7 @@ class Expressions(ABC):
                 case _:
                     is_cut = True
         keywords: dict[str, Argument] = {}
-        is_open = False
+        is_open, guarded = False, set[str]()
         for keyword in node.keywords:
             if keyword.arg is not None:
                 keywords[keyword.arg] = self._argument(keyword.value, names)
@@ -191,14 +191,12 @@ class Expressions(ABC):
                 is_open |= not isinstance(one, Keywords) or one.is_open
                 if isinstance(one, Keywords):
                     keywords |= {key: _of_values(values) or UNKNOWN for key, values in one.items.items()}
-        use = self._use(value, UseKind.CALL, node, names)
-        self._keep_use(
-            replace(
-                use, positionals=tuple(plain), keywords=keywords, open_positionals=is_cut, open_keywords=is_open,
-                partial=partial, unpack=unpack,
-            ),
-            node,
+                    guarded |= {key for key, values in one.items.items() if is_untold(values)}
+        use = replace(
+            self._use(value, UseKind.CALL, node, names), positionals=tuple(plain), keywords=keywords,
+            open_positionals=is_cut, open_keywords=is_open, guarded=frozenset(guarded), partial=partial, unpack=unpack,
         )  # fmt: skip
+        self._keep_use(use, node)
 
     def _argument(self, node: ast.expr, names: Names) -> Argument:
         return _of_values(self._quietly(node, names)) or argument_of(node, names.facts)
@@ -499,7 +497,8 @@ class Expressions(ABC):
         keys = [one.value for one in self._value(target.slice, names) if isinstance(one, Const)]
         for one in self._value(target.value, names):
             if isinstance(one, Keywords):
-                one.items |= {key: values for key in keys if isinstance(key, str)}
+                given = values | ({UNTOLD} if names.is_guarded else frozenset())
+                one.items |= {key: given for key in keys if isinstance(key, str)}
                 one.is_open |= not keys
 
     def _narrow(self, test: ast.expr, names: Names, *, wanted: bool) -> bool:

@@ -332,7 +332,6 @@ _DISTRIBUTIONS: Final = (
 ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
-_MOST_PAIRS: Final = 64
 
 
 def truth_of(values: Values) -> bool | None:
@@ -359,7 +358,7 @@ def compare(sides: Sequence[Values], ops: Sequence[ast.cmpop]) -> Values:
     outcomes: set[bool | None] = set()
     pairs = list(zip(sides, ops, sides[1:], strict=False))
     for one, op, other in pairs:
-        for left, right in itertools.islice(itertools.product(one, other), _MOST_PAIRS):
+        for left, right in itertools.islice(itertools.product(one, other), 64):
             try:
                 outcomes.add(_compare(left, op, right))
             except TypeError:

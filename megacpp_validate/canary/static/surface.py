@@ -86,6 +86,7 @@ class Use:
         optional: the code can do without (getattr with a default, an accessor that may give None, a `try`).
         caught: builtin exceptions that the code around it catches, and goes on.
         is_guarded: a check of the release decides whether it is reached, and what it gives is not known.
+        guarded: keywords that such a check decides about.
     """
 
     accessor: str
@@ -103,6 +104,7 @@ class Use:
     optional: bool = False
     caught: frozenset[str] = frozenset()
     is_guarded: bool = False
+    guarded: frozenset[str] = frozenset()
 
 
 def is_caught(raised: str, caught: Collection[str]) -> bool:
