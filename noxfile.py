@@ -51,7 +51,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "te_canary": Verb("Which modules a TE upgrade breaks: te_canary -- OLD NEW [--tiers static,firewall,gpu] | --all.", ("canary",)),
-    "te_bisect": Verb("The first release that breaks a module: te_bisect -- GOOD BAD --module NAME.", ("te-bisect",)),
+    "te_bisect": Verb("The first release or library that breaks a module: te_bisect -- GOOD BAD --module NAME.", ("te-bisect",)),
     "te_requirements": Verb("Which cuBLAS, cuDNN and NCCL the wheels of a TE release need: te_requirements -- RELEASE.", ("te-requirements",)),
     "import_firewall": Verb("Whether the bridge survives damaged TE installs.", ("import-firewall",)),
     "te_watch": Verb("Judge TE releases that are new on the index: te_watch -- [--state DIR].", ("te-watch",)),

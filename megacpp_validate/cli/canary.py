@@ -90,26 +90,31 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
 def te_bisect(
     context: Context,
     good: Annotated[str, "Release that is good."],
-    bad: Annotated[str, "Release that is bad."],
+    bad: Annotated[str, "Release that is bad; the same one where an --axis changes."],
     /,
     module: Annotated[str, "Bridge module that breaks between them."],
     tier: Annotated[
         Literal["static", "gpu"] | None,
-        "static: by sources. gpu: by probes. Default: gpu with a target or overlays.",
+        "static: by sources. gpu: by probes. Default: gpu with a target, axis or overlays.",
     ] = None,
     target: Annotated[str, "A row of matrix/targets.toml; of the gpu tier."] = "",
     overlays: Overlays = (),
+    axes: Annotated[
+        tuple[str, ...],
+        typer.Option("--axis", help="NAME=VERSION:DIR,VERSION:DIR: a site folder each, from good to bad; repeated."),
+    ] = (),
 ) -> Result:
-    """Which release is the first that breaks a module?
+    """Which release is the first that breaks a module, and is it Transformer Engine at all?
 
-    The search confirms both ends first. A release that cannot be built or imported is no bad release.
+    The search confirms both ends first. A release that cannot be built or imported is no bad release. With --axis
+    (torch, cudnn, cublas, flash-attn, deep-gemm) the answer may be another component.
     """
     from ..canary.dynamic.bisect import BisectOptions, run_bisect
     from ..report.describe.canary import describe_run
 
-    static = tier == "static" or (tier is None and not (target or overlays))
+    static = tier == "static" or (tier is None and not (target or overlays or axes))
     options = fill(BisectOptions, locals())
-    return run_bisect(context.catalog, options, lambda *run: say(describe_run(*run)))
+    return run_bisect(context.catalog, options, lambda run: say(describe_run(run)))
 
 
 @verb("upgrade:describe_watch")

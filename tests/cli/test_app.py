@@ -133,9 +133,10 @@ CALLS = (
     ("te-bisect 2.8.0 2.13.0 --module linear", 2, "linear_walker"),
     ("te-bisect 2.8.0 2.13.9 --module permute", 2, "Nearest: 2.12.0, 2.13.0"),
     ("te-bisect 2.8.0 2.8.0 --module permute", 2, "nothing to search"),
-    ("te-bisect 2.8.0 2.9.0 --module permute --tier static --target h200", 2, "--tier gpu"),
+    ("te-bisect 2.8.0 2.9.0 --module permute --tier static --axis a=1:,2:", 2, "--tier gpu"),
     ("te-bisect 2.8.0 2.9.0 --module permute --tier gpu", 2, "no target"),
     ("te-bisect 2.8.0 2.9.0 --module permute --target h100", 2, "'h100'"),
+    ("te-bisect 2.8.0 2.9.0 --module permute --target h200 --axis cudnn=9.1", 2, "NAME=VERSION"),
     ("te-bisect 2.8.0 2.13.0 --module permute --target cpu --receipts /dev/null", 2, "--receipts"),
 )
 

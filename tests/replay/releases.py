@@ -151,8 +151,8 @@ def read_bisect(ended: Ended) -> Decisions:
     data = ended.data
     return {
         "end": data["end"],
-        "culprits": int(bool(data["first_bad"])),
-        "points": [f"{row['release']} {row['verdict']}" for row in data["points"]],
+        "culprits": int(bool(data["first_bad"])),  # a search by sources has one axis
+        "points": [f"{' '.join(row['point'].values())} {row['verdict']}" for row in data["points"]],
     }
 
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Verdict
+from ...canary.dynamic.bisect import TE, BisectResult, PointResult, SearchEnd, Verdict
 from ...canary.firewall.run import FirewallCase, FirewallResult
 from ...canary.requirements import WheelRequirements
 from ...text import count, first_sentence
-from ..document import Block, Details, Diagnostic, Document, Paragraph, Table
+from ..document import Block, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Tone, bad, good, mark_exit, mark_of, missing, risk
 from .receipt import split_reason
 from .words import sum_up, tabulate, tabulate_facts
 
+_NAMES: Final = {"te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "nccl": "NCCL"}
 _ENDS: Final = {  # answer, and next step
-    SearchEnd.FOUND: (
-        "{module} breaks first with Transformer Engine {first}; {last} is the last good one.",
-        "stay on Transformer Engine {last}; `nox -s te_canary -- {last} {first}` shows what changed in that step",
-    ),
+    SearchEnd.FOUND: ("{module} breaks first with {first}; the last good point is {last}.", "stay on {last}"),
     SearchEnd.NARROWED: (
-        "{module} breaks first with one of Transformer Engine {first}; {last} is the last good one.",
-        "make a release without a result usable, and run again: finished receipts are reused",
+        "{module} breaks first with one of {first}; the last good point is {last}.",
+        "make a point without a result usable, and run again: finished receipts are reused",
     ),
     SearchEnd.GOOD_IS_BAD: (
         "The good end is bad already: {why}.",
         "name an older good end, one that was seen to be good",
     ),
-    SearchEnd.BAD_IS_GOOD: ("The bad end is good.", "search by `--tier gpu`"),
+    SearchEnd.BAD_IS_GOOD: ("The bad end is good.", "search by `--tier gpu`, or give what else differs as --axis"),
     SearchEnd.END_UNTOLD: ("An end cannot be judged: {why}.", "choose the nearest release that can be judged"),
     SearchEnd.END_UNBUILT: ("An end cannot be built: {why}.", "choose the nearest release that can be built"),
 }
@@ -85,22 +84,33 @@ def describe_requirements(result: WheelRequirements) -> Document:
     return Document(title, summary, mark, (needs, *unread))
 
 
-def describe_run(release: str, answer: Answer) -> str:
+def describe_run(run: PointResult) -> str:
     """One run of a search in a line."""
-    reason = "" if answer.verdict is Verdict.GOOD else f": {first_sentence(answer.reason)}"
-    return f"{mark_of(answer.verdict).word:12} Transformer Engine {release}{reason}"
+    reason = "" if run.verdict is Verdict.GOOD else f": {first_sentence(run.reason)}"
+    return f"{mark_of(run.verdict).word:12} {_join(run.point)}{reason}"
+
+
+def _join(point: Mapping[str, str]) -> str:
+    return " with ".join(f"{_NAMES.get(axis, axis)} {version}" for axis, version in point.items())
 
 
 def describe_bisect(result: BisectResult) -> Document:
-    """The answer, and every release that was tried."""
+    """The answer, and every point that was tried."""
     why = first_sentence(result.points[-1].reason).rstrip("., ")
-    words = {"module": result.module, "first": ", ".join(result.first_bad), "last": result.last_good, "why": why}
+    first = " or ".join(_join({axis: ", ".join(versions)}) for axis, versions in result.culprits.items())
+    words = {"module": result.module, "first": first, "last": _join(result.last_good), "why": why}
     answer, step = (text.format_map(words) for text in _ENDS[result.end])
-    rows = tuple((row.release, mark_of(row.verdict), first_sentence(row.reason)) for row in result.points)
+    if result.end is SearchEnd.FOUND and TE in result.culprits:
+        pair = f"{result.last_good[TE]} {result.culprits[TE][0]}"
+        step = f"{step}; `nox -s te_canary -- {pair}` shows what changed in that step"
+    rows: tuple[tuple[Content, ...], ...] = tuple(
+        (*row.point.values(), mark_of(row.verdict), first_sentence(row.reason)) for row in result.points
+    )
     cost = f"{count(result.points, 'point')}, {result.seconds:.0f} s"
     summary = f"{answer} Judged by the {result.tier} tier."
     found = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
     case = Diagnostic(result.module, found, "te_bisect", summary, help=step, seconds=result.seconds)
     mark = missing("no answer") if result.end in (SearchEnd.END_UNTOLD, SearchEnd.END_UNBUILT) else found
-    blocks = Table(("Transformer Engine", "verdict", "reason"), rows), tabulate_facts({"cost": cost, "next step": step})
+    table = Table((*(_NAMES.get(axis, axis) for axis in result.axes), "verdict", "reason"), rows)
+    blocks = table, tabulate_facts({"cost": cost, "next step": step})
     return Document(f"First bad release for {result.module}", summary, mark, blocks, (case,))

@@ -45,15 +45,17 @@ def test_a_reason_names_cause_and_next_step(reason: str, parts: tuple[str, str])
     assert split_reason(reason) == parts
 
 
-NOT_BUILT = {5: Verdict.CANNOT_BUILD, 6: Verdict.CANNOT_TELL}
+NOT_BUILT = {(5,): Verdict.CANNOT_BUILD, (6,): Verdict.CANNOT_TELL}
 SEARCHES = {
-    "found": (12, Truth(7)),
-    "a range": (12, Truth(7, NOT_BUILT.get)),
-    "the good end is bad": (4, Truth(0)),
-    "an end is not built": (4, Truth(2, {3: Verdict.CANNOT_BUILD}.get)),
+    "found": ([12], Truth(({0: 7},))),
+    "a range": ([12], Truth(({0: 7},), NOT_BUILT.get)),
+    "another component": ([12, 4], Truth(({1: 2},))),
+    "two together": ([6, 4], Truth(({0: 3, 1: 2},))),
+    "the good end is bad": ([4], Truth(({0: 0},))),
+    "an end is not built": ([4], Truth(({0: 2},), {(3,): Verdict.CANNOT_BUILD}.get)),
 }
 
 
 def test_searches(snapshot: SnapshotAssertion) -> None:
-    found = [find(size, truth).model_copy(update={"seconds": 1.0}) for size, truth in SEARCHES.values()]
+    found = [find(sizes, truth).model_copy(update={"seconds": 1.0}) for sizes, truth in SEARCHES.values()]
     assert "\n\n".join(render_markdown(describe_bisect(one)) for one in found) == snapshot
