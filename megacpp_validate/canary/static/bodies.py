@@ -87,12 +87,8 @@ def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, s
 
 
 _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.NotEq: ast.Eq,
-    ast.NotIn: ast.In,
-    ast.IsNot: ast.Is,
-    ast.Lt: ast.GtE,
-    ast.LtE: ast.Gt,
-}
+    ast.NotEq: ast.Eq, ast.NotIn: ast.In, ast.IsNot: ast.Is, ast.Lt: ast.GtE, ast.LtE: ast.Gt,
+}  # fmt: skip
 
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -22,14 +22,9 @@ from .syntax_nodes import walk
 
 
 def compare_bodies(
-    old: Release,
-    new: Release,
-    before: griffe.Function,
-    after: griffe.Function,
-    given: Mapping[str, Argument],
-    given_before: Mapping[str, Argument],
-    use: Use,
-) -> Iterator[Change]:
+    old: Release, new: Release, before: griffe.Function, after: griffe.Function, given: Mapping[str, Argument],
+    given_before: Mapping[str, Argument], use: Use,
+) -> Iterator[Change]:  # fmt: skip
     """Every change in the body of a consumed function that the call meets.
 
     Args:
@@ -76,12 +71,9 @@ def compare_deprecations(
 
 
 def _default_meanings(
-    old: Release,
-    new: Release,
-    before: tuple[griffe.Function, ast.FunctionDef],
-    after: tuple[griffe.Function, ast.FunctionDef],
-    given: Mapping[str, Argument],
-) -> Iterator[Change]:
+    old: Release, new: Release, before: tuple[griffe.Function, ast.FunctionDef],
+    after: tuple[griffe.Function, ast.FunctionDef], given: Mapping[str, Argument],
+) -> Iterator[Change]:  # fmt: skip
     one, other = bodies.default_meanings(before[1]), bodies.default_meanings(after[1])
     taken = {name for name, argument in given.items() if argument.usual != (None,)}  # None is for the default again
     for name in sorted(set(one) & set(other) - taken):

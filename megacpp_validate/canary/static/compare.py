@@ -36,7 +36,7 @@ from .shapes import (
     signature_of,
     ways_to_name,
 )
-from .surface import BELOW, RESULT, Surface, Symbol, Use, UseKind, is_caught
+from .surface import BELOW, ELEMENT, RESULT, Surface, Symbol, Use, UseKind, is_caught
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ class _Comparison:
     @staticmethod
     def _met(change: Change, pair: Pair) -> Met:
         use = pair.use
-        member = ".".join(step for step in use.path if step not in {RESULT, BELOW})
+        member = ".".join(step for step in use.path if step not in {RESULT, BELOW, ELEMENT})
         if use.path and use.path[-1] == RESULT and use.kind is UseKind.CALL:
             member = f"{member}.forward".lstrip(".")
         if change.kind is ChangeKind.ATTRIBUTE_REMOVED:

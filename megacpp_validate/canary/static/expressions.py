@@ -64,7 +64,6 @@ class Lacking(Exception):
     """
 
     def __init__(self, symbol: Symbol, raised: str, name: str) -> None:
-        super().__init__(symbol, raised, name)
         self.symbol, self.raised, self.name = symbol, raised, name
 
 

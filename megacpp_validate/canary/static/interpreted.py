@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from .project import SourceFile
-from .surface import Argument, Symbol, UseKind
+from .surface import ELEMENT, Argument, Symbol, UseKind
 
 
 @dataclass(frozen=True)
@@ -318,17 +319,12 @@ _METHODS: Final[dict[type, frozenset[str]]] = {
     SpecifierSet: frozenset({"contains"}),
 }
 VERSION_PARTS: Final = frozenset({"major", "minor", "micro", "release", "base_version", "public"})
+_DISTRIBUTION: Final = re.compile(r"transformer[-_]engine([-_](torch|cu12|cu13))?", re.IGNORECASE)
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "TorchVersion", "parse", "parse_version"})
 _BUILTINS: Final[dict[str, Callable[..., Any]]] = {
     "str": str, "int": int, "float": float, "bool": bool, "len": len, "tuple": tuple, "list": list, "max": max,
     "min": min, "any": any, "all": all,
 }  # fmt: skip
-_DISTRIBUTIONS: Final = (
-    "transformer-engine",
-    "transformer-engine-torch",
-    "transformer-engine-cu12",
-    "transformer-engine-cu13",
-)
 ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
@@ -419,6 +415,8 @@ def subscript(owner: Values, key: Values) -> Values:
     for one in owner:
         for at in key:
             match one, at:
+                case Vendor(symbol=symbol, path=(_, *_) as path), Const(value=str()):
+                    found.append(frozenset({Vendor(symbol, (*path, ELEMENT))}))
                 case Items(values=parts), Const(value=int() as index) if -len(parts) <= index < len(parts):
                     found.append(parts[index])
                 case _:
@@ -442,11 +440,6 @@ def cut(owner: Values, lower: Values, upper: Values) -> Values:
     return ANYTHING
 
 
-def is_version_of_vendor(name: object) -> bool:
-    """Whether a distribution is one of Transformer Engine's."""
-    return str(name).replace("_", "-").lower() in _DISTRIBUTIONS
-
-
 def call_external(path: str, arguments: Sequence[Values], release: str) -> Values:
     """What a call of a function of another package gives, where it reads or makes a version.
 
@@ -460,7 +453,7 @@ def call_external(path: str, arguments: Sequence[Values], release: str) -> Value
     if not given or None in given:
         return ANYTHING
     values = [one[0] for one in given if one is not None]
-    if last in ("version", "get_distribution") and is_version_of_vendor(values[0]):
+    if last in ("version", "get_distribution") and _DISTRIBUTION.fullmatch(str(values[0])):
         return constant(release)
     made = Version if last in _VERSIONS else SpecifierSet if last == "SpecifierSet" else None
     if made is not None:

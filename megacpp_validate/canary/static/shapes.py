@@ -12,7 +12,7 @@ import griffe
 from . import bodies
 from .recipes import IGNORES_UNKNOWN
 from .release import Found, Release
-from .surface import BELOW, RESULT
+from .surface import BELOW, ELEMENT, RESULT
 from .syntax_nodes import once_per_node, statements_below, walk
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
@@ -99,10 +99,13 @@ UNKNOWN_SHAPE = Shape("unknown")
 
 def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
     """The shape of the value at the end of `path` from a definition."""
-    shape = _shape_of_object(found)
+    shape = holder = _shape_of_object(found)
     if found.wrapped and (made := applied_of(release, found.obj)) is not None:
         shape = Shape("function", made)
-    for step in path:
+    for index, step in enumerate(path):
+        if step == ELEMENT:
+            return _element(release, holder, path[index - 1], path[index + 1 :])
+        holder = shape
         if step == BELOW:
             shape = Shape("instance", shape.obj, is_base=True) if shape.what == "class" else UNKNOWN_SHAPE
         else:
@@ -110,6 +113,26 @@ def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
         if shape.what in {"unknown", "missing"}:
             return shape
     return shape
+
+
+def _element(release: Release, holder: Shape, field: str, rest: Sequence[str]) -> Shape:
+    """What is read of `holder.field[key]`: there is what the code of the class itself reads of such an element."""
+    if not isinstance(holder.obj, griffe.Class) or len(rest) != 1:
+        return UNKNOWN_SHAPE
+    nodes = [release.node_of(cls) for cls in (holder.obj, *release.bases(holder.obj)[0])]
+    known = set[str]().union(*(_read_of_elements(node).get(field, ()) for node in nodes if node is not None))
+    return Shape("value" if rest[0] in known else "missing" if known else "unknown", holder.obj)
+
+
+@once_per_node
+def _read_of_elements(node: ast.AST) -> dict[str, set[str]]:
+    """Field of a class -> attributes that its code reads of what the field holds under a key."""
+    found: dict[str, set[str]] = {}
+    for one in walk(node):
+        match one:
+            case ast.Attribute(value=ast.Subscript(value=ast.Attribute(attr=field)), attr=name):
+                found.setdefault(field, set()).add(name)
+    return found
 
 
 def callee_of(release: Release, shape: Shape) -> tuple[griffe.Function | None, bool]:

@@ -12,6 +12,7 @@ from typing import Final
 from ...evidence.values import SourceLine
 
 RESULT = "()"  # a step in `Use.path`: the value that a call gives
+ELEMENT = "[]"  # a step in `Use.path`: what a container holds under a key that is a text
 BELOW = "<:"  # a step in `Use.path`: an object of this class, or of any class below it
 
 
