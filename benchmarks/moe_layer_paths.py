@@ -6,18 +6,20 @@ loss on), and gives its output and the gradients of tokens, router and experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import distributed
 
 from benchmarks.router import choose_experts
+from megacpp_validate.bridge import jagged_experts
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
-from megacpp_validate.bridge.jagged_experts import Mark, jagged_moe
+from megacpp_validate.bridge.jagged_experts import jagged_moe
 from megacpp_validate.bridge.permute import Dispatch, padded_moe
 from megacpp_validate.bridge.te_fp8 import te_delayed_scaling, te_scope
 from megacpp_validate.native.mlp import activation
@@ -95,13 +97,47 @@ def differentiate(out: Any, aux: Any, leaves: Any, gradient: Any) -> tuple[Any, 
     return out, *torch.autograd.grad(outputs, leaves, gradients)
 
 
+Mark = Callable[[str], None]  # called with the name of each stage after its launch
+# What `jagged_moe` calls in its fused path, in this order, and the stage that ends with the call.
+STAGES: Final = (
+    ("sort_by_expert", "sort"), ("gather_rows", "dispatch"), ("grouped_product", "up"), ("gate_rows", "activation"),
+    ("grouped_product", "down"), ("combine_rows", "combine"), ("gather_rows", "combine backward"),
+    ("grouped_product", "down backward, rows"), ("gate_rows_backward", "activation backward"),
+    ("grouped_product", "down backward, weights"), ("grouped_product", "up backward, rows"),
+    ("combine_rows", "dispatch backward"), ("gather_rows", "dispatch again"),
+    ("grouped_product", "up backward, weights"), ("zero_idle", ""), ("zero_idle", "idle experts"),
+)  # fmt: skip
+
+
+@contextmanager
+def marking(mark: Mark) -> Iterator[None]:
+    """While inside, `jagged_moe` marks the stages of one step of its fused path."""
+    stages = iter(STAGES)
+
+    def call(name: str, plain: Callable[..., Any], *given: Any) -> Any:
+        wanted, stage = next(stages)
+        if name != wanted:
+            raise LookupError(f"jagged_moe calls {name} where STAGES has {wanted}")
+        if stage == "combine backward":
+            mark("start of the backward")
+        made = plain(*given)
+        if stage:
+            mark(stage)
+        return made
+
+    names = dict.fromkeys(name for name, _ in STAGES)
+    with patch.multiple(jagged_experts, **{name: partial(call, name, getattr(jagged_experts, name)) for name in names}):
+        yield
+
+
 def jagged_step(given: Given, mark: Mark | None = None) -> tuple[Any, ...]:
     """The path without the host."""
     routed = choose_experts(given.tokens, given.router, given.case.top_k, aux_coefficient=AUX)
     if mark is not None:
         mark("route")
-    out = jagged_moe(given.tokens, routed.chosen, routed.weights, given.up, given.down, mark=mark)
-    found = differentiate(out, routed.aux_loss, given.leaves, given.gradient)
+    with nullcontext() if mark is None else marking(mark):
+        out = jagged_moe(given.tokens, routed.chosen, routed.weights, given.up, given.down)
+        found = differentiate(out, routed.aux_loss, given.leaves, given.gradient)
     if mark is not None:
         mark("route backward")
     return found

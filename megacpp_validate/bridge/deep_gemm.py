@@ -30,9 +30,6 @@ from .vendor import TRITON, Vendor, explain_plainly
 
 # --- deep gemm ---
 
-NATIVE_PATH: Final = "a grouped matmul of plain torch in bf16"
-
-
 DEEP_GEMM: Final = Vendor(
     "DeepGEMM",
     module="deep_gemm",
@@ -40,9 +37,6 @@ DEEP_GEMM: Final = Vendor(
     trial="MEGACPP_DEEP_GEMM_TRIAL_SECONDS",
     explain=explain_plainly("DeepGEMM", "pip install sgl-deep-gemm==0.1.3, and set CUDA_HOME to a toolkit with nvcc"),
 )
-
-is_deep_gemm_available = DEEP_GEMM.is_available
-why_deep_gemm_is_unavailable = DEEP_GEMM.why_unavailable
 
 
 @DEEP_GEMM.entry(required=True)

@@ -156,7 +156,7 @@ def load_fp8_state_dict(
         WrongState: the state is of another recipe, or the recipe wants one and there is none, or this release of
             Transformer Engine does not read it. Nothing was loaded.
     """
-    check_fp8_state(module, state, recipe=recipe, start_anew=start_anew)
+    _refuse_other_recipe(module, state, recipe, start_anew=start_anew)
     _try_one(module, state)
     return module.load_state_dict(state, strict=strict)
 
@@ -183,10 +183,7 @@ def _key(name: str) -> str:
     return f"{name}.{EXTRA_STATE}" if name else EXTRA_STATE
 
 
-def check_fp8_state(
-    module: Any, state: Mapping[str, Any], *, recipe: RecipeName | None, start_anew: bool = False
-) -> None:
-    """The same without loading anything; raises as `load_fp8_state_dict`."""
+def _refuse_other_recipe(module: Any, state: Mapping[str, Any], recipe: RecipeName | None, *, start_anew: bool) -> None:
     if recipe is not None and recipe not in RECIPES:
         raise UnknownName(f"there is no recipe {recipe!r}. Next step: choose one of {', '.join(RECIPES)}.")
     names = [name for name, layer in module.named_modules() if hasattr(layer, "fp8_meta")]

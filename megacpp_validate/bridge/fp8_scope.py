@@ -1,7 +1,7 @@
 """The low-precision scope: one page of rules, one context variable.
 
 1. `low_precision` is the one way in, and the recipe follows the target. Where Transformer Engine cannot be used, or the
-   target has no recipe, the scope changes nothing and its `Scope` says so.
+   target has no recipe, the scope changes nothing and its `reason` says why.
 2. One low-precision scope at a time. A second entry is an error: what it would do to scales and amax histories differs
    by release, recipe and depth, and shows as drift weeks later.
 3. The first and last layers and the auxiliary heads stay in BF16 (`Zones`). `group_scope` enters the scope once for a
@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, get_args
@@ -99,37 +99,18 @@ class AmaxRegionMisplaced(BridgeError, RuntimeError):
     """A region of another amax group that is not directly inside a low-precision scope."""
 
 
-@dataclass(frozen=True)
-class Scope:
-    """A scope that is open.
+@dataclass(eq=False)
+class PrecisionScope:
+    """A scope to be entered by `with`, which gives the scope itself. It can be entered again after it was left.
 
     Attributes:
         recipe: the recipe that was asked for; None where the target has none, and in a BF16 zone.
         choice: whether Transformer Engine applies it ("te"), or nothing does ("native"), and why.
-        entered_at: "file:line" of the entry.
         reason: why low precision is not on; empty where it is.
-    """
-
-    recipe: RecipeName | None
-    choice: Choice
-    entered_at: str
-    reason: str = ""
-
-    @property
-    def is_low(self) -> bool:
-        """Whether layers of Transformer Engine compute in low precision in here."""
-        return self.choice.observed == "te"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a scope will do when it is entered.
-
-    Attributes:
-        recipe, choice, reason: as `Scope` has them.
         exclusive: whether it asks for low precision, so that there may be no other open.
         turn: from the place of entry, what turns the state of Transformer Engine; it may refuse by raising.
         around: of a region: the low-precision scope that it is a part of.
+        entered_at: "file:line" of the last entry.
     """
 
     recipe: RecipeName | None
@@ -138,22 +119,25 @@ class Plan:
     exclusive: bool
     turn: Callable[[str], AbstractContextManager[Any]]
     around: PrecisionScope | None = None
+    entered_at: str = field(default="", init=False)
+    _turned: AbstractContextManager[Any] | None = field(default=None, init=False)  # while it is open
+
+    @property
+    def is_low(self) -> bool:
+        """Whether layers of Transformer Engine compute in low precision in here."""
+        return self.choice.observed == "te"
 
     @property
     def turns_on(self) -> bool:
         """Whether it turns on state that all threads share."""
-        return self.exclusive and self.choice.observed == "te"
+        return self.exclusive and self.is_low
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was entered and not left."""
+        return self._turned is not None
 
-class PrecisionScope:
-    """A scope to be entered by `with`; it gives the open `Scope`. The same object can be entered again afterwards."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan: Final = plan
-        self.scope: Scope | None = None
-        self._turned: AbstractContextManager[Any] | None = None
-
-    def __enter__(self) -> Scope:
+    def __enter__(self) -> PrecisionScope:
         """Open it.
 
         Raises:
@@ -162,34 +146,34 @@ class PrecisionScope:
             AmaxRegionMisplaced: it is a region, and the scope that it was made in is not the innermost one here.
             WrongRecomputeOwner: low precision is asked for in what a checkpoint runs, and will run again.
         """
-        plan, place, stack = self.plan, _place_of_entry(), open_here()
-        if (plan.exclusive or plan.around is not None) and (owners := recompute_owners()):
+        place, stack = _place_of_entry(), open_here()
+        if (self.exclusive or self.around is not None) and (owners := recompute_owners()):
             raise WrongRecomputeOwner(
                 f"the low-precision scope was entered at {place}, in what a checkpoint ({owners[0]}) runs again: each "
                 "amax would be taken in twice. Next step: enter the scope once, outside, and recompute the block by "
                 "te_recompute inside it."
             )
-        if plan.around is not None and _scope_around_region() is not plan.around:
+        if self.around is not None and _scope_around_region() is not self.around:
             raise _misplaced(place, "inside another scope than it was made in")
-        if self.scope is not None:
-            raise _twice(self.scope.entered_at, place, "it is the same scope object")
-        if plan.exclusive and stack:
-            outer = next((one for one in stack if one.plan.exclusive), stack[-1])
-            why = "" if outer.plan.exclusive else f"that one keeps its inside in high precision: {outer.plan.reason}"
-            raise _twice(outer.scope.entered_at if outer.scope else "", place, why)
+        if self.is_open:
+            raise _twice(self.entered_at, place, "it is the same scope object")
+        if self.exclusive and stack:
+            outer = next((one for one in stack if one.exclusive), stack[-1])
+            why = "" if outer.exclusive else f"that one keeps its inside in high precision: {outer.reason}"
+            raise _twice(outer.entered_at, place, why)
         _claim(self, stack, place)
         try:
             with contextlib.ExitStack() as entered:
-                if plan.turns_on and plan.recipe == "delayed" and not torch.is_grad_enabled():
+                if self.turns_on and self.recipe == "delayed" and not torch.is_grad_enabled():
                     entered.enter_context(pending_amax_kept())
-                entered.enter_context(plan.turn(place))
+                entered.enter_context(self.turn(place))
                 self._turned = entered.pop_all()
         except BaseException:
             _release(self)
             raise
-        self.scope = Scope(plan.recipe, plan.choice, place, plan.reason)
+        self.entered_at = place
         _around.set((*stack, self))
-        return self.scope
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -199,22 +183,22 @@ class PrecisionScope:
         Raises:
             BridgeError: one was, and nothing else is being raised.
         """
-        if self.scope is None:  # an outer scope has closed this one, and raised for it
+        if not self.is_open:  # an outer scope has closed this one, and raised for it
             return
-        stack, place = open_here(), self.scope.entered_at
+        stack = open_here()
         inner = stack[stack.index(self) + 1 :] if self in stack else ()
-        places = [one.scope.entered_at for one in inner if one.scope is not None]
         for one in (*reversed(inner), self):
             one._close(kind, fault, trace)
         if inner and fault is None:
             raise BridgeError(
-                f"the precision scope entered at {place} was left while the one entered inside it at "
-                f"{', '.join(places)} was open; both are closed now. Likely cause: a generator or task that was "
-                "suspended inside its scope. Next step: leave scopes in the reverse order of entry."
+                f"the precision scope entered at {self.entered_at} was left while the one entered inside it at "
+                f"{', '.join(one.entered_at for one in inner)} was open; both are closed now. Likely cause: a "
+                "generator or task that was suspended inside its scope. Next step: leave scopes in the reverse order "
+                "of entry."
             )
 
     def _close(self, *raised: Any) -> None:
-        turned, self._turned, self.scope = self._turned, None, None
+        turned, self._turned = self._turned, None
         _around.set(open_here())
         try:
             if turned is not None:
@@ -231,13 +215,13 @@ _claims: dict[PrecisionScope, tuple[str, str]] = {}  # scopes open anywhere in t
 
 def open_here() -> tuple[PrecisionScope, ...]:
     """The scopes that are open around this code, the outermost first."""
-    return tuple(one for one in _around.get() if one.scope is not None)
+    return tuple(one for one in _around.get() if one.is_open)
 
 
-def current_scope() -> Scope | None:
+def current_scope() -> PrecisionScope | None:
     """The innermost scope that is open around this code; None outside of all."""
     stack = open_here()
-    return stack[-1].scope if stack else None
+    return stack[-1] if stack else None
 
 
 def _claim(scope: PrecisionScope, stack: tuple[PrecisionScope, ...], place: str) -> None:
@@ -245,14 +229,13 @@ def _claim(scope: PrecisionScope, stack: tuple[PrecisionScope, ...], place: str)
 
     Where Transformer Engine is off right now, high precision is noted too: it would not see another thread turn it on.
     """
-    plan = scope.plan
-    if not plan.turns_on and (plan.exclusive or plan.around is not None):
+    if not scope.turns_on and (scope.exclusive or scope.around is not None):
         return
     with _lock:
         for other, (first, thread) in _claims.items():
-            if other not in stack and (plan.turns_on or other.plan.turns_on):
+            if other not in stack and (scope.turns_on or other.turns_on):
                 why = f"that was in the thread {thread}, and all threads share its state"
-                raise _twice(first, place, why, "low" if plan.turns_on else "high")
+                raise _twice(first, place, why, "low" if scope.turns_on else "high")
         _claims[scope] = place, threading.current_thread().name
 
 
@@ -322,13 +305,13 @@ def low_precision(
     choice = choose("fp8_scope", (("te", partial(_why_not_te, features, target, name)), ("native", lambda: None)))
     reason = "; ".join(refusal.reason for refusal in choice.refusals)
     if name is None or choice.observed != "te":
-        return PrecisionScope(Plan(name, choice, reason, True, lambda _: contextlib.nullcontext()))
+        return PrecisionScope(name, choice, reason, True, lambda _: contextlib.nullcontext())
     if refused := why_recipe_is_refused(name):
         raise WrongTarget(
             f"Transformer Engine refuses the recipe {name} here: {refused.rstrip('.')}. Likely cause: its release or "
             f"the CUDA of this environment is older than the target {target} wants. Next step: name another recipe."
         )
-    return PrecisionScope(Plan(name, choice, "", True, partial(_te_turned_on, name, group, reduce_amax)))
+    return PrecisionScope(name, choice, "", True, partial(_te_turned_on, name, group, reduce_amax))
 
 
 def why_recipe_is_refused(recipe: RecipeName) -> str:
@@ -347,7 +330,7 @@ def high_precision(because: str) -> PrecisionScope:
         ScopeEnteredTwice: on entry, where another thread is in low precision: all threads share that state.
     """
     choice = choose("fp8_scope", (("native", lambda: None),))
-    return PrecisionScope(Plan(None, choice, because, False, _te_turned_off))
+    return PrecisionScope(None, choice, because, False, _te_turned_off)
 
 
 def _why_not_te(features: Features, target: str, recipe: RecipeName | None) -> Refusal | None:
@@ -414,11 +397,10 @@ def amax_shared_with(owner: Any) -> PrecisionScope:
     """
     group, reduce_amax = reduction_of(owner)
     around = _scope_around_region()
-    plan = around.plan
     turn: Callable[[str], AbstractContextManager[Any]] = lambda _: contextlib.nullcontext()  # noqa: E731
-    if plan.turns_on:
-        turn = partial(_te_regrouped, plan.recipe == "delayed", group, reduce_amax)
-    return PrecisionScope(Plan(plan.recipe, plan.choice, plan.reason, False, turn, around))
+    if around.turns_on:
+        turn = partial(_te_regrouped, around.recipe == "delayed", group, reduce_amax)
+    return PrecisionScope(around.recipe, around.choice, around.reason, False, turn, around)
 
 
 def _scope_around_region() -> PrecisionScope:
@@ -427,9 +409,8 @@ def _scope_around_region() -> PrecisionScope:
     if not stack:
         raise _misplaced(place, "outside of every scope of this thread")
     inner = stack[-1]
-    entered_at = inner.scope.entered_at if inner.scope is not None else ""
-    if inner.plan.around is not None or not inner.plan.exclusive:
-        raise _misplaced(place, f"inside the one entered at {entered_at}")
+    if inner.around is not None or not inner.exclusive:
+        raise _misplaced(place, f"inside the one entered at {inner.entered_at}")
     return inner
 
 
@@ -538,8 +519,10 @@ class Zones:
 
 
 def group_scope(
-    layers: Sequence[int | Head], zones: Zones, factories: Sequence[Callable[[], AbstractContextManager[Scope]]]
-) -> AbstractContextManager[Scope]:
+    layers: Sequence[int | Head],
+    zones: Zones,
+    factories: Sequence[Callable[[], AbstractContextManager[PrecisionScope]]],
+) -> AbstractContextManager[PrecisionScope]:
     """The scope of a group of layers that run one after the other: entered once for all, or not at all.
 
     Args:

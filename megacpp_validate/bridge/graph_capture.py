@@ -246,9 +246,8 @@ def _read(scope: PrecisionScope) -> _Precision:
 
 
 def _why_not(scope: PrecisionScope) -> Refusal | None:
-    plan = scope.plan
-    if plan.exclusive and plan.choice.observed != "te":
-        return Refusal("te", "not-low", plan.reason)
+    if scope.exclusive and not scope.is_low:
+        return Refusal("te", "not-low", scope.reason)
     if not te.is_te_available():
         return Refusal("te", "te-unavailable", te.why_te_is_unavailable())
     reason = te.make_graphed_callables.why_missing()

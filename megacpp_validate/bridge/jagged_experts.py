@@ -17,7 +17,7 @@ gradients of experts without rows to zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,8 +29,6 @@ from ..native.grouped_gemm import ends_of, grouped_gemm_loop, grouped_mm_refusal
 from ..native.norms import without_autocast
 from .errors import WrongDtype, WrongShape
 from .vendor import TRITON
-
-Mark = Callable[[str], None]  # called with the name of each stage after its launch
 
 SORT_BLOCK: Final = 128  # assignments that one program of the counting sort places
 SORT_EXPERTS: Final = 256  # a program's table of assignments x experts must fit into registers
@@ -53,9 +51,7 @@ class Order:
     ends: Any
 
 
-def jagged_moe(
-    tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, *, mark: Mark | None = None
-) -> Any:
+def jagged_moe(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> Any:
     """Each token through its k experts, summed with their weights.
 
     Args:
@@ -65,7 +61,6 @@ def jagged_moe(
         weights: fp32 (fp64 beside tokens in fp64) [T, k].
         up_weight: [E, 2F, D] in the dtype of the tokens, the gate first.
         down_weight: [E, D, F], likewise.
-        mark: for timing of the fused path: called after each stage of the forward and the backward pass.
 
     Returns:
         [T, D] in the dtype of the tokens, also inside an autocast region. Gradients reach tokens, weights and both
@@ -78,7 +73,7 @@ def jagged_moe(
     with without_autocast(tokens):
         if why_not_fused(tokens, up_weight, down_weight):
             return _plain(tokens, chosen, weights, up_weight, down_weight)
-        return _JaggedMoe.apply(tokens, chosen, weights, up_weight, down_weight, mark)
+        return _JaggedMoe.apply(tokens, chosen, weights, up_weight, down_weight)
 
 
 def jagged_rows(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
@@ -190,56 +185,35 @@ class _JaggedMoe(torch.autograd.Function):
     """The layer between the router and the residual stream."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, mark: Mark | None
-    ) -> Any:
-        tell = mark or (lambda _: None)
+    def forward(ctx: Any, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> Any:
         tokens, weights = tokens.contiguous(), weights.contiguous()
         up_weight, down_weight = packed(up_weight), packed(down_weight)
         order = sort_by_expert(chosen, up_weight.shape[0])
-        tell("sort")
         rows = gather_rows(tokens, order)
-        tell("dispatch")
         up = grouped_product(rows, up_weight.transpose(1, 2), order.ends)
-        tell("up")
         inner = gate_rows(up, weights, order.order)
-        tell("activation")
-        out = grouped_product(inner, down_weight.transpose(1, 2), order.ends)
-        tell("down")
-        mixed = combine_rows(out, order)
-        tell("combine")
+        mixed = combine_rows(grouped_product(inner, down_weight.transpose(1, 2), order.ends), order)
         ctx.save_for_backward(tokens, weights, up_weight, down_weight, up, order.order, order.place, order.ends)
-        ctx.tell = tell
         return mixed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any, Any, None]:
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any, Any]:
         tokens, weights, up_weight, down_weight, up, *places = ctx.saved_tensors
-        order, tell = Order(*places), ctx.tell
-        tell("start of the backward")
+        order = Order(*places)
         of_out = gather_rows(grad.contiguous(), order)
-        tell("combine backward")
         of_inner = grouped_product(of_out, down_weight, order.ends)
-        tell("down backward, rows")
         of_up, of_weights, inner = gate_rows_backward(up, of_inner, weights, order.order)
-        tell("activation backward")
         of_down = grouped_product(of_out.t(), inner, order.ends)
         del of_out, of_inner, inner
-        tell("down backward, weights")
         of_rows = grouped_product(of_up, up_weight, order.ends)
-        tell("up backward, rows")
         of_tokens = combine_rows(of_rows, order)
         del of_rows
-        tell("dispatch backward")
         rows = gather_rows(tokens, order)
-        tell("dispatch again")
         of_up_weight = grouped_product(of_up.t(), rows, order.ends)
-        tell("up backward, weights")
         zero_idle(of_down, order.ends)
         zero_idle(of_up_weight, order.ends)
-        tell("idle experts")
-        return of_tokens, None, of_weights, of_up_weight, of_down, None
+        return of_tokens, None, of_weights, of_up_weight, of_down
 
 
 class _JaggedRows(torch.autograd.Function):

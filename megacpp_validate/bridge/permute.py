@@ -246,28 +246,12 @@ def te_permute(tokens: Any, probs: Any, routing_map: Any, *, num_out_tokens: int
         num_out_tokens: number of True entries, R.
 
     Returns:
-        Rows [R, D], their probabilities [R], and the map that `te_unpermute` takes.
+        Rows [R, D], their probabilities [R], and the map that `moe_unpermute` takes.
     """
     rows, row_probs, row_map = te.moe_permute_with_probs.require()(
         tokens, probs, routing_map, num_out_tokens=num_out_tokens
     )
     return rows, row_probs, row_map
-
-
-def te_unpermute(rows: Any, row_map: Any, *, probs: Any, shape: Any) -> Any:
-    """Rows [R, D] back to tokens of `shape` [T, D], weighted by `probs` [T, E] and summed over experts."""
-    return te.moe_unpermute.require()(rows, row_map, merging_probs=probs, restore_shape=shape, map_type="mask")
-
-
-def te_sort_chunks(rows: Any, sizes: Any, order: Any) -> Any:
-    """Chunks of rows [R, D] of the given `sizes` [C] in another `order` [C]."""
-    return te.moe_sort_chunks_by_index.require()(rows, sizes, order)
-
-
-def te_sort_chunks_with_probs(rows: Any, probs: Any, sizes: Any, order: Any) -> tuple[Any, Any]:
-    """The same, with the probabilities [R] of the rows."""
-    moved, moved_probs = te.moe_sort_chunks_by_index_with_probs.require()(rows, probs, sizes, order)
-    return moved, moved_probs
 
 
 class TePadding:
@@ -389,7 +373,9 @@ class Dispatch:
         elif self.align > 1:
             rows = unpad_rows(rows, counts, self.align)
         if self.choice.observed == "te":
-            return te_unpermute(rows, row_map.handle, probs=probs, shape=(row_map.num_tokens, rows.shape[1]))
+            shape = (row_map.num_tokens, rows.shape[1])
+            unpermuted = te.moe_unpermute.require()
+            return unpermuted(rows, row_map.handle, merging_probs=probs, restore_shape=shape, map_type="mask")
         row_ids = row_map.handle if row_map.path == "native" else row_map.routing_map.t().nonzero()[:, 1]
         weights = None if probs is None else _of_each_row(probs, row_ids, counts)
         return unpermute(rows, row_ids, num_tokens=row_map.num_tokens, row_probs=weights)
@@ -421,9 +407,9 @@ class Dispatch:
         if self.choice.observed == "te":
             chunks = torch.tensor([sizes, order], dtype=torch.int32).to(rows.device, non_blocking=True)
             if probs is None:
-                moved = te_sort_chunks(payload, chunks[0], chunks[1])
+                moved = te.moe_sort_chunks_by_index.require()(payload, *chunks)
             else:
-                moved, probs = te_sort_chunks_with_probs(payload, probs, chunks[0], chunks[1])
+                moved, probs = te.moe_sort_chunks_by_index_with_probs.require()(payload, probs, *chunks)
         else:
             moved = sort_chunks(payload, sizes, order)
             probs = probs if probs is None else sort_chunks(probs, sizes, order)

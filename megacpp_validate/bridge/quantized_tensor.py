@@ -130,21 +130,6 @@ class ScaledPayload:
 # --- quantized tensor -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Dequantized:
-    """A tensor in its logical dtype, because no consumer could take the payload.
-
-    Attributes:
-        values: plain tensor in the logical dtype.
-        because: why, for a person.
-        source: class of the tensor.
-    """
-
-    values: Any
-    because: str
-    source: str
-
-
 _saying: ContextVar[str] = ContextVar("megacpp_saying_dequantized", default="")
 
 
@@ -176,8 +161,8 @@ def read_payload(tensor: Any) -> ScaledPayload | Refusal:
     return reader(tensor)
 
 
-def dequantize(tensor: Any, because: str) -> Dequantized:
-    """A quantized tensor in its logical dtype, with the reason; `saying()` returns the reason meanwhile.
+def dequantize(tensor: Any, because: str) -> Any:
+    """A quantized tensor as a plain one in its logical dtype; `saying()` returns the reason meanwhile.
 
     The result has the bits of Transformer Engine's own dequantization, which up to 2.18 fails for tensors with
     transposed bytes alone. It is nearer than torchao's own for training tensors, which divides in bf16 by a scale that
@@ -195,13 +180,12 @@ def dequantize(tensor: Any, because: str) -> Dequantized:
     token = _saying.set(because)
     try:
         if isinstance(found, ScaledPayload):
-            values = found.values()
-        else:  # every torch.Tensor has a `dequantize`, which knows nothing of torchao's training tensors
-            own = getattr(tensor, "to_original_precision", None) or tensor.dequantize
-            values = own().to(_logical_dtype(tensor))
+            return found.values()
+        # Every torch.Tensor has a `dequantize`, which knows nothing of torchao's training tensors.
+        own = getattr(tensor, "to_original_precision", None) or tensor.dequantize
+        return own().to(_logical_dtype(tensor))
     finally:
         _saying.reset(token)
-    return Dequantized(values, f"dequantized because {because}", type(tensor).__name__)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from contextvars import Context, copy_context
 from typing import Any, Literal
 
 from . import imports as te
-from .errors import WrongOption
 
 FormatName = Literal["E4M3", "E5M2", "HYBRID"]
 
@@ -47,22 +46,16 @@ def te_format(name: FormatName) -> Any:
     return formats.E4M3 if name == "E4M3" else formats.E5M2
 
 
-def te_delayed_scaling(*, amax_history_len: int = 16, reduce_amax: bool = True) -> Any:
+def te_delayed_scaling(*, reduce_amax: bool = True) -> Any:
     """The production recipe on Hopper: E4M3 forward, E5M2 backward, amax history of 16, its maximum.
 
     Args:
-        amax_history_len: steps whose amax is remembered.
         reduce_amax: False where this rank alone owns its shard, so that no other rank's amax is taken in.
-
-    Raises:
-        WrongOption: a history below 1 step, with which the scale never moves.
     """
-    if amax_history_len < 1:
-        raise WrongOption(f"amax_history_len is {amax_history_len}. Next step: 1 or more, 16 in production.")
     return te.delayed_scaling.require()(
         margin=0,
         fp8_format=te_format("HYBRID"),
-        amax_history_len=amax_history_len,
+        amax_history_len=16,
         amax_compute_algo="max",
         reduce_amax=reduce_amax,
     )

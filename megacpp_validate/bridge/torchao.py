@@ -36,7 +36,6 @@ IN_FP8: Final[dict[Float8Recipe, frozenset[str]]] = {
 WIDTH: Final = 16  # both widths: `torch._scaled_mm` refuses other leading dimensions
 LEAST_CAPABILITY: Final = (8, 9)  # the first with FP8 tensor cores
 DTYPES: Final = (torch.bfloat16, torch.float32)  # of master weights; `fully_shard` casts the second
-NATIVE_PATH: Final = "torch.nn.Linear, left in bf16"
 
 TORCHAO: Final = Vendor(
     "torchao",
@@ -45,8 +44,6 @@ TORCHAO: Final = Vendor(
     trial="MEGACPP_TORCHAO_TRIAL_SECONDS",
     explain=explain_plainly("torchao", "pip install torchao==0.16.0"),
 )
-is_torchao_available = TORCHAO.is_available
-why_torchao_is_unavailable = TORCHAO.why_unavailable
 
 
 @TORCHAO.entry(required=True)

@@ -62,7 +62,7 @@ def start_compiling(*, private: bool = True) -> None:
 
 
 def mark() -> int:
-    """A position in the list of compiles, for `compiles_since` and `hits_since`."""
+    """A position in the list of compiles, for `compiles_since` and `seen_since`."""
     look_at_driver()
     return len(seen_since())
 
@@ -73,16 +73,11 @@ def compiles_since(moment: int = 0) -> tuple[Compile, ...]:
     return tuple(one for one in seen_since(moment) if not one.cached)
 
 
-def hits_since(moment: int = 0) -> dict[str, int]:
-    """How much came from caches on disk since, by compiler."""
-    return dict(sorted(Counter(one.library for one in seen_since(moment) if one.cached).items()))
-
-
 def describe_jit() -> dict[str, Any]:
-    """What a receipt holds of this process beside its compiles: hits, unwatched libraries, and the caches."""
+    """What a receipt holds of this process beside its compiles: hits of caches on disk, unwatched libraries, caches."""
     names = {"root": ROOT, "arch": ARCH, "mode": MODE}
     return {
-        "hits": hits_since(),
+        "hits": dict(sorted(Counter(one.library for one in seen_since() if one.cached).items())),
         "unwatched": unwatched(),
         **{name: os.environ.get(variable, "") for name, variable in names.items()},
     }

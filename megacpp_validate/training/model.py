@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..bridge.backends import Choice
 from ..bridge.features import PRESETS
-from ..bridge.fp8_scope import Scope, group_scope, high_precision
+from ..bridge.fp8_scope import PrecisionScope, group_scope, high_precision
 from ..bridge.fused import choose_residual_norm
 from ..bridge.layer_spec import build_norm
 from ..bridge.layer_watch import recompute, watch_layers
@@ -29,7 +29,7 @@ from .layers import AttentionLayer, Build, MambaLayer, MlaLayer, RecurrentLayer,
 from .parallel.checks import mark_split
 from .sizes import Letter, Size
 
-ScopeFactory = Callable[[], AbstractContextManager[Scope]]
+ScopeFactory = Callable[[], AbstractContextManager[PrecisionScope]]
 
 
 @dataclass(frozen=True)

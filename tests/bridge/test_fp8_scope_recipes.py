@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megacpp_validate.bridge import recipes
-from megacpp_validate.bridge.errors import UnknownName, WrongOption, WrongTarget
+from megacpp_validate.bridge.errors import UnknownName, WrongTarget
 from megacpp_validate.bridge.recipes import TARGETS, detect_target, recipe_for
-from megacpp_validate.bridge.te_fp8 import te_delayed_scaling
 
 MATRIX = Path(__file__).resolve().parents[2] / "matrix" / "targets.toml"
 
@@ -80,9 +78,3 @@ def test_a_gpu_that_is_no_target_is_refused(gpu) -> None:
     gpu("sm_80")
     with pytest.raises(WrongTarget, match=r"sm_80.*Next step: run on one of h200 \(sm_90\)"):
         detect_target()
-
-
-@pytest.mark.parametrize("length", [0, -1])
-def test_a_history_that_remembers_nothing_is_refused(length: Any) -> None:
-    with pytest.raises(WrongOption, match="Next step"):
-        te_delayed_scaling(amax_history_len=length)

@@ -34,7 +34,7 @@ import torch
 from ...evidence.receipt import Compiler
 from ..bench import Bench
 from ..bounds import Roundings, low_precision_ran, relative_error
-from ..emulation import LARGEST, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION, Block, round_to_fp8
+from ..emulation import LARGEST, Block, operand_roundings, round_to_fp8
 from ..expert_gemm import Bank, new_bank, new_layer, run_bank
 from ..trial import Tensors
 
@@ -63,8 +63,8 @@ def probe(bench: Bench) -> None:
         _check_lacking(bench)
         return
     bridge = bench.bridge("deep_gemm")
-    if not bridge.is_deep_gemm_available():
-        bench.cannot_run(bridge.why_deep_gemm_is_unavailable())
+    if not bridge.DEEP_GEMM.is_available():
+        bench.cannot_run(bridge.DEEP_GEMM.why_unavailable())
     for name, part in PARTS.items():
         with bench.scope(name):
             part(bench)
@@ -111,8 +111,12 @@ def _check_products(bench: Bench, name: str) -> None:
     _check_operands(bench, name, calls)
     rounded = block_scaled_pass(bank, power_of_two=bench.order.target.arch != "sm_90")
     exact, native = bank.exact(), {name: tensor.to(BF16) for name, tensor in rounded.items()}
-    _compare(bench, bank, "", seen, exact, 2, native)
-    _compare(bench, bank, ".of-rounded-operands", seen, rounded, 0)
+    # Between two additions in fp32, a kernel sums 128 products in Hopper's FP8 accumulator.
+    roundings = operand_roundings("block", "forward", 128)
+    why = f"operands taken as E4M3 has them, which a product in bf16 would miss; apart from them {roundings.why}"
+    kept = replace(roundings, steps=roundings.steps[1:], why=why)
+    _compare(bench, bank, "", seen, exact, roundings, native)
+    _compare(bench, bank, ".of-rounded-operands", seen, rounded, kept)
     for product in PRODUCTS:  # an error far below that of E4M3 is no success: it was computed in something else
         own = [(seen[name].flatten(), exact[name].flatten()) for name in exact if name.startswith(product)]
         error = relative_error(*(torch.cat(side) for side in zip(*own, strict=True)))
@@ -138,11 +142,9 @@ def block_scaled_pass(bank: Bank, *, power_of_two: bool) -> dict[str, Any]:
 
 
 def _compare(
-    bench: Bench, bank: Bank, suffix: str, seen: Tensors, wanted: Tensors, operands: int, native: Tensors | None = None
+    bench: Bench, bank: Bank, suffix: str, seen: Tensors, wanted: Tensors, found: Roundings, native: Any = None
 ) -> None:
     """Output, gradient of the rows, and gradient of each expert's weight."""
-    taken = "rounded to E4M3 in blocks" if operands else "taken as E4M3 has them, which a product in bf16 would miss"
-    found = _roundings(operands, f"both operands {taken}")
 
     def roundings(name: str) -> Roundings:
         # values of the smaller operand of an outer product
@@ -150,22 +152,6 @@ def _compare(
         return replace(found, independent=count * min(bank.weights.shape[1:]) or None)
 
     bench.compare_pass(seen, wanted, roundings, native=native, shown=lambda name: f"{name}{suffix}")
-
-
-def _roundings(operands: int, why: str) -> Roundings:
-    """DeepGEMM's products: 128 products at a time in Hopper's FP8 accumulator, which are then added in fp32.
-
-    Args:
-        operands: how many operands of a product are rounded to E4M3.
-        why: what is rounded.
-    """
-    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
-    steps = ((cut, cuts * 128 // PRODUCTS_OF_AN_INSTRUCTION), ("bf16", 1))
-    text = (
-        "the accumulator keeps about 14 bits (arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits for each of the "
-        "4 instructions of 32 products between two additions in fp32"
-    )
-    return Roundings((("e4m3", operands), *steps) if operands else steps, 128, why=f"{why}; {text}; rounded to bf16")
 
 
 def _check_operands(bench: Bench, name: str, calls: list[Any]) -> None:

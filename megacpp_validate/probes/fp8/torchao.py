@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bench import Bench
 from ..bounds import Roundings, low_precision_ran, relative_error
-from ..emulation import DTYPES, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
+from ..emulation import DTYPES, Product, Recipe, operand_roundings
 from ..references import linear
 from ..trial import reference_pass
 from .wrappers import watching_dequantizations
@@ -30,7 +30,7 @@ from .wrappers import watching_dequantizations
 LAYERS: Final = {"fc1": (512, 384), "fc2": (256, 640)}
 ROWS: Final = 208  # a multiple of 16, and none of the widths: so each product of each layer has sizes of its own
 FP8_PRODUCT: Final = "aten::_scaled_mm"  # `_scaled_mm_v2` too
-PRODUCTS: Final = {"forward": "forward", "dgrad": "grad.input", "wgrad": "grad.weight"}
+PRODUCTS: Final[dict[Product, str]] = {"forward": "forward", "dgrad": "grad.input", "wgrad": "grad.weight"}
 OPERANDS: Final = {
     "forward": ("input", "weight, turned"),
     "dgrad": ("gradient", "weight"),
@@ -40,7 +40,7 @@ NARROW: Final = ("e4m3", "tensor")
 WIDE: Final = ("e5m2", "tensor")
 BY_ROW: Final = (("e4m3", "row"), ("e4m3", "column"))
 # Recipe -> format and scales of both operands of each FP8 product: torchao's float8/config.py.
-EXPECTED: Final = {
+EXPECTED: Final[dict[str, dict[Product, Any]]] = {
     "tensorwise": {"forward": (NARROW, NARROW), "dgrad": (WIDE, NARROW), "wgrad": (WIDE, NARROW)},
     "rowwise": dict.fromkeys(PRODUCTS, BY_ROW),
     "rowwise_with_gw_hp": {"forward": BY_ROW, "dgrad": (BY_ROW[0], NARROW)},
@@ -89,8 +89,8 @@ def one_rank(device: str) -> Iterator[Any]:
 def probe(bench: Bench) -> None:
     """Each recipe, eager and compiled, under FSDP2 on one rank."""
     vendor = bench.bridge("torchao")
-    if not vendor.is_torchao_available():
-        bench.cannot_run(vendor.why_torchao_is_unavailable())
+    if not vendor.TORCHAO.is_available():
+        bench.cannot_run(vendor.TORCHAO.why_unavailable())
     if bench.device == "cpu":
         bench.cannot_run("torchao's FP8 products want an FP8 GPU. Next step: run this cell on one.")
     with one_rank(bench.device) as mesh:
@@ -217,7 +217,7 @@ def check_numbers(bench: Bench, recipe: str, case: Case, weights: Any, seen: dic
     """Output and both gradients of each layer beside fp64; and that what should be in FP8 is no more accurate."""
     for name, given in seen.items():
         inner, outer = LAYERS[name]
-        lengths = {"forward": inner, "dgrad": outer, "wgrad": ROWS}
+        lengths: dict[Product, int] = {"forward": inner, "dgrad": outer, "wgrad": ROWS}
         operands = {"input": case.rows[name], "weight": weights[name]}
         reference, _ = reference_pass(linear, operands, case.gradients[name])
         for product, tensor in PRODUCTS.items():
@@ -230,18 +230,14 @@ def check_numbers(bench: Bench, recipe: str, case: Case, weights: Any, seen: dic
                 bench.check_parts(f"{name}.{product}.in-fp8", low_precision_ran(relative_error(found, wanted), least))
 
 
-def _roundings(recipe: str, product: str, k: int) -> Roundings:
+def _roundings(recipe: str, product: Product, k: int) -> Roundings:
     """What is rounded on the way to one product: torchao's float8/config.py and float8_ops.py."""
     if recipe == "rowwise_with_gw_hp" and product == "wgrad":
         return Roundings((("bf16", 1),), k, why="the weight's gradient stays in bf16 in this recipe")
-    gradient = "e5m2" if recipe == "tensorwise" else "e4m3"
-    operands = (("e4m3", 2),) if product == "forward" else ((gradient, 1), ("e4m3", 1))
-    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
-    summed = k if product == "forward" else min(k, 128)  # use_fast_accum of the output's GEMM alone
-    why = (
-        f"both operands of {product} rounded by {recipe}; Hopper's FP8 accumulator, 4 roundings to 11 bits for each 32"
-    )
-    return Roundings((*operands, (cut, cuts * -(-summed // PRODUCTS_OF_AN_INSTRUCTION)), ("bf16", 1)), k, why=why)
+    # Fast accumulation of the output's product alone, as current scaling has it, whose formats those of one scale a
+    # tensor are; gradients with one scale a row are E4M3, as those of block scaling are.
+    same_as: Recipe = "current" if recipe == "tensorwise" or product == "forward" else "block"
+    return operand_roundings(same_as, product, k)
 
 
 def _check_gemms(bench: Bench, model: Any, recipe: str, run: Callable[[], Any]) -> None:

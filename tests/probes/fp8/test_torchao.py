@@ -44,8 +44,8 @@ def judge(mesh: Any, bench: Bench, recipe: Any = "tensorwise", *, all_gather: bo
 def test_without_torchao_and_on_a_cpu_nothing_is_known(monkeypatch: Patch) -> None:
     with pytest.raises(CannotRun, match="FP8 GPU"):
         probe.probe(new_bench())
-    monkeypatch.setattr(torchao, "is_torchao_available", lambda: False)
-    monkeypatch.setattr(torchao, "why_torchao_is_unavailable", lambda: "it is not here. Next step: install it.")
+    monkeypatch.setattr(torchao.TORCHAO, "is_available", lambda: False)
+    monkeypatch.setattr(torchao.TORCHAO, "why_unavailable", lambda: "it is not here. Next step: install it.")
     with pytest.raises(CannotRun, match="it is not here"):
         probe.probe(new_bench())
 

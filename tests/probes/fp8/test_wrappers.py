@@ -66,8 +66,8 @@ def test_what_is_right_passes(judge: Callable[[Bench], None]) -> None:
 def test_without_torchao_or_a_recipe_it_is_not_run(monkeypatch: Patch) -> None:
     with pytest.raises(CannotRun, match="no recipe"):
         probe.probe(new_bench())
-    monkeypatch.setattr(torchao, "is_torchao_available", lambda: False)
-    monkeypatch.setattr(torchao, "why_torchao_is_unavailable", lambda: "it is not here. Next step: install it.")
+    monkeypatch.setattr(torchao.TORCHAO, "is_available", lambda: False)
+    monkeypatch.setattr(torchao.TORCHAO, "why_unavailable", lambda: "it is not here. Next step: install it.")
     with pytest.raises(CannotRun, match="it is not here"):
         probe.probe(new_bench())
 
