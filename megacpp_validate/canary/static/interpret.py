@@ -50,7 +50,7 @@ from .syntax_nodes import stored_by
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
 _DEEPEST: Final = 12  # functions within functions
-_EXITS: Final = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit"})
+_EXITS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
 class Interpreter(Calls):
@@ -271,8 +271,7 @@ class Interpreter(Calls):
 
     def _do_expr(self, node: ast.Expr, names: Names) -> bool:
         self._value(node.value, names)
-        called = self._quietly(node.value.func, names) if isinstance(node.value, ast.Call) else ()
-        return not any(isinstance(one, External) and one.path in _EXITS for one in called)
+        return not (isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in _EXITS)
 
     def _do_try(self, node: ast.Try | ast.TryStar, names: Names) -> bool:
         handlers = [(handler, self._caught_by(handler, names)) for handler in node.handlers]
