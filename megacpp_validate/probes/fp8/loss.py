@@ -9,113 +9,86 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import torch
+
+from ...evidence.receipt import write_whole
+from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
+from ..fingerprint import read_version
+from ..smoke.runs import Run, Runs, open_runs
 from .quantizers import wanted_block
 
 REFERENCE: Final = "bf16"
-PROCESS: Final = "megacpp_validate.training.gate_run"
 QUICK_STEPS: Final = 30
-_LAST_WORDS: Final = 2000
-
-
-class Job(NamedTuple):
-    """One run: what it is given, and where its curve goes."""
-
-    recipe: str
-    seed: int
-    order: dict[str, Any]
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """As its checks are named."""
-        return f"{self.recipe}.seed{self.seed}"
-
-
-class Ended(NamedTuple):
-    """How a run ended: its exit status, what it reported of itself, and the end of what it wrote besides."""
-
-    status: int
-    said: dict[str, Any]
-    words: str
+LIMIT_S: Final = 3600.0  # the limit of the cell is shorter
+WARM_UP: Final = 0.1  # of the steps
+# An eps that is small beside quiet gradients.
+OPTIMISED: Final[dict[str, Any]] = {"learning_rate": 1e-3, "eps": 1e-15}
 
 
 def probe(bench: Bench) -> None:
     """Train all runs at once, and look at what each left."""
     if _recipes(bench):
         bench.require_te("FP8 recipes")
-    jobs = plan_jobs(bench)
-    check_runs(bench, jobs, train_side_by_side(jobs))
+    with open_runs(bench, limit_s=LIMIT_S, silent_s=LIMIT_S) as runs:
+        check_runs(bench, train_side_by_side(runs, plan_orders(bench, runs)))
 
 
-def plan_jobs(bench: Bench) -> list[Job]:
-    """BF16 and each recipe with every seed; seeds by seed, so that what is cut short lacks a seed of all."""
-    recipes = (REFERENCE, *_recipes(bench))
+def plan_orders(bench: Bench, runs: Runs) -> dict[str, SmokeOrder]:
+    """RECIPE.seedN -> BF16 and each recipe with every seed; seeds by seed: what is cut short lacks a seed of all."""
     seeds = [int(seed) for seed in bench.setting("seeds", "0 1 2").split()]
     steps = int(bench.setting("steps", "1000"))
     if bench.quick:
         seeds, steps = seeds[:1], QUICK_STEPS
-    given = {"steps": steps, "target": bench.order.target.id, "size": bench.setting("size", "gate")}
-    given |= {"device": bench.device, "data_seed": bench.order.seed}
-    jobs = []
-    for seed in seeds:
-        for recipe in recipes:
-            path = bench.artefact(f"{recipe}-{seed}.curve")
-            jobs.append(Job(recipe, seed, {"recipe": recipe, "seed": seed, **given, "path": str(path)}, path))
-    return jobs
+    given: dict[str, Any] = {"task": "gate", "data_seed": bench.order.seed, "audit": False, **OPTIMISED}
+    given |= {"steps": steps, "schedule_steps": steps, "warm_up": int(WARM_UP * steps)}
+    return {
+        f"{recipe}.seed{seed}": runs.order(precision=recipe, seed=seed, **given)
+        for seed in seeds
+        for recipe in (REFERENCE, *_recipes(bench))
+    }
 
 
 def _recipes(bench: Bench) -> list[str]:
     return bench.setting("recipes", "delayed current").split()
 
 
-def train_side_by_side(jobs: Sequence[Job]) -> list[Ended]:
-    """Start every run as a process, and wait for all; what is left of an earlier session is removed first."""
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return list(pool.map(_train, jobs))
+def train_side_by_side(runs: Runs, orders: Mapping[str, SmokeOrder]) -> list[Run]:
+    """Start every run at once, and wait for all; their work is the device's, so that each has one thread."""
+    with ThreadPoolExecutor(len(orders)) as pool:
+        return list(pool.map(lambda name: runs.train(name, orders[name], {"OMP_NUM_THREADS": "1"}), orders))
 
 
-def _train(job: Job) -> Ended:
-    job.path.unlink(missing_ok=True)
-    ended = subprocess.run(
-        [sys.executable, "-m", PROCESS], input=json.dumps(job.order), check=False, capture_output=True, text=True
-    )
-    try:
-        said = json.loads(ended.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        said = {}
-    return Ended(ended.returncode, said if isinstance(said, dict) else {}, ended.stderr.strip()[-_LAST_WORDS:])
-
-
-def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> None:
+def check_runs(bench: Bench, runs: Sequence[Run]) -> None:
     """What every run left: a whole curve, on the backends that were asked for, with the casts that it shows."""
-    for job, end in zip(jobs, ended, strict=True):
-        said = f"{end.said.get('seconds', 0):.0f} s, {end.said.get('peak_mib', 0):.0f} MiB"
-        bench.check(f"{job.name}.ended", end.status == 0, f"exit {end.status}: {end.words or said}")
-        try:
-            curve = json.loads(job.path.read_text(encoding="utf-8"))  # as it was written; the host reads it strictly
-        except (OSError, ValueError):
-            bench.check(f"{job.name}.curve", False, "the run left no curve")
+    for run in runs:
+        left, order = run.first, run.order
+        path = bench.artefact(f"{order.precision}-{order.seed}.curve")
+        path.unlink(missing_ok=True)  # of an earlier session
+        peak = max(left["goodput"]["peak_bytes"].values(), default=0) / 2**20 if left else 0.0
+        said = f"{run.end.seconds:.0f} s, {peak:.0f} MiB"
+        bench.check(f"{run.name}.ended", run.done, said if run.done else run.end.words)
+        if not left:
+            bench.check(f"{run.name}.curve", False, "the run left no curve")
             continue
-        planned = job.order["steps"]
-        whole = curve["steps"] == list(range(planned))
+        made_with = {"torch": torch.__version__, "transformer_engine": read_version(("transformer_engine",))}
+        curve = {**left["curve"], "made_with": {**made_with, "gpu": left["topology"]["device"]}}
+        write_whole(path, json.dumps(curve) + "\n")
+        whole = curve["steps"] == list(range(order.steps))
         finite = all(value is not None and math.isfinite(value) for value in curve["losses"] + curve["gradient_norms"])
-        said = f"{len(curve['steps'])} of {planned} steps{'' if finite else ', one of them not finite'}"
-        bench.check(f"{job.name}.curve", whole and finite, said)
+        said = f"{len(curve['steps'])} of {order.steps} steps{'' if finite else ', one of them not finite'}"
+        bench.check(f"{run.name}.curve", whole and finite, said)
         # Every part that has a choice took what was asked for, as it says itself.
-        backends, wanted = end.said.get("backends", {}), bench.order.requested
-        other = sorted(part for part, taken in backends.items() if (taken == "te") is not (wanted == "te"))
+        backends, wanted = left["choices"], bench.order.requested
+        other = sorted(part for part, one in backends.items() if (one["observed"] == "te") is not (wanted == "te"))
         said = f"{len(backends)} parts; not on {wanted}: {', '.join(other) or 'none'}"
-        bench.check(f"{job.name}.backends", bool(backends) and not other, said)
-        if job.recipe != REFERENCE and job.seed == jobs[0].seed:
-            for cast in curve["quantizers"]:
-                block, path = wanted_block(job.recipe, cast["tensor"]), f"loss.{job.recipe}.{cast['layer']}"
-                bench.saw_quantizer(path, cast["tensor"], cast["kind"], f"float8_{cast['format']}", block)
-            bench.check(f"{job.name}.casts", bool(curve["quantizers"]), f"{len(curve['quantizers'])} casts were seen")
+        bench.check(f"{run.name}.backends", bool(backends) and not other, said)
+        if order.recipe is not None and order.seed == runs[0].order.seed:
+            for cast in left["quantizers"]:
+                block, place = wanted_block(order.recipe, cast["tensor"]), f"loss.{order.recipe}.{cast['layer']}"
+                bench.saw_quantizer(place, cast["tensor"], cast["kind"], f"float8_{cast['format']}", block)
+            bench.check(f"{run.name}.casts", bool(left["quantizers"]), f"{len(left['quantizers'])} casts were seen")

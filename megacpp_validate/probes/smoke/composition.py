@@ -17,8 +17,7 @@ from ...training.parallel.goodput import Ledger
 from ...training.parallel.launch import RunEnd
 from ...training.parallel.ranks import Rank
 from ...training.smoke.order import SmokeOrder
-from ...training.smoke.rank import make_receipt
-from ...training.smoke.trainer import SmokeTrainer
+from ...training.smoke.rank import make_receipt, make_trainer
 from ..bench import Bench
 from .reproduce import Reference, compare_trajectories, reference_of, twins_of
 from .runs import Run, Trajectory, check_parts
@@ -70,7 +69,7 @@ def train(order: SmokeOrder, name: str = "") -> Run:
     """Train a run of one rank to its end."""
     torch.manual_seed(order.seed)
     device = "cuda:0" if order.device == "cuda" else "cpu"
-    trainer = SmokeTrainer(order, Rank(device=device), Ledger(began_ns=time.monotonic_ns()))
+    trainer = make_trainer(order, Rank(device=device), Ledger(began_ns=time.monotonic_ns()))
     trainer.run()
     if order.device == "cuda":
         torch.cuda.synchronize()

@@ -10,11 +10,11 @@ import torch
 from torch import distributed
 
 from ..expert_layer import EXPERT, ExpertLayer
-from ..gate_run import delayed_scaling
 from ..model import HybridModel, part_of
 from ..optimizer import MasterAdamW, local_part
 from ..parallel.checks import check_replicas, check_routed, digest_tensor
 from ..parallel.sharding import Sharded
+from ..quantizers import delayed_scaling
 
 
 def split_experts(name: str, *tensors: Any) -> Iterator[tuple[str, int, tuple[Any, ...]]]:

@@ -41,13 +41,15 @@ class SmokeOrder:
         changes: numbers of the size that differ.
         plan: fields of `ParallelPlan`.
         steps: where the run ends, counted from step 0 also by one that is resumed.
+        task: "language"; or "gate", the lessons and the model of the loss gate, on one rank.
         seed: of weights and data.
+        data_seed: of the data of the task "gate", whose weights alone have `seed`.
         precision: dtype of the parameters; or an FP8 recipe, over parameters in bf16.
         device: "cpu" (gloo) or "cuda" (NCCL).
         target: whose recipes hold.
         features: "preset" and flags of `bridge.features`.
         forms: fields of `Forms`.
-        learning_rate, warm_up: of the schedule.
+        learning_rate, warm_up, eps: of the schedule.
         schedule_steps: its length; `steps` where it is 0.
         validate_every: steps between evaluations on a batch that is never trained on, the first before step 0, and one
             at the end; 0 for none.
@@ -71,7 +73,9 @@ class SmokeOrder:
     changes: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     steps: int = 20
+    task: Literal["language", "gate"] = "language"
     seed: int = 0
+    data_seed: int = 0
     precision: Precision = "fp32"
     device: Literal["cpu", "cuda"] = "cpu"
     target: str = "cpu"
@@ -79,6 +83,7 @@ class SmokeOrder:
     forms: dict[str, Any] = field(default_factory=dict)
     learning_rate: float = 3e-3
     warm_up: int = 0
+    eps: float = 1e-8
     schedule_steps: int = 0
     validate_every: int = 0
     checkpoint_folder: str = ""
@@ -116,7 +121,7 @@ class SmokeOrder:
 
     def read_schedule(self) -> Schedule:
         """Rates of the run."""
-        return Schedule(self.schedule_steps or self.steps, self.learning_rate, warm_up=self.warm_up)
+        return Schedule(self.schedule_steps or self.steps, self.learning_rate, warm_up=self.warm_up, eps=self.eps)
 
     @property
     def recipe(self) -> RecipeName | None:

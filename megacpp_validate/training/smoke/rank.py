@@ -23,12 +23,14 @@ from typing import Any
 
 import torch
 
+from ...evidence.loss_curve import curve_text
 from ...jit.monitor import compiles_since, describe_jit, start_compiling
 from ...jit.watch import after_import
-from ..gate_run import see_quantizers
 from ..parallel.checks import CheckFailed
 from ..parallel.goodput import PEAK, Ledger, process_began_ns, training_flops
 from ..parallel.ranks import Rank, join_ranks
+from ..quantizers import see_quantizers
+from .gate import GateTrainer
 from .order import SmokeOrder
 from .trainer import WARM, SmokeTrainer
 
@@ -58,7 +60,7 @@ def train_rank(order: SmokeOrder, rank: Rank) -> None:
     """
     ledger = Ledger(began_ns=process_began_ns(), memory=_memory_of(order.device))
     with ledger.phase("start-up"):
-        trainer = SmokeTrainer(order, rank, ledger)
+        trainer = make_trainer(order, rank, ledger)
     try:
         planted = None
         if order.fault:
@@ -71,6 +73,12 @@ def train_rank(order: SmokeOrder, rank: Rank) -> None:
             rank.write_receipt(make_receipt(trainer, ledger, fault))
         raise
     rank.write_receipt(make_receipt(trainer, ledger))
+
+
+def make_trainer(order: SmokeOrder, rank: Rank, ledger: Ledger) -> SmokeTrainer:
+    """The trainer of the order's task."""
+    kind = GateTrainer if order.task == "gate" else SmokeTrainer
+    return kind(order, rank, ledger)
 
 
 def _memory_of(device: str) -> Callable[[], int]:
@@ -126,6 +134,7 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
             "precision": order.precision,
             "size": asdict(size),
         },
+        "curve": json.loads(curve_text(trainer.curve())) if isinstance(trainer, GateTrainer) else None,
         "jit": _jit(trainer.warm_at),
     }
 

@@ -89,7 +89,7 @@ class SmokeTrainer:
             order.read_forms(),
             self.spread,
         )
-        self.model = HybridModel(self.size, build, seed=order.seed)
+        self.model = self.make_model(build)
         if build.dtype == torch.float64:
             self.model.to(build.dtype)  # routers, which are in fp32 elsewhere
         here = {name: one.numel() for name, one in self.model.named_parameters()}
@@ -112,6 +112,10 @@ class SmokeTrainer:
         self.done = 0
         self.warm_at: int | None = None
         self.read_as = rank.rank  # whose sequences this rank reads
+
+    def make_model(self, build: Build) -> HybridModel:
+        """The model of the run, with its first weights."""
+        return HybridModel(self.size, build, seed=self.order.seed)
 
     @property
     def tokens(self) -> int:
@@ -184,8 +188,7 @@ class SmokeTrainer:
             fine = all(map(math.isfinite, (loss, other, gradient)))
             if self.watch is not None:
                 fine = self.watch.is_finite(torch.tensor([loss, other, gradient]).sum()) and fine
-            if self.audit is not None and fine:
-                self.audit.look(self.optimizer)
+            self.look(fine=fine)
             if fine:
                 self.optimizer.update(number, norm)
         self.waited.append(self.rank.record.seconds_inside - inside)
@@ -197,6 +200,11 @@ class SmokeTrainer:
             raise self._not_finite(record, parts)
         self.done += 1
         return record
+
+    def look(self, *, fine: bool) -> None:
+        """Look at a step, whose numbers are finite if `fine`, before the weights move."""
+        if self.audit is not None and fine:
+            self.audit.look(self.optimizer)
 
     def validate(self) -> float:
         """The loss of a batch that is never trained on; training goes on as if it had not been. Raises NotFinite."""

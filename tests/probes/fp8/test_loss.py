@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megacpp_validate.evidence.loss_curve import read_curve
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import loss
-from megacpp_validate.probes.fp8.loss import Ended, Job, check_runs, plan_jobs, train_side_by_side
+from megacpp_validate.probes.fp8.loss import check_runs, plan_orders, train_side_by_side
 from megacpp_validate.probes.order import Order, Target
-from megacpp_validate.training.gate_run import GateRun, train_to_file
+from megacpp_validate.probes.smoke.composition import train
+from megacpp_validate.probes.smoke.runs import Run, open_runs
+from megacpp_validate.training.parallel.launch import RunEnd
 
+MADE_WITH = {"torch", "transformer_engine", "gpu"}
 DOUBLE = Target("cpu", "", ("delayed", "current", "block"), "delayed")
 
 
@@ -34,98 +37,72 @@ def failed(bench: Bench) -> list[str]:
     return [check.name for check in bench.checks if not check.passed]
 
 
-def train_here(jobs: Sequence[Job]) -> list[Ended]:
+def train_here(bench: Bench) -> list[Run]:
     """As the processes do it, in this one, which has the double."""
-    ended = []
-    for job in jobs:
-        order = {name: value for name, value in job.order.items() if name != "path"}
-        trained = train_to_file(GateRun(**order), job.path)
-        ended.append(Ended(0, trained, ""))
-    return ended
-
-
-def aligned(ended: list[Ended]) -> list[Ended]:
-    """The in-projection of `tiny` is no multiple of 16 wide, and rightly native; that of `gate` is."""
-    for end in ended:
-        end.said["backends"].pop("layers.1.in_projection")
-    return ended
+    with open_runs(bench) as runs:
+        return [train(order, name) for name, order in plan_orders(bench, runs).items()]
 
 
 @pytest.mark.usefixtures("te_double")
 def test_every_run_leaves_a_whole_curve_on_transformer_engine(tmp_path: Path) -> None:
     bench = new_bench(tmp_path)
-    jobs = plan_jobs(bench)
-    check_runs(bench, jobs, aligned(train_here(jobs)))
+    runs = train_here(bench)
+    for run in runs:  # the in-projection of `tiny` is no multiple of 16 wide, and rightly native; that of `gate` is
+        run.first["choices"].pop("layers.1.in_projection")
+    check_runs(bench, runs)
     # The double's layers do not show their quantizers, and that is told.
     assert failed(bench) == ["delayed.seed0.casts"]
     assert [check.name for check in bench.checks if check.name.startswith("bf16")] == [
         f"bf16.seed0.{what}" for what in ("ended", "curve", "backends")
     ]
-
-
-def rewrite(change: Callable[[dict[str, Any]], None]) -> Callable[[Job], None]:
-    def apply(job: Job) -> None:
-        curve = json.loads(job.path.read_text())
-        change(curve)
-        job.path.write_text(json.dumps(curve))
-
-    return apply
-
-
-FAULTS: dict[str, tuple[Callable[[Job], None], str]] = {
-    "no curve": (lambda job: job.path.unlink(), "curve"),
-    "steps missing": (rewrite(lambda curve: curve["steps"].pop()), "curve"),
-    "not finite": (rewrite(lambda curve: curve["losses"].__setitem__(3, None)), "curve"),
-}
+    curve = read_curve(bench.artefact("delayed-0.curve"))
+    assert (curve.recipe, len(curve.losses), set(curve.made_with)) == ("delayed", 30, MADE_WITH)
 
 
 @pytest.fixture(scope="module")
-def trained_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
-    """A run that is as it should be: its curve, and how it ended."""
-    (job,) = plan_jobs(new_bench(tmp_path_factory.mktemp("run"), requested="native", recipes="", seeds="0"))
-    return job.path, train_here([job])
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that is as it should be."""
+    (run,) = train_here(new_bench(tmp_path_factory.mktemp("run"), requested="native", recipes="", seeds="0"))
+    return run
 
 
-@pytest.fixture
-def trained(trained_once: tuple[Path, list[Ended]], tmp_path: Path) -> tuple[Bench, list[Job], list[Ended]]:
-    """A copy of it."""
-    curve, ended = trained_once
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda curve: curve["steps"].pop(),
+        lambda curve: curve["losses"].__setitem__(3, None),
+    ],
+    ids=["steps missing", "not finite"],
+)
+def test_what_is_wrong_with_a_curve_is_told(tmp_path: Path, trained_once: Run, damage: Callable[[Any], None]) -> None:
+    bench, run = new_bench(tmp_path, requested="native", recipes="", seeds="0"), deepcopy(trained_once)
+    damage(run.first["curve"])
+    check_runs(bench, [run])
+    assert failed(bench) == ["bf16.seed0.curve"]
+
+
+def test_a_run_that_died_and_one_that_fell_back_are_told(tmp_path: Path, trained_once: Run) -> None:
     bench = new_bench(tmp_path, requested="native", recipes="", seeds="0")
-    jobs = plan_jobs(bench)
-    shutil.copy(curve, jobs[0].path)
-    return bench, jobs, deepcopy(ended)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_what_is_wrong_with_a_run_is_told(trained: tuple[Bench, list[Job], list[Ended]], name: str) -> None:
-    bench, jobs, ended = trained
-    damage, check = FAULTS[name]
-    damage(jobs[0])
-    check_runs(bench, jobs, ended)
-    assert failed(bench) == [f"bf16.seed0.{check}"]
-
-
-def test_a_run_that_died_and_one_that_fell_back_are_told(trained: tuple[Bench, list[Job], list[Ended]]) -> None:
-    bench, jobs, ended = trained
-    check_runs(bench, jobs, [Ended(-9, ended[0].said, "killed")])
-    assert failed(bench) == ["bf16.seed0.ended"]
+    old = bench.artefact("bf16-0.curve")
+    old.write_text("of an earlier session")
+    check_runs(bench, [replace(trained_once, end=RunEnd("died", (0,), "killed", (), 0.0))])
+    assert failed(bench) == ["bf16.seed0.ended", "bf16.seed0.curve"]
+    assert not old.exists()
     bench.checks.clear()
     object.__setattr__(bench.order, "requested", "te")
-    check_runs(bench, jobs, ended)
+    check_runs(bench, [trained_once])
     assert failed(bench) == ["bf16.seed0.backends"]
 
 
 @pytest.mark.thorough
 def test_runs_are_processes_that_are_waited_for(tmp_path: Path) -> None:
     bench = new_bench(tmp_path, requested="native", recipes="", seeds="0")
-    jobs = plan_jobs(bench)
-    jobs.append(Job("bf16", 1, {**jobs[0].order, "seed": 1, "size": "none"}, tmp_path / "second.curve"))
-    jobs[1].path.write_text("of an earlier session")
-    ended = train_side_by_side(jobs)
-    assert [end.status == 0 for end in ended] == [True, False]
-    assert "there is no size 'none'" in ended[1].words
-    check_runs(bench, jobs, ended)
+    with open_runs(bench) as runs:
+        orders = plan_orders(bench, runs)
+        orders["bf16.seed1"] = replace(orders["bf16.seed0"], seed=1, learning_rate=float("nan"))
+        check_runs(bench, train_side_by_side(runs, orders))
     assert failed(bench) == ["bf16.seed1.ended", "bf16.seed1.curve"]
+    assert read_curve(bench.artefact("bf16-1.curve")).planned == 30
 
 
 def test_recipes_are_not_trained_natively(tmp_path: Path) -> None:

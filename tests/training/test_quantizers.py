@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 
-from megacpp_validate.training.gate_run import HistoryWatch, see_quantizers  # noqa: E402
+from megacpp_validate.training.quantizers import HistoryWatch, see_quantizers  # noqa: E402
 
 TOPS = {"scaling_fwd": 448.0, "scaling_bwd": 57344.0}
 FORMATS = {"scaling_fwd": "kFloat8E4M3", "scaling_bwd": "kFloat8E5M2"}
