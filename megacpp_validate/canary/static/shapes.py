@@ -121,7 +121,8 @@ def _element(release: Release, holder: Shape, field: str, rest: Sequence[str]) -
         return UNKNOWN_SHAPE
     nodes = [release.node_of(cls) for cls in (holder.obj, *release.bases(holder.obj)[0])]
     known = set[str]().union(*(_read_of_elements(node).get(field, ()) for node in nodes if node is not None))
-    return Shape("value" if rest[0] in known else "missing" if known else "unknown", holder.obj)
+    what = "value" if rest[0] in known else "missing" if known else "unknown"
+    return Shape(what, holder.obj, maybe=True)  # what the class reads no more may be there all the same
 
 
 @once_per_node

@@ -121,7 +121,7 @@ CLASSES = [
 HOLDS = "class Layer:\n    def __init__(self):\n        self.meta = {}\n    def keep(self, key):\n        self.meta[key].scale = 1\n        "
 READS = "def f():\n    layer = te.Layer.require()()\n    return layer.meta['forward'].inverse"
 CLASSES += [
-    Case("element-that-the-class-reads-no-more", HOLDS + "self.meta[key].inverse = 1", HOLDS, READS, {"user attribute-removed inverse breaking"}),
+    Case("element-that-the-class-reads-no-more", HOLDS + "self.meta[key].inverse = 1", HOLDS, READS, {"user attribute-removed inverse risk"}),
     Case("element-that-the-class-reads", HOLDS + "self.meta[key].inverse = 1", HOLDS + "return self.meta[key].inverse", READS, set()),
     Case("element-that-the-class-never-read", HOLDS, HOLDS, READS, set()),
 ]  # fmt: skip
