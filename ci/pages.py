@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from pydantic import TypeAdapter
-
 from megacpp_validate.canary.dynamic.scores import FaultScore
-from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
-from megacpp_validate.report.describe.scores import describe_ablation, describe_planted, describe_selftest
+from megacpp_validate.report.describe.scores import describe_ablation, describe_planted
 from megacpp_validate.report.render.markdown import render_markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -27,7 +24,8 @@ VERBS: Final = {  # page -> what prints it
     "loss_gate_h200.html": "loss-gate docs/evidence/fp8/te2.20.2 --format html",
 }
 SCORES: Final = (
-    "blame_score", "blame_score_held_out", "fp8_faults", "fp8_faults_earlier", "fp8_faults_held_out", "smoke_faults",
+    "selftest", "blame_score", "blame_score_held_out", "fp8_faults", "fp8_faults_earlier", "fp8_faults_held_out",
+    "smoke_faults",
 )  # fmt: skip
 
 
@@ -37,9 +35,6 @@ def render_scores() -> dict[str, str]:
         name: describe_planted(FaultScore.model_validate_json((EVIDENCE / f"{name}.json").read_bytes()))
         for name in SCORES
     }
-    pages["selftest"] = describe_selftest(
-        TypeAdapter(SelftestResult).validate_json((EVIDENCE / "selftest.json").read_bytes())
-    )
     files = sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))
     features = tuple(FeatureAblation.model_validate_json(file.read_bytes()) for file in files)
     pages["ablation_h200"] = describe_ablation(AblationResult(tool="", features=features))

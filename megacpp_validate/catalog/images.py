@@ -382,6 +382,24 @@ class Build(Row):
     source: Text
 
 
+class DifferenceText(Row):
+    """What the doctor says of one kind of difference.
+
+    Attributes:
+        weight: how bad it is, unless a rule of the doctor gives another.
+        aspect: what it is about.
+        seen, wanted, how, next: sentences, with the names that the rule fills in.
+    """
+
+    id: Text
+    weight: Literal["breaks", "unknown", "risk", "note"]
+    aspect: Text
+    seen: Text
+    wanted: Text
+    how: Text
+    next: Text
+
+
 class Needs(Row):
     """The whole file."""
 
@@ -389,6 +407,7 @@ class Needs(Row):
     library: list[CudaLibrary] = Field(min_length=1)
     need: list[Need] = Field(min_length=1)
     build: list[Build]
+    difference: list[DifferenceText] = Field(min_length=1)
 
 
 def read_needs(modules: list[str], folder: Path | None = None) -> Needs:

@@ -11,7 +11,7 @@ from .app import Context, Limit, Result, Seed, fill, show_event, verb
 from .options import Copies, Faults, Jobs, Overlays, Release, Target
 
 
-@verb("scores:describe_selftest")
+@verb("scores:describe_planted")
 def selftest(
     context: Context,
     mutants: Annotated[tuple[str, ...], "Ids of mutants; all without one."] = (),
@@ -96,7 +96,8 @@ def smoke_faults(
 def score(context: Context) -> Result:
     """What is the suite worth? Kill rate, blame accuracy and false alarms, with their intervals and their day.
 
-    Exit code 2: a file holds no score, 4: the selftest was not of every mutant, or of another matrix.
+    Exit code 2: a file holds no score, 4: a file is missing, or the selftest was not of every mutant or of another
+    matrix.
     """
     from ..canary.dynamic.scores import read_score
     from ..catalog.file import matrix_folder

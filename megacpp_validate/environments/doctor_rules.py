@@ -1,7 +1,8 @@
 """What the doctor saw, compared with the matrix: a pure function from a host to its differences, worst first.
 
-`KINDS` has the words of every kind of difference; the functions below it decide which holds, and how bad it is. What a
-loader error means, and what to do about it, comes from the table of failures in `diagnosis`, as for a red receipt.
+The `difference` rows of matrix/needs.toml have the words of every kind of difference; the functions here decide which
+holds, and how bad it is. What a loader error means, and what to do about it, comes from the table of failures in
+`diagnosis`, as for a red receipt.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -44,15 +45,11 @@ class Weight(StrEnum):
     NOTE = "note"  # nothing fails because of it
 
 
-# What a difference is about.
-Aspect = Literal["import", "missing", "version", "second copy", "symbol", "library", "torch ABI", "Python ABI",
-                 "CUDA runtime", "driver", "metadata", "look"]  # fmt: skip
-
-
 class Difference(Frozen):
     """One difference.
 
     Attributes:
+        aspect: what it is about: "import", "version", "torch ABI", ...
         subject: the package or library, as people call it.
         seen, wanted: what is there, and what should be; in words.
         breaks: bridge modules that fail because of it, in dependency order.
@@ -62,7 +59,7 @@ class Difference(Frozen):
     """
 
     weight: Weight
-    aspect: Aspect
+    aspect: str
     subject: str
     seen: str
     wanted: str
@@ -101,67 +98,6 @@ class DoctorResult(Result):
 
 
 BREAKS, UNKNOWN, RISK, NOTE = Weight
-
-
-class Kind(NamedTuple):
-    """One kind of difference: its weight unless a rule gives another, and its words, with names of `Host.find`."""
-
-    weight: Weight
-    aspect: Aspect
-    seen: str
-    wanted: str
-    how: str
-    step: str
-
-
-KINDS: Final = {
-    "host": Kind(UNKNOWN, "look", "{host}", "{wanted}, as the target {target} has", "the doctor did not check "
-        "what needs it", "run it on a machine of the target {target}, or give --target cpu"),
-    "stack": Kind(NOTE, "version", "{te}", "{release}, the {which} stack {stack}",
-        "results of that stack do not hold for this one",
-        "install transformer-engine=={release}"),
-    "missing": Kind(NOTE, "missing", "`import {row.id}` finds no module", "{distribution}, for the target {target}",
-        "features that need it fall back to native PyTorch", "install {distribution} for torch {torch}, or "
-        "name another interpreter with --python"),
-    "import": Kind(BREAKS, "import", "{what}", "an import without an error",
-        "every path of it is lost; the bridge falls back", "{advice}"),
-    "patched": Kind(RISK, "metadata",
-        "of {look.record.compared} files that its installer recorded, {counts}: {shown}",
-        "the files of the release in its metadata", "{effect}",
-        "install {distribution} again; if the change is a deliberate patch, apply it again"),
-    "copies": Kind(RISK, "second copy", "loaded from {look.file}; also on the path: {copies}", "one copy",
-        "another order of the path, or another working folder, loads the other copy",
-        "take the unwanted copy off PYTHONPATH, or uninstall it"),
-    "unreadable": Kind(RISK, "library", "{extension.file} cannot be read: {extension.problem}", "a shared library",
-        "the loader refuses it", "install {distribution} {look.version} again, without pip's cache"),
-    "python": Kind(BREAKS, "Python ABI", "`{name}` exists for {tags} only",
-        "one for {path.soabi} (Python {path.python}), or for abi3", "the import does not find its compiled half",
-        "install {distribution} with this interpreter's own pip"),
-    "reads": Kind(BREAKS, "torch ABI",
-        "given a {call.given}, `{call.name}` answers: {call.answered}", "the tensor as it is",
-        "it reads tensor sizes at wrong memory offsets: calls fail, or results are wrong", "{build}"),
-    "not called": Kind(UNKNOWN, "look",
-        "`{call.name}` could not be called: {call.answered}", "its answer to a {call.given}",
-        "whether it reads tensors correctly is unknown", "run the parity of this stack, which computes with it"),
-    "libraries": Kind(NOTE, "library", "`{name}` needs {missing}, which the loader does not find",
-        "each of them on LD_LIBRARY_PATH, in the loader's cache, or beside torch", "what needs this file fails later",
-        "{advice}"),
-    "symbols": Kind(RISK, "symbol", "`{name}` needs {symbols}, which nothing defines",
-        "{owner} of the release that it was built with", "a call that needs it ends the process", "{advice}"),
-    "other torch": Kind(RISK, "torch ABI", "`{name}` was not built for torch {torch}: {found}",
-        "a build for torch {torch}", "{how}", "{build}"),
-    "old driver": Kind(BREAKS, "driver", "driver {path.driver} runs CUDA {runs}, torch is built for CUDA {built}",
-        "a driver for CUDA {built.major}", "no kernel starts",
-        "install a driver for CUDA {built} or later, or the forward-compatibility package where the GPU is a "
-        "data-centre one"),
-    "two files": Kind(RISK, "second copy", "importing {package} loads {title} {found} from {folders}", "one",
-        "the order of imports decides which one runs, and one process may mix both",
-        "leave one: remove the system's, or point {home}_HOME at torch's own folder"),
-    "runtimes": Kind(RISK, "CUDA runtime", "a process that imports {package} can open {found}",
-        "one, as torch has", "{says}", "{next}"),
-    "need": Kind(BREAKS, "version", "{found}", "{title} {range}", "{says}", "{next}"),
-    "library": Kind(BREAKS, "library", "{found}", "{title} {range}", "{says}", "{next}"),
-}  # fmt: skip
 # Kinds of difference that are about a file of a package, whatever the version of the package is.
 _OF_A_FILE: Final = frozenset({"unreadable", "python", "libraries", "symbols"})
 
@@ -189,12 +125,12 @@ class Host:
         **words: Any,
     ) -> Difference:  # fmt: skip
         """A difference of some kind; its words, and those of the host, fill the sentences."""
-        row, path = KINDS[kind], self.path
+        row, path = next(one for one in self.needs.difference if one.id == kind), self.path
         known = {"torch": path.torch or "of the stack", "target": self.target.id, "path": path, **words}
-        seen, wanted, how, step = (text.format_map(known) for text in row[2:])
+        seen, wanted, how, step = (text.format_map(known) for text in (row.seen, row.wanted, row.how, row.next))
         return Difference(
-            weight=weight or row.weight, aspect=row.aspect, subject=subject, source=source, seen=seen, wanted=wanted,
-            how=how, next_step=step, breaks=tuple(name for name in self.modules if name in set(breaks)),
+            weight=weight or Weight(row.weight), aspect=row.aspect, subject=subject, source=source, seen=seen,
+            wanted=wanted, how=how, next_step=step, breaks=tuple(name for name in self.modules if name in set(breaks)),
         )  # fmt: skip
 
     def wants(self, row: VendorPackage) -> bool:

@@ -1,4 +1,4 @@
-"""The suite's own score: faults that were planted, what the probes said, and what that is worth.
+"""The faults of the selftest, its order, and what the probes said.
 
 Standard library only: the mutants and the runs go to and from the environment in which the faults are planted.
 """
@@ -9,12 +9,9 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from .receipt import Receipt, Strict
-
-if TYPE_CHECKING:
-    from ..errors import Exit
 
 Where = Literal["wrapper", "vendor"]
 Requested = Literal["te", "native"]
@@ -124,86 +121,6 @@ class SelftestRun(Strict):
     reached: int = 0
     trouble: str = ""
     seconds: float = 0.0
-
-
-class Fate(StrEnum):
-    """What became of a mutant. Only `KILLED` is good."""
-
-    KILLED = "killed"
-    SURVIVED = "survived"  # the planted code ran, changed something, and every probe was good
-    NOT_REACHED = "not-reached"  # no probe runs the planted code: neither killed nor survived
-    NOT_PLANTED = "not-planted"  # the patch point is gone: the catalogue is stale
-    NOT_RUN = "not-run"
-
-
-@dataclass(frozen=True)
-class MutantResult:
-    """One mutant, judged.
-
-    Attributes:
-        blamed: culprits in dependency order; the first one is to blame.
-        cascades: modules that are red because of a culprit.
-        check: the first check of the first culprit that failed, or what was raised.
-        reason: of a fate that is not good.
-    """
-
-    mutant: Mutant
-    fate: Fate
-    blamed: tuple[str, ...] = ()
-    cascades: tuple[str, ...] = ()
-    check: str = ""
-    reason: str = ""
-    seconds: float = 0.0
-
-    @property
-    def blamed_rightly(self) -> bool:
-        """Whether the module that carries the fault is the one that is blamed."""
-        return self.blamed[:1] == (self.mutant.module,)
-
-
-@dataclass(frozen=True)
-class SelftestResult:
-    """The score.
-
-    Attributes:
-        modules: ids in dependency order.
-        mutants: in the order of the catalogue.
-        clean_runs: probe runs without a fault.
-        lost: clean runs that gave no evidence, with the reason: they count as neither.
-        seconds: wall-clock time of all.
-        finished_at: ISO 8601 in UTC; empty in what was written before that was kept.
-    """
-
-    modules: tuple[str, ...]
-    mutants: tuple[MutantResult, ...]
-    clean_runs: int
-    false_alarms: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    seconds: float = 0.0
-    schema_id: str = "megacpp-validate/selftest/1"
-    finished_at: str = ""
-
-    @property
-    def unsettled(self) -> tuple[MutantResult, ...]:
-        """Mutants that were not killed, or blamed on another module."""
-        return tuple(row for row in self.mutants if row.fate is not Fate.KILLED or not row.blamed_rightly)
-
-    @property
-    def exit(self) -> Exit:
-        """Runs that were lost come first: the rates are of fewer runs than were requested."""
-        from ..errors import Exit, exit_for  # the host alone exits by it
-
-        return Exit.EVIDENCE_MISSING if self.lost else exit_for(breaks=bool(self.unsettled or self.false_alarms))
-
-    @property
-    def killed(self) -> int:
-        """Mutants that turned a probe red."""
-        return sum(result.fate is Fate.KILLED for result in self.mutants)
-
-    @property
-    def blamed_rightly(self) -> int:
-        """Killed mutants whose own module is blamed."""
-        return sum(result.blamed_rightly for result in self.mutants if result.fate is Fate.KILLED)
 
 
 def wilson_interval(hits: int, trials: int) -> tuple[float, float]:

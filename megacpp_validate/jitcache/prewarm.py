@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from ..catalog.bridge import Catalog
 from ..catalog.prewarm import PrewarmTask
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
-from ..errors import Exit, InfrastructureFailed, WrongArguments, exit_for
+from ..errors import Exit, InfrastructureFailed, WrongArguments
 from . import layout
 from .cache import is_sealed, seal
 from .layout import Manifest, TaskDone, describe_files
@@ -31,10 +30,11 @@ from .stack import (
     Answer,
     JitOptions,
     JitResult,
-    JitRow,
     JitStack,
+    JitVerdict,
     Selected,
     find_root,
+    judge_answer,
     open_stack,
     require_purpose,
     run_tasks,
@@ -43,48 +43,24 @@ from .stack import (
 from .verify import JitVerifyResult
 
 
-class JitTaskState(StrEnum):
-    """How a task of prewarm ended."""
-
-    DONE = "done"
-    FAILED = "failed"
-    NOT_RUN = "not-run"
-
-
-class JitTaskRow(JitRow):
-    """One task of prewarm.
-
-    Attributes:
-        compiled: what it compiled; what another task had compiled before it is not among them.
-    """
-
-    library: str
-    state: JitTaskState
-
-
 class PrewarmResult(JitResult):
     """The tasks of a prewarm, and the caches that it left.
 
     Attributes:
-        rows: in the order of the matrix.
         caches: library -> bytes that lie there now.
         sealed: whether the folder is sealed now.
         verdict: on the sealed cache; None where it was not verified.
     """
 
-    schema_id: Literal["megacpp-validate/prewarm/1"] = "megacpp-validate/prewarm/1"
-    rows: tuple[JitTaskRow, ...] = ()
+    schema_id: Literal["megacpp-validate/prewarm/2"] = "megacpp-validate/prewarm/2"
     caches: dict[str, int] = Field(default_factory=dict)
     sealed: bool = False
     verdict: JitVerifyResult | None = None
 
     @property
     def exit(self) -> Exit:
-        """Closed where a task failed, evidence missing where one did not run; of a verified cache its verdict's."""
-        if self.verdict is not None:
-            return self.verdict.exit
-        states = {row.state for row in self.rows}
-        return exit_for(breaks=JitTaskState.FAILED in states, lacks=not states or JitTaskState.NOT_RUN in states)
+        """That of the verdict where the cache was verified."""
+        return super().exit if self.verdict is None else self.verdict.exit
 
 
 def run_prewarm(
@@ -112,7 +88,9 @@ def run_prewarm(
             manifest, digest = layout.read_manifest(folder)
             fields = {"caches": manifest.sizes, "manifest": digest, "sealed": True}
         elif reason := stack.why_not(at_build=options.at_build):
-            fields = {"rows": tuple(_row(task, Answer(missing=reason)) for task in selected.tasks)}
+            fields = {
+                "rows": tuple(judge_answer(task, Answer(missing=reason), JitVerdict.DONE) for task in selected.tasks)
+            }
         else:
             blank = Manifest(
                 architecture=folder.name, target=target.id, folder=str(folder), mode=stack.mode,
@@ -142,12 +120,12 @@ def fill(
         return require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
 
     answers = run_tasks(selected.tasks, run, options.jobs, stack.processes, report)
-    rows = tuple(_row(task, answers[task.id]) for task in selected.tasks)
-    if any(row.state is JitTaskState.FAILED for row in rows):  # it may have left half a file: the next one sweeps
+    rows = tuple(judge_answer(task, answers[task.id], JitVerdict.DONE) for task in selected.tasks)
+    if any(row.verdict is JitVerdict.FAILED for row in rows):  # it may have left half a file: the next one sweeps
         return {"rows": rows, "caches": manifest.sizes}
     done = {one.id: one for one in manifest.tasks}
     for task, row in zip(selected.tasks, rows, strict=True):
-        if row.state is JitTaskState.DONE:
+        if row.verdict is JitVerdict.DONE:
             earlier = done[task.id].compiled if task.id in done else ()
             done[task.id] = TaskDone(
                 id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=row.seconds,
@@ -156,17 +134,9 @@ def fill(
     missing = tuple(task.id for task in selected.of_target if task.id not in done)
     manifest = write_files(manifest, tasks=tuple(done.values()), missing=missing)
     fields: dict[str, Any] = {"rows": rows, "caches": manifest.sizes}
-    if all(row.state is JitTaskState.DONE for row in rows):
+    if all(row.verdict is JitVerdict.DONE for row in rows):
         fields |= {"manifest": seal(folder), "sealed": True}
     return fields
-
-
-def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:
-    state = JitTaskState.FAILED if answer.failure else JitTaskState.NOT_RUN if answer.missing else JitTaskState.DONE
-    return JitTaskRow(
-        task=task.id, library=task.library, state=state, compiled=answer.compiled,
-        hits=sum(answer.hits.values()), reason=answer.failure or answer.missing, seconds=answer.seconds,
-    )  # fmt: skip
 
 
 # --- what lies there --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,17 +65,35 @@ class JitOptions(RunOptions):
     at_build: bool = False
 
 
+class JitVerdict(StrEnum):
+    """How a task ended, or found a sealed cache. Only `DONE` and `WARM` are good."""
+
+    DONE = "done"  # of prewarm: what it compiled is in the cache
+    WARM = "warm"  # ran, and nothing was compiled
+    COMPILED = "compiled"
+    SILENT = "silent"  # ran, and used no cache for what it compiled when it was prewarmed: it took another path
+    FAILED = "failed"  # did not come to an end, or came to a bad one
+    NOT_RUN = "not-run"
+
+
 class JitRow(Frozen):
-    """What one task did.
+    """One task of prewarm, or one task or cell on a sealed cache.
 
     Attributes:
+        compiled: what was not found; what another task of prewarm had compiled before it is not among them.
+        unkept: what this release compiles in every process, whatever is in a cache (matrix/prewarm.toml); it closes
+            nothing.
+        known: shapes of each compiled kernel that a sealed cache does have: "KERNEL: SHAPE; SHAPE".
         hits: kernels that were found.
         reason: why it failed, or did not run.
         seconds: of its process.
     """
 
     task: str
+    verdict: JitVerdict
     compiled: tuple[JitCompile, ...] = ()
+    unkept: tuple[JitCompile, ...] = ()
+    known: tuple[str, ...] = ()
     hits: int = 0
     reason: str = ""
     seconds: float = 0.0
@@ -89,6 +108,7 @@ class JitResult(Result):
         mode: of DeepGEMM's compiler: "nvcc", "nvrtc".
         interpreter: of the stack, in words.
         manifest: its hash, "sha256:..."; empty where the cache is not sealed.
+        rows: in the order of the matrix, tasks before cells.
         left_out: tasks of the target that did not run, and why not: "ID: reason".
     """
 
@@ -98,8 +118,20 @@ class JitResult(Result):
     mode: str
     interpreter: str
     manifest: str = ""
+    rows: tuple[JitRow, ...] = ()
     left_out: tuple[str, ...] = ()
     seconds: float = Field(default=0.0, ge=0.0)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a task failed, or a sealed cache was not warm for one."""
+        bad = (JitVerdict.COMPILED, JitVerdict.SILENT, JitVerdict.FAILED)
+        return any(row.verdict in bad for row in self.rows)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether a task did not run, or none was selected."""
+        return not self.rows or any(row.verdict is JitVerdict.NOT_RUN for row in self.rows)
 
 
 def find_root(root: Path | None) -> Path:
@@ -174,6 +206,15 @@ class Answer(Frozen):
         """Libraries that it compiled for, or found in a cache."""
         found = {library for library, number in self.hits.items() if number}
         return tuple(sorted(found | {one.library for one in self.compiled}))
+
+
+def judge_answer(task: PrewarmTask, answer: Answer, ended: JitVerdict, **fields: Any) -> JitRow:
+    """The row of a task; `ended` is its verdict, and `fields` are others of the row, where it ended well."""
+    verdict = JitVerdict.FAILED if answer.failure else JitVerdict.NOT_RUN if answer.missing else ended
+    return JitRow(
+        task=task.id, verdict=verdict, hits=sum(answer.hits.values()), reason=answer.failure or answer.missing,
+        seconds=answer.seconds, **{"compiled": answer.compiled, **fields},
+    )  # fmt: skip
 
 
 def asked_nothing(task: PrewarmTask, answer: Answer) -> bool:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,7 +18,7 @@ from ..catalog.bridge import Catalog
 from ..catalog.prewarm import PrewarmRows, PrewarmTask, UnkeptKernel
 from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
-from ..errors import Exit, exit_for, writing_to
+from ..errors import writing_to
 from ..evidence.receipt import write_whole
 from . import layout
 from .cache import check_sealed, open_working
@@ -31,40 +30,16 @@ from .stack import (
     JitResult,
     JitRow,
     JitStack,
+    JitVerdict,
     asked_nothing,
     find_root,
+    judge_answer,
     open_stack,
     run_tasks,
     select_tasks,
 )
 
 _NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/driver_cache.py)
-
-
-class JitVerdict(StrEnum):
-    """How a task or a cell found a sealed cache. Only `WARM` is good."""
-
-    WARM = "warm"  # ran, and nothing was compiled
-    COMPILED = "compiled"
-    SILENT = "silent"  # ran, and used no cache for what it compiled when it was prewarmed: it took another path
-    FAILED = "failed"  # did not come to an end, or came to a bad one
-    NOT_RUN = "not-run"
-
-
-class JitVerifyRow(JitRow):
-    """One task or cell on the sealed cache.
-
-    Attributes:
-        compiled: what was not found.
-        unkept: what this release compiles in every process, whatever is in a cache (matrix/prewarm.toml); it closes
-            nothing.
-        known: shapes of each compiled kernel that the cache does have: "KERNEL: SHAPE; SHAPE".
-    """
-
-    verdict: JitVerdict
-    cause: str | None = None  # of an earlier version
-    unkept: tuple[JitCompile, ...] = ()
-    known: tuple[str, ...] = ()
 
 
 class JitVerifyResult(JitResult):
@@ -74,7 +49,6 @@ class JitVerifyResult(JitResult):
         ranks: most devices that a cell took.
         files, bytes: of the sealed cache, each of whose hashes was right.
         differences: of cache and stack; where there is one, nothing was run.
-        rows: tasks, then cells.
         missing: ids of tasks that the cache does not have.
         unreported: files of compiled kernels that appeared without a report of a process.
         unproven: files that appeared where no process could watch.
@@ -82,7 +56,7 @@ class JitVerifyResult(JitResult):
         opened_s: seconds to check and to copy the cache into a folder that can be written.
     """
 
-    schema_id: Literal["megacpp-validate/jit-verify/1"] = "megacpp-validate/jit-verify/1"
+    schema_id: Literal["megacpp-validate/jit-verify/2"] = "megacpp-validate/jit-verify/2"
     commit: str = ""
     image_digest: str = ""
     lock_hash: str = ""
@@ -91,27 +65,22 @@ class JitVerifyResult(JitResult):
     files: int = Field(default=0, ge=0)
     bytes: int = Field(default=0, ge=0)
     differences: tuple[StackDifference, ...] = ()
-    rows: tuple[JitVerifyRow, ...] = ()
     missing: tuple[str, ...] = ()
     unreported: tuple[str, ...] = ()
     unproven: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # of an earlier version
     started: str = ""
     opened_s: float = Field(default=0.0, ge=0.0)
 
     @property
-    def exit(self) -> Exit:
-        """Closed where anything was compiled, came to a bad end, or is of another stack.
+    def breaks(self) -> bool:
+        """Whether anything was compiled, came to a bad end, or is of another stack."""
+        return super().breaks or bool(self.differences or self.unreported)
 
-        Evidence is missing where something did not run, or could not be watched: that is not verified.
-        """
-        verdicts = {row.verdict for row in self.rows}
-        bad = {JitVerdict.COMPILED, JitVerdict.SILENT, JitVerdict.FAILED}
-        return exit_for(
-            breaks=bool(self.differences or self.unreported or verdicts & bad),
-            lacks=not verdicts or bool(self.unproven) or JitVerdict.NOT_RUN in verdicts,
-        )
+    @property
+    def lacks(self) -> bool:
+        """Whether something did not run, or could not be watched: that is not verified."""
+        return super().lacks or bool(self.unproven)
 
 
 def run_verify(
@@ -193,9 +162,7 @@ def run_on_copy(
     return answers, tuple(layout.find_products(before, layout.list_files(folder)))
 
 
-def judge_task(
-    task: PrewarmTask, answer: Answer, manifest: Manifest, unkept: Sequence[UnkeptKernel] = ()
-) -> JitVerifyRow:
+def judge_task(task: PrewarmTask, answer: Answer, manifest: Manifest, unkept: Sequence[UnkeptKernel] = ()) -> JitRow:
     """How a task or a cell found the cache. What did not run is not verified, whatever it reports of compiles.
 
     Args:
@@ -207,27 +174,18 @@ def judge_task(
     excused = _find_unkept(answer.compiled, unkept, manifest.stack.versions.get("transformer-engine", ""))
     missed = tuple(one for one in answer.compiled if one not in excused)
     done = next((one for one in manifest.tasks if one.id == task.id), None)
-    if answer.missing:
-        verdict = JitVerdict.NOT_RUN
-    elif answer.failure:
-        verdict = JitVerdict.FAILED
-    elif missed:
-        verdict = JitVerdict.COMPILED
-    else:
-        # A library that this task used when it was finished must be used again: a fallback compiles nothing, either.
-        used = done.asked if done else ()
-        found = {COUNTED.get(library) for library, number in answer.hits.items() if number}
-        lost = any(COUNTED.get(library) not in (None, *found) for library in used)
-        verdict = JitVerdict.SILENT if lost or asked_nothing(task, answer) else JitVerdict.WARM
+    # A library that this task used when it was finished must be used again: a fallback compiles nothing, either.
+    used = done.asked if done else ()
+    found = {COUNTED.get(library) for library, number in answer.hits.items() if number}
+    lost = any(COUNTED.get(library) not in (None, *found) for library in used)
+    verdict = JitVerdict.SILENT if lost or asked_nothing(task, answer) else JitVerdict.WARM
     known = []
     for library, kernel in dict.fromkeys((one.library, one.kernel) for one in missed):
         every = (one for other in manifest.tasks for one in other.compiled)
         shapes = dict.fromkeys(one.shape for one in every if (one.library, one.kernel) == (library, kernel))
         known.append(f"{kernel}: {'; '.join([*shapes][:4]) or 'nothing'}")
-    return JitVerifyRow(
-        task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=tuple(known),
-        hits=sum(answer.hits.values()), reason=answer.missing or answer.failure, seconds=answer.seconds,
-    )  # fmt: skip
+    ended = JitVerdict.COMPILED if missed else verdict
+    return judge_answer(task, answer, ended, compiled=missed, unkept=excused, known=tuple(known))
 
 
 def _find_unkept(
@@ -246,7 +204,7 @@ def _find_unkept(
 
 
 def judge_files(
-    paths: Iterable[str], rows: Sequence[JitVerifyRow], unwatched: Iterable[str]
+    paths: Iterable[str], rows: Sequence[JitRow], unwatched: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Compiled kernels that appeared without a report of a process, and those that no process could report.
 

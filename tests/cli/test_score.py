@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.scores import SCORE, SuiteScore, read_score
+from megacpp_validate.canary.dynamic.scores import (
+    SCORE,
+    FaultScore,
+    ScoreRow,
+    SuiteScore,
+    Verdict,
+    plan_mutant,
+    read_score,
+)
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
-from megacpp_validate.evidence.selftest import Fate, MutantResult, SelftestResult
+from megacpp_validate.errors import Exit
 from megacpp_validate.report.describe.scores import describe_score
 from megacpp_validate.report.render.json import render_json
 from megacpp_validate.report.render.markdown import render_markdown
@@ -25,16 +33,12 @@ NAMES = tuple(
 FILES = ("blame_score.json", "blame_score_held_out.json")
 
 
-def full_selftest(*, day: str = "2026-11-20T10:00:00+00:00", alive: int = 1, alarms: int = 2) -> SelftestResult:
-    """A selftest of every mutant of the matrix, of which some live."""
-    catalog = read_catalog()
-    mutants = tuple(
-        MutantResult(row, Fate.SURVIVED if number < alive else Fate.KILLED, () if number < alive else (row.module,))
-        for number, row in enumerate(catalog.mutants)
-    )
-    heard = tuple(f"a-cell, seed {seed}: a check" for seed in range(alarms))
-    modules = tuple(module.id for module in catalog.modules)
-    return SelftestResult(modules, mutants, 200, heard, finished_at=day)
+def full_selftest() -> FaultScore:
+    """A selftest of every mutant of the matrix, of which the first lives."""
+    rows = [plan_mutant(row).model_copy(update={"verdict": Verdict.RIGHT}) for row in read_catalog().mutants]
+    rows[0] = rows[0].model_copy(update={"verdict": Verdict.MISSED})
+    clean = ScoreRow(id="a-cell, seed 0", where="path te, seed 0", verdict=Verdict.QUIET)
+    return FaultScore(suite="selftest", target="cpu", environment="here", faults=tuple(rows), clean=(clean,))
 
 
 @pytest.fixture
@@ -50,12 +54,12 @@ def checkout(tmp_path: Path) -> Path:
 
 
 PARTIAL = {
-    "some mutants": lambda data: data.update(mutants=data["mutants"][:5]),
-    "an unknown mutant": lambda data: data["mutants"][0]["mutant"].update(id="another"),
-    "one twice": lambda data: data["mutants"].append(data["mutants"][0]),
-    "no clean run": lambda data: data.update(clean_runs=0, false_alarms=[]),
-    "another fault under an old name": lambda data: data["mutants"][0]["mutant"].update(at="checkpoints"),
-    "another module is to be blamed": lambda data: data["mutants"][-1]["mutant"].update(module="imports"),
+    "some mutants": lambda data: data.update(faults=data["faults"][:5]),
+    "an unknown mutant": lambda data: data["faults"][0].update(id="another"),
+    "one twice": lambda data: data["faults"].append(data["faults"][0]),
+    "no clean run": lambda data: data.update(clean=[]),
+    "another fault under an old name": lambda data: data["faults"][0].update(where="checkpoints"),
+    "another module is to be blamed": lambda data: data["faults"][-1].update(expected=[{"by": "imports"}]),
 }
 
 
@@ -68,6 +72,19 @@ def test_what_is_no_full_selftest_is_no_score(
     file.write_text(json.dumps(data))
     assert end_of(monkeypatch, "score", "--matrix", checkout / "matrix") == 4
     assert "not of a full selftest" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name.name for name in NAMES])
+def test_a_file_that_is_missing_or_holds_no_score_has_its_exit_code(
+    name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = checkout / "docs" / "evidence" / name
+    file.write_text("{}")
+    assert end_of(monkeypatch, "score", "--matrix", checkout / "matrix") == Exit.WRONG_ARGUMENTS
+    assert f"{name} holds no score: suite: Field required" in capfd.readouterr().err
+    file.unlink()
+    assert end_of(monkeypatch, "score", "--matrix", checkout / "matrix") == Exit.EVIDENCE_MISSING
+    assert f"{name} cannot be read" in capfd.readouterr().err
 
 
 def test_what_is_committed_is_fresh() -> None:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from pydantic import ValidationError
 
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
-from megacpp_validate.evidence.selftest import (
-    Fate,
-    Fault,
-    Mutant,
-    MutantResult,
-    SelftestResult,
-    SelftestRun,
-    read_runs,
-    wilson_interval,
-)
+from megacpp_validate.evidence.selftest import SelftestRun, read_runs, wilson_interval
 from megacpp_validate.selftest.tasks import run_line
 
-MUTANT = Mutant("a-b", "attention", "vendor", "te", "linear", Fault.SCALED, "x", {"factor": 0.5})
 RECEIPT = Receipt(
     "s-t-p", "s", "t", "p", Outcome.FAIL, "r", "te", checks=(Check("c", False, (Part("f", None, 1.0, False, "d"),)),)
 )
@@ -34,16 +22,6 @@ RECEIPT = Receipt(
 )
 def test_wilson(hits: int, trials: int, low: float, high: float) -> None:
     assert wilson_interval(hits, trials) == pytest.approx((low, high), abs=2e-6)
-
-
-def test_one_survivor_one_wrong_blame_or_one_alarm_breaks_it() -> None:
-    good = MutantResult(MUTANT, Fate.KILLED, ("attention",))
-    whole = SelftestResult(("attention",), (good,), 200)
-    assert whole.exit == 0
-    assert replace(whole, mutants=(good, replace(good, fate=Fate.SURVIVED, blamed=()))).exit == 1
-    assert replace(whole, mutants=(replace(good, blamed=("imports", "attention")),)).exit == 1
-    assert replace(whole, false_alarms=("c, seed 0: x",)).exit == 1
-    assert replace(whole, lost=("a run",)).exit == 4
 
 
 def test_a_run_comes_back_from_its_line() -> None:

@@ -10,7 +10,8 @@ import pytest
 from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.errors import Exit
 from megacpp_validate.jitcache.prewarm import PrewarmResult
-from megacpp_validate.jitcache.verify import JitVerdict, JitVerifyResult
+from megacpp_validate.jitcache.stack import JitVerdict
+from megacpp_validate.jitcache.verify import JitVerifyResult
 from tests.jitcache.asking import ask
 from tests.sealed_caches import small_disk
 

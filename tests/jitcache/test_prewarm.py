@@ -13,9 +13,9 @@ from megacpp_validate.catalog.prewarm import PrewarmTask, read_prewarm
 from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
 from megacpp_validate.jitcache.cache import check_sealed, is_sealed, open_working
 from megacpp_validate.jitcache.layout import Manifest, list_files
-from megacpp_validate.jitcache.prewarm import JitTaskRow, JitTaskState, PrewarmResult, fill, hold, take_over
-from megacpp_validate.jitcache.stack import Answer, JitOptions, Selected, select_tasks
-from megacpp_validate.jitcache.verify import JitVerdict, JitVerifyResult, JitVerifyRow
+from megacpp_validate.jitcache.prewarm import PrewarmResult, fill, hold, take_over
+from megacpp_validate.jitcache.stack import Answer, JitOptions, JitRow, JitVerdict, Selected, select_tasks
+from megacpp_validate.jitcache.verify import JitVerifyResult
 from megacpp_validate.process import Processes
 from tests.sealed_caches import GROUP, KERNEL, STACK, TASK, make_sealed, put
 
@@ -45,7 +45,7 @@ def test_what_a_failed_or_killed_prewarm_left_is_removed(tmp_path: Path) -> None
     folder = tmp_path / "sm_90a"
     put(folder / "triton" / "earlier.cubin", b"of a training run that was there before")
     fields = run(folder, take(folder), Answer(failure="it crashed"), TASK)
-    assert ({row.state for row in fields["rows"]}, is_sealed(folder)) == ({JitTaskState.FAILED}, False)
+    assert ({row.verdict for row in fields["rows"]}, is_sealed(folder)) == ({JitVerdict.FAILED}, False)
     put(folder / "fa4" / ".two.17.tmp.o", b"h")
     take(folder)
     assert list(list_files(folder)) == ["triton/earlier.cubin"]
@@ -95,7 +95,7 @@ def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(cata
     manifest, every = take(folder), selected.of_target
     stack: Any = SimpleNamespace(run=lambda task, *_: Answer(hits={task.library: 1}), processes=Processes())
     fields = fill(stack, selected, manifest, JitOptions(target="h200"), lambda _: None)
-    assert {row.state for row in fields["rows"]} == {JitTaskState.DONE}
+    assert {row.verdict for row in fields["rows"]} == {JitVerdict.DONE}
     assert fields["sealed"]
     sealed = check_sealed(folder)[0]
     assert (sealed.missing, len(sealed.tasks)) == (("smoke_small_experts_4",), len(every) - 1)
@@ -103,8 +103,8 @@ def test_a_task_that_takes_more_devices_stops_neither_the_seal_nor_the_rest(cata
 
 def test_a_prewarm_is_worth_what_the_verdict_on_its_cache_is() -> None:
     said = {"tool": "t", "target": "h200", "architecture": "sm_90a", "folder": "f", "mode": "nvcc", "interpreter": "i"}
-    done = JitTaskRow(task="a", library="fa4", state=JitTaskState.DONE)
-    cold = JitVerifyResult(**said, manifest="m", rows=(JitVerifyRow(task="a", verdict=JitVerdict.COMPILED),))
+    done = JitRow(task="a", verdict=JitVerdict.DONE)
+    cold = JitVerifyResult(**said, manifest="m", rows=(JitRow(task="a", verdict=JitVerdict.COMPILED),))
     assert PrewarmResult(**said, rows=(done,), verdict=cold).exit is Exit.CLOSED
-    for state, code in ((JitTaskState.FAILED, Exit.CLOSED), (JitTaskState.NOT_RUN, Exit.EVIDENCE_MISSING)):
-        assert PrewarmResult(**said, rows=(done, done.model_copy(update={"state": state}))).exit is code
+    for state, code in ((JitVerdict.FAILED, Exit.CLOSED), (JitVerdict.NOT_RUN, Exit.EVIDENCE_MISSING)):
+        assert PrewarmResult(**said, rows=(done, done.model_copy(update={"verdict": state}))).exit is code

@@ -20,11 +20,9 @@ from megacpp_validate.jitcache.layout import (
     list_files,
     read_manifest,
 )
-from megacpp_validate.jitcache.stack import Answer, JitOptions
+from megacpp_validate.jitcache.stack import Answer, JitOptions, JitRow, JitVerdict
 from megacpp_validate.jitcache.verify import (
-    JitVerdict,
     JitVerifyResult,
-    JitVerifyRow,
     judge_files,
     judge_task,
     name_verdict,
@@ -154,7 +152,7 @@ def test_what_appears_in_a_drivers_cache_closes_where_it_could_be_watched(
     assert unproven == (() if closes else ("cuda/0/e/f557",))
 
 
-def _result(*rows: JitVerifyRow, **more: object) -> JitVerifyResult:
+def _result(*rows: JitRow, **more: object) -> JitVerifyResult:
     blank = JitVerifyResult(
         tool="t", target="h200", architecture="sm_90a", folder="/r/sm_90a", mode="nvcc", manifest="sha256:0",
         interpreter="python", rows=rows,
@@ -162,8 +160,8 @@ def _result(*rows: JitVerifyRow, **more: object) -> JitVerifyResult:
     return blank.model_copy(update=more)
 
 
-def _row(verdict: JitVerdict) -> JitVerifyRow:
-    return JitVerifyRow(task="fa4_d128", verdict=verdict)
+def _row(verdict: JitVerdict) -> JitRow:
+    return JitRow(task="fa4_d128", verdict=verdict)
 
 
 WARM = _row(JitVerdict.WARM)

@@ -1,25 +1,25 @@
 """Scores of planted faults: what was planted, who or what had to see it, who or what did, and how often.
 
-Three suites plant faults: `blame-score` in copies of Transformer Engine, `fp8-faults` in its low-precision stack,
-`smoke-faults` between the ranks of the smoke run. All three have one kind of row and one kind of score.
+Four suites plant faults: `selftest` in wrappers and in what a double of Transformer Engine returns, `blame-score` in
+copies of Transformer Engine, `fp8-faults` in its low-precision stack, `smoke-faults` between the ranks of the smoke
+run. All have one kind of row and one kind of score.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, ValidationError
 
 from ...catalog.bridge import Catalog
-from ...errors import EvidenceMissing
-from ...evidence.selftest import SelftestResult, wilson_interval
-from ...evidence.values import Frozen, Result
+from ...errors import EvidenceMissing, WrongArguments
+from ...evidence.selftest import Mutant, wilson_interval
+from ...evidence.values import Frozen, Result, list_errors
 
 SCORE: Final = "docs/evidence/score.json"
-_T = TypeVar("_T", SelftestResult, "FaultScore")
-Suite = Literal["blame-score", "fp8-faults", "smoke-faults"]
+Suite = Literal["selftest", "blame-score", "fp8-faults", "smoke-faults"]
 
 
 class Verdict(StrEnum):
@@ -81,6 +81,11 @@ class ScoreRow(Frozen):
     seconds: float = 0.0
 
     @property
+    def plan(self) -> tuple[str, str, str, tuple[Sighting, ...]]:
+        """What was known before it ran."""
+        return self.id, self.says, self.where, self.expected
+
+    @property
     def was_judged(self) -> bool:
         """Whether there is evidence on it."""
         return self.verdict not in _UNJUDGED
@@ -97,22 +102,29 @@ class FaultScore(Result):
     Attributes:
         environment: where it ran, or why it did not.
         faults: in the order of the matrix.
-        clean: copies, cells and runs without a fault.
+        clean: copies, cells, probe runs and runs without a fault.
         seconds: wall-clock time.
+        finished_at: ISO 8601 in UTC; empty in what was written before that was kept.
     """
 
-    schema_id: Literal["megacpp-validate/fault-score/1"] = "megacpp-validate/fault-score/1"
+    schema_id: Literal["megacpp-validate/fault-score/2"] = "megacpp-validate/fault-score/2"
     suite: Suite
     target: str
     environment: str
     faults: tuple[ScoreRow, ...] = ()
     clean: tuple[ScoreRow, ...] = ()
     seconds: float = Field(default=0.0, ge=0.0)
+    finished_at: str = ""
 
     @property
     def judged(self) -> tuple[ScoreRow, ...]:
         """Faults that there is evidence on."""
         return tuple(row for row in self.faults if row.was_judged)
+
+    @property
+    def caught(self) -> int:
+        """Faults that any check sees."""
+        return sum(row.verdict is not Verdict.MISSED for row in self.judged)
 
     @property
     def right(self) -> int:
@@ -173,42 +185,50 @@ class SuiteScore(Result):
     lost: tuple[str, ...] = ()
 
 
+def plan_mutant(mutant: Mutant) -> ScoreRow:
+    """The row of a mutant that has not run."""
+    where = f"{mutant.at} ({mutant.where}, path {mutant.requested}): {mutant.fault.value} {mutant.parameters or ''}"
+    return ScoreRow(
+        id=mutant.id, says=mutant.says, where=where.rstrip(), expected=(Sighting(by=mutant.module),),
+        verdict=Verdict.NOT_RUN, reason="there is no run of it",
+    )  # fmt: skip
+
+
 def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_out: Path) -> SuiteScore:
     """The score of three files of evidence, relative to a checkout.
 
     Raises:
-        OSError, ValidationError: one of them is missing, or holds no score.
-        EvidenceMissing: the selftest is not of every mutant of this matrix.
+        WrongArguments: one of them holds no score.
+        EvidenceMissing: one cannot be read, or the selftest is not of every mutant of this matrix.
     """
-    tested = _read(root / selftest, SelftestResult)
-    planned = catalog.mutants
-    if sorted((row.mutant for row in tested.mutants), key=repr) != sorted(planned, key=repr) or not tested.clean_runs:
+    scores = {file: _read(root / file) for file in (selftest, blame, held_out)}
+    tested, planned = scores[selftest], [plan_mutant(mutant) for mutant in catalog.mutants]
+    if [row.plan for row in tested.faults] != [row.plan for row in planned] or not tested.alarms[1]:
         raise EvidenceMissing(
-            f"{root / selftest} is not of a full selftest of this matrix ({len(tested.mutants)} mutants of "
-            f"{len(planned)}, {tested.clean_runs} clean runs). Likely cause: the matrix has changed since, or some "
+            f"{root / selftest} is not of a full selftest of this matrix ({len(tested.faults)} mutants of "
+            f"{len(planned)}, {tested.alarms[1]} clean runs). Likely cause: the matrix has changed since, or some "
             "were named. Next step: run `nox -s selftest` on all."
         )
-    planted = f"faults planted in the wrappers and in what Transformer Engine returns ({len(tested.modules)} modules)"
+    planted = f"faults planted in the wrappers and in what Transformer Engine returns ({len(catalog.modules)} modules)"
     ran: dict[str, Any] = {"source": selftest.as_posix(), "day": tested.finished_at[:10]}
-    alarms = len(tested.false_alarms), tested.clean_runs
     rates = [
-        _rate("kill-rate", f"{planted} that turn a probe red", tested.killed, len(tested.mutants), **ran),
-        _rate("blame-accuracy", "of these, blamed on their own module", tested.blamed_rightly, tested.killed, **ran),
-        _rate("false-alarms", "probe runs without a fault, each with a fresh seed, that are red", *alarms, **ran,
+        _rate("kill-rate", f"{planted} that turn a probe red", tested.caught, len(tested.judged), **ran),
+        _rate("blame-accuracy", "of these, blamed on their own module", tested.right, tested.caught, **ran),
+        _rate("false-alarms", "probe runs without a fault, each with a fresh seed, that are red", *tested.alarms, **ran,
               good="low"),
     ]  # fmt: skip
-    lost = list(tested.lost)
     for file, kind, name in ((blame, "faults", "te-blame"), (held_out, "held-out faults", "te-blame-held-out")):
-        score, source = _read(root / file, FaultScore), file.as_posix()
+        score = scores[file]
+        ran = {"source": file.as_posix(), "day": score.finished_at[:10]}
         copies = f"copies of Transformer Engine on {score.target}"
         says = f"{kind} in {copies}, named by module and class and nobody else"
-        rates.append(_rate(name, says, score.right, len(score.judged), source=source))
+        rates.append(_rate(name, says, score.right, len(score.judged), **ran))
         if score.alarms[1]:
             says = f"pairs of clean copies on {score.target} of which somebody is blamed"
-            rates.append(_rate("te-false-blame", says, *score.alarms, source=source, good="low"))
-        unjudged = (row for row in (*score.faults, *score.clean) if not row.was_judged)
-        lost += [f"{row.id}: {row.verdict.value}: {row.reason}" for row in unjudged]
-    return SuiteScore(rates=tuple(rates), lost=tuple(lost))
+            rates.append(_rate("te-false-blame", says, *score.alarms, **ran, good="low"))
+    rows = (row for score in scores.values() for row in (*score.faults, *score.clean))
+    lost = tuple(f"{row.id}: {row.verdict.value}: {row.reason}" for row in rows if not row.was_judged)
+    return SuiteScore(rates=tuple(rates), lost=lost)
 
 
 def _rate(name: str, says: str, hits: int, trials: int, **row: Any) -> Rate:
@@ -216,5 +236,15 @@ def _rate(name: str, says: str, hits: int, trials: int, **row: Any) -> Rate:
     return Rate(id=name, says=says, hits=hits, trials=trials, low=low, high=high, **row)
 
 
-def _read(file: Path, model: type[_T]) -> _T:
-    return TypeAdapter(model).validate_json(file.read_bytes())
+def _read(file: Path) -> FaultScore:
+    try:
+        return FaultScore.model_validate_json(file.read_bytes())
+    except OSError as fault:
+        raise EvidenceMissing(
+            f"{file} cannot be read: {fault.strerror}. Next step: run the suite that writes it, with --output {file}."
+        ) from fault
+    except ValidationError as fault:
+        raise WrongArguments(
+            f"{file} holds no score: {list_errors(fault)}. Likely cause: another version wrote it. Next step: run the "
+            "suite again."
+        ) from fault

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import blame, is_red
@@ -19,15 +18,16 @@ from ...environments.venv import find_torch_python
 from ...errors import NoEnvironment
 from ...evidence import selftest as score
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.selftest import Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
+from ...evidence.selftest import Mutant, SelftestOrder, SelftestRun
 from ...process import Processes
+from .scores import FaultScore, ScoreRow, Sighting, Verdict, plan_mutant
 
 _LIMIT_S: Final = 3600.0  # of the whole; each run has a limit of its own
 
 
 def run_selftest(
     catalog: Catalog, mutants: Collection[str], *, clean: int, seed: int, jobs: int, limit_s: float
-) -> SelftestResult:
+) -> FaultScore:
     """Plant in the processes of the probes, run, judge.
 
     Args:
@@ -58,7 +58,7 @@ def run_selftest(
         found = score.read_runs(runs.read_text(encoding="utf-8"))
     result = judge_selftest(catalog, order, found)
     ended_at = datetime.now(UTC).isoformat(timespec="seconds")
-    return replace(result, seconds=round(time.monotonic() - started, 1), finished_at=ended_at)
+    return result.model_copy(update={"seconds": round(time.monotonic() - started, 1), "finished_at": ended_at})
 
 
 def plan_selftest(catalog: Catalog, wanted: Collection[str] = (), *, clean: int = 200, seed: int = 0) -> SelftestOrder:
@@ -75,7 +75,7 @@ def plan_selftest(catalog: Catalog, wanted: Collection[str] = (), *, clean: int 
     return SelftestOrder(tuple(module.id for module in catalog.modules), mutants, clean, seed)
 
 
-def judge_selftest(catalog: Catalog, order: SelftestOrder, runs: Sequence[SelftestRun]) -> SelftestResult:
+def judge_selftest(catalog: Catalog, order: SelftestOrder, runs: Sequence[SelftestRun]) -> FaultScore:
     """The score.
 
     A probe that is red without a fault, too, on the same path kills nothing: it is a false alarm, and no verdict.
@@ -85,22 +85,14 @@ def judge_selftest(catalog: Catalog, order: SelftestOrder, runs: Sequence[Selfte
         order: what was ordered; a mutant without a run is `not-run`.
         runs: what came back, in any order.
     """
-    clean = [(run, receipt) for run in runs if not run.mutant for receipt in run.receipts]
-    red = [(run, receipt) for run, receipt in clean if is_red(receipt)]
-    alarms = {(run.requested, receipt.probe) for run, receipt in red}
+    clean = [run for run in runs if not run.mutant]
+    alarms = {(run.requested, receipt.probe) for run in clean for receipt in run.receipts if is_red(receipt)}
     of_mutant = {run.mutant: run for run in runs if run.mutant}
-    lost = [f"clean run with seed {run.seed}: {run.trouble}" for run in runs if not run.mutant and run.trouble]
-    not_run = [(run, receipt) for run, receipt in clean if receipt.outcome is Outcome.NOT_RUN]
-    lost += [f"{receipt.cell} with seed {run.seed}: {receipt.reason or 'not run'}" for run, receipt in not_run]
-    if len(clean) < order.clean:
-        lost.append(f"{len(clean)} clean probe runs of {order.clean}")
-    return SelftestResult(
-        modules=tuple(module.id for module in catalog.modules),
-        mutants=tuple(_judge_mutant(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
-        clean_runs=len(clean) - len(not_run),
-        false_alarms=tuple(f"{receipt.cell}, seed {run.seed}: {first_failure(receipt)}" for run, receipt in red),
-        lost=tuple(lost),
-    )
+    return FaultScore(
+        suite="selftest", target="cpu", environment="the wrappers on a double of Transformer Engine",
+        faults=tuple(_judge_mutant(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
+        clean=tuple(row for run in clean for row in _judge_clean(run)),
+    )  # fmt: skip
 
 
 def first_failure(receipt: Receipt) -> str:
@@ -112,25 +104,42 @@ def first_failure(receipt: Receipt) -> str:
     return "" if receipt.outcome.is_good else receipt.reason
 
 
+def _judge_clean(run: SelftestRun) -> Iterator[ScoreRow]:
+    """A row for each probe of a run without a fault, and one for what ended the run early."""
+    where = f"path {run.requested}, seed {run.seed}"
+    if run.trouble:
+        yield ScoreRow(id=f"clean run, {where}", where=where, verdict=Verdict.NOT_RUN, reason=run.trouble)
+    for receipt in run.receipts:
+        row = ScoreRow(id=f"{receipt.cell}, seed {run.seed}", where=where, verdict=Verdict.QUIET)
+        found: dict[str, Any] = {}
+        if receipt.outcome is Outcome.NOT_RUN:
+            found = {"verdict": Verdict.NOT_RUN, "reason": receipt.reason}
+        elif is_red(receipt):
+            seen = (Sighting(by=receipt.probe, names=(first_failure(receipt),)),)
+            found = {"verdict": Verdict.FALSE_ALARM, "reason": receipt.reason, "seen": seen}
+        yield row.model_copy(update=found)
+
+
 def _judge_mutant(
     catalog: Catalog, mutant: Mutant, run: SelftestRun | None, alarms: Collection[tuple[str, str]]
-) -> MutantResult:
+) -> ScoreRow:
+    row = plan_mutant(mutant)
     if run is None:
-        return MutantResult(mutant, Fate.NOT_RUN, reason="there is no run of it")
-    if not run.planted:
-        return MutantResult(mutant, Fate.NOT_PLANTED, reason=run.trouble, seconds=run.seconds)
+        return row
     heard = [receipt for receipt in run.receipts if (run.requested, receipt.probe) not in alarms]
     found = blame(heard, catalog.modules)
-    if found.culprits:
-        culprit = next(receipt for receipt in heard if receipt.probe == found.culprits[0] and is_red(receipt))
-        cascades = tuple(name for name, _ in found.cascades)
-        check = first_failure(culprit)
-        return MutantResult(mutant, Fate.KILLED, found.culprits, cascades, check, run.trouble, run.seconds)
     ran = {receipt.probe for receipt in heard if receipt.outcome is not Outcome.NOT_RUN}
-    fate, reason = Fate.SURVIVED, "every probe was good"
-    if run.trouble or mutant.module not in ran:
-        fate = Fate.NOT_RUN
+    verdict, reason = Verdict.MISSED, "every probe was good"
+    if not run.planted:
+        verdict, reason = Verdict.NOT_PLANTED, run.trouble
+    elif found.culprits:
+        right = found.culprits[0] == mutant.module
+        verdict, reason = Verdict.RIGHT if right else Verdict.WRONG_MODULE, run.trouble
+    elif run.trouble or mutant.module not in ran:
+        verdict = Verdict.NOT_RUN
         reason = run.trouble or f"no verdict of the probe {mutant.module}, which should have caught it"
     elif not run.reached:
-        fate, reason = Fate.NOT_REACHED, f"no probe runs {mutant.at}, or it changes nothing there"
-    return MutantResult(mutant, fate, reason=reason, seconds=run.seconds)
+        reason = f"no probe runs {mutant.at}, or it changes nothing there"
+    failed = {receipt.probe: first_failure(receipt) for receipt in heard if is_red(receipt)}
+    seen = tuple(Sighting(by=name, names=(failed[name],)) for name in found.culprits)
+    return row.model_copy(update={"verdict": verdict, "reason": reason, "seen": seen, "seconds": run.seconds})

@@ -8,7 +8,8 @@ from typing import Final
 from ...jitcache.cache import JitCacheResult
 from ...jitcache.layout import JitCompile
 from ...jitcache.prewarm import PrewarmResult
-from ...jitcache.verify import JitVerdict, JitVerifyResult, JitVerifyRow
+from ...jitcache.stack import JitRow, JitVerdict
+from ...jitcache.verify import JitVerifyResult
 from ...text import count
 from ..document import Block, Content, Diagnostic, Document, Paragraph, Preformatted
 from ..marks import bad, good, mark_exit, mark_of, missing, risk
@@ -32,16 +33,17 @@ _CAUSES: Final[dict[JitVerdict, tuple[str, str]]] = {  # why, and what to do
     JitVerdict.FAILED: ("", "fix the failure first: its log lies beside the receipt"),
     JitVerdict.NOT_RUN: ("", "run it on a machine of the target"),
     JitVerdict.WARM: ("", ""),
+    JitVerdict.DONE: ("", ""),
 }
 
 
 def describe_prewarm(result: PrewarmResult) -> Document:
     """A row a task, the reason of each failure, and what the caches hold now."""
     verdict = result.verdict
-    cases = list_cases(result.rows, "prewarm", "task", "state", "reason")
+    cases = list_cases(result.rows, "prewarm", "task", "verdict", "reason")
     facts = list_fields(result, "folder left_out caches manifest sealed interpreter seconds")
     blocks: tuple[Block, ...] = (
-        tabulate(result.rows, "task state seconds compiled hits"),
+        tabulate(result.rows, "task verdict seconds compiled hits"),
         *(case for case in cases if case.message),
         *(describe_verify(verdict).blocks if verdict else ()),
         tabulate_facts(facts),
@@ -83,7 +85,7 @@ def describe_verify(result: JitVerifyResult) -> Document:
     return Document(title, summary, mark, blocks, (*cases, *unreported))
 
 
-def _diagnose(row: JitVerifyRow, result: JitVerifyResult) -> Diagnostic:
+def _diagnose(row: JitRow, result: JitVerifyResult) -> Diagnostic:
     cause, step = _CAUSES[row.verdict]
     fields: list[tuple[str, Content]] = [("the cache has", row.known)]
     for one in row.compiled:

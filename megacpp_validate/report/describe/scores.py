@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...canary.dynamic.scores import FaultScore, ScoreRow, Sighting, SuiteScore, Verdict
-from ...evidence.selftest import MutantResult, SelftestResult
+from ...canary.dynamic.scores import FaultScore, ScoreRow, Sighting, SuiteScore
 from ...gate.ablation import AblationResult, FeatureAblation
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
-from ..marks import Tone, bad, good, mark_exit, mark_of, missing
+from ..marks import Tone, good, mark_exit, mark_of, missing
 from .words import list_some, show_rate, sum_up, tabulate_facts
 
 _SHOWN: Final = 4  # checks of a cell that are named
@@ -23,13 +22,13 @@ def describe_planted(score: FaultScore) -> Document:
     judged = score.judged
     cases = tuple(_diagnose(row, score.suite) for row in (*score.faults, *score.clean))
     facts: dict[str, Content] = {
-        "seen by any check": show_rate(sum(row.verdict is not Verdict.MISSED for row in judged), len(judged)),
+        "seen by any check": show_rate(score.caught, len(judged)),
         "false alarms in clean runs": show_rate(*score.alarms),
         "not judged": ", ".join(row.id for row in (*score.faults, *score.clean) if not row.was_judged),
         "environment": f"{score.environment}; {score.seconds:.0f} s",
     }
     shown = (case for case in cases if case.mark.tone is not Tone.GOOD)
-    blocks: tuple[Block, ...] = (tabulate_facts(facts), *shown, Details("Every fault and clean run", cases))
+    blocks: tuple[Block, ...] = (tabulate_facts(facts), *shown, Details("Every fault", cases[: len(score.faults)]))
     summary = f"Planted faults that are caught and named as they must be: {show_rate(score.right, len(judged))}."
     return Document(f"Planted faults: {score.suite}", summary, mark_exit(score.exit), blocks, cases)
 
@@ -44,31 +43,6 @@ def _diagnose(row: ScoreRow, group: str) -> Diagnostic:
 
 def _show_sighting(one: Sighting) -> str:
     return ": ".join(filter(None, (one.by, list_some(one.names, _SHOWN))))
-
-
-def describe_selftest(result: SelftestResult) -> Document:
-    """Rates, and whatever is not as it should be."""
-    cases = tuple(map(_diagnose_mutant, result.mutants))
-    summary = (
-        f"Mutants killed: {show_rate(result.killed, len(result.mutants))}; of these blamed on their own module: "
-        f"{show_rate(result.blamed_rightly, result.killed)}; false alarms in clean probe runs: "
-        f"{show_rate(len(result.false_alarms), result.clean_runs)}."
-    )
-    wrong = [f"false alarm: {alarm}" for alarm in result.false_alarms] + [f"lost: {reason}" for reason in result.lost]
-    blocks: tuple[Block, ...] = (
-        *map(_diagnose_mutant, result.unsettled),
-        Bullets(tuple(wrong)),
-        Details("Every mutant", cases),
-        Paragraph(f"{result.seconds:.0f} s."),
-    )
-    return Document("Selftest", summary, mark_exit(result.exit), blocks, cases)
-
-
-def _diagnose_mutant(row: MutantResult) -> Diagnostic:
-    mark = good("killed") if row.blamed_rightly else bad(row.fate.value)
-    message = " ".join(filter(None, (row.mutant.says, row.reason)))
-    fields = ("blamed", ", ".join(row.blamed) or "nobody"), ("check", row.check)
-    return Diagnostic(row.mutant.id, mark, row.mutant.module, message, fields, seconds=row.seconds)
 
 
 def describe_score(score: SuiteScore) -> Document:

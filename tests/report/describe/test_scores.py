@@ -8,9 +8,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
-from megacpp_validate.evidence.selftest import Fate, Fault, Mutant, MutantResult, SelftestResult
 from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
-from megacpp_validate.report.describe.scores import describe_ablation, describe_planted, describe_selftest
+from megacpp_validate.report.describe.scores import describe_ablation, describe_planted
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
@@ -18,6 +17,7 @@ from megacpp_validate.report.render.terminal import render_terminal
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
 # File, and what it says: right, judged, false alarms, exit code. As the tool said on 2026-11-23.
 FIGURES: dict[str, tuple[int, int, tuple[int, int], int]] = {
+    "selftest": (153, 153, (0, 203), 0),
     "blame_score": (96, 96, (0, 8), 0),
     "blame_score_held_out": (28, 35, (0, 0), 1),
     "fp8_faults": (34, 35, (0, 35), 1),
@@ -37,21 +37,6 @@ def test_committed_scores_are_read_with_their_figures(name: str, snapshot: Snaps
     assert (len(document.cases), document.mark.tone is Tone.GOOD) == (len(rows), code == 0)
     if name in ("blame_score_held_out", "smoke_faults", "fp8_faults_held_out"):
         assert render_markdown(document) == snapshot
-
-
-def test_a_selftest_in_words(snapshot: SnapshotAssertion) -> None:
-    def mutant(name: str, module: str) -> Mutant:
-        return Mutant(name, module, "wrapper", "te", f"{module}.f", Fault.ZEROS, "It gives zeros.")
-
-    rows = (
-        MutantResult(mutant("a", "attention"), Fate.KILLED, ("attention",), (), "bf16.forward"),
-        MutantResult(mutant("b", "permute"), Fate.KILLED, ("imports",), ("permute",), "bf16.forward"),
-        MutantResult(mutant("c", "permute"), Fate.SURVIVED, reason="every probe was good"),
-    )
-    alarms = ("native-cpu-permute, seed 7: bf16.forward",)
-    found = SelftestResult(("attention", "permute"), rows, 20, alarms, ("1 clean run of 2",), seconds=3.0)
-    assert int(found.exit) == 4
-    assert render_markdown(describe_selftest(found)) == snapshot
 
 
 def test_ablation(snapshot: SnapshotAssertion) -> None:
