@@ -407,9 +407,10 @@ class Dispatch:
         if self.choice.observed == "te":
             chunks = torch.tensor([sizes, order], dtype=torch.int32).to(rows.device, non_blocking=True)
             if probs is None:
-                moved = te.moe_sort_chunks_by_index.require()(payload, *chunks)
+                moved = te.moe_sort_chunks_by_index.require()(payload, chunks[0], chunks[1])
             else:
-                moved, probs = te.moe_sort_chunks_by_index_with_probs.require()(payload, probs, *chunks)
+                sort_with_probs = te.moe_sort_chunks_by_index_with_probs.require()
+                moved, probs = sort_with_probs(payload, probs, chunks[0], chunks[1])
         else:
             moved = sort_chunks(payload, sizes, order)
             probs = probs if probs is None else sort_chunks(probs, sizes, order)
