@@ -19,10 +19,6 @@ from .extra_state import is_extra_state
 
 QKV: Final = "qkv.weight"
 QKV_PARTS: Final = ("qkv.query_weight", "qkv.key_weight", "qkv.value_weight")
-OUT: Final = "out.weight"
-FC1: Final = "mlp.fc1_weight"
-FC2: Final = "mlp.fc2_weight"
-NORMS: Final = ("qkv.layer_norm_weight", "mlp.layer_norm_weight")
 
 
 @dataclass(frozen=True)
@@ -52,12 +48,12 @@ class BlockShape:
         """Shape of every native weight by name."""
         up = 2 * self.ffn_hidden if self.gated else self.ffn_hidden
         return {
-            NORMS[0]: (self.hidden,),
+            "qkv.layer_norm_weight": (self.hidden,),
             QKV: (sum(self.segments), self.hidden),
-            OUT: (self.hidden, self.heads * self.head_dim),
-            NORMS[1]: (self.hidden,),
-            FC1: (up, self.hidden),
-            FC2: (self.hidden, self.ffn_hidden),
+            "out.weight": (self.hidden, self.heads * self.head_dim),
+            "mlp.layer_norm_weight": (self.hidden,),
+            "mlp.fc1_weight": (up, self.hidden),
+            "mlp.fc2_weight": (self.hidden, self.ffn_hidden),
         }
 
     def shard(self, tp_size: int) -> BlockShape:

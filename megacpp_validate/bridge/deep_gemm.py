@@ -39,7 +39,7 @@ DEEP_GEMM: Final = Vendor(
 )
 
 
-@DEEP_GEMM.entry(required=True)
+@DEEP_GEMM.required_entry
 def grouped_fp8_gemm() -> Any:
     """Rows [R, K] x weights [E, N, K]: each with its scales, the group of each row, into bf16 [R, N].
 
@@ -53,7 +53,7 @@ def grouped_fp8_gemm() -> Any:
     return gemm
 
 
-@DEEP_GEMM.entry(required=True)
+@DEEP_GEMM.required_entry
 def fp8_gemm() -> Any:
     """[M, K] x [N, K], each with its scales, into bf16 [M, N]; its names as of the grouped product."""
     try:
@@ -63,7 +63,7 @@ def fp8_gemm() -> Any:
     return gemm
 
 
-@DEEP_GEMM.entry(required=True)
+@DEEP_GEMM.required_entry
 def rows_alignment() -> Any:
     """The multiple to which each group's rows are padded; 128 on sm_90."""
     from deep_gemm import get_mk_alignment_for_contiguous_layout  # type: ignore[import-not-found, unused-ignore]
@@ -101,7 +101,7 @@ Columns = Literal["none", "vectors", "blocks"]
 _COLUMNS: Final[dict[Columns, int]] = {"none": 0, "vectors": 1, "blocks": 2}
 
 
-@TRITON.entry(required=True)
+@TRITON.required_entry
 def kernels() -> Any:
     """The module of Triton kernels."""
     from .kernels import block_casts

@@ -37,13 +37,13 @@ FA4: Final = Vendor(
 )
 
 
-@FA3.entry(required=True)
+@FA3.required_entry
 def fa3_attention() -> Any:
     """`flash_attn_func` of FlashAttention 3: [B, T, H, D] -> [B, T, H, D], or (that, logsumexp) in some builds."""
     return importlib.import_module("flash_attn_interface").flash_attn_func
 
 
-@FA4.entry(required=True)
+@FA4.required_entry
 def fa4_attention() -> Any:
     """`flash_attn_func` of FlashAttention 4: [B, T, H, D] -> ([B, T, H, D], logsumexp)."""
     return importlib.import_module("flash_attn.cute").flash_attn_func

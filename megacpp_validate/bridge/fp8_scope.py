@@ -354,11 +354,12 @@ def _te_turned_on(name: RecipeName, group: Any, reduce_amax: bool, place: str) -
             f"the low-precision scope was entered at {place} while Transformer Engine's own scope is on, entered by "
             "code that is not the bridge's. Next step: enter it at one of the two places only."
         )
-    with te_scope(enabled=True, recipe=_te_recipe(name, reduce_amax), amax_reduction_group=group):
+    with te_scope(enabled=True, recipe=te_recipe(name, reduce_amax=reduce_amax), amax_reduction_group=group):
         yield
 
 
-def _te_recipe(name: RecipeName, reduce_amax: bool) -> Any:
+def te_recipe(name: RecipeName, *, reduce_amax: bool) -> Any:
+    """Transformer Engine's own object of a recipe."""
     return te_delayed_scaling(reduce_amax=reduce_amax) if name == "delayed" else _RECIPES[name][1]()
 
 

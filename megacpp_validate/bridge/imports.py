@@ -56,7 +56,7 @@ def te_import_failure() -> dict[str, Any] | None:
 # --- layers -----------------------------------------------------------------------------------------------
 
 
-@TE.entry(required=True)
+@TE.required_entry
 def linear() -> Any:
     """`te.Linear`: [..., in_features] -> [..., out_features]."""
     from transformer_engine.pytorch import Linear
@@ -190,7 +190,7 @@ def fp8_format() -> Any:
     return Format
 
 
-@TE.entry(required=True)
+@TE.required_entry
 def delayed_scaling() -> Any:
     """Recipe: scales from a history of amax values."""
     from transformer_engine.common.recipe import DelayedScaling

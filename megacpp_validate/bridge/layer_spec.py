@@ -54,11 +54,6 @@ def te_layer_spec(features: Features = PRODUCTION) -> dict[str, type | None]:
     return spec
 
 
-def te_norm(hidden: int, *, eps: float, dtype: Any, device: Any) -> Any:
-    """RMSNorm over the last axis: [..., hidden] -> [..., hidden]."""
-    return te.rmsnorm.require()(hidden, eps=eps, dtype=dtype, device=device)
-
-
 def te_mamba_in_projection(hidden: int, width: int, *, eps: float, dtype: Any, device: Any) -> Any:
     """The Mamba in-projection with its norm fused: [..., hidden] -> [..., width]."""
     return te.layernorm_linear.require()(
@@ -192,7 +187,8 @@ def build_norm(hidden: int, *, eps: float = 1e-5, dtype: Any, device: Any, featu
     choice = _choose("norm", features, device)
     if choice.observed == "te":
         _check_te(eps, dtype)
-        return _with_choice(keep_checkpoints_plain(te_norm(hidden, eps=eps, dtype=dtype, device=device)), choice)
+        layer = te.rmsnorm.require()(hidden, eps=eps, dtype=dtype, device=device)
+        return _with_choice(keep_checkpoints_plain(layer), choice)
     return _with_choice(RMSNorm(hidden, eps=eps, dtype=dtype, device=device), choice)
 
 

@@ -444,27 +444,21 @@ def _by_numbers(module: Any, recipe: RecipeName | None) -> Verdict | None:
 _OF_EVERY_LINEAR: Final = frozenset((*vars(nn.Module()), "in_features", "out_features"))
 
 
-class TeLinear:
-    """A `te.Linear` in the place of an `nn.Linear`: [..., in_features] -> [..., out_features].
+def te_linear(module: Any, *, name: str) -> Any:
+    """A `te.Linear` of the sizes of an `nn.Linear`: [..., in_features] -> [..., out_features].
 
     Args:
         module: the `nn.Linear` to stand in for, weight [out_features, in_features]; its weights are not copied.
         name: where it stands in the tree; TE uses it in its messages.
     """
-
-    def __init__(self, module: Any, *, name: str) -> None:
-        self.inner = te.linear.require()(
-            in_features=module.in_features,
-            out_features=module.out_features,
-            bias=module.bias is not None,
-            params_dtype=module.weight.dtype,
-            device=module.weight.device,
-            name=name,
-        )
-
-    def __call__(self, rows: Any, *, is_first_microbatch: bool | None = None) -> Any:
-        """Rows [..., in_features] -> [..., out_features]."""
-        return self.inner(rows, is_first_microbatch=is_first_microbatch)
+    return te.linear.require()(
+        in_features=module.in_features,
+        out_features=module.out_features,
+        bias=module.bias is not None,
+        params_dtype=module.weight.dtype,
+        device=module.weight.device,
+        name=name,
+    )
 
 
 @dataclass(frozen=True)
@@ -522,7 +516,7 @@ def cuda_devices(linears: Any) -> list[int]:
 
 def _build(linear: Any, name: str) -> Any:
     """A `te.Linear` that has the parameters of an `nn.Linear` and whatever else was set on it."""
-    layer = take_over(TeLinear(linear, name=name).inner, linear, f"`{name}`")
+    layer = take_over(te_linear(linear, name=name), linear, f"`{name}`")
     for key, value in vars(linear).items():
         if key not in _OF_EVERY_LINEAR and not hasattr(layer, key):
             setattr(layer, key, value)

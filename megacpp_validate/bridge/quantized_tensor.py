@@ -4,9 +4,8 @@ Code that does not know such a tensor dequantizes it silently, and loses what FP
 the one place that dequantizes, with a reason.
 
 Tensors are recognised by the name and module of their class, without an import: Transformer Engine's `Float8Tensor`,
-`Float8BlockwiseQTensor` and `MXFP8Tensor` (2.1 to 2.20), torchao's `Float8TrainingTensor` of training (0.13 and later;
-`Float8Tensor` in `torchao.float8` before) and `Float8Tensor` of inference. Their scales multiply but for torchao's of
-training, which divide.
+`Float8BlockwiseQTensor` and `MXFP8Tensor` (2.1 to 2.20), torchao's `Float8TrainingTensor` of training
+(0.13 and later) and `Float8Tensor` of inference. Their scales multiply but for torchao's of training, which divide.
 """
 
 from __future__ import annotations
@@ -86,11 +85,6 @@ class ScaledPayload:
         return FORMATS[self.payload.dtype]
 
     @property
-    def logical_shape(self) -> tuple[int, ...]:
-        """The shape of the tensor."""
-        return tuple(self.payload.shape)
-
-    @property
     def rows(self) -> int:
         """Number of rows when all axes but the last are one."""
         return int(self.payload.numel() // max(self.columns, 1))
@@ -104,11 +98,6 @@ class ScaledPayload:
     def blocks(self) -> tuple[int, ...]:
         """The shape that the scales must have."""
         return () if self.block == "tensor" else blocks_of(self.block, self.rows, self.columns)
-
-    def multiplier(self) -> Any:
-        """fp32 scales by which a payload is multiplied, whatever the convention: what GEMMs take."""
-        scale = self.scale.to(torch.float32)
-        return scale if self.convention == "multiply" else scale.reciprocal()
 
     def values(self, dtype: Any = None) -> Any:
         """The numbers, computed in fp32 and rounded once: [..., K]. This is a dequantization.
@@ -197,11 +186,8 @@ def _vendor_kind(tensor: Any) -> _Kind | None:
     """Which of the vendors' quantized tensors it is; None where it is none."""
     for kind in type(tensor).__mro__:
         package = kind.__module__.partition(".")[0]
-        if package == "transformer_engine" and kind.__name__ in _TE_STORAGES:
+        if kind.__name__ in _CLASSES.get(package, ()):
             return package, kind.__name__
-        if package == "torchao" and kind.__name__ in _TORCHAO:
-            training = kind.__module__.startswith("torchao.float8.")
-            return "torchao.float8" if training else package, kind.__name__
     return None
 
 
@@ -228,18 +214,13 @@ def _as_fp8(data: Any, kind: Any) -> Any:
 
 def _read_te_tensor(tensor: Any) -> ScaledPayload | Refusal:
     """`Float8Tensor`: bytes [..., K] or, where only those are kept, transposed [K, ...]; one scale."""
-    scale = tensor._scale_inv
-    if scale is None:
-        return _none(tensor, "has lost its scale")
     if tensor._data is not None:
         data = _as_fp8(tensor._data, tensor._fp8_dtype)
     elif tensor._transpose is not None and not tensor._transpose_invalid:
         data = _as_fp8(tensor._transpose, tensor._fp8_dtype).movedim(0, -1)
     else:
         return _none(tensor, "holds no data that is valid")
-    if scale.numel() != 1:
-        return _none(tensor, f"has {scale.numel()} scales where one is wanted")
-    return _payload(tensor, data, scale.reshape(()), "tensor")
+    return _payload(tensor, data, tensor._scale_inv.reshape(()), "tensor")
 
 
 def _read_te_blocks(tensor: Any) -> ScaledPayload | Refusal:
@@ -278,26 +259,17 @@ def _read_te_mxfp8(tensor: Any) -> ScaledPayload | Refusal:
 
 
 def _read_torchao_training(tensor: Any) -> ScaledPayload | Refusal:
-    """Scales that divide. Their shape is asked: `_axiswise_dim` is not turned when a tensor is, up to 0.17."""
-    data, scale = tensor._data, tensor._scale
-    if scale is None:
-        return _none(tensor, "has lost its scale")
-    if scale.numel() == 1:
-        return _payload(tensor, data, scale.reshape(()), "tensor", divides=True)
-    return _by_shape(tensor, data, scale, divides=True)
+    return _read_torchao(tensor, tensor._data, tensor._scale, divides=True)
 
 
 def _read_torchao_inference(tensor: Any) -> ScaledPayload | Refusal:
-    """Scales that multiply, one a block of `block_size`."""
-    if tensor.scale is None:
-        return _none(tensor, "has lost its scale")
-    if tensor.scale.numel() == 1:
-        return _payload(tensor, tensor.qdata, tensor.scale.reshape(()), "tensor")
-    return _by_shape(tensor, tensor.qdata, tensor.scale, divides=False)
+    return _read_torchao(tensor, tensor.qdata, tensor.scale, divides=False)
 
 
-def _by_shape(tensor: Any, data: Any, scale: Any, *, divides: bool) -> ScaledPayload | Refusal:
-    """The block that the shape of the scales says."""
+def _read_torchao(tensor: Any, data: Any, scale: Any, *, divides: bool) -> ScaledPayload | Refusal:
+    """The shape of the scales names their block: `_axiswise_dim` is not turned when a tensor is, up to 0.17."""
+    if scale.numel() == 1:
+        return _payload(tensor, data, scale.reshape(()), "tensor", divides=divides)
     columns = data.shape[-1]
     rows = data.numel() // max(columns, 1)
     if scale.dim() == data.dim() and scale.shape[-1] in (1, columns):
@@ -309,18 +281,19 @@ def _by_shape(tensor: Any, data: Any, scale: Any, *, divides: bool) -> ScaledPay
     return Refusal("payload", "scale-shape", f"its scales {shapes} belong to no block that is known here")
 
 
-_TE_STORAGES: Final = frozenset(
-    f"{name}{suffix}"
-    for name in ("Float8Tensor", "Float8BlockwiseQTensor", "MXFP8Tensor", "NVFP4Tensor", "QuantizedTensor")
-    for suffix in ("Storage", "Base", "")
-)
-# Of other quantized tensors of torchao the base class is known, so that they are not taken for plain ones.
-_TORCHAO: Final = frozenset({"Float8TrainingTensor", "Float8Tensor", "TorchAOBaseTensor"})
+_CLASSES: Final[dict[str, frozenset[str]]] = {
+    "transformer_engine": frozenset(
+        f"{name}{suffix}"
+        for name in ("Float8Tensor", "Float8BlockwiseQTensor", "MXFP8Tensor", "NVFP4Tensor", "QuantizedTensor")
+        for suffix in ("Storage", "Base", "")
+    ),
+    # Of other quantized tensors of torchao the base class is known, so that they are not taken for plain ones.
+    "torchao": frozenset({"Float8TrainingTensor", "Float8Tensor", "TorchAOBaseTensor"}),
+}
 _READERS: Final[dict[_Kind, Callable[[Any], ScaledPayload | Refusal]]] = {
     **{("transformer_engine", f"Float8Tensor{suffix}"): _read_te_tensor for suffix in ("", "Storage", "Base")},
     **{("transformer_engine", f"Float8BlockwiseQTensor{end}"): _read_te_blocks for end in ("", "Storage", "Base")},
     **{("transformer_engine", f"MXFP8Tensor{suffix}"): _read_te_mxfp8 for suffix in ("", "Storage", "Base")},
-    ("torchao.float8", "Float8TrainingTensor"): _read_torchao_training,
-    ("torchao.float8", "Float8Tensor"): _read_torchao_training,
+    ("torchao", "Float8TrainingTensor"): _read_torchao_training,
     ("torchao", "Float8Tensor"): _read_torchao_inference,
 }

@@ -46,7 +46,7 @@ TORCHAO: Final = Vendor(
 )
 
 
-@TORCHAO.entry(required=True)
+@TORCHAO.required_entry
 def convert_to_float8_training() -> Any:
     """Swaps `nn.Linear` for `Float8Linear` in a tree, where a filter of (module, name) says so."""
     from torchao.float8 import convert_to_float8_training  # type: ignore[import-not-found, unused-ignore]
@@ -54,7 +54,7 @@ def convert_to_float8_training() -> Any:
     return convert_to_float8_training
 
 
-@TORCHAO.entry(required=True)
+@TORCHAO.required_entry
 def float8_linear_config() -> Any:
     """What is cast, how it is scaled, and by which GEMM: `Float8LinearConfig`."""
     from torchao.float8 import Float8LinearConfig  # type: ignore[import-not-found, unused-ignore]
@@ -62,7 +62,7 @@ def float8_linear_config() -> Any:
     return Float8LinearConfig
 
 
-@TORCHAO.entry(required=True)
+@TORCHAO.required_entry
 def float8_linear() -> Any:
     """The layer that `convert_to_float8_training` puts in."""
     from torchao.float8.float8_linear import Float8Linear  # type: ignore[import-not-found, unused-ignore]
@@ -83,14 +83,9 @@ def precompute_scales() -> Any:
 @TORCHAO.entry
 def cast_to_float8() -> Any:
     """A tensor and a scale to multiply it with -> torchao's quantized tensor of training."""
-    try:
-        from torchao.float8.float8_training_tensor import (  # type: ignore[import-not-found, unused-ignore]
-            hp_tensor_and_scale_to_float8,
-        )
-    except ImportError:  # before 0.13
-        from torchao.float8.float8_tensor import (  # type: ignore[import-not-found, unused-ignore]
-            hp_tensor_and_scale_to_float8,
-        )
+    from torchao.float8.float8_training_tensor import (  # type: ignore[import-not-found, unused-ignore]
+        hp_tensor_and_scale_to_float8,
+    )
 
     return hp_tensor_and_scale_to_float8
 

@@ -27,7 +27,7 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from .errors import BridgeError
 
@@ -380,24 +380,15 @@ class Vendor:
         """The environment variable that turns the library off for one preset."""
         return f"{self.switch}_{re.sub(r'[^A-Za-z0-9]+', '_', preset).strip('_').upper()}"
 
-    @overload
-    def entry(self, load: Callable[[], T]) -> Entry[T]: ...
-    @overload
-    def entry(self, *, required: bool) -> Callable[[Callable[[], T]], Entry[T]]: ...
-    def entry(self, load: Callable[[], Any] | None = None, *, required: bool = False) -> Any:
-        """Make an accessor of a function that imports one entry point and returns it.
+    def entry(self, load: Callable[[], T]) -> Entry[T]:
+        """Make an accessor of a function that imports one entry point and returns it, or gives None without it."""
+        return Entry(self, load)
 
-        A library without one of its `required` entry points counts as unavailable; without any other, only
-        that accessor gives None.
-        """
-
-        def make(function: Callable[[], Any]) -> Entry[Any]:
-            made = Entry(self, function)
-            if required:
-                self._required.append(made)
-            return made
-
-        return make if load is None else make(load)
+    def required_entry(self, load: Callable[[], T]) -> Entry[T]:
+        """The same of an entry point without which the whole library counts as unavailable."""
+        made = Entry(self, load)
+        self._required.append(made)
+        return made
 
     def _preset(self, preset: str) -> Verdict:
         verdict = self._presets.get(preset)

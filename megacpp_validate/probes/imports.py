@@ -21,13 +21,6 @@ EITHER: Final = {
 }
 # What an accessor gives is named as the accessor is, but for these.
 OTHER_NAMES: Final = {"fp8_format": "Format", "fp8_state_manager": "FP8GlobalStateManager"}
-RECIPE_CLASSES: Final = {
-    "delayed": "DelayedScaling",
-    "current": "Float8CurrentScaling",
-    "block": "Float8BlockScaling",
-    "mxfp8": "MXFP8BlockScaling",
-    "nvfp4": "NVFP4BlockScaling",
-}
 # A question of `te_support` and the recipes that stand on it.
 SUPPORT: Final = {
     "fp8": {"delayed", "current"},
@@ -171,7 +164,8 @@ def _enter(bench: Bench, name: str, recipe: str, asked_for: str | None) -> Any:
         bench.backends.append(Backend(f"scope.{name}", asked, claimed, seen, reasons))
         right = observed == wanted and bench.bridge("fp8_scope").current_scope() is opened
         if wanted == "te":
-            right = right and on and kind == RECIPE_CLASSES[recipe] and opened.is_low and not opened.reason
+            is_asked = bench.bridge("recipes").RECIPE_NAMES.get(kind) == recipe
+            right = right and on and is_asked and opened.is_low and not opened.reason
         else:
             right = right and not on and not opened.is_low and bool(opened.reason)
         said = f"wanted {wanted}, seen {', '.join(seen)}; {opened.reason or 'low precision'}"

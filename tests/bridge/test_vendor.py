@@ -195,7 +195,7 @@ def test_an_entry_is_imported_when_it_is_first_asked_for_and_then_kept(make: Mak
 
 def test_a_required_entry_decides_over_the_library(make: Make) -> None:
     vendor = make()
-    missing = vendor.entry(required=True)(other)
+    missing = vendor.required_entry(other)
     assert vendor.is_available() is False
     assert "required entry point `other`" in vendor.why_unavailable()
     assert "ImportError: cannot import name 'other'" in vendor.why_unavailable()

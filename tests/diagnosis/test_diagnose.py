@@ -136,7 +136,7 @@ def test_nan_is_wrong_numbers_whatever_was_asked_of_it(check: Check) -> None:
 
 def test_entries_are_those_of_the_bridges_call_sites(bridge_source: Source) -> None:
     texts = {file.shown: file.path.read_text() for file in bridge_source.project.files.values()}
-    accessors = set(re.findall(r"@TE\.entry.*\ndef (\w+)", texts.pop("imports.py")))
+    accessors = set(re.findall(r"@TE\.(?:required_)?entry\ndef (\w+)", texts.pop("imports.py")))
     for module in MODULES:
         files = [text for shown, text in texts.items() if bridge_source.rows[shown] == module]
         used = {name for text in files for name in re.findall(r"\bte\.(\w+)", text)} & accessors

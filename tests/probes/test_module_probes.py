@@ -226,15 +226,15 @@ def faulty(change: Callable[[Any, Any], Any]) -> Plant:
     """Every layer that TE builds calls `change(forward, rows)` instead of its own forward."""
 
     def make(real: Any) -> Any:
-        class Faulty(real):  # type: ignore[misc]
-            def __init__(self, module: Any, *, name: str) -> None:
-                super().__init__(module, name=name)
-                own = self.inner.forward
-                self.inner.forward = lambda rows: change(own, rows)
+        def faulty_linear(module: Any, *, name: str) -> Any:
+            layer = real(module, name=name)
+            own = layer.forward
+            layer.forward = lambda rows: change(own, rows)
+            return layer
 
-        return Faulty
+        return faulty_linear
 
-    return changing(linear_walker, "TeLinear", make)
+    return changing(linear_walker, "te_linear", make)
 
 
 def without_weight_gradient(forward: Any, rows: Any) -> Any:

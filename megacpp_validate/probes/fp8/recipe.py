@@ -70,18 +70,13 @@ def _check_lacking(bench: Bench, recipe: str) -> None:
 def _own_scope_raises(scope: Any, recipe: str) -> str:
     """What Transformer Engine's own scope raises, which it leaves on (2.12 to 2.20): its state is reset."""
     try:
-        with scope.te_scope(enabled=True, recipe=te_recipe(scope, recipe), amax_reduction_group=None):
+        made = scope.te_recipe(recipe, reduce_amax=True)
+        with scope.te_scope(enabled=True, recipe=made, amax_reduction_group=None):
             return ""
     except Exception as fault:
         return f"{type(fault).__name__}: {fault}"
     finally:
         scope.reset_te_state()
-
-
-def te_recipe(scope: Any, recipe: str, **of_delayed: Any) -> Any:
-    """Transformer Engine's own object of a recipe."""
-    made = {"mxfp8": "te_mxfp8", "nvfp4": "te_nvfp4", "block": "te_block_scaling", "current": "te_current_scaling"}
-    return getattr(scope, made[recipe])() if recipe in made else scope.te_delayed_scaling(**of_delayed)
 
 
 # --- a target that has it -----------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bench import Bench
 from ..bounds import part
-from .recipe import te_recipe
 
 VENDORS: Final = ("transformer_engine", "torchao")
 _METHODS: Final = ("dequantize", "to_original_precision", "from_float8")
@@ -207,13 +206,13 @@ def check_tensor(bench: Bench, name: str, tensor: Any, block: str, own: Callable
     bench.check(f"{name}.handed-over", handed and payload.block == block, str(payload)[:300])
     if not handed:
         return
-    right = payload.logical_shape == tuple(tensor.shape) and payload.logical_dtype == tensor.dtype
-    bench.check(f"{name}.logical", right, f"{payload.logical_dtype} {payload.logical_shape}")
+    seen = payload.payload.shape, payload.logical_dtype
+    bench.check(f"{name}.logical", seen == (tensor.shape, tensor.dtype), f"{payload.logical_dtype} {list(seen[0])}")
     wanted = (own or partial(tensor.dequantize, dtype=torch.float32))()  # fp32 hides no bit of a scale
     bench.same_bits(
         f"{name}.parity", (payload.values(wanted.dtype), payload.values()), (wanted, wanted.to(tensor.dtype))
     )
-    scale = payload.multiplier()
+    scale = payload.scale.float()
     telling = bool(((scale - 1).abs() > 0.01).any()) and bool(torch.isfinite(scale).all())
     bench.check(f"{name}.scale-matters", telling, f"{scale.numel()} scales from {scale.min():.3g} to {scale.max():.3g}")
     bench.saw_quantizer(f"wrappers.{name}", name, payload.source, f"float8_{payload.format}", payload.block)
@@ -247,7 +246,7 @@ def check_te(bench: Bench, recipe: str) -> None:
 def _layers(bench: Bench, recipe: str) -> tuple[Any, Any, Callable[[Any], None]]:
     """A layer that ran two steps, so that delayed scaling has scales; one whose weight is kept in FP8 alone; a step."""
     scope = bench.bridge("fp8_scope")
-    made = te_recipe(scope, recipe, reduce_amax=False)
+    made = scope.te_recipe(recipe, reduce_amax=False)
     layer = bench.te_layer("linear", INNER, OUTER)
     given = bench.randn(ROWS, INNER, dtype=torch.bfloat16, scale=3.0)
     gradient = bench.randn(ROWS, OUTER, scale=0.01).to(torch.bfloat16)
