@@ -8,9 +8,7 @@ host, which judges the curves.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -19,12 +17,12 @@ from ...evidence.receipt import write_whole
 from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
 from ..fingerprint import read_version
-from ..smoke.runs import Run, Runs, open_runs
-from .quantizers import wanted_block
+from ..smoke.runs import Run, Runs, have_ended, note_casts, open_runs
 
 REFERENCE: Final = "bf16"
 QUICK_STEPS: Final = 30
 LIMIT_S: Final = 3600.0  # the limit of the cell is shorter
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}  # the work of a run is the device's
 WARM_UP: Final = 0.1  # of the steps
 # An eps that is small beside quiet gradients.
 OPTIMISED: Final[dict[str, Any]] = {"learning_rate": 1e-3, "eps": 1e-15}
@@ -35,7 +33,8 @@ def probe(bench: Bench) -> None:
     if _recipes(bench):
         bench.require_te("FP8 recipes")
     with open_runs(bench, limit_s=LIMIT_S, silent_s=LIMIT_S) as runs:
-        check_runs(bench, train_side_by_side(runs, plan_orders(bench, runs)))
+        orders = plan_orders(bench, runs)
+        check_runs(bench, runs.train_beside(orders, [ONE_THREAD] * len(orders)))
 
 
 def plan_orders(bench: Bench, runs: Runs) -> dict[str, SmokeOrder]:
@@ -57,21 +56,13 @@ def _recipes(bench: Bench) -> list[str]:
     return bench.setting("recipes", "delayed current").split()
 
 
-def train_side_by_side(runs: Runs, orders: Mapping[str, SmokeOrder]) -> list[Run]:
-    """Start every run at once, and wait for all; their work is the device's, so that each has one thread."""
-    with ThreadPoolExecutor(len(orders)) as pool:
-        return list(pool.map(lambda name: runs.train(name, orders[name], {"OMP_NUM_THREADS": "1"}), orders))
-
-
 def check_runs(bench: Bench, runs: Sequence[Run]) -> None:
     """What every run left: a whole curve, on the backends that were asked for, with the casts that it shows."""
     for run in runs:
+        have_ended(bench, run)
         left, order = run.first, run.order
         path = bench.artefact(f"{order.precision}-{order.seed}.curve")
         path.unlink(missing_ok=True)  # of an earlier session
-        peak = max(left["goodput"]["peak_bytes"].values(), default=0) / 2**20 if left else 0.0
-        said = f"{run.end.seconds:.0f} s, {peak:.0f} MiB"
-        bench.check(f"{run.name}.ended", run.done, said if run.done else run.end.words)
         if not left:
             bench.check(f"{run.name}.curve", False, "the run left no curve")
             continue
@@ -79,7 +70,7 @@ def check_runs(bench: Bench, runs: Sequence[Run]) -> None:
         curve = {**left["curve"], "made_with": {**made_with, "gpu": left["topology"]["device"]}}
         write_whole(path, json.dumps(curve) + "\n")
         whole = curve["steps"] == list(range(order.steps))
-        finite = all(value is not None and math.isfinite(value) for value in curve["losses"] + curve["gradient_norms"])
+        finite = None not in curve["losses"] + curve["gradient_norms"]
         said = f"{len(curve['steps'])} of {order.steps} steps{'' if finite else ', one of them not finite'}"
         bench.check(f"{run.name}.curve", whole and finite, said)
         # Every part that has a choice took what was asked for, as it says itself.
@@ -88,7 +79,5 @@ def check_runs(bench: Bench, runs: Sequence[Run]) -> None:
         said = f"{len(backends)} parts; not on {wanted}: {', '.join(other) or 'none'}"
         bench.check(f"{run.name}.backends", bool(backends) and not other, said)
         if order.recipe is not None and order.seed == runs[0].order.seed:
-            for cast in left["quantizers"]:
-                block, place = wanted_block(order.recipe, cast["tensor"]), f"loss.{order.recipe}.{cast['layer']}"
-                bench.saw_quantizer(place, cast["tensor"], cast["kind"], f"float8_{cast['format']}", block)
+            note_casts(bench, run, f"loss.{order.recipe}")
             bench.check(f"{run.name}.casts", bool(left["quantizers"]), f"{len(left['quantizers'])} casts were seen")

@@ -36,7 +36,7 @@ from ...training.sizes import Size
 from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
 from ..bounds import check_of, part
-from .runs import Run, Runs, Series, Trajectory, check_parts, open_runs
+from .runs import Run, Runs, Series, Trajectory, check_parts, have_ended, open_runs
 
 MULTIPLE: Final = 8.0
 TWINS: Final = (2, 4, 8)  # passes that the sequences of a step are split into
@@ -210,14 +210,6 @@ def reference_of(trajectories: Iterable[Trajectory], order: SmokeOrder) -> Refer
     """Of one rank and its twins."""
     one, *twins = trajectories
     return Reference(one, tuple(twins), order.precision, depth_of(order.read_size()))
-
-
-def have_ended(bench: Bench, *runs: Run) -> bool:
-    """Whether all of these runs ended well on every rank; a check each."""
-    for run in runs:
-        world = run.order.read_plan().world
-        bench.check(f"{run.name}.ended", run.done, f"{world} rank(s), {run.end.ending}" if run.done else run.end.words)
-    return all(run.done for run in runs)
 
 
 def check_follows(bench: Bench, name: str, seen: Trajectory, reference: Reference) -> None:

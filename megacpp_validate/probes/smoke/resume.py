@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ...training.parallel.checkpoint import LATEST
 from ..bench import Bench
-from .reproduce import check_follows, have_ended, reference_of, run_reference
-from .runs import Run, Runs, Trajectory, check_parts, open_runs
+from .reproduce import check_follows, reference_of, run_reference
+from .runs import Run, Runs, Trajectory, check_parts, have_ended, open_runs
 
 
 def probe(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from ...training.parallel.slurm import SlurmUnavailable, submit
 from ...training.sizes import Size, read_size
 from ...training.smoke.order import RANK, SILENT_S, SmokeOrder, run_smoke
 from ..bench import VENDOR_BACKENDS, Bench
+from ..fp8.quantizers import wanted_block
 
 LIMIT_S: Final = 300.0
 # Refusals that are not fallbacks: what the order left out, what Transformer Engine has no layer for under the order's
@@ -29,6 +30,7 @@ LIMIT_S: Final = 300.0
 _AS_ORDERED: Final = frozenset({"flag-off", "tensor-parallel", "no-rows"})
 # Settings of a row that are fields of an order by themselves.
 _FIELDS: Final = ("learning_rate", "warm_up", "validate_every", "deterministic", "rehearse")
+ROW: Final = ("layer", "tensor", "kind", "format")  # of `evidence.loss_curve.QuantizerSeen`
 Series = Sequence[float | None]
 
 
@@ -156,10 +158,13 @@ class Runs:
         Args:
             given: name -> fields of `SmokeOrder` that are changed.
         """
-        places = _places(self.bench.device)
-        orders = [self.order(**changes) for changes in given.values()]
+        orders = {name: self.order(**changes) for name, changes in given.items()}
+        return [self._keep(run) for run in self.train_beside(orders, _places(self.bench.device))]
+
+    def train_beside(self, orders: Mapping[str, SmokeOrder], places: Sequence[Mapping[str, str]]) -> list[Run]:
+        """Train orders by name, one at a time in each place, which is the variables of its ranks; keep nothing."""
         with ThreadPoolExecutor(max(1, len(places))) as pool:
-            return [self._keep(run) for run in pool.map(self.train, given, orders, itertools.cycle(places))]
+            return list(pool.map(self.train, orders, orders.values(), itertools.cycle(places)))
 
     def train(self, name: str, order: SmokeOrder, place: Mapping[str, str] | None = None) -> Run:
         """Run an order to its end; the receipt keeps nothing of it. `place`: variables of its ranks."""
@@ -242,6 +247,22 @@ def record_of(run: Run) -> TrainingRecord:
         flop_utilisation=first["flop_utilisation"],
         peak_bytes=peaks,
     )
+
+
+def note_casts(bench: Bench, run: Run, path: str) -> None:
+    """Put what cast operands of the run's layers into the receipt, once for all ranks."""
+    rows = {tuple(row[name] for name in ROW): None for receipt in run.receipts for row in receipt["quantizers"] or ()}
+    for layer, tensor, kind, form in rows:
+        block = wanted_block(run.order.precision, tensor)
+        bench.saw_quantizer(f"{path}.{layer}", tensor, kind, f"float8_{form}", block)
+
+
+def have_ended(bench: Bench, *runs: Run) -> bool:
+    """Whether all of these runs ended well on every rank; a check each."""
+    for run in runs:
+        world = run.order.read_plan().world
+        bench.check(f"{run.name}.ended", run.done, f"{world} rank(s), {run.end.ending}" if run.done else run.end.words)
+    return all(run.done for run in runs)
 
 
 def check_parts(bench: Bench, *runs: Run) -> None:

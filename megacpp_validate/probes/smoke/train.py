@@ -11,15 +11,12 @@ from ...training.language import Grammar, Language, step_probabilities
 from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
 from ..bounds import check_of, part
-from ..fp8.quantizers import KINDS, TENSORS, wanted_block, wanted_format
-from .reproduce import have_ended
-from .runs import Run, Runs, check_parts, open_runs, read_number
+from ..fp8.quantizers import KINDS, TENSORS, wanted_format
+from .runs import Run, Runs, check_parts, have_ended, note_casts, open_runs, read_number
 
 LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
 SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
-# Parts whose products low precision takes, and the keys of a row of `evidence.loss_curve.QuantizerSeen`.
-CASTING: Final = ("block", "mlp", "in_projection", "up", "down")
-ROW: Final = ("layer", "tensor", "kind", "format")
+CASTING: Final = ("block", "mlp", "in_projection", "up", "down")  # parts whose products low precision takes
 RAN: Final = ("start-up", "data", "step")  # phases that every run has
 TICK_S: Final = 0.01  # the kernel tells when a process began in hundredths of a second, cut off: a tick too early
 QUIET_STEPS: Final = 6  # of the runs with and without validation
@@ -149,10 +146,7 @@ def check_low_precision(bench: Bench, run: Run, recipe: str) -> None:
             yield "scales", scales > 0, f"{scales} scales have the same bits"
 
     check_ranks(bench, run, look)
-    rows = {tuple(row[name] for name in ROW): None for receipt in run.receipts for row in receipt["quantizers"] or ()}
-    for layer, tensor, kind, form in rows:
-        block = wanted_block(recipe, tensor)
-        bench.saw_quantizer(f"{run.name}.{layer}", tensor, kind, f"float8_{form}", block)
+    note_casts(bench, run, run.name)
 
 
 def find_wrong_casts(run: Run, receipt: Mapping[str, Any], recipe: str) -> list[str]:

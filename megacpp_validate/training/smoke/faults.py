@@ -1,8 +1,7 @@
 """Faults that are planted in a run which must find them, each a thing that goes wrong between ranks without a word.
 
 A fault is written NAME, or NAME:STEP; the check that finds it is in matrix/smoke_faults.toml. A fault changes a trainer
-before its first step, on the last rank alone where it is one rank's, and may give a function that is called after each
-step.
+before its first step, on the last rank alone where it is one rank's.
 """
 
 from __future__ import annotations
@@ -30,21 +29,20 @@ from ..parallel import exchange
 if TYPE_CHECKING:
     from .trainer import SmokeTrainer
 
-After = Callable[["SmokeTrainer"], None]
-FAULTS: Final[dict[str, Callable[[Any, int], After | None]]] = {}
+FAULTS: Final[dict[str, Callable[[Any, int], None]]] = {}
 NORM: Final = "norm.weight"  # the last one of the model
 _STEP: Final = 2  # where a fault of a single step is planted, where none is named
 
 
-def plant(text: str, trainer: SmokeTrainer) -> After | None:
-    """Plant a fault; the function to call after each step, if any.
+def plant(text: str, trainer: SmokeTrainer) -> None:
+    """Plant a fault.
 
     Args:
-        text: NAME or NAME:STEP; empty for none.
+        text: NAME or NAME:STEP.
         trainer: of this rank, before its first step.
     """
     name, _, step = text.partition(":")
-    return FAULTS[name](trainer, int(step or _STEP)) if text else None
+    FAULTS[name](trainer, int(step or _STEP))
 
 
 def _fault(name: str, *, everywhere: bool = False, after: bool = False) -> Callable[[Any], Any]:
@@ -53,22 +51,30 @@ def _fault(name: str, *, everywhere: bool = False, after: bool = False) -> Calla
     Args:
         name: of the fault.
         everywhere: whether it is planted on all ranks, and not on the last one alone.
-        after: whether it is called once, behind its step, and not before the first.
+        after: whether it happens behind its step, once, and not before the first.
     """
 
     def enter(function: Any) -> Any:
-        def plant_here(trainer: Any, step: int) -> After | None:
+        def plant_here(trainer: Any, step: int) -> None:
             if not everywhere and trainer.rank.rank != trainer.plan.world - 1:
-                return None
+                return
             if after:
-                return lambda one: function(one) if one.done == step else None
-            function(trainer, step)
-            return None
+                _wrap(trainer, "step", partial(_run_step, trainer, step, function))
+            else:
+                function(trainer, step)
 
         FAULTS[name] = plant_here
         return function
 
     return enter
+
+
+def _run_step(trainer: Any, step: int, then: Callable[[Any], None], real: Callable[[], Any]) -> Any:
+    """A step, and behind the one of this number a fault."""
+    record = real()
+    if trainer.done == step:
+        then(trainer)
+    return record
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:

@@ -62,12 +62,11 @@ def train_rank(order: SmokeOrder, rank: Rank) -> None:
     with ledger.phase("start-up"):
         trainer = make_trainer(order, rank, ledger)
     try:
-        planted = None
         if order.fault:
             from .faults import plant  # and FSDP2 with it
 
-            planted = plant(order.fault, trainer)
-        trainer.run(planted)
+            plant(order.fault, trainer)
+        trainer.run()
     except Exception as fault:
         with suppress(Exception):  # the fault is what counts, whatever of the trainer can still be read
             rank.write_receipt(make_receipt(trainer, ledger, fault))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -122,11 +122,8 @@ class SmokeTrainer:
         """Predictions of a step on all ranks."""
         return self.size.batch * self.size.length
 
-    def run(self, after: Callable[[SmokeTrainer], None] | None = None) -> None:
+    def run(self) -> None:
         """Steps up to the end of the order, with evaluations and checkpoints where it asks for them.
-
-        Args:
-            after: called after each step.
 
         Raises:
             NotFinite: a loss, gradient or watched value is NaN or infinite.
@@ -148,8 +145,6 @@ class SmokeTrainer:
             saves = order.checkpoint_every and self.done % order.checkpoint_every == 0
             if saves or (order.checkpoint_folder and self.done == order.steps):
                 self.save()
-            if after is not None:
-                after(self)
         if order.validate_every:
             self.validate()
 

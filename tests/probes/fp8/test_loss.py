@@ -13,7 +13,7 @@ import pytest
 from megacpp_validate.evidence.loss_curve import read_curve
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import loss
-from megacpp_validate.probes.fp8.loss import check_runs, plan_orders, train_side_by_side
+from megacpp_validate.probes.fp8.loss import ONE_THREAD, check_runs, plan_orders
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke.composition import train
 from megacpp_validate.probes.smoke.runs import Run, open_runs
@@ -100,7 +100,7 @@ def test_runs_are_processes_that_are_waited_for(tmp_path: Path) -> None:
     with open_runs(bench) as runs:
         orders = plan_orders(bench, runs)
         orders["bf16.seed1"] = replace(orders["bf16.seed0"], seed=1, learning_rate=1e38)
-        check_runs(bench, train_side_by_side(runs, orders))
+        check_runs(bench, runs.train_beside(orders, [ONE_THREAD] * 2))
     assert failed(bench) == ["bf16.seed1.ended", "bf16.seed1.curve"]
     assert read_curve(bench.artefact("bf16-1.curve")).planned == 30
 
