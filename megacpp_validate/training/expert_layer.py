@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from ..bridge.backends import Choice, Refusal, choose
+from ..bridge.backends import Refusal, choose
 from ..bridge.expert_gemm import ExpertGemm, TeExpertBank
 from ..bridge.fused import choose_residual_norm
 from ..bridge.jagged_experts import jagged_moe, jagged_rows, why_not_fused
@@ -59,7 +59,7 @@ class ExpertLayer(Layer):
                 size.num_experts, group=self.spread.expert_group, features=build.features, audit=self.spread.audit
             )
         self.last: tuple[Any, Any] | None = None
-        self._choices: dict[str, Choice] = {}
+        self.parts = ("norm", "up", "down", "dispatch") if build.forms.moe == "bridge" else ("norm", "dispatch")
         if build.forms.fused_residual_norm:
             self._choices["residual_norm"] = choose_residual_norm(size.hidden, **build.made)
 
@@ -75,13 +75,6 @@ class ExpertLayer(Layer):
         if self.build.forms.fused_residual_norm:
             return Stepped(stream, routing, mixed)
         return Stepped(stream + mixed, routing)
-
-    def choices(self) -> dict[str, Choice]:
-        """Of norm, experts and dispatch."""
-        seen = {**self._choices, "norm": self.norm.choice}
-        if self.build.forms.moe == "bridge":
-            seen |= {"up": self.up.choice, "down": self.down.choice}
-        return seen if self.dispatch.choice is None else {**seen, "dispatch": self.dispatch.choice}
 
     def load_drawn(self, router: Any, shared: MLP | None, experts: Any) -> None:
         """Take first weights, rounded to the dtypes here.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -84,13 +85,20 @@ class Layer(nn.Module):
 
     Attributes:
         inner: name of the submodule that holds the weights.
+        parts: attributes that keep the choice of their last call; a path is named by its last word.
     """
 
     inner: ClassVar[str] = "block"
+    parts: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._choices: dict[str, Choice] = {}
 
     def choices(self) -> dict[str, Choice]:
-        """Part -> backend that its last call used; empty before the first call."""
-        return {}
+        """Part -> backend that it uses, or that its last call used; without a part that was not called yet."""
+        last = {path.rpartition(".")[2]: attrgetter(path)(self).choice for path in self.parts}
+        return {**self._choices, **{name: one for name, one in last.items() if one is not None}}
 
     def named_weights(self) -> dict[str, Any]:
         """The weights themselves under native names, of a layer that Transformer Engine does not hold."""
@@ -120,6 +128,8 @@ class AttentionLayer(Layer):
         block: the A-block.
     """
 
+    parts = ("block",)
+
     def __init__(self, size: Size, build: Build, **split: Any) -> None:
         super().__init__()
         self.block: Any = NativeBlock(
@@ -138,10 +148,6 @@ class AttentionLayer(Layer):
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
         """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
         return Stepped(self.block(rows, rope=rope))
-
-    def choices(self) -> dict[str, Choice]:
-        """Of the block."""
-        return {} if self.block.choice is None else {"block": self.block.choice}
 
 
 class MambaLayer(Layer):
@@ -168,10 +174,6 @@ class MambaLayer(Layer):
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:  # noqa: ARG002 - every layer is called alike
         """[B, T, hidden] -> [B, T, hidden]."""
         return Stepped(rows + self.mixer(rows))
-
-    def choices(self) -> dict[str, Choice]:
-        """Of the in-projection and the scan."""
-        return self._choices
 
 
 class RecurrentLayer(Layer):
@@ -208,6 +210,8 @@ class MlaLayer(Layer):
         mlp: norm and MLP in one.
         cos, sin: [size.length, rope_dim / 2].
     """
+
+    parts = ("norm", "ingress.latent_norm", "mlp", "attention")
 
     def __init__(self, size: Size, build: Build) -> None:
         super().__init__()
@@ -259,12 +263,6 @@ class MlaLayer(Layer):
         rows = rows + self.out(seen.transpose(1, 2).flatten(2))
         step = self.mlp(rows)
         return Stepped(rows, added=step) if "residual_norm" in self._choices else Stepped(rows + step)
-
-    def choices(self) -> dict[str, Choice]:
-        """Of norms, ingress, attention and MLP."""
-        parts = {"norm": self.norm, "latent_norm": self.ingress.latent_norm, "mlp": self.mlp}
-        seen = {**self._choices, **{name: part.choice for name, part in parts.items()}}
-        return seen if self.attention.choice is None else {**seen, "attention": self.attention.choice}
 
     def named_weights(self) -> dict[str, Any]:
         """The weights under the names of the plain form, the same for both forms of the ingress.

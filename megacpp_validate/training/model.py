@@ -134,7 +134,7 @@ class HybridModel(nn.Module):
         self,
         tokens: Any,
         *,
-        scope: ScopeFactory | Scopes | None = None,
+        scope: Scopes | None = None,
         rows: Any = None,
         before: Mapping[int, Callable[[Any], Any]] | None = None,
     ) -> Trunk:
@@ -146,8 +146,8 @@ class HybridModel(nn.Module):
 
         Args:
             tokens: [B, T] int64, T up to the size's length; whole sequences, also where a rank holds a part of them.
-            scope: makes the low-precision scope of this pass, or that and the region of experts in it; None leaves
-                precision as it is.
+            scope: makes the low-precision scope of this pass, and the region of experts in it; None leaves precision as
+                it is.
             rows: [B, T, hidden] that the first layer gets, where they are not the embedding of the tokens.
             before: place of a layer -> what is done to the stream [B, T, hidden] ahead of it, in its precision.
 
@@ -172,11 +172,11 @@ class HybridModel(nn.Module):
             stream,
         )
 
-    def forward(self, tokens: Any, *, scope: ScopeFactory | Scopes | None = None) -> Any:
+    def forward(self, tokens: Any, *, scope: Scopes | None = None) -> Any:
         """Logits [B, T, V] in the dtype of the parameters, of the token after each; raises as `trunk`."""
         return self.head(self.trunk(tokens, scope=scope).rows)
 
-    def losses(self, tokens: Any, *, scope: ScopeFactory | Scopes | None = None) -> Losses:
+    def losses(self, tokens: Any, *, scope: Scopes | None = None) -> Losses:
         """This rank's shares of the losses of predicting tokens [B, T + 1] each from those before it.
 
         There are T predictions a sequence, and T - 1 of the token after the next one.
@@ -214,24 +214,23 @@ class HybridModel(nn.Module):
         again = {f"layers.{place}.recompute": RECOMPUTED for place in sorted(self._recomputed)}
         return {**parts, **again, **ahead, **joined, "norm": self.norm.choice}
 
-    def _groups(self, scope: ScopeFactory | Scopes | None) -> Iterator[tuple[list[int], AbstractContextManager[Any]]]:
+    def _groups(self, scope: Scopes | None) -> Iterator[tuple[list[int], AbstractContextManager[Any]]]:
         """Neighbouring layers of one precision, and the scope that they run in."""
         zones = self.size.zones
         if scope is None:
             yield list(range(len(self.layers))), nullcontext()
             return
-        factory = scope.dense if isinstance(scope, Scopes) else scope
         for _, group in groupby(range(len(self.layers)), zones.is_bf16):
             places = list(group)
-            yield places, group_scope(places, zones, [factory] * len(places))
+            yield places, group_scope(places, zones, [scope.dense] * len(places))
 
-    def _region(self, place: int, scope: ScopeFactory | Scopes | None) -> AbstractContextManager[Any]:
+    def _region(self, place: int, scope: Scopes | None) -> AbstractContextManager[Any]:
         """What a layer of experts runs in, inside the scope of its neighbours."""
         if self.size.letters[place] != "E":
             return nullcontext()
         if not self.build.forms.low_precision_experts:
             return high_precision("the form of this model keeps its experts out of low precision")
-        if not isinstance(scope, Scopes) or scope.experts is None or self.size.zones.is_bf16(place):
+        if scope is None or scope.experts is None or self.size.zones.is_bf16(place):
             return nullcontext()
         return scope.experts()
 

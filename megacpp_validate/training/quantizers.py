@@ -6,7 +6,7 @@ Nothing here is configured: quantizers and states are read off the very layers t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -43,16 +43,24 @@ def delayed_scaling(model: Any) -> Iterator[tuple[str, bool, Any, Any]]:
                 yield name, forward, *te_amax_state(layer, forward=forward)
 
 
-def see_quantizers(model: Any) -> tuple[QuantizerSeen, ...]:
-    """Every quantizer of a tensor that is cast, layer by layer; equal ones of the experts of a bank are one row."""
-    rows: dict[QuantizerSeen, None] = {}
+def used_quantizers(model: Any) -> Iterator[tuple[str, bool, int, str, Any]]:
+    """Layer, whether forward, place among the layer's, tensor, and quantizer of every tensor that is cast."""
     for name, layer in low_layers(model).items():
         for forward, names in ((True, FORWARD), (False, BACKWARD)):
-            for index, quantizer in enumerate(_quantizers(layer, forward=forward)):
-                tensor = names[index % len(names)]
+            for place, quantizer in enumerate(_quantizers(layer, forward=forward)):
+                tensor = names[place % len(names)]
                 if tensor in USED and quantizer is not None:
-                    rows[QuantizerSeen(name, tensor, type(quantizer).__name__, format_of(quantizer))] = None
-    return tuple(rows)
+                    yield name, forward, place, tensor, quantizer
+
+
+def see_quantizers(model: Any) -> tuple[QuantizerSeen, ...]:
+    """Every quantizer of a tensor that is cast, layer by layer; equal ones of the experts of a bank are one row."""
+    return tuple(
+        dict.fromkeys(
+            QuantizerSeen(name, tensor, type(quantizer).__name__, format_of(quantizer))
+            for name, _, _, tensor, quantizer in used_quantizers(model)
+        )
+    )
 
 
 def format_of(quantizer: Any) -> str:
@@ -75,7 +83,7 @@ class HistoryWatch:
 
     def __init__(self, model: Any, *, before: Collection[int]) -> None:
         self._model, self._steps = model, before
-        self._before: dict[tuple[str, bool], tuple[Any, Any]] = {}
+        self._before: dict[Any, tuple[Any, float, float]] = {}
         self.seen: list[HistorySeen] = []
 
     def look(self, step: int) -> None:
@@ -84,37 +92,28 @@ class HistoryWatch:
             return
         now = dict(self._read())
         if step - 1 in self._steps:
-            self._compare(step, now)
+            self._compare(step, [(self._before[key], one) for key, one in now.items() if key in self._before])
         self._before = now
 
-    def _compare(self, step: int, now: Mapping[tuple[str, bool], tuple[Any, Any]]) -> None:
-        tensors = not_rolled = not_collected = 0
+    def _compare(self, step: int, pairs: Sequence[Any]) -> None:
+        not_rolled = not_collected = 0
         worst = 0.0
-        for key, (history, scale) in now.items():
-            before_history, before_scale = self._before.get(key, (None, None))
-            if before_history is None or before_history.shape != history.shape:
-                continue
-            names = FORWARD if key[1] else BACKWARD
-            quantizers = _quantizers(self._model.get_submodule(key[0]), forward=key[1])
-            for index in range(history.shape[1]):
-                if names[index % len(names)] not in USED:
-                    continue
-                tensors += 1
-                old, new = before_history[:, index], history[:, index]
-                not_rolled += not (torch.equal(new[1:-1], old[2:]) and float(new[0]) == 0)
-                not_collected += not float(new[-1]) > 0
-                largest = _LARGEST.get(format_of(quantizers[index]), math.nan)
-                # The maximum is taken before the oldest row, old[1], leaves.
-                amax = max(float(new[1:].max()), float(old[1]))
-                worst = max(worst, _error(float(scale[index]), float(before_scale[index]), amax, largest))
-        if tensors:
-            self.seen.append(HistorySeen(step, tensors, not_rolled, not_collected, worst))
+        for (old, scale_before, _), (new, scale, largest) in pairs:
+            not_rolled += not (torch.equal(new[1:-1], old[2:]) and float(new[0]) == 0)
+            not_collected += not float(new[-1]) > 0
+            # The maximum is taken before the oldest row, old[1], leaves.
+            amax = max(float(new[1:].max()), float(old[1]))
+            worst = max(worst, _error(scale, scale_before, amax, largest))
+        if pairs:
+            self.seen.append(HistorySeen(step, len(pairs), not_rolled, not_collected, worst))
 
-    def _read(self) -> Iterator[tuple[tuple[str, bool], tuple[Any, Any]]]:
-        """Layer and direction -> history [L, n] and scales [n], on the CPU."""
-        for name, forward, *state in delayed_scaling(self._model):
-            history, scale = (one.detach().cpu().clone() for one in state)
-            yield (name, forward), (history, scale)
+    def _read(self) -> Iterator[tuple[Any, tuple[Any, float, float]]]:
+        """Tensor -> history [L] on the CPU, scale, and the largest value of its format."""
+        states = {(name, forward): state for name, forward, *state in delayed_scaling(self._model)}
+        for name, forward, place, _, quantizer in used_quantizers(self._model):
+            if (name, forward) in states:
+                history, scale = (one.detach()[..., place].cpu().clone() for one in states[name, forward])
+                yield (name, forward, place), (history, float(scale), _LARGEST.get(format_of(quantizer), math.nan))
 
 
 def _error(scale: float, before: float, amax: float, largest: float) -> float:

@@ -119,7 +119,6 @@ def test_experts_enter_a_region_of_the_scope_or_leave_it() -> None:
         return list(entered)
 
     dense, experts = partial(scopes, "dense"), partial(scopes, "experts")
-    assert ran(Forms(), dense) == ["A-", "dense", "M", "E", "E", "A", "R-"]
     assert ran(Forms(), Scopes(dense)) == ["A-", "dense", "M", "E", "E", "A", "R-"]
     assert ran(Forms(), Scopes(dense, experts)) == ["A-", "dense", "M", "experts", "E", "experts", "E", "A", "R-"]
     high = ran(Forms(low_precision_experts=False), Scopes(dense, experts))

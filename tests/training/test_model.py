@@ -16,7 +16,7 @@ from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # no
 from megacpp_validate.training import WrongSize  # noqa: E402
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
-from megacpp_validate.training.model import HybridModel  # noqa: E402
+from megacpp_validate.training.model import HybridModel, Scopes  # noqa: E402
 from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
 
 NATIVE = Build(PRESETS["off"])
@@ -160,9 +160,9 @@ def test_zones_stay_in_bf16_and_the_rest_shares_one_scope(first: int, last: int,
 
         layer.register_forward_pre_hook(note)
     model.norm.register_forward_pre_hook(lambda *_: ran.append("norm" if current_scope() is None else "kept out"))
-    model.losses(read(size), scope=lambda: noted(ran)).total.backward()
+    model.losses(read(size), scope=Scopes(lambda: noted(ran))).total.backward()
     assert ran == [*expected, "norm", *(["r", "kept out"] if last else [])]
     if not last:
         shared = HybridModel(replace(size, mtp=True), model.build, seed=0)
         with pytest.raises(WrongSize, match="bf16_last 1 or more"):
-            shared.losses(read(size), scope=lambda: noted(ran))
+            shared.losses(read(size), scope=Scopes(lambda: noted(ran)))

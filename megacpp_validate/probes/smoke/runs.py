@@ -289,9 +289,11 @@ def _backends_of(bench: Bench, run: Run) -> list[Backend]:
             if (part, taken) in rows:
                 continue
             shown = part if not any(known == part for known, _ in rows) else f"{part}.rank{receipt['rank']}"
-            as_ordered = not _AS_ORDERED.isdisjoint(choice["codes"]) or part.rpartition(".")[2] in native
+            refusals = choice["refusals"]
+            as_ordered = part.rpartition(".")[2] in native or any(one["code"] in _AS_ORDERED for one in refusals)
             requested = choice["requested"] if bench.wants_te and not as_ordered else "native"
-            rows[part, taken] = Backend(f"{run.name}.{shown}", requested, taken, (taken,), tuple(choice["refusals"]))
+            reasons = tuple(f"{one['backend']}: {one['reason']}" for one in refusals)
+            rows[part, taken] = Backend(f"{run.name}.{shown}", requested, taken, (taken,), reasons)
     return list(rows.values())
 
 

@@ -281,15 +281,12 @@ class FiniteWatch:
         for module in model.modules():
             module.register_forward_hook(self._see)
 
-    def begin(self) -> None:
-        """The beginning of a step."""
-        self._flag.zero_()
-
     def is_finite(self, *values: Any) -> bool:
-        """Whether all outputs since `begin` and `values` ([] tensors) are finite on every rank; the host waits."""
+        """Whether `values` ([] tensors) and all outputs since the last call are finite on all ranks; the host waits."""
         total = self._flag + sum((value.detach().to(self._flag) * 0 for value in values), torch.zeros_like(self._flag))
         if distributed.is_initialized():
             distributed.all_reduce(total)  # a NaN of one rank is everyone's
+        self._flag.zero_()
         return bool(total.isfinite())
 
     def find(self, replay: Callable[[], Any]) -> NonFinite | None:

@@ -17,16 +17,20 @@ from ..parallel.sharding import Sharded
 from ..quantizers import delayed_scaling
 
 
-def split_experts(name: str, *tensors: Any) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
-    """Layer, place of the expert on this rank, and its parts of the tensors, of a parameter that experts hold.
+def split_experts(name: str, first: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
+    """Layer, number of the expert, and its part of each tensor, of a parameter that experts hold.
 
     A native bank has one parameter with all experts; Transformer Engine has a parameter an expert.
+
+    Args:
+        name: of the parameter.
+        first: number of the first expert on this rank.
+        tensors: of the parameter's shape.
     """
-    layer, number = EXPERT.match(name).groups()  # type: ignore[union-attr]
-    if number:
-        yield layer, int(number), tensors
-    else:
-        yield from ((layer, place, parts) for place, parts in enumerate(zip(*tensors, strict=True)))
+    layer, place = EXPERT.match(name).groups()  # type: ignore[union-attr]
+    parts = [tensors] if place else zip(*tensors, strict=True)
+    for number, own in enumerate(parts, first + int(place or 0)):
+        yield layer, number, *own
 
 
 class Audit:
@@ -106,8 +110,8 @@ class Audit:
             if name not in self._sharded.experts:
                 yield name, master, here
                 continue
-            for layer, place, (own, one) in split_experts(name, master, here):
-                yield f"{layer} expert {first + place}", own, one
+            for layer, number, own, one in split_experts(name, first, master, here):
+                yield f"{layer} expert {number}", own, one
 
     def _compare_scales(self) -> int:
         """Scales of layers that share their amax, bit by bit; how many tensors. Raises ReplicaDiverged."""

@@ -17,7 +17,7 @@ from ...bridge.linear_walker import swap_linears
 from ...evidence.loss_curve import LossCurve
 from ..language import Language, drawn_from, generator_of
 from ..layers import Build
-from ..model import HybridModel, Losses, ScopeFactory, Scopes, part_of
+from ..model import HybridModel, Losses, Scopes, part_of
 from ..parallel.goodput import Ledger
 from ..parallel.ranks import Rank
 from ..quantizers import HistoryWatch, see_quantizers
@@ -243,7 +243,7 @@ class GateModel(HybridModel):
         self.lane = Lane(size, build, seed=seed)
         self.part_losses: dict[str, Any] = {}
 
-    def losses(self, lesson: Lesson, *, scope: ScopeFactory | Scopes | None = None) -> Losses:
+    def losses(self, lesson: Lesson, *, scope: Scopes | None = None) -> Losses:
         """The losses of a lesson on the device of the model, each [] in fp32.
 
         Returns:

@@ -15,7 +15,7 @@ import resource
 import socket
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -110,7 +110,7 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
         "validation": {str(step): _number(loss) for step, loss in trainer.validation.items()},
         "goodput": _account(trainer, ledger),
         "flop_utilisation": _utilisation(trainer),
-        "choices": {part: _choice(one) for part, one in trainer.model.choices().items() if one is not None},
+        "choices": {part: asdict(one) for part, one in trainer.model.choices().items() if one is not None},
         "replicas": audit and audit.replicas,
         "dispatches": audit and audit.dispatches,
         "experts_without_gradient": audit and audit.experts_without_gradient(),
@@ -157,10 +157,8 @@ def _account(trainer: SmokeTrainer, ledger: Ledger) -> dict[str, Any]:
     the median of those after it, waits left aside, is compilation and warm-up.
     """
     seconds = [record.seconds for record in trainer.records]
-    waits: Iterable[float] = (
-        trainer.waited if trainer.order.device == "cpu" else itertools.repeat(trainer.exposed or 0.0)
-    )
-    waited = [min(wait, one) for wait, one in zip(waits, seconds, strict=False)]
+    waits = trainer.waited if trainer.order.device == "cpu" else [trainer.exposed or 0.0] * len(seconds)
+    waited = list(map(min, waits, seconds))
     own = [one - wait for one, wait in zip(seconds, waited, strict=True)]
     ledger.move("step", "communication wait", math.fsum(waited))
     ledger.move("step", "compile", own[0] - statistics.median(own[1:]) if own[1:] else 0.0)
@@ -181,15 +179,6 @@ def _utilisation(trainer: SmokeTrainer) -> float | None:
 
 def _series(norms: dict[str, list[float]]) -> dict[str, list[Any]]:
     return {part: list(map(_number, values)) for part, values in norms.items()}
-
-
-def _choice(choice: Any) -> dict[str, Any]:
-    return {
-        "requested": choice.requested,
-        "observed": choice.observed,
-        "refusals": [f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals],
-        "codes": [refusal.code for refusal in choice.refusals],
-    }
 
 
 def _number(value: Any) -> Any:

@@ -174,8 +174,6 @@ class SmokeTrainer:
             perfect = float(self.language.surprise(read).mean())
         inside = self.rank.record.seconds_inside
         with self.ledger.step(self.tokens):
-            if self.watch is not None:
-                self.watch.begin()
             losses = self._passes(parts, with_gradients=True)
             norm = self.optimizer.take_gradients(first=len(parts) == 1)
             loss, other = self._sum_over_ranks(losses).tolist()
@@ -248,8 +246,8 @@ class SmokeTrainer:
         spread = self.spread
         if name in self.sharded.experts:
             first = spread.experts(self.size.num_experts).start
-            for layer, place, (one,) in split_experts(name, tensor):
-                yield f"{layer}.expert.{first + place}", one
+            for layer, number, one in split_experts(name, first, tensor):
+                yield f"{layer}.expert.{number}", one
             return
         if name in self.sharded.in_parts:
             name += f"@tensor{spread.plan.place(spread.rank).tensor}of{spread.plan.tensor_parallel}"

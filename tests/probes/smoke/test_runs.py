@@ -60,12 +60,14 @@ def test_the_rank_that_was_killed_is_accused(ending: str, culprits: tuple[int, .
 
 def test_a_part_that_has_no_path_of_te_under_a_plan_leaves_a_receipt_that_can_be_read() -> None:
     bench = new_bench()
-    refusal = "te: the in-projection of M has rows that are split over ranks"
-    choice = {"observed": "native", "requested": "te", "codes": ["tensor-parallel"], "refusals": [refusal]}
+    refusal = {"backend": "te", "code": "tensor-parallel", "reason": "the in-projection of M is split over ranks"}
+    choice = {"observed": "native", "requested": "te", "refusals": [refusal]}
     rank = {"rank": 0, "choices": {"layers.2.in_projection": choice}}
     check_parts(bench, Run("plan", SmokeOrder(), RunEnd("done", (), "", ({"rank": 0, "receipt": rank},), 1.0)))
     made = replace(make_receipt(), checks=tuple(bench.checks), backends=tuple(bench.backends))
-    assert parse_receipt(receipt_text(made).encode(), Path(f"{made.cell}.json")).backends[0].reasons == (refusal,)
+    assert parse_receipt(receipt_text(made).encode(), Path(f"{made.cell}.json")).backends[0].reasons == (
+        "te: the in-projection of M is split over ranks",
+    )
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

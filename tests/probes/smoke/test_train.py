@@ -44,6 +44,10 @@ def new_bench(requested: str = "native", target: str = "cpu", **settings: str) -
     )
 
 
+def refused(code: str) -> dict[str, str]:
+    return {"backend": "te", "code": code, "reason": "not here"}
+
+
 def left_by(rank: int) -> dict[str, Any]:
     """What a rank of a good run leaves."""
     steps = [
@@ -55,7 +59,7 @@ def left_by(rank: int) -> dict[str, Any]:
     return {
         "rank": rank, "steps": steps, "validation": {}, "goodput": goodput, "flop_utilisation": None,
         "choices": {
-            "layers.0.block": {"requested": "te", "observed": "native", "refusals": ["te: not here"], "codes": []}
+            "layers.0.block": {"requested": "te", "observed": "native", "refusals": [refused("other")]}
         },
         "replicas": 0, "alike": 0, "unmoved": [], "scales": 0, "quantizers": None,
         "dispatches": STEPS * SIZE.letters.count("E"), "experts_without_gradient": [],
@@ -132,7 +136,7 @@ FORMATS = {"input": "e4m3", "weight": "e4m3", "gradient": "e5m2"}
 
 def cast_by(rank: int) -> dict[str, Any]:
     """What a rank of a good run in FP8 leaves."""
-    took = {"requested": "te", "observed": "te", "refusals": [], "codes": []}
+    took = {"requested": "te", "observed": "te", "refusals": []}
     rows = [
         {"layer": layer, "tensor": tensor, "kind": "Float8Quantizer", "format": form}
         for layer in LAYERS
@@ -226,7 +230,7 @@ def test_a_loss_that_does_not_fall_is_seen(losses: list[float | str], passes: bo
 
 
 def took(observed: str, *codes: str) -> dict[str, Any]:
-    return {"requested": "te", "observed": observed, "refusals": [], "codes": list(codes)}
+    return {"requested": "te", "observed": observed, "refusals": [refused(code) for code in codes]}
 
 
 @pytest.mark.parametrize(("choices", "native", "wanted"), [

@@ -67,7 +67,6 @@ def test_the_first_value_that_is_not_finite_is_named(spoil: Any, module: str, te
     assert watch.is_finite(torch.ones(()))
     assert not watch.is_finite(torch.tensor(float("nan")))
     spoil(net)
-    watch.begin()
     net(x)
     assert watch.is_finite() == forward
     found = watch.find(lambda: net(x).sum().backward())

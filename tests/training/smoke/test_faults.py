@@ -22,8 +22,11 @@ def test_every_fault_of_the_matrix_is_in_the_table_and_the_other_way_round() -> 
 
 @pytest.mark.parametrize(("rank", "here"), [(0, False), (1, True)])
 def test_a_fault_of_one_rank_is_planted_on_the_last(rank: int, *, here: bool) -> None:
-    trainer: Any = SimpleNamespace(rank=SimpleNamespace(rank=rank), plan=SimpleNamespace(world=2), read_as=rank, done=3)
-    assert plant("", trainer) is None
+    step = object()
+    trainer: Any = SimpleNamespace(
+        rank=SimpleNamespace(rank=rank), plan=SimpleNamespace(world=2), read_as=rank, step=step
+    )
     plant("wrong-sequences", trainer)
     assert trainer.read_as == 0
-    assert (plant("dies:7", trainer) is not None) == here
+    plant("dies:7", trainer)
+    assert (trainer.step is not step) == here

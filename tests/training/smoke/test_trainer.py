@@ -65,11 +65,10 @@ def test_an_expert_that_stays_while_others_move_is_named(part: str) -> None:
     held = trainer.optimizer.parameters()[name] if part == "parameter" else trainer.optimizer.master(name)
     first = held.detach()[3].clone()
 
-    def keep(_: Any) -> None:
+    for _ in range(2):
+        trainer.step()
         with torch.no_grad():
             held.detach()[3].copy_(first)
-
-    trainer.run(keep)
     assert audit.unmoved() == ["layers.2.up expert 3"]
     assert make_receipt(trainer, trainer.ledger)["unmoved"] == ["layers.2.up expert 3"]
     trainer.order = replace(trainer.order, steps=3)
@@ -152,7 +151,9 @@ def test_exposed_time_is_that_of_collectives_alone() -> None:
 def test_a_receipt_has_compiles_by_the_step_that_they_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiles, "_seen", [])  # a rank reports its whole process, and this one had other tests
     trainer = new_trainer(order_of(precision="fp32", steps=WARM + 1))
-    trainer.run(lambda one: saw("triton", f"kernel-{one.done}", "bf16[8]", 0.5, cached=False))
+    for _ in range(WARM + 1):
+        trainer.step()
+        saw("triton", f"kernel-{trainer.done}", "bf16[8]", 0.5, cached=False)
     rows = make_receipt(trainer, trainer.ledger)["jit"]["compiled"]
     seen = [(one["kernel"], one["when"]) for one in rows if one["kernel"].startswith("kernel-")]
     # What is compiled behind the last warm step belongs to the next, which should compile nothing.
