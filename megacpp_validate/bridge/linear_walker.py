@@ -284,11 +284,6 @@ class WalkPlan:
         """Names of the layers to swap."""
         return tuple(decision.name for decision in self.decisions if decision.action == "swap")
 
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """Names of what stays as it is."""
-        return tuple(decision.name for decision in self.decisions if decision.action == "keep")
-
     def __getitem__(self, name: str) -> Decision:
         """The decision on one name; KeyError where the plan has no such name."""
         return {decision.name: decision for decision in self.decisions}[name]

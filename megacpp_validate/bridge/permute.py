@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import torch
 
@@ -24,15 +24,12 @@ from ..native.permute import (
 from ..native.router import drop_over_capacity
 from . import imports as te
 from .backends import Candidate, Choice, Refusal, choose
-from .errors import TokenCountMismatch, UnknownName, WrongDtype, WrongShape, WrongTarget
+from .errors import TokenCountMismatch, WrongDtype, WrongShape, WrongTarget
 from .features import PRODUCTION, Features, why_not_te
 
 # --- row map: rows sorted by expert, the map that takes them back, and the checks of both ---
 
-Layout = Literal["jagged", "padded"]
 Path = Literal["te", "native"]
-
-LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,19 +75,17 @@ class Dispatched:
     row_map: RowMap
 
 
-def check_layout(num_experts: int, layout: Layout, align: int, capacity: int | None) -> None:
-    """Refuse an unknown layout (UnknownName), numbers below 1, and options of the other layout (WrongShape)."""
-    if layout not in LAYOUTS:
-        raise UnknownName(f"there is no layout {layout!r}. Next step: choose one of {', '.join(LAYOUTS)}.")
+def check_layout(num_experts: int, align: int, capacity: int | None) -> None:
+    """Refuse numbers below 1, and a capacity beside rows in multiples of `align` (WrongShape)."""
     if min(num_experts, align, 1 if capacity is None else capacity) < 1:
         raise WrongShape(
             f"{num_experts} experts, rows in multiples of {align}, capacity {capacity}: each must be 1 or more. Next "
             "step: read them from the model's configuration."
         )
-    if (layout == "padded") != (capacity is not None) or (layout == "padded" and align != 1):
+    if capacity is not None and align != 1:
         raise WrongShape(
-            f"layout {layout} with capacity {capacity} and rows in multiples of {align}. Next step: pass `capacity` "
-            "alone with layout='padded', `align` alone with layout='jagged'."
+            f"capacity {capacity} and rows in multiples of {align}. Next step: pass `capacity` for the padded layout, "
+            "or `align` for the jagged one."
         )
 
 
@@ -289,29 +284,28 @@ class Dispatch:
 
     Args:
         num_experts: E.
-        layout: "jagged" [R, D], or "padded" [E, C, D], where later tokens over an expert's capacity are dropped.
-        align: in the jagged layout, each expert's rows are padded to a multiple of this (16 or 32 for FP8).
-        capacity: C of the padded layout.
+        align: in the jagged layout [R, D], each expert's rows are padded to a multiple of this (16 or 32 for FP8).
+        capacity: C of the padded layout [E, C, D], where later tokens over an expert's capacity are dropped; jagged
+            without it.
         features: whether Transformer Engine may be used.
 
     Attributes:
         choice: of the last call; None before the first.
 
     Raises:
-        UnknownName, WrongShape: see `check_layout`.
+        WrongShape: see `check_layout`.
     """
 
     def __init__(
         self,
         num_experts: int,
         *,
-        layout: Layout = "jagged",
         align: int = 1,
         capacity: int | None = None,
         features: Features = PRODUCTION,
     ) -> None:
-        check_layout(num_experts, layout, align, capacity)
-        self.num_experts, self.layout, self.align, self.capacity = num_experts, layout, align, capacity
+        check_layout(num_experts, align, capacity)
+        self.num_experts, self.align, self.capacity = num_experts, align, capacity
         self.features = features
         self.choice: Choice | None = None
         self._padding: TePadding | None = None
@@ -528,7 +522,7 @@ def padded_moe(
     """
     counts = routing_map.sum(dim=0).tolist()  # the host waits here
     height = capacity if capacity is not None else max(1, *counts)
-    dispatch = Dispatch(len(counts), layout="padded", capacity=height, features=features)
+    dispatch = Dispatch(len(counts), capacity=height, features=features)
     sent = dispatch.permute(tokens, None, routing_map, rows_per_expert=counts)
     with without_autocast(tokens):
         inner = activation(torch.bmm(sent.rows, up_weight.transpose(1, 2)), "swiglu")

@@ -18,7 +18,7 @@ NAN: Final = float("nan")
 SIZES: Final = (3, 0, 5, 1, 4)  # of chunks, and their order after sorting
 ORDER: Final = (3, 0, 4, 1, 2)
 PADDED: Final[dict[str, dict[str, Any]]] = {
-    "aligned": {"align": 16}, "padded": {"layout": "padded", "capacity": 3}
+    "aligned": {"align": 16}, "padded": {"capacity": 3}
 }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ class Routed(NamedTuple):
     probs: Any
     routing_map: Any
 
-    def laid(self, align: int = 1, capacity: int | None = None, **_: Any) -> Laid:
+    def laid(self, align: int = 1, capacity: int | None = None) -> Laid:
         """As a `Dispatch` with these options lays rows out; an expert takes its first `capacity` tokens.
 
         The order of rows is by expert, and within an expert by token (Transformer Engine,

@@ -61,7 +61,7 @@ CALLS: dict[str, tuple[Callable[[], Any], list[Callable[[Any], Any]]]] = {
     ),
     "jagged": (lambda: Dispatch(4), ROUTED),
     "aligned": (lambda: Dispatch(4, align=16), ROUTED),
-    "padded": (lambda: Dispatch(4, layout="padded", capacity=3), ROUTED),
+    "padded": (lambda: Dispatch(4, capacity=3), ROUTED),
 }
 
 

@@ -15,7 +15,7 @@ from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.permute import Dispatch  # noqa: E402
 
 TOKENS, EXPERTS, WIDTH = 11, 4, 6
-LAYOUTS = [{}, {"align": 8}, {"layout": "padded", "capacity": 3}, {"layout": "padded", "capacity": 20}]
+LAYOUTS = [{}, {"align": 8}, {"capacity": 3}, {"capacity": 20}]
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ def test_numbers_of_the_caller_are_taken_and_held_to_the_map(backend: str) -> No
     for given in (counts + 1, counts[:-1], -counts, over):
         with pytest.raises(errors.TokenCountMismatch, match="Next step"):
             dispatch.permute(tokens, probs, table, rows_per_expert=given)
-    padded = Dispatch(EXPERTS, layout="padded", capacity=2)
+    padded = Dispatch(EXPERTS, capacity=2)
     assert padded.permute(tokens, probs, table, rows_per_expert=counts).tokens_per_expert == (2, 2, 2, 2)
 
 
@@ -105,11 +105,9 @@ def test_rows_of_another_map_are_refused(backend: str) -> None:
         dispatch.unpermute(sent.rows, sent.row_map, probs=sent.row_probs)
     with pytest.raises(errors.TokenCountMismatch, match="Next step"):
         Dispatch(2 * EXPERTS).unpermute(sent.rows, sent.row_map)
-    large = Dispatch(EXPERTS, layout="padded", capacity=4).permute(
-        torch.zeros(5, WIDTH), None, torch.ones(5, EXPERTS).bool()
-    )
+    large = Dispatch(EXPERTS, capacity=4).permute(torch.zeros(5, WIDTH), None, torch.ones(5, EXPERTS).bool())
     with pytest.raises(errors.TokenCountMismatch, match="Next step"):
-        Dispatch(EXPERTS, layout="padded", capacity=2).unpermute(large.rows[:, :2], large.row_map)
+        Dispatch(EXPERTS, capacity=2).unpermute(large.rows[:, :2], large.row_map)
 
 
 def dispatched(**change: torch.Tensor) -> Callable[[], object]:
@@ -140,12 +138,9 @@ REFUSED: list[tuple[type[Exception], Callable[[], object]]] = [
     (errors.TokenCountMismatch, sorted_chunks([9, -1], [0, 1])),
     (errors.WrongShape, sorted_chunks([4, 4], [0, 0])),
     (errors.WrongShape, sorted_chunks([4, 4], [0])),
-    (errors.UnknownName, lambda: Dispatch(EXPERTS, layout="ragged")),
-    (errors.WrongShape, lambda: Dispatch(EXPERTS, layout="padded")),
-    (errors.WrongShape, lambda: Dispatch(EXPERTS, capacity=4)),
     (errors.WrongShape, lambda: Dispatch(EXPERTS, align=0)),
-    (errors.WrongShape, lambda: Dispatch(EXPERTS, layout="padded", capacity=0)),
-    (errors.WrongShape, lambda: Dispatch(EXPERTS, layout="padded", capacity=4, align=16)),
+    (errors.WrongShape, lambda: Dispatch(EXPERTS, capacity=0)),
+    (errors.WrongShape, lambda: Dispatch(EXPERTS, capacity=4, align=16)),
     (errors.WrongShape, lambda: Dispatch(0)),
 ]
 
