@@ -78,10 +78,11 @@ class UnkeptKernel(Row):
 
 
 class PrewarmRows(Row):
-    """The file: tasks in their order, and what no cache keeps."""
+    """The file: tasks in their order, what no cache keeps, and in whose keys what stands that may differ."""
 
     task: list[PrewarmTask] = Field(min_length=1)
     unkept: list[UnkeptKernel] = Field(default_factory=list)
+    keys: dict[str, list[Library]]
 
 
 def read_prewarm(catalog: Catalog, folder: Path | None = None) -> PrewarmRows:

@@ -33,7 +33,7 @@ def prewarm(
     from ..jitcache.verify import run_verify
 
     options, rows = fill(JitOptions, locals(), tasks=tasks or None), read_prewarm(context.catalog, context.matrix)
-    result = run_prewarm(context.catalog, rows.task, options, say)
+    result = run_prewarm(context.catalog, rows, options, say)
     if not result.sealed:
         return result
     verdict = run_verify(context.catalog, rows, options, None, context.receipts, say)

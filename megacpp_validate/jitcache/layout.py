@@ -25,7 +25,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -440,50 +440,26 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
 
 # --- does it fit a stack? --------------------------------------------------------------------------------------------
 
-# Whose keys hold what; where no such cache has a file, a difference does not matter. Read from the sources: Triton
-# 3.7.1 runtime/cache.py (its own files, ptxas), torch 2.11 and 2.13 _inductor/codecache.py (torch, triton, GPU name),
-# flash-attn-4 4.0.0b36 cache_utils.py (Python minor, cutlass, tvm_ffi, its sources), DeepGEMM v2.6.1 csrc/jit
-# (compiler, its version, flags with the include path). CUDA's own is thrown away at a driver upgrade.
-_AFFECTED: Final[Mapping[str, tuple[str, ...]]] = {
-    "architecture": LIBRARIES,
-    "machine": LIBRARIES,
-    "python": ("inductor", "cute", "fa4", "torch_extensions"),
-    "torch": ("inductor", "triton", "torch_extensions"),
-    "triton": ("inductor", "triton"),
-    "cutlass": ("cute", "fa4"),
-    "apache-tvm-ffi": ("cute", "fa4"),
-    "flash-attn-4": ("cute", "fa4"),
-    "quack-kernels": ("cute", "fa4"),
-    "deep-gemm": ("deep_gemm",),
-    "transformer-engine": ("triton",),
-    "cuda": ("inductor", "triton", "deep_gemm", "cuda"),
-    "gpu": ("inductor",),
-    "driver": ("cuda",),
-    "working folder": ("cuda",),  # of NVRTC (jit/monitor.py)
-    "compiler mode": ("deep_gemm",),
-    "compiler": ("deep_gemm",),
-    "include path": ("deep_gemm",),
-    "c++": ("inductor", "torch_extensions"),
-    "c++ headers": ("inductor", "torch_extensions"),
-    "isa": ("inductor", "torch_extensions"),
-}
 # TorchInductor compiles C++ only where it has no GPU, for what the compiler and the CPU can. Its key holds the command
 # line, and with it the folders of headers: another environment of the same versions compiles anew (torch 2.13).
 _OF_CPU: Final = ("c++", "c++ headers", "isa")
 
 
-def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode: str) -> tuple[StackDifference, ...]:
+def compare_stack(
+    manifest: Manifest, stack: StackSeen, architecture: str, mode: str, keys: Mapping[str, Collection[str]]
+) -> tuple[StackDifference, ...]:
     """In what a cache and a stack differ, as far as a key of a library that has files there would miss.
 
     Args:
         manifest: of the cache.
         stack: of here, as a process in it reports it.
         architecture, mode: that are requested here.
+        keys: what may differ -> the libraries whose keys hold it, of matrix/prewarm.toml.
     """
     recorded = _list_fields(manifest.stack, manifest.architecture, manifest.mode)
     observed = _list_fields(stack, architecture, mode)
     there, found = set(manifest.sizes), list[StackDifference]()
-    for what, libraries in _AFFECTED.items():
+    for what, libraries in keys.items():
         before, now = recorded.get(what, "not installed"), observed.get(what, "not installed")
         affected = there & set(libraries)
         if what in _OF_CPU and manifest.architecture != CPU:
@@ -495,7 +471,7 @@ def compare_stack(manifest: Manifest, stack: StackSeen, architecture: str, mode:
 
 
 def _list_fields(stack: StackSeen, architecture: str, mode: str) -> dict[str, str]:
-    """Every field of a stack by its name in `_AFFECTED`; the patch release of Python is in no key."""
+    """Every field of a stack by its name in matrix/prewarm.toml; the patch release of Python is in no key."""
     return {
         **stack.versions,
         "python": ".".join(stack.versions.get("python", "").split(".")[:2]),

@@ -8,7 +8,7 @@ half written, and no library checks what it reads from a cache.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
-from ..catalog.prewarm import PrewarmTask
+from ..catalog.prewarm import PrewarmRows, PrewarmTask
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
 from ..errors import Exit, InfrastructureFailed, WrongArguments
@@ -64,12 +64,12 @@ class PrewarmResult(JitResult):
 
 
 def run_prewarm(
-    catalog: Catalog, tasks: Sequence[PrewarmTask], options: JitOptions, report: Callable[[str], None]
+    catalog: Catalog, matrix: PrewarmRows, options: JitOptions, report: Callable[[str], None]
 ) -> PrewarmResult:
     """Fill the caches of a target, and seal them; a sealed cache stays as it is, for `run_verify` to judge.
 
     Args:
-        tasks: of the matrix.
+        matrix: tasks, and what may differ between a cache and a stack.
         report: called with a line a task that has ended.
 
     Raises:
@@ -77,7 +77,7 @@ def run_prewarm(
         OSError: a disk is full.
     """
     started, target = time.monotonic(), find_target(catalog, options.target)
-    selected = select_tasks(tasks, target.id, options)
+    selected = select_tasks(matrix.task, target.id, options)
     root = find_root(options.root)
     folder = layout.arch_folder(root, layout.cache_arch(target.arch))
     fields: dict[str, Any]
@@ -98,7 +98,7 @@ def run_prewarm(
                 tool=TOOL, commit=read_commit(),
             )  # fmt: skip
             with hold(folder):
-                fields = fill(stack, selected, take_over(folder, blank), options, report)
+                fields = fill(stack, selected, take_over(folder, blank, matrix.keys), options, report)
         return PrewarmResult(
             target=target.id, architecture=folder.name, folder=str(folder), mode=stack.mode,
             interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
@@ -142,11 +142,12 @@ def fill(
 # --- what lies there --------------------------------------------------------------------------------------------------
 
 
-def take_over(folder: Path, blank: Manifest) -> Manifest:
+def take_over(folder: Path, blank: Manifest, keys: Mapping[str, Collection[str]]) -> Manifest:
     """The manifest of what a prewarm may build on in ROOT/ARCH; every file that is not as a manifest there has it goes.
 
     Args:
         blank: manifest without tasks and files.
+        keys: as of `compare_stack`.
 
     Raises:
         ManifestInvalid: the manifest that lies there cannot be read.
@@ -156,7 +157,7 @@ def take_over(folder: Path, blank: Manifest) -> Manifest:
     manifest = blank
     if (folder / layout.MANIFEST).exists():
         earlier = layout.read_manifest(folder)[0]
-        if differences := layout.compare_stack(earlier, blank.stack, blank.architecture, blank.mode):
+        if differences := layout.compare_stack(earlier, blank.stack, blank.architecture, blank.mode, keys):
             shown = ", ".join(f"{one.what} {one.recorded} (here {one.observed})" for one in differences)
             raise WrongArguments(
                 f"{folder} holds caches of another stack: {shown}. Likely cause: the stack was changed, a folder was "

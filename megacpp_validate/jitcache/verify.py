@@ -121,7 +121,8 @@ def run_verify(
         if reason := stack.why_not(at_build=options.at_build):
             answers = {task.id: Answer(missing=reason) for task in selected.tasks}
         else:
-            differences = layout.compare_stack(manifest, stack.read_seen(), stack.architecture, stack.mode)
+            here = stack.read_seen(), stack.architecture, stack.mode
+            differences = layout.compare_stack(manifest, *here, matrix.keys)
             if not differences:
                 answers, new = run_on_copy(stack, folder, selected.tasks, options, receipts, report)
         rows = tuple(judge_task(task, answers[task.id], manifest, matrix.unkept) for task in selected.tasks if answers)

@@ -40,7 +40,8 @@ settings = {{ program = "gated", rows = "8", width = "16" }}
 def _matrix(folder: Path, rows: int = 8) -> Path:
     """The project's matrix with two small tasks."""
     shutil.copytree(matrix_folder(), folder)
-    (folder / "prewarm.toml").write_text(TASKS.format(rows=rows), encoding="utf-8")
+    keys = (folder / "prewarm.toml").read_text(encoding="utf-8").partition("[keys]")[2]
+    (folder / "prewarm.toml").write_text(f"{TASKS.format(rows=rows)}\n[keys]{keys}", encoding="utf-8")
     return folder
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.catalog.prewarm import read_prewarm
 from megacpp_validate.errors import Exit
 from megacpp_validate.jitcache.layout import (
     MANIFEST,
@@ -41,6 +43,9 @@ def manifest(tmp_path: Path) -> Manifest:
     return read_manifest(folder)[0]
 
 
+KEYS = read_prewarm(read_catalog()).keys
+
+
 def _with(**versions: str) -> StackSeen:
     return STACK.model_copy(update={"versions": {**STACK.versions, **versions}})
 
@@ -66,7 +71,7 @@ def _with(**versions: str) -> StackSeen:
 def test_what_differs_is_named(
     manifest: Manifest, stack: StackSeen, architecture: str, mode: str, what: str, pair: tuple[str, str]
 ) -> None:
-    (difference,) = compare_stack(manifest, stack, architecture, mode)
+    (difference,) = compare_stack(manifest, stack, architecture, mode, KEYS)
     assert (difference.what, difference.recorded, difference.observed) == (what, *pair)
     assert difference.matters
 
@@ -75,7 +80,7 @@ def test_what_no_key_there_holds_does_not_matter(manifest: Manifest) -> None:
     """No file of the CUDA driver's cache, no torch extension; the patch release of Python is in no key."""
     stack = _with(driver="610.43.02", python="3.12.9", **{"c++": "g++ 14"})
     for same in (STACK, stack):
-        assert compare_stack(manifest, same, "sm_90a", "nvcc") == ()
+        assert compare_stack(manifest, same, "sm_90a", "nvcc", KEYS) == ()
 
 
 def test_committed_evidence_is_read_as_it_was_decided() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.bridge import Catalog, read_catalog
 from megacpp_validate.catalog.prewarm import PrewarmTask, read_prewarm
 from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
 from megacpp_validate.jitcache.cache import check_sealed, is_sealed, open_working
@@ -27,7 +27,7 @@ def take(folder: Path, **changes: Any) -> Manifest:
         architecture="sm_90a", target="h200", folder=str(folder), mode="nvcc", stack=STACK, tasks=(), files=()
     )
     folder.mkdir(parents=True, exist_ok=True)
-    return take_over(folder, blank.model_copy(update=changes))
+    return take_over(folder, blank.model_copy(update=changes), read_prewarm(read_catalog()).keys)
 
 
 def run(folder: Path, manifest: Manifest, answer: Answer, *tasks: PrewarmTask) -> dict[str, Any]:
