@@ -110,12 +110,12 @@ class UpgradeResult(Result):
         lost = any(stack.problem for stack in self.stacks) or any(step.lost for step in self.steps)
         unreadable = self.grid is not None and bool(self.grid.unreadable)
         static = any(result.lacks for result in self.static)
-        return static or lost or unreadable or (self.firewall is not None and not self.firewall.holds)
+        return static or lost or unreadable or (self.firewall is not None and self.firewall.lacks)
 
     @property
     def exit(self) -> Exit:
         """A breakage before evidence that is missing, and that before an environment that could not be made."""
-        if self.unmade and not self.breaks and (self.firewall is None or self.firewall.holds):
+        if self.unmade and not self.breaks and (self.firewall is None or not self.firewall.lacks):
             return Exit.NO_ENVIRONMENT
         return exit_for(breaks=self.breaks, lacks=self.lacks)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
@@ -233,13 +232,10 @@ class GateRules(Row):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class GatePolicy:
+class GatePolicy(_GateFile, _GateWaiverFile):
     """The files of the gate, and the catalog whose cells they name."""
 
     catalog: Catalog
-    file: _GateFile
-    waivers: tuple[ReleaseWaiver, ...]
     evidence: dict[str, dict[str, CellEvidence]]
 
     def choose(self, release: str, target: str) -> GateRules:
@@ -248,20 +244,20 @@ class GatePolicy:
         Raises:
             WrongArguments: there is no such row.
         """
-        rows = {(row.release, row.target): row for row in self.file.require}
+        rows = {(row.release, row.target): row for row in self.require}
         if (release, target) not in rows:
             known = ", ".join(" of ".join(pair) for pair in rows)
             raise WrongArguments(
                 f"{GATE} has no [[require]] of the release {release!r} and the target {target!r}, and a release that "
                 f"requires nothing would be open for anything. Next step: choose one of {known}, or add the row."
             )
-        row, allowed = rows[release, target], self.file.allow
+        row = rows[release, target]
         return GateRules(
-            kind=next(kind for kind in self.file.release if kind.id == release),
+            kind=next(kind for kind in self.release if kind.id == release),
             target=next(one for one in self.catalog.targets if one.id == target),
             requested=row.requested, probes=tuple(_list_probes(row, self.catalog)), unsupported=tuple(row.unsupported),
-            allowances=tuple(one for one in allowed if release in one.releases and target in one.targets),
-            shows=self.file.shows, waivers=tuple(one for one in self.waivers if one.release == release),
+            allowances=tuple(one for one in self.allow if release in one.releases and target in one.targets),
+            shows=self.shows, waivers=tuple(one for one in self.waiver if one.release == release),
             stacks={stack.id: stack.te for stack in self.catalog.stacks}, evidence=self.evidence.get(target, {}),
         )  # fmt: skip
 
@@ -293,7 +289,7 @@ def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy
         evidence = _EVIDENCE.validate_json((folder or matrix_folder()).joinpath(CHECKS).read_bytes())
     except (OSError, ValueError) as fault:
         raise MatrixInvalid([f"{CHECKS}: cannot be read: {fault}"]) from fault
-    return GatePolicy(catalog, rules, tuple(waivers.waiver), evidence)
+    return GatePolicy.model_construct(**dict(rules), **dict(waivers), catalog=catalog, evidence=evidence)
 
 
 _EVIDENCE: Final = TypeAdapter(dict[str, dict[str, CellEvidence]])
@@ -390,24 +386,19 @@ class Preset(Row):
 
 
 class _PolicyFile(Row):
-    part: list[ModelPart] = Field(min_length=1)
-    rule: list[PolicyRule] = Field(min_length=1)
-    multiple: list[Multiple] = Field(min_length=1)
+    parts: list[ModelPart] = Field(validation_alias="part", min_length=1)
+    rules: list[PolicyRule] = Field(validation_alias="rule", min_length=1)
+    multiples: list[Multiple] = Field(validation_alias="multiple", min_length=1)
 
 
 class _PresetFile(Row):
-    preset: list[Preset] = Field(min_length=1)
+    presets: list[Preset] = Field(validation_alias="preset", min_length=1)
 
 
-@dataclass(frozen=True)
-class Fp8Policy:
+class Fp8Policy(_PolicyFile, _PresetFile):
     """Both files; `recipes` are those of each target."""
 
-    parts: tuple[ModelPart, ...]
-    rules: tuple[PolicyRule, ...]
-    multiples: tuple[Multiple, ...]
-    presets: tuple[Preset, ...]
-    recipes: Mapping[str, tuple[str, ...]]
+    recipes: dict[str, tuple[str, ...]]
 
 
 def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp8Policy:
@@ -422,5 +413,4 @@ def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp
     """
     recipes = {target.id: tuple(target.recipes) for target in targets}
     policy, presets = read_rows(folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, {"target": recipes})
-    rows = tuple(policy.part), tuple(policy.rule), tuple(policy.multiple), tuple(presets.preset)
-    return Fp8Policy(*rows, recipes)
+    return Fp8Policy.model_construct(**dict(policy), **dict(presets), recipes=recipes)

@@ -21,7 +21,6 @@ Fresh = Annotated[bool, "Run again what has a receipt already."]
 # Scores of planted faults.
 Faults = Annotated[tuple[str, ...], f"Ids, {_COMMAS}", split_names]
 Release = Annotated[str, "Of Transformer Engine; the pinned one without it."]
-Copies = Annotated[Path | None, "Folder for the copies with faults."]
 
 # JIT caches.
 Root = Annotated[Path | None, "Root of the JIT caches; else MEGACPP_JIT_ROOT, else .megacpp/jit."]

@@ -56,7 +56,9 @@ def schema(form: Annotated[Literal["receipt", "loss-curve"], "The file that it i
     """Print a JSON schema; docs/schema/receipt.json and docs/schema/loss_curve.json hold these texts."""
     import json
 
-    from ..evidence.loss_curve import loss_curve_schema
-    from ..evidence.store import receipt_schema
+    from ..evidence.loss_curve import CURVE_SCHEMA_ID, LossCurve
+    from ..evidence.receipt import SCHEMA_ID, Receipt
+    from ..evidence.store import json_schema
 
-    return json.dumps(receipt_schema() if form == "receipt" else loss_curve_schema(), indent=2, ensure_ascii=False)
+    forms = {"receipt": (Receipt, SCHEMA_ID), "loss-curve": (LossCurve, CURVE_SCHEMA_ID)}
+    return json.dumps(json_schema(*forms[form]), indent=2, ensure_ascii=False)

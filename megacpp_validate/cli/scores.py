@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .app import Context, Limit, Result, Seed, fill, show_event, verb
-from .options import Copies, Faults, Jobs, Overlays, Release, Target
+from .options import Faults, Jobs, Overlays, Release, Target
 
 
 @verb("scores:describe_planted")
@@ -38,7 +38,6 @@ def blame_score(
     clean: Annotated[int, typer.Option(min=0, help="Copies without a fault.")] = 6,
     target: Target = "h200",
     overlays: Overlays = (),
-    copies: Copies = None,
     jobs: Jobs = 0,
 ) -> Result:
     """Is the right module blamed? Faults are planted in copies of Transformer Engine, and every probe is run on each.
@@ -58,7 +57,6 @@ def fp8_faults(
     held_out: Annotated[bool, "Those that were chosen before any check was written."] = False,
     target: Target = "h200",
     overlays: Overlays = (),
-    copies: Copies = None,
     jobs: Jobs = 0,
 ) -> Result:
     """Does the right check see it? Faults are planted in copies of Transformer Engine; the cells of FP8 run on each.

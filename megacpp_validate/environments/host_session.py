@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
-from ..errors import Exit, NothingSelected, exit_for, writing_to
+from ..errors import NothingSelected, writing_to
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen, Result
 from ..process import Processes
@@ -50,19 +50,14 @@ class SessionResult(Result):
     receipts: tuple[Receipt, ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether every selected probe ran and is good."""
-        return bool(self.receipts) and all(receipt.outcome.is_good for receipt in self.receipts)
-
-    @property
     def breaks(self) -> bool:
         """Whether anything ran and is not good; what did not run at all is lost evidence, not a breakage."""
         return any(not r.outcome.is_good and r.outcome is not Outcome.NOT_RUN for r in self.receipts)
 
     @property
-    def exit(self) -> Exit:
-        """Closed by a breakage; not open where a probe did not run."""
-        return exit_for(breaks=self.breaks, lacks=not self.holds)
+    def lacks(self) -> bool:
+        """Whether a selected probe did not run or is not good, or none was selected."""
+        return not self.receipts or not all(receipt.outcome.is_good for receipt in self.receipts)
 
 
 class ParityResult(SessionResult):
@@ -171,12 +166,9 @@ def run_session(
             held.enter_context(own_folder(folder))
         receipts = tuple(ran.receipt for ran in run_here(cells, Room(jobs), processes, progress=progress))
     order = cells[0].order
-    te = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine"
-    versions = f"Python {facts.python}, torch {facts.torch or 'none'}, {te}"
     return SessionResult(
         target=target.id, stack=order.stack, requested=order.requested,
-        requested_because=order.requested_because,
-        interpreter=f"{facts.executable} ({environment.because}): {versions}",
+        requested_because=order.requested_because, interpreter=stack.shown,
         folder="" if stack.problem else str(options.receipts), seed=options.seed,
         seconds=round(time.monotonic() - started, 2), receipts=receipts,
     )  # fmt: skip

@@ -249,7 +249,8 @@ class Stack:
     def shown(self) -> str:
         """Where it comes from and what it has; empty where it could not be made usable."""
         facts, environment = self.facts, self.environment
-        versions = f"Python {facts.python}, torch {facts.torch}"
+        te = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine"
+        versions = f"Python {facts.python}, torch {facts.torch or 'none'}, {te}"
         return f"{environment.shown} ({environment.because}): {versions}" if environment.python else ""
 
     def on(self, target: TargetRow) -> Stack:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import FileInvalid, WrongArguments
-from .receipt import Strict, write_whole
+from .receipt import Strict
 
 SUFFIXES: Final = (".curve", ".curve.xz")  # as written, and as it may be kept
 _SERIES: Final = ("losses", "gradient_norms")
@@ -107,15 +107,6 @@ def _as_json(values: Iterable[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 
-def write_curve(curve: LossCurve, path: Path) -> None:
-    """Write a curve aside and rename it, so that there is a whole one or none.
-
-    Raises:
-        OSError: the place cannot be written.
-    """
-    write_whole(path, curve_text(curve))
-
-
 # --- On the host. ---
 
 
@@ -203,14 +194,6 @@ def read_curves(folder: Path) -> dict[str, dict[str, list[LossCurve | CurveInval
             run = fault
         found.setdefault(cell, {}).setdefault(name.rpartition("-")[0], []).append(run)
     return dict(sorted(found.items()))
-
-
-def loss_curve_schema() -> dict[str, Any]:
-    """The JSON schema of a loss curve."""
-    from pydantic import TypeAdapter
-
-    schema = TypeAdapter(LossCurve).json_schema(mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": CURVE_SCHEMA_ID, **schema}
 
 
 # --- What rounding alone does to the loss of a training step. ---

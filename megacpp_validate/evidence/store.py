@@ -121,10 +121,10 @@ def read_receipts(folder: Path) -> Receipts:
     return Receipts(found, tuple(unreadable))
 
 
-def receipt_schema() -> dict[str, Any]:
-    """The JSON schema of a receipt, as it is published under `docs/schema/`."""
-    schema = _RECEIPT.json_schema(mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
+def json_schema(form: type, schema_id: str) -> dict[str, Any]:
+    """The JSON schema of a receipt or a loss curve, as it is published under `docs/schema/`."""
+    schema = TypeAdapter(form).json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": schema_id, **schema}
 
 
 # --- A broken producer seals its receipts too: outcomes and verdicts are derived again from their numbers. ---

@@ -26,7 +26,7 @@ from ..environments.cell import own_folder
 from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.plan import RunOptions
 from ..environments.venv import find_cpu_python
-from ..errors import Exit, NothingSelected, exit_for
+from ..errors import NothingSelected
 from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, Result
@@ -139,14 +139,9 @@ class AblationResult(Result):
     features: tuple[FeatureAblation, ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether every feature was judged."""
-        return bool(self.features) and all(row.verdict is not Verdict.NOT_JUDGED for row in self.features)
-
-    @property
-    def exit(self) -> Exit:
-        """A tax is an answer, and closes nothing; a feature that could not be judged is missing evidence."""
-        return exit_for(breaks=False, lacks=not self.holds)
+    def lacks(self) -> bool:
+        """Whether a feature could not be judged, or none was selected; a tax is an answer, and closes nothing."""
+        return not self.features or any(row.verdict is Verdict.NOT_JUDGED for row in self.features)
 
 
 # Steps that compile, tune and fill caches, and are no part of a steady pace; of short runs the first quarter.

@@ -13,7 +13,6 @@ from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
 from ..environments.host_session import SessionOptions, SessionResult, run_session
 from ..environments.plan import choose_rows, find_target
-from ..errors import Exit, exit_for
 from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen, Result
 from .loss import LossOutcome, LossVerdict, judge_folder
@@ -61,14 +60,9 @@ class PolicyResult(Result):
     presets: tuple[PresetDecision, ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether policy and presets agree in all of them."""
-        return all(decision.outcome in AGREED for decision in self.presets)
-
-    @property
-    def exit(self) -> Exit:
-        """Closed where policy and presets disagree."""
-        return exit_for(breaks=not self.holds)
+    def breaks(self) -> bool:
+        """Whether policy and presets disagree in any of them."""
+        return any(decision.outcome not in AGREED for decision in self.presets)
 
 
 def decide_policy(matrix: Path | None, presets: Sequence[str] = ()) -> PolicyResult:
@@ -150,15 +144,15 @@ class Fp8Result(SessionResult):
     policy: PolicyResult | None = None
 
     @property
-    def holds(self) -> bool:
-        """Whether every selected cell ran and is good, and so is every verdict on what was trained."""
-        verdicts = all(verdict.outcome is LossOutcome.PASS for verdict in self.loss)
-        return super().holds and verdicts and (self.policy is None or self.policy.holds) and not self.loss_missing
+    def lacks(self) -> bool:
+        """Whether a selected cell is not good, or a verdict on what was trained is missing or not good."""
+        verdicts = any(verdict.outcome is not LossOutcome.PASS for verdict in self.loss)
+        return super().lacks or verdicts or bool(self.loss_missing)
 
     @property
     def breaks(self) -> bool:
         """Whether anything ran and is not good; curves that cannot be compared are lost evidence."""
-        policy = self.policy is not None and not self.policy.holds
+        policy = self.policy is not None and self.policy.breaks
         return super().breaks or policy or any(verdict.outcome is LossOutcome.FAIL for verdict in self.loss)
 
 

@@ -334,7 +334,7 @@ def _compare(
     age = order.at - (read_time(receipt.started) or OLDEST)
     text = f"it is {age.days} days old, and at most {kind.max_age_days} are allowed"
     yield GateRule.AGE, age > timedelta(days=kind.max_age_days), text
-    number, least = _schema(receipt), kind.least_schema
+    number, least = int(receipt.schema_id.rpartition("/")[2]), kind.least_schema
     yield GateRule.SCHEMA, number < least, f"its schema is {number}, and {kind.id} needs what schema {least} records"
     text = f"it requested {receipt.requested}, and {rules.requested} is judged"
     yield GateRule.REQUESTED, receipt.requested != rules.requested, text
@@ -374,10 +374,6 @@ def _compare(
     ):
         text = f"its {rule.value} is {has[:40] or 'not recorded'}, that of the newest receipt {wants[:40] or 'none'}"
         yield rule, wanted == "one" and (not has or has != wants), text
-
-
-def _schema(receipt: Receipt) -> int:
-    return int(receipt.schema_id.rpartition("/")[2])
 
 
 def _find_code(receipt: Receipt, rules: GateRules, order: GateOptions) -> Iterator[Reason]:

@@ -296,8 +296,7 @@ class JitStack:
     @property
     def interpreter(self) -> str:
         """In words."""
-        facts = self.facts
-        return f"{facts.executable} ({self.environment.because}): Python {facts.python}, torch {facts.torch or 'none'}"
+        return Stack("", self.environment, self.facts).shown
 
     def why_not(self, *, at_build: bool) -> str:
         """Why this machine cannot run the target's tasks; empty where it can.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,11 +69,12 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(planting, "host_interpreter", lambda *_: bare)
     monkeypatch.setattr(planting, "read_facts", lambda *_: LAPTOP)
     monkeypatch.setattr(planting, "find_environments", lambda *_: (found,))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of the copies
     (copy_matrix(tmp_path / "matrix") / FILE).write_text(ROWS)
     return runs
 
 
-HERE = ("--target", "cpu", "--matrix", "matrix", "--clean", "1", "--copies", "copies")
+HERE = ("--target", "cpu", "--matrix", "matrix", "--clean", "1")
 
 
 def verdicts(text: str) -> dict[str, str]:

@@ -16,12 +16,12 @@ from megacpp_validate.evidence.loss_curve import (
     CurveInvalid,
     LossCurve,
     curve_text,
-    loss_curve_schema,
     parse_curve,
     read_curve,
     read_curves,
-    write_curve,
 )
+from megacpp_validate.evidence.receipt import write_whole
+from megacpp_validate.evidence.store import json_schema
 
 CURVE = LossCurve("delayed", 3, "a" * 64, 4, (0, 1, 2), (2.5, 2.25, 0.1), (1.0, 0.5, 1e-12))
 TEXT = curve_text(CURVE)
@@ -29,7 +29,7 @@ TEXT = curve_text(CURVE)
 
 def test_a_curve_goes_to_its_file_and_back_compressed_or_not(tmp_path: Path) -> None:
     path = tmp_path / "new" / "cell.delayed-3.curve"
-    write_curve(CURVE, path)
+    write_whole(path, curve_text(CURVE))
     assert read_curve(path) == CURVE
     assert [found.name for found in path.parent.iterdir()] == [path.name]
     packed = path.with_name(f"{path.name}.xz")
@@ -78,7 +78,7 @@ def test_a_pipe_and_nothing_are_no_curves(tmp_path: Path) -> None:
 
 
 def test_the_published_schema_is_fresh_and_allows_no_other_keys() -> None:
-    schema = loss_curve_schema()
+    schema = json_schema(LossCurve, CURVE_SCHEMA_ID)
     assert schema["$id"] == CURVE_SCHEMA_ID
     assert set(schema["properties"]) == set(json.loads(TEXT))
     assert schema["additionalProperties"] is False

@@ -55,7 +55,6 @@ class PlantOptions(planning.RunOptions):
     Attributes:
         faults: ids; empty for all of the release.
         release: of Transformer Engine; empty for the pinned one.
-        copies: folder for the copies; None for one of this user's below the temporary files.
         matrix: folder; the project's own where it is None.
         clean: copies without a fault.
         held_out: faults that no check was written for.
@@ -63,7 +62,6 @@ class PlantOptions(planning.RunOptions):
 
     faults: tuple[str, ...]
     release: str
-    copies: Path | None
     matrix: Path | None = None
     clean: int = 0
     held_out: bool = False
@@ -302,7 +300,7 @@ def _run_copies(
         cells: list[Cell] = []
         for run in runs:
             try:
-                environment = _make_copy(bare, found, release, run, options)
+                environment = _make_copy(bare, found, release, run)
                 cells += _plan_cells(catalog, blank, run, environment, options.limit_s, folder)
             except EditDoesNotFit as stale:
                 troubles[run.name] = Verdict.NOT_PLANTED, str(stale)
@@ -318,7 +316,7 @@ def _run_copies(
 
 
 def _make_copy(
-    bare: InterpreterEnvironment, found: InterpreterEnvironment, release: str, run: CopyRun, options: PlantOptions
+    bare: InterpreterEnvironment, found: InterpreterEnvironment, release: str, run: CopyRun
 ) -> InterpreterEnvironment:
     """An environment with a copy of the release, with the fault or without one; a clean run takes the release itself.
 
@@ -327,7 +325,7 @@ def _make_copy(
         NoEnvironment, OSError: the copy cannot be made or read.
     """
     clean, *behind = found.folders
-    scratch = options.copies or Path(tempfile.gettempdir(), f"megacpp-te-copies-{os.getuid()}")
+    scratch = Path(tempfile.gettempdir(), f"megacpp-te-copies-{os.getuid()}")
     place = clean if run.name == CLEAN else make_faulty(clean, release, run.fault, scratch)
     return put_over(bare, (place, *behind), f"{run.name} of Transformer Engine {release}")
 

@@ -18,7 +18,6 @@ from ...errors import EvidenceMissing, WrongArguments
 from ...evidence.selftest import Mutant, wilson_interval
 from ...evidence.values import Frozen, Result, list_errors
 
-SCORE: Final = "docs/evidence/score.json"
 Suite = Literal["selftest", "blame-score", "fp8-faults", "smoke-faults"]
 
 

@@ -85,10 +85,6 @@ class StackReceipts:
         mine = (one for one in self.receipts if one.target == target and one.cell not in self.unreadable)
         return {one.probe: one for one in sorted(mine, key=is_red)}  # a red one comes last, and counts
 
-    def why_lost(self, probe: str, target: str) -> str:
-        """Why a cell has no receipt."""
-        return self.unreadable.get(cell_id(self.stack, target, probe), "there is no receipt")
-
 
 def compare(before: Receipt | None, after: Receipt | None) -> Change:
     """How a cell changed.
@@ -202,7 +198,9 @@ class _Known:
 
     def explain(self, name: str) -> str:
         """The reason of a cell, or why it has no receipt."""
-        return self.new[name].reason if name in self.new else self.after.why_lost(name, self.target)
+        if name in self.new:
+            return self.new[name].reason
+        return self.after.unreadable.get(cell_id(self.after.stack, self.target, name), "there is no receipt")
 
 
 def find_lost_checks(before: Receipt, after: Receipt) -> tuple[str, ...]:

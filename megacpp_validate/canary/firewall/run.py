@@ -25,7 +25,7 @@ from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.planted import Damage, read_damages
 from ...diagnosis.installs import ImportFailure, explain_reason
 from ...environments.plan import choose_names
-from ...errors import Exit, ToolError, exit_for
+from ...errors import ToolError
 from ...evidence.receipt import Outcome
 from ...evidence.values import Frozen, Result
 from ...process import Ended, Processes, Stopped, run_command
@@ -78,19 +78,14 @@ class FirewallResult(Result):
     cases: tuple[FirewallCase, ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether every case ran and passed."""
-        return bool(self.cases) and all(case.outcome is Outcome.PASS for case in self.cases)
-
-    @property
     def breaks(self) -> bool:
         """Whether a case ran and failed."""
         return any(case.outcome is Outcome.FAIL for case in self.cases)
 
     @property
-    def exit(self) -> Exit:
-        """Closed by a case that fails; a case that was not run is no pass."""
-        return exit_for(breaks=self.breaks, lacks=not self.holds)
+    def lacks(self) -> bool:
+        """Whether a case did not pass, or none ran."""
+        return not self.cases or any(case.outcome is not Outcome.PASS for case in self.cases)
 
 
 class Answer(Frozen):

@@ -33,7 +33,7 @@ _ENDS: Final = {  # answer, and next step
 
 def summarize_firewall(result: FirewallResult) -> str:
     """The answer in one sentence."""
-    if result.holds and result.cases:
+    if not result.lacks:
         return f"The firewall holds in {count(result.cases, 'case')}."
     return f"The firewall in {count(result.cases, 'case')}: {sum_up(map(_diagnose_case, result.cases)) or 'none ran'}."
 
@@ -50,7 +50,7 @@ def describe_firewall(result: FirewallResult) -> Document:
         Details("Every case", cases),
         Paragraph(f"{result.tool}, Python {result.python}, torch {result.torch or 'none'}."),
     )
-    mark = mark_exit(1 if result.breaks else 0 if result.holds else 4, open_="holds", closed="fails")
+    mark = mark_exit(result.exit, open_="holds", closed="fails")
     return Document("Import firewall", summarize_firewall(result), mark, blocks, cases)
 
 

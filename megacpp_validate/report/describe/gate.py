@@ -111,7 +111,7 @@ def describe_policy(result: PolicyResult) -> Document:
     cases = tuple(map(_describe_preset, result.presets))
     answers = join_same((case.name, case.mark.word) for case in cases)
     words = "; ".join(f"{word}: {names}" for names, word in answers) or "No preset was selected"
-    mark = good("agrees") if result.holds else bad("disagrees")
+    mark = bad("disagrees") if result.breaks else good("agrees")
     summary = f"{count(result.rules, 'rule')}. {words}."
     return Document("Low-precision policy", summary, mark, cases, cases)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...jitcache.cache import JitCacheResult
-from ...jitcache.layout import JitCompile
 from ...jitcache.prewarm import PrewarmResult
 from ...jitcache.stack import JitRow, JitVerdict
 from ...jitcache.verify import JitVerifyResult
@@ -32,8 +31,6 @@ _CAUSES: Final[dict[JitVerdict, tuple[str, str]]] = {  # why, and what to do
     ),
     JitVerdict.FAILED: ("", "fix the failure first: its log lies beside the receipt"),
     JitVerdict.NOT_RUN: ("", "run it on a machine of the target"),
-    JitVerdict.WARM: ("", ""),
-    JitVerdict.DONE: ("", ""),
 }
 
 
@@ -86,11 +83,13 @@ def describe_verify(result: JitVerifyResult) -> Document:
 
 
 def _diagnose(row: JitRow, result: JitVerifyResult) -> Diagnostic:
-    cause, step = _CAUSES[row.verdict]
+    cause, step = _CAUSES.get(row.verdict, ("", ""))
     fields: list[tuple[str, Content]] = [("the cache has", row.known)]
     for one in row.compiled:
         looked_for = one.looked_for or f"its key below {result.folder}/{one.library}: the library does not report it"
-        fields += [("compiled", _describe_compile(one)), ("looked for", looked_for)]
+        shape = f" for {one.shape}" if one.shape else ""
+        compiled = f"{one.library}: `{one.kernel}`{shape}, {one.seconds:.1f} s"
+        fields += [("compiled", compiled), ("looked for", looked_for)]
     why = "; ".join(filter(None, (row.reason, cause)))
     step = step.format(target=result.target, task=row.task)
     return Diagnostic(row.task, mark_of(row.verdict), "jit_verify", why, tuple(fields), step, seconds=row.seconds)
@@ -116,8 +115,3 @@ def describe_cache(result: JitCacheResult) -> Document:
     return Document(
         f"JIT cache of {result.architecture}: {result.deed}", "Done: every hash is right.", good("done"), blocks
     )
-
-
-def _describe_compile(one: JitCompile) -> str:
-    shape = f" for {one.shape}" if one.shape else ""
-    return f"{one.library}: `{one.kernel}`{shape}, {one.seconds:.1f} s"

@@ -69,7 +69,7 @@ def describe_ablation(result: AblationResult) -> Document:
     )
     table = Table(("feature", "verdict", *_METRICS.values()), rows)
     cases = tuple(map(_describe_feature, result.features))
-    mark = good("judged") if result.holds else missing("not judged")
+    mark = missing("not judged") if result.lacks else good("judged")
     blocks: tuple[Block, ...] = (table, Paragraph(_METHOD), *cases)
     return Document("What each feature changes", f"{sum_up(cases) or 'No feature was selected'}.", mark, blocks, cases)
 

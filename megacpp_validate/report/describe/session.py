@@ -59,14 +59,13 @@ def describe_session(result: SessionResult) -> Document:
         *(Details(f"{one.probe}: {count(one.checks, 'check')}", (tabulate_checks(one.checks),)) for one in receipts),
         Paragraph(f"{result.interpreter}; {result.seconds:.1f} s. Receipts and logs: `{result.folder or 'not kept'}`."),
     )
-    code = 1 if result.breaks else 0 if result.holds else 4
-    mark = mark_exit(code, open_="holds", closed="fails", otherwise="not run")
+    mark = mark_exit(result.exit, open_="holds", closed="fails", otherwise="not run")
     if not receipts:
         summary = "has no probe to run: nothing is known"
     elif nothing_ran:
         summary = f"did not run: {first_sentence(find_cause(receipts[0])).rstrip('.')}"
     else:
-        summary = f"{'holds' if result.holds else 'does not hold'}: {clean_line(sum_up([*cases, *extra]))}"
+        summary = f"{'does not hold' if result.exit else 'holds'}: {clean_line(sum_up([*cases, *extra]))}"
     title = f"{name} of {result.stack} on {result.target}"
     return Document(title, f"{name} {summary}.", mark, blocks, (*cases, *extra))
 
@@ -90,7 +89,7 @@ def _describe_extra(result: SessionResult, group: str) -> Iterator[Diagnostic]:
     yield from (replace(_describe_verdict(verdict), group=group) for verdict in result.loss)
     if result.loss_missing:
         yield Diagnostic("loss gate", missing("no verdict"), group, f"No verdict on the loss: {result.loss_missing}.")
-    if result.policy is not None and not result.policy.holds:
+    if result.policy is not None and result.policy.breaks:
         message = "The FP8 policy and its presets disagree."
         yield Diagnostic("policy", bad("fail"), group, message, help="run `megacpp-validate fp8-policy`")
 

@@ -260,7 +260,7 @@ def test_modules_that_change_alike_are_one_case_of_the_first() -> None:
 
 
 def test_the_gate_goes_by_the_same_memory() -> None:
-    kinds = read_gate_policy(CATALOG).file.release
+    kinds = read_gate_policy(CATALOG).release
     assert {(kind.memory, kind.memory_floor_mib) for kind in kinds} == {(MEMORY_RATIO, MEMORY_RISE_MIB)}
 
 

@@ -169,7 +169,7 @@ def test_without_a_compiler_the_compiled_cases_are_not_run(run: Run, monkeypatch
     outcomes = {case.case: case.outcome.value for case in result.cases}
     assert outcomes == {"missing-library": "not-run", "import-hangs": "not-run", "absent": "pass"}
     assert "no C compiler" in result.cases[1].problems[0]
-    assert not result.holds
+    assert result.lacks
 
 
 def test_without_torch_the_cases_that_want_it_are_not_run(
@@ -185,7 +185,7 @@ def test_without_torch_the_cases_that_want_it_are_not_run(
         "undefined-symbol": "not-run",
     }
     assert result.torch == "none"
-    assert not result.holds
+    assert result.lacks
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones() -> None:

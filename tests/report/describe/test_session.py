@@ -59,7 +59,7 @@ def test_fp8_holds_only_where_every_verdict_on_the_loss_does(name: str, snapshot
     verdicts, absent, tone = VERDICTS[name]
     result = Fp8Result(**CLEAN.model_dump(exclude={"schema_id"}), loss=verdicts, loss_missing=absent)
     document = describe_session(result)
-    assert (document.mark.tone, result.holds) == (tone, tone is Tone.GOOD)
+    assert (document.mark.tone, result.exit == 0) == (tone, tone is Tone.GOOD)
     assert show_all(document) == snapshot
 
 
