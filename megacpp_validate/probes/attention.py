@@ -198,7 +198,7 @@ def _tensors(bench: Bench, case: Case, dtype: Any) -> tuple[dict[str, Any], Any,
 
 def _length(bench: Bench) -> int:
     if bench.device == "cuda":
-        return 128 if bench.quick else 256
+        return 128 if bench.quick else 1024
     return 24 if bench.quick else 40
 
 

@@ -63,6 +63,27 @@ class Float8Tensor(Wrapped):
         parts = {"_scale_inv": self._scale_inv, "_transpose": None, "_transpose_invalid": True}
         return Float8Tensor(data.shape, _data=data, _fp8_dtype=self._fp8_dtype, **parts)
 
+    def mul_(self, factor: float) -> Any:
+        self._scale_inv = self._scale_inv * factor
+        return self
+
+    def copy_(self, other: Any) -> Any:
+        self._data.copy_(other._data)
+        self.take_scale(other)
+        return self
+
+    def take_scale(self, other: Any) -> None:
+        self._scale_inv = other._scale_inv
+
+    def _set_data(self, other: Any) -> None:
+        self._data = other._data
+        self.take_scale(other)
+
+    data = property(lambda self: self, _set_data)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return _loaded, (self._data, self._fp8_dtype, self._scale_inv)
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
@@ -76,6 +97,11 @@ class Float8Tensor(Wrapped):
         if self._data is None:
             raise NotImplementedError("Casting back from the transpose not implemented yet!")
         return (self._fp8(self._data).float() * self._scale_inv).to(dtype)
+
+
+def _loaded(data: Any, kind: Any, scale: Any) -> Any:
+    parts = {"_scale_inv": scale, "_transpose": None, "_transpose_invalid": True}
+    return Float8Tensor(data.shape, _data=data, _fp8_dtype=kind, **parts)
 
 
 class Float8BlockwiseQTensor(Wrapped):

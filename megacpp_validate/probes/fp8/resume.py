@@ -49,7 +49,7 @@ def probe(bench: Bench) -> None:
             check_others(bench, saved, Path(folder))
     if "delayed" in saved:
         loaded = _load(bench, _new_layers(bench), saved["delayed"]["state"], "delayed")
-        _check_same(bench, "delayed.as-it-is.loaded", saved["delayed"]["values"], _values(bench, loaded))
+        _check_same(bench, "delayed.as-it-is.loaded", saved["delayed"]["values"], _values(bench, loaded, "delayed"))
 
 
 def check_resumed(bench: Bench, enter: Enter, recipe: str) -> dict[str, Any]:
@@ -70,14 +70,16 @@ def check_resumed(bench: Bench, enter: Enter, recipe: str) -> dict[str, Any]:
                 _step(bench, enter, [rows], factor)
         source = _model(layers)
         state = {key: value.clone() if hasattr(value, "clone") else value for key, value in source.state_dict().items()}
-        kept = {"state": state, "values": _values(bench, source)}
+        kept = {"state": state, "values": _values(bench, source, recipe)}
         target = _load(bench, others, state, recipe)
-        _check_same(bench, f"{recipe}.{how}.loaded", kept["values"], _values(bench, target))
+        _check_same(bench, f"{recipe}.{how}.loaded", kept["values"], _values(bench, target, recipe))
         # Both in one scope: where it ends, every layer of the process is brought up to date.
         steps = [_step(bench, enter, pair, factor) for factor in AFTER]
         wanted, seen = ([step[row] for step in steps] for row in (0, 1))
         check_same_bits(bench, f"{recipe}.{how}.step", wanted, seen, *(one.name for one in layers if one.name != WHOLE))
-        _check_same(bench, f"{recipe}.{how}.state", *(_values(bench, one, whole=False) for one in (source, target)))
+        _check_same(
+            bench, f"{recipe}.{how}.state", *(_values(bench, one, recipe, whole=False) for one in (source, target))
+        )
     return kept
 
 
@@ -94,7 +96,7 @@ def check_others(bench: Bench, saved: Mapping[str, Mapping[str, Any]], folder: P
         for recipe, found in torch.load(file, map_location=bench.device, weights_only=True).items():
             if recipe in saved:
                 loaded = _load(bench, _new_layers(bench), found["state"], recipe)
-                _check_same(bench, f"from.{file.stem}.{recipe}", found["values"], _values(bench, loaded))
+                _check_same(bench, f"from.{file.stem}.{recipe}", found["values"], _values(bench, loaded, recipe))
     torch.save({recipe: dict(found) for recipe, found in saved.items()}, mine)
 
 
@@ -128,12 +130,10 @@ def _load(bench: Bench, layers: Sequence[ScopeLayer], state: Mapping[str, Any], 
     return target
 
 
-def _values(bench: Bench, model: Any, *, whole: bool = True) -> dict[str, Any]:
-    """Copies of weights, amax histories and scales by name."""
-    found = {
-        **{name: value.detach().clone() for name, value in model.named_parameters()},
-        **delayed_states(bench, model),
-    }
+def _values(bench: Bench, model: Any, recipe: str, *, whole: bool = True) -> dict[str, Any]:
+    """Copies of weights, and under delayed scaling of amax histories and scales, by name."""
+    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    found = weights | (delayed_states(bench, model) if recipe == "delayed" else {})
     return {name: value for name, value in found.items() if whole or not name.startswith(f"{WHOLE}.")}
 
 

@@ -16,6 +16,7 @@ release does not know may raise; the check records that.
 from __future__ import annotations
 
 import inspect
+import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -129,6 +130,22 @@ class _Casts(TorchDispatchMode):
         return out
 
 
+def _of_another_scale(one: Any) -> Any:
+    """A tensor of the same class; of a recipe that scales by what is cast, its scale is another."""
+    return one.clone().mul_(4.0)
+
+
+def _with_data(target: Any, one: Any) -> Any:
+    target.data = one
+    return target
+
+
+def _saved_and_loaded(one: Any) -> Any:
+    torch.save(one, file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
 # What moves values of a matrix [rows, width] without arithmetic.
 MOVES: Final[dict[str, Callable[[Any], Any]]] = {
     "view": lambda one: one.view(2, one.shape[0] // 2, one.shape[1]),
@@ -139,6 +156,9 @@ MOVES: Final[dict[str, Callable[[Any], Any]]] = {
     "detach": methodcaller("detach"),
     "clone": methodcaller("clone"),
     "clone-of-view": lambda one: one.view(2, one.shape[0] // 2, one.shape[1]).clone(),
+    "copy-into": lambda one: _of_another_scale(one).copy_(one),
+    "data": lambda one: _with_data(_of_another_scale(one), one),
+    "saved": _saved_and_loaded,
 }
 
 

@@ -163,12 +163,22 @@ def other_format(made: Any, _: Any) -> None:
     made._fp8_dtype = SimpleNamespace(name="kFloat8E5M2")
 
 
+def inverted(reduced: Any) -> Any:
+    """As a tensor is saved, with the scale in the place of its inverse."""
+    rebuild, (data, kind, scale) = reduced
+    return rebuild, (data, kind, 1.0 / scale)
+
+
 DISPATCH = "__torch_dispatch__"
 DERIVED: dict[str, Plant] = {
     "view forgets the scale": moving(scaled(torch.ones_like), "view"),
     "operator forgets the scale": moving(scaled(torch.ones_like), DISPATCH),
     "clone rounds the scale": moving(scaled(lambda one: one.bfloat16().float()), "clone"),
     "view in another format": moving(other_format, "view"),
+    "a copy into a tensor, or its data, leaves the scale": putting(te.Float8Tensor, "take_scale", lambda *_: None),
+    "saved with the scale": changing(
+        te.Float8Tensor, "__reduce_ex__", lambda plain: lambda self, _: inverted(plain(self, _))
+    ),
     "view changes its source": moving(lambda made, old: old._scale_inv.mul_(2.0), "view"),
 }
 
