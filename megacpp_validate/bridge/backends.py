@@ -50,11 +50,6 @@ class Choice:
     observed: str
     refusals: tuple[Refusal, ...] = ()
 
-    @property
-    def fell_back(self) -> bool:
-        """Whether another backend than the requested one was taken."""
-        return self.observed != self.requested
-
 
 class NoBackend(BridgeError, RuntimeError):
     """Every candidate refused; the text has all reasons."""
@@ -113,6 +108,6 @@ def forget_choices() -> None:
 
 def _remember(choice: Choice) -> None:
     _record[choice] += 1
-    if choice.fell_back and _record[choice] == 1:
+    if choice.observed != choice.requested and _record[choice] == 1:
         reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
         LOG.warning("%s takes %s instead of %s. %s", choice.module, choice.observed, choice.requested, reasons)

@@ -71,23 +71,16 @@ def rows_alignment() -> Any:
     return get_mk_alignment_for_contiguous_layout
 
 
-class Compiler(NamedTuple):
-    """What compiles the library's kernels when they are first called, and where they are kept.
+def compiler() -> tuple[Literal["nvcc", "nvrtc"], Path]:
+    """What the library reads from the environment when it compiles its first kernel (csrc/jit/compiler.hpp, 0.1.3).
 
-    Attributes:
-        mode: "nvcc" of the CUDA toolkit, or the driver-side "nvrtc".
-        cache: the folder that holds `cache/kernel.NAME.HASH`; it is not locked, and kernels of both modes lie in it.
+    Returns:
+        "nvcc" of the CUDA toolkit, or the driver-side "nvrtc"; and the folder that holds `cache/kernel.NAME.HASH`. The
+        folder is not locked, and holds kernels of both.
     """
-
-    mode: Literal["nvcc", "nvrtc"]
-    cache: Path
-
-
-def compiler() -> Compiler:
-    """What the library reads from the environment when it compiles its first kernel (csrc/jit/compiler.hpp, 0.1.3)."""
     asked = os.environ.get("DG_JIT_USE_NVRTC", "").strip()
     cache = os.environ.get("DG_JIT_CACHE_DIR", "")
-    return Compiler("nvrtc" if asked.strip("0") else "nvcc", Path(cache) if cache else Path.home() / ".deep_gemm")
+    return "nvrtc" if asked.strip("0") else "nvcc", Path(cache) if cache else Path.home() / ".deep_gemm"
 
 
 # --- casts to E4M3 with block scales, in the layouts of DeepGEMM's kernels: Triton on CUDA, plain torch elsewhere ---
@@ -313,7 +306,6 @@ ARCHITECTURES: Final = (9, 10)  # major compute capability; DeepGEMM has no kern
 
 MOST_LAUNCHES: Final = 16  # of one product an expert; a launch takes the host about 20 microseconds
 
-WeightGradient = Literal["fp8", "bf16"]
 WEIGHT_GRADIENT_IN_BF16: Final = Refusal(
     "deep_gemm",
     "weight-gradient-bf16",
@@ -375,7 +367,7 @@ def deep_gemm_grouped(
     return _GroupedFp8.apply(rows, weight, tuple(rows_per_expert), quantized)
 
 
-def choose_weight_gradient(counts: Sequence[int]) -> WeightGradient:
+def choose_weight_gradient(counts: Sequence[int]) -> Literal["fp8", "bf16"]:
     """In what the gradient of the weights is made fastest: FP8 in one launch or in a few, else bf16."""
     tiles = {-(-count // TILE) for count in counts}
     busy = sum(1 for count in counts if count)

@@ -11,9 +11,9 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -114,15 +114,14 @@ def _said(reduced: tuple[Any, bool]) -> str:
 FORWARD_ROWS: Final = 8
 TRAINING_ROWS: Final = 16
 
-Watched = Literal["input", "gradient"]
-COLUMNS: Final[dict[Watched, int]] = {"input": 0, "gradient": 1}
+INPUT, GRADIENT = 0, 1  # columns of the largest values of a layer
 
 
 class NotFinite(BridgeError, ValueError):
     """A NaN or an infinity in what a layer was given in low precision."""
 
 
-class Fp8Guard:
+class Fp8Guard(AbstractContextManager["Fp8Guard"]):
     """Watches the inputs and output gradients of every TE layer with weights in a model.
 
     Args:
@@ -148,9 +147,6 @@ class Fp8Guard:
                 layer.register_forward_pre_hook(partial(self._before, name), with_kwargs=True),
                 layer.register_forward_hook(partial(self._after, name)),
             ]
-
-    def __enter__(self) -> Fp8Guard:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
@@ -184,20 +180,20 @@ class Fp8Guard:
         rows = given[0] if given else next(iter(options.values()))
         recipe = type(state["recipe"]).__name__
         _refuse(name, layer, rows, given[1:], recipe)
-        self._note("input", name, rows)
+        self._note(INPUT, name, rows)
         self._order[name] = None
 
     def _after(self, name: str, layer: Any, given: Any, out: Any) -> None:
         del layer, given
         out = out[0] if isinstance(out, tuple) else out
         if isinstance(out, torch.Tensor) and out.requires_grad and te_state()["enabled"]:
-            out.register_hook(partial(self._note, "gradient", name))
+            out.register_hook(partial(self._note, GRADIENT, name))
 
-    def _note(self, what: Watched, name: str, tensor: Any) -> None:
+    def _note(self, column: int, name: str, tensor: Any) -> None:
         """Keep the larger of what is there and the tensor's largest absolute value; a NaN is larger than all."""
         if not tensor.numel():
             return
-        place = self._largest_on(tensor.device)[self._rows[name], COLUMNS[what]]
+        place = self._largest_on(tensor.device)[self._rows[name], column]
         with torch.no_grad():
             largest = torch.linalg.vector_norm(tensor.detach(), math.inf, dtype=torch.float32)
             torch.maximum(place, largest, out=place)
@@ -210,13 +206,13 @@ class Fp8Guard:
     def _explained(self, step: int, order: tuple[str, ...], seen: list[list[float]], device: Any) -> NotFinite:
         """Forward from the first layer: its input, then its weights; then gradients from the last layer back."""
         for name in order:
-            if not math.isfinite(value := seen[self._rows[name]][COLUMNS["input"]]):
+            if not math.isfinite(value := seen[self._rows[name]][INPUT]):
                 return _not_finite("input", name, step, value, device)
             for part, weight in self._layers[name].named_parameters(recurse=False):
                 if not math.isfinite(value := float(weight.detach().abs().amax())):
                     return _not_finite(part, name, step, value, device)
         for name in reversed(order):
-            if not math.isfinite(value := seen[self._rows[name]][COLUMNS["gradient"]]):
+            if not math.isfinite(value := seen[self._rows[name]][GRADIENT]):
                 return _not_finite("gradient of the output", name, step, value, device)
         name = next(name for name, row in self._rows.items() if not all(map(math.isfinite, seen[row])))
         return _not_finite("input or gradient of the output", name, step, math.nan, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import distributed, nn
@@ -14,7 +14,7 @@ from ..native.mlp import is_gated
 from ..native.norms import check_eps
 from . import imports as te
 from .amax_owner import AmaxGroupMissing
-from .attention import SINGLE, Masks, check_heads
+from .attention import DTYPES, SINGLE, Masks, check_heads
 from .backends import Choice, NoBackend, Refusal, choose
 from .block_weights import BlockShape, check_native_state, to_native, to_te
 from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
@@ -90,8 +90,6 @@ def check_gathered_scales(tp_group: Any) -> None:
 
 # --- block checks -----------------------------------------------------------------------------------------------------
 # What an A-block refuses before it builds or runs a layer.
-
-DTYPES: Final = TE_DTYPES | {torch.float64}
 
 
 def check_options(sizes: Mapping[str, Any], activation: str, dtype: Any, eps: float) -> None:

@@ -132,5 +132,4 @@ def _present_arch() -> str:
     """Arch of the current CUDA device, as "sm_90"; empty where there is none."""
     if not torch.cuda.is_available():
         return ""
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())

@@ -376,10 +376,6 @@ class Vendor:
         """Why `is_enabled_for(preset)` is False; empty where it is True."""
         return self._preset(preset).reason
 
-    def switch_of(self, preset: str) -> str:
-        """The environment variable that turns the library off for one preset."""
-        return f"{self.switch}_{re.sub(r'[^A-Za-z0-9]+', '_', preset).strip('_').upper()}"
-
     def entry(self, load: Callable[[], T]) -> Entry[T]:
         """Make an accessor of a function that imports one entry point and returns it, or gives None without it."""
         return Entry(self, load)
@@ -393,7 +389,7 @@ class Vendor:
     def _preset(self, preset: str) -> Verdict:
         verdict = self._presets.get(preset)
         if verdict is None:
-            off = _read_switch(self.switch_of(preset))
+            off = _read_switch(f"{self.switch}_{re.sub(r'[^A-Za-z0-9]+', '_', preset).strip('_').upper()}")
             verdict = Verdict(False, off) if off else self._verdict or self._decide()
             if self._verdict is not None:
                 self._presets[preset] = verdict

@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from ..native.grouped_gemm import grouped_gemm_loop
 from .bench import DTYPES, Bench
 from .bounds import Roundings, relative_error
 from .emulation import Product, operand_roundings
@@ -70,11 +69,7 @@ class Bank:
         return expert_bank(given["rows"], _weights_of(given), self.counts)
 
     def native(self, given: Tensors) -> Any:
-        """The plain loop in the dtype of the operands."""
-        return grouped_gemm_loop(given["rows"], torch.stack(_weights_of(given)), self.counts)
-
-    def by_linear(self, given: Tensors) -> Any:
-        """The same by linear layers, whose operands each have scales of their own under a recipe."""
+        """The same by linear layers in the dtype of the operands, each of which has its own scales under a recipe."""
         parts = given["rows"].split(self.counts)
         return torch.cat([functional.linear(*pair) for pair in zip(parts, _weights_of(given), strict=True)])
 
@@ -160,6 +155,7 @@ def _trial(layer: Any, bank: Bank, bound: Bound, name: str = "expert_gemm", **mo
         choice=lambda: layer.choice,
         formula=bank.formula,
         roundings=bank.roundings(bound),
+        native=bank.native,
         operands=bank.operands,
         named=named,
         gradient=bank.gradient,
@@ -174,15 +170,14 @@ def _plain(bench: Bench, dtype: str, routing: str) -> None:
     bank = _sample(bench, DTYPES[dtype], routing, strided=routing == "all-busy")
     in_tf32 = bench.wants_te and bench.device == "cuda" and dtype == "fp32"
     bound, name = partial(_summed, dtype, in_tf32), f"expert_gemm.{dtype}.{routing}"
-    try_case(bench, _trial(new_layer(bench, bank), bank, bound, name, native=bank.native))
+    try_case(bench, _trial(new_layer(bench, bank), bank, bound, name))
 
 
 def _low_precision(bench: Bench, recipe: Any, routing: str) -> None:
     """One routing under a recipe; each expert has scales of its own."""
     bank = _sample(bench, torch.bfloat16, routing, times=TIMES_IN_FP8)
-    more = {"native": bank.by_linear, "recipe": recipe}
-    bound = partial(operand_roundings, recipe)
-    tried = try_case(bench, _trial(new_layer(bench, bank), bank, bound, f"expert_gemm.{recipe}.{routing}", **more))
+    bound, name = partial(operand_roundings, recipe), f"expert_gemm.{recipe}.{routing}"
+    tried = try_case(bench, _trial(new_layer(bench, bank), bank, bound, name, recipe=recipe))
     if tried.native is None:
         return  # another backend ran: a failed check says so
     for name in ("forward", "grad.rows"):  # an error far below that of the recipe is no success
@@ -203,12 +198,8 @@ def _odd_width(bench: Bench, recipe: Any) -> None:
 
 def _uses(bench: Bench, recipes: tuple[Any, ...]) -> None:
     """Forward and backward leave nothing behind, and take the weights of this step, in FP8 too."""
-    on_gpu = bench.device == "cuda"
-    inputs, outputs, times = (256, 384, TIMES_ON_GPU) if on_gpu else (32, 48, 1)
-    counts = tuple(count * times for count in ROUTINGS["middle-idle"])
-    weights = bench.randn(EXPERTS, outputs, inputs, dtype=torch.bfloat16)
-    rows = bench.randn(sum(counts), inputs, dtype=torch.bfloat16)
-    bank = Bank(rows, weights, counts, bench.randn(sum(counts), outputs, dtype=torch.bfloat16))
+    bank = _sample(bench, torch.bfloat16, "middle-idle")
+    rows, counts = bank.rows.detach(), bank.counts
     bench.layer_keeps_nothing("bf16", new_layer(bench, bank), rows, counts)
     for recipe in recipes:
         scope, pair = bench.low_precision(recipe), (new_layer(bench, bank), new_layer(bench, bank))

@@ -96,7 +96,7 @@ def test_te_is_told_the_microbatch(te_double: None, monkeypatch: pytest.MonkeyPa
 
 def test_without_te_the_reason_is_recorded() -> None:
     layer, _ = loaded()
-    assert layer.choice.fell_back
+    assert layer.choice.observed != layer.choice.requested
     assert layer.choice.refusals[0].code == "te-unavailable"
     with pytest.raises(NoBackend, match="te:"):
         bank(backends=("te",))

@@ -286,12 +286,12 @@ def _same(bench: Bench, name: str, seen: Any, wanted: Any) -> None:
 
 def _check_compiler(bench: Bench) -> None:
     """What compiled the kernels, and that its cache holds them."""
-    made = bench.bridge("deep_gemm").compiler()
-    bench.compilers.append(Compiler("deep_gemm", made.mode, str(made.cache)))
+    mode, cache = bench.bridge("deep_gemm").compiler()
+    bench.compilers.append(Compiler("deep_gemm", mode, str(cache)))
     if bench.device != "cuda":
         return  # nothing is compiled for a CPU
-    found = sorted({path.name.rpartition(".")[0] for path in made.cache.glob("cache/kernel.*")})
-    bench.check("compiler.cache", bool(found), f"{made.mode} into {made.cache}: {', '.join(found) or 'nothing'}")
+    found = sorted({path.name.rpartition(".")[0] for path in cache.glob("cache/kernel.*")})
+    bench.check("compiler.cache", bool(found), f"{mode} into {cache}: {', '.join(found) or 'nothing'}")
 
 
 PARTS: Final[dict[str, Callable[[Bench], None]]] = {

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..bench import Bench
 from ..bounds import Roundings, low_precision_ran, relative_error
 from ..emulation import DTYPES, Product, Recipe, operand_roundings
+from ..fp8_linear import PRODUCTS
 from ..references import linear
 from ..trial import reference_pass
 from .wrappers import watching_dequantizations
@@ -30,7 +31,6 @@ from .wrappers import watching_dequantizations
 LAYERS: Final = {"fc1": (512, 384), "fc2": (256, 640)}
 ROWS: Final = 208  # a multiple of 16, and none of the widths: so each product of each layer has sizes of its own
 FP8_PRODUCT: Final = "aten::_scaled_mm"  # `_scaled_mm_v2` too
-PRODUCTS: Final[dict[Product, str]] = {"forward": "forward", "dgrad": "grad.input", "wgrad": "grad.weight"}
 OPERANDS: Final = {
     "forward": ("input", "weight, turned"),
     "dgrad": ("gradient", "weight"),
@@ -244,7 +244,11 @@ def _check_gemms(bench: Bench, model: Any, recipe: str, run: Callable[[], Any]) 
     """After compiling: compiled code ran, and as many FP8 products as the recipe has for the converted layers."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         run()
-    names = [event.name for event in record.events() or () if not _is_fp8_product(event.cpu_parent)]
+    names = [
+        event.name
+        for event in record.events() or ()
+        if not getattr(event.cpu_parent, "name", "").startswith(FP8_PRODUCT)
+    ]
     regions = sum(name.startswith("Torch-Compiled Region") for name in names)
     bench.check("compiled.regions", regions > 0, f"{regions} compiled regions were entered")
     found = sum(name.startswith(FP8_PRODUCT) for name in names)
@@ -252,10 +256,6 @@ def _check_gemms(bench: Bench, model: Any, recipe: str, run: Callable[[], Any]) 
     bench.check("compiled.products", found == wanted, f"{found} FP8 products in compiled code, {wanted} wanted")
     classes = {name: type(layer).__name__ for name, layer in _converted(model).items()}
     bench.check("compiled.classes", set(classes.values()) == {"Float8Linear"}, f"{classes}")
-
-
-def _is_fp8_product(event: Any) -> bool:
-    return event is not None and event.name.startswith(FP8_PRODUCT)
 
 
 def _check_scales(bench: Bench, model: Any, run: Callable[[], Any]) -> None:
