@@ -81,5 +81,5 @@ def killed(catalog: Catalog, planted: dict[str, Mutant]) -> str:
 def test_every_mutant_killed_and_blamed_rightly_and_no_alarm_is_open(run: Run, killed: str, clean: str) -> None:
     said = run(Planter(killed + clean), "--verbose")
     assert said.code == OPEN, said
-    assert "Mutants killed: 2 of 2" in said.out
+    assert "caught and named as they must be: 2 of 2" in said.out
     assert "bf16.forward" in said.out
