@@ -217,6 +217,7 @@ def run_smoke(asked: argparse.Namespace, precision: str, root: Path, rehearse: b
     order = {
         "size": asked.size, "steps": asked.steps, "precision": precision, "device": asked.device,
         "target": asked.target, "limit_s": SECONDS, "learning_rate": 1e-3, "rehearse": rehearse,
+        "folder": tempfile.mkdtemp(prefix="jit-run-", dir=asked.caches),
     }  # fmt: skip
     ended = subprocess.run(
         [sys.executable, "-m", "megacpp_validate.training.smoke"], input=json.dumps(order), check=False,

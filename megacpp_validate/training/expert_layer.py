@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from ..bridge.backends import Refusal, choose
 from ..bridge.expert_gemm import ExpertGemm, TeExpertBank
@@ -76,17 +77,17 @@ class ExpertLayer(Layer):
             return Stepped(stream, routing, mixed)
         return Stepped(stream + mixed, routing)
 
-    def load_drawn(self, router: Any, shared: MLP | None, experts: Any) -> None:
+    def load_drawn(self, router: Any, shared: Any, experts: Any) -> None:
         """Take first weights, rounded to the dtypes here.
 
         Args:
             router, shared: modules of a whole layer, in fp32.
             experts: up [2F, hidden], the gate first, and down [hidden, F] of each expert of this rank, one at a time.
         """
-        rest = {"norm.weight": torch.ones_like(self.norm.weight)}
-        for part, module in (("router", router), ("shared", shared)):
-            rest |= {f"{part}.{name}": one.detach() for name, one in (module.named_parameters() if module else ())}
-        take_weights(self.named_weights(), rest)
+        nn.init.ones_(self.norm.weight)
+        for own, drawn in ((self.router, router), (self.shared, shared)):
+            if own is not None:
+                take_weights(dict(own.named_parameters()), dict(drawn.named_parameters()))
         with torch.no_grad():
             for place, both in enumerate(experts):
                 for gemm, weight in zip((self.up, self.down), both, strict=True):
@@ -96,12 +97,7 @@ class ExpertLayer(Layer):
 
     def named_weights(self) -> dict[str, Any]:
         """The weights of everything but the experts: norm, router, and shared experts if any."""
-        parts = {"norm": self.norm, "router": self.router, "shared": self.shared}
-        return {
-            f"{part}.{name}": weight
-            for part, module in parts.items()
-            for name, weight in (() if module is None else module.named_parameters())
-        }
+        return {name: one for name, one in self.named_parameters() if not name.startswith(("up.", "down."))}
 
     def _mix(self, tokens: Any, routing: Any) -> Any:
         """Tokens [T, hidden] through the experts of the router."""

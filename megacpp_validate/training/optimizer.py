@@ -103,9 +103,8 @@ class MasterAdamW:
         self.add_gradients(first=first)
         if self.sums is None:
             return nn.utils.get_total_norm([master.grad for master in self._masters.values()])
-        gradients = self.gradients()
-        self.sums.reduce(gradients)
-        return norms_by(gradients, lambda _: "all", self.sums)["all"]
+        self.sums.reduce(self.gradients())
+        return self.norms_by(lambda _: "all")["all"]
 
     def add_gradients(self, *, first: bool) -> None:
         """Move the gradients of one pass to the copies, and sum them there, in fp32 at least.
@@ -133,12 +132,26 @@ class MasterAdamW:
             torch._foreach_add_(wide, [gradient.to(room.dtype) for room, gradient in zip(wide, narrow, strict=True)])
 
     def norms_by(self, part_of: Callable[[str], str]) -> dict[str, Any]:
-        """Part -> [] the norm of the gradients that were taken for its parameters, before clipping.
+        """Part -> [] the L2 norm of the gradients that were taken for its parameters, before clipping.
+
+        Over several ranks those of the whole model, squares summed in fp64: a collective call.
 
         Args:
-            part_of: which part a parameter belongs to, by its name.
+            part_of: which part a parameter belongs to, by its name; the same parts on all ranks.
         """
-        return norms_by(self.gradients(), part_of, self.sums)
+        gradients, sums = self.gradients(), self.sums
+        norms = torch.stack(torch._foreach_norm(list(gradients.values())))
+        if sums is not None:
+            held = torch.tensor([float(sums.copies.get(name, 1)) for name in gradients], dtype=torch.float64)
+            squares = norms.double().square() / held.to(norms.device, non_blocking=True)
+        else:
+            squares = norms.square()
+        parts = list(dict.fromkeys(map(part_of, gradients)))
+        places = torch.tensor([parts.index(part_of(name)) for name in gradients]).to(norms.device, non_blocking=True)
+        totals = torch.zeros(len(parts), dtype=squares.dtype, device=norms.device).index_add(0, places, squares)
+        if sums is not None:
+            distributed.all_reduce(totals)
+        return dict(zip(parts, totals.sqrt(), strict=True))
 
     def drop_gradients(self) -> None:
         """Forget what was taken: the weights stay as they are."""
@@ -246,26 +259,6 @@ class GradientSums:
         ]
         for wait in waits:
             wait.wait()
-
-
-def norms_by(gradients: Mapping[str, Any], part_of: Callable[[str], str], sums: GradientSums | None) -> dict[str, Any]:
-    """Part -> [] the L2 norm of the gradients of its parameters; with `sums` of the whole model, squares summed in
-    fp64.
-
-    With `sums` a collective call; parts are those of the names, equal on all ranks.
-    """
-    norms = torch.stack(torch._foreach_norm(list(gradients.values())))
-    if sums is not None:
-        held = torch.tensor([float(sums.copies.get(name, 1)) for name in gradients], dtype=torch.float64)
-        squares = norms.double().square() / held.to(norms.device, non_blocking=True)
-    else:
-        squares = norms.square()
-    parts = list(dict.fromkeys(map(part_of, gradients)))
-    places = torch.tensor([parts.index(part_of(name)) for name in gradients]).to(norms.device, non_blocking=True)
-    totals = torch.zeros(len(parts), dtype=squares.dtype, device=norms.device).index_add(0, places, squares)
-    if sums is not None:
-        distributed.all_reduce(totals)
-    return dict(zip(parts, totals.sqrt(), strict=True))
 
 
 def local_part(tensor: Any) -> Any:

@@ -11,7 +11,6 @@ this rank's heads alone: the gradient of such a weight is a part of the whole on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -49,9 +48,8 @@ def build_split_layer(letter: Letter, size: Size, build: Build, whole: Mapping[s
         BridgeError: what the bridge refuses to build.
     """
     spread = build.spread
-    layer = {"A": SplitAttentionLayer, "M": SplitMambaLayer, "R": SplitRecurrentLayer}[letter](
-        size, build, TensorBorder(spread.tensor_group)
-    )
+    kinds: dict[str, Any] = {"A": SplitAttentionLayer, "M": SplitMambaLayer, "R": SplitRecurrentLayer}
+    layer = kinds[letter](size, build)
     rank, ranks = spread.plan.place(spread.rank).tensor, spread.plan.tensor_parallel
     share = cut_weights(letter, size, whole, rank, ranks)
     if letter == "M":
@@ -110,35 +108,27 @@ def _mark(layer: Any, in_parts: list[Any]) -> None:
             setattr(parameter, SHARE_MARK, True)
 
 
-# --- border
+# --- where the stream enters and leaves
 #
 # Collectives under names that torch 2.11 and 2.13 share: those that take a whole tensor were renamed in 2.13.
 
 
-@dataclass(frozen=True, eq=False)
-class TensorBorder:
-    """Where the stream enters and leaves a layer that is split.
+def enter(rows: Any, group: Any) -> Any:
+    """[B, T / tp, hidden] -> [B, T, hidden], on every rank: where the stream enters a layer that is split."""
+    return Collective.apply(rows, _gather_positions, _scatter_positions, group)
 
-    Attributes:
-        group: the tensor group, in the order of the parts.
+
+def leave(parts: Any, group: Any) -> Any:
+    """[B, T, hidden] -> [B, T / tp, hidden], the sum over the group: the inverse of `enter`."""
+    return Collective.apply(parts, _scatter_positions, _gather_positions, group)
+
+
+def sum_inside(parts: Any, group: Any) -> Any:
+    """The sum of tensors of one shape over the group, which every rank goes on with for its own part.
+
+    Each rank's gradient of the sum is a part too: they are summed on the way back.
     """
-
-    group: Any
-
-    def enter(self, rows: Any) -> Any:
-        """[B, T / tp, hidden] -> [B, T, hidden], on every rank."""
-        return Collective.apply(rows, _gather_positions, _scatter_positions, self.group)
-
-    def leave(self, parts: Any) -> Any:
-        """[B, T, hidden] -> [B, T / tp, hidden], the sum over the group: the inverse of `enter`."""
-        return Collective.apply(parts, _scatter_positions, _gather_positions, self.group)
-
-    def sum_inside(self, parts: Any) -> Any:
-        """The sum of tensors of one shape over the group, which every rank goes on with for its own part.
-
-        Each rank's gradient of the sum is a part too: they are summed on the way back.
-        """
-        return Collective.apply(parts, _sum_parts, _sum_parts, self.group)
+    return Collective.apply(parts, _sum_parts, _sum_parts, group)
 
 
 def _gather_positions(rows: Any, group: Any) -> Any:
@@ -167,83 +157,84 @@ def _sum_parts(parts: Any, group: Any) -> Any:
 class SplitNormLinear(NormLinear):
     """The norm, then this rank's rows of the projection, over all positions."""
 
-    def __init__(self, hidden: int, width: int, eps: float, border: TensorBorder, **made: Any) -> None:
+    def __init__(self, hidden: int, width: int, eps: float, group: Any, **made: Any) -> None:
         super().__init__(hidden, width, eps=eps, **made)
-        self.border = border
+        self.group = group
 
     def forward(self, x: Any) -> Any:
         """[B, T / tp, hidden] -> [B, T, this rank's columns]."""
-        return functional.linear(self.border.enter(self.norm(x)), self.weight)
+        return functional.linear(enter(self.norm(x), self.group), self.weight)
 
 
 class SplitNormMLP(NormMLP):
     """The norm, then this rank's columns of the MLP, summed over the group."""
 
-    border: TensorBorder
+    group: Any
 
     def forward(self, x: Any) -> Any:
         """[B, T / tp, hidden] -> the same."""
-        return self.border.leave(MLP.forward(self, self.border.enter(self.norm(x))))
+        return leave(MLP.forward(self, enter(self.norm(x), self.group)), self.group)
 
 
 class SplitOut(nn.Linear):
     """This rank's columns of an out-projection, summed over the group."""
 
-    def __init__(self, width: int, hidden: int, border: TensorBorder, **made: Any) -> None:
+    def __init__(self, width: int, hidden: int, group: Any, **made: Any) -> None:
         super().__init__(width, hidden, bias=False, **made)
-        self.border = border
+        self.group = group
 
     def forward(self, x: Any) -> Any:
         """[B, T, this rank's columns] -> [B, T / tp, hidden]."""
-        return self.border.leave(super().forward(x))
+        return leave(super().forward(x), self.group)
 
 
 class SplitAttentionLayer(AttentionLayer):
     """A: this rank's heads and columns of the A-block, of plain layers or of Transformer Engine's."""
 
-    def __init__(self, size: Size, build: Build, border: TensorBorder) -> None:
+    def __init__(self, size: Size, build: Build) -> None:
         ranks = build.spread.plan.tensor_parallel
         refused = why_not_te(build.features, "native_block", build.device)
         if refused is None and build.dtype not in TE_DTYPES:
             refused = Refusal("te", "dtype", f"Transformer Engine has no layers in {build.dtype}")
         if refused is None:
-            super().__init__(size, build, tp_size=ranks, tp_group=border.group, sequence_parallel=True)
+            super().__init__(size, build, tp_size=ranks, tp_group=build.spread.tensor_group, sequence_parallel=True)
         else:
             Layer.__init__(self)
-            self.block = _split_block(size, border, ranks, build)
+            self.block = _split_block(size, ranks, build)
             self.block.choice = choose("native_block", (("te", lambda: refused), ("native", lambda: None)))
         _mark(self, [one for name, one in self.block.named_parameters() if name.endswith("layer_norm_weight")])
 
 
-def _split_block(size: Size, border: TensorBorder, ranks: int, build: Build) -> Any:
-    """The native block with this rank's widths, whose layers meet the stream at the border."""
+def _split_block(size: Size, ranks: int, build: Build) -> Any:
+    """The native block with this rank's widths, whose layers gather and scatter the stream."""
+    group = build.spread.tensor_group
     made, heads, groups = build.made, size.num_heads // ranks, size.num_gqa_groups // ranks
     block = ABlock(size.hidden, size.ffn_hidden // ranks, heads, size.head_dim, groups, eps=size.eps, device="meta")
-    block.qkv = SplitNormLinear(size.hidden, block.qkv.out_features, size.eps, border, **made)
-    block.out = SplitOut(block.out.in_features, size.hidden, border, **made)
+    block.qkv = SplitNormLinear(size.hidden, block.qkv.out_features, size.eps, group, **made)
+    block.out = SplitOut(block.out.in_features, size.hidden, group, **made)
     block.mlp = SplitNormMLP(size.hidden, size.ffn_hidden // ranks, eps=size.eps, **made)
-    block.mlp.border = border
+    block.mlp.group = group
     return block
 
 
 class SplitRecurrentLayer(RecurrentLayer):
     """R: this rank's heads of the matrix-state block, residual connection in it."""
 
-    def __init__(self, size: Size, build: Build, border: TensorBorder) -> None:
+    def __init__(self, size: Size, build: Build) -> None:
         heads = size.recurrent_heads // build.spread.plan.tensor_parallel
         super().__init__(size, build, heads=heads)
-        block, made = self.block, build.made
-        block.in_projection = SplitNormLinear(size.hidden, sum(block.widths), size.eps, border, **made)
-        block.out_projection = SplitOut(heads * size.recurrent_value_dim, size.hidden, border, **made)
+        block, made, group = self.block, build.made, build.spread.tensor_group
+        block.in_projection = SplitNormLinear(size.hidden, sum(block.widths), size.eps, group, **made)
+        block.out_projection = SplitOut(heads * size.recurrent_value_dim, size.hidden, group, **made)
         _mark(self, [block.in_projection.layer_norm_weight])
 
 
 class SplitMambaLayer(MambaLayer):
     """M: this rank's heads of the Mamba-2 mixer, and the residual connection around it."""
 
-    def __init__(self, size: Size, build: Build, border: TensorBorder) -> None:
+    def __init__(self, size: Size, build: Build) -> None:
         Layer.__init__(self)
-        self.mixer = SplitMambaMixer(size, build, border)
+        self.mixer = SplitMambaMixer(size, build)
         refused = why_not_te(build.features, "mamba_in_projection", build.device) or Refusal(
             "te",
             "tensor-parallel",
@@ -272,7 +263,7 @@ class SplitMambaMixer(Mamba2Mixer):
         out_projection: `SplitOut`.
     """
 
-    def __init__(self, size: Size, build: Build, border: TensorBorder) -> None:
+    def __init__(self, size: Size, build: Build) -> None:
         made, width = build.made, size.hidden // build.spread.plan.tensor_parallel
         super().__init__(
             width,
@@ -284,7 +275,7 @@ class SplitMambaMixer(Mamba2Mixer):
             device="meta",
         )
         self.to_empty(device=build.device)
-        self.border, self.hidden, directions = border, size.hidden, 2 * size.mamba_state
+        self.group, self.hidden, directions = build.spread.tensor_group, size.hidden, 2 * size.mamba_state
         del self.in_projection
 
         def empty(*shape: int) -> Any:
@@ -297,11 +288,11 @@ class SplitMambaMixer(Mamba2Mixer):
         )
         self.conv_weight, self.conv_bias = empty(self.inner, TAPS), empty(self.inner)
         self.directions_conv_weight, self.directions_conv_bias = empty(directions, TAPS), empty(directions)
-        self.out_projection = SplitOut(self.inner, size.hidden, border, **made)
+        self.out_projection = SplitOut(self.inner, size.hidden, self.group, **made)
 
     def project(self, rows: Any) -> tuple[Any, Any, Any]:
         """[B, T / tp, hidden] -> gate, values with directions, and steps, at all positions."""
-        normed = self.border.enter(self.norm(rows))
+        normed = enter(self.norm(rows), self.group)
         gate, values, steps = functional.linear(normed, self.in_share).split([self.inner, self.inner, self.heads], -1)
         values = convolve(values, self.conv_weight, self.conv_bias)
         directions = functional.linear(normed, self.in_directions)
@@ -310,4 +301,4 @@ class SplitMambaMixer(Mamba2Mixer):
 
     def mean_square(self, gated: Any) -> Any:
         """Over the width of all ranks."""
-        return self.border.sum_inside(gated.square().sum(dim=-1, keepdim=True)) / (2 * self.hidden)
+        return sum_inside(gated.square().sum(dim=-1, keepdim=True), self.group) / (2 * self.hidden)

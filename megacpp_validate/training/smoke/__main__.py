@@ -2,16 +2,14 @@
 
     python -m megacpp_validate.training.smoke < ORDER
 
-ORDER has the fields of `order.SmokeOrder`, and besides `limit_s` and `silent_s`, and `folder`, where logs and receipts
-stay; without it they stay in a new one where the run did not end well.
+ORDER has the fields of `order.SmokeOrder`, and besides `folder`, where logs and receipts stay, `limit_s` and
+`silent_s`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from ...bridge.errors import BridgeError
@@ -25,13 +23,9 @@ def main() -> int:
     try:
         given = json.loads(sys.stdin.read())
         limits = {name: float(given.pop(name)) for name in ("limit_s", "silent_s") if name in given}
-        named = str(given.pop("folder", ""))
-        order = SmokeOrder(**given)
-        folder = Path(named or tempfile.mkdtemp(prefix="megacpp-smoke-"))
-        end = run_smoke(order, folder, **limits)  # type: ignore[arg-type]
-        if end.ending == "done" and not named:
-            shutil.rmtree(folder, ignore_errors=True)
-    except (TrainingError, BridgeError, OSError, TypeError, ValueError) as fault:
+        folder = Path(given.pop("folder"))
+        end = run_smoke(SmokeOrder(**given), folder, **limits)  # type: ignore[arg-type]
+    except (TrainingError, BridgeError, OSError, LookupError, TypeError, ValueError) as fault:
         end = RunEnd("refused", (), str(fault), (), 0.0)
     receipts = [receipt for _, receipt in sorted(end.receipts.items())]
     said = {"ending": end.ending, "culprits": list(end.culprits), "words": end.words, "seconds": end.seconds}

@@ -59,7 +59,7 @@ def _fault(name: str, *, everywhere: bool = False, after: bool = False) -> Calla
             if not everywhere and trainer.rank.rank != trainer.plan.world - 1:
                 return
             if after:
-                _wrap(trainer, "step", partial(_run_step, trainer, step, function))
+                _then(trainer, "step", lambda: function(trainer) if trainer.done == step else None)
             else:
                 function(trainer, step)
 
@@ -69,12 +69,15 @@ def _fault(name: str, *, everywhere: bool = False, after: bool = False) -> Calla
     return enter
 
 
-def _run_step(trainer: Any, step: int, then: Callable[[Any], None], real: Callable[[], Any]) -> Any:
-    """A step, and behind the one of this number a fault."""
-    record = real()
-    if trainer.done == step:
-        then(trainer)
-    return record
+def _then(owner: Any, name: str, action: Callable[[], Any]) -> None:
+    """Do something behind each call of a function of an object."""
+
+    def around(real: Callable[..., Any]) -> Any:
+        result = real()
+        action()
+        return result
+
+    _wrap(owner, name, around)
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -350,12 +353,11 @@ def save_old_weights(trainer: Any) -> None:
 def lose_moments(trainer: Any, _: int) -> None:
     """A run that is resumed has its weights again, and Adam's first moments are 0."""
 
-    def forgetful(resume: Any) -> None:
-        resume()
+    def forget() -> None:
         for parts in trainer.optimizer.state_tensors().values():
             parts["exp_avg"].zero_()
 
-    _wrap(trainer, "resume", forgetful)
+    _then(trainer, "resume", forget)
 
 
 def _shift_batches(trainer: Any) -> list[int]:
@@ -370,11 +372,10 @@ def read_from_the_start(trainer: Any, _: int) -> None:
     """A run that is resumed reads the batches from the first one on."""
     shift = _shift_batches(trainer)
 
-    def restarting(resume: Any) -> None:
-        resume()
+    def restart() -> None:
         shift[0] = -trainer.done
 
-    _wrap(trainer, "resume", restarting)
+    _then(trainer, "resume", restart)
 
 
 @_fault("evaluation-moves-data", everywhere=True)
@@ -382,12 +383,10 @@ def move_data_by_evaluation(trainer: Any, step: int) -> None:
     """An evaluation takes its batch out of those of training, which goes on with the one after it."""
     shift = _shift_batches(trainer)
 
-    def moving(validate: Any) -> float:
-        loss = validate()
+    def move() -> None:
         shift[0] += trainer.done == step
-        return float(loss)
 
-    _wrap(trainer, "validate", moving)
+    _then(trainer, "validate", move)
 
 
 @_fault("dies", after=True)

@@ -314,9 +314,7 @@ class SmokeTrainer:
         if found is not None:
             _, rank, module, tensor = found
             where |= {"ranks": [rank], "module": module, "tensor": tensor}
-            words = (
-                f"the first value that is not finite is the {tensor} of {module or 'the model itself'} on rank {rank}"
-            )
+            words = f"the first such value is the {tensor} of {module or 'the model itself'} on rank {rank}"
         return NotFinite(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}: {words}. Likely cause: a layer "
             "that overflowed, a kernel that read memory of others, or a learning rate too high. Next step: run this "

@@ -67,8 +67,9 @@ def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "Expecting value"),
-        ('{"colour": "red"}', "'colour'"),
-        ('{"size": "huge"}', "unknown size"),
+        ('{"steps": 3}', "folder"),
+        ('{"folder": "run", "colour": "red"}', "'colour'"),
+        ('{"folder": "run", "size": "huge"}', "unknown size"),
         ('{"limit_s": "long"}', "float"),
     ],
 )
@@ -97,8 +98,8 @@ def test_the_process_reports_the_end_of_a_run(
         return RunEnd(ending, (1,), "words", rows, 2.5)
 
     monkeypatch.setattr(process, "run_smoke", run)
-    monkeypatch.setattr("sys.stdin", io.StringIO('{"steps": 3, "limit_s": 9}'))
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"steps": 3, "limit_s": 9, "folder": "run"}'))
     assert main() == code
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (answer["ending"], answer["culprits"], answer["ranks"]) == (ending, [1], [{"rank": 0}, {"rank": 1}])
-    assert folders[0].exists() == (ending != "done")  # logs stay where the run did not end well
+    assert folders == [Path("run")]
