@@ -282,10 +282,8 @@ class SplitMambaMixer(Mamba2Mixer):
             return nn.Parameter(torch.empty(*shape, **made))
 
         self.norm = RMSNorm(size.hidden, eps=size.eps, **made)
-        self.in_share, self.in_directions = (
-            empty(2 * self.inner + self.heads, size.hidden),
-            empty(directions, size.hidden),
-        )
+        self.in_share = empty(2 * self.inner + self.heads, size.hidden)
+        self.in_directions = empty(directions, size.hidden)
         self.conv_weight, self.conv_bias = empty(self.inner, TAPS), empty(self.inner)
         self.directions_conv_weight, self.directions_conv_bias = empty(directions, TAPS), empty(directions)
         self.out_projection = SplitOut(self.inner, size.hidden, self.group, **made)

@@ -78,10 +78,11 @@ class Audit:
     def experts_without_gradient(self) -> list[str]:
         """Experts of this rank that no step gave a gradient, as in "layers.1 expert 17"."""
         first = self._spread.experts(self._model.size.num_experts).start
-        lacking = []
-        for layer, seen in sorted(self._moved.items()):
-            lacking += [f"{layer} expert {first + int(place)}" for place in (~seen).nonzero().flatten().tolist()]
-        return lacking
+        return [
+            f"{layer} expert {first + place}"
+            for layer, seen in sorted(self._moved.items())
+            for place in (~seen).nonzero().flatten().tolist()
+        ]
 
     def unmoved(self) -> list[str] | None:
         """What lies here of parameters and has the bits of before the first step; experts as in "layers.1.up expert 3".

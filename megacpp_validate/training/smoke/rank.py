@@ -127,10 +127,8 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
         "forms": asdict(order.read_forms()),
         "features": asdict(order.read_features()),
         "model": {
-            "name": size.name,
             "pattern": size.pattern,
             "parameters": trainer.parameters,
-            "precision": order.precision,
             "size": asdict(size),
         },
         "curve": json.loads(curve_text(trainer.curve())) if isinstance(trainer, GateTrainer) else None,

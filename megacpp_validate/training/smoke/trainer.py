@@ -266,14 +266,12 @@ class SmokeTrainer:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             self.step()
             torch.cuda.synchronize()
-        collectives: list[Interval] = []
-        others: list[Interval] = []
+        spans: dict[bool, list[Interval]] = {True: [], False: []}  # of collectives, and of all else
         for event in seen.events():
             # A region that the host names, such as FSDP2's, spans gaps and the kernels of both kinds.
             if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
-                span = event.time_range.start, event.time_range.end
-                (collectives if "nccl" in event.name.lower() else others).append(span)
-        self.exposed = exposed_seconds(collectives, others)
+                spans["nccl" in event.name.lower()].append((event.time_range.start, event.time_range.end))
+        self.exposed = exposed_seconds(spans[True], spans[False])
 
     def _passes(self, parts: list[Any], *, with_gradients: bool) -> Any:
         """Forward, and backward where it is wanted, of each pass; [2] this rank's share of the losses."""
@@ -324,15 +322,12 @@ class SmokeTrainer:
 
     def _make_scopes(self) -> Scopes | None:
         """Low precision of dense layers and of experts: their amax is shared by those that hold the same of them."""
-        if self.order.recipe is None:
+        order = self.order
+        if order.recipe is None:
             return None
-        made: dict[str, Any] = {
-            "target": self.order.target,
-            "recipe": self.order.recipe,
-            "features": self.order.read_features(),
-        }
+        low = partial(low_precision, target=order.target, recipe=order.recipe, features=order.read_features())
         world = distributed.group.WORLD if self.plan.world > 1 else SINGLE_OWNER
-        dense = partial(low_precision, amax_reduction_group=world, **made)
+        dense = partial(low, amax_reduction_group=world)
         if self.plan.expert_parallel == 1:
             return Scopes(dense)
         same = SINGLE_OWNER if self.spread.same_experts is None else self.spread.same_experts
