@@ -171,6 +171,11 @@ class Catalog(Row):
     targets: tuple[Target, ...]
     mutants: tuple[Mutant, ...]
 
+    @property
+    def fp8_cells(self) -> tuple[ProbeCell, ...]:
+        """Cells of FP8, with those that the canary runs too."""
+        return (*self.fp8, *(row for row in self.compositions if row.id.startswith("fp8_")))
+
 
 _FILES: Final[dict[str, type[Row]]] = {
     "bridge.toml": _BridgeFile, "fp8.toml": _Fp8File, "moe_smoke.toml": _SmokeFile, "stacks.toml": _StackFile,

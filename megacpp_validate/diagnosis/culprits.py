@@ -143,9 +143,9 @@ def name_culprits(
 
 
 def _name_boundary(culprit: Culprit, case: Case, seen: Mapping[str, Receipt], before: str) -> Culprit:
-    """A red composition without a red module gets the cause BOUNDARY; any other culprit stays as it is."""
+    """A red composition without a red module or a component gets the cause BOUNDARY; any other culprit stays."""
     red = [name for name in USES if is_red(seen.get(name))]
-    if red or case.name != case.first.module or culprit.cause not in _OF_MODULES:
+    if red or culprit.component or case.name != case.first.module or culprit.cause not in _OF_MODULES:
         return culprit
     if all(name in seen and seen[name].outcome.is_good for name in USES):
         says = "Each bridge module passes alone: the fault lies in their combination."

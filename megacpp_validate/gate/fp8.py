@@ -163,7 +163,7 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
         matrix: folder of the matrix; the project's own without it.
     """
     target = find_target(catalog, options.target)
-    rows = choose_rows("cell of FP8", catalog.fp8, options.probes or (), "fp8_")
+    rows = choose_rows("cell of FP8", catalog.fp8_cells, options.probes or (), "fp8_")
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, options, rows, progress)
     verdicts, absent = _judge_losses(session, rows)

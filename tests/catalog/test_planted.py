@@ -79,7 +79,7 @@ def test_every_module_has_five_faults_and_every_class_is_there(faults: tuple[TeF
 def test_every_edit_fits_the_real_sources_and_compiles(
     release: str, faults: tuple[TeFault, ...], catalog: Catalog, wheel_of: Callable[[str], Path]
 ) -> None:
-    cells = [cell.id for cell in catalog.fp8]
+    cells = [cell.id for cell in catalog.fp8_cells]
     every: list[PlantedFault] = [*faults, *read_fp8_faults(cells), *read_fp8_faults(cells, held_out=True)]
     with zipfile.ZipFile(wheel_of(release)) as wheel:
         names = set(wheel.namelist())
@@ -105,7 +105,7 @@ def _code(text: str) -> list[str]:
 
 
 def test_every_check_that_is_named_is_one_that_a_cell_makes(catalog: Catalog) -> None:
-    cells = [cell.id for cell in catalog.fp8]
+    cells = [cell.id for cell in catalog.fp8_cells]
     made = read_gate_policy(catalog).choose("release", "h200").evidence
     for fault in (*read_fp8_faults(cells), *read_fp8_faults(cells, held_out=True)):
         for cell in fault.cells:

@@ -45,8 +45,8 @@ def list_orders() -> dict[str, Order]:
                 orders[f"{order.cell}{'.quick' if quick else ''}"] = order
     blank = Order("", "double", TARGETS["double"], "te")
     row: ProbeCell
-    for row in [*catalog.fp8, *catalog.compositions]:
-        if row.code.startswith("fp8.") and row.id not in NOT_HERE:
+    for row in catalog.fp8_cells:
+        if row.id not in NOT_HERE:
             order = replace(blank, probe=row.id, code=row.code, stands_on=tuple(row.stands_on), once=row.once)
             orders[order.cell] = replace(order, settings=dict(row.settings), quick=True)
     blank = Order("", "native", TARGETS["native"], "native")

@@ -82,7 +82,9 @@ def run_planted(
     if suite == "blame-score":
         known = planted.read_te_faults([module.id for module in catalog.modules], options.matrix)
     else:
-        known = planted.read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
+        known = planted.read_fp8_faults(
+            (cell.id for cell in catalog.fp8_cells), options.matrix, held_out=options.held_out
+        )
     faults = choose_faults(known, release, options.faults)
     runs = plan_copies(faults, controls=options.clean, seed=options.seed)
     seen, troubles, where = _run_copies(catalog, target, release, runs, options, progress)
@@ -333,7 +335,7 @@ def _make_copy(
 def _plan_cells(
     catalog: Catalog, blank: Order, run: CopyRun, environment: InterpreterEnvironment, limit_s: float, folder: Path
 ) -> Iterator[Cell]:
-    for row in planning.choose_rows("cell of FP8", catalog.fp8, run.cells) if run.cells else catalog.modules:
+    for row in planning.choose_rows("cell of FP8", catalog.fp8_cells, run.cells) if run.cells else catalog.modules:
         own = replace(
             planning.plan_row(blank, row), seed=run.seed, quick=True,
             turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,

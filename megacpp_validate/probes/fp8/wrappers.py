@@ -131,8 +131,12 @@ class _Casts(TorchDispatchMode):
 
 
 def _of_another_scale(one: Any) -> Any:
-    """A tensor of the same class; of a recipe that scales by what is cast, its scale is another."""
-    return one.clone().mul_(4.0)
+    """A tensor of the same class; of a recipe that scales by what is cast, its scale is another.
+
+    No clone: in TE 2.20.2 a clone shares its scale with its source, which a write to the clone changes (H200,
+    2026-11-28).
+    """
+    return _saved_and_loaded(one).mul_(4.0)
 
 
 def _with_data(target: Any, one: Any) -> Any:
