@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final, Literal
 
-from ..catalog.bridge import Catalog, Fp8Cell, read_catalog
+from ..catalog.bridge import Catalog, ProbeCell, read_catalog
 from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
 from ..environments.host_session import SessionOptions, SessionResult, run_session
@@ -170,7 +170,7 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
     return Fp8Result(**dict(session), loss=verdicts, loss_missing=absent, policy=policy)
 
 
-def _judge_losses(session: SessionResult, rows: Iterable[Fp8Cell]) -> tuple[tuple[LossVerdict, ...], str]:
+def _judge_losses(session: SessionResult, rows: Iterable[ProbeCell]) -> tuple[tuple[LossVerdict, ...], str]:
     """The verdicts on the curves that this session's training left, and which curves are absent."""
     wanted = {row.id: row.settings.get("recipes", "").split() for row in rows if row.code == _TRAINING}
     trained = {receipt.cell: receipt for receipt in session.receipts if receipt.probe in wanted}
