@@ -73,6 +73,7 @@ printf '%s|' "$@"
         ("-s lint tests", "-s|lint|tests|"),
         ("-s images cpu --plan", "-s|images|--|cpu|--plan|"),
         ("-R -s tests -- -k x", "-R|-s|tests|--|-k|x|"),
+        ("-s te_canry 2.17.1", "-s|te_canry|--|2.17.1|"),
         ("-l", "-l|"),
         ("", "|"),
     ],

@@ -198,7 +198,7 @@ def _summary(case: Case, diagnosis: Diagnosis, before: str) -> str:
     part = f" All layers that run {case.part.name} ({case.part.where}) are wrong." if case.part is not None else ""
     old = first.before.outcome if first.before is not None else Outcome.NOT_RUN
     known = {
-        Outcome.NOT_RUN: f" There is no result for it on {before}, so the failure may not be new.",
+        Outcome.NOT_RUN: f" {first.module} has no result on {before}, so the failure may be older.",
         Outcome.BLOCKED: f" Another cell blocked it on {before}.",
     }
     end = "" if what.endswith("…") else "."

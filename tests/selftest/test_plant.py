@@ -51,6 +51,7 @@ GONE: dict[str, Mutant] = {
     "attribute-of-a-value": vendor("fp8_state_manager.gone", Fault.SKIPPED),
     "row": wrapper("attention.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="gone"),
     "not-callable": wrapper("attention.NATIVE_PATH", Fault.ZEROS),
+    "no-factor": wrapper("attention.native_attention", Fault.SCALED, factr=0.5),
 }
 
 
